@@ -1,0 +1,34 @@
+# make demo   install into .venv and run the main job on the embedded Mesos
+# make test   install the test needs and run everything that CI runs
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: demo test lint bench clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.installed-examples
+	$(BIN)/dike run examples/digits_cnn.py
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.installed-bench
+	$(BIN)/python -m benchmarks
+
+# One stamp for each extra: an install runs again only when the metadata changes.
+$(VENV)/.installed-%: setup.cfg pyproject.toml compat/http_parser/setup.cfg
+	@echo "installing Dike and its '$*' needs into $(VENV)"
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet ./compat/http_parser
+	$(PIP) install --quiet --editable ".[$*]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info dike-runs .mypy_cache .pytest_cache .ruff_cache

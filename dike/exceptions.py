@@ -1,0 +1,29 @@
+"""What Dike raises on purpose. Each message is one sentence: what is wrong, where, and what to do."""
+
+from __future__ import annotations
+
+
+class DikeError(Exception):
+    """Base of all errors a user can meet; `exit_code` is what the `dike` command ends with."""
+
+    exit_code = 1
+
+
+class BadInputError(DikeError):
+    """The user's input cannot be used; nothing has been started."""
+
+    exit_code = 2
+
+
+class InfeasibleError(BadInputError):
+    """No assignment fits the cluster, however long one waits; the message says which resource is short."""
+
+
+class JobFailedError(DikeError):
+    """A running job could not be completed; the message names the task, the agent and the reason."""
+
+
+class InterruptedByUserError(DikeError):
+    """The user pressed Ctrl-C; everything the run had started has been ended."""
+
+    exit_code = 130

@@ -1,0 +1,66 @@
+"""Acts on TensorFlow the moment a script imports it, and not before.
+
+TensorFlow reads some settings (`TF_USE_LEGACY_KERAS`) when it is imported, and scripts set them on their first lines;
+so Dike must not import it ahead of the script.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+
+Action = Callable[[ModuleType], None]
+
+
+def after_import(name: str, action: Action) -> None:
+    """Calls `action(module)` as soon as the module `name` has been imported; at once if it already is."""
+    module = sys.modules.get(name)
+    if module is not None and not _is_loading(module):
+        action(module)
+    else:
+        sys.meta_path.insert(0, _Finder(name, action))
+
+
+def _is_loading(module: ModuleType) -> bool:
+    spec = getattr(module, "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds one module the ordinary way and hands it out with a loader that calls the action afterwards."""
+
+    def __init__(self, name: str, action: Action) -> None:
+        self._name = name
+        self._action = action
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self._action)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    def __init__(self, loader: importlib.abc.Loader, action: Action) -> None:
+        self._loader = loader
+        self._action = action
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        # The module keeps its own loader: resources and pickling look it up.
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        self._action(module)

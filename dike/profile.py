@@ -1,0 +1,157 @@
+"""The model's numbers: what the planner knows of a training script (paper 'Dike', section 3.1).
+
+A plain dataclass file: it imports neither TensorFlow nor any other part of Dike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from dike.exceptions import BadInputError
+
+
+class Api(enum.StrEnum):
+    """How the script trains, and so which processes a job of it needs."""
+
+    GRAPH = "graph"
+    """TensorFlow 1 sessions: every worker runs the script; worker 0 is the chief."""
+    KERAS = "keras"
+    """Keras 3 `fit`: the chief runs the script and hands steps to the workers, which are plain servers."""
+    TF_KERAS = "tf_keras"
+    """tf_keras `fit` (`TF_USE_LEGACY_KERAS=1`): as KERAS, by tf_keras' own coordinator."""
+    COORDINATOR = "coordinator"
+    """The script's own `ClusterCoordinator` loop: as KERAS, by the script."""
+
+    @property
+    def has_separate_chief(self) -> bool:
+        """Whether the chief is a task of its own that computes no steps."""
+        return self is not Api.GRAPH
+
+
+@dataclass(frozen=True)
+class VariableSpec:
+    """One variable that lives on a parameter server.
+
+    Attributes:
+        name: the variable's name, unique in the model, without the `:0`.
+        shape: dimensions.
+        dtype: TensorFlow's name of the type, such as `float32`.
+        size_bytes: memory of the variable itself, without optimizer slots.
+        trainable: whether gradients are computed for it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    size_bytes: int
+    trainable: bool = True
+
+
+@dataclass(frozen=True)
+class ModelProfile:
+    """What the planner needs to know of a model and its training script.
+
+    Attributes:
+        name: what the profile was read from: a script's file name or `keras:NAME`.
+        api: how the script trains.
+        parameters: trainable parameters, a count.
+        parameter_bytes: memory of the trainable parameters.
+        variables: every variable that has to live on a parameter server, trainable or not, largest first.
+        flops_forward_per_sample: FLOPs of one forward pass for one sample; a multiply-add counts as two.
+        flops_step_per_sample: FLOPs of one training step (forward, backward, update) divided by the batch size.
+        longest_path_flops: largest sum of forward FLOPs per sample along one path of the graph.
+        batch_size: samples per step of one worker.
+        sample_bytes: size of one input sample as it is fed to the model; 0 where it is not known.
+        layers: layer (or op) type -> count.
+        optimizer: name of the optimizer; empty where there is none.
+        optimizer_slots: variables the optimizer keeps per trainable parameter (SGD 0, momentum 1, Adam 2).
+        dtype: type most of the parameters have.
+        synchronous: whether the script aggregates the workers' gradients before each update.
+        uncounted_ops: types of ops in the graph whose FLOPs are not known -> count.
+    """
+
+    name: str
+    api: Api
+    parameters: int
+    parameter_bytes: int
+    variables: tuple[VariableSpec, ...]
+    flops_forward_per_sample: float
+    flops_step_per_sample: float
+    longest_path_flops: float
+    batch_size: int
+    sample_bytes: int = 0
+    layers: dict[str, int] = field(default_factory=dict)
+    optimizer: str = ""
+    optimizer_slots: int = 0
+    dtype: str = "float32"
+    synchronous: bool = False
+    uncounted_ops: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def longest_path_share(self) -> float:
+        """Longest path's share of the forward FLOPs, 0 to 1: what cannot be computed in parallel."""
+        return self.longest_path_flops / self.flops_forward_per_sample if self.flops_forward_per_sample else 1.0
+
+    @property
+    def variable_bytes(self) -> int:
+        """Memory of all variables, trainable or not, without optimizer slots."""
+        return sum(variable.size_bytes for variable in self.variables)
+
+    def with_batch_size(self, batch_size: int) -> ModelProfile:
+        """The same model with another batch; FLOPs are per sample, so nothing else changes."""
+        return dataclasses.replace(self, batch_size=batch_size)
+
+    def to_json(self) -> dict[str, Any]:
+        """The profile as JSON values; `from_json` reads it back."""
+        return {**dataclasses.asdict(self), "longest_path_share": self.longest_path_share}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> ModelProfile:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            BadInputError: if a key is missing or unknown, or a value has the wrong type.
+        """
+        try:
+            values = {key: value for key, value in data.items() if key != "longest_path_share"}
+            values["api"] = Api(values["api"])
+            values["variables"] = tuple(
+                VariableSpec(**{**variable, "shape": tuple(variable["shape"])}) for variable in values["variables"]
+            )
+            profile = cls(**values)
+            for name in ("parameters", "parameter_bytes", "batch_size"):
+                if not isinstance(getattr(profile, name), int) or getattr(profile, name) <= 0:
+                    raise ValueError(f"'{name}' must be a whole number above 0")
+            for name in ("flops_forward_per_sample", "flops_step_per_sample", "longest_path_flops"):
+                if not isinstance(getattr(profile, name), int | float) or getattr(profile, name) < 0:
+                    raise ValueError(f"'{name}' must be a number of at least 0")
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise BadInputError(f"This is not a model profile of Dike: {_reason(error)}.") from error
+        return profile
+
+    @classmethod
+    def loads(cls, text: str) -> ModelProfile:
+        """Reads a profile from JSON text.
+
+        Raises:
+            BadInputError: if the text is not the JSON of a profile.
+        """
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise BadInputError(f"A saved model profile must be JSON: {error}.") from error
+        return cls.from_json(data)
+
+    def dumps(self) -> str:
+        """The profile as JSON text."""
+        return json.dumps(self.to_json(), indent=2)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"key {error} is missing"
+    return str(error).replace("ModelProfile.__init__() ", "").replace("VariableSpec.__init__() ", "")

@@ -1,0 +1,34 @@
+"""The `dike` command: one module for each subcommand, one place where errors become exit codes."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from dike.exceptions import DikeError
+from framework.cli import mesos, plan, profile, run
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="dike",
+    help="Plans and runs deep-learning work on an Apache Mesos cluster.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+app.command("run", context_settings=run.CONTEXT_SETTINGS)(run.run)
+app.command("plan")(plan.plan)
+app.command("profile")(profile.profile)
+app.add_typer(mesos.app, name="mesos")
+
+
+def main() -> None:
+    """Entry point of the `dike` console script. Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted."""
+    try:
+        app()
+    except DikeError as error:
+        print(f"dike: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
