@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import json
 import os
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,6 +42,7 @@ class TaskSpec:
         checkpoint_dir: where checkpoints go; any path `tf.io.gfile` understands, the same in all processes.
         checkpoint_interval_s: seconds between periodic checkpoints.
         attempt: how many times the job was started before this.
+        fingerprint: `dike.checkpoints.fingerprint` of the model that was planned; empty to check nothing.
         report_fd: file descriptor to which `dike.reporting` writes JSON lines; None to report nothing.
     """
 
@@ -53,6 +55,7 @@ class TaskSpec:
     checkpoint_dir: str = ""
     checkpoint_interval_s: float = 60.0
     attempt: int = 0
+    fingerprint: str = ""
     report_fd: int | None = None
 
     @property
@@ -63,9 +66,7 @@ class TaskSpec:
     @property
     def is_chief(self) -> bool:
         """Whether this process initialises variables and writes checkpoints."""
-        return self.role is Role.CHIEF or (
-            self.api is Api.GRAPH and self.role is Role.WORKER and self.index == 0
-        )
+        return self.role is Role.CHIEF or (self.api is Api.GRAPH and self.role is Role.WORKER and self.index == 0)
 
     @property
     def worker_count(self) -> int:
@@ -74,6 +75,11 @@ class TaskSpec:
     @property
     def ps_count(self) -> int:
         return len(self.cluster.get(Role.PS, ()))
+
+    def ps_of(self, name: str) -> int:
+        """Index of the ps that holds the variable `name`: the planned one, or one that depends on the name alone."""
+        planned = self.variables.get(name)
+        return zlib.crc32(name.encode()) % self.ps_count if planned is None else planned
 
     @property
     def tf_config(self) -> dict[str, Any]:

@@ -1,0 +1,134 @@
+"""Reads the profile of a compiled Keras or tf_keras model and one batch of its training data."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dike.graph_flops import Cost, FlopsReader
+from dike.keras_variables import named_variables
+from dike.model_profile import Findings
+from dike.profile import Api, ModelProfile
+
+# A step costs about three forward passes where it cannot be traced (2 to 3 in practice; the gradient costs twice).
+_STEP_PER_FORWARD = 3.0
+
+
+def keras_profile(name: str, api: Api, model: Any, batch: Any, batch_size: int | None = None) -> ModelProfile:
+    """The profile of a built and compiled model.
+
+    Args:
+        name: what the profile is called.
+        api: `KERAS` or `TF_KERAS`.
+        model: the model.
+        batch: one batch of training data as `train_step` takes it: x, (x, y) or (x, y, sample_weight), of tensors
+            or tensor specs.
+        batch_size: plans for batches of this size in place of the batch's own.
+
+    Raises:
+        BadInputError: if the model has no trainable parameters.
+    """
+    own_size = _first_dim(batch)
+    size = batch_size or own_size
+    specs = _specs(batch, own_size, size)
+    inputs = specs[0] if isinstance(specs, tuple | list) else specs
+    reader = FlopsReader(size)
+    step_graph = _trace(lambda data: model.train_step(data), specs)
+    step_flops = reader.cost(step_graph.get_operations()).total
+    uncounted = reader.uncounted
+    if _has_forward_pass(model):
+        reader = FlopsReader(size)
+        forward = reader.cost(_trace(lambda data: model(data, training=False), inputs).get_operations())
+        uncounted = uncounted | reader.uncounted
+    else:
+        # A model that is only a `train_step`, such as a GAN of two models.
+        forward = Cost(step_flops, reader.cost(step_graph.get_operations()).longest).times(1 / _STEP_PER_FORWARD)
+    variables = named_variables(model)
+    trainable = list(model.trainable_variables)
+    return Findings(
+        name=name,
+        api=api,
+        batch_size=size,
+        forward=forward,
+        step_flops=step_flops,
+        variables=variables,
+        trainable=trainable,
+        layers=_layers(model),
+        uncounted=uncounted,
+        sample_bytes=_sample_bytes(inputs, size),
+        optimizer=getattr(model.optimizer, "name", "") or "",
+        optimizer_slots=slots_per_parameter(model.optimizer, trainable),
+    ).profile()
+
+
+def slots_per_parameter(optimizer: Any, trainable: Sequence[Any]) -> int:
+    """Variables that a built Keras optimizer keeps for each trainable parameter, rounded up; 0 without optimizer."""
+    if optimizer is None:
+        return 0
+    variables = optimizer.variables
+    kept = sum(_size(variable) for variable in (variables() if callable(variables) else variables))
+    parameters = sum(_size(variable) for variable in trainable)
+    # Step counter and learning rate are kept once for all.
+    return max(round((kept - 2) / parameters), 0) if parameters else 0
+
+
+def _size(variable: Any) -> int:
+    size = 1
+    for dim in variable.shape:
+        size *= dim or 1
+    return size
+
+
+def _trace(function: Callable[[Any], Any], specs: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.function(function, autograph=False).get_concrete_function(specs).graph
+
+
+def _has_forward_pass(model: Any) -> bool:
+    keras_model = next(base for base in type(model).__mro__ if base.__name__ == "Model")
+    return type(model).call is not keras_model.call or bool(getattr(model, "_functional", None))
+
+
+def _specs(batch: Any, own_size: int, size: int) -> Any:
+    """Tensor specs of a batch of `size` samples."""
+    import tensorflow as tf
+
+    def spec(tensor: Any) -> Any:
+        dims = tf.TensorShape(tensor.shape).as_list()
+        if dims and dims[0] in (own_size, None):
+            dims[0] = size
+        return tf.TensorSpec(dims, tensor.dtype)
+
+    return tf.nest.map_structure(spec, batch)
+
+
+def _first_dim(batch: Any) -> int:
+    import tensorflow as tf
+
+    for tensor in tf.nest.flatten(batch):
+        shape = tf.TensorShape(tensor.shape)
+        if shape.rank and shape[0]:
+            return int(shape[0])
+    return 1
+
+
+def _sample_bytes(inputs: Any, size: int) -> int:
+    import tensorflow as tf
+
+    return sum(spec.shape.num_elements() * spec.dtype.size for spec in tf.nest.flatten(inputs)) // size
+
+
+def _layers(model: Any) -> Counter[str]:
+    """Layer classes of the model, nested models opened."""
+    layers: Counter[str] = Counter()
+    for layer in model._flatten_layers(include_self=False, recursive=True):
+        kind = type(layer).__name__
+        if kind != "InputLayer" and not getattr(layer, "layers", None) and not _is_metric(layer):
+            layers[kind] += 1
+    return layers
+
+
+def _is_metric(layer: Any) -> bool:
+    return hasattr(layer, "update_state") and hasattr(layer, "result")

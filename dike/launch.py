@@ -1,0 +1,62 @@
+"""Starts the process of a training job that `DIKE_TASK` describes: `python -P -m dike.launch SCRIPT [ARGS...]`.
+
+Exit code: the script's own; 2 for input Dike cannot use; 143 after SIGTERM.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import threading
+from collections.abc import Sequence
+
+from dike import task as tasks
+from dike.exceptions import DikeError
+from dike.reporting import reporter
+from dike.roles import process, script, server
+
+_TEARDOWN_TIMEOUT_S = 10.0
+
+
+def main(argv: Sequence[str]) -> int:
+    """Plays the role of the task in the environment; returns the process' exit code."""
+    task = tasks.current()
+    if task is None:
+        print(f"dike: {tasks.VARIABLE} is not set; start jobs with 'dike run'.", file=sys.stderr)
+        return 2
+    if not argv:
+        print("dike: The script is missing; start jobs with 'dike run SCRIPT'.", file=sys.stderr)
+        return 2
+    process.die_with_parent()
+    os.environ["TF_CONFIG"] = json.dumps(task.tf_config)
+    # Without it a call to a server that is still starting fails instead of waiting.
+    os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    try:
+        if server.is_server(task):
+            server.serve(task)
+        return script.run(task, argv)
+    except DikeError as error:
+        print(f"dike: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _leave(code: int) -> None:
+    """Ends the process at once: TensorFlow's own teardown takes a second, and a gRPC server may never end."""
+    deadline = threading.Timer(_TEARDOWN_TIMEOUT_S, os._exit, [code])
+    deadline.daemon = True
+    deadline.start()
+    atexit._run_exitfuncs()  # the script's own
+    reporter().close()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            continue  # nobody reads it any more
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    _leave(main(sys.argv[1:]))

@@ -1,0 +1,148 @@
+"""Makes every spelling of a TensorFlow import work under the name `dike`.
+
+Attributes come from TensorFlow by PEP 562. Submodules (`import dike.keras`, `from dike.compat.v1 import train`) come
+from a finder that hands the import machinery a stand-in: given TensorFlow's own module, the machinery would rewrite
+that module's name and spec.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+from dike.interception import after_import
+
+_PACKAGE = "dike"
+_TENSORFLOW = "tensorflow"
+# Tools ask any module for names such as `__wrapped__`; that must not import TensorFlow.
+_TENSORFLOW_DUNDERS = frozenset(
+    {
+        "__version__",
+        "__git_version__",
+        "__compiler_version__",
+        "__cxx11_abi_flag__",
+        "__cxx_version__",
+        "__monolithic_build__",
+    }
+)
+
+
+def install() -> None:
+    """Makes `dike` an alias of TensorFlow for the import machinery; called once, when `dike` is imported."""
+    sys.modules[_PACKAGE].__class__ = _Package
+    sys.meta_path.insert(0, _Finder())
+    if os.environ.get("DIKE_MASTER") and not os.environ.get("DIKE_TASK"):
+        after_import(_TENSORFLOW, _hand_over_to_cluster)
+
+
+def attribute(name: str) -> Any:
+    """What `dike.NAME` is: our own module of that name, else TensorFlow's attribute.
+
+    Raises:
+        AttributeError: if TensorFlow has no such name either.
+    """
+    if name == "__all__":
+        return [public for public in names() if not public.startswith("_")]
+    if name.startswith("__") and name not in _TENSORFLOW_DUNDERS:
+        raise AttributeError(f"module '{_PACKAGE}' has no attribute '{name}'")
+    if _is_own_module(name):
+        return importlib.import_module(f"{_PACKAGE}.{name}")
+    try:
+        return getattr(importlib.import_module(_TENSORFLOW), name)
+    except AttributeError:
+        raise AttributeError(f"module '{_PACKAGE}' has no attribute '{name}', nor has {_TENSORFLOW}") from None
+
+
+def names() -> list[str]:
+    """TensorFlow's names, as `dir(tensorflow)` gives them."""
+    return dir(importlib.import_module(_TENSORFLOW))
+
+
+def _is_own_module(name: str) -> bool:
+    search = list(sys.modules[_PACKAGE].__path__)
+    return importlib.machinery.PathFinder.find_spec(f"{_PACKAGE}.{name}", search) is not None
+
+
+def _hand_over_to_cluster(_: ModuleType) -> None:
+    from dike import capture_client
+
+    capture_client.install()
+
+
+class _Package(ModuleType):
+    """`dike` itself: keeps stand-ins out of its attributes, so that `dike.keras` is TensorFlow's own module."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not isinstance(value, _StandIn):
+            super().__setattr__(name, value)
+
+
+class _StandIn(ModuleType):
+    """What `sys.modules` holds for `dike.X`: shows the attributes of TensorFlow's X."""
+
+    def __init__(self, name: str, real: ModuleType) -> None:
+        super().__init__(name, real.__doc__)
+        self.__dict__["_real"] = real
+
+    def __getattr__(self, name: str) -> Any:
+        real = self.__dict__["_real"]
+        if name == "__all__" and not hasattr(real, "__all__"):
+            return [public for public in dir(real) if not public.startswith("_")]
+        return getattr(real, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("__") and name.endswith("__"):
+            super().__setattr__(name, value)
+        elif not isinstance(value, _StandIn):
+            setattr(self.__dict__["_real"], name, value)
+
+    def __dir__(self) -> list[str]:
+        return dir(self.__dict__["_real"])
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds `dike.X` where X is a module of TensorFlow and none of our own."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        package, _, rest = fullname.partition(".")
+        if package != _PACKAGE or not rest or _belongs_to_dike(rest):
+            return None
+        real = _tensorflow_module(rest)
+        if real is None:
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self, loader_state=real, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        return _StandIn(spec.name, spec.loader_state)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Does nothing: TensorFlow's module is loaded already."""
+
+
+def _belongs_to_dike(rest: str) -> bool:
+    return _is_own_module(rest.partition(".")[0])
+
+
+def _tensorflow_module(rest: str) -> ModuleType | None:
+    """TensorFlow's module of that dotted name, reached as attribute (`compat.v1`) or by import (`python.ops`)."""
+    found: Any = importlib.import_module(_TENSORFLOW)
+    for part in rest.split("."):
+        found = getattr(found, part, None)
+    if isinstance(found, ModuleType):
+        return found
+    full_name = f"{_TENSORFLOW}.{rest}"
+    try:
+        return importlib.import_module(full_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (full_name + ".").startswith(error.name + "."):
+            return None
+        raise

@@ -1,0 +1,120 @@
+"""What a process of a job tells its executor: one JSON object a line, written to a file descriptor.
+
+Lines are `{"type": "started"}`, `{"type": "placement", "variables": {name: device}}`,
+`{"type": "progress", "step": n, "loss": x, ...}` and `{"type": "checkpoint", "path": p, "step": n}`.
+A number that JSON cannot hold is written as text: `"nan"`, `"inf"`, `"-inf"`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+PROGRESS_INTERVAL_S = 0.5
+"""Progress is written at most this often; the last one is always written."""
+
+_QUEUE_LENGTH = 256
+_FLUSH_TIMEOUT_S = 1.0
+
+
+class Reporter:
+    """Writes lines in a thread of its own, so that a slow or absent reader never holds up training.
+
+    Args:
+        fd: where to write; None reports nothing.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, fd: int | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._fd = fd
+        self._clock = clock
+        self._lines: queue.Queue[bytes | None] = queue.Queue(_QUEUE_LENGTH)
+        self._thread: threading.Thread | None = None
+        self._last_progress_s = -math.inf
+        self._pending: dict[str, Any] | None = None
+
+    def started(self) -> None:
+        """The user's script is about to train, or the server serves."""
+        self._send({"type": "started"})
+
+    def placement(self, variables: Mapping[str, str]) -> None:
+        """Which device each variable really is on."""
+        self._send({"type": "placement", "variables": dict(variables)})
+
+    def checkpoint(self, path: str, step: int) -> None:
+        """A checkpoint was written."""
+        self._send({"type": "checkpoint", "path": path, "step": step})
+
+    def progress(self, step: int, **numbers: float | None) -> None:
+        """Where training is; kept back when the last report is younger than `PROGRESS_INTERVAL_S`.
+
+        Args:
+            step: training steps done, counted over all workers and restarts.
+            numbers: what else is known, such as `loss` and `samples_per_s`; None is left out.
+        """
+        known = {name: float(number) for name, number in numbers.items() if number is not None}
+        self._pending = {"type": "progress", "step": int(step), **known}
+        now_s = self._clock()
+        if now_s - self._last_progress_s >= PROGRESS_INTERVAL_S:
+            self._last_progress_s = now_s
+            self._flush_progress()
+
+    def close(self) -> None:
+        """Writes what was kept back and waits a moment until it is out."""
+        self._flush_progress()
+        if self._thread is not None and self._thread.is_alive():
+            try:
+                self._lines.put(None, timeout=_FLUSH_TIMEOUT_S)
+            except queue.Full:
+                return  # nobody reads: the lines are lost on purpose
+            self._thread.join(_FLUSH_TIMEOUT_S)
+
+    def _flush_progress(self) -> None:
+        if self._pending is not None:
+            self._send(self._pending)
+            self._pending = None
+
+    def _send(self, message: dict[str, Any]) -> None:
+        if self._fd is None:
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write_lines, name="dike-reports", daemon=True)
+            self._thread.start()
+        line = json.dumps({key: _jsonable(value) for key, value in message.items()}) + "\n"
+        try:
+            self._lines.put_nowait(line.encode())
+        except queue.Full:
+            return  # nobody reads: training is worth more than its report
+
+    def _write_lines(self) -> None:
+        assert self._fd is not None
+        while (line := self._lines.get()) is not None:
+            try:
+                while line:
+                    line = line[os.write(self._fd, line) :]
+            except OSError:
+                return  # the reader is gone (EPIPE): training goes on unseen
+
+
+def _jsonable(value: Any) -> Any:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+_reporter: Reporter | None = None
+
+
+def reporter() -> Reporter:
+    """The reporter of this process, which the environment's task names."""
+    from dike import task
+
+    global _reporter
+    if _reporter is None:
+        spec = task.current()
+        _reporter = Reporter(spec.report_fd if spec is not None else None)
+    return _reporter

@@ -1,0 +1,235 @@
+"""Plain `Session` loops: the chief initialises, restores and saves; the other workers wait until it has."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.client import session as sessions
+
+from dike import checkpoints
+from dike.exceptions import JobFailedError
+from dike.reporting import reporter
+from dike.roles.graph import cluster, initialisers, training
+from dike.roles.graph.placement import actual_devices
+from dike.roles.process import termination
+from dike.task import TaskSpec
+
+INITIALISED_TIMEOUT_S = 600.0
+_POLL_INTERVAL_S = 0.2
+_local = threading.local()
+
+
+@contextlib.contextmanager
+def not_plain() -> Iterator[None]:
+    """Sessions made inside are not treated as plain ones: a monitored session has its own way of doing it all."""
+    before = getattr(_local, "inside", False)
+    _local.inside = True
+    try:
+        yield
+    finally:
+        _local.inside = before
+
+
+def checkpoint_prefix(task: TaskSpec) -> str:
+    """Path of the job's checkpoints without their step."""
+    return f"{task.checkpoint_dir.rstrip('/')}/model.ckpt"
+
+
+def say_where_checkpoints_go(task: TaskSpec, named: str | None) -> None:
+    """Tells the user when the script named a folder that the job does not use."""
+    if named and task.is_chief and named.rstrip("/") != task.checkpoint_dir.rstrip("/"):
+        print(f"dike: checkpoints go to '{task.checkpoint_dir}', not to '{named}'.", file=sys.stderr)
+
+
+def report(results: Mapping[str, Any], samples: int | None, last_s: float | None) -> None:
+    """Reports one training step.
+
+    Args:
+        results: values of `step` and, where known, `loss`.
+        samples: samples in the step.
+        last_s: when this worker's step before ended, on the monotonic clock.
+    """
+    elapsed_s = time.monotonic() - last_s if last_s is not None else 0.0
+    rate = 1.0 / elapsed_s if elapsed_s > 0 else None
+    loss = results.get("loss")
+    reporter().progress(
+        int(results["step"]),
+        loss=float(loss.mean()) if loss is not None else None,
+        steps_per_s=rate,
+        samples_per_s=rate * samples if rate is not None and samples is not None else None,
+    )
+
+
+class PlainSession:
+    """What Dike adds to one session that the script made itself.
+
+    Args:
+        task: the process' task.
+        session: the session.
+    """
+
+    def __init__(self, task: TaskSpec, session: Any) -> None:
+        self._task = task
+        self._session = session
+        self._inside = False
+        self._placed = False
+        self._restored = False
+        self._trained = False
+        self._steps = 0
+        self._last_step_s: float | None = None
+        self._saved_s = time.monotonic()
+        self._saver: Any = None
+        self._saved_variables: list[Any] = []
+
+    def run(self, run: Any, fetches: Any, feed_dict: Any, options: Any, run_metadata: Any) -> Any:
+        """Runs what the script asked for, initialisers in the job's way; `run` is TensorFlow's own method."""
+        if self._inside:
+            return run(self._session, fetches, feed_dict, options, run_metadata)
+        self._inside = True
+        try:
+            graph = self._session.graph
+            split = initialisers.split(graph, fetches)
+            if split is not None:
+                self._initialise(split)
+                return split.run_rest(lambda rest: run(self._session, rest, feed_dict, options, run_metadata))
+            observed = training.of(graph).observed(graph, fetches)
+            if not observed:
+                return run(self._session, fetches, feed_dict, options, run_metadata)
+            result, values = run(self._session, (fetches, observed), feed_dict, options, run_metadata)
+            self._stepped(values, training.samples_in(feed_dict))
+            return result
+        finally:
+            self._inside = False
+
+    def close(self) -> None:
+        """Saves for the last time."""
+        if self._trained and not self._inside:
+            self._inside = True
+            try:
+                self._save()
+            finally:
+                self._inside = False
+
+    def _initialise(self, split: initialisers.Split) -> None:
+        if self._task.is_chief:
+            restored = self._restore() if not self._restored else set()
+            self._restored = True
+            missing = [variable for variable in split.variables if variable not in restored]
+            self._session.run([variable.initializer for variable in missing])
+        else:
+            self._wait_until_initialised(split.variables)
+        # Local variables and tables belong to each worker.
+        self._session.run(list(split.others))
+
+    def _wait_until_initialised(self, variables: Sequence[Any]) -> None:
+        with _open(self._session.graph):
+            missing = tf.compat.v1.report_uninitialized_variables(list(variables))
+        deadline_s = time.monotonic() + INITIALISED_TIMEOUT_S
+        while len(self._session.run(missing)):
+            if time.monotonic() > deadline_s:
+                raise JobFailedError(
+                    f"{self._task.name} waited {INITIALISED_TIMEOUT_S:.0f} s for the chief to initialise the "
+                    "variables; let worker 0 run the initialiser too."
+                )
+            time.sleep(_POLL_INTERVAL_S)
+
+    def _restore(self) -> set[Any]:
+        """Restores the newest checkpoint; returns the variables that were in it."""
+        if not self._task.checkpoint_dir:
+            return set()
+        checkpoints.claim_folder(self._task)
+        path = tf.train.latest_checkpoint(self._task.checkpoint_dir)
+        if path is None:
+            return set()
+        stored = {name for name, _ in tf.train.list_variables(path)}
+        with self._session.graph.as_default():
+            variables = [v for v in tf.compat.v1.global_variables() if v.op.name in stored]
+        if variables:
+            with _open(self._session.graph):
+                saver = tf.compat.v1.train.Saver(variables)
+            saver.restore(self._session, path)
+            print(f"dike: restored '{path}'.", flush=True)
+        return set(variables)
+
+    def _stepped(self, values: Mapping[str, Any], samples: int | None) -> None:
+        self._steps += 1
+        self._trained = True
+        step = int(values.get("step", self._steps))
+        report({**values, "step": step}, samples, self._last_step_s)
+        self._last_step_s = time.monotonic()
+        if not self._task.is_chief:
+            return
+        if not self._placed:
+            self._placed = True
+            termination.can_save()
+            with self._session.graph.as_default():
+                reporter().placement(actual_devices(tf.compat.v1.global_variables()))
+        if termination.requested:
+            self._save()
+            termination.leave()
+        if time.monotonic() - self._saved_s >= self._task.checkpoint_interval_s:
+            self._save()
+
+    def _save(self) -> None:
+        if not self._task.is_chief or not self._task.checkpoint_dir:
+            return
+        graph = self._session.graph
+        with graph.as_default():
+            variables = tf.compat.v1.global_variables()
+        if self._saver is None or variables != self._saved_variables:
+            with _open(graph):
+                self._saver = tf.compat.v1.train.Saver(variables)
+            self._saved_variables = variables
+        global_step = tf.compat.v1.train.get_global_step(graph)
+        step = int(self._session.run(global_step)) if global_step is not None else self._steps
+        tf.io.gfile.makedirs(self._task.checkpoint_dir)
+        path = self._saver.save(self._session, checkpoint_prefix(self._task), global_step=step)
+        self._saved_s = time.monotonic()
+        reporter().checkpoint(path, step)
+
+
+@contextlib.contextmanager
+def _open(graph: Any) -> Iterator[None]:
+    """Adds ops to `graph`, even when the script has finalised it; a later run sees them."""
+    finalised = graph.finalized
+    if finalised:
+        graph._unsafe_unfinalize()
+    try:
+        with graph.as_default():
+            yield
+    finally:
+        if finalised:
+            graph.finalize()
+
+
+def install(task: TaskSpec) -> None:
+    """Connects all sessions to the cluster and watches those that the script makes itself."""
+    base = sessions.BaseSession
+    initialise, run, close = base.__init__, base.run, base.close
+
+    def own_initialise(self: Any, _target: Any = "", graph: Any = None, config: Any = None, **_kwargs: Any) -> None:
+        self._dike = None
+        initialise(self, cluster.server(task).target, graph, cluster.session_config(task, config))
+        if not getattr(_local, "inside", False):
+            self._dike = PlainSession(task, self)
+
+    def own_run(
+        self: Any, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
+    ) -> Any:
+        if self._dike is None:
+            return run(self, fetches, feed_dict, options, run_metadata)
+        return self._dike.run(run, fetches, feed_dict, options, run_metadata)
+
+    def own_close(self: Any) -> None:
+        added, self._dike = getattr(self, "_dike", None), None
+        if added is not None:
+            added.close()
+        close(self)
+
+    base.__init__, base.run, base.close = own_initialise, own_run, own_close

@@ -1,0 +1,128 @@
+"""Knows which runs of a session train: what the script gave its optimizers, for each graph."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.training import optimizer as optimizers
+
+
+@dataclass
+class TrainingGraph:
+    """What is known of one graph.
+
+    Attributes:
+        loss: the tensor given to the first optimizer; None before that.
+        updates: ops that optimizers returned; a run that needs one of them is a training step.
+        closures: fetched names -> ops the run needs; filled as runs come.
+    """
+
+    loss: Any = None
+    updates: set[Any] = field(default_factory=set)
+    closures: dict[tuple[str, ...], frozenset[Any]] = field(default_factory=dict)
+
+    def observed(self, graph: Any, fetches: Any) -> dict[str, Any]:
+        """What may be fetched beside `fetches` to report progress: empty when the run does not train.
+
+        Keys are `step` and `loss`. The loss is left out where it needs an input that the run does not.
+        """
+        if not self.updates:
+            return {}
+        ops = _fetched_ops(graph, fetches)
+        needed = self._closure(ops)
+        if not needed & self.updates:
+            return {}
+        observed = {}
+        step = tf.compat.v1.train.get_global_step(graph)
+        if step is not None:
+            observed["step"] = step
+        if self.loss is not None:
+            inputs = {op for op in self._closure([self.loss.op]) if op.type == "Placeholder"}
+            if inputs <= needed:
+                observed["loss"] = tf.squeeze(self.loss) if self.loss.shape.rank is None else self.loss
+        return observed
+
+    def _closure(self, ops: Iterable[Any]) -> frozenset[Any]:
+        ops = list(ops)
+        key = tuple(op.name for op in ops)
+        if key not in self.closures:
+            self.closures[key] = _ancestors(ops)
+        return self.closures[key]
+
+
+def _fetched_ops(graph: Any, fetches: Any) -> list[Any]:
+    found = []
+    for fetch in tf.nest.flatten(fetches):
+        try:
+            element = graph.as_graph_element(fetch, allow_tensor=True, allow_operation=True)
+        except (TypeError, ValueError, KeyError):
+            continue  # the session itself complains of what cannot be fetched
+        found.append(element if isinstance(element, tf.Operation) else element.op)
+    return found
+
+
+def _ancestors(ops: Iterable[Any]) -> frozenset[Any]:
+    """The ops and all they depend on."""
+    seen = set()
+    waiting = list(ops)
+    while waiting:
+        op = waiting.pop()
+        if op not in seen:
+            seen.add(op)
+            waiting.extend(tensor.op for tensor in op.inputs)
+            waiting.extend(op.control_inputs)
+    return frozenset(seen)
+
+
+def samples_in(feed_dict: Any) -> int | None:
+    """Samples of one step: the first dimension of the largest array that is fed; None where nothing is."""
+    arrays = [np.asarray(value) for value in (feed_dict or {}).values() if np.ndim(value) > 0]
+    return int(max(arrays, key=lambda array: array.nbytes).shape[0]) if arrays else None
+
+
+_graphs: weakref.WeakKeyDictionary[Any, TrainingGraph] = weakref.WeakKeyDictionary()
+
+
+def of(graph: Any) -> TrainingGraph:
+    """What is known of `graph`."""
+    return _graphs.setdefault(graph, TrainingGraph())
+
+
+def install() -> None:
+    """Watches `minimize`, `compute_gradients` and `apply_gradients` of all v1 optimizers."""
+    base = optimizers.Optimizer
+    minimize, compute_gradients, apply_gradients = base.minimize, base.compute_gradients, base.apply_gradients
+
+    def note_loss(loss: Any) -> None:
+        # The outermost call comes first: an optimizer that scales the loss passes another one on.
+        if isinstance(loss, tf.Tensor) and not tf.executing_eagerly() and of(loss.graph).loss is None:
+            of(loss.graph).loss = loss
+
+    def watched_minimize(self: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
+        note_loss(loss)
+        return minimize(self, loss, *args, **kwargs)
+
+    def watched_compute_gradients(self: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
+        note_loss(loss)
+        return compute_gradients(self, loss, *args, **kwargs)
+
+    def watched_apply_gradients(self: Any, *args: Any, **kwargs: Any) -> Any:
+        update = apply_gradients(self, *args, **kwargs)
+        note_update(update)
+        return update
+
+    base.minimize = watched_minimize
+    base.compute_gradients = watched_compute_gradients
+    base.apply_gradients = watched_apply_gradients
+
+
+def note_update(update: Any) -> None:
+    """Remembers an op that applies gradients."""
+    op = update if isinstance(update, tf.Operation) else getattr(update, "op", None)
+    if op is not None and not tf.executing_eagerly():
+        of(op.graph).updates.add(op)

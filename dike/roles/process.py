@@ -1,0 +1,78 @@
+"""The process itself: it dies with its parent, and SIGTERM lets a chief save first."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+
+EXIT_CODE_TERMINATED = 128 + signal.SIGTERM
+SAVE_TIMEOUT_S = 5.0
+"""How long a chief has after SIGTERM to end its step and save."""
+
+PARENT_VARIABLE = "DIKE_PARENT_PID"
+"""Optional environment variable: the process that must be alive for this one to live."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Makes the kernel kill this process when the thread that started it ends; Linux only."""
+    if not sys.platform.startswith("linux"):
+        return
+    parent = int(os.environ.get(PARENT_VARIABLE, os.getppid()))
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it ended before the call
+        os._exit(EXIT_CODE_TERMINATED)
+
+
+class Termination:
+    """Remembers SIGTERM, so that a training loop can save between two steps.
+
+    A loop asks `requested` after each step, saves and calls `leave`. A thread ends the process when the loop has not
+    done so in time: a Python handler alone would never run while a step blocks inside TensorFlow.
+    """
+
+    def __init__(self, timeout_s: float = SAVE_TIMEOUT_S) -> None:
+        self.requested = False
+        self._timeout_s = timeout_s
+        self._armed = threading.Event()
+
+    def install(self) -> None:
+        """Handles SIGTERM from now on. Must be called in the main thread."""
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        signal.signal(signal.SIGTERM, self._handle)
+        threading.Thread(target=self._watch, args=(reader,), name="dike-sigterm", daemon=True).start()
+
+    def leave(self) -> None:
+        """Ends the process after a save."""
+        from dike.reporting import reporter
+
+        reporter().close()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(EXIT_CODE_TERMINATED)
+
+    def can_save(self) -> None:
+        """Says that a training loop is running that asks `requested`; before, SIGTERM ends the process at once."""
+        self._armed.set()
+
+    def _handle(self, _signal: int, _frame: FrameType | None) -> None:
+        self.requested = True
+
+    def _watch(self, reader: int) -> None:
+        while signal.SIGTERM not in os.read(reader, 64):
+            pass  # other signals write here too
+        self.requested = True
+        if self._armed.is_set():
+            threading.Event().wait(self._timeout_s)
+        os._exit(EXIT_CODE_TERMINATED)
+
+
+termination = Termination()
+"""The one of this process."""

@@ -1,0 +1,156 @@
+"""What the framework and its executors say to each other, beside Mesos' own status updates.
+
+An order travels in `TaskInfo.data`, a report as a framework message, an outcome in `TaskStatus.data`; all are JSON.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from dike.task import TaskSpec
+
+
+@dataclass(frozen=True)
+class LaunchOrder:
+    """What an executor has to run.
+
+    Attributes:
+        task: what the process has to know of the job and of itself.
+        bundle_url: where the script's folder can be fetched, token included.
+        script: path of the script inside the bundle.
+        arguments: the script's arguments.
+        environment: variables set for the process on top of the executor's own.
+        cpus: CPUs that Mesos gave to the slot; sizes TensorFlow's thread pools.
+        gpu_devices: device indices for `CUDA_VISIBLE_DEVICES`; None where Mesos isolates GPUs itself.
+        stream_logs: whether output is sent to the framework as it comes; it always goes to the sandbox.
+        kill_grace_s: seconds between SIGTERM and SIGKILL.
+    """
+
+    task: TaskSpec
+    bundle_url: str
+    script: str
+    arguments: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    cpus: float = 1.0
+    gpu_devices: tuple[int, ...] | None = None
+    stream_logs: bool = False
+    kill_grace_s: float = 5.0
+
+    def encode(self) -> str:
+        """The order as base64 text, the form of bytes in Mesos' JSON."""
+        return encode({**dataclasses.asdict(self), "task": self.task.dumps()})
+
+    @classmethod
+    def decode(cls, data: str) -> LaunchOrder:
+        """Reads what `encode` wrote."""
+        values = decode(data)
+        devices = values["gpu_devices"]
+        return cls(
+            **{
+                **values,
+                "task": TaskSpec.loads(values["task"]),
+                "arguments": tuple(values["arguments"]),
+                "gpu_devices": None if devices is None else tuple(devices),
+            }
+        )
+
+
+@dataclass(frozen=True)
+class LogChunk:
+    """A piece of a process' output.
+
+    Attributes:
+        task_id: the Mesos task it comes from.
+        stream: `stdout` or `stderr`.
+        offset: how many bytes of that stream came before it; a gap means that a message was lost.
+        data: the bytes.
+    """
+
+    task_id: str
+    stream: str
+    offset: int
+    data: bytes
+
+    def encode(self) -> str:
+        """The chunk as base64 text."""
+        content = base64.b64encode(self.data).decode()
+        return encode({"type": "log", **dataclasses.asdict(self), "data": content})
+
+
+@dataclass(frozen=True)
+class Report:
+    """A line the process wrote with `dike.reporting`: progress, a checkpoint, where its variables are.
+
+    Attributes:
+        task_id: the Mesos task it comes from.
+        content: the line; its `type` says which report it is.
+    """
+
+    task_id: str
+    content: dict[str, Any]
+
+    def encode(self) -> str:
+        """The report as base64 text."""
+        return encode({"type": "report", **dataclasses.asdict(self)})
+
+
+def decode_message(data: str) -> LogChunk | Report:
+    """Reads a framework message.
+
+    Raises:
+        ValueError: if it is none of the messages above.
+    """
+    values = decode(data)
+    kind = values.pop("type", None) if isinstance(values, dict) else None
+    try:
+        if kind == "log":
+            return LogChunk(**{**values, "data": base64.b64decode(values["data"])})
+        if kind == "report":
+            return Report(**values)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"malformed '{kind}' message: {error}") from error
+    raise ValueError(f"unknown message type {kind!r}")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a process ended; travels in the data of its last status update.
+
+    Attributes:
+        exit_code: its exit code, or minus the signal that ended it; None if it never started.
+        log_bytes: stream -> bytes written, so that the framework knows what it has yet to receive.
+        tail: the end of its output, both streams.
+        sandbox: the folder on the agent that holds all of it.
+    """
+
+    exit_code: int | None
+    log_bytes: dict[str, int]
+    tail: str
+    sandbox: str
+
+    def encode(self) -> str:
+        """The outcome as base64 text."""
+        return encode(dataclasses.asdict(self))
+
+    @classmethod
+    def decode(cls, data: str) -> Outcome:
+        """Reads what `encode` wrote."""
+        return cls(**decode(data))
+
+
+def encode(values: Any) -> str:
+    """JSON values as base64 text."""
+    return base64.b64encode(json.dumps(values).encode()).decode()
+
+
+def decode(data: str) -> Any:
+    """Reads what `encode` wrote.
+
+    Raises:
+        ValueError: if it is not base64 of JSON.
+    """
+    return json.loads(base64.b64decode(data, validate=True))

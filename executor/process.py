@@ -1,0 +1,172 @@
+"""One child process: its own process group, its output copied, its end seen to."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+CHUNK_BYTES = 16 * 1024
+TAIL_BYTES = 6 * 1024
+PIPE_DRAIN_S = 2.0
+GATHER_S = 0.1
+
+
+@dataclass(frozen=True)
+class Command:
+    """What to start.
+
+    Attributes:
+        arguments: program and arguments.
+        folder: its working directory.
+        environment: its whole environment.
+        inherited: file descriptors it keeps.
+    """
+
+    arguments: Sequence[str]
+    folder: Path
+    environment: Mapping[str, str]
+    inherited: Sequence[int] = ()
+
+
+class ChildProcess:
+    """Runs a command in a session of its own and copies what it writes.
+
+    Each piece of output goes to our own stream of the same name (which Mesos keeps in the sandbox), then to
+    `on_output(stream, offset, data)`, called from one thread per stream.
+
+    `run` has to be called from a thread that lives until the child has ended: a child that asked the kernel for a
+    signal at its parent's death gets it when the *thread* that started it dies.
+    """
+
+    def __init__(self, command: Command, on_output: Callable[[str, int, bytes], None]) -> None:
+        self._command = command
+        self._on_output = on_output
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._kill_grace_s: float | None = None
+        self._ended = threading.Event()
+        self._tail = bytearray()
+        self.log_bytes = {"stdout": 0, "stderr": 0}
+
+    @property
+    def tail(self) -> str:
+        """The end of the output, both streams in the order in which they were read."""
+        return self._tail.decode(errors="replace")
+
+    def run(self, on_start: Callable[[], None]) -> int | None:
+        """Starts the child and waits for its end.
+
+        Args:
+            on_start: called once the child exists.
+
+        Returns:
+            The exit code, minus the signal's number if one ended it; None if it was killed before it was started.
+
+        Raises:
+            OSError: if it cannot be started.
+        """
+        with self._lock:
+            if self._kill_grace_s is not None:
+                return None
+            self._process = subprocess.Popen(
+                self._command.arguments,
+                cwd=self._command.folder,
+                env=dict(self._command.environment),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=tuple(self._command.inherited),
+                start_new_session=True,
+            )
+        process = self._process
+        assert process.stdout is not None
+        assert process.stderr is not None
+        pumps = [
+            threading.Thread(target=self._pump, args=(name, pipe.fileno(), descriptor), daemon=True)
+            for name, pipe, descriptor in (("stdout", process.stdout, 1), ("stderr", process.stderr, 2))
+        ]
+        for pump in pumps:
+            pump.start()
+        on_start()
+        exit_code = process.wait()
+        self._ended.set()
+        # What the script left behind goes with it; it may also hold the pipes open.
+        self._signal_group(signal.SIGKILL)
+        for pump in pumps:
+            pump.join(PIPE_DRAIN_S)
+        return exit_code
+
+    def kill(self, grace_s: float) -> None:
+        """Ends the child and all its group: SIGTERM, then SIGKILL after `grace_s` seconds. Returns at once."""
+        with self._lock:
+            if self._kill_grace_s is not None:
+                return
+            self._kill_grace_s = grace_s
+            if self._process is None:
+                return
+        self._signal_group(signal.SIGTERM)
+        threading.Thread(target=self._kill_after, args=(grace_s,), daemon=True).start()
+
+    @property
+    def kill_requested(self) -> bool:
+        return self._kill_grace_s is not None
+
+    def _kill_after(self, grace_s: float) -> None:
+        if not self._ended.wait(grace_s):
+            logger.warning("the process did not end within %.1f s of SIGTERM: killing it", grace_s)
+            self._signal_group(signal.SIGKILL)
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        if self._process is None:
+            return
+        # A group that is gone already is what was wanted.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+    def _pump(self, name: str, source: int, copy: int) -> None:
+        while data := _read_for_a_moment(source):
+            offset = self.log_bytes[name]
+            self.log_bytes[name] = offset + len(data)
+            with self._lock:
+                self._tail = (self._tail + data)[-TAIL_BYTES:]
+            _write_all(copy, data)
+            self._on_output(name, offset, data)
+
+
+def _read_for_a_moment(source: int) -> bytes:
+    """Whatever comes within a moment of the first byte, since scripts write lines in crumbs; empty at the end."""
+    data = os.read(source, CHUNK_BYTES)
+    deadline = time.monotonic() + GATHER_S
+    while data and len(data) < CHUNK_BYTES:
+        left = deadline - time.monotonic()
+        if left <= 0 or not select.select([source], [], [], left)[0]:
+            break
+        more = os.read(source, CHUNK_BYTES - len(data))
+        if not more:
+            break
+        data += more
+    return data
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(descriptor, view) :]
+        except BlockingIOError:
+            time.sleep(0.01)
+        except OSError as error:
+            # A full disk must not end the training; the framework still gets the output.
+            logger.error("copying output into the sandbox failed: %s", error)
+            return

@@ -1,0 +1,139 @@
+"""The script travels: its folder is packed and served over HTTP to the executors.
+
+The archive is made once, before anything is launched, and is all that the server can hand out, so no request can
+reach a file outside it. The URL holds a random token.
+"""
+
+from __future__ import annotations
+
+import hmac
+import http.server
+import io
+import os
+import secrets
+import socket
+import tarfile
+import threading
+from http import HTTPStatus
+from pathlib import Path
+from types import TracebackType
+
+import pathspec
+
+from dike.exceptions import BadInputError
+
+SIZE_LIMIT_BYTES = 50 * 2**20
+IGNORE_FILE = ".dikeignore"
+ALWAYS_IGNORED = (".git/", ".hg/", ".svn/", ".venv/", "__pycache__/", "*.pyc", "dike-runs/", ".mypy_cache/")
+
+
+def pack(script: Path, size_limit_bytes: int = SIZE_LIMIT_BYTES) -> bytes:
+    """Packs the folder of a script as a gzipped tar archive.
+
+    What `.dikeignore` in that folder names (in the form of a `.gitignore`) stays out, as do version control,
+    virtual environments, caches and `dike-runs/`. Links are followed only to files inside the folder.
+
+    Raises:
+        BadInputError: if the files are larger than `size_limit_bytes` together, or one cannot be read.
+    """
+    folder = script.resolve().parent
+    ignored = pathspec.GitIgnoreSpec.from_lines([*ALWAYS_IGNORED, *_ignore_lines(folder)])
+    total = 0
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz", dereference=True) as archive:
+        for path in _files(folder, ignored):
+            name = path.relative_to(folder).as_posix()
+            try:
+                total += path.stat().st_size
+                if total > size_limit_bytes:
+                    raise BadInputError(
+                        f"The script's folder {folder} holds more than {size_limit_bytes // 2**20} MiB; name what "
+                        f"the script does not need (data sets, results) in {folder / IGNORE_FILE}."
+                    )
+                archive.add(path, name, recursive=False)
+            except OSError as error:
+                raise BadInputError(
+                    f"{path} cannot be packed for the cluster: {error.strerror}; name it in {folder / IGNORE_FILE}."
+                ) from error
+    return buffer.getvalue()
+
+
+def _ignore_lines(folder: Path) -> list[str]:
+    path = folder / IGNORE_FILE
+    return path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+
+
+def _files(folder: Path, ignored: pathspec.GitIgnoreSpec) -> list[Path]:
+    found = []
+    for parent, folders, names in os.walk(folder):
+        here = Path(parent)
+        folders[:] = sorted(
+            name for name in folders if not ignored.match_file(f"{(here / name).relative_to(folder).as_posix()}/")
+        )
+        for name in sorted(names):
+            path = here / name
+            inside = path.resolve().is_relative_to(folder)
+            if inside and path.is_file() and not ignored.match_file(path.relative_to(folder).as_posix()):
+                found.append(path)
+    return found
+
+
+class BundleServer:
+    """Serves one archive at one secret URL until it is closed.
+
+    Args:
+        archive: what `pack` made.
+        host: address to listen on; the executors have to reach it.
+    """
+
+    def __init__(self, archive: bytes, host: str) -> None:
+        self._token = secrets.token_urlsafe(24)
+        self._archive = archive
+        self._server = http.server.ThreadingHTTPServer((host, 0), self._handler())
+        self._host = host
+        self._thread = threading.Thread(target=self._server.serve_forever, name="bundle server", daemon=True)
+
+    def __enter__(self) -> BundleServer:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    @property
+    def url(self) -> str:
+        """Where the archive is, token included."""
+        return f"http://{self._host}:{self._server.server_address[1]}/bundle/{self._token}"
+
+    def _handler(self) -> type[http.server.BaseHTTPRequestHandler]:
+        path = f"/bundle/{self._token}".encode()
+        archive = self._archive
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            timeout = 30
+
+            def do_GET(self) -> None:
+                if not hmac.compare_digest(self.path.encode("latin-1", "replace"), path):
+                    self.send_error(HTTPStatus.NOT_FOUND)
+                    return
+                self.send_response(HTTPStatus.OK)
+                self.send_header("Content-Type", "application/gzip")
+                self.send_header("Content-Length", str(len(archive)))
+                self.end_headers()
+                self.wfile.write(archive)
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base class' name)
+                """The request line holds the token: nothing is logged."""
+
+        return Handler
+
+
+def address_towards(host: str, port: int) -> str:
+    """Our address as a machine at `host:port` sees it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        # Connecting a datagram socket sends nothing; it only picks the route.
+        probe.connect((host, port))
+        return str(probe.getsockname()[0])

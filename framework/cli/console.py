@@ -1,0 +1,181 @@
+"""Shows a running job: one live line per task on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import codecs
+import sys
+import time
+from collections.abc import Sequence
+from typing import IO
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from dike.profile import ModelProfile
+from executor.messages import LogChunk
+from framework.cli.planning_tables import print_plan, print_profile
+from framework.job import JobResult, JobTask
+from framework.observer import JobObserver
+from solver import Plan
+
+PROGRESS_EVERY_S = 10.0
+
+
+class PlainObserver(JobObserver):
+    """Lines on standard error, the script's own output where it belongs; for pipes, logs and CI.
+
+    Args:
+        console: where Dike's own lines go.
+        profile: shown with the first plan.
+        chief_output: stream name -> where the chief's output goes.
+        verbose: whether tables of profile and plan are shown.
+    """
+
+    def __init__(
+        self, console: Console, profile: ModelProfile, chief_output: dict[str, IO[str]], verbose: bool = True
+    ) -> None:
+        self._console = console
+        self._profile = profile
+        self._output = chief_output
+        self._verbose = verbose
+        self._decoders: dict[tuple[str, str], codecs.IncrementalDecoder] = {}
+        self._open_line: dict[tuple[str, str], str] = {}
+        self._planned: Plan | None = None
+        self._progress_at = time.monotonic()
+        self._waiting_for = ""
+        self.tasks: list[JobTask] = []
+
+    def waiting(self, reason: str) -> None:
+        if reason != self._waiting_for:
+            self._waiting_for = reason
+            self.say(f"waiting: {reason}")
+
+    def planned(self, plan: Plan) -> None:
+        if plan == self._planned or not self._verbose:
+            return
+        if self._planned is None:
+            print_profile(self._console, self._profile)
+        self._planned = plan
+        print_plan(self._console, plan)
+
+    def launched(self, tasks: Sequence[JobTask]) -> None:
+        self.tasks = list(tasks)
+        self.say("launched " + ", ".join(f"{task.name} on {task.node}" for task in tasks))
+
+    def task_changed(self, task: JobTask) -> None:
+        text = f"{task.name} {task.state}"
+        if task.state.is_terminal() and task.message:
+            text += f": {task.message}"
+        self.say(text)
+
+    def progress(self, task: JobTask) -> None:
+        now = time.monotonic()
+        if now - self._progress_at >= PROGRESS_EVERY_S:
+            self._progress_at = now
+            self.say(f"{task.name} {describe_progress(task)}")
+
+    def log(self, task: JobTask, chunk: LogChunk) -> None:
+        key = (task.task_id, chunk.stream)
+        decoder = self._decoders.setdefault(key, codecs.getincrementaldecoder("utf-8")("replace"))
+        text = decoder.decode(chunk.data)
+        stream = self._output[chunk.stream]
+        if not self._is_chief(task):
+            # Whole lines only, each with its task's name.
+            lines = (self._open_line.pop(key, "") + text).splitlines(keepends=True)
+            if lines and not lines[-1].endswith("\n"):
+                self._open_line[key] = lines.pop()
+            text = "".join(f"[{task.name}] {line}" for line in lines)
+        stream.write(text)
+        stream.flush()
+
+    def checkpoint(self, path: str, step: int) -> None:
+        if self._verbose:
+            self.say(f"checkpoint of step {step}: {path}")
+
+    def restarting(self, reason: str, restart: int, limit: int) -> None:
+        self.say(f"{reason}; restart {restart} of at most {limit}")
+
+    def note(self, text: str) -> None:
+        self.say(text)
+
+    def finished(self, result: JobResult, seconds: float) -> None:
+        """The last word: where the checkpoints are, or what went wrong."""
+        if result.succeeded:
+            self.say(f"done in {seconds:.1f} s, {result.restarts} restarts; checkpoints in {result.checkpoint_dir}")
+        elif result.failed_tail:
+            self._console.print("end of the failed task's output:", style="bold")
+            self._console.print(result.failed_tail.rstrip(), markup=False)
+
+    def say(self, text: str) -> None:
+        """Prints one line of Dike's own."""
+        self._console.print(f"dike: {text}", markup=False, soft_wrap=True)
+
+    def _is_chief(self, task: JobTask) -> bool:
+        if self._profile.api.has_separate_chief:
+            return task.planned.role == "chief"
+        return task.planned.role == "worker" and task.planned.index == 0
+
+
+class LiveObserver(PlainObserver):
+    """The same on a terminal, with a table of the tasks that is kept up to date below the output."""
+
+    def __init__(self, console: Console, profile: ModelProfile) -> None:
+        # The streams are looked up at each write: rich replaces them while the table is shown.
+        super().__init__(console, profile, {"stdout": _Current("stdout"), "stderr": _Current("stderr")})  # type: ignore[dict-item]
+        self._live = Live(console=console, get_renderable=self._table, refresh_per_second=4, transient=True)
+
+    def __enter__(self) -> LiveObserver:
+        self._live.start()
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._live.stop()
+
+    def task_changed(self, task: JobTask) -> None:
+        if task.state.is_terminal() and task.state != "finished":
+            super().task_changed(task)
+
+    def launched(self, tasks: Sequence[JobTask]) -> None:
+        self.tasks = list(tasks)
+
+    def progress(self, task: JobTask) -> None:
+        """Seen in the table."""
+
+    def _table(self) -> Table:
+        table = Table(box=None, pad_edge=False)
+        for title in ("task", "agent", "state", "step", "samples/s", "loss"):
+            table.add_column(title, style="dim")
+        for task in self.tasks:
+            table.add_row(
+                task.name,
+                task.node,
+                str(task.state),
+                "" if task.step is None else str(task.step),
+                "" if task.samples_per_s is None else f"{task.samples_per_s:.0f}",
+                "" if task.loss is None else f"{task.loss:.4f}",
+            )
+        return table
+
+
+class _Current:
+    """The process' standard stream of this name, whatever stands in for it at the moment."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def write(self, text: str) -> int:
+        return int(getattr(sys, self._name).write(text))
+
+    def flush(self) -> None:
+        getattr(sys, self._name).flush()
+
+
+def describe_progress(task: JobTask) -> str:
+    """Step, loss and speed in words, as far as they are known."""
+    parts = [] if task.step is None else [f"step {task.step}"]
+    if task.loss is not None:
+        parts.append(f"loss {task.loss:.4f}")
+    if task.samples_per_s is not None:
+        parts.append(f"{task.samples_per_s:.0f} samples/s")
+    return ", ".join(parts)

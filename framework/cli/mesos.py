@@ -1,0 +1,68 @@
+"""`dike mesos up`, `status` and `down`: a private Mesos on this machine to play with."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from dike.exceptions import BadInputError, DikeError
+from framework.cli.output import Format, console, print_json
+from framework.embedded import detached
+from framework.embedded.agents import AgentSpec
+
+app = typer.Typer(help="A private Apache Mesos on this machine.", no_args_is_help=True, rich_markup_mode=None)
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise BadInputError(f'--agents takes a whole number of one or more, not "{text}".')
+    return int(text)
+
+
+@app.command()
+def up(
+    agents: Annotated[str, typer.Option(metavar="N", help="Number of agents.")] = "1",
+    resources: Annotated[
+        str, typer.Option(help='What each agent offers, such as "cpus:4;mem:4096;gpus:2" (mem in MiB); default: all.')
+    ] = "",
+    attributes: Annotated[str, typer.Option(help='Attributes of each agent, such as "rack:r1".')] = "",
+) -> None:
+    """Starts a private Mesos that stays up until `dike mesos down`, and prints its master's address."""
+    cluster = detached.bring_up([AgentSpec(resources, attributes)] * _count(agents))
+    print(cluster.master)
+
+
+@app.command()
+def status(
+    output_format: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.TABLE,
+) -> None:
+    """Shows the master's address and the agents."""
+    cluster = detached.find()
+    if cluster is None:
+        raise DikeError("No embedded Mesos is up: start one with `dike mesos up`.")
+    description = cluster.describe()
+    if output_format is Format.JSON:
+        print_json(description)
+        return
+    table = Table("agent", "pid", "active", "cpus", "mem MiB", "gpus", "ports", "attributes", title=None)
+    for agent in description["agents"]:
+        table.add_row(*_row(agent))
+    console().print(f"master {description['master']}", table)
+
+
+def _row(agent: dict[str, Any]) -> list[str]:
+    amounts = agent["resources"]
+    scalars = [f"{amounts[name]:g}" if name in amounts else "-" for name in ("cpus", "mem", "gpus")]
+    attributes = ";".join(f"{name}:{value}" for name, value in agent["attributes"].items())
+    active = "yes" if agent["active"] else "no"
+    return [agent["hostname"], str(agent["pid"]), active, *scalars, amounts.get("ports", "-"), attributes]
+
+
+@app.command()
+def down() -> None:
+    """Ends the private Mesos and everything that runs on it."""
+    if not detached.take_down():
+        print("No embedded Mesos was up.", file=sys.stderr)

@@ -1,0 +1,97 @@
+"""What an embedded agent offers, as the user writes it and as Mesos reads it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from dike.exceptions import BadInputError
+
+SCALARS = ("cpus", "mem", "disk", "gpus")
+RESOURCE_NAME = re.compile(r"[A-Za-z_][\w.-]*(\([\w./*-]+\))?")
+SCALAR = re.compile(r"\d+(\.\d+)?")
+RANGE = re.compile(r"(\d+)-(\d+)")
+SET = re.compile(r"\{[^{};:]*\}")
+ATTRIBUTE_NAME = re.compile(r"[\w./-]+")
+ATTRIBUTE_VALUE = re.compile(r"[\w./, +@=\[\]{}-]+")
+LARGEST_PORT = 65535
+
+
+@dataclass(frozen=True)
+class AgentSpec:
+    """One agent of an embedded cluster.
+
+    Attributes:
+        resources: in Mesos' text form, `cpus:4;mem:4096;gpus:2;ports:[31000-31099]`, mem and disk in MiB. Empty for
+            this machine's CPUs, memory less a reserve, and GPUs. What is not named is filled in: ports by a free range,
+            CPUs, memory and disk by Mesos itself with the machine's.
+        attributes: in Mesos' text form, `rack:r1;gpu_model:K80`.
+    """
+
+    resources: str = ""
+    attributes: str = ""
+
+    def checked(self) -> AgentSpec:
+        """The same without needless blanks and separators.
+
+        Raises:
+            BadInputError: Mesos would refuse a part of it, or read it as something else.
+        """
+        return replace(
+            self,
+            resources=";".join(_check_resource(part) for part in _parts(self.resources)),
+            attributes=";".join(_check_attribute(part) for part in _parts(self.attributes)),
+        )
+
+    def names(self, resource: str) -> bool:
+        """Whether the text gives an amount of `resource`, for any role."""
+        return any(re.split(r"[:(]", part, maxsplit=1)[0].strip() == resource for part in _parts(self.resources))
+
+    def scalar(self, resource: str) -> float:
+        """The amount of a scalar resource in a checked text, summed over roles; 0 when it is not named."""
+        amount = 0.0
+        for part in _parts(self.resources):
+            name, _, value = part.partition(":")
+            if name.split("(")[0] == resource:
+                amount += float(value)
+        return amount
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(";") if part.strip()]
+
+
+def _check_resource(part: str) -> str:
+    """`part` without blanks, when it is a resource with a sensible amount."""
+    name, colon, value = (piece.strip() for piece in part.partition(":"))
+    if not colon or not RESOURCE_NAME.fullmatch(name):
+        raise BadInputError(f'"{part}" is not a resource: write name:amount, such as "cpus:4;mem:4096;gpus:2".')
+    kind = name.split("(")[0]
+    if kind in SCALARS and not SCALAR.fullmatch(value):
+        raise BadInputError(f'The amount of {kind} in "{part}" is not a number of zero or more, such as {kind}:4.')
+    if kind == "gpus" and float(value) != int(float(value)):
+        raise BadInputError(f'GPUs come in whole numbers, not as in "{part}": write gpus:1.')
+    if kind == "cpus" and float(value) == 0:
+        raise BadInputError(f'An agent needs CPUs, but "{part}" gives it none: write cpus:1 or more.')
+    if kind == "ports" or value.startswith("["):
+        return f"{name}:{_check_ranges(kind, part, value)}"
+    if not (SCALAR.fullmatch(value) or SET.fullmatch(value)):
+        raise BadInputError(f'The amount in "{part}" is none of a number, a [range-range] and a {{set}}.')
+    return f"{name}:{value}"
+
+
+def _check_ranges(kind: str, part: str, value: str) -> str:
+    """`value` without blanks, when it is a list of ranges such as `[31000-31099, 32000-32010]`."""
+    inside = value[1:-1] if value.startswith("[") and value.endswith("]") else ""
+    ranges = [RANGE.fullmatch(piece.strip()) for piece in inside.split(",")]
+    for found in ranges:
+        if found is None or int(found[1]) > int(found[2]) or (kind == "ports" and int(found[2]) > LARGEST_PORT):
+            raise BadInputError(f'"{part}" is not a list of ranges: write {kind}:[31000-31099].')
+    return "[" + ",".join(found[0] for found in ranges if found) + "]"
+
+
+def _check_attribute(part: str) -> str:
+    name, colon, value = (piece.strip() for piece in part.partition(":"))
+    if not colon or not ATTRIBUTE_NAME.fullmatch(name) or not ATTRIBUTE_VALUE.fullmatch(value):
+        raise BadInputError(f'"{part}" is not an attribute: write name:value, such as "rack:r1;gpu_model:K80".')
+    return f"{name}:{value}"

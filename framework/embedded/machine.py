@@ -1,0 +1,73 @@
+"""What this machine has to offer: CPUs, memory, GPUs, within the limits of the container it may be."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import psutil
+import pynvml
+
+MIB = 1 << 20
+RESERVED_MEM_MIB = 1024
+"""Memory kept from the tasks for the system, as Mesos' own agents do; half of it all on machines with less than twice
+that."""
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def local_resources() -> str:
+    """This machine's CPUs, memory (MiB, less a reserve) and GPUs in Mesos' text form."""
+    total_mib = _mem_bytes() // MIB
+    mem_mib = total_mib - RESERVED_MEM_MIB if total_mib > 2 * RESERVED_MEM_MIB else total_mib // 2
+    gpus = len(gpu_models())
+    return f"cpus:{_cpus():g};mem:{mem_mib}" + (f";gpus:{gpus}" if gpus else "")
+
+
+def gpu_models() -> list[str]:
+    """The model of each GPU that NVIDIA's management library knows of, such as `H200` or `Tesla-K80`.
+
+    Blanks become hyphens, because Mesos' attributes hold none, and the vendor's name is left out.
+    """
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:  # No driver or no GPU.
+        return []
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        names = [pynvml.nvmlDeviceGetName(handle) for handle in handles]
+    except pynvml.NVMLError:
+        return []
+    finally:
+        pynvml.nvmlShutdown()
+    return [attribute_of(name) for name in names]
+
+
+def attribute_of(gpu_name: str) -> str:
+    """A GPU's name as the value of an attribute."""
+    return "-".join(gpu_name.removeprefix("NVIDIA ").split())
+
+
+def _cpus() -> float:
+    """CPUs this process may use: its affinity, cut down to its cgroup's quota."""
+    cpus = float(len(os.sched_getaffinity(0)))
+    quota = _cgroup("cpu.max", "cpu/cpu.cfs_quota_us").split()
+    period = quota[1:] or _cgroup("cpu.max", "cpu/cpu.cfs_period_us").split()
+    if quota and period and quota[0].isdigit() and period[0].isdigit():
+        cpus = min(cpus, int(quota[0]) / int(period[0]))
+    return max(cpus, 0.1)
+
+
+def _mem_bytes() -> int:
+    """Memory of this machine, cut down to the cgroup's limit."""
+    total = int(psutil.virtual_memory().total)
+    limit = _cgroup("memory.max", "memory/memory.limit_in_bytes")
+    return min(total, int(limit)) if limit.isdigit() else total
+
+
+def _cgroup(version_2: str, version_1: str) -> str:
+    """A setting of this container's cgroup; empty when there is none."""
+    for name in (version_2, version_1):
+        with contextlib.suppress(OSError):
+            return (CGROUP / name).read_text().strip()
+    return ""

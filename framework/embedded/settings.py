@@ -1,0 +1,114 @@
+"""How the daemons of an embedded cluster are started: their command lines and environments."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from framework.embedded.agents import AgentSpec
+
+ADDRESS = "127.0.0.1"
+HERE = Path(__file__).resolve().parent
+INTERPRETER = (sys.executable, "-SEsP")
+"""Python without site packages, user settings or the program's folder: the programs need the standard library only."""
+INHERITED = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
+"""Variables the daemons, and so the executors, take over from the owner."""
+
+
+@dataclass(frozen=True)
+class ClusterFiles:
+    """Where a cluster keeps what, below its work folder."""
+
+    work_dir: Path
+
+    @property
+    def programs(self) -> Path:
+        """Folder of the helper programs that agents start."""
+        return self.work_dir / "libexec"
+
+    def log(self, name: str) -> Path:
+        return self.work_dir / f"{name}.log"
+
+    def daemon(self, name: str) -> Path:
+        """Work folder of a daemon."""
+        return self.work_dir / name
+
+
+def write_programs(files: ClusterFiles, library: Path) -> None:
+    """Writes the programs that Mesos looks for in its launcher folder."""
+    files.programs.mkdir(parents=True, exist_ok=True)
+    for name, command in {
+        "mesos-containerizer": [*INTERPRETER, str(HERE / "daemon.py"), str(library), "0", "containerizer"],
+        "mesos-executor": [*INTERPRETER, str(HERE / "command_executor.py")],
+    }.items():
+        program = files.programs / name
+        program.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+        program.chmod(0o755)
+
+
+def supervisor_command(files: ClusterFiles, *, remove: bool) -> list[str]:
+    """Command line of the process that starts the daemons and cleans up."""
+    afterwards = "remove" if remove else "keep"
+    return [*INTERPRETER, str(HERE / "supervisor.py"), str(os.getpid()), str(files.work_dir), afterwards]
+
+
+def daemon_command(library: Path, supervisor_pid: int, *arguments: str) -> list[str]:
+    """Command line of a master or agent."""
+    return [*INTERPRETER, str(HERE / "daemon.py"), str(library), str(supervisor_pid), *arguments]
+
+
+def master_environment(files: ClusterFiles, port: int, credentials: Path | None) -> dict[str, str]:
+    """Environment of the master; with `credentials` (Mesos' JSON form) frameworks must authenticate."""
+    environment = {
+        **_common(port),
+        "MESOS_HOSTNAME": ADDRESS,
+        "MESOS_WORK_DIR": str(files.daemon("master")),
+        "MESOS_REGISTRY": "in_memory",
+        "MESOS_ALLOCATION_INTERVAL": "100ms",
+        # A dead agent, and by agents a restarted master, is noticed after three seconds and not after 75.
+        "MESOS_AGENT_PING_TIMEOUT": "1secs",
+        "MESOS_MAX_AGENT_PING_TIMEOUTS": "3",
+    }
+    if credentials is not None:
+        environment |= {
+            "MESOS_AUTHENTICATE_HTTP_FRAMEWORKS": "true",
+            "MESOS_HTTP_FRAMEWORK_AUTHENTICATORS": "basic",
+            "MESOS_CREDENTIALS": str(credentials),
+        }
+    return environment
+
+
+def agent_environment(files: ClusterFiles, name: str, port: int, spec: AgentSpec) -> dict[str, str]:
+    """Environment of an agent that offers what `spec` says and is called `name`."""
+    folder = files.daemon(name)
+    environment = {
+        **_common(port),
+        "MESOS_HOSTNAME": name,
+        "MESOS_WORK_DIR": str(folder / "work"),
+        "MESOS_RUNTIME_DIR": str(folder / "run"),
+        "MESOS_FETCHER_CACHE_DIR": str(folder / "fetch"),
+        "MESOS_LAUNCHER_DIR": str(files.programs),
+        "MESOS_CONTAINERIZERS": "mesos",
+        "MESOS_ISOLATION": "posix/cpu,posix/mem",
+        "MESOS_LAUNCHER": "posix",
+        "MESOS_SWITCH_USER": "false",
+        "MESOS_SYSTEMD_ENABLE_SUPPORT": "false",
+        "MESOS_REGISTRATION_BACKOFF_FACTOR": "100ms",
+        "MESOS_EXECUTOR_SHUTDOWN_GRACE_PERIOD": "1secs",
+        "MESOS_RESOURCES": spec.resources,
+    }
+    if spec.attributes:
+        environment["MESOS_ATTRIBUTES"] = spec.attributes
+    return environment
+
+
+def _common(port: int) -> dict[str, str]:
+    inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
+    return inherited | {
+        "LIBPROCESS_IP": ADDRESS,
+        "LIBPROCESS_PORT": str(port),
+        "LIBPROCESS_NUM_WORKER_THREADS": "4",
+    }

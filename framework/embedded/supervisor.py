@@ -1,0 +1,227 @@
+"""The process that starts a cluster's daemons and outlives its owner just long enough to clean up.
+
+    python -SEsP supervisor.py OWNER_PID WORK_DIR keep|remove
+
+A program of its own that needs the standard library only. The owner writes one JSON object a line to its standard input
+and reads one answer a line:
+
+    {"command": "start", "name": ..., "argv": [...], "env": {...}, "log": ...}   -> {"pid": ...}
+    {"command": "signal", "name": ..., "signal": ...}                            -> {"pid": ...}
+    {"command": "look", "name": ...}                      -> {"pid": ..., "status": null or how it ended}
+    {"command": "detach"}                                 -> {}   (from then on it ends at SIGTERM only)
+    {"command": "stop"}                                   no answer: it ends
+
+When the input ends, the owner ends or SIGTERM arrives, agents are asked to leave (SIGUSR1 shuts their executors down),
+what is left is killed - daemons, everything descended from them, everything that carries the cluster's work folder in
+MESOS_DIRECTORY, as executors and their children do - and a temporary work folder is removed. Processes whose parent has
+ended become children of the supervisor (PR_SET_CHILD_SUBREAPER), so nothing gets away by a double fork. If the
+supervisor itself is killed, the system kills the daemons (see `daemon.end_with`).
+
+It has one thread and starts the daemons from it: the system ties their end to the thread that started them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import shutil
+import signal
+import sys
+import time
+from typing import Any
+
+PR_SET_CHILD_SUBREAPER = 36
+LOOK_INTERVAL_S = 0.1
+LEAVE_TIMEOUT_S = 8.0
+KILL_TIMEOUT_S = 10.0
+AGENT_PREFIX = "agent-"
+STANDARD_INPUT, STANDARD_OUTPUT, STANDARD_ERROR = 0, 1, 2
+
+
+def task_processes(work_dir: str) -> list[int]:
+    """Ids of the processes that belong to a container of the cluster in `work_dir`, by their environment."""
+    mark = b"\0MESOS_DIRECTORY=" + os.fsencode(work_dir) + b"/"
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/environ", "rb") as file:
+                    if mark in b"\0" + file.read():
+                        found.append(int(entry))
+            except OSError:
+                continue  # It has ended, or belongs to someone else.
+    return found
+
+
+def descendants(ancestor: int) -> list[int]:
+    """Ids of the living children of `ancestor`, their children and so on."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/stat", "rb") as file:
+                    fields = file.read().rpartition(b")")[2].split()
+            except OSError:
+                continue
+            state, parent = fields[0], int(fields[1])
+            if state != b"Z":
+                children.setdefault(parent, []).append(int(entry))
+    found, waiting = [], [ancestor]
+    while waiting:
+        for child in children.get(waiting.pop(), ()):
+            found.append(child)
+            waiting.append(child)
+    return found
+
+
+def send(pid: int, signal_number: int) -> None:
+    """Sends a signal to a process that may have ended."""
+    try:
+        os.kill(pid, signal_number)
+    except ProcessLookupError:
+        return
+
+
+class Supervisor:
+    """The daemons of one cluster."""
+
+    def __init__(self, owner: int, work_dir: str) -> None:
+        self._owner: int | None = owner
+        self._work_dir = work_dir
+        self._pids: dict[str, int] = {}
+        self._ended: dict[int, int] = {}
+        self._stopping = False
+        self._input = b""
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, self._on_signal)
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self._stopping = True
+
+    def serve(self) -> None:
+        """Answers the owner until it is time to end."""
+        while not self._stopping:
+            inputs = [STANDARD_INPUT] if self._owner else []
+            readable, _, _ = select.select(inputs, [], [], LOOK_INTERVAL_S)
+            self._reap()
+            if readable:
+                self._read()
+            elif self._owner and os.getppid() != self._owner:
+                self._stopping = True  # A child of the owner may still hold the pipe open.
+
+    def _read(self) -> None:
+        data = os.read(STANDARD_INPUT, 1 << 16)
+        if not data:
+            self._stopping = True
+        *lines, self._input = (self._input + data).split(b"\n")
+        for line in lines:
+            request = json.loads(line)
+            if request["command"] == "stop":
+                self._stopping = True
+                return
+            try:
+                answer = self._answer(request)
+            except OSError as error:
+                answer = {"error": str(error)}
+            try:
+                os.write(STANDARD_OUTPUT, json.dumps(answer).encode() + b"\n")
+            except BrokenPipeError:
+                self._stopping = True
+                return
+            if request["command"] == "detach":
+                self._let_go_of_owner()
+
+    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        name = request.get("name", "")
+        if request["command"] == "start":
+            self._pids[name] = pid = start(request["argv"], request["env"], request["log"])
+            self._ended.pop(pid, None)  # The system may hand out the id of an earlier one again.
+        elif request["command"] == "signal" and self._pids[name] not in self._ended:
+            send(self._pids[name], request["signal"])
+        elif request["command"] == "detach":
+            return {}
+        self._reap()
+        pid = self._pids[name]
+        return {"pid": pid, "status": self._ended.get(pid)}
+
+    def _let_go_of_owner(self) -> None:
+        """Goes on without the owner and its pipes."""
+        self._owner = None
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nowhere, STANDARD_INPUT)
+        os.dup2(nowhere, STANDARD_OUTPUT)
+        os.close(nowhere)
+
+    def _reap(self) -> None:
+        """Takes note of the children that have ended, adopted ones included."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid in self._pids.values():
+                self._ended[pid] = os.waitstatus_to_exitcode(status)
+
+    def _running(self, names: list[str]) -> list[int]:
+        self._reap()
+        return [self._pids[name] for name in names if self._pids[name] not in self._ended]
+
+    def clean_up(self) -> None:
+        """Ends everything that belongs to the cluster."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        agents = [name for name in self._pids if name.startswith(AGENT_PREFIX)]
+        for pid in self._running(agents):
+            send(pid, signal.SIGCONT)
+            send(pid, signal.SIGUSR1)
+        deadline = time.monotonic() + LEAVE_TIMEOUT_S
+        while self._running(agents) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        # Agents first: a killed executor must not look like a failure to one that still runs.
+        for pid in self._running(list(self._pids)):
+            send(pid, signal.SIGKILL)
+        deadline = time.monotonic() + KILL_TIMEOUT_S
+        while time.monotonic() < deadline:
+            self._reap()
+            left = {*descendants(os.getpid()), *task_processes(self._work_dir)} - {os.getpid()}
+            if not left:
+                return
+            for pid in left:
+                send(pid, signal.SIGKILL)
+            time.sleep(0.02)
+
+
+def start(argv: list[str], env: dict[str, str], log: str) -> int:
+    """Starts a process whose output goes to the end of the file `log`; returns its id."""
+    actions = [
+        (os.POSIX_SPAWN_OPEN, STANDARD_INPUT, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, STANDARD_OUTPUT, log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
+        (os.POSIX_SPAWN_DUP2, STANDARD_OUTPUT, STANDARD_ERROR),
+    ]
+    return os.posix_spawn(argv[0], argv, env, file_actions=actions, setsigdef=[signal.SIGPIPE])
+
+
+def main(owner: str, work_dir: str, afterwards: str) -> None:
+    for entry in os.listdir("/proc/self/fd"):
+        if int(entry) > STANDARD_ERROR:  # Reserved ports: held here, not in the daemons.
+            try:
+                os.set_inheritable(int(entry), False)
+            except OSError:
+                continue  # The listing's own descriptor.
+    supervisor = Supervisor(int(owner), work_dir)
+    try:
+        supervisor.serve()
+    finally:
+        supervisor.clean_up()
+        if afterwards == "remove":
+            os.chdir("/")
+            shutil.rmtree(work_dir, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,147 @@
+"""What Mesos tells a framework, as immutable events in one queue.
+
+pymesos calls back on its own thread; `EventScheduler` only files what it hears, so that a job's logic runs on one
+thread, in the order of arrival, and can be tested by feeding it events.
+"""
+
+from __future__ import annotations
+
+import queue
+from dataclasses import dataclass
+from typing import Any
+
+import pymesos
+
+
+@dataclass(frozen=True)
+class Subscribed:
+    """The master has taken the framework in, for the first time or again."""
+
+    framework_id: str
+    master: str
+
+
+@dataclass(frozen=True)
+class Disconnected:
+    """The connection to the master is gone; the driver keeps trying."""
+
+
+@dataclass(frozen=True)
+class OffersArrived:
+    """Offers in Mesos' JSON form."""
+
+    offers: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class OfferRescinded:
+    """An offer is no longer valid."""
+
+    offer_id: str
+
+
+@dataclass(frozen=True)
+class StatusUpdate:
+    """A task's state, in Mesos' JSON form; to be acknowledged once it has been dealt with."""
+
+    status: dict[str, Any]
+
+    @property
+    def task_id(self) -> str:
+        return str(self.status["task_id"]["value"])
+
+    @property
+    def state(self) -> str:
+        return str(self.status["state"])
+
+
+@dataclass(frozen=True)
+class MessageArrived:
+    """A message from an executor, in base64."""
+
+    agent_id: str
+    executor_id: str
+    data: str
+
+
+@dataclass(frozen=True)
+class ExecutorLost:
+    """An executor has ended; `status` is its wait status."""
+
+    agent_id: str
+    executor_id: str
+    status: int
+
+
+@dataclass(frozen=True)
+class AgentLost:
+    """An agent is gone."""
+
+    agent_id: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The master does not want this framework; trying again would not help."""
+
+    reason: str
+    http_status: int | None = None
+
+
+Event = (
+    Subscribed
+    | Disconnected
+    | OffersArrived
+    | OfferRescinded
+    | StatusUpdate
+    | MessageArrived
+    | ExecutorLost
+    | AgentLost
+    | Refused
+)
+
+
+class EventScheduler(pymesos.Scheduler):
+    """Files everything pymesos reports in `events`."""
+
+    def __init__(self) -> None:
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+
+    def registered(self, driver: Any, framework_id: dict[str, Any], master_info: dict[str, Any]) -> None:
+        self._subscribed(framework_id["value"], master_info)
+
+    def reregistered(self, driver: Any, master_info: dict[str, Any]) -> None:
+        self._subscribed(driver.framework_id, master_info)
+
+    def disconnected(self, driver: Any) -> None:
+        self.events.put(Disconnected())
+
+    def resourceOffers(self, driver: Any, offers: list[dict[str, Any]]) -> None:  # noqa: N802
+        self.events.put(OffersArrived(tuple(offers)))
+
+    def offerRescinded(self, driver: Any, offer_id: dict[str, Any]) -> None:  # noqa: N802
+        self.events.put(OfferRescinded(offer_id["value"]))
+
+    def statusUpdate(self, driver: Any, status: dict[str, Any]) -> None:  # noqa: N802
+        self.events.put(StatusUpdate(status))
+
+    def frameworkMessage(  # noqa: N802
+        self, driver: Any, executor_id: dict[str, Any], agent_id: dict[str, Any], message: str
+    ) -> None:
+        self.events.put(MessageArrived(agent_id["value"], executor_id["value"], message))
+
+    def executorLost(  # noqa: N802
+        self, driver: Any, executor_id: dict[str, Any], agent_id: dict[str, Any], status: int
+    ) -> None:
+        self.events.put(ExecutorLost(agent_id["value"], executor_id["value"], status))
+
+    def slaveLost(self, driver: Any, agent_id: dict[str, Any]) -> None:  # noqa: N802
+        self.events.put(AgentLost(agent_id["value"]))
+
+    def error(self, driver: Any, message: str) -> None:
+        # pymesos would subscribe again, and so throw out whoever took this framework over.
+        driver.stop(failover=True)
+        self.events.put(Refused(message))
+
+    def _subscribed(self, framework_id: str, master_info: dict[str, Any]) -> None:
+        self.events.put(Subscribed(framework_id, f"{master_info['hostname']}:{master_info['port']}"))

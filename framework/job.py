@@ -1,0 +1,190 @@
+"""A training job's data: what was asked for, its tasks, how it ended."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+from dike.profile import ModelProfile
+from dike.task import Role
+from executor.messages import Outcome
+from solver import Plan, PlannedTask
+
+
+class TaskState(enum.StrEnum):
+    """Mesos' task states, less the prefix, by what they mean for a job."""
+
+    STAGING = "staging"
+    STARTING = "starting"
+    RUNNING = "running"
+    KILLING = "killing"
+    FINISHED = "finished"
+    FAILED = "failed"
+    KILLED = "killed"
+    LOST = "lost"
+    """Also Mesos' DROPPED, GONE, UNREACHABLE and UNKNOWN: the task cannot be counted on any more."""
+    ERROR = "error"
+    """Mesos refused to launch it."""
+
+    @classmethod
+    def of(cls, mesos_state: str) -> TaskState:
+        """Reads Mesos' name, such as `TASK_RUNNING`."""
+        name = mesos_state.removeprefix("TASK_").lower()
+        if name in ("dropped", "gone", "gone_by_operator", "unreachable", "unknown"):
+            return cls.LOST
+        return cls(name)
+
+    def is_terminal(self) -> bool:
+        """Whether the task will never run again."""
+        return self not in (TaskState.STAGING, TaskState.STARTING, TaskState.RUNNING, TaskState.KILLING)
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """What was asked for.
+
+    Attributes:
+        job_id: unique identifier, part of its tasks' names.
+        script: path of the script inside its bundle.
+        arguments: the script's arguments.
+        profile: the model's numbers.
+        checkpoint_dir: where checkpoints go, the same path on all agents.
+        checkpoint_interval_s: seconds between periodic checkpoints.
+        max_restarts: how many failures are survived.
+        objective: what the planner optimises, `throughput` or `traffic`.
+        max_workers: upper bound on workers; None for none.
+        plan: a plan to follow instead of making one; None to make one.
+        bundle_url: where executors fetch the script's folder.
+        python: interpreter that runs the executor on the agents.
+        image: container image to run in; None for the agent's own file system.
+        plan_only: whether the job ends with its plan, without a launch.
+        hand_out_gpus: whether we choose the GPU devices of a task, for agents that do not isolate GPUs.
+        stream_all_logs: whether every task's output is sent to us, not only the chief's.
+        environment: variables for the script's processes.
+    """
+
+    job_id: str
+    script: str
+    arguments: tuple[str, ...]
+    profile: ModelProfile
+    checkpoint_dir: str
+    bundle_url: str
+    python: str
+    checkpoint_interval_s: float = 60.0
+    max_restarts: int = 3
+    objective: str = "throughput"
+    max_workers: int | None = None
+    plan: Plan | None = None
+    image: str | None = None
+    plan_only: bool = False
+    hand_out_gpus: bool = False
+    stream_all_logs: bool = False
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def is_chief(self, planned: PlannedTask) -> bool:
+        """Whether this task's output and progress are the job's."""
+        if self.profile.api.has_separate_chief:
+            return planned.role == Role.CHIEF
+        return planned.role == Role.WORKER and planned.index == 0
+
+
+@dataclass
+class JobTask:
+    """One Mesos task of a job.
+
+    Attributes:
+        task_id: Mesos' id of it.
+        planned: the plan's line it carries out.
+        agent_id, node: where it runs, for Mesos and for people.
+        host, port: where its TensorFlow server listens.
+        gpu_devices: device indices it was given; empty if none.
+        state: the last one reported.
+        message: what Mesos or the executor said with it.
+        reason: Mesos' reason, such as `REASON_AGENT_REMOVED`; empty if none was given.
+        outcome: how its process ended; None while it runs, or when nobody could tell.
+        step, loss, samples_per_s: the last progress it reported.
+        received: stream -> bytes of output received here.
+    """
+
+    task_id: str
+    planned: PlannedTask
+    agent_id: str
+    node: str
+    host: str
+    port: int
+    gpu_devices: tuple[int, ...] = ()
+    state: TaskState = TaskState.STAGING
+    message: str = ""
+    reason: str = ""
+    outcome: Outcome | None = None
+    step: int | None = None
+    loss: float | None = None
+    samples_per_s: float | None = None
+    received: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Role and index, such as `worker:0`."""
+        return f"{self.planned.role}:{self.planned.index}"
+
+    @property
+    def address(self) -> str:
+        """`host:port` of its TensorFlow server."""
+        return f"{self.host}:{self.port}"
+
+    @property
+    def logs_complete(self) -> bool:
+        """Whether everything its process wrote has been received."""
+        if self.outcome is None:
+            return not self.state.is_terminal()
+        return all(self.received.get(stream, 0) >= size for stream, size in self.outcome.log_bytes.items())
+
+    @property
+    def failure(self) -> str:
+        """Why it ended, in one sentence that names task, agent and log."""
+        reason = self.message or self.reason or self.state
+        where = f"; its whole output is in {self.outcome.sandbox} there" if self.outcome else ""
+        return f"{self.name} on agent {self.node} is {self.state}: {reason}{where}"
+
+
+@dataclass
+class JobResult:
+    """What became of a job; what `dike run --format json` prints.
+
+    Attributes:
+        succeeded: whether the script ran to its end.
+        restarts: how many failures were survived.
+        plan: the last plan followed; None if none was made.
+        addresses: task -> `host:port` of its TensorFlow server in the last attempt.
+        placement: variable -> device it was really found on, as the chief reported.
+        steps, loss: the last progress the chief reported.
+        checkpoint_dir: where the checkpoints are.
+        failure: why it failed; empty if it did not.
+        failed_tail: the end of the failed task's output.
+    """
+
+    succeeded: bool = False
+    restarts: int = 0
+    plan: Plan | None = None
+    addresses: dict[str, str] = field(default_factory=dict)
+    placement: dict[str, str] = field(default_factory=dict)
+    steps: int | None = None
+    loss: float | None = None
+    checkpoint_dir: str = ""
+    failure: str = ""
+    failed_tail: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as JSON values."""
+        return {
+            "succeeded": self.succeeded,
+            "restarts": self.restarts,
+            "steps": self.steps,
+            "loss": self.loss,
+            "checkpoint_dir": self.checkpoint_dir,
+            "failure": self.failure,
+            "addresses": self.addresses,
+            "placement": self.placement,
+            "plan": self.plan.to_json() if self.plan else None,
+        }

@@ -1,0 +1,181 @@
+"""From a plan and the offers behind it to the tasks that Mesos launches."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from dike.task import Role, TaskSpec
+from executor.messages import LaunchOrder
+from framework.job import JobSpec, JobTask
+from framework.offers import AgentOffer
+from framework.resources import Resource, ResourcePool
+from solver import Plan, PlannedTask
+
+# What the executor itself gets; the smallest amounts that Mesos accepts without a warning.
+EXECUTOR_CPUS = 0.01
+EXECUTOR_MEM_MIB = 32.0
+
+
+class DoesNotFitError(Exception):
+    """The offers in hand do not hold what the plan wants; the message says what and where."""
+
+
+def place(
+    spec: JobSpec, plan: Plan, agents: Sequence[AgentOffer], serial: int, avoid_ports: Collection[int] = ()
+) -> list[JobTask]:
+    """Gives each of the plan's tasks its agent, its port and its GPU devices.
+
+    Args:
+        spec: the job.
+        plan: tasks on nodes, by name.
+        agents: the offers in hand.
+        serial: number of this launch, part of the tasks' ids.
+        avoid_ports: ports that failed before and are taken only if there is no other.
+
+    Raises:
+        DoesNotFitError: if a node is not on offer or has too little.
+    """
+    by_node = {agent.node: agent for agent in agents}
+    pools: dict[str, ResourcePool] = {}
+    next_gpu: dict[str, int] = {}
+    choose = random.Random(f"{spec.job_id} {serial}")  # noqa: S311 (spreads ports; nothing secret)
+    tasks = []
+    for planned in plan.tasks:
+        agent = by_node.get(planned.node)
+        if agent is None:
+            raise DoesNotFitError(f"agent {planned.node} offers nothing at the moment")
+        pool = pools.setdefault(planned.node, agent.pool)
+        try:
+            _take(pool, planned)
+            port, _ = pool.take_port(avoid_ports, choose)
+        except ValueError as error:
+            raise DoesNotFitError(f"agent {planned.node}: {error}") from error
+        first = next_gpu.get(planned.node, 0)
+        next_gpu[planned.node] = first + planned.gpus
+        tasks.append(
+            JobTask(
+                task_id=f"{spec.job_id}.{planned.role}-{planned.index}.{serial}",
+                planned=planned,
+                agent_id=agent.agent_id,
+                node=agent.node,
+                host=agent.address,
+                port=port,
+                gpu_devices=tuple(range(first, first + planned.gpus)),
+            )
+        )
+    return tasks
+
+
+def cluster_spec(tasks: Sequence[JobTask]) -> dict[str, list[str]]:
+    """TensorFlow's cluster: role -> addresses in the order of the index."""
+    spec: dict[str, list[str]] = {}
+    for role in Role:
+        addresses = [task.address for task in sorted(tasks, key=lambda t: t.planned.index) if task.planned.role == role]
+        if addresses:
+            spec[str(role)] = addresses
+    return spec
+
+
+def launch_operation(
+    spec: JobSpec,
+    plan: Plan,
+    tasks: Sequence[JobTask],
+    cluster: Mapping[str, Sequence[str]],
+    agent: AgentOffer,
+    attempt: int,
+) -> dict[str, Any]:
+    """Mesos' LAUNCH operation for those of a job's tasks that belong on one agent.
+
+    Raises:
+        DoesNotFitError: if the agent's offers do not hold what they need.
+    """
+    pool = agent.pool
+    try:
+        infos = [_task_info(spec, plan, task, cluster, pool, attempt) for task in tasks]
+    except ValueError as error:
+        raise DoesNotFitError(f"agent {agent.node}: {error}") from error
+    return {"type": "LAUNCH", "launch": {"task_infos": infos}}
+
+
+def _take(pool: ResourcePool, planned: PlannedTask) -> list[Resource]:
+    """Takes a task's resources, port aside, executor included."""
+    taken = pool.take_scalar("cpus", planned.cpus) + pool.take_scalar("mem", planned.mem_mb)
+    if planned.disk_mb:
+        taken += pool.take_scalar("disk", planned.disk_mb)
+    if planned.gpus:
+        taken += pool.take_scalar("gpus", planned.gpus)
+    return taken
+
+
+def _task_info(
+    spec: JobSpec,
+    plan: Plan,
+    task: JobTask,
+    cluster: Mapping[str, Sequence[str]],
+    pool: ResourcePool,
+    attempt: int,
+) -> dict[str, Any]:
+    planned = task.planned
+    own = pool.take_scalar("cpus", EXECUTOR_CPUS) + pool.take_scalar("mem", EXECUTOR_MEM_MIB)
+    rest = pool.take_scalar("cpus", planned.cpus - EXECUTOR_CPUS)
+    rest += pool.take_scalar("mem", planned.mem_mb - EXECUTOR_MEM_MIB)
+    if planned.disk_mb:
+        rest += pool.take_scalar("disk", planned.disk_mb)
+    if planned.gpus:
+        rest += pool.take_scalar("gpus", planned.gpus)
+    rest += pool.take_ports([task.port])
+    executor: dict[str, Any] = {
+        "type": "CUSTOM",
+        "executor_id": {"value": task.task_id},
+        "name": f"dike {task.name}",
+        "source": spec.job_id,
+        "command": {"shell": False, "value": spec.python, "arguments": [spec.python, "-m", "executor"]},
+        "resources": own,
+    }
+    if spec.image is not None:
+        executor["container"] = {
+            "type": "MESOS",
+            "mesos": {"image": {"type": "DOCKER", "docker": {"name": spec.image}}},
+        }
+    return {
+        "name": f"{spec.job_id} {task.name}",
+        "task_id": {"value": task.task_id},
+        "agent_id": {"value": task.agent_id},
+        "executor": executor,
+        "resources": rest,
+        "data": _order(spec, plan, task, cluster, attempt).encode(),
+        "labels": {
+            "labels": [{"key": "dike.job", "value": spec.job_id}, {"key": "dike.role", "value": str(planned.role)}]
+        },
+    }
+
+
+def _order(
+    spec: JobSpec, plan: Plan, task: JobTask, cluster: Mapping[str, Sequence[str]], attempt: int
+) -> LaunchOrder:
+    planned = task.planned
+    devices: tuple[int, ...] | None = None
+    if spec.hand_out_gpus or not planned.gpus:
+        devices = task.gpu_devices
+    return LaunchOrder(
+        task=TaskSpec(
+            job_id=spec.job_id,
+            role=Role(planned.role),
+            index=planned.index,
+            cluster={role: list(addresses) for role, addresses in cluster.items()},
+            api=spec.profile.api,
+            variables=dict(plan.variables),
+            checkpoint_dir=spec.checkpoint_dir,
+            checkpoint_interval_s=spec.checkpoint_interval_s,
+            attempt=attempt,
+        ),
+        bundle_url=spec.bundle_url,
+        script=spec.script,
+        arguments=spec.arguments,
+        environment=spec.environment,
+        cpus=planned.cpus,
+        gpu_devices=devices,
+        stream_logs=spec.stream_all_logs or spec.is_chief(planned),
+    )

@@ -1,0 +1,176 @@
+"""Finding the Mesos master a user named, and what it says of its agents."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pymesos.detector
+from kazoo.exceptions import KazooException
+from kazoo.handlers.threading import KazooTimeoutError
+
+from dike.exceptions import BadInputError
+from framework.offers import node_class
+from solver import NodeClass
+
+DEFAULT_PORT = 5050
+RETRY_S = 0.5
+REQUEST_TIMEOUT_S = 5.0
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Master:
+    """A master that has answered.
+
+    Attributes:
+        uri: what to give to the driver: `host:port` or a `zk://` URI.
+        host, port: the leading master's address.
+        version: its Mesos version.
+    """
+
+    uri: str
+    host: str
+    port: int
+    version: str
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    def agents(self) -> list[NodeClass] | None:
+        """Every registered agent with all its resources, used or not; None where the master does not tell."""
+        try:
+            answer = httpx.get(f"http://{self.address}/slaves", timeout=REQUEST_TIMEOUT_S, follow_redirects=True)
+            answer.raise_for_status()
+            slaves: list[dict[str, Any]] = answer.json()["slaves"]
+        except (httpx.HTTPError, ValueError, KeyError) as error:
+            logger.info("the master does not list its agents: %s", error)
+            return None
+        nodes = []
+        for slave in slaves:
+            if slave.get("active"):
+                attributes = {name: str(value) for name, value in slave.get("attributes", {}).items()}
+                scalars = {key: float(slave["resources"].get(key, 0)) for key in ("cpus", "mem", "disk", "gpus")}
+                nodes.append(node_class(slave["id"], scalars, attributes))
+        return nodes
+
+
+def connect(uri: str, timeout_s: float) -> Master:
+    """Waits until a Mesos master answers.
+
+    Args:
+        uri: `host`, `host:port` or `zk://host:port[,host:port...]/path`.
+        timeout_s: how long to wait, in seconds.
+
+    Raises:
+        BadInputError: if the address makes no sense, nothing answers in time, or what answers is not Mesos.
+    """
+    deadline = time.monotonic() + timeout_s
+    if uri.startswith(("zk://", "zoo://")):
+        host, port = _leader(uri, timeout_s)
+    else:
+        host, port = _split(uri)
+    reason = "no answer"
+    while True:
+        try:
+            answer = httpx.get(f"http://{host}:{port}/version", timeout=min(REQUEST_TIMEOUT_S, max(timeout_s, 0.1)))
+        except httpx.TransportError as error:
+            reason = str(error) or type(error).__name__
+        else:
+            version = _mesos_version(answer)
+            if version is not None and _is_master(host, port):
+                return Master(uri if uri.startswith("z") else f"{host}:{port}", host, port, version)
+            # A Mesos master that is just starting has its version up before the rest.
+            if answer.status_code < httpx.codes.INTERNAL_SERVER_ERROR and (version is None or _is_agent(host, port)):
+                raise BadInputError(
+                    f"What answers at {host}:{port} is not a Mesos master; check --master (its port is usually 5050)."
+                )
+            reason = f"HTTP {answer.status_code}"
+        if time.monotonic() >= deadline:
+            raise BadInputError(
+                f"No Mesos master answered at {host}:{port} within {timeout_s:g} s ({reason}); check --master, or "
+                "leave it out to use a private Mesos on this machine."
+            )
+        time.sleep(RETRY_S)
+
+
+def _mesos_version(answer: httpx.Response) -> str | None:
+    """The version, if it is a Mesos that answered."""
+    try:
+        data = answer.json()
+    except ValueError:
+        return None
+    if isinstance(data, dict) and "build_user" in data and isinstance(data.get("version"), str):
+        return str(data["version"])
+    return None
+
+
+def _is_master(host: str, port: int) -> bool:
+    return _healthy(f"http://{host}:{port}/master/health")
+
+
+def _is_agent(host: str, port: int) -> bool:
+    return _healthy(f"http://{host}:{port}/slave(1)/health")
+
+
+def _healthy(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=REQUEST_TIMEOUT_S, follow_redirects=True).is_success
+    except httpx.TransportError:
+        return False
+
+
+def _split(uri: str) -> tuple[str, int]:
+    host, separator, port = uri.removeprefix("http://").rstrip("/").rpartition(":")
+    if not separator:
+        host, port = port, str(DEFAULT_PORT)
+    if not host or not port.isdigit() or not 0 < int(port) < 2**16 or "/" in host:
+        raise BadInputError(f"'{uri}' is not the address of a master; --master takes HOST:PORT or zk://HOST:PORT/PATH.")
+    return host, int(port)
+
+
+class _Found:
+    """What pymesos' detector calls back."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Event()
+        self.address: tuple[str, int] | None = None
+
+    def onNewMasterDetectedMessage(self, data: bytes) -> None:  # noqa: N802 (pymesos' name)
+        try:
+            address = json.loads(data)["address"]
+            self.address = (str(address["ip"]), int(address["port"]))
+        except (ValueError, KeyError, TypeError) as error:
+            logger.warning("ZooKeeper holds something that is not a Mesos master: %s", error)
+            return
+        self.changed.set()
+
+    def onNoMasterDetectedMessage(self) -> None:  # noqa: N802 (pymesos' name)
+        logger.info("ZooKeeper knows no leading Mesos master yet")
+
+
+def _leader(uri: str, timeout_s: float) -> tuple[str, int]:
+    """Asks ZooKeeper for the leading master."""
+    found = _Found()
+    detector = pymesos.detector.MasterDetector(uri.partition("://")[2], found)
+    starting = threading.Thread(target=_start_detector, args=(detector,), daemon=True)
+    starting.start()
+    arrived = found.changed.wait(timeout_s)
+    detector.stop()
+    if not arrived or found.address is None:
+        raise BadInputError(f"{uri} named no leading Mesos master within {timeout_s:g} s; check --master.")
+    return found.address
+
+
+def _start_detector(detector: pymesos.detector.MasterDetector) -> None:
+    try:
+        detector.start()
+    except (KazooTimeoutError, KazooException) as error:
+        logger.info("ZooKeeper did not answer: %s", error)

@@ -1,0 +1,153 @@
+"""Offers: what each agent has on the table, and the solver's view of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from framework.resources import ResourcePool
+from solver import Cluster, NodeClass
+
+MIB = 2**20
+DEFAULT_NETWORK_GBPS = 10.0
+DEFAULT_WITHIN_NODE_GBPS = 64.0
+
+
+@dataclass
+class AgentOffer:
+    """All that one agent offers at the moment; several offers of one agent count as one.
+
+    Attributes:
+        agent_id: Mesos' id of the agent.
+        node: the agent's name in plans: its host name, with a part of the id where that is not unique.
+        address: host or IP address under which the agent's tasks can be reached.
+        attributes: the agent's attributes as text.
+        offer_ids: the offers behind it.
+        pool: the resources.
+    """
+
+    agent_id: str
+    node: str
+    address: str
+    attributes: dict[str, str]
+    offer_ids: list[str] = field(default_factory=list)
+    resources: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def pool(self) -> ResourcePool:
+        """A fresh pool of everything offered."""
+        return ResourcePool(self.resources)
+
+    def node_class(self) -> NodeClass:
+        """The agent as the solver sees it."""
+        pool = self.pool
+        return node_class(
+            self.node, {name: pool.scalar(name) for name in ("cpus", "mem", "disk", "gpus")}, self.attributes
+        )
+
+
+class OfferBook:
+    """The offers in hand, by agent."""
+
+    def __init__(self) -> None:
+        self._agents: dict[str, AgentOffer] = {}
+        self._owner: dict[str, str] = {}
+
+    def add(self, offer: dict[str, Any]) -> None:
+        """Takes in an offer in Mesos' JSON form."""
+        agent_id = offer["agent_id"]["value"]
+        agent = self._agents.get(agent_id)
+        if agent is None:
+            agent = AgentOffer(
+                agent_id=agent_id,
+                node=self._unique_name(offer["hostname"], agent_id),
+                address=address_of(offer),
+                attributes=attributes_of(offer.get("attributes", ())),
+            )
+            self._agents[agent_id] = agent
+        agent.offer_ids.append(offer["id"]["value"])
+        agent.resources.extend(offer.get("resources", ()))
+        self._owner[offer["id"]["value"]] = agent_id
+
+    def rescind(self, offer_id: str) -> None:
+        """An offer is void. What else its agent offers is given up with it: its pieces cannot be told apart."""
+        agent_id = self._owner.get(offer_id)
+        if agent_id is not None:
+            self.remove(agent_id)
+
+    def remove(self, agent_id: str) -> AgentOffer | None:
+        """Takes an agent's offers out of the book."""
+        agent = self._agents.pop(agent_id, None)
+        if agent is not None:
+            for offer_id in agent.offer_ids:
+                del self._owner[offer_id]
+        return agent
+
+    def clear(self) -> list[AgentOffer]:
+        """Takes everything out of the book."""
+        agents = list(self._agents.values())
+        self._agents.clear()
+        self._owner.clear()
+        return agents
+
+    @property
+    def agents(self) -> list[AgentOffer]:
+        """What is on offer, by name of the agent."""
+        return sorted(self._agents.values(), key=lambda agent: agent.node)
+
+    def agent(self, agent_id: str) -> AgentOffer | None:
+        return self._agents.get(agent_id)
+
+    def _unique_name(self, hostname: str, agent_id: str) -> str:
+        taken = {agent.node for agent in self._agents.values()}
+        return f"{hostname}/{agent_id.rsplit('-', 1)[-1]}" if hostname in taken else hostname
+
+
+def cluster_of(nodes: Iterable[NodeClass]) -> Cluster:
+    """A solver cluster of these nodes."""
+    return Cluster(nodes=tuple(nodes), within_node_gbps=DEFAULT_WITHIN_NODE_GBPS, across_racks_gbps=None)
+
+
+def node_class(name: str, scalars: dict[str, float], attributes: dict[str, str]) -> NodeClass:
+    """A solver's node from an agent's resources and attributes.
+
+    Attributes it knows: `gpu_model`, `rack`, `network_gbps` (10 where it is not given or not a positive number).
+    """
+    return NodeClass(
+        name=name,
+        count=1,
+        cpus=scalars.get("cpus", 0.0),
+        mem_bytes=int(scalars.get("mem", 0.0) * MIB),
+        gpus=int(scalars.get("gpus", 0.0)),
+        gpu_model=attributes.get("gpu_model"),
+        disk_bytes=int(scalars.get("disk", 0.0) * MIB),
+        network_gbps=_positive(attributes.get("network_gbps")) or DEFAULT_NETWORK_GBPS,
+        rack=attributes.get("rack"),
+    )
+
+
+def attributes_of(attributes: Iterable[dict[str, Any]]) -> dict[str, str]:
+    """Mesos attributes as text, whatever their type."""
+    texts = {}
+    for attribute in attributes:
+        kind = attribute.get("type")
+        if kind == "TEXT":
+            texts[attribute["name"]] = str(attribute["text"]["value"])
+        elif kind == "SCALAR":
+            texts[attribute["name"]] = f"{attribute['scalar']['value']:g}"
+    return texts
+
+
+def address_of(offer: dict[str, Any]) -> str:
+    """Where the agent's tasks can be reached: its IP address, which needs no name service."""
+    address = offer.get("url", {}).get("address", {})
+    return str(address.get("ip") or address.get("hostname") or offer["hostname"])
+
+
+def _positive(text: str | None) -> float | None:
+    try:
+        value = float(text or "")
+    except ValueError:
+        return None
+    return value if value > 0 else None

@@ -1,0 +1,532 @@
+"""A training job from its first offer to its end: a state machine fed with events.
+
+All tasks start or none does. A failure of any task restarts the job from its last checkpoint; a worker of a job whose
+workers do not wait for each other rejoins alone, under its old address, if its agent offers it again soon.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from dike.exceptions import BadInputError, InfeasibleError, JobFailedError
+from dike.task import Role
+from executor.messages import LogChunk, Outcome, Report, decode_message
+from framework import events
+from framework.driver import MasterUnavailableError
+from framework.job import JobResult, JobSpec, JobTask, TaskState
+from framework.launching import DoesNotFitError, cluster_spec, launch_operation, place
+from framework.observer import JobObserver
+from framework.offers import AgentOffer, OfferBook, cluster_of
+from solver import NodeClass, Plan, PlanRequest, make_plan
+
+logger = logging.getLogger(__name__)
+
+SETTLE_S = 0.6
+"""Offers count as complete when none has come for so long."""
+COLLECT_S = 5.0
+"""Planning starts at the latest so long after the first offer."""
+REFUSE_S = 2.0
+"""How long Mesos keeps back what was declined while the job waits for more."""
+REJOIN_S = 20.0
+"""How long a lost worker may wait for its agent to offer its place again."""
+NO_OFFER_S = 10.0
+"""After so long without any offer the user is told."""
+KILL_AGAIN_S = 5.0
+LOGS_S = 3.0
+"""How long the end of the output may lag behind the end of the process."""
+
+
+class Phase(enum.Enum):
+    """Where a job stands."""
+
+    WAITING = enum.auto()
+    """Collecting offers."""
+    RUNNING = enum.auto()
+    """All tasks launched."""
+    STOPPING = enum.auto()
+    """Ending what still runs, to restart or to finish."""
+    DONE = enum.auto()
+
+
+class MesosCalls(Protocol):
+    """What a job asks of Mesos; `framework.driver.Driver` does it."""
+
+    def acceptOffers(self, offer_ids: Any, operations: Any, filters: Any = None) -> None: ...  # noqa: N802
+    def declineOffer(self, offer_ids: Any, filters: Any = None) -> None: ...  # noqa: N802
+    def acknowledgeStatusUpdate(self, status: dict[str, Any]) -> None: ...  # noqa: N802
+    def reviveOffers(self) -> None: ...  # noqa: N802
+    def suppressOffers(self) -> None: ...  # noqa: N802
+    def kill(self, task_id: str, agent_id: str) -> None: ...
+    def reconcile(self, tasks: dict[str, str]) -> None: ...
+
+
+class TrainingJob:
+    """One training job.
+
+    Feed it every event with `handle` and call `tick` a few times a second, from one thread, until `done`.
+
+    Args:
+        spec: what to run.
+        mesos: where to run it.
+        observer: who is told.
+        all_agents: lists every agent with all its resources, used or not, or None where that is not known; tells a
+            job that has to wait from one that can never start.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        mesos: MesosCalls,
+        observer: JobObserver,
+        all_agents: Callable[[], list[NodeClass] | None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._spec = spec
+        self._mesos = mesos
+        self._observer = observer
+        self._all_agents = all_agents
+        self._clock = clock
+        self._phase = Phase.WAITING
+        self._book = OfferBook()
+        self._first_offer_at: float | None = None
+        self._last_offer_at = 0.0
+        self._asked_at = clock()
+        self._plan: Plan | None = spec.plan
+        self._tasks: dict[str, JobTask] = {}
+        self._cluster: dict[str, list[str]] = {}
+        self._serial = 0
+        self._attempt = 0
+        self._rejoining: dict[str, tuple[JobTask, float]] = {}
+        self._used_ports: set[int] = set()
+        self._stepped = False
+        self._early_failure = ""
+        self._killed_at = 0.0
+        self._stopping_since = 0.0
+        self._after_stop: Callable[[], None] = self._finish
+        self.result = JobResult(checkpoint_dir=spec.checkpoint_dir)
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing of the job runs any more and `result` is complete."""
+        return self._phase is Phase.DONE
+
+    @property
+    def tasks(self) -> list[JobTask]:
+        """The tasks of the current attempt, in the order of the plan."""
+        return list(self._tasks.values())
+
+    # Events.
+
+    def handle(self, event: events.Event) -> None:
+        """Takes one event in.
+
+        Raises:
+            BadInputError: if the master refuses the framework, or the job can never fit.
+            JobFailedError: if the master has thrown the framework out.
+        """
+        match event:
+            case events.Subscribed():
+                self._mesos_call(lambda: self._mesos.reconcile(self._live()))
+            case events.Disconnected():
+                # Offers do not outlive the connection.
+                self._book.clear()
+                self._first_offer_at = None
+            case events.OffersArrived():
+                self._offers_arrived(event.offers)
+            case events.OfferRescinded():
+                self._book.rescind(event.offer_id)
+            case events.StatusUpdate():
+                self._status_update(event)
+                self._mesos_call(lambda: self._mesos.acknowledgeStatusUpdate(event.status))
+            case events.MessageArrived():
+                self._message(event)
+            case events.Refused():
+                self._refused(event)
+            case events.AgentLost() | events.ExecutorLost():
+                # Mesos also sends a status update for each task that went with it.
+                logger.info("%s", event)
+
+    def tick(self) -> None:
+        """Does what is due by time.
+
+        Raises:
+            BadInputError: if the job can never fit any cluster of the agents there are.
+        """
+        now = self._clock()
+        if self._phase is Phase.WAITING and self._first_offer_at is not None:
+            settled = now - self._last_offer_at >= SETTLE_S or now - self._first_offer_at >= COLLECT_S
+            if settled and self._book.agents:
+                self._try_to_start()
+        elif self._phase is Phase.WAITING and now - self._asked_at >= NO_OFFER_S:
+            self._asked_at = now
+            self._no_offer()
+        elif self._phase is Phase.RUNNING and self._rejoining:
+            self._try_to_rejoin(now)
+        elif self._phase is Phase.STOPPING:
+            self._continue_stopping(now)
+
+    def cancel(self) -> None:
+        """Ends all tasks; `done` follows when they have ended."""
+        self.result.failure = self.result.failure or "cancelled"
+        self._stop(self._finish)
+
+    # Offers.
+
+    def _offers_arrived(self, offers: Sequence[dict[str, Any]]) -> None:
+        if self._phase is not Phase.WAITING and not self._rejoining:
+            ids = [offer["id"] for offer in offers]
+            self._mesos_call(lambda: self._mesos.declineOffer(ids, {"refuse_seconds": REFUSE_S}))
+            return
+        for offer in offers:
+            self._book.add(offer)
+        self._last_offer_at = self._asked_at = self._clock()
+        if self._first_offer_at is None:
+            self._first_offer_at = self._last_offer_at
+
+    def _decline(self, agents: Sequence[AgentOffer]) -> None:
+        ids = [{"value": offer_id} for agent in agents for offer_id in agent.offer_ids]
+        if ids:
+            self._mesos_call(lambda: self._mesos.declineOffer(ids, {"refuse_seconds": REFUSE_S}))
+
+    def _try_to_start(self) -> None:
+        agents = [agent for agent in self._book.agents if agent.pool.ports()]
+        self._first_offer_at = None
+        try:
+            if not agents:
+                raise InfeasibleError(
+                    "None of the agents offers ports, and TensorFlow's servers need one each; give the agents a "
+                    "'ports' resource."
+                )
+            plan = self._spec.plan or self._make_plan([agent.node_class() for agent in agents])
+            tasks = place(self._spec, plan, agents, self._serial, self._used_ports)
+        except (InfeasibleError, DoesNotFitError) as error:
+            self._check_ever_fits(error)
+            self._observer.waiting(f"{error} On offer: {describe_offers(self._book.agents)}.")
+            self._decline(self._book.clear())
+            return
+        if self._spec.plan_only:
+            self.result.plan = plan
+            self.result.succeeded = True
+            self._decline(self._book.clear())
+            self._phase = Phase.DONE
+        else:
+            self._launch(plan, tasks)
+
+    def _no_offer(self) -> None:
+        nodes = self._all_agents()
+        if nodes == []:
+            self._observer.waiting("No agent is registered with the Mesos master.")
+            return
+        self._check_ever_fits(None)
+        self._observer.waiting(
+            f"No offer has come for {NO_OFFER_S:g} s: other frameworks hold what the agents have, or none of it is for "
+            "this role (--role)."
+        )
+
+    def _make_plan(self, nodes: Sequence[NodeClass]) -> Plan:
+        return make_plan(
+            PlanRequest(
+                profile=self._spec.profile,
+                cluster=cluster_of(nodes),
+                objective=self._spec.objective,
+                max_workers=self._spec.max_workers,
+            )
+        )
+
+    def _check_ever_fits(self, cause: Exception | None) -> None:
+        nodes = self._all_agents()
+        if not nodes:
+            return
+        if self._spec.plan is not None:
+            return
+        try:
+            self._make_plan(nodes)
+        except InfeasibleError as error:
+            raise InfeasibleError(f"This job can never start on the agents there are: {error}") from cause
+
+    def _launch(self, plan: Plan, tasks: list[JobTask]) -> None:
+        self._plan = self.result.plan = plan
+        self._observer.planned(plan)
+        self._serial += 1
+        self._stepped = False
+        self._tasks = {task.task_id: task for task in tasks}
+        self._cluster = cluster_spec(tasks)
+        self._used_ports = {task.port for task in tasks}
+        self.result.addresses = {task.name: task.address for task in tasks}
+        offered = {agent.agent_id: agent for agent in self._book.clear()}
+        self._phase = Phase.RUNNING
+        used = {task.agent_id for task in tasks}
+        try:
+            for agent_id in used:
+                here = [task for task in tasks if task.agent_id == agent_id]
+                self._accept(offered[agent_id], here)
+            self._decline([agent for agent_id, agent in offered.items() if agent_id not in used])
+            self._mesos.suppressOffers()
+        except MasterUnavailableError as error:
+            # What the master did take is found and ended by reconciliation.
+            logger.warning("launch interrupted: %s", error)
+            self._restart_or_fail("the connection to the Mesos master broke during the launch", counts=False)
+            return
+        self._observer.launched(tasks)
+
+    def _accept(self, agent: AgentOffer, tasks: Sequence[JobTask]) -> None:
+        assert self._plan is not None
+        operation = launch_operation(self._spec, self._plan, tasks, self._cluster, agent, self._attempt)
+        ids = [{"value": offer_id} for offer_id in agent.offer_ids]
+        self._mesos.acceptOffers(ids, [operation], {"refuse_seconds": REFUSE_S})
+
+    # Tasks.
+
+    def _live(self) -> dict[str, str]:
+        return {task.task_id: task.agent_id for task in self._tasks.values() if not task.state.is_terminal()}
+
+    def _status_update(self, event: events.StatusUpdate) -> None:
+        state = TaskState.of(event.state)
+        task = self._tasks.get(event.task_id)
+        if task is None:
+            agent_id = event.status.get("agent_id", {}).get("value", "")
+            if not state.is_terminal() and agent_id:
+                logger.warning("task %s is not ours any more: ending it", event.task_id)
+                self._mesos_call(lambda: self._mesos.kill(event.task_id, agent_id))
+            return
+        if task.state.is_terminal():
+            return
+        changed = task.state is not state
+        task.state = state
+        task.message = event.status.get("message", "")
+        task.reason = event.status.get("reason", "")
+        if event.status.get("data") and state.is_terminal():
+            task.outcome = _outcome(event.status["data"])
+        if changed:
+            self._observer.task_changed(task)
+        if state.is_terminal() and self._phase is Phase.RUNNING:
+            self._task_ended(task)
+
+    def _task_ended(self, task: JobTask) -> None:
+        if task.state is TaskState.FINISHED and self._computes(task):
+            if self._script_has_ended():
+                self.result.succeeded = True
+                self._stop(self._finish)
+            return
+        if self._can_rejoin(task):
+            self._start_rejoin(task)
+        else:
+            self._restart_or_fail(task.failure, task)
+
+    def _computes(self, task: JobTask) -> bool:
+        """Whether the task runs the user's script, and so may end by itself."""
+        if self._spec.profile.api.has_separate_chief:
+            return task.planned.role == Role.CHIEF
+        return task.planned.role == Role.WORKER
+
+    def _script_has_ended(self) -> bool:
+        return all(task.state is TaskState.FINISHED for task in self._tasks.values() if self._computes(task))
+
+    def _can_rejoin(self, task: JobTask) -> bool:
+        return (
+            task.planned.role == Role.WORKER
+            and not self._spec.is_chief(task.planned)
+            and not self._spec.profile.synchronous
+            and self._stepped
+            and self.result.restarts < self._spec.max_restarts
+        )
+
+    def _start_rejoin(self, task: JobTask) -> None:
+        self.result.restarts += 1
+        self._rejoining[task.name] = (task, self._clock() + REJOIN_S)
+        self._observer.restarting(task.failure, self.result.restarts, self._spec.max_restarts)
+        self._mesos_call(self._mesos.reviveOffers)
+
+    def _try_to_rejoin(self, now: float) -> None:
+        for name, (lost, deadline) in list(self._rejoining.items()):
+            agent = self._book.agent(lost.agent_id)
+            if agent is not None and self._rejoin(lost, agent):
+                del self._rejoining[name]
+            elif now > deadline:
+                self._restart_or_fail(
+                    f"{lost.failure}; its agent did not offer its place again within {REJOIN_S:g} s", counts=False
+                )
+                return
+        if not self._rejoining:
+            self._mesos_call(self._mesos.suppressOffers)
+        self._decline(self._book.clear())
+
+    def _rejoin(self, lost: JobTask, agent: AgentOffer) -> bool:
+        task = JobTask(
+            task_id=f"{self._spec.job_id}.{lost.planned.role}-{lost.planned.index}.{self._serial}",
+            planned=lost.planned,
+            agent_id=lost.agent_id,
+            node=lost.node,
+            host=lost.host,
+            port=lost.port,
+            gpu_devices=lost.gpu_devices,
+        )
+        try:
+            self._accept(agent, [task])
+        except DoesNotFitError:
+            return False
+        except MasterUnavailableError as error:
+            logger.warning("rejoining interrupted: %s", error)
+            return False
+        self._serial += 1
+        self._book.remove(agent.agent_id)
+        del self._tasks[lost.task_id]
+        self._tasks[task.task_id] = task
+        self._observer.launched(self.tasks)
+        return True
+
+    # Ends.
+
+    def _restart_or_fail(self, reason: str, task: JobTask | None = None, *, counts: bool = True) -> None:
+        stale = task is not None and task.reason == "REASON_INVALID_OFFERS"
+        if stale or not counts:
+            self._observer.note(f"{reason}; starting again")
+        elif self._is_hopeless(task):
+            self._fail(f"{reason}; it had failed the same way before without a single step", task)
+            return
+        elif self.result.restarts >= self._spec.max_restarts:
+            self._fail(f"{reason}; it was restarted {self.result.restarts} times (--max-restarts)", task)
+            return
+        else:
+            self.result.restarts += 1
+            self._observer.restarting(reason, self.result.restarts, self._spec.max_restarts)
+        self._stop(self._wait_again)
+
+    def _is_hopeless(self, task: JobTask | None) -> bool:
+        """Whether the script itself fails before its first step, twice in the same way: no restart will help."""
+        if task is None or self._stepped or task.outcome is None or not (task.outcome.exit_code or 0) > 0:
+            self._early_failure = ""
+            return False
+        failure = f"{task.name} {task.outcome.exit_code}"
+        again = failure == self._early_failure
+        self._early_failure = failure
+        return again
+
+    def _fail(self, reason: str, task: JobTask | None) -> None:
+        self.result.failure = reason
+        if task is not None and task.outcome is not None:
+            self.result.failed_tail = task.outcome.tail
+        self._stop(self._finish)
+
+    def _stop(self, then: Callable[[], None]) -> None:
+        self._phase = Phase.STOPPING
+        self._after_stop = then
+        self._rejoining.clear()
+        self._stopping_since = self._clock()
+        self._decline(self._book.clear())
+        self._kill_live()
+
+    def _kill_live(self) -> None:
+        self._killed_at = self._clock()
+        for task_id, agent_id in self._live().items():
+            self._mesos_call(lambda task_id=task_id, agent_id=agent_id: self._mesos.kill(task_id, agent_id))
+
+    def _continue_stopping(self, now: float) -> None:
+        if self._live():
+            if now - self._killed_at >= KILL_AGAIN_S:
+                self._kill_live()
+            return
+        chief = next((task for task in self._tasks.values() if self._spec.is_chief(task.planned)), None)
+        if chief is not None and not chief.logs_complete and now - self._stopping_since < LOGS_S:
+            return
+        self._after_stop()
+
+    def _wait_again(self) -> None:
+        self._attempt += 1
+        self._tasks = {}
+        self._phase = Phase.WAITING
+        self._first_offer_at = None
+        self._mesos_call(self._mesos.reviveOffers)
+
+    def _finish(self) -> None:
+        for task in self._tasks.values():
+            if not task.logs_complete and self._spec.is_chief(task.planned) and task.outcome is not None:
+                self._observer.note(
+                    f"a part of {task.name}'s output was lost on its way; the whole is in {task.outcome.sandbox} on "
+                    f"agent {task.node}"
+                )
+        self._phase = Phase.DONE
+
+    def _refused(self, event: events.Refused) -> None:
+        if event.http_status in (401, 403):
+            raise BadInputError(
+                "The Mesos master does not accept these credentials; check --principal and --secret-file."
+            )
+        if event.http_status is not None:
+            raise BadInputError(f"The Mesos master refused the framework: {event.reason}.")
+        raise JobFailedError(f"The Mesos master has ended this framework: {event.reason}.")
+
+    # Messages.
+
+    def _message(self, event: events.MessageArrived) -> None:
+        try:
+            message = decode_message(event.data)
+        except ValueError as error:
+            logger.warning("message of executor %s ignored: %s", event.executor_id, error)
+            return
+        task = self._tasks.get(message.task_id)
+        if task is None:
+            return
+        if isinstance(message, LogChunk):
+            missing = message.offset - task.received.get(message.stream, 0)
+            if missing:
+                self._observer.note(f"{missing} bytes of {task.name}'s {message.stream} were lost on their way")
+            task.received[message.stream] = message.offset + len(message.data)
+            self._observer.log(task, message)
+        else:
+            self._report(task, message)
+
+    def _report(self, task: JobTask, report: Report) -> None:
+        content = report.content
+        match content.get("type"):
+            case "progress":
+                self._stepped = True
+                task.step = _number(content.get("step"), int)
+                task.loss = _number(content.get("loss"), float)
+                task.samples_per_s = _number(content.get("samples_per_s"), float)
+                if self._spec.is_chief(task.planned):
+                    self.result.steps, self.result.loss = task.step, task.loss
+                self._observer.progress(task)
+            case "placement":
+                self.result.placement.update({str(k): str(v) for k, v in dict(content.get("variables", {})).items()})
+            case "checkpoint":
+                self._observer.checkpoint(str(content.get("path", "")), _number(content.get("step"), int) or 0)
+
+    def _mesos_call(self, call: Callable[[], None]) -> None:
+        """Makes a call that need not succeed now: it is made again, or made up for by reconciliation."""
+        try:
+            call()
+        except MasterUnavailableError as error:
+            logger.info("%s", error)
+
+
+def describe_offers(agents: Sequence[AgentOffer]) -> str:
+    """What is on offer, agent by agent, in words."""
+    texts = []
+    for agent in agents:
+        pool = agent.pool
+        texts.append(
+            f"{agent.node} {pool.scalar('cpus'):g} cpus, {pool.scalar('mem'):g} MiB, {pool.scalar('gpus'):g} gpus, "
+            f"{len(pool.ports())} ports"
+        )
+    return "; ".join(texts) or "nothing"
+
+
+def _outcome(data: str) -> Outcome | None:
+    try:
+        return Outcome.decode(data)
+    except (ValueError, TypeError) as error:
+        logger.warning("outcome of a task not readable: %s", error)
+        return None
+
+
+def _number(value: Any, kind: Callable[[Any], Any]) -> Any:
+    try:
+        return kind(value)
+    except (TypeError, ValueError):
+        return None

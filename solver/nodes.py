@@ -1,0 +1,73 @@
+"""Machines grouped by what they have: those alike are one kind, however many names or classes they come under."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from solver.cluster import Cluster
+from solver.resources import TaskResources
+from solver.units import BYTES_PER_S_PER_GBPS, MIB
+
+
+@dataclass(frozen=True)
+class NodeKind:
+    """Machines that are alike.
+
+    Attributes:
+        cpu_millis: thousandths of a CPU core.
+        mem_mb: MiB of memory.
+        disk_mb: MiB of disk.
+        gpus: whole GPUs.
+        gpu_model: their model; None where there are none or it is not known.
+        network_bytes_per_s: the network card's speed, each way.
+        rack: the rack they stand in, where racks matter.
+        names: the machines.
+    """
+
+    cpu_millis: int
+    mem_mb: int
+    disk_mb: int
+    gpus: int
+    gpu_model: str | None
+    network_bytes_per_s: float
+    rack: str | None
+    names: tuple[str, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.names)
+
+    @property
+    def cpus(self) -> float:
+        return self.cpu_millis / 1000
+
+    def room_for(self, task: TaskResources, taken: Sequence[TaskResources] = ()) -> int:
+        """How many such tasks fit on one machine beside `taken`; -1 if `taken` itself does not fit."""
+        free = (
+            (self.cpu_millis - sum(other.cpu_millis for other in taken), task.cpu_millis),
+            (self.mem_mb - sum(other.mem_mb for other in taken), task.mem_mb),
+            (self.disk_mb - sum(other.disk_mb for other in taken), task.disk_mb),
+            (self.gpus - sum(other.gpus for other in taken), task.gpus),
+        )
+        if any(left < 0 for left, _ in free):
+            return -1
+        return min(left // need for left, need in free if need > 0)
+
+
+def node_kinds(cluster: Cluster) -> tuple[NodeKind, ...]:
+    """The cluster's machines by kind, in the order in which the kinds first appear."""
+    groups: dict[tuple[int, int, int, int, str | None, float, str | None], list[str]] = {}
+    for node in cluster.nodes:
+        key = (
+            math.floor(node.cpus * 1000 + 1e-6),
+            node.mem_bytes // MIB,
+            node.disk_bytes // MIB,
+            node.gpus,
+            node.gpu_model if node.gpus else None,
+            node.network_gbps * BYTES_PER_S_PER_GBPS,
+            node.rack if cluster.across_racks_gbps is not None else None,
+        )
+        groups.setdefault(key, []).extend(node.node_names)
+    return tuple(NodeKind(*key, names=tuple(names)) for key, names in groups.items())

@@ -1,0 +1,108 @@
+"""What one task asks of its machine, and what a machine has."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from dike.profile import ModelProfile
+from solver.units import GIB, MIB
+
+CPU_STEP = 0.25
+"""Workers' CPUs are multiples of this."""
+TASK_BASE_MIB = 512
+"""Private memory of a TensorFlow process that has imported TensorFlow and run (its code is shared)."""
+GPU_WORKER_BASE_MIB = 3 * 1024
+"""Host memory of a process that drives one GPU."""
+FURTHER_GPU_MIB = 1024
+"""Host memory for each further GPU of the same process."""
+ACTIVATION_BYTES_PER_FLOP = 1 / 64
+"""Rough: ResNet50 keeps about 100 MB of activations for 7.8 GFLOPs forward of one sample."""
+PREFETCHED_BATCHES = 4
+CHECKPOINTS_KEPT = 3
+
+
+@dataclass(frozen=True)
+class TaskResources:
+    """Resources of one task.
+
+    Attributes:
+        cpus: CPU cores.
+        mem_mb: memory in MiB, Mesos' unit.
+        disk_mb: disk space in MiB.
+        gpus: whole GPUs.
+    """
+
+    cpus: float
+    mem_mb: int
+    disk_mb: int
+    gpus: int = 0
+
+    @property
+    def cpu_millis(self) -> int:
+        """CPUs in thousandths, the precision Mesos keeps."""
+        return math.ceil(self.cpus * 1000 - 1e-6)
+
+
+@dataclass(frozen=True, order=True)
+class WorkerShape:
+    """The part of a worker's resources that options differ in."""
+
+    gpus: int
+    cpus: float
+
+
+@dataclass(frozen=True)
+class TaskSizes:
+    """What each role of one model's job needs.
+
+    Attributes:
+        profile: the model.
+        helper_cpus: CPUs of each ps and of a separate chief.
+    """
+
+    profile: ModelProfile
+    helper_cpus: float
+
+    @classmethod
+    def of(cls, profile: ModelProfile, largest_node_cpus: float) -> TaskSizes:
+        """Sizes for a cluster whose largest machine has so many CPUs: a ps gets an eighth of it, one CPU at most."""
+        return cls(profile, max(0.01, math.floor(min(1.0, largest_node_cpus / 8) * 1000) / 1000))
+
+    def ps(self, shard_bytes: int) -> TaskResources:
+        """A ps that holds variables of this size, their optimizer slots and one gradient."""
+        held = (2 + self.profile.optimizer_slots) * shard_bytes
+        return TaskResources(self.helper_cpus, TASK_BASE_MIB + _mib(held), disk_mb=64)
+
+    @property
+    def chief(self) -> TaskResources | None:
+        """The separate chief, which holds the variables once while it writes a checkpoint; None if there is none."""
+        if not self.profile.api.has_separate_chief:
+            return None
+        memory = TASK_BASE_MIB + _mib(2 * self.profile.variable_bytes)
+        return TaskResources(self.helper_cpus, memory, disk_mb=128 + self._checkpoints_mib)
+
+    def worker(self, shape: WorkerShape) -> TaskResources:
+        """A worker: variables and gradients, batches read ahead, and on CPUs the activations."""
+        samples = self.profile.batch_size * max(1, shape.gpus)
+        held = 2 * self.profile.variable_bytes + PREFETCHED_BATCHES * samples * self.profile.sample_bytes
+        if shape.gpus:
+            base = GPU_WORKER_BASE_MIB + FURTHER_GPU_MIB * (shape.gpus - 1)
+        else:
+            base = TASK_BASE_MIB
+            held += int(samples * self.profile.flops_forward_per_sample * ACTIVATION_BYTES_PER_FLOP)
+        disk = 128 + (0 if self.profile.api.has_separate_chief else self._checkpoints_mib)
+        return TaskResources(shape.cpus, base + _mib(held), disk, shape.gpus)
+
+    @property
+    def _checkpoints_mib(self) -> int:
+        return _mib(CHECKPOINTS_KEPT * (1 + self.profile.optimizer_slots) * self.profile.variable_bytes)
+
+
+def gpu_bytes(profile: ModelProfile) -> int:
+    """Least memory a GPU needs to train the model: variables and gradients."""
+    return 2 * profile.variable_bytes + GIB // 4
+
+
+def _mib(count: float) -> int:
+    return math.ceil(count / MIB)

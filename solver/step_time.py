@@ -1,0 +1,135 @@
+"""How long a training step takes: the model the options are compared by (docs/solver.md, 'Step time')."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dike.profile import ModelProfile
+from solver.hardware import Hardware
+from solver.nodes import NodeKind
+from solver.resources import WorkerShape, gpu_bytes
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Predicted seconds in which every worker makes one step, and what they are made of.
+
+    Synchronous training adds the terms up (compute and input overlap on GPUs). In asynchronous training a worker goes
+    round by itself - compute, latency, transfer - and `network`, `update` and `dispatch` are limits on all together.
+
+    Attributes:
+        compute: forward, backward and the exchange between a worker's own GPUs.
+        input: preparing the batch on the worker's CPUs.
+        latency: what every step takes apart from its work.
+        transfer: one worker's own pull and push, with the network to itself (asynchronous only, else 0).
+        network: the busiest network card or rack uplink.
+        update: the busiest ps taking in the gradients of all workers.
+        dispatch: the separate chief handing out one step to each worker.
+        total: the whole.
+    """
+
+    compute: float
+    input: float
+    latency: float
+    transfer: float
+    network: float
+    update: float
+    dispatch: float
+    total: float
+
+
+@dataclass(frozen=True)
+class StepModel:
+    """Times of one model with workers of one shape.
+
+    Attributes:
+        profile: the model.
+        shape: a worker's GPUs and CPUs.
+        hardware: known speeds.
+        within_node_bytes_per_s: speed between tasks of one machine.
+        total_bytes: size of all variables, moved twice by every worker in every step.
+    """
+
+    profile: ModelProfile
+    shape: WorkerShape
+    hardware: Hardware
+    within_node_bytes_per_s: float
+    total_bytes: int
+
+    @property
+    def samples_per_step(self) -> int:
+        """Samples of one worker's step; each of its GPUs takes one batch."""
+        return self.profile.batch_size * max(1, self.shape.gpus)
+
+    def fits_gpu(self, kind: NodeKind) -> bool:
+        """Whether the variables and their gradients fit the memory of the machine's GPUs."""
+        return gpu_bytes(self.profile) <= self.hardware.gpu(kind.gpu_model).memory_bytes
+
+    def compute_s(self, kind: NodeKind) -> float:
+        """Seconds one worker computes for a step on this kind of machine."""
+        batch_flops = self.profile.batch_size * self.profile.flops_step_per_sample
+        if not self.shape.gpus:
+            return batch_flops / (self.shape.cpus * self.hardware.core_training_flops_per_s)
+        gpus = self.shape.gpus
+        exchange_s = 2 * (gpus - 1) / gpus * self.total_bytes / self.within_node_bytes_per_s
+        return batch_flops / self.hardware.gpu(kind.gpu_model).training_flops_per_s + exchange_s
+
+    @property
+    def input_s(self) -> float:
+        """Seconds a worker's CPUs prepare the samples of a step."""
+        rate = self.shape.cpus * self.hardware.core_input_bytes_per_s
+        return self.samples_per_step * self.profile.sample_bytes / rate
+
+    def work_s(self, kind: NodeKind) -> float:
+        """Seconds of a worker's step without any transfer. GPUs compute while the CPUs prepare the next batch."""
+        compute, prepare = self.compute_s(kind), self.input_s
+        busy = max(compute, prepare) if self.shape.gpus else compute + prepare
+        return busy + self.hardware.step_latency_s
+
+    def transfer_s(self, kind: NodeKind, local_bytes: int) -> float:
+        """Seconds one worker pulls the variables and pushes the gradients, alone on the network.
+
+        Args:
+            kind: the machine.
+            local_bytes: shard bytes on the same machine.
+        """
+        remote_s = 2 * (self.total_bytes - local_bytes) / kind.network_bytes_per_s
+        return remote_s + 2 * local_bytes / self.within_node_bytes_per_s
+
+    def network_s(self, kind: NodeKind, local_bytes: int, workers: int, all_workers: int) -> float:
+        """Seconds a machine's network card is busy while every worker makes one step (solver FACTS 4: T_i).
+
+        Args:
+            kind: the machine.
+            local_bytes: shard bytes on it.
+            workers: workers on it.
+            all_workers: workers of the job.
+        """
+        sent = local_bytes * (all_workers - workers)
+        received = workers * (self.total_bytes - local_bytes)
+        return max(
+            2 * max(sent, received) / kind.network_bytes_per_s,
+            2 * local_bytes * workers / self.within_node_bytes_per_s,
+        )
+
+    def update_s(self, largest_shard_bytes: int, all_workers: int) -> float:
+        """Seconds the busiest ps takes in one gradient from every worker."""
+        return all_workers * largest_shard_bytes / self.hardware.ps_update_bytes_per_s
+
+    def dispatch_s(self, all_workers: int) -> float:
+        """Seconds a separate chief hands out one step to every worker."""
+        return all_workers * self.hardware.dispatch_s if self.profile.api.has_separate_chief else 0.0
+
+    def round_s(self, cycle_s: float, network_s: float, largest_shard_bytes: int, all_workers: int) -> float:
+        """Seconds in which every worker makes one step.
+
+        Args:
+            cycle_s: synchronous: the slowest worker's work; asynchronous: mean time of a worker's own round.
+            network_s: busiest network card.
+            largest_shard_bytes: size of the largest shard.
+            all_workers: workers of the job.
+        """
+        update, dispatch = self.update_s(largest_shard_bytes, all_workers), self.dispatch_s(all_workers)
+        if self.profile.synchronous:
+            return cycle_s + network_s + update + dispatch
+        return max(cycle_s, network_s, update, dispatch)

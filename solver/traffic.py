@@ -1,0 +1,31 @@
+"""Eq. 1 of the paper 'Dike', repaired: what one step moves between tasks, weighted by how far.
+
+The paper sums Mem_j * Conn_jk * Cost_in + Mem_j * (1 - Conn_jk) * Cost_out over every ps j and worker k. As printed,
+nothing ties Conn_jk to the placement; here Conn_jk is 1 exactly when ps j and worker k share a machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+COST_WITHIN_NODE = 0.1
+COST_BETWEEN_NODES = 1.0
+
+
+def weighted_traffic(total_bytes: int, workers: int, local_bytes: float) -> float:
+    """Eq. 1 in weighted bytes.
+
+    Args:
+        total_bytes: size of all shards.
+        workers: number of workers; each moves every shard.
+        local_bytes: sum over machines of shard bytes times workers there: what needs no network.
+    """
+    return COST_BETWEEN_NODES * total_bytes * workers - (COST_BETWEEN_NODES - COST_WITHIN_NODE) * local_bytes
+
+
+def local_bytes(ps_nodes: Sequence[str], shard_bytes: Sequence[int], worker_nodes: Sequence[str]) -> int:
+    """Bytes that workers exchange with parameter servers on their own machine."""
+    on_node: dict[str, int] = {}
+    for node in worker_nodes:
+        on_node[node] = on_node.get(node, 0) + 1
+    return sum(size * on_node.get(node, 0) for node, size in zip(ps_nodes, shard_bytes, strict=True))

@@ -1,0 +1,46 @@
+"""Sizes as people write them: `32GiB`, `500MB`, or plain numbers of bytes."""
+
+from __future__ import annotations
+
+import re
+
+MIB = 2**20
+GIB = 2**30
+BYTES_PER_S_PER_GBPS = 1e9 / 8
+
+_FACTORS = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)")
+
+
+def parse_bytes(value: object) -> int:
+    """Reads a size in bytes from a number or from text such as `32GiB` (2^30) or `32GB` (10^9).
+
+    Raises:
+        ValueError: if it is neither.
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return int(value)
+    if isinstance(value, str):
+        match = _SIZE.fullmatch(value.strip())
+        if match is not None and match[2].lower() in _FACTORS:
+            return int(float(match[1]) * _FACTORS[match[2].lower()])
+    raise ValueError("a size is a number of bytes or text such as 32GiB or 500MB")
+
+
+def format_bytes(count: float) -> str:
+    """A size for people, in binary units."""
+    for unit, factor in (("TiB", 2**40), ("GiB", GIB), ("MiB", MIB), ("KiB", 2**10)):
+        if abs(count) >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count:.0f} B"

@@ -1,0 +1,140 @@
+"""What the tests of the embedded Mesos share: a plain scheduler on the v1 HTTP API, and a look at the process table."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import psutil
+
+DEADLINE_S = 60.0
+
+
+def eventually(look: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S) -> Any:
+    """Looks until the answer is true, and returns it."""
+    end = time.monotonic() + deadline_s
+    while not (found := look()):
+        if time.monotonic() > end:
+            raise AssertionError(f"not in {deadline_s} s: {what}")
+        time.sleep(0.02)
+    return found
+
+
+def alive(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Those that still run; one that nobody has waited for yet does not."""
+    found = []
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def with_argument(text: str) -> list[psutil.Process]:
+    """Running processes one of whose arguments is exactly `text`."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline", "status"])
+        if text in (process.info["cmdline"] or ()) and process.info["status"] != psutil.STATUS_ZOMBIE
+    ]
+
+
+class RawFramework:
+    """A framework without a driver: subscribes, takes any offer, and keeps the events."""
+
+    def __init__(self, master: str, *, headers: dict[str, str] | None = None, **info: Any) -> None:
+        self._host, _, port = master.rpartition(":")
+        self._port = int(port)
+        self._headers = {"Content-Type": "application/json", "Accept": "application/json", **(headers or {})}
+        framework = {
+            "user": "nobody",
+            "name": "raw",
+            "roles": ["*"],
+            "capabilities": [{"type": "MULTI_ROLE"}, {"type": "GPU_RESOURCES"}],
+            **info,
+        }
+        self.connection, self.stream = self._post({"type": "SUBSCRIBE", "subscribe": {"framework_info": framework}})
+        if self.stream.status != http.client.OK:
+            raise PermissionError(f"{self.stream.status} {self.stream.read().decode()}")
+        self._headers["Mesos-Stream-Id"] = self.stream.headers["Mesos-Stream-Id"]
+        self.events: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.updates: list[dict[str, Any]] = []
+        threading.Thread(target=self._read, daemon=True).start()
+        self.framework_id = self.next_event("SUBSCRIBED")["framework_id"]
+
+    def _post(self, body: dict[str, Any]) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=DEADLINE_S)
+        connection.request("POST", "/api/v1/scheduler", json.dumps(body), self._headers)
+        return connection, connection.getresponse()
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError, ValueError, http.client.HTTPException, AttributeError):
+            while length := self.stream.readline():
+                event = json.loads(self.stream.read(int(length)))
+                self.events.put({"type": event["type"], **event.get(event["type"].lower(), {})})
+
+    def call(self, kind: str, **values: Any) -> None:
+        body = {"type": kind, "framework_id": self.framework_id, **({kind.lower(): values} if values else {})}
+        _, response = self._post(body)
+        assert response.status == http.client.ACCEPTED, response.read()
+
+    def next_event(self, kind: str) -> dict[str, Any]:
+        """The next event of a kind; others are dropped, except that status updates are acknowledged."""
+        end = time.monotonic() + DEADLINE_S
+        while True:
+            event = self.events.get(timeout=max(0.01, end - time.monotonic()))
+            if event["type"] == "UPDATE":
+                self._acknowledge(event["status"])
+            if event["type"] == kind:
+                return event
+
+    def _acknowledge(self, status: dict[str, Any]) -> None:
+        self.updates.append(status)
+        if "uuid" in status:
+            self.call("ACKNOWLEDGE", agent_id=status["agent_id"], task_id=status["task_id"], uuid=status["uuid"])
+
+    def launch(self, task_id: str, command: dict[str, Any], agent: str | None = None, **task: Any) -> str:
+        """Starts a command task on the next offer (of the agent, if one is named); returns the agent's id."""
+        while True:
+            for offer in self.next_event("OFFERS")["offers"]:
+                if agent in (None, offer["hostname"]):
+                    return self._accept(offer, task_id, command, task)
+                self.call("DECLINE", offer_ids=[offer["id"]], filters={"refuse_seconds": 0.1})
+
+    def _accept(self, offer: dict[str, Any], task_id: str, command: dict[str, Any], task: dict[str, Any]) -> str:
+        resources = [
+            {"name": name, "type": "SCALAR", "scalar": {"value": value}, "allocation_info": {"role": "*"}}
+            for name, value in (("cpus", 0.1), ("mem", 32.0))
+        ]
+        info = {
+            "name": task_id,
+            "task_id": {"value": task_id},
+            "agent_id": offer["agent_id"],
+            "resources": resources,
+            "command": command,
+            **task,
+        }
+        operations = [{"type": "LAUNCH", "launch": {"task_infos": [info]}}]
+        self.call("ACCEPT", offer_ids=[offer["id"]], operations=operations, filters={"refuse_seconds": 0.0})
+        return str(offer["agent_id"]["value"])
+
+    def wait_for(self, task_id: str, *states: str) -> dict[str, Any]:
+        """The first status of the task that is one of `states`."""
+        while True:
+            for status in self.updates:
+                if status["task_id"]["value"] == task_id and status["state"] in states:
+                    return status
+            self.next_event("UPDATE")
+
+    def kill(self, task_id: str, agent_id: str) -> None:
+        self.call("KILL", task_id={"value": task_id}, agent_id={"value": agent_id})
+
+    def close(self) -> None:
+        self.call("TEARDOWN")
+        self.connection.close()

@@ -1,0 +1,98 @@
+"""The script's folder travels whole, and nothing outside it can be fetched."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import socket
+import tarfile
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from dike.exceptions import BadInputError
+from executor import bundle as executor_bundle
+from framework import bundle
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    (folder / "package").mkdir(parents=True)
+    (folder / "train.py").write_text("print('hello')\n")
+    (folder / "package" / "helper.py").write_text("VALUE = 1\n")
+    (folder / "data.bin").write_bytes(b"x" * 1000)
+    (folder / ".venv").mkdir()
+    (folder / ".venv" / "huge").write_text("not for the cluster")
+    (tmp_path / "secret").write_text("not for anybody")
+    return folder
+
+
+def names(archive: bytes) -> list[str]:
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        return tar.getnames()
+
+
+def test_everything_but_the_ignored_is_packed(project: Path) -> None:
+    (project / ".dikeignore").write_text("# results\n*.bin\n")
+    assert sorted(names(bundle.pack(project / "train.py"))) == [".dikeignore", "package/helper.py", "train.py"]
+
+
+def test_links_out_of_the_folder_are_not_followed(project: Path) -> None:
+    (project / "leak").symlink_to(project.parent / "secret")
+    (project / "inside").symlink_to(project / "data.bin")
+    packed = names(bundle.pack(project / "train.py"))
+    assert "leak" not in packed
+    assert "inside" in packed
+
+
+def test_a_folder_that_is_too_large_is_refused_with_the_remedy(project: Path) -> None:
+    with pytest.raises(BadInputError, match=r"more than 0 MiB.*\.dikeignore"):
+        bundle.pack(project / "train.py", size_limit_bytes=500)
+
+
+def test_the_executor_gets_what_was_packed(project: Path, tmp_path: Path) -> None:
+    with bundle.BundleServer(bundle.pack(project / "train.py"), "127.0.0.1") as server:
+        executor_bundle.fetch(server.url, tmp_path / "sandbox")
+    assert (tmp_path / "sandbox" / "package" / "helper.py").read_text() == "VALUE = 1\n"
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/bundle", "/bundle/", "/bundle/wrong", "/bundle/../../secret", "/../../../../etc/passwd", "/%2e%2e/secret"],
+)
+def test_nothing_else_is_served(project: Path, path: str) -> None:
+    with bundle.BundleServer(bundle.pack(project / "train.py"), "127.0.0.1") as server:
+        # A plain connection: a client library would tidy the path up before it is sent.
+        connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=10)
+        connection.putrequest("GET", path, skip_host=True)
+        connection.endheaders()
+        assert connection.getresponse().status == httpx.codes.NOT_FOUND
+        connection.close()
+
+
+def test_a_wrong_token_is_refused_in_words(project: Path, tmp_path: Path) -> None:
+    with bundle.BundleServer(bundle.pack(project / "train.py"), "127.0.0.1") as server:
+        with pytest.raises(executor_bundle.BundleError, match="HTTP 404"):
+            executor_bundle.fetch(server.url + "x", tmp_path / "sandbox")
+        url = server.url
+    with pytest.raises(executor_bundle.BundleError, match="could not be fetched"):
+        executor_bundle.fetch(url, tmp_path / "sandbox")
+
+
+def test_an_archive_that_climbs_out_is_refused(tmp_path: Path) -> None:
+    evil = io.BytesIO()
+    with tarfile.open(fileobj=evil, mode="w:gz") as tar:
+        tar.addfile(tarfile.TarInfo("../outside"), io.BytesIO())
+    with bundle.BundleServer(evil.getvalue(), "127.0.0.1") as server:
+        with pytest.raises(executor_bundle.BundleError, match="could not be unpacked"):
+            executor_bundle.fetch(server.url, tmp_path / "sandbox" / "bundle")
+    assert not (tmp_path / "sandbox" / "outside").exists()
+
+
+def test_the_address_towards_loopback_is_loopback() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        assert bundle.address_towards("127.0.0.1", listener.getsockname()[1]) == "127.0.0.1"

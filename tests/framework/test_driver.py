@@ -1,0 +1,239 @@
+"""pymesos' traps, each handled: on the real Mesos where that can show it, on a bare socket where it cannot."""
+
+from __future__ import annotations
+
+import getpass
+import http.server
+import json
+import queue
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from dike.exceptions import BadInputError
+from framework import events
+from framework.driver import RECONNECT_PAUSE_S, Driver, FrameworkSettings, MasterUnavailableError
+from framework.embedded import AgentSpec, EmbeddedCluster
+from framework.events import EventScheduler
+from framework.master import connect
+
+DEADLINE_S = 30.0
+SETTINGS = FrameworkSettings(name="test", user=getpass.getuser())
+Kind = TypeVar("Kind")
+
+
+def next_event(scheduler: EventScheduler, kind: type[Kind]) -> Kind:
+    """The next event of a kind; others are passed over."""
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        try:
+            event = scheduler.events.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            pytest.fail(f"no {kind.__name__} came")
+        if isinstance(event, kind):
+            return event
+
+
+@pytest.fixture(scope="module")
+def mesos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
+    credentials = tmp_path_factory.mktemp("credentials") / "credentials.json"
+    credentials.write_text(json.dumps({"credentials": [{"principal": "ann", "secret": "right"}]}))
+    agents = [AgentSpec(resources="cpus:1;mem:512;gpus:2", attributes="gpu_model:K80;rack:r1;network_gbps:25")]
+    with EmbeddedCluster(agents, framework_credentials=credentials) as cluster:
+        cluster.wait_for_agents(DEADLINE_S)
+        yield cluster
+
+
+def settings(**changes: Any) -> FrameworkSettings:
+    return FrameworkSettings(
+        **{"name": "test", "user": getpass.getuser(), "principal": "ann", "secret": "right", **changes}
+    )
+
+
+@pytest.mark.mesos
+def test_agents_with_gpus_are_offered(mesos: EmbeddedCluster) -> None:
+    scheduler = EventScheduler()
+    driver = Driver(settings(), mesos.master, scheduler)
+    driver.start()
+    try:
+        (offer,) = next_event(scheduler, events.OffersArrived).offers
+        assert {"name": "gpus", "type": "SCALAR", "scalar": {"value": 2.0}}.items() <= next(
+            piece for piece in offer["resources"] if piece["name"] == "gpus"
+        ).items()
+    finally:
+        driver.stop()
+        driver.join()
+
+
+@pytest.mark.mesos
+def test_a_wrong_secret_is_one_event_and_no_exception(mesos: EmbeddedCluster) -> None:
+    scheduler = EventScheduler()
+    driver = Driver(settings(secret="wrong"), mesos.master, scheduler)
+    driver.start()
+    assert next_event(scheduler, events.Refused).http_status == 401
+    driver.join()
+
+
+@pytest.mark.mesos
+def test_who_is_thrown_out_stays_out(mesos: EmbeddedCluster) -> None:
+    first_scheduler, second_scheduler = EventScheduler(), EventScheduler()
+    first = Driver(settings(), mesos.master, first_scheduler)
+    first.start()
+    framework_id = next_event(first_scheduler, events.Subscribed).framework_id
+    second = Driver(settings(), mesos.master, second_scheduler)
+    second.framework_id = framework_id
+    second.start()
+    try:
+        next_event(second_scheduler, events.Subscribed)
+        assert "failed over" in next_event(first_scheduler, events.Refused).reason
+        first.join()
+        assert second.connected
+    finally:
+        second.stop()
+        second.join()
+
+
+@pytest.mark.mesos
+def test_a_kill_of_an_unknown_task_is_answered(mesos: EmbeddedCluster) -> None:
+    scheduler = EventScheduler()
+    driver = Driver(settings(), mesos.master, scheduler)
+    driver.start()
+    try:
+        agent_id = next_event(scheduler, events.OffersArrived).offers[0]["agent_id"]["value"]
+        driver.kill("nobody", agent_id)
+        update = next_event(scheduler, events.StatusUpdate)
+        assert (update.task_id, update.state) == ("nobody", "TASK_LOST")
+        driver.reconcile({"also nobody": agent_id})
+        assert next_event(scheduler, events.StatusUpdate).task_id == "also nobody"
+    finally:
+        driver.stop()
+        driver.join()
+
+
+@pytest.mark.mesos
+def test_the_master_lists_its_agents(mesos: EmbeddedCluster) -> None:
+    (agent,) = connect(mesos.master, DEADLINE_S).agents() or []
+    assert (agent.cpus, agent.gpus, agent.gpu_model, agent.rack, agent.network_gbps) == (1, 2, "K80", "r1", 25)
+
+
+class Answering:
+    """A socket that speaks HTTP and answers every POST in the same way."""
+
+    def __init__(self, status: int, body: bytes = b"no", version: object = None) -> None:
+        self.requests: list[tuple[str, dict[str, str]]] = []
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["Content-Length"]))
+                outer.requests.append((self.path, dict(self.headers)))
+                self.answer(status, body)
+
+            def do_GET(self) -> None:
+                self.answer(200, json.dumps(version).encode())
+
+            def answer(self, code: int, content: bytes) -> None:
+                self.send_response(code)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"127.0.0.1:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.mark.parametrize("status", [404, 503])
+def test_a_master_that_is_starting_is_asked_again_without_haste(status: int) -> None:
+    master = Answering(status)
+    scheduler = EventScheduler()
+    driver = Driver(SETTINGS, master.address, scheduler)
+    driver.start()
+    try:
+        deadline = time.monotonic() + DEADLINE_S
+        started = time.monotonic()
+        while len(master.requests) < 4:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert time.monotonic() - started >= 3 * RECONNECT_PAUSE_S
+        assert not driver.aborted
+    finally:
+        driver.stop()
+        driver.join()
+        master.close()
+
+
+def test_a_call_without_a_connection_is_an_error() -> None:
+    driver = Driver(SETTINGS, "127.0.0.1:1", EventScheduler())
+    for call in (lambda: driver.acceptOffers([], [{}]), lambda: driver.declineOffer([]), lambda: driver.kill("t", "a")):
+        with pytest.raises(MasterUnavailableError):
+            call()
+
+
+def test_the_headers_of_one_driver_do_not_reach_another() -> None:
+    master = Answering(202, b"")
+    try:
+        for credentials in ({"principal": "ann", "secret": "right"}, {}):
+            driver = Driver(
+                FrameworkSettings(name="test", user="nobody", **credentials), master.address, EventScheduler()
+            )
+            driver._master, driver.stream_id, driver.framework_id = master.address, "stream", "F"
+            driver.kill("t", "a")
+        assert [("Authorization" in headers) for _, headers in master.requests] == [True, False]
+    finally:
+        master.close()
+
+
+def test_ctrl_c_is_left_to_us() -> None:
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize(
+    ("uri", "complaint"),
+    [
+        ("127.0.0.1:1", "No Mesos master answered at 127.0.0.1:1 within 0.2 s"),
+        ("nonsense:port", "is not the address of a master"),
+        ("host:99999", "is not the address of a master"),
+        ("zk://127.0.0.1:1/mesos", "named no leading Mesos master"),
+    ],
+)
+def test_a_master_that_is_not_there_is_one_sentence(uri: str, complaint: str) -> None:
+    with pytest.raises(BadInputError, match=complaint):
+        connect(uri, 0.2)
+
+
+def test_something_else_than_mesos_is_recognised() -> None:
+    other = Answering(200, version={"version": "2.0", "name": "something else"})
+    try:
+        with pytest.raises(BadInputError, match="is not a Mesos master"):
+            connect(other.address, DEADLINE_S)
+    finally:
+        other.close()
+
+
+@pytest.mark.mesos
+def test_an_agent_is_not_taken_for_a_master(mesos: EmbeddedCluster) -> None:
+    with pytest.raises(BadInputError, match="is not a Mesos master"):
+        connect(f"127.0.0.1:{mesos.agents[0].port}", 0.5)
+
+
+def test_a_zookeeper_entry_is_read(tmp_path: Path) -> None:
+    from framework.master import _Found
+
+    found = _Found()
+    found.onNewMasterDetectedMessage(b"not json")
+    assert not found.changed.is_set()
+    found.onNewMasterDetectedMessage(b'{"address": {"ip": "10.0.0.1", "port": 5050}}')
+    assert found.address == ("10.0.0.1", 5050)

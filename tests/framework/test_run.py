@@ -1,0 +1,254 @@
+"""`dike run` from outside: a real Mesos, real TensorFlow processes, the command as a user types it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from dike import task as task_module
+from dike.task import TaskSpec
+from framework.embedded import AgentSpec, EmbeddedCluster
+from solver import Plan
+
+pytestmark = [pytest.mark.mesos, pytest.mark.tensorflow, pytest.mark.timeout(600)]
+
+DEADLINE_S = 240.0
+AGENT = "cpus:2;mem:6144;disk:4096"
+V1_SCRIPT = """
+import sys
+import numpy as np
+import dike.compat.v1 as tf
+
+tf.disable_v2_behavior()
+steps = int(sys.argv[1])
+rng = np.random.RandomState(0)
+data = rng.rand(256, 8).astype('f')
+goal = data @ rng.rand(8, 1).astype('f')
+x = tf.placeholder(tf.float32, [None, 8])
+y = tf.placeholder(tf.float32, [None, 1])
+w = tf.get_variable('w', [8, 1])
+b = tf.get_variable('b', [1], initializer=tf.zeros_initializer())
+loss = tf.reduce_mean(tf.square(tf.matmul(x, w) + b - y))
+step = tf.train.get_or_create_global_step()
+train = tf.train.GradientDescentOptimizer(0.01).minimize(loss, global_step=step)
+hooks = [tf.train.StopAtStepHook(last_step=steps)]
+with tf.train.MonitoredTrainingSession(hooks=hooks) as session:
+    while not session.should_stop():
+        value, now, _ = session.run([loss, step, train], {x: data[:32], y: goal[:32]})
+print('last loss', value, flush=True)
+"""
+
+Result = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def mesos() -> Iterator[EmbeddedCluster]:
+    with EmbeddedCluster([AgentSpec(resources=AGENT)] * 2) as cluster:
+        cluster.wait_for_agents(60)
+        yield cluster
+
+
+class Running:
+    """A `dike run --format json` that goes on while the test looks at it."""
+
+    def __init__(self, folder: Path, *arguments: str | Path) -> None:
+        environment = {name: value for name, value in os.environ.items() if name not in ("DIKE_MASTER", "DIKE_TASK")}
+        self.log = folder / "stderr"
+        self._output = folder / "stdout"
+        with self.log.open("w") as stderr, self._output.open("w") as stdout:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "framework", "run", "--format", "json", *map(str, arguments)],
+                cwd=folder,
+                env=environment,
+                stdout=stdout,
+                stderr=stderr,
+            )
+
+    def wait_for(self, condition: Callable[[], Any], what: str) -> Any:
+        deadline = time.monotonic() + DEADLINE_S
+        while not (value := condition()):
+            if time.monotonic() > deadline or self.process.poll() is not None:
+                self.process.kill()
+                pytest.fail(f"{what} did not come true\n{self.log.read_text()}")
+            time.sleep(0.1)
+        return value
+
+    def wait_for_text(self, text: str) -> None:
+        self.wait_for(lambda: text in self.log.read_text(), f"'{text}' on standard error")
+
+    def result(self, exit_code: int = 0) -> Result:
+        try:
+            self.process.wait(DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            pytest.fail(f"the run did not end\n{self.log.read_text()}")
+        assert self.process.returncode == exit_code, self.log.read_text()
+        text = self._output.read_text()
+        return dict(json.loads(text)) if text else {}
+
+    def task_process(self, name: str) -> psutil.Process:
+        """The process that plays a role, such as `worker:1`, of this run."""
+        return self.wait_for(lambda: find_task(name), f"process of {name}")  # type: ignore[no-any-return]
+
+
+def find_task(name: str) -> psutil.Process | None:
+    for process in psutil.process_iter():
+        try:
+            text = process.environ().get(task_module.VARIABLE)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+        if text and TaskSpec.loads(text).name == name and "dike.launch" in process.cmdline():
+            return process
+    return None
+
+
+def no_task_left() -> bool:
+    return not any(find_task(f"{role}:{index}") for role in ("ps", "worker", "chief") for index in range(2))
+
+
+def variables_are_where_planned(result: Result) -> None:
+    plan = Plan.from_json(result["plan"])
+    assert result["placement"], "the chief reported no placement"
+    for variable, ps in plan.variables.items():
+        assert f"/job:ps/replica:0/task:{ps}" in result["placement"][variable], variable
+
+
+@pytest.fixture
+def v1_script(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    script = folder / "train.py"
+    script.write_text(V1_SCRIPT)
+    # A user's project may hold files named like our packages.
+    for name in ("solver", "executor", "framework"):
+        (folder / f"{name}.py").write_text("raise SystemExit('the wrong module was imported')\n")
+    return script
+
+
+def test_the_keras_example_on_a_private_mesos(tmp_path: Path, examples: Path) -> None:
+    run = Running(
+        tmp_path, "--agents", "2", "--resources", AGENT, "--max-workers", "2", examples / "digits_cnn.py", "--epochs", "6"
+    )
+    result = run.result()
+    log = run.log.read_text()
+    plan = Plan.from_json(result["plan"])
+    assert sorted({task.role for task in plan.tasks}) == ["chief", "ps", "worker"]
+    assert (plan.option.workers, plan.option.ps) == (2, 1)
+    assert float(re.findall(r"test accuracy:? (0\.\d+)", log)[-1]) > 0.95
+    losses = [float(text) for text in re.findall(r" - loss: (\d+\.\d+)", log)]
+    assert losses[-1] < losses[0] / 2
+    variables_are_where_planned(result)
+    assert list(Path(result["checkpoint_dir"]).glob("*.index"))
+    assert result["restarts"] == 0
+
+
+def test_the_v1_example_and_its_continuation(tmp_path: Path, examples: Path, mesos: EmbeddedCluster) -> None:
+    arguments = ["--master", mesos.master, "--max-workers", "2", "--checkpoint-dir", str(tmp_path / "checkpoints")]
+    run = Running(tmp_path, *arguments, examples / "digits_v1.py", "--steps", "200")
+    result = run.result()
+    assert result["succeeded"]
+    variables_are_where_planned(result)
+    losses = [float(text) for text in re.findall(r"loss (\d+\.\d+)", run.log.read_text())]
+    assert losses[-1] < losses[0] / 2
+    # The second run goes on where the first one ended.
+    (tmp_path / "again").mkdir()
+    again = Running(tmp_path / "again", *arguments, examples / "digits_v1.py", "--steps", "260")
+    assert again.result()["succeeded"]
+    first_step = int(re.findall(r"step (\d+)", again.log.read_text())[0])
+    assert first_step >= 200
+
+
+def test_a_killed_worker_rejoins_and_a_killed_executor_restarts_the_job(
+    tmp_path: Path, v1_script: Path, mesos: EmbeddedCluster
+) -> None:
+    run = Running(
+        tmp_path,
+        *("--master", mesos.master, "--max-workers", "2", "--checkpoint-interval", "1"),
+        *(v1_script, "6000"),
+    )
+    run.wait_for(lambda: find_task("worker:1") and find_task("ps:0"), "the tasks")
+    run.wait_for_text("worker:1 running")
+    time.sleep(5)
+    run.task_process("worker:1").kill()
+    run.wait_for_text("worker:1 failed: ended by signal 9 (SIGKILL)")
+    executor = run.task_process("ps:0").parent()
+    assert executor is not None
+    executor.kill()
+    run.wait_for_text("ps:0 failed")
+    result = run.result()
+    assert result["succeeded"]
+    assert result["restarts"] >= 1
+    assert no_task_left()
+
+
+def test_a_killed_agent_is_survived(tmp_path: Path, v1_script: Path) -> None:
+    with EmbeddedCluster([AgentSpec(resources=AGENT)] * 2) as cluster:
+        cluster.wait_for_agents(60)
+        run = Running(
+            tmp_path,
+            *("--master", cluster.master, "--max-workers", "2", "--checkpoint-interval", "1"),
+            *(v1_script, "3000"),
+        )
+        run.wait_for_text("worker:0 running")
+        node = re.findall(r"worker:0 on agent-(\d)", run.log.read_text())[0]
+        time.sleep(3)
+        cluster.kill_agent(int(node))
+        result = run.result()
+        assert result["succeeded"]
+        assert result["restarts"] >= 1
+        # The new plan had to do without the lost agent.
+        assert {task["node"] for task in result["plan"]["tasks"]} == {f"agent-{1 - int(node)}"}
+
+
+def test_ctrl_c_ends_everything(tmp_path: Path, v1_script: Path, mesos: EmbeddedCluster) -> None:
+    run = Running(tmp_path, "--master", mesos.master, "--max-workers", "1", v1_script, "1000000")
+    run.wait_for_text("worker:0 running")
+    run.process.send_signal(signal.SIGINT)
+    run.result(exit_code=130)
+    assert no_task_left()
+    deadline = time.monotonic() + DEADLINE_S
+    while any(framework["active"] for framework in mesos.state()["frameworks"]):
+        assert time.monotonic() < deadline, "the framework is still there"
+        time.sleep(0.1)
+
+
+def test_a_failing_script_names_task_agent_and_log(tmp_path: Path, v1_script: Path, mesos: EmbeddedCluster) -> None:
+    v1_script.write_text(V1_SCRIPT.replace("value, now, _ =", "raise ValueError('broken on purpose')\n        value, now, _ ="))
+    run = Running(tmp_path, "--master", mesos.master, "--max-workers", "1", v1_script, "100")
+    result = run.result(exit_code=1)
+    assert re.search(r"worker:0 on agent agent-\d is failed: exited with status 1", result["failure"])
+    assert "ValueError: broken on purpose" in run.log.read_text()
+    assert "Traceback (most recent call last)" in run.log.read_text()
+
+
+def test_a_plan_can_be_saved_and_followed(tmp_path: Path, v1_script: Path, mesos: EmbeddedCluster) -> None:
+    run = Running(tmp_path, "--master", mesos.master, "--max-workers", "1", "--plan-only", v1_script, "100")
+    plan = run.result()
+    assert plan["option"]["workers"] == 1
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    run = Running(tmp_path, "--master", mesos.master, "--plan", tmp_path / "plan.json", v1_script, "100")
+    result = run.result()
+    assert result["succeeded"]
+    assert result["plan"]["tasks"] == plan["tasks"]
+
+
+def test_too_little_on_offer_is_waited_for(tmp_path: Path, v1_script: Path, mesos: EmbeddedCluster) -> None:
+    holder = Running(tmp_path, "--master", mesos.master, v1_script, "1000000")
+    holder.wait_for_text("worker:0 running")
+    (tmp_path / "second").mkdir()
+    waiter = Running(tmp_path / "second", "--master", mesos.master, "--plan-only", v1_script, "100")
+    waiter.wait_for_text("waiting: ")
+    holder.process.send_signal(signal.SIGTERM)
+    holder.result(exit_code=130)
+    assert waiter.result()["tasks"]

@@ -1,0 +1,499 @@
+"""The job's state machine, fed with events; only Mesos' calls are played, the planner is real."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from dike.exceptions import BadInputError, InfeasibleError
+from dike.profile import Api, ModelProfile, VariableSpec
+from executor.messages import LaunchOrder, LogChunk, Outcome, Report
+from framework import events
+from framework.driver import MasterUnavailableError
+from framework.job import JobSpec, JobTask, TaskState
+from framework.observer import JobObserver
+from framework.training import COLLECT_S, KILL_AGAIN_S, LOGS_S, NO_OFFER_S, REJOIN_S, SETTLE_S, TrainingJob
+from solver import NodeClass, Plan
+
+GIB = 2**30
+
+
+def profile(api: Api = Api.GRAPH, synchronous: bool = False) -> ModelProfile:
+    return ModelProfile(
+        name="train.py",
+        api=api,
+        parameters=10_000,
+        parameter_bytes=40_000,
+        variables=(VariableSpec("w", (100, 100), "float32", 40_000),),
+        flops_forward_per_sample=6e5,
+        flops_step_per_sample=1.8e6,
+        longest_path_flops=6e5,
+        batch_size=64,
+        synchronous=synchronous,
+    )
+
+
+def spec(**changes: Any) -> JobSpec:
+    values: dict[str, Any] = {
+        "job_id": "job",
+        "script": "train.py",
+        "arguments": (),
+        "profile": profile(),
+        "checkpoint_dir": "/checkpoints",
+        "bundle_url": "http://127.0.0.1:1/bundle/token",
+        "python": "python3",
+        "max_workers": 2,
+        "max_restarts": 2,
+    }
+    return JobSpec(**{**values, **changes})
+
+
+def scalar(name: str, value: float) -> dict[str, Any]:
+    return {"name": name, "type": "SCALAR", "scalar": {"value": value}, "role": "*"}
+
+
+class Mesos:
+    """Plays the master: hands out offers, remembers calls."""
+
+    def __init__(self) -> None:
+        self.accepted: list[dict[str, Any]] = []
+        self.declined: list[str] = []
+        self.killed: list[str] = []
+        self.acknowledged: list[dict[str, Any]] = []
+        self.calls: list[str] = []
+        self.reconciled: list[dict[str, str]] = []
+        self.unavailable = False
+        self._serial = itertools.count()
+
+    def offer(self, agent: int = 0, cpus: float = 2, mem: float = 8192, ports: bool = True) -> dict[str, Any]:
+        first = 31000 + 100 * agent
+        resources = [scalar("cpus", cpus), scalar("mem", mem), scalar("disk", 10_000)]
+        if ports:
+            resources.append(
+                {"name": "ports", "type": "RANGES", "ranges": {"range": [{"begin": first, "end": first + 99}]}}
+            )
+        return {
+            "id": {"value": f"O{next(self._serial)}"},
+            "agent_id": {"value": f"S{agent}"},
+            "hostname": f"agent-{agent}",
+            "url": {"address": {"hostname": f"agent-{agent}", "ip": "127.0.0.1", "port": 5051}},
+            "resources": resources,
+        }
+
+    def acceptOffers(self, offer_ids: Any, operations: Any, filters: Any = None) -> None:  # noqa: N802
+        if self.unavailable:
+            raise MasterUnavailableError("gone")
+        for operation in operations:
+            self.accepted += operation["launch"]["task_infos"]
+
+    def declineOffer(self, offer_ids: Any, filters: Any = None) -> None:  # noqa: N802
+        assert filters["refuse_seconds"] > 0
+        self.declined += [offer_id["value"] for offer_id in offer_ids]
+
+    def acknowledgeStatusUpdate(self, status: dict[str, Any]) -> None:  # noqa: N802
+        self.acknowledged.append(status)
+
+    def reviveOffers(self) -> None:  # noqa: N802
+        self.calls.append("revive")
+
+    def suppressOffers(self) -> None:  # noqa: N802
+        self.calls.append("suppress")
+
+    def kill(self, task_id: str, agent_id: str) -> None:
+        self.killed.append(task_id)
+
+    def reconcile(self, tasks: dict[str, str]) -> None:
+        self.reconciled.append(tasks)
+
+
+class Watcher(JobObserver):
+    def __init__(self) -> None:
+        self.waits: list[str] = []
+        self.restarts: list[str] = []
+        self.notes: list[str] = []
+        self.output = b""
+
+    def waiting(self, reason: str) -> None:
+        self.waits.append(reason)
+
+    def restarting(self, reason: str, restart: int, limit: int) -> None:
+        self.restarts.append(reason)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def log(self, task: JobTask, chunk: LogChunk) -> None:
+        self.output += chunk.data
+
+
+class Stage:
+    """A job with a played Mesos and a clock that is moved by hand."""
+
+    def __init__(self, job_spec: JobSpec, all_agents: list[NodeClass] | None = None) -> None:
+        self.now = 1000.0
+        self.mesos = Mesos()
+        self.watcher = Watcher()
+        self.job = TrainingJob(job_spec, self.mesos, self.watcher, lambda: all_agents, lambda: self.now)
+        self.job.handle(events.Subscribed("F", "127.0.0.1:5050"))
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.job.tick()
+
+    def offer(self, *offers: dict[str, Any]) -> None:
+        self.job.handle(events.OffersArrived(offers))
+
+    def start(self, agents: int = 1) -> dict[str, JobTask]:
+        self.offer(*(self.mesos.offer(agent) for agent in range(agents)))
+        self.wait(SETTLE_S + 0.1)
+        for task in self.job.tasks:
+            self.update(task, "TASK_RUNNING")
+        return {task.name: task for task in self.job.tasks}
+
+    def update(self, task: JobTask, state: str, outcome: Outcome | None = None, **more: Any) -> None:
+        status = {"task_id": {"value": task.task_id}, "agent_id": {"value": task.agent_id}, "state": state, **more}
+        if outcome is not None:
+            status["data"] = outcome.encode()
+        self.job.handle(events.StatusUpdate(status))
+
+    def say(self, task: JobTask, message: LogChunk | Report) -> None:
+        self.job.handle(events.MessageArrived(task.agent_id, task.task_id, message.encode()))
+
+    def step(self, task: JobTask, step: int, loss: float = 1.0) -> None:
+        self.say(task, Report(task.task_id, {"type": "progress", "step": step, "loss": loss}))
+
+    def end_killed(self) -> None:
+        """Every task that was asked to end does so."""
+        for task in self.job.tasks:
+            if task.task_id in self.mesos.killed and not task.state.is_terminal():
+                self.update(task, "TASK_KILLED")
+        self.wait(0.1)
+
+
+def ended(exit_code: int, log_bytes: dict[str, int] | None = None) -> Outcome:
+    return Outcome(exit_code, log_bytes or {}, "the tail", "/sandbox")
+
+
+def test_all_tasks_are_launched_together_with_one_cluster_spec() -> None:
+    stage = Stage(spec())
+    tasks = stage.start(agents=2)
+    assert {name.split(":")[0] for name in tasks} == {"ps", "worker"}
+    orders = [LaunchOrder.decode(info["data"]) for info in stage.mesos.accepted]
+    assert len(orders) == len(tasks)
+    assert all(order.task.cluster == orders[0].task.cluster for order in orders)
+    addresses = [address for role in orders[0].task.cluster.values() for address in role]
+    assert len(set(addresses)) == len(tasks)
+    assert sorted(addresses) == sorted(stage.job.result.addresses.values())
+    assert [order.stream_logs for order in orders].count(True) == 1
+
+
+def test_what_is_launched_is_what_was_planned() -> None:
+    stage = Stage(spec())
+    stage.start()
+    for info in stage.mesos.accepted:
+        task = next(task for task in stage.job.tasks if task.task_id == info["task_id"]["value"])
+        for name, planned in (("cpus", task.planned.cpus), ("mem", task.planned.mem_mb)):
+            pieces = info["resources"] + info["executor"]["resources"]
+            total = sum(piece["scalar"]["value"] for piece in pieces if piece["name"] == name)
+            assert total == pytest.approx(planned, abs=1e-3)
+
+
+def test_offers_are_collected_until_they_settle() -> None:
+    stage = Stage(spec())
+    stage.offer(stage.mesos.offer(0))
+    stage.wait(SETTLE_S / 2)
+    assert not stage.mesos.accepted
+    stage.offer(stage.mesos.offer(1))
+    stage.wait(SETTLE_S / 2)
+    assert not stage.mesos.accepted
+    stage.wait(SETTLE_S / 2 + 0.01)
+    assert stage.mesos.accepted
+
+
+def test_collecting_ends_at_its_deadline_even_if_offers_keep_coming() -> None:
+    stage = Stage(spec())
+    for agent in range(round(COLLECT_S / (SETTLE_S / 2)) + 2):
+        stage.offer(stage.mesos.offer(agent))
+        stage.wait(SETTLE_S / 2)
+    assert stage.mesos.accepted
+
+
+def test_a_rescinded_offer_is_not_used() -> None:
+    stage = Stage(spec())
+    gone = stage.mesos.offer(0)
+    stage.offer(gone, stage.mesos.offer(1))
+    stage.job.handle(events.OfferRescinded(gone["id"]["value"]))
+    stage.wait(SETTLE_S + 0.1)
+    assert {info["agent_id"]["value"] for info in stage.mesos.accepted} == {"S1"}
+
+
+def test_too_little_on_offer_is_declined_and_named() -> None:
+    stage = Stage(spec())
+    offer = stage.mesos.offer(0, cpus=0.1)
+    stage.offer(offer)
+    stage.wait(SETTLE_S + 0.1)
+    assert not stage.mesos.accepted
+    assert stage.mesos.declined == [offer["id"]["value"]]
+    assert "agent-0 0.1 cpus" in stage.watcher.waits[0]
+    stage.start()
+    assert stage.mesos.accepted
+
+
+def test_agents_without_ports_are_named() -> None:
+    stage = Stage(spec())
+    stage.offer(stage.mesos.offer(0, ports=False))
+    stage.wait(SETTLE_S + 0.1)
+    assert "ports" in stage.watcher.waits[0]
+
+
+def test_a_job_that_can_never_fit_ends_at_once() -> None:
+    small = NodeClass(name="S0", count=1, cpus=0.1, mem_bytes=GIB, gpus=0, gpu_model=None, disk_bytes=GIB)
+    stage = Stage(spec(), all_agents=[small])
+    stage.offer(stage.mesos.offer(0, cpus=0.1))
+    with pytest.raises(InfeasibleError, match="can never start"):
+        stage.wait(SETTLE_S + 0.1)
+
+
+def test_no_offer_at_all_is_told() -> None:
+    stage = Stage(spec(), all_agents=[])
+    stage.wait(NO_OFFER_S + 1)
+    assert stage.watcher.waits == ["No agent is registered with the Mesos master."]
+
+
+def test_a_v1_job_ends_well_when_its_last_worker_has() -> None:
+    stage = Stage(spec())
+    tasks = stage.start()
+    workers = [task for name, task in tasks.items() if name.startswith("worker")]
+    for worker in workers:
+        assert not stage.job.result.succeeded
+        stage.update(worker, "TASK_FINISHED", ended(0))
+    assert stage.mesos.killed == [tasks["ps:0"].task_id]
+    stage.end_killed()
+    assert stage.job.done
+    assert stage.job.result.succeeded
+
+
+def test_a_keras_job_ends_well_when_its_chief_has() -> None:
+    stage = Stage(spec(profile=profile(Api.KERAS)))
+    tasks = stage.start()
+    stage.update(tasks["chief:0"], "TASK_FINISHED", ended(0))
+    stage.end_killed()
+    assert stage.job.done
+    assert stage.job.result.succeeded
+
+
+def test_the_end_waits_for_the_end_of_the_output_but_not_for_ever() -> None:
+    for arrives in (True, False):
+        stage = Stage(spec(profile=profile(Api.KERAS)))
+        tasks = stage.start()
+        chief = tasks["chief:0"]
+        stage.say(chief, LogChunk(chief.task_id, "stdout", 0, b"one "))
+        stage.update(chief, "TASK_FINISHED", ended(0, {"stdout": 7}))
+        stage.end_killed()
+        assert not stage.job.done
+        if arrives:
+            stage.say(chief, LogChunk(chief.task_id, "stdout", 4, b"two"))
+            stage.wait(0.1)
+            assert stage.watcher.output == b"one two"
+            assert stage.watcher.notes == []
+        else:
+            stage.wait(LOGS_S)
+            assert "lost on its way" in stage.watcher.notes[0]
+        assert stage.job.done
+        assert stage.job.result.succeeded
+
+
+def test_updates_may_come_twice_and_late() -> None:
+    stage = Stage(spec(profile=profile(Api.KERAS)))
+    tasks = stage.start()
+    chief = tasks["chief:0"]
+    stage.update(chief, "TASK_FINISHED", ended(0))
+    stage.update(chief, "TASK_FINISHED", ended(0))
+    stage.update(chief, "TASK_RUNNING")
+    assert chief.state is TaskState.FINISHED
+    assert len(stage.mesos.acknowledged) == len(tasks) + 3
+
+
+def test_a_task_of_an_earlier_attempt_is_ended() -> None:
+    stage = Stage(spec())
+    tasks = stage.start()
+    stage.job.handle(
+        events.StatusUpdate(
+            {"task_id": {"value": "job.worker-0.old"}, "agent_id": {"value": "S0"}, "state": "TASK_RUNNING"}
+        )
+    )
+    assert stage.mesos.killed == ["job.worker-0.old"]
+    assert all(not task.state.is_terminal() for task in tasks.values())
+
+
+def test_a_lost_ps_restarts_the_whole_job_under_new_ids() -> None:
+    stage = Stage(spec())
+    before = stage.start()
+    stage.step(before["worker:0"], 10)
+    stage.update(before["ps:0"], "TASK_LOST", message="agent removed", reason="REASON_AGENT_REMOVED")
+    assert set(stage.mesos.killed) == {task.task_id for name, task in before.items() if name != "ps:0"}
+    stage.end_killed()
+    assert stage.mesos.calls[-1] == "revive"
+    after = stage.start()
+    assert set(after) == set(before)
+    assert not {task.task_id for task in after.values()} & {task.task_id for task in before.values()}
+    assert not {task.port for task in after.values()} & {task.port for task in before.values()}
+    assert stage.job.result.restarts == 1
+    assert "ps:0 on agent agent-0" in stage.watcher.restarts[0]
+
+
+def test_a_worker_rejoins_alone_under_its_old_address() -> None:
+    stage = Stage(spec())
+    tasks = stage.start()
+    worker = tasks["worker:1"]
+    stage.step(tasks["worker:0"], 10)
+    stage.update(worker, "TASK_FAILED", ended(-9), message="ended by signal 9 (SIGKILL)")
+    assert stage.mesos.killed == []
+    launched = len(stage.mesos.accepted)
+    stage.offer(stage.mesos.offer(0, cpus=worker.planned.cpus))
+    stage.wait(0.1)
+    (info,) = stage.mesos.accepted[launched:]
+    order = LaunchOrder.decode(info["data"])
+    assert order.task.name == "worker:1"
+    assert worker.address in order.task.cluster["worker"]
+    assert info["task_id"]["value"] != worker.task_id
+    assert stage.job.result.restarts == 1
+
+
+def test_a_worker_whose_place_is_not_offered_again_restarts_the_job() -> None:
+    stage = Stage(spec())
+    tasks = stage.start()
+    stage.step(tasks["worker:0"], 10)
+    stage.update(tasks["worker:1"], "TASK_FAILED", ended(-9))
+    stage.wait(REJOIN_S + 1)
+    assert tasks["ps:0"].task_id in stage.mesos.killed
+
+
+@pytest.mark.parametrize("which", ["chief worker", "synchronous"])
+def test_other_workers_cannot_rejoin(which: str) -> None:
+    stage = Stage(spec(profile=profile(synchronous=which == "synchronous")))
+    tasks = stage.start()
+    stage.step(tasks["worker:0"], 10)
+    stage.update(tasks["worker:0" if which == "chief worker" else "worker:1"], "TASK_FAILED", ended(-9))
+    assert tasks["ps:0"].task_id in stage.mesos.killed
+
+
+def test_restarts_are_bounded_and_the_failure_names_everything() -> None:
+    stage = Stage(spec(max_restarts=1))
+    for _ in range(2):
+        tasks = stage.start()
+        stage.step(tasks["worker:0"], 10)
+        stage.update(tasks["ps:0"], "TASK_FAILED", ended(-9), message="ended by signal 9 (SIGKILL)")
+        stage.end_killed()
+    assert stage.job.done
+    result = stage.job.result
+    assert not result.succeeded
+    for part in ("ps:0", "agent-0", "SIGKILL", "/sandbox", "--max-restarts"):
+        assert part in result.failure
+    assert result.failed_tail == "the tail"
+
+
+def test_a_script_that_fails_the_same_way_twice_before_a_step_is_given_up() -> None:
+    stage = Stage(spec(max_restarts=10))
+    for _ in range(2):
+        tasks = stage.start()
+        stage.update(tasks["worker:0"], "TASK_FAILED", ended(1), message="exited with status 1")
+        stage.end_killed()
+    assert stage.job.done
+    assert "without a single step" in stage.job.result.failure
+
+
+def test_stale_offers_cost_no_restart() -> None:
+    stage = Stage(spec(max_restarts=0))
+    tasks = stage.start()
+    for task in tasks.values():
+        stage.update(task, "TASK_LOST", message="offers are no longer valid", reason="REASON_INVALID_OFFERS")
+    stage.end_killed()
+    assert not stage.job.done
+    stage.start()
+    assert stage.job.result.restarts == 0
+
+
+def test_a_launch_without_a_master_is_tried_again() -> None:
+    stage = Stage(spec())
+    stage.mesos.unavailable = True
+    stage.offer(stage.mesos.offer(0))
+    stage.wait(SETTLE_S + 0.1)
+    assert not stage.job.done
+    stage.mesos.unavailable = False
+    for task in stage.job.tasks:
+        stage.update(task, "TASK_LOST")
+    stage.wait(0.1)
+    assert stage.start()
+    assert stage.job.result.restarts == 0
+
+
+def test_a_kill_is_repeated_until_it_is_answered() -> None:
+    stage = Stage(spec())
+    stage.start()
+    stage.job.cancel()
+    first = len(stage.mesos.killed)
+    stage.wait(KILL_AGAIN_S + 0.1)
+    assert len(stage.mesos.killed) == 2 * first
+    stage.end_killed()
+    assert stage.job.done
+    assert not stage.job.result.succeeded
+
+
+def test_live_tasks_are_reconciled_after_a_reconnection() -> None:
+    stage = Stage(spec())
+    tasks = stage.start()
+    stage.job.handle(events.Disconnected())
+    stage.job.handle(events.Subscribed("F", "127.0.0.1:5050"))
+    assert stage.mesos.reconciled[-1] == {task.task_id: task.agent_id for task in tasks.values()}
+
+
+def test_wrong_credentials_are_told_apart() -> None:
+    stage = Stage(spec())
+    with pytest.raises(BadInputError, match="--secret-file"):
+        stage.job.handle(events.Refused("no", 401))
+
+
+def test_offers_that_come_while_the_job_runs_are_declined() -> None:
+    stage = Stage(spec())
+    stage.start()
+    assert stage.mesos.calls == ["suppress"]
+    late = stage.mesos.offer(3)
+    stage.offer(late)
+    assert late["id"]["value"] in stage.mesos.declined
+
+
+def test_a_saved_plan_is_followed_and_waits_for_its_nodes() -> None:
+    first = Stage(spec())
+    first.start()
+    plan = Plan.loads(first.job.result.plan.dumps())  # type: ignore[union-attr]
+
+    stage = Stage(spec(plan=plan))
+    stage.offer(stage.mesos.offer(5))
+    stage.wait(SETTLE_S + 0.1)
+    assert "agent-0 offers nothing" in stage.watcher.waits[0]
+    stage.start()
+    assert stage.job.result.plan == plan
+
+
+def test_a_plan_alone_launches_nothing() -> None:
+    stage = Stage(spec(plan_only=True))
+    offer = stage.mesos.offer(0)
+    stage.offer(offer)
+    stage.wait(SETTLE_S + 0.1)
+    assert stage.job.done
+    assert stage.job.result.plan is not None
+    assert stage.mesos.accepted == []
+    assert stage.mesos.declined == [offer["id"]["value"]]
+
+
+def test_messages_that_make_no_sense_are_survived() -> None:
+    stage = Stage(spec())
+    tasks = stage.start()
+    stage.job.handle(events.MessageArrived("S0", "x", "not base64!"))
+    worker = tasks["worker:0"]
+    stage.say(worker, Report(worker.task_id, {"type": "progress", "step": "many", "loss": None}))
+    stage.say(worker, Report(worker.task_id, {"type": "news"}))
+    assert worker.step is None
