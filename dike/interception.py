@@ -36,23 +36,33 @@ class _Finder(importlib.abc.MetaPathFinder):
     def __init__(self, name: str, action: Action) -> None:
         self._name = name
         self._action = action
+        self._is_asking_others = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self._name:
+        if fullname != self._name or self._is_asking_others:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        self._is_asking_others = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._is_asking_others = False
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._action)
+            spec.loader = _Loader(spec.loader, self)
         return spec
+
+    def loaded(self, module: ModuleType) -> None:
+        """The module has been imported. Being found is not enough: some only look whether a module is there."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+            self._action(module)
 
 
 class _Loader(importlib.abc.Loader):
-    def __init__(self, loader: importlib.abc.Loader, action: Action) -> None:
+    def __init__(self, loader: importlib.abc.Loader, finder: _Finder) -> None:
         self._loader = loader
-        self._action = action
+        self._finder = finder
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
@@ -63,4 +73,4 @@ class _Loader(importlib.abc.Loader):
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
         self._loader.exec_module(module)
-        self._action(module)
+        self._finder.loaded(module)

@@ -130,8 +130,8 @@ class Slot(pymesos.Executor):
             **os.environ,
             "PYTHONUNBUFFERED": "1",
             "TF_CPP_MIN_LOG_LEVEL": "2",
+            # Not the threads between ops: a server with too few of them waits for itself.
             "TF_NUM_INTRAOP_THREADS": threads,
-            "TF_NUM_INTEROP_THREADS": str(max(2, math.ceil(order.cpus))),
             "OMP_NUM_THREADS": threads,
             **order.environment,
             task_module.VARIABLE: dataclasses.replace(order.task, report_fd=report_fd).dumps(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -181,7 +182,7 @@ class JobResult:
             "succeeded": self.succeeded,
             "restarts": self.restarts,
             "steps": self.steps,
-            "loss": self.loss,
+            "loss": self.loss if self.loss is None or math.isfinite(self.loss) else str(self.loss),
             "checkpoint_dir": self.checkpoint_dir,
             "failure": self.failure,
             "addresses": self.addresses,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.embedded_support import RawFramework, alive, eventually, with_argument
 
 from framework.embedded import AgentSpec, EmbeddedCluster
+from tests.embedded_support import RawFramework, alive, eventually, with_argument
 
 pytestmark = pytest.mark.mesos
 TERMINAL = ("TASK_FINISHED", "TASK_FAILED", "TASK_KILLED", "TASK_LOST", "TASK_ERROR")
@@ -127,7 +127,7 @@ def _executors(cluster: EmbeddedCluster) -> list[psutil.Process]:
 def test_a_checkpointed_task_outlives_its_agent(cluster: EmbeddedCluster) -> None:
     """The command executor waits for its agent, subscribes again and goes on reporting."""
     framework = RawFramework(cluster.master, checkpoint=True, failover_timeout=600.0)
-    agent = framework.launch("survivor", {"value": "echo ready; sleep 7102.5"})
+    agent = framework.launch("survivor", {"value": "exec sleep 7102.5"})
     framework.wait_for("survivor", "TASK_RUNNING")
     (sleeper,) = eventually(lambda: with_argument("7102.5"), "the command runs")
     cluster.kill_agent(0)

@@ -48,6 +48,10 @@ def _install(task: TaskSpec, tensorflow: ModuleType) -> None:
         from dike.roles import graph
 
         graph.install(task, tensorflow)
+    elif task.api is Api.KERAS:
+        from dike.roles import keras_fit
+
+        keras_fit.install(task)
 
 
 def _exit_code(exit_request: SystemExit) -> int:

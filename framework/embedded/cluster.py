@@ -26,6 +26,7 @@ from framework.embedded.supervisor import send, task_processes
 __all__ = ["Agent", "AgentSpec", "EmbeddedCluster", "local_resources"]
 
 READY_TIMEOUT_S = 60.0
+READY_REQUEST_TIMEOUT_S = 2.0
 LOOK_INTERVAL_S = 0.02
 LOG_TAIL_BYTES = 1500
 MOST_AGENTS = 50
@@ -252,12 +253,13 @@ class EmbeddedCluster:
 
         A daemon that has lost its port to some other program gets another one, if it is `movable`.
         """
+        control = self._running()
         for daemon in daemons:
             self._spawn(daemon)
         deadline = time.monotonic() + READY_TIMEOUT_S
         for daemon in daemons:
             while not self._answers(daemon):
-                if self._running().has_ended(daemon.name):
+                if control.has_ended(daemon.name):
                     another = next(self._ports, None) if movable and not is_free(daemon.port) else None
                     if another is None:
                         raise DikeError(f"The embedded Mesos' {daemon.name} ended. {self._log_tail(daemon.name)}")
@@ -297,7 +299,11 @@ class EmbeddedCluster:
         return self._control
 
     def _answers(self, daemon: _Daemon) -> bool:
-        return self._get(daemon, "/master/state" if daemon.spec is None else "/state") is not None
+        """Whether the daemon itself, and not some other program on its port, answers."""
+        path = "/master/state" if daemon.spec is None else "/state"
+        state = get_json(settings.ADDRESS, daemon.port, path, READY_REQUEST_TIMEOUT_S)
+        work_dir = str((state or {}).get("flags", {}).get("work_dir", ""))
+        return work_dir.startswith(f"{self._files.daemon(daemon.name)}")
 
     def _missing_agents(self) -> list[_Daemon]:
         """The agents that the master does not count as active since their last start."""

@@ -9,9 +9,9 @@ from typing import Any
 REQUEST_TIMEOUT_S = 10.0
 
 
-def get_json(host: str, port: int, path: str) -> dict[str, Any] | None:
+def get_json(host: str, port: int, path: str, timeout_s: float = REQUEST_TIMEOUT_S) -> dict[str, Any] | None:
     """The daemon's JSON answer to a GET; None when it does not answer that, or not yet."""
-    connection = http.client.HTTPConnection(host, port, timeout=REQUEST_TIMEOUT_S)
+    connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
     try:
         connection.request("GET", path)
         response = connection.getresponse()

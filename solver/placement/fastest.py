@@ -30,7 +30,6 @@ class Placement:
         round_s: seconds in which every worker makes one step.
         samples_per_s: samples all workers train on in a second.
         traffic_bytes: Eq. 1.
-        proven: whether no better placement of this option exists.
     """
 
     used: tuple[tuple[Column, int], ...]
@@ -39,11 +38,10 @@ class Placement:
     round_s: float
     samples_per_s: float
     traffic_bytes: float
-    proven: bool
 
 
 class OutOfTimeError(Exception):
-    """The deadline passed before a placement was found."""
+    """The deadline passed before the best placement was found and proven."""
 
 
 def fastest_placement(problem: PlacementProblem, deadline: float | None = None) -> Placement | None:
@@ -57,7 +55,7 @@ def fastest_placement(problem: PlacementProblem, deadline: float | None = None) 
         The placement, or None if the option does not fit.
 
     Raises:
-        OutOfTimeError: if the deadline passed without any placement.
+        OutOfTimeError: if the deadline passed before the best placement was found and proven.
     """
     if problem.model.profile.synchronous:
         found, limits = _fastest_synchronous(problem, deadline)
@@ -79,7 +77,7 @@ def calmest_placement(problem: PlacementProblem, deadline: float | None = None) 
     """Places an option for the least traffic alone: Eq. 1 as the paper means it.
 
     Raises:
-        OutOfTimeError: if the deadline passed without any placement.
+        OutOfTimeError: if the deadline passed before the best placement was found and proven.
     """
     counts = _solve(problem, problem.columns, deadline, traffic_first=True)
     return None if counts is None else _placement(problem, counts)
@@ -163,10 +161,7 @@ def _least_traffic_within(
         if column.work_s <= work_limit * (1 + SLACK) and column.network_s <= network_limit * (1 + SLACK)
     ]
     steps_per_s = None if problem.model.profile.synchronous else problem.workers / quickest.round_s * (1 - SLACK)
-    try:
-        return _solve(problem, allowed, deadline, traffic_first=True, steps_per_s=steps_per_s)
-    except OutOfTimeError:
-        return None
+    return _solve(problem, allowed, deadline, traffic_first=True, steps_per_s=steps_per_s)
 
 
 def _solve(
@@ -196,11 +191,9 @@ def _solve(
     else:
         fastest = max((column.steps_per_s / column.workers for column in columns if column.workers), default=1.0)
         counts = solve_counts(problem, columns, value=lambda c: c.steps_per_s / fastest, time_limit_s=left)
-    if counts.used is None:
-        if not counts.proven:
-            raise OutOfTimeError
-        return None
-    return counts
+    if not counts.proven:
+        raise OutOfTimeError
+    return counts if counts.used is not None else None
 
 
 def _placement(problem: PlacementProblem, counts: Counts) -> Placement:
@@ -213,5 +206,4 @@ def _placement(problem: PlacementProblem, counts: Counts) -> Placement:
         round_s=round_s,
         samples_per_s=problem.workers * problem.model.samples_per_step / round_s,
         traffic_bytes=weighted_traffic(problem.model.total_bytes, problem.workers, counts.local_bytes),
-        proven=counts.proven,
     )

@@ -1,0 +1,35 @@
+"""Installs the interception that captures a script's model. Nothing is imported ahead of the script."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from dike.capture_sink import Sink
+from dike.interception import after_import
+
+_installed: list[Sink] = []
+
+
+def install(sink: Sink) -> None:
+    """From now on the first training session, `fit` or coordinator step of the script goes to the sink.
+
+    The first sink of a process stays: `python -m dike.capture` is not overruled by the script's import of dike.
+    """
+    if _installed:
+        return
+    _installed.append(sink)
+
+    def on_tensorflow(_: ModuleType) -> None:
+        from dike import capture_coordinator, capture_graph
+
+        capture_graph.install(sink)
+        capture_coordinator.install(sink)
+
+    def on_keras(module: ModuleType) -> None:
+        from dike import capture_keras
+
+        capture_keras.install(sink, module)
+
+    after_import("tensorflow", on_tensorflow)
+    after_import("keras", on_keras)
+    after_import("tf_keras", on_keras)

@@ -1,0 +1,58 @@
+"""Captures the model at the first call of `fit`, in Keras 3 and in tf_keras."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from types import ModuleType
+from typing import Any, NoReturn
+
+from dike.capture_sink import Sink
+from dike.keras_profile import keras_profile
+from dike.profile import Api
+
+
+def install(sink: Sink, keras: ModuleType) -> None:
+    """Wraps `Model.fit` of the module `keras` or `tf_keras`."""
+    api = Api.TF_KERAS if keras.__name__ == "tf_keras" else Api.KERAS
+    owner = next(base for base in keras.Model.__mro__ if "fit" in vars(base))
+    original = owner.fit
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if api is Api.KERAS and keras.backend.backend() != "tensorflow":
+            sink.refuse(
+                f"{sink.script} runs Keras on {keras.backend.backend()}, and Dike distributes TensorFlow only; "
+                "set KERAS_BACKEND=tensorflow."
+            )
+        call = signature.bind(self, *args, **kwargs)
+
+        def grab(iterator: Any) -> NoReturn:
+            batch = next(iterator)
+            sink.capture(lambda: _read(sink, api, self, batch))
+
+        # Keras' own code prepares the data and builds the model; then it meets this in place of its training step.
+        # What acts on the outside world - the user's callbacks, progress, validation - is left out.
+        self.train_function = grab
+        call.arguments.update(callbacks=None, verbose=0, validation_data=None)
+        original(*call.args, **call.kwargs)
+        sink.refuse(
+            f"fit() in {sink.script} was given no data to train on, so there is nothing to plan; "
+            "check its dataset, epochs and steps_per_epoch."
+        )
+
+    owner.fit = fit
+
+
+def _read(sink: Sink, api: Api, model: Any, batch: Any) -> Any:
+    import tensorflow as tf
+
+    if api is Api.TF_KERAS:
+        if not model.built:
+            inputs = batch[0] if isinstance(batch, tuple | list) else batch
+            tf.function(lambda x: model(x, training=True)).get_concrete_function(inputs)
+        model.optimizer.build(model.trainable_variables)
+    else:
+        model._symbolic_build(data_batch=batch)
+    return keras_profile(sink.script, api, model, batch, sink.batch_size)

@@ -1,0 +1,49 @@
+"""Where a captured profile goes. Capturing ends the script: after its first training session there is no way back."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+from dike.exceptions import BadInputError
+from dike.profile import ModelProfile
+
+
+@dataclass(frozen=True)
+class Sink:
+    """What the interception does with what it finds.
+
+    Attributes:
+        script: what the profile is called: the script's file name.
+        batch_size: plans for batches of this size in place of the script's; None for the script's.
+        deliver: takes the profile and ends the process.
+        refuse: takes one sentence on why there is none, and ends the process.
+    """
+
+    script: str
+    batch_size: int | None
+    deliver: Callable[[ModelProfile], NoReturn]
+    refuse: Callable[[str], NoReturn]
+
+    def capture(self, read: Callable[[], ModelProfile]) -> NoReturn:
+        """Reads the profile and delivers it, or refuses with the reason why it cannot be read."""
+        try:
+            profile = read()
+        except BadInputError as error:
+            self.refuse(str(error))
+        except Exception as error:
+            # Let through, it would surface inside the script's own `try` blocks.
+            traceback.print_exc()
+            self.refuse(f"The model of {self.script} could not be read ({type(error).__name__}: {error}).")
+        self.deliver(profile)
+
+
+def end_process(code: int) -> NoReturn:
+    """Ends the process at once, with everything printed but without TensorFlow's second of teardown."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

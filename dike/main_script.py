@@ -1,0 +1,55 @@
+"""Runs a user's script as Python itself would: as `__main__`, with its own arguments and import path."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from types import ModuleType
+
+
+class ScriptFailedError(Exception):
+    """The script ended with an exception, whose traceback has been printed; the message is one clause about it."""
+
+
+def run_as_main(script: str, arguments: Sequence[str]) -> None:
+    """Runs the script in this process to its end.
+
+    Raises:
+        ScriptFailedError: if the script has a syntax error or raises anything but `SystemExit`.
+        SystemExit: if the script raises it.
+        OSError: if the script cannot be read.
+    """
+    with open(script, "rb") as file:
+        source = file.read()
+    path = os.path.abspath(script)
+    module = ModuleType("__main__")
+    module.__dict__.update(__file__=path, __builtins__=builtins, __cached__=None)
+    sys.modules["__main__"] = module
+    sys.argv[:] = [script, *arguments]
+    folder = os.path.dirname(os.path.realpath(script))
+    if sys.flags.safe_path:
+        sys.path.insert(0, folder)
+    else:
+        sys.path[0] = folder
+    try:
+        code = compile(source, path, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        traceback.print_exception(type(error), error, None)
+        line = f" in line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        reason = error.msg if isinstance(error, SyntaxError) else str(error)
+        raise ScriptFailedError(f"has a syntax error{line} ({reason})") from error
+    try:
+        exec(code, module.__dict__)  # noqa: S102 - running the user's script is what this module is for
+    except Exception as error:
+        # The first frame is this function, which Python itself would not show.
+        trace = error.__traceback__.tb_next if error.__traceback__ else None
+        traceback.print_exception(type(error), error, trace)
+        raise ScriptFailedError(f"failed before its training began ({_one_line(error)})") from error
+
+
+def _one_line(error: Exception) -> str:
+    first = (str(error).strip().splitlines() or [""])[0].rstrip(".")
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__

@@ -1,0 +1,122 @@
+"""The chief's view of the cluster: one parameter server strategy and one coordinator for the whole process."""
+
+from __future__ import annotations
+
+import functools
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+from dike.exceptions import JobFailedError
+from dike.task import Role, TaskSpec
+
+SERVERS_TIMEOUT_S = 600.0
+_POLL_INTERVAL_S = 0.1
+_CONNECT_TIMEOUT_S = 1.0
+
+
+class Cluster:
+    """Connects to the job's servers, once.
+
+    TensorFlow forgets all local variables, datasets and functions when it connects to a cluster, so this has to happen
+    before the script makes the first; and settings (`tf.config`) can be changed only before. Hence `connect_at_first_use`.
+
+    Args:
+        task: the chief's task.
+    """
+
+    def __init__(self, task: TaskSpec) -> None:
+        self.task = task
+        self._lock = threading.RLock()
+        self._strategy: Any = None
+
+    @property
+    def strategy(self) -> Any:
+        """The `ParameterServerStrategy` over the job's ps and workers."""
+        with self._lock:
+            if self._strategy is None:
+                self._strategy = self._connect()
+            return self._strategy
+
+    @functools.cached_property
+    def coordinator(self) -> Any:
+        """The `ClusterCoordinator` that hands out steps."""
+        import tensorflow as tf
+
+        return tf.distribute.coordinator.ClusterCoordinator(self.strategy)
+
+    def connect_at_first_use(self) -> None:
+        """Connects when TensorFlow initialises its runtime: at the script's first tensor or variable."""
+        from tensorflow.python.eager import context
+
+        initialise = context.Context.ensure_initialized
+
+        def connect_and_initialise(this: Any) -> None:
+            context.Context.ensure_initialized = initialise
+            if not this._initialized:
+                _ = self.strategy
+            initialise(this)
+
+        context.Context.ensure_initialized = connect_and_initialise
+
+    def _connect(self) -> Any:
+        import tensorflow as tf
+
+        self._wait_for_servers()
+        strategy = tf.distribute.ParameterServerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver())
+        # A batch is one step of one worker, so it must not be given to each of the worker's GPUs.
+        strategy.extended._num_gpus_per_worker = min(1, strategy.extended._num_gpus_per_worker)
+        return strategy
+
+    def _wait_for_servers(self) -> None:
+        deadline_s = time.monotonic() + SERVERS_TIMEOUT_S
+        for role in (Role.PS, Role.WORKER):
+            for index, address in enumerate(self.task.cluster.get(role, ())):
+                while not _accepts(address):
+                    if time.monotonic() > deadline_s:
+                        raise JobFailedError(
+                            f"{role}:{index} at {address} did not answer the chief within {SERVERS_TIMEOUT_S:.0f} s; "
+                            "look at that task's log."
+                        )
+                    time.sleep(_POLL_INTERVAL_S)
+
+
+def _accepts(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S):
+            return True
+    except OSError:
+        return False
+
+
+def place_as_planned(task: TaskSpec) -> None:
+    """Makes a strategy that the script made itself put the planned variables on their ps; others go round robin."""
+    from tensorflow.python.distribute import parameter_server_strategy_v2
+    from tensorflow.python.framework import ops
+
+    extended = parameter_server_strategy_v2.ParameterServerStrategyV2Extended
+    create = extended._create_variable_round_robin
+
+    def create_as_planned(self: Any, next_creator: Any, **kwargs: Any) -> Any:
+        name = kwargs.get("name") or ""
+        scope = ops.get_name_scope()
+        planned = task.variables.get(f"{scope}/{name}" if scope else name, task.variables.get(name))
+        if planned is not None:
+            self._variable_count = planned
+        variable = create(self, next_creator, **kwargs)
+        placed[variable.name.partition(":")[0]] = variable.device
+        return variable
+
+    extended._create_variable_round_robin = create_as_planned
+
+
+placed: dict[str, str] = {}
+"""Variables made by `place_as_planned` so far: name -> device."""
+
+
+def log(text: str) -> None:
+    """One line to the user."""
+    print(f"dike: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,134 @@
+"""One epoch: batches go to whichever worker is free, a few ahead; results come back in the order they are ready."""
+
+from __future__ import annotations
+
+import queue
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from dike.reporting import reporter
+from dike.roles.cluster import Cluster
+from dike.roles.keras_fit.batches import Batch, Batches
+from dike.roles.keras_fit.remote import ModelVariables
+from dike.roles.keras_fit.resume import FitCheckpoint, Position, metric_state
+from dike.roles.keras_fit.step import Step
+from dike.roles.process import termination
+
+_AHEAD_PER_WORKER = 3
+"""Steps handed out and not yet done, for each worker: enough that none waits, few enough that gradients stay fresh."""
+
+_POLL_INTERVAL_S = 0.5
+
+
+class Epoch:
+    """Trains one epoch of a `fit`, or the rest of it.
+
+    Args:
+        cluster: the job's cluster.
+        model: the Keras model, whose variables are on the ps.
+        step: its training step.
+        variables: its variables.
+        checkpoint: where the fit is saved.
+        callbacks: Keras' callbacks.
+        position: where the fit is; brought forward here.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        model: Any,
+        step: Step,
+        variables: ModelVariables,
+        checkpoint: FitCheckpoint,
+        callbacks: Any,
+        position: Position,
+    ) -> None:
+        self._coordinator = cluster.coordinator
+        self._limit = _AHEAD_PER_WORKER * cluster.task.worker_count
+        self._model = model
+        self._step = step
+        self._variables = variables
+        self._checkpoint = checkpoint
+        self._callbacks = callbacks
+        self._position = position
+        self._done: queue.Queue[tuple[Batch, Any]] = queue.Queue()
+        self._under_way = 0
+        self._logs: dict[str, Any] = {}
+        self._reported_s = time.monotonic()
+        self._samples = 0
+
+    def run(self, batches: Batches) -> dict[str, Any]:
+        """Trains the batches that are left of the epoch; returns the last logs."""
+        termination.can_save()
+        with ThreadPoolExecutor(self._limit, thread_name_prefix="dike-fetch") as pool:
+            for batch in batches.epoch(skip=self._position.batch):
+                self._callbacks.on_train_batch_begin(batch.index)
+                remote = self._coordinator.schedule(self._step.function, args=batch.tensors)
+                self._under_way += 1
+                pool.submit(self._fetch, batch, remote)
+                while self._under_way >= self._limit:
+                    self._take()
+                while not self._done.empty():
+                    self._take()
+                if termination.requested or self._checkpoint.is_due:
+                    self._save()
+                if self._model.stop_training:
+                    break
+            self._drain()
+            self._coordinator.join()
+        return self._logs
+
+    def _fetch(self, batch: Batch, remote: Any) -> None:
+        try:
+            result: Any = remote.fetch()
+        except BaseException as error:  # it is raised in the main thread
+            result = error
+        self._done.put((batch, result))
+
+    def _take(self) -> None:
+        """Waits for the next step that is done and tells the callbacks."""
+        while True:
+            try:
+                batch, result = self._done.get(timeout=_POLL_INTERVAL_S)
+                break
+            except queue.Empty:
+                continue
+        self._under_way -= 1
+        if isinstance(result, BaseException):
+            self._coordinator.join()  # raises the first error, of which this one may only be a consequence
+            raise result
+        self._logs = self._step.add(result)
+        # Steps end in any order; callbacks count those that are done.
+        index = self._position.batch
+        self._position.batch += 1
+        self._position.step += 1
+        self._callbacks.on_train_batch_end(index, self._logs)
+        self._report(batch)
+
+    def _report(self, batch: Batch) -> None:
+        self._samples += batch.samples
+        now_s = time.monotonic()
+        loss = self._logs.get("loss")
+        elapsed_s = now_s - self._reported_s
+        reporter().progress(
+            self._position.step,
+            loss=float(loss) if loss is not None else None,
+            epoch=self._position.epoch + 1,
+            samples_per_s=self._samples / elapsed_s if elapsed_s > 0 else None,
+        )
+        if elapsed_s > 1.0:
+            self._reported_s, self._samples = now_s, 0
+
+    def _drain(self) -> None:
+        while self._under_way:
+            self._take()
+
+    def _save(self) -> None:
+        """Saves between two steps, so that the position is exact."""
+        self._drain()
+        self._variables.pull()
+        self._position.metrics = metric_state(self._model)
+        self._checkpoint.save(self._position)
+        if termination.requested:
+            termination.leave()

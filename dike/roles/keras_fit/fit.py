@@ -1,0 +1,228 @@
+"""`Model.fit` of Keras 3 over a cluster: Keras' loop, with the steps of each epoch computed by the workers."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
+
+from dike.exceptions import BadInputError, JobFailedError
+from dike.reporting import reporter
+from dike.roles.cluster import Cluster, log
+from dike.roles.keras_fit.batches import Batches
+from dike.roles.keras_fit.epoch import Epoch
+from dike.roles.keras_fit.remote import RemoteVariables
+from dike.roles.keras_fit.resume import FitCheckpoint, Position, restore_metrics
+from dike.roles.keras_fit.step import Step
+
+
+def distributed(cluster: Cluster) -> Callable[..., Any]:
+    """A `fit` method that trains on `cluster`."""
+    numbers = itertools.count()
+    own_fit = keras.Model.fit
+
+    @functools.cache
+    def remote() -> RemoteVariables:
+        return RemoteVariables(cluster.task, cluster.strategy)
+
+    @functools.wraps(own_fit)
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        arguments = _arguments(own_fit, self, args, kwargs)
+        try:
+            return Fit(cluster, remote(), self, arguments, next(numbers)).run()
+        except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
+            # Workers that go away are the coordinator's affair; what comes through is a ps.
+            raise JobFailedError(
+                "A parameter server of this job is gone and the model's variables with it; "
+                f"the job has to start again from its last checkpoint ({_first_line(error)})."
+            ) from error
+
+    return fit
+
+
+def _arguments(own_fit: Any, model: Any, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """All arguments of `fit` by name, with Keras' defaults.
+
+    Raises:
+        BadInputError: for one that `fit` does not have.
+    """
+    signature = inspect.signature(own_fit)
+    unknown = [name for name in kwargs if name not in signature.parameters]
+    if unknown:
+        raise BadInputError(f"Argument '{unknown[0]}' of Model.fit is not supported; remove it.")
+    bound = signature.bind(model, *args, **kwargs)
+    bound.apply_defaults()
+    return {name: value for name, value in bound.arguments.items() if name != "self"}
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
+
+
+class Fit:
+    """One call of `fit`.
+
+    Args:
+        cluster: the job's cluster.
+        remote: the variables on the ps, of all models of the script.
+        model: the Keras model.
+        arguments: the arguments of `fit`, all of them.
+        number: which call of `fit` in the script this is, from 0.
+    """
+
+    def __init__(
+        self, cluster: Cluster, remote: RemoteVariables, model: Any, arguments: dict[str, Any], number: int
+    ) -> None:
+        self._cluster = cluster
+        self._remote = remote
+        self._model = model
+        self._arguments = arguments
+        self._number = number
+
+    def run(self) -> Any:
+        """Trains; returns Keras' `History`."""
+        model, arguments = self._model, self._arguments
+        model._assert_compile_called("fit")
+        self._refuse()
+        model._eval_epoch_iterator = None
+        data, validation = self._split()
+        batches = Batches(
+            **data,
+            batch_size=arguments["batch_size"],
+            steps_per_epoch=arguments["steps_per_epoch"],
+            shuffle=arguments["shuffle"],
+            class_weight=arguments["class_weight"],
+        )
+        optimizers = self._build(batches)
+        variables = self._remote.of(model, optimizers)
+        reporter().placement(variables.devices)
+        checkpoint = FitCheckpoint(self._cluster.task, self._number, variables.local)
+        epochs = arguments["epochs"]
+        position = checkpoint.restore() or Position(epoch=arguments["initial_epoch"])
+        callbacks = self._callbacks(batches)
+        model.stop_training = False
+        if position.is_finished(epochs):
+            log("this fit has been trained before; its result is restored.")
+            _set_history(callbacks, position)
+            return model.history
+        position.epochs, position.stopped = epochs, False
+        step = Step(model, optimizers, self._cluster.strategy, batches.pack, batches.signature)
+        callbacks.on_train_begin()
+        _set_history(callbacks, position)
+        epoch_logs: dict[str, Any] = {}
+        for number in range(position.epoch, epochs):
+            model.reset_metrics()
+            restore_metrics(model, position.metrics)
+            callbacks.on_epoch_begin(number)
+            with variables.on_ps():
+                logs = Epoch(self._cluster, model, step, variables, checkpoint, callbacks, position).run(batches)
+            epoch_logs = dict(model._get_metrics_result_or_logs(logs))
+            if validation is not None and model._should_eval(number, arguments["validation_freq"]):
+                epoch_logs.update(self._validate(validation, callbacks))
+            callbacks.on_epoch_end(number, epoch_logs)
+            self._end_epoch(position, number, checkpoint)
+            if model.stop_training:
+                break
+        for optimizer in optimizers:
+            optimizer.finalize_variable_values(model.trainable_weights)
+        model._eval_epoch_iterator = None
+        callbacks.on_train_end(logs=epoch_logs)
+        position.stopped = bool(model.stop_training)
+        # Callbacks may have put other weights in place, and averages are final only now.
+        checkpoint.save(position)
+        return model.history
+
+    def _refuse(self) -> None:
+        """Raises BadInputError for what cannot be done on a cluster."""
+        model = self._model
+        if model._distribute_strategy is not None:
+            raise BadInputError(
+                "The model was made under a tf.distribute strategy of the script; make it outside of `strategy.scope()`."
+            )
+        if model.run_eagerly:
+            raise BadInputError("compile(run_eagerly=True) is not supported in a distributed job; remove it.")
+        if model.optimizer is None:
+            raise BadInputError("Model.fit needs an optimizer in a distributed job; give one to compile().")
+        if model.optimizer.gradient_accumulation_steps:
+            raise BadInputError(
+                "gradient_accumulation_steps is not supported in a distributed job, whose workers share one accumulator; "
+                "remove it and raise batch_size."
+            )
+        if model.steps_per_execution != 1:
+            log("compile(steps_per_execution=...) is ignored: a worker gets one step at a time.")
+            model.steps_per_execution = 1
+
+    def _split(self) -> tuple[dict[str, Any], tuple[Any, Any, Any] | None]:
+        """Training data and validation data."""
+        arguments = self._arguments
+        x, y, weight = arguments["x"], arguments["y"], arguments["sample_weight"]
+        validation = arguments["validation_data"]
+        if arguments["validation_split"] and validation is None:
+            (x, y, weight), validation = array_slicing.train_validation_split(
+                (x, y, weight), validation_split=arguments["validation_split"]
+            )
+        unpacked = data_adapter_utils.unpack_x_y_sample_weight(validation) if validation is not None else None
+        return {"x": x, "y": y, "sample_weight": weight}, unpacked
+
+    def _build(self, batches: Batches) -> list[Any]:
+        """Makes all variables of the model, its metrics and its optimizers; returns the optimizers."""
+        model = self._model
+        model._symbolic_build(data_batch=batches.first())
+        optimizers = [model.optimizer]
+        for name, value in vars(model).items():
+            if isinstance(value, keras.optimizers.Optimizer) and all(value is not known for known in optimizers):
+                if not value.built:
+                    raise BadInputError(
+                        f"Optimizer '{name}' of the model has no variables yet; call its build(variables) before fit()."
+                    )
+                optimizers.append(value)
+        return optimizers
+
+    def _callbacks(self, batches: Batches) -> Any:
+        given = self._arguments["callbacks"]
+        if isinstance(given, keras.callbacks.CallbackList):
+            return given
+        return keras.callbacks.CallbackList(
+            given,
+            add_history=True,
+            add_progbar=self._arguments["verbose"] != 0,
+            verbose=self._arguments["verbose"],
+            epochs=self._arguments["epochs"],
+            steps=batches.per_epoch,
+            model=self._model,
+        )
+
+    def _validate(self, validation: tuple[Any, Any, Any], callbacks: Any) -> dict[str, Any]:
+        x, y, weight = validation
+        logs = self._model.evaluate(
+            x=x,
+            y=y,
+            sample_weight=weight,
+            batch_size=self._arguments["validation_batch_size"] or self._arguments["batch_size"],
+            steps=self._arguments["validation_steps"],
+            callbacks=callbacks,
+            return_dict=True,
+        )
+        return {f"val_{name}": value for name, value in logs.items()}
+
+    def _end_epoch(self, position: Position, number: int, checkpoint: FitCheckpoint) -> None:
+        position.epoch, position.batch, position.metrics = number + 1, 0, {}
+        position.stopped = bool(self._model.stop_training)
+        history = self._model.history
+        position.history = {name: [float(value) for value in values] for name, values in history.history.items()}
+        position.history_epochs = list(history.epoch)
+        checkpoint.save(position)
+
+
+def _set_history(callbacks: Any, position: Position) -> None:
+    """What was recorded before a restart."""
+    history = callbacks._history
+    history.history = {name: list(values) for name, values in position.history.items()}
+    history.epoch = list(position.history_epochs)
+    callbacks.model.history = history

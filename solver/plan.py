@@ -1,0 +1,249 @@
+"""What the planner decided, as data that goes to JSON and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from dike.exceptions import BadInputError
+from dike.profile import ModelProfile
+from solver.resources import TaskResources
+from solver.step_time import StepTime
+
+ROLES = ("ps", "worker", "chief")
+
+Part = TypeVar("Part")
+
+
+@dataclass(frozen=True)
+class PlannedTask:
+    """One task: its role, its number in that role, its machine and its resources (memory and disk in MiB)."""
+
+    role: str
+    index: int
+    node: str
+    cpus: float
+    mem_mb: int
+    disk_mb: int
+    gpus: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.role}:{self.index}"
+
+
+@dataclass(frozen=True)
+class Option:
+    """The resource assignment option that won.
+
+    Attributes:
+        workers: how many workers.
+        ps: how many parameter servers.
+        worker: resources of each worker.
+        ps_task: resources of the largest ps.
+        chief: resources of the separate chief; None where there is none.
+    """
+
+    workers: int
+    ps: int
+    worker: TaskResources
+    ps_task: TaskResources
+    chief: TaskResources | None = None
+
+
+@dataclass(frozen=True)
+class OptionCounts:
+    """How many options there were.
+
+    Attributes:
+        generated: before pruning; stops at 10^300.
+        pruned: rule -> how many it took away.
+        considered: how many were left and compared.
+        solved: how many of those had to be placed; bounds decided the others.
+    """
+
+    generated: int
+    pruned: dict[str, int]
+    considered: int
+    solved: int = 0
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """An option that lost.
+
+    Attributes:
+        workers: how many workers.
+        ps: how many parameter servers.
+        worker: resources of each worker.
+        samples_per_s: predicted speed.
+        traffic_bytes: Eq. 1.
+        relative: speed as a share of the chosen plan's.
+    """
+
+    workers: int
+    ps: int
+    worker: TaskResources
+    samples_per_s: float
+    traffic_bytes: float
+    relative: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A placement of one training job, and why.
+
+    Attributes:
+        profile: the model.
+        option: the option chosen.
+        tasks: every task with its machine, parameter servers first.
+        variables: variable -> index of its ps.
+        step_time_s: predicted seconds in which every worker makes one step, with the terms.
+        samples_per_s: predicted speed.
+        traffic_bytes: Eq. 1, weighted bytes per step of every worker.
+        objective: `throughput` or `traffic`.
+        optimal: whether it is proven that no option and no placement is better, speeds within 1% being equal.
+        gap: by how much at most (share of the best possible) a better plan could be better.
+        solve_time_s: how long planning took.
+        options: counts of options.
+        alternatives: the next best options.
+        why: short sentences for the user.
+        formulation: the exact form of the placement program.
+    """
+
+    profile: ModelProfile
+    option: Option
+    tasks: tuple[PlannedTask, ...]
+    variables: dict[str, int]
+    step_time_s: StepTime
+    samples_per_s: float
+    traffic_bytes: float
+    objective: str
+    optimal: bool
+    gap: float
+    solve_time_s: float
+    options: OptionCounts
+    alternatives: tuple[Alternative, ...] = ()
+    why: tuple[str, ...] = field(default_factory=tuple)
+    formulation: str = ""
+
+    @property
+    def ps_bytes(self) -> tuple[int, ...]:
+        """Bytes of variables on each ps."""
+        held = [0] * self.option.ps
+        for variable in self.profile.variables:
+            if variable.name in self.variables:
+                held[self.variables[variable.name]] += variable.size_bytes
+        return tuple(held) if self.variables else (self.profile.parameter_bytes,)
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as JSON values; `from_json` reads it back."""
+        return {**_values(self), "profile": self.profile.to_json()}
+
+    def dumps(self) -> str:
+        """The plan as JSON text."""
+        return json.dumps(self.to_json(), indent=2, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, data: Any) -> Plan:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            BadInputError: if a key is missing or unknown, or a value has the wrong type.
+        """
+        try:
+            values = dict(data)
+            values["profile"] = ModelProfile.from_json(values["profile"])
+            values["option"] = _option(values["option"])
+            values["tasks"] = tuple(_part(PlannedTask, task) for task in values["tasks"])
+            values["step_time_s"] = _part(StepTime, values["step_time_s"])
+            values["options"] = _part(OptionCounts, values["options"])
+            values["alternatives"] = tuple(_alternative(entry) for entry in values.get("alternatives", ()))
+            values["why"] = tuple(values.get("why", ()))
+            values["variables"] = dict(values["variables"])
+            plan = cls(**values)
+            _check(plan)
+        except KeyError as error:
+            raise BadInputError(f"This is not a plan of Dike: key {error} is missing.") from error
+        except (TypeError, ValueError, AttributeError) as error:
+            raise BadInputError(f"This is not a plan of Dike: {str(error).replace('.__init__()', '')}.") from error
+        return plan
+
+    @classmethod
+    def loads(cls, text: str) -> Plan:
+        """Reads a plan from JSON text.
+
+        Raises:
+            BadInputError: if the text is not the JSON of a plan.
+        """
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise BadInputError(f"A plan must be JSON: {error}.") from error
+        return cls.from_json(data)
+
+
+def _values(value: Any) -> Any:
+    """Dataclasses as dictionaries and tuples as lists, all the way down, as JSON has them."""
+    if isinstance(value, ModelProfile):
+        return None
+    if dataclasses.is_dataclass(value):
+        return {entry.name: _values(getattr(value, entry.name)) for entry in dataclasses.fields(value)}
+    if isinstance(value, tuple):
+        return [_values(item) for item in value]
+    return dict(value) if isinstance(value, dict) else value
+
+
+def _part(kind: Callable[..., Part], values: Any) -> Part:
+    part = kind(**values)
+    for entry in dataclasses.fields(part):  # type: ignore[arg-type]
+        _check_type(entry.name, str(entry.type), getattr(part, entry.name))
+    return part
+
+
+def _check_type(name: str, declared: str, value: Any) -> None:
+    if declared == "int" and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+        raise ValueError(f"'{name}' must be a whole number of at least 0, not {value!r}")
+    if declared == "float" and (
+        not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 0
+    ):
+        raise ValueError(f"'{name}' must be a number of at least 0, not {value!r}")
+    if declared == "str" and not isinstance(value, str):
+        raise ValueError(f"'{name}' must be text, not {value!r}")
+    if declared == "bool" and not isinstance(value, bool):
+        raise ValueError(f"'{name}' must be true or false, not {value!r}")
+
+
+def _option(values: dict[str, Any]) -> Option:
+    parts = {
+        name: None if values.get(name) is None else _part(TaskResources, values[name])
+        for name in ("worker", "ps_task", "chief")
+    }
+    for name in ("worker", "ps_task"):
+        if parts[name] is None:
+            raise KeyError(name)
+    return _part(Option, {**values, **parts})
+
+
+def _alternative(values: dict[str, Any]) -> Alternative:
+    return _part(Alternative, {**values, "worker": _part(TaskResources, values["worker"])})
+
+
+def _check(plan: Plan) -> None:
+    for entry in dataclasses.fields(plan):
+        _check_type(entry.name, str(entry.type), getattr(plan, entry.name))
+    expected = {"ps": plan.option.ps, "worker": plan.option.workers, "chief": 1 if plan.option.chief else 0}
+    for role, count in expected.items():
+        indices = sorted(task.index for task in plan.tasks if task.role == role)
+        if indices != list(range(count)):
+            raise ValueError(f"the option has {count} {role} tasks and 'tasks' lists numbers {indices}")
+    unknown = {task.role for task in plan.tasks} - set(ROLES)
+    if unknown:
+        raise ValueError(f"'{unknown.pop()}' is not a role; roles are {', '.join(ROLES)}")
+    for name, index in plan.variables.items():
+        if not isinstance(index, int) or not 0 <= index < plan.option.ps:
+            raise ValueError(f"variable '{name}' is on ps {index!r}, which does not exist")

@@ -1,0 +1,102 @@
+"""Why a job fits nowhere: which resource is short, where, and by how much."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dike.exceptions import InfeasibleError
+from solver.nodes import NodeKind
+from solver.options import OptionSpace
+from solver.resources import CPU_STEP, TaskResources, TaskSizes, WorkerShape, gpu_bytes
+from solver.shards import shard
+from solver.step_time import StepModel
+from solver.units import MIB, format_bytes
+
+_RESOURCES = ("CPUs", "memory", "disk", "GPUs")
+
+
+def shortage(kinds: Sequence[NodeKind], space: OptionSpace, sizes: TaskSizes, model: StepModel) -> InfeasibleError:
+    """The error for a job of which not even the smallest option fits.
+
+    Args:
+        kinds: the machines.
+        space: the options that were tried.
+        sizes: resources of the roles.
+        model: step times; its hardware says what the GPUs' memory holds.
+    """
+    profile = sizes.profile
+    gpus = any(kind.gpus for kind in kinds)
+    shapes = [entry.shape for entry in space.ranges] or [WorkerShape(1 if gpus else 0, CPU_STEP)]
+    worker = sizes.worker(min(shapes, key=lambda shape: (sizes.worker(shape).mem_mb, shape.cpus)))
+    ps = sizes.ps(shard(profile, 1).total)
+    tasks = [("worker", worker), ("parameter server", ps)]
+    if sizes.chief is not None:
+        tasks.append(("chief", sizes.chief))
+    if gpus and not any(kind.gpus and model.fits_gpu(kind) for kind in kinds):
+        return InfeasibleError(
+            f"Training '{profile.name}' takes at least {format_bytes(gpu_bytes(profile))} of a GPU's memory, more than "
+            "any GPU of the cluster has; use a smaller model or larger GPUs."
+        )
+    for name, task in tasks:
+        message = _no_machine_holds(name, task, kinds)
+        if message:
+            return InfeasibleError(message)
+    return InfeasibleError(_together(tasks, kinds))
+
+
+def _amounts(task: TaskResources) -> tuple[int, int, int, int]:
+    return task.cpu_millis, task.mem_mb, task.disk_mb, task.gpus
+
+
+def _capacity(kind: NodeKind) -> tuple[int, int, int, int]:
+    return kind.cpu_millis, kind.mem_mb, kind.disk_mb, kind.gpus
+
+
+def _shown(resource: int, amount: float) -> str:
+    if resource == 0:
+        return f"{amount / 1000:g} CPUs"
+    if resource == 3:
+        return f"{amount:g} GPUs"
+    return f"{format_bytes(amount * MIB)} of {_RESOURCES[resource]}"
+
+
+def _no_machine_holds(name: str, task: TaskResources, kinds: Sequence[NodeKind]) -> str:
+    need = _amounts(task)
+    if any(kind.room_for(task) > 0 for kind in kinds):
+        return ""
+    # The machine that lacks least, measured by its worst resource.
+    def lack(kind: NodeKind) -> float:
+        return max((n - c) / n for n, c in zip(need, _capacity(kind), strict=True) if n)
+
+    best = min(kinds, key=lack)
+    have = _capacity(best)
+    worst = max((r for r in range(4) if need[r]), key=lambda r: (need[r] - have[r]) / need[r])
+    return (
+        f"A {name} needs {_shown(worst, need[worst])} and the best machine ('{best.names[0]}') has "
+        f"{_shown(worst, have[worst])}: {_shown(worst, need[worst] - have[worst])} short."
+    )
+
+
+def _together(tasks: Sequence[tuple[str, TaskResources]], kinds: Sequence[NodeKind]) -> str:
+    names = ", ".join(f"one {name}" for name, _ in tasks)
+    need = [sum(_amounts(task)[r] for _, task in tasks) for r in range(4)]
+    have = [sum(_capacity(kind)[r] * kind.count for kind in kinds) for r in range(4)]
+    worst = max((r for r in range(4) if need[r]), key=lambda r: (need[r] - have[r]) / need[r])
+    if need[worst] > have[worst]:
+        return (
+            f"The smallest job ({names}) needs {_shown(worst, need[worst])} and all machines together have "
+            f"{_shown(worst, have[worst])}: {_shown(worst, need[worst] - have[worst])} short."
+        )
+    # Each task fits some machine and all fit the sum, so they are in each other's way.
+    largest = max(tasks, key=lambda item: item[1].mem_mb)
+    room = max(kinds, key=lambda kind: kind.room_for(largest[1]))
+    others = [task for _, task in tasks if task is not largest[1]]
+    short = [
+        sum(_amounts(task)[r] for task in [largest[1], *others]) - _capacity(room)[r]
+        for r in range(4)
+    ]
+    tight = max((r for r in range(4) if need[r]), key=lambda r: short[r] / need[r])
+    return (
+        f"The smallest job ({names}) fits the machines' sum but not the machines: beside each other on "
+        f"'{room.names[0]}' the tasks are {_shown(tight, short[tight])} short."
+    )

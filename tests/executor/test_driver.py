@@ -1,0 +1,141 @@
+"""The executor's driver against an agent that misbehaves, played on a bare socket."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pymesos
+import pytest
+
+from executor import driver as driver_module
+from executor.driver import ExecutorDriver
+
+DEADLINE_S = 30.0
+
+
+class Agent:
+    """Takes a subscription, refuses the first updates, acknowledges the next ones."""
+
+    def __init__(self, refused_updates: int) -> None:
+        self.updates: list[dict[str, Any]] = []
+        self.subscriptions: list[dict[str, Any]] = []
+        self._events: list[dict[str, Any]] = []
+        self._changed = threading.Condition()
+        self._closed = False
+        agent = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                if body["type"] == "SUBSCRIBE":
+                    agent.subscriptions.append(body["subscribe"])
+                    agent.stream(self)
+                    return
+                status = body["update"]["status"]
+                agent.updates.append(status)
+                refused = len(agent.updates) <= refused_updates
+                self.send_response(500 if refused else 202)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                if not refused:
+                    acknowledged = {"task_id": status["task_id"], "uuid": status["uuid"]}
+                    agent.tell({"type": "ACKNOWLEDGED", "acknowledged": acknowledged})
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"127.0.0.1:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def tell(self, event: dict[str, Any]) -> None:
+        with self._changed:
+            self._events.append(event)
+            self._changed.notify_all()
+
+    def stream(self, handler: http.server.BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        subscribed = {
+            "executor_info": {"executor_id": {"value": "E"}},
+            "framework_info": {"id": {"value": "F"}},
+            "agent_info": {},
+        }
+        self._record(handler, {"type": "SUBSCRIBED", "subscribed": subscribed})
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._events or self._closed, DEADLINE_S)
+                events, self._events = self._events, []
+            if self._closed:
+                return
+            for event in events:
+                self._record(handler, event)
+
+    @staticmethod
+    def _record(handler: http.server.BaseHTTPRequestHandler, event: dict[str, Any]) -> None:
+        text = json.dumps(event).encode()
+        record = str(len(text)).encode() + b"\n" + text
+        handler.wfile.write(f"{len(record):x}\r\n".encode() + record + b"\r\n")
+        handler.wfile.flush()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
+    played = Agent(refused_updates=2)
+    monkeypatch.setenv("MESOS_AGENT_ENDPOINT", played.address)
+    monkeypatch.setenv("MESOS_FRAMEWORK_ID", "F")
+    monkeypatch.setenv("MESOS_EXECUTOR_ID", "E")
+    monkeypatch.setenv("MESOS_CHECKPOINT", "1")
+    monkeypatch.setattr(driver_module, "RESEND_S", 0.1)
+    yield played
+    played.close()
+
+
+def connected_driver() -> ExecutorDriver:
+    driver = ExecutorDriver(pymesos.Executor())
+    driver.start()
+    deadline = time.monotonic() + DEADLINE_S
+    while not driver.connected:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return driver
+
+
+def test_an_update_is_sent_until_it_is_acknowledged(agent: Agent) -> None:
+    driver = connected_driver()
+    driver.sendStatusUpdate({"task_id": {"value": "t"}, "state": "TASK_FINISHED"})
+    assert driver.wait_for_acknowledgements(DEADLINE_S)
+    assert len(agent.updates) == 3
+    assert len({update["uuid"] for update in agent.updates}) == 1
+    driver.stop()
+    driver.join()
+
+
+def test_an_unacknowledged_update_goes_with_the_next_subscription(agent: Agent) -> None:
+    driver = connected_driver()
+    driver.sendStatusUpdate({"task_id": {"value": "t"}, "state": "TASK_RUNNING"})
+    (update,) = json.loads(driver.gen_request().partition(b"\r\n\r\n")[2])["subscribe"]["unacknowledged_updates"]
+    assert update["status"]["state"] == "TASK_RUNNING"
+    driver.stop()
+    driver.join()
+
+
+@pytest.mark.parametrize(("text", "checkpoint"), [("0", False), ("1", True)])
+def test_checkpoint_0_means_no(agent: Agent, monkeypatch: pytest.MonkeyPatch, text: str, checkpoint: bool) -> None:
+    monkeypatch.setenv("MESOS_CHECKPOINT", text)
+    assert ExecutorDriver(pymesos.Executor()).checkpoint is checkpoint
