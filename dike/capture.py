@@ -21,6 +21,11 @@ from dike.profile import ModelProfile
 
 KERAS_PREFIX = "keras:"
 _BAD_INPUT = BadInputError.exit_code
+# Scripts with a coordinator of their own ask it who they are; nothing connects to these addresses.
+_TF_CONFIG = {
+    "cluster": {"chief": ["localhost:1"], "ps": ["localhost:2"], "worker": ["localhost:3"]},
+    "task": {"type": "chief", "index": 0},
+}
 
 
 def main() -> NoReturn:
@@ -46,6 +51,7 @@ def main() -> NoReturn:
 
         sink.capture(lambda: application_profile(options.model.removeprefix(KERAS_PREFIX), options.batch_size))
     capture_hooks.install(sink)
+    os.environ.setdefault("TF_CONFIG", json.dumps(_TF_CONFIG))
     refuse(_run_to_end(options.model, options.arguments))
 
 

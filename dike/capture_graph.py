@@ -100,7 +100,7 @@ class _GraphCapture:
 
         @functools.wraps(init)
         def __init__(self_: Any, session_creator: Any, hooks: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-            if self._is_ready(ops.get_default_graph()):
+            if self._captures_or_trains(ops.get_default_graph()):
                 # No checkpoint is read, no hook writes anything: this session only waits for its first training step.
                 scaffold = getattr(session_creator, "_scaffold", None)
                 session_creator, hooks = monitored_session.ChiefSessionCreator(scaffold), ()
@@ -111,8 +111,8 @@ class _GraphCapture:
 
         @functools.wraps(prepare)
         def prepare_or_wait_for_session(self_: Any, *args: Any, **kwargs: Any) -> Any:
-            self._is_ready(self_.graph if hasattr(self_, "graph") else ops.get_default_graph())
-            self_._logdir = None
+            if self._captures_or_trains(self_._graph or ops.get_default_graph()):
+                self_._logdir = None
             return prepare(self_, *args, **kwargs)
 
         supervisor.Supervisor.prepare_or_wait_for_session = prepare_or_wait_for_session
@@ -147,7 +147,7 @@ class _GraphCapture:
     def _training_of(self, graph: Any) -> Training:
         return self._trainings.setdefault(graph, Training())
 
-    def _is_ready(self, graph: Any) -> bool:
+    def _captures_or_trains(self, graph: Any) -> bool:
         """Captures a finished graph that trains; comes back if it does not, or if its feeds must be seen first.
 
         Returns:

@@ -26,9 +26,10 @@ def install(sink: Sink) -> None:
         capture_coordinator.install(sink)
 
     def on_keras(module: ModuleType) -> None:
-        from dike import capture_keras
+        from dike import capture_coordinator, capture_keras
 
         capture_keras.install(sink, module)
+        capture_coordinator.watch_optimizers(module)
 
     after_import("tensorflow", on_tensorflow)
     after_import("keras", on_keras)

@@ -7,6 +7,7 @@ import inspect
 from types import ModuleType
 from typing import Any, NoReturn
 
+from dike import capture_coordinator
 from dike.capture_sink import Sink
 from dike.keras_profile import keras_profile
 from dike.profile import Api
@@ -25,6 +26,11 @@ def install(sink: Sink, keras: ModuleType) -> None:
             sink.refuse(
                 f"{sink.script} runs Keras on {keras.backend.backend()}, and Dike distributes TensorFlow only; "
                 "set KERAS_BACKEND=tensorflow."
+            )
+        if api is Api.KERAS and capture_coordinator.script_has_strategy():
+            sink.refuse(
+                f"{sink.script} calls fit under its own ParameterServerStrategy, which Keras 3 cannot do; "
+                "take the strategy out, for Dike brings its own."
             )
         call = signature.bind(self, *args, **kwargs)
 
@@ -55,4 +61,7 @@ def _read(sink: Sink, api: Api, model: Any, batch: Any) -> Any:
         model.optimizer.build(model.trainable_variables)
     else:
         model._symbolic_build(data_batch=batch)
+    if capture_coordinator.script_has_strategy():
+        # The script brings strategy and cluster of its own; TF_CONFIG is all it needs.
+        api = Api.COORDINATOR
     return keras_profile(sink.script, api, model, batch, sink.batch_size)

@@ -26,6 +26,10 @@ def formula_of(op_type: str) -> Formula | None:
     return _FORMULAS.get(op_type)
 
 
+def _all(op_types: str, formula: Formula) -> dict[str, Formula]:
+    return dict.fromkeys(op_types.split(), formula)
+
+
 def _elements(tensor: Any, dims: Dims) -> int:
     return math.prod(dims(tensor))
 
@@ -180,9 +184,9 @@ _FORMULAS: dict[str, Formula] = {
     "AccumulateNV2": _add_n,
     "L2Loss": _l2_loss,
     "Mean": _mean,
-    **dict.fromkeys("Sum Prod Max Min ArgMax ArgMin BiasAddGrad EuclideanNorm".split(), _reduction),
-    **dict.fromkeys("SegmentSum SegmentMean SegmentMax UnsortedSegmentSum".split(), _per_input_element(1)),
-    **dict.fromkeys("UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentProd".split(), _per_input_element(1)),
+    **_all("Sum Prod Max Min ArgMax ArgMin BiasAddGrad EuclideanNorm", _reduction),
+    **_all("SegmentSum SegmentMean SegmentMax UnsortedSegmentSum", _per_input_element(1)),
+    **_all("UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentProd", _per_input_element(1)),
     "Conv": _convolution(_output, _input(1), slice(0, -1)),
     "Conv2D": _convolution(_output, _input(1), slice(0, -1)),
     "Conv3D": _convolution(_output, _input(1), slice(0, -1)),
@@ -194,15 +198,15 @@ _FORMULAS: dict[str, Formula] = {
     "DepthwiseConv2dNativeBackpropInput": _convolution(_input(2), _input(1), slice(0, 2)),
     "DepthwiseConv2dNativeBackpropFilter": _convolution(_input(2), _output, slice(0, 2)),
     "Dilation2D": _convolution(_output, _input(1), slice(0, 2)),
-    **dict.fromkeys("MatMul SparseMatMul BatchMatMul BatchMatMulV2 BatchMatMulV3".split(), _matrix_product),
+    **_all("MatMul SparseMatMul BatchMatMul BatchMatMulV2 BatchMatMulV3", _matrix_product),
     "Einsum": _einsum,
-    **dict.fromkeys("MaxPool MaxPoolWithArgmax AvgPool MaxPool3D AvgPool3D".split(), _pooling),
+    **_all("MaxPool MaxPoolWithArgmax AvgPool MaxPool3D AvgPool3D", _pooling),
     "MaxPoolGrad": _max_pooling_gradient,
     "MaxPool3DGrad": _max_pooling_gradient,
     "AvgPoolGrad": _average_pooling_gradient,
     "AvgPool3DGrad": _average_pooling_gradient,
-    **dict.fromkeys("FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3".split(), _batch_norm),
-    **dict.fromkeys("FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3".split(), _batch_norm_gradient),
+    **_all("FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3", _batch_norm),
+    **_all("FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3", _batch_norm_gradient),
     "LRN": _local_response_norm,
     "LRNGrad": _local_response_norm_gradient,
     "SoftmaxCrossEntropyWithLogits": _per_input_element(8),
@@ -217,7 +221,7 @@ _FORMULAS: dict[str, Formula] = {
     "CudnnRNNBackpropV3": _cudnn_rnn(2),
 }
 for _flops, _types in _PER_OUTPUT_ELEMENT.items():
-    _FORMULAS.update(dict.fromkeys(_types.split(), _per_output_element(_flops)))
+    _FORMULAS.update(_all(_types, _per_output_element(_flops)))
 for _flops, _types in _PER_UPDATED_ELEMENT.items():
     _formula = _per_element_of(_flops, "grad", "delta", "updates", "value", "gradient", "gradient_values")
     for _type in _types.split():

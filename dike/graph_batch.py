@@ -69,7 +69,7 @@ def batch_size_of(forward: Iterable[Any], loss: Any, fed: Mapping[str, tuple[int
             size = _dataset_batch(operation)
             if size:
                 return size
-    return None if open_placeholders(forward) else _first_dim_near(loss)
+    return None if open_placeholders(forward) else first_dim_near(loss)
 
 
 def _first_dim(tensor: Any) -> int | None:
@@ -80,7 +80,7 @@ def _first_dim(tensor: Any) -> int | None:
     return shape.as_list()[0] if shape.rank else 0
 
 
-def _first_dim_near(loss: Any) -> int | None:
+def first_dim_near(loss: Any) -> int | None:
     """The first dimension of the nearest tensor that the loss is reduced from."""
     pending, seen = [loss], {loss.name}
     while pending:

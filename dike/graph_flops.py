@@ -11,40 +11,12 @@ import networkx as nx
 
 from dike.flops_formulas import UnknownShapeError, formula_of
 from dike.graph_loops import Frames, while_trips
+from dike.op_kinds import moves_data
 
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall", "RemoteCall", "TPUPartitionedCall"})
 _BRANCHES = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
 _LOOPS = frozenset({"While", "StatelessWhile"})
 _START = "the start before all ops"
-# These hand floats on as they are: no arithmetic.
-_MOVING = frozenset(
-    "Const HostConst Placeholder PlaceholderV2 PlaceholderWithDefault Identity IdentityN Snapshot StopGradient "
-    "PreventGradient CheckNumerics CheckNumericsV2 NoOp Reshape Squeeze ExpandDims Pack Unpack Concat ConcatV2 Split "
-    "SplitV Slice StridedSlice StridedSliceGrad ResourceStridedSliceAssign StridedSliceAssign TensorStridedSliceUpdate "
-    "Pad PadV2 MirrorPad MirrorPadGrad Gather GatherV2 GatherNd ResourceGather ResourceGatherNd TensorScatterMax "
-    "ScatterUpdate ResourceScatterUpdate ScatterNdUpdate ResourceScatterNdUpdate Transpose ConjugateTranspose Tile "
-    "Fill Range LinSpace OnesLike ZerosLike BroadcastTo Cast Bitcast Shape ShapeN Size Rank Select SelectV2 Where "
-    "Reverse ReverseV2 ReverseSequence Roll Diag DiagPart MatrixDiag MatrixDiagV2 MatrixDiagV3 MatrixDiagPart "
-    "MatrixDiagPartV2 MatrixDiagPartV3 MatrixSetDiag MatrixSetDiagV3 MatrixBandPart OneHot TopK TopKV2 Unique "
-    "InvertPermutation DynamicPartition DynamicStitch ParallelDynamicStitch SpaceToBatchND BatchToSpaceND SpaceToBatch "
-    "BatchToSpace SpaceToDepth DepthToSpace ExtractImagePatches ResizeNearestNeighbor Variable VariableV2 "
-    "TemporaryVariable DestroyTemporaryVariable VarHandleOp ReadVariableOp ResourceReadVariableOp Assign "
-    "AssignVariableOp VarIsInitializedOp IsVariableInitialized Switch RefSwitch Merge RefMerge Enter RefEnter Exit "
-    "RefExit NextIteration RefNextIteration LoopCond ControlTrigger Print PrintV2 Assert StringFormat AsString "
-    "_Arg _Retval PlaceholderWithDefault EnsureShape RaggedTensorToTensor RaggedTensorToVariant RaggedGather "
-    "SparseToDense SparseReorder SparseReshape AccumulatorTakeGradient ResourceAccumulatorTakeGradient "
-    "SparseAccumulatorTakeGradient AccumulatorSetGlobalStep DecodeRaw DecodeCSV StringToNumber InplaceUpdate DeepCopy "
-    "ResourceConditionalAccumulator ConditionalAccumulator".split()
-)
-# Families that move data or draw random numbers: their names begin so.
-_MOVING_PREFIXES = (
-    "TensorList TensorArray Stack Iterator OneShotIterator MakeIterator Queue FIFOQueue RandomShuffleQueue Random "
-    "Stateless StatefulUniform StatefulStandardNormal StatefulTruncatedNormal Multinomial TruncatedNormal "
-    "ParameterizedTruncatedNormal Save Restore MergeV2Checkpoints Histogram ScalarSummary WriteScalarSummary "
-    "WriteHistogramSummary WriteSummary TensorSummary ImageSummary Collective Nccl Barrier Stage Unstage Map "
-    "ParseExample ParseSingleExample DecodeJpeg DecodeImage DecodePng DecodeBmp DecodeWav Optional MultiDevice "
-    "Anonymous Lookup Audio".split()
-)
 
 
 @dataclass(frozen=True)
@@ -80,7 +52,7 @@ class FlopsReader:
         operations = list(operations)
         frames = Frames(operations)
         costs = {operation: self._all_rounds(operation, frames) for operation in operations}
-        paths = nx.DiGraph()
+        paths: nx.DiGraph[Any] = nx.DiGraph()
         for operation, cost in costs.items():
             # An op's FLOPs are put on the edges that lead to it.
             paths.add_edge(_START, operation, flops=cost.longest)
@@ -108,7 +80,7 @@ class FlopsReader:
         if kind in _CALLS or operation.graph._get_function(kind) is not None:
             name = operation.get_attr("f").name if kind in _CALLS else kind
             return self._function(operation, name, list(operation.inputs))
-        if kind in _MOVING or not _computes_floats(operation):
+        if not _computes_floats(operation):
             return Cost()
         flops = self._simple(operation)
         return Cost(flops, flops)
@@ -118,7 +90,7 @@ class FlopsReader:
         try:
             if formula is not None:
                 return float(formula(operation, self._dims))
-            if operation.type.startswith(tuple(_MOVING_PREFIXES)):
+            if moves_data(operation.type):
                 return 0.0
             registered = _registered_flops(operation)
             if registered is not None:

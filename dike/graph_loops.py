@@ -57,10 +57,10 @@ def _comparisons(operation: Any) -> list[Any]:
 
 
 def _rounds(kind: str, start: Any | None, end: Any | None) -> int | None:
-    if start is None or end is None or getattr(start, "ndim", 0) or getattr(end, "ndim", 0):
+    if start is None or end is None or getattr(start, "ndim", 0) != 0 or getattr(end, "ndim", 0) != 0:
         return None
     rounds = int(end) - int(start) if kind.startswith("Less") else int(start) - int(end)
-    rounds += kind.endswith("Equal")
+    rounds += int(kind.endswith("Equal"))
     # A loop without `maximum_iterations` carries -1 for it.
     return rounds if rounds > 0 else None
 

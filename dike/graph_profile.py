@@ -12,14 +12,8 @@ from dike.graph_batch import ancestors, batch_size_of, open_placeholders, with_b
 from dike.graph_flops import FlopsReader
 from dike.keras_variables import unique_names
 from dike.model_profile import Findings
+from dike.op_kinds import is_plumbing
 from dike.profile import Api, ModelProfile
-
-# Ops that say nothing about what the model is made of.
-_PLUMBING = frozenset(
-    "Const Placeholder PlaceholderV2 PlaceholderWithDefault Identity NoOp Reshape Shape StridedSlice Pack ReadVariableOp "
-    "VarHandleOp VariableV2 Cast ExpandDims Squeeze StopGradient OneShotIterator IteratorV2 IteratorGetNext Range "
-    "IteratorToStringHandle IteratorFromStringHandleV2 Fill Switch Merge Enter Exit NextIteration LoopCond".split()
-)
 
 
 @dataclass
@@ -96,7 +90,7 @@ def graph_profile(
         step_flops=step_flops,
         variables=unique_names(variables),
         trainable=graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES),
-        layers=Counter(operation.type for operation in forward if operation.type not in _PLUMBING),
+        layers=Counter(operation.type for operation in forward if not is_plumbing(operation.type)),
         uncounted=reader.uncounted,
         sample_bytes=_sample_bytes(forward, by_name, size),
         optimizer=type(training.optimizers[0]).__name__.removesuffix("Optimizer") if training.optimizers else "",

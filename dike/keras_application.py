@@ -28,7 +28,9 @@ def application_profile(name: str, batch_size: int | None = None) -> ModelProfil
     if name not in models:
         lower = {key.lower(): key for key in models}
         near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.0)
-        raise BadInputError(f"There is no model 'keras:{name}' in keras.applications; did you mean 'keras:{lower[near[0]]}'?")
+        raise BadInputError(
+            f"There is no model 'keras:{name}' in keras.applications; did you mean 'keras:{lower[near[0]]}'?"
+        )
     model = models[name](weights=None)
     model.compile(optimizer="sgd", loss="sparse_categorical_crossentropy")
     model.optimizer.build(model.trainable_variables)

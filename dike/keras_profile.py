@@ -12,7 +12,7 @@ from dike.model_profile import Findings
 from dike.profile import Api, ModelProfile
 
 # A step costs about three forward passes where it cannot be traced (2 to 3 in practice; the gradient costs twice).
-_STEP_PER_FORWARD = 3.0
+STEP_PER_FORWARD = 3.0
 
 
 def keras_profile(name: str, api: Api, model: Any, batch: Any, batch_size: int | None = None) -> ModelProfile:
@@ -43,7 +43,7 @@ def keras_profile(name: str, api: Api, model: Any, batch: Any, batch_size: int |
         uncounted = uncounted | reader.uncounted
     else:
         # A model that is only a `train_step`, such as a GAN of two models.
-        forward = Cost(step_flops, reader.cost(step_graph.get_operations()).longest).times(1 / _STEP_PER_FORWARD)
+        forward = Cost(step_flops, reader.cost(step_graph.get_operations()).longest).times(1 / STEP_PER_FORWARD)
     variables = named_variables(model)
     trainable = list(model.trainable_variables)
     return Findings(
@@ -88,7 +88,8 @@ def _trace(function: Callable[[Any], Any], specs: Any) -> Any:
 
 def _has_forward_pass(model: Any) -> bool:
     keras_model = next(base for base in type(model).__mro__ if base.__name__ == "Model")
-    return type(model).call is not keras_model.call or bool(getattr(model, "_functional", None))
+    own_call = getattr(type(model), "call", None) is not getattr(keras_model, "call", None)
+    return own_call or bool(getattr(model, "_functional", None))
 
 
 def _specs(batch: Any, own_size: int, size: int) -> Any:

@@ -71,9 +71,9 @@ def _is_own_module(name: str) -> bool:
 
 
 def _hand_over_to_cluster(_: ModuleType) -> None:
-    from dike import capture_client
+    from dike.capture_client import hand_over
 
-    capture_client.install()
+    hand_over()
 
 
 class _Package(ModuleType):

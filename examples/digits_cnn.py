@@ -8,10 +8,11 @@ The only line that is not ordinary TensorFlow is the first import.
 
 import argparse
 
-import dike as tf
 import numpy as np
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
+
+import dike as tf
 
 
 def parse_arguments() -> argparse.Namespace:

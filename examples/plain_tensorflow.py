@@ -1,7 +1,7 @@
 """An ordinary TensorFlow script that knows nothing of Dike: a multi-layer perceptron on tf.data.
 
-    python examples/plain_tensorflow.py
-    dike run examples/plain_tensorflow.py
+python examples/plain_tensorflow.py
+dike run examples/plain_tensorflow.py
 """
 
 import numpy as np

@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import http.client
 import logging
-import signal
 import time
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
 from dike.exceptions import DikeError
-
-_sigint = signal.getsignal(signal.SIGINT)
-import pymesos  # noqa: E402
-import pymesos.process  # noqa: E402
-
-from framework.events import EventScheduler, Refused  # noqa: E402
-
-# pymesos takes SIGINT for itself when it is imported; Ctrl-C is ours to handle.
-signal.signal(signal.SIGINT, _sigint)
-# It also logs to standard error, in the middle of the user's output.
-logging.getLogger("pymesos").handlers.clear()
+from framework.events import EventScheduler, Refused
+from framework.quiet_pymesos import pymesos
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +67,7 @@ class _PatientConnection(pymesos.process.Connection):
     def read(self) -> bool:
         try:
             return bool(super().read())
-        except RuntimeError as error:
+        except (RuntimeError, TypeError) as error:  # TypeError: it adds text to bytes when the answer is in parts
             parser = self._parser
             status = parser.get_status_code() if parser.is_headers_complete() else 0
             if status in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):

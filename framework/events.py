@@ -10,7 +10,7 @@ import queue
 from dataclasses import dataclass
 from typing import Any
 
-import pymesos
+from framework.quiet_pymesos import pymesos
 
 
 @dataclass(frozen=True)

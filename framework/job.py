@@ -136,9 +136,9 @@ class JobTask:
 
     @property
     def logs_complete(self) -> bool:
-        """Whether everything its process wrote has been received."""
+        """Whether everything its process wrote, as far as is known, has been received."""
         if self.outcome is None:
-            return not self.state.is_terminal()
+            return True
         return all(self.received.get(stream, 0) >= size for stream, size in self.outcome.log_bytes.items())
 
     @property

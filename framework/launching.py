@@ -152,9 +152,7 @@ def _task_info(
     }
 
 
-def _order(
-    spec: JobSpec, plan: Plan, task: JobTask, cluster: Mapping[str, Sequence[str]], attempt: int
-) -> LaunchOrder:
+def _order(spec: JobSpec, plan: Plan, task: JobTask, cluster: Mapping[str, Sequence[str]], attempt: int) -> LaunchOrder:
     planned = task.planned
     devices: tuple[int, ...] | None = None
     if spec.hand_out_gpus or not planned.gpus:

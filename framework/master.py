@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-import pymesos.detector
 from kazoo.exceptions import KazooException
 from kazoo.handlers.threading import KazooTimeoutError
 
 from dike.exceptions import BadInputError
 from framework.offers import node_class
+from framework.quiet_pymesos import pymesos
 from solver import NodeClass
 
 DEFAULT_PORT = 5050

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from dike.exceptions import BadInputError
 from dike.profile import ModelProfile
+from framework import tensorflow_noise
 
 _KERAS_PREFIX = "keras:"
 _STDERR = 2
@@ -84,8 +88,17 @@ def _run(command: list[str], model: str, timeout_s: float | None) -> int:
     """Runs the child; what it prints goes to standard error, for standard output may be wanted for JSON."""
     # A session of its own: whatever processes the script has started can then be ended with it.
     with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=_STDERR, env=_environment(), start_new_session=True
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=_environment(),
+        start_new_session=True,
     ) as child:
+        assert child.stdout is not None
+        # A thread, so that the time-out holds for a script that prints nothing.
+        printer = threading.Thread(target=_show, args=(child.stdout,), daemon=True)
+        printer.start()
         try:
             return child.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -93,10 +106,14 @@ def _run(command: list[str], model: str, timeout_s: float | None) -> int:
                 f"{os.path.basename(model)} did not come to its training within {timeout_s:.0f} s."
             ) from None
         finally:
-            try:
+            with contextlib.suppress(ProcessLookupError):  # where all of them have ended
                 os.killpg(child.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass  # all of them have ended
+            printer.join()
+
+
+def _show(prints: BinaryIO) -> None:
+    with open(_STDERR, "wb", closefd=False) as target:
+        tensorflow_noise.forward(prints, target)
 
 
 def _environment() -> dict[str, str]:

@@ -147,7 +147,9 @@ def _cycles(
         return slowest
     # Whether a machine's own memory or its network card is faster decides where a worker sits best.
     alone = np.repeat([model.transfer_s(kind, 0) for kind, _ in rooms], repeat)
-    beside = np.repeat([min(model.transfer_s(kind, size) for size in (0, shards.sizes[0])) for kind, _ in rooms], repeat)
+    beside = np.repeat(
+        [min(model.transfer_s(kind, size) for size in (0, shards.sizes[0])) for kind, _ in rooms], repeat
+    )
     near = np.sort(1 / (work + beside))[::-1]
     far = np.sort(1 / (work + alone))[::-1]
     near_sum, far_sum = np.concatenate([[0.0], np.cumsum(near)]), np.concatenate([[0.0], np.cumsum(far)])

@@ -119,7 +119,7 @@ def _refuse_repeated_names(path: Path, tree: yaml.Node, file: _File) -> None:
                 line = _line(tree, ("nodes", index, "name"))
                 other = _line(tree, ("nodes", owners[name], "name"))
                 raise BadInputError(
-                    f"{path}, line {line}: the node name '{name}' is taken by line {other}; give each node its own name."
+                    f"{path}, line {line}: the node name '{name}' is taken by line {other}; rename one."
                 )
             owners[name] = index
 

@@ -38,6 +38,7 @@ class Hardware:
         gpus: known GPUs by lower-case model name.
         unknown_gpu: what stands in for other GPUs.
         core_training_flops_per_s: one CPU core's FLOP/s in whole training steps.
+        parallel_share: share of a step that several cores speed up (Amdahl's law).
         core_input_bytes_per_s: bytes of finished samples one CPU core prepares in a second.
         step_latency_s: seconds every step takes apart from its work.
         dispatch_s: seconds a separate chief needs to hand out one step.
@@ -47,10 +48,17 @@ class Hardware:
     gpus: Mapping[str, Gpu]
     unknown_gpu: Gpu
     core_training_flops_per_s: float
+    parallel_share: float
     core_input_bytes_per_s: float
     step_latency_s: float
     dispatch_s: float
     ps_update_bytes_per_s: float
+
+    def cpu_flops_per_s(self, cpus: float) -> float:
+        """FLOP/s of a worker with so many CPU cores."""
+        if cpus <= 1:
+            return cpus * self.core_training_flops_per_s
+        return self.core_training_flops_per_s / (1 - self.parallel_share + self.parallel_share / cpus)
 
     def knows(self, model: str | None) -> bool:
         """Whether the model is in the table."""
@@ -75,6 +83,7 @@ def known_hardware() -> Hardware:
         gpus=gpus,
         unknown_gpu=_gpu("unknown", data["unknown_gpu"]),
         core_training_flops_per_s=data["cpu"]["core_training_flops_per_s"],
+        parallel_share=data["cpu"]["parallel_share"],
         core_input_bytes_per_s=data["cpu"]["core_input_bytes_per_s"],
         step_latency_s=data["tensorflow"]["step_latency_s"],
         dispatch_s=data["tensorflow"]["dispatch_s"],

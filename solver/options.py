@@ -1,4 +1,4 @@
-"""Resource assignment options - what a worker gets, how many workers, how many parameter servers - and how they are pruned.
+"""Resource assignment options (a worker's size, counts of workers and parameter servers) and how they are pruned.
 
 The paper 'Dike' (section 3.2) cuts their number down by three rules. Here each is one function from a space of options
 to a smaller one that says how many options it took away; sizes are counted without listing the options.
@@ -251,4 +251,3 @@ def _round_up(cpus: float) -> float:
 
 def _round_down(cpus: float) -> float:
     return math.floor(cpus / CPU_STEP + 1e-9) * CPU_STEP
-

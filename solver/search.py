@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from dike.profile import ModelProfile
-from solver.bounds import option_bounds
+from solver.bounds import Bounds, option_bounds
+from solver.candidates import Candidate, CandidateTable, Key
 from solver.cluster import Cluster
 from solver.hardware import Hardware
 from solver.nodes import NodeKind
-from solver.options import OptionSpace
+from solver.options import OptionRange, OptionSpace
 from solver.placement.fastest import OutOfTimeError, Placement, calmest_placement, fastest_placement
 from solver.placement.naming import Assignment, assign
 from solver.placement.problem import placement_problem, shard_types
@@ -29,23 +27,6 @@ ALTERNATIVES = 5
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """An option and the part of the cluster to place it in, with what it can reach at best."""
-
-    region: int
-    shape: WorkerShape
-    workers: int
-    ps: int
-    samples_bound: float
-    traffic_bound: float
-
-    @property
-    def label(self) -> tuple[int, int, int, float]:
-        """What makes it another option to a reader: CPUs count only where they do the computing."""
-        return self.workers, self.ps, self.shape.gpus, 0.0 if self.shape.gpus else self.shape.cpus
-
-
-@dataclass(frozen=True)
 class Solved:
     """A candidate, placed.
 
@@ -56,8 +37,6 @@ class Solved:
         network_s: busiest network card or rack uplink.
         round_s: seconds in which every worker makes one step.
         samples_per_s: predicted speed.
-        samples_ceiling: no placement of this candidate is faster; above `samples_per_s` only where an uplink, which
-            the placement program does not know, limits the speed.
     """
 
     candidate: Candidate
@@ -66,7 +45,11 @@ class Solved:
     network_s: float
     round_s: float
     samples_per_s: float
-    samples_ceiling: float
+
+    @property
+    def samples_ceiling(self) -> float:
+        """No placement is faster; above the speed where an uplink, which the program ignores, limits it."""
+        return max(self.samples_per_s, self.placement.samples_per_s)
 
 
 @dataclass(frozen=True)
@@ -74,16 +57,16 @@ class SearchResult:
     """What came of a search.
 
     Attributes:
-        best: the option chosen; None where nothing fits.
-        others: all other options that were placed, best first, one of each label.
-        ceiling: no option is faster (throughput) or no option has less traffic (traffic).
-        complete: whether every option was either placed or ruled out by its bound.
-        placed: how many options were placed.
+        best: the option chosen.
+        others: other options that were placed, best first, one of each label.
+        gap: share by which a better option or placement could be better; 0 where there is none.
+        complete: whether every option was placed or ruled out by its bound.
+        placed: how many options had to be placed.
     """
 
-    best: Solved | None
+    best: Solved
     others: tuple[Solved, ...]
-    ceiling: float
+    gap: float
     complete: bool
     placed: int
 
@@ -121,134 +104,138 @@ class OptionSearch:
         within = self._cluster.within_node_gbps * BYTES_PER_S_PER_GBPS
         return StepModel(self._profile, shape, self._hardware, within, self.shards(1).total)
 
-    def fastest(self, deadline: float) -> SearchResult:
-        """The fastest option; among those within 1% of it the one with least traffic, then with fewest tasks."""
-        candidates = sorted(self._candidates(), key=lambda c: (-c.samples_bound, *_traffic_key(self, c)))
-        unsolved = self._place_all(candidates, deadline, self._samples_to_beat)
+    def fastest(self, deadline: float) -> SearchResult | None:
+        """The fastest option; of those within 1% of it the one with least traffic, then with fewest tasks.
+
+        Returns:
+            None if no option fits.
+        """
+        table = self._table()
+        cut_off = self._place_fastest(table, deadline)
         solved = [entry for entry in self._solved.values() if entry is not None]
         if not solved:
-            return SearchResult(None, (), 0.0, complete=not unsolved, placed=0)
+            return None
         fastest = max(entry.samples_per_s for entry in solved)
         floor = fastest * (1 - TIE)
-        tied = [c for c in candidates if c.samples_bound >= floor and self._key(c) not in self._solved]
-        best = min((s for s in solved if s.samples_per_s >= floor), key=lambda s: _solved_key(self, s))
-        complete = not unsolved
-        for candidate in sorted(tied, key=lambda c: _traffic_key(self, c)):
-            if _traffic_key(self, candidate) >= _solved_key(self, best):
+        best = min((entry for entry in solved if entry.samples_per_s >= floor), key=self._key)
+        complete = cut_off is None
+        for candidate in table.by_traffic(floor):
+            if not complete or candidate.key(candidate.traffic_bound, self._total) >= self._key(best):
                 break
             try:
-                found = self.place(candidate, deadline)
+                found = self.place(candidate, fastest_placement, deadline)
             except OutOfTimeError:
                 complete = False
                 break
-            if found is not None and found.samples_per_s >= floor and _solved_key(self, found) < _solved_key(self, best):
+            if found is not None and found.samples_per_s >= floor and self._key(found) < self._key(best):
                 best = found
-        ceiling = max(
-            fastest,
-            max((entry.samples_ceiling for entry in self._solved.values() if entry is not None), default=0.0),
-            max((candidate.samples_bound for candidate in unsolved), default=0.0),
-        )
-        return self._result(best, ceiling, complete, key=lambda s: (-s.samples_per_s, *_solved_key(self, s)))
+        ceiling = max(entry.samples_ceiling for entry in solved)
+        if cut_off is not None:
+            ceiling = max(ceiling, cut_off.samples_bound)
+        gap = max(0.0, 1 - fastest / ceiling)
+        return self._result(best, gap, complete, lambda entry: (-entry.samples_per_s, *self._key(entry)))
 
-    def calmest(self, deadline: float) -> SearchResult:
-        """The option with least traffic by Eq. 1, whatever its speed, then with fewest tasks."""
-        candidates = sorted(self._candidates(), key=lambda c: _traffic_key(self, c))
+    def calmest(self, deadline: float) -> SearchResult | None:
+        """The option with least traffic by Eq. 1, whatever its speed, then with fewest tasks.
+
+        Returns:
+            None if no option fits.
+        """
         solved: list[Solved] = []
-        ceiling, complete = 0.0, True
-        for candidate in candidates:
-            if len(solved) > ALTERNATIVES and _traffic_key(self, candidate) >= _solved_key(self, solved[ALTERNATIVES]):
+        least_possible: float | None = None
+        for candidate in self._table().by_traffic():
+            bound = candidate.key(candidate.traffic_bound, self._total)
+            if len(solved) > ALTERNATIVES and bound >= self._key(solved[ALTERNATIVES]):
                 break
             try:
-                found = self.place(candidate, deadline if solved else None, least_traffic=True)
+                found = self.place(candidate, calmest_placement, deadline if solved else None)
             except OutOfTimeError:
-                complete, ceiling = False, candidate.traffic_bound
+                least_possible = candidate.traffic_bound
                 break
             if found is not None:
-                solved = sorted([*solved, found], key=lambda s: _solved_key(self, s))
+                solved = sorted([*solved, found], key=self._key)
         if not solved:
-            return SearchResult(None, (), 0.0, complete=True, placed=0)
-        best = solved[0]
-        ceiling = best.placement.traffic_bytes if complete else min(ceiling, best.placement.traffic_bytes)
-        return self._result(best, ceiling, complete, key=lambda s: _solved_key(self, s))
-
-    def neighbour(self, solved: Solved, workers: int, ps: int) -> Solved | None:
-        """The same option with other counts; None if it is not in the space or does not fit."""
-        allowed = any(
-            entry.shape == solved.candidate.shape
-            and entry.min_workers <= workers <= entry.max_workers
-            and 1 <= ps <= entry.max_ps
-            for entry in self._space.ranges
-        )
-        if not allowed:
             return None
-        return self.place(Candidate(solved.candidate.region, solved.candidate.shape, workers, ps, 0.0, 0.0), None)
+        traffic = solved[0].placement.traffic_bytes
+        gap = 0.0 if least_possible is None or traffic <= 0 else max(0.0, 1 - least_possible / traffic)
+        return self._result(solved[0], gap, least_possible is None, self._key)
 
-    def place(self, candidate: Candidate, deadline: float | None, *, least_traffic: bool = False) -> Solved | None:
+    def place(
+        self,
+        candidate: Candidate,
+        method: Callable[..., Placement | None] = fastest_placement,
+        deadline: float | None = None,
+    ) -> Solved | None:
         """Places one option, once.
+
+        Args:
+            candidate: the option.
+            method: `fastest_placement` or `calmest_placement`, the same in every call.
+            deadline: on `time.monotonic`'s clock; None for none.
 
         Raises:
             OutOfTimeError: if the deadline passed before the best placement was found and proven.
         """
-        key = self._key(candidate)
-        if key not in self._solved:
-            self._solved[key] = self._place(candidate, deadline, least_traffic=least_traffic)
-        return self._solved[key]
+        if candidate.identity not in self._solved:
+            self._solved[candidate.identity] = self._place(candidate, method, deadline)
+        return self._solved[candidate.identity]
 
-    @staticmethod
-    def _key(candidate: Candidate) -> tuple[int, WorkerShape, int, int]:
-        return candidate.region, candidate.shape, candidate.workers, candidate.ps
+    def neighbour(self, solved: Solved, workers: int, ps: int) -> Solved | None:
+        """The option with other counts, placed; None if it is not in the space or does not fit."""
+        shape = solved.candidate.shape
+        for entry in self._space.ranges:
+            if entry.shape == shape and entry.min_workers <= workers <= entry.max_workers and 1 <= ps <= entry.max_ps:
+                return self.place(Candidate(solved.candidate.region, shape, workers, ps, 0.0, 0.0))
+        return None
 
-    def _place(self, candidate: Candidate, deadline: float | None, *, least_traffic: bool) -> Solved | None:
+    def _place(
+        self, candidate: Candidate, method: Callable[..., Placement | None], deadline: float | None
+    ) -> Solved | None:
         region, shards, model = self._regions[candidate.region], self.shards(candidate.ps), self.model(candidate.shape)
         problem = placement_problem(region, model, self._sizes, shards, candidate.workers)
-        placement = (calmest_placement if least_traffic else fastest_placement)(problem, deadline)
+        placement = method(problem, deadline)
         if placement is None:
             return None
         assignment = assign(placement.used, region, shard_types(shards))
-        uplink = uplink_s(self._cluster, assignment, shards.sizes, self._rack_of)
-        network = max(placement.network_s, uplink)
+        network = max(placement.network_s, uplink_s(self._cluster, assignment, shards.sizes, self._rack_of))
         round_s = model.round_s(placement.cycle_s, network, shards.sizes[0], candidate.workers)
         samples = candidate.workers * model.samples_per_step / round_s
-        return Solved(candidate, placement, assignment, network, round_s, samples, max(samples, placement.samples_per_s))
+        return Solved(candidate, placement, assignment, network, round_s, samples)
 
-    def _candidates(self) -> list[Candidate]:
-        """Every option with its bounds, those that do not fit left out."""
-        found = []
-        for region_index, region in enumerate(self._regions):
-            machines = sum(kind.count for kind in region)
-            for entry in self._space.ranges:
-                for ps in range(1, min(entry.max_ps, machines) + 1):
-                    bounds = option_bounds(
-                        region, self.model(entry.shape), self._sizes, self.shards(ps), entry.max_workers
-                    )
-                    fits = np.flatnonzero(bounds.samples_per_s > 0)
-                    for index in fits[fits >= entry.min_workers - 1].tolist():
-                        found.append(
-                            Candidate(
-                                region_index,
-                                entry.shape,
-                                index + 1,
-                                ps,
-                                float(bounds.samples_per_s[index]),
-                                float(bounds.traffic_bytes[index]),
-                            )
-                        )
-        return found
-
-    def _place_all(
-        self, candidates: Sequence[Candidate], deadline: float, to_beat: object
-    ) -> list[Candidate]:
-        """Places candidates, best bound first, until no bound beats the best few; returns those time cut off."""
+    def _place_fastest(self, table: CandidateTable, deadline: float) -> Candidate | None:
+        """Places options, best bound first, until no bound beats the best few; returns where time cut it off."""
         speeds: dict[tuple[int, int, int, float], float] = {}
-        for index, candidate in enumerate(candidates):
+        for candidate in table.by_speed():
             best = sorted(speeds.values(), reverse=True)
             if len(best) > ALTERNATIVES and candidate.samples_bound <= best[ALTERNATIVES]:
-                return []
+                return None
             try:
                 # The first answer is worth waiting for.
-                found = self.place(candidate, deadline if best else None)
+                found = self.place(candidate, fastest_placement, deadline if best else None)
             except OutOfTimeError:
-                return list(candidates[index:])
+                return candidate
             if found is not None:
                 speeds[candidate.label] = max(speeds.get(candidate.label, 0.0), found.samples_per_s)
-        return []
+        return None
+
+    def _table(self) -> CandidateTable:
+        def bounds(region: Sequence[NodeKind], entry: OptionRange, ps: int) -> Bounds:
+            return option_bounds(region, self.model(entry.shape), self._sizes, self.shards(ps), entry.max_workers)
+
+        return CandidateTable(self._regions, self._space.ranges, self._total, bounds)
+
+    @property
+    def _total(self) -> int:
+        return self.shards(1).total
+
+    def _key(self, solved: Solved) -> Key:
+        return solved.candidate.key(solved.placement.traffic_bytes, self._total)
+
+    def _result(
+        self, best: Solved, gap: float, complete: bool, key: Callable[[Solved], tuple[float, ...]]
+    ) -> SearchResult:
+        others: dict[tuple[int, int, int, float], Solved] = {}
+        for entry in sorted((entry for entry in self._solved.values() if entry is not None), key=key):
+            if entry.candidate.label != best.candidate.label:
+                others.setdefault(entry.candidate.label, entry)
+        return SearchResult(best, tuple(others.values()), gap, complete, len(self._solved))

@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dike.exceptions import InfeasibleError
+from solver.hardware import Hardware
 from solver.nodes import NodeKind
 from solver.options import OptionSpace
 from solver.resources import CPU_STEP, TaskResources, TaskSizes, WorkerShape, gpu_bytes
 from solver.shards import shard
-from solver.step_time import StepModel
 from solver.units import MIB, format_bytes
 
 _RESOURCES = ("CPUs", "memory", "disk", "GPUs")
 
 
-def shortage(kinds: Sequence[NodeKind], space: OptionSpace, sizes: TaskSizes, model: StepModel) -> InfeasibleError:
+def shortage(kinds: Sequence[NodeKind], space: OptionSpace, sizes: TaskSizes, hardware: Hardware) -> InfeasibleError:
     """The error for a job of which not even the smallest option fits.
 
     Args:
         kinds: the machines.
         space: the options that were tried.
         sizes: resources of the roles.
-        model: step times; its hardware says what the GPUs' memory holds.
+        hardware: what the GPUs' memory holds.
     """
     profile = sizes.profile
     gpus = any(kind.gpus for kind in kinds)
@@ -32,7 +32,8 @@ def shortage(kinds: Sequence[NodeKind], space: OptionSpace, sizes: TaskSizes, mo
     tasks = [("worker", worker), ("parameter server", ps)]
     if sizes.chief is not None:
         tasks.append(("chief", sizes.chief))
-    if gpus and not any(kind.gpus and model.fits_gpu(kind) for kind in kinds):
+    memory = max((hardware.gpu(kind.gpu_model).memory_bytes for kind in kinds if kind.gpus), default=0)
+    if gpus and gpu_bytes(profile) > memory:
         return InfeasibleError(
             f"Training '{profile.name}' takes at least {format_bytes(gpu_bytes(profile))} of a GPU's memory, more than "
             "any GPU of the cluster has; use a smaller model or larger GPUs."
@@ -64,6 +65,7 @@ def _no_machine_holds(name: str, task: TaskResources, kinds: Sequence[NodeKind])
     need = _amounts(task)
     if any(kind.room_for(task) > 0 for kind in kinds):
         return ""
+
     # The machine that lacks least, measured by its worst resource.
     def lack(kind: NodeKind) -> float:
         return max((n - c) / n for n, c in zip(need, _capacity(kind), strict=True) if n)
@@ -91,10 +93,7 @@ def _together(tasks: Sequence[tuple[str, TaskResources]], kinds: Sequence[NodeKi
     largest = max(tasks, key=lambda item: item[1].mem_mb)
     room = max(kinds, key=lambda kind: kind.room_for(largest[1]))
     others = [task for _, task in tasks if task is not largest[1]]
-    short = [
-        sum(_amounts(task)[r] for task in [largest[1], *others]) - _capacity(room)[r]
-        for r in range(4)
-    ]
+    short = [sum(_amounts(task)[r] for task in [largest[1], *others]) - _capacity(room)[r] for r in range(4)]
     tight = max((r for r in range(4) if need[r]), key=lambda r: short[r] / need[r])
     return (
         f"The smallest job ({names}) fits the machines' sum but not the machines: beside each other on "

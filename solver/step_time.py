@@ -69,7 +69,7 @@ class StepModel:
         """Seconds one worker computes for a step on this kind of machine."""
         batch_flops = self.profile.batch_size * self.profile.flops_step_per_sample
         if not self.shape.gpus:
-            return batch_flops / (self.shape.cpus * self.hardware.core_training_flops_per_s)
+            return batch_flops / self.hardware.cpu_flops_per_s(self.shape.cpus)
         gpus = self.shape.gpus
         exchange_s = 2 * (gpus - 1) / gpus * self.total_bytes / self.within_node_bytes_per_s
         return batch_flops / self.hardware.gpu(kind.gpu_model).training_flops_per_s + exchange_s

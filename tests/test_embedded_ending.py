@@ -73,7 +73,7 @@ def owner() -> Iterator[Owner]:
     try:
         assert process.stdout is not None
         told = json.loads(process.stdout.readline())
-        sleepers = eventually(lambda: (found := with_argument(mark)) and len(found) == 5 and found, "the task runs")
+        sleepers = eventually(lambda: (found := with_argument(mark)) and len(found) == 4 and found, "the task runs")
         supervisor = psutil.Process(told["supervisor"])
         belongings = [supervisor, *supervisor.children(recursive=True)]
         ids = {process.pid for process in belongings}

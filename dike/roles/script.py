@@ -52,6 +52,14 @@ def _install(task: TaskSpec, tensorflow: ModuleType) -> None:
         from dike.roles import keras_fit
 
         keras_fit.install(task)
+    elif task.api is Api.TF_KERAS:
+        from dike.roles import tf_keras_fit
+
+        tf_keras_fit.install(task)
+    else:
+        from dike.roles import coordinated
+
+        coordinated.install(task)
 
 
 def _exit_code(exit_request: SystemExit) -> int:

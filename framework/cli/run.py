@@ -12,9 +12,9 @@ import typer
 
 from dike.exceptions import BadInputError, JobFailedError
 from dike.profile import ModelProfile
+from framework.cli.console import LiveObserver, PlainObserver
 from framework.cli.output import Format, console, print_json
 from framework.cli.planning_tables import print_plan, print_profile
-from framework.cli.console import LiveObserver, PlainObserver
 from framework.embedded import AgentSpec
 from framework.profiling import load_profile
 from framework.runner import RunRequest, environment_for_tasks, run_training
@@ -43,7 +43,7 @@ def run(
     checkpoint_interval: Annotated[float, typer.Option(min=1, help="Seconds between checkpoints.")] = 60.0,
     max_restarts: Annotated[int, typer.Option(min=0, help="How many failures to survive.")] = 3,
     logs: Annotated[str, typer.Option(help="Whose output to show: chief or all.")] = "chief",
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Plan for this batch, whatever the script says.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Plan for this batch, not the script's.")] = None,
     role: Annotated[str, typer.Option(help="Mesos role.")] = "*",
     principal: Annotated[str | None, typer.Option(help="Mesos principal.")] = None,
     secret_file: Annotated[Path | None, typer.Option(help="File that holds the principal's secret.")] = None,

@@ -65,8 +65,8 @@ def test_a_script_that_is_missing_or_a_folder(dike: Dike, tmp_path: Path) -> Non
         ("print('hello'\n", ("train.py",)),
         ("print('hello')\n", ("train.py", "ended without")),
         (
-            "import tensorflow as tf\nmodel = tf.keras.Sequential([tf.keras.layers.Input((2,)), tf.keras.layers.Flatten()])\n"
-            "model.compile('sgd', 'mse')\nmodel.fit(tf.zeros((8, 2)), tf.zeros((8, 2)))\n",
+            "import tensorflow as tf\nlayers = [tf.keras.layers.Input((2,)), tf.keras.layers.Flatten()]\n"
+            "model = tf.keras.Sequential(layers)\nmodel.compile('sgd', 'mse')\nmodel.fit(tf.zeros((8, 2)), tf.zeros((8, 2)))\n",
             ("trainable parameters",),
         ),
     ],
@@ -97,9 +97,7 @@ def test_a_model_in_the_place_of_a_script(dike: Dike) -> None:
         (("--resources", "cpus:0.05;mem:64"), ("can never start",)),
     ],
 )
-def test_options_that_make_no_sense(
-    dike: Dike, script: Path, options: tuple[str, ...], parts: tuple[str, ...]
-) -> None:
+def test_options_that_make_no_sense(dike: Dike, script: Path, options: tuple[str, ...], parts: tuple[str, ...]) -> None:
     refused(dike("run", "--profile", "profile.json", *options, script), *parts)
 
 

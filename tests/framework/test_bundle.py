@@ -86,9 +86,11 @@ def test_an_archive_that_climbs_out_is_refused(tmp_path: Path) -> None:
     evil = io.BytesIO()
     with tarfile.open(fileobj=evil, mode="w:gz") as tar:
         tar.addfile(tarfile.TarInfo("../outside"), io.BytesIO())
-    with bundle.BundleServer(evil.getvalue(), "127.0.0.1") as server:
-        with pytest.raises(executor_bundle.BundleError, match="could not be unpacked"):
-            executor_bundle.fetch(server.url, tmp_path / "sandbox" / "bundle")
+    with (
+        bundle.BundleServer(evil.getvalue(), "127.0.0.1") as server,
+        pytest.raises(executor_bundle.BundleError, match="could not be unpacked"),
+    ):
+        executor_bundle.fetch(server.url, tmp_path / "sandbox" / "bundle")
     assert not (tmp_path / "sandbox" / "outside").exists()
 
 

@@ -6,7 +6,8 @@ import getpass
 import http.server
 import json
 import queue
-import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -197,7 +198,9 @@ def test_the_headers_of_one_driver_do_not_reach_another() -> None:
 
 
 def test_ctrl_c_is_left_to_us() -> None:
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    program = "import signal, framework.cli; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "True"
 
 
 @pytest.mark.parametrize(

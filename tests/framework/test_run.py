@@ -138,7 +138,16 @@ def v1_script(tmp_path: Path) -> Path:
 
 def test_the_keras_example_on_a_private_mesos(tmp_path: Path, examples: Path) -> None:
     run = Running(
-        tmp_path, "--agents", "2", "--resources", AGENT, "--max-workers", "2", examples / "digits_cnn.py", "--epochs", "6"
+        tmp_path,
+        "--agents",
+        "2",
+        "--resources",
+        AGENT,
+        "--max-workers",
+        "2",
+        examples / "digits_cnn.py",
+        "--epochs",
+        "6",
     )
     result = run.result()
     log = run.log.read_text()
@@ -224,7 +233,9 @@ def test_ctrl_c_ends_everything(tmp_path: Path, v1_script: Path, mesos: Embedded
 
 
 def test_a_failing_script_names_task_agent_and_log(tmp_path: Path, v1_script: Path, mesos: EmbeddedCluster) -> None:
-    v1_script.write_text(V1_SCRIPT.replace("value, now, _ =", "raise ValueError('broken on purpose')\n        value, now, _ ="))
+    v1_script.write_text(
+        V1_SCRIPT.replace("value, now, _ =", "raise ValueError('broken on purpose')\n        value, now, _ =")
+    )
     run = Running(tmp_path, "--master", mesos.master, "--max-workers", "1", v1_script, "100")
     result = run.result(exit_code=1)
     assert re.search(r"worker:0 on agent agent-\d is failed: exited with status 1", result["failure"])

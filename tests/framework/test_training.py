@@ -346,13 +346,13 @@ def test_a_lost_ps_restarts_the_whole_job_under_new_ids() -> None:
 
 def test_a_worker_rejoins_alone_under_its_old_address() -> None:
     stage = Stage(spec())
-    tasks = stage.start()
+    tasks = stage.start(agents=2)
     worker = tasks["worker:1"]
     stage.step(tasks["worker:0"], 10)
     stage.update(worker, "TASK_FAILED", ended(-9), message="ended by signal 9 (SIGKILL)")
     assert stage.mesos.killed == []
     launched = len(stage.mesos.accepted)
-    stage.offer(stage.mesos.offer(0, cpus=worker.planned.cpus))
+    stage.offer(stage.mesos.offer(int(worker.node[-1]), cpus=worker.planned.cpus))
     stage.wait(0.1)
     (info,) = stage.mesos.accepted[launched:]
     order = LaunchOrder.decode(info["data"])
@@ -364,7 +364,7 @@ def test_a_worker_rejoins_alone_under_its_old_address() -> None:
 
 def test_a_worker_whose_place_is_not_offered_again_restarts_the_job() -> None:
     stage = Stage(spec())
-    tasks = stage.start()
+    tasks = stage.start(agents=2)
     stage.step(tasks["worker:0"], 10)
     stage.update(tasks["worker:1"], "TASK_FAILED", ended(-9))
     stage.wait(REJOIN_S + 1)
@@ -374,7 +374,7 @@ def test_a_worker_whose_place_is_not_offered_again_restarts_the_job() -> None:
 @pytest.mark.parametrize("which", ["chief worker", "synchronous"])
 def test_other_workers_cannot_rejoin(which: str) -> None:
     stage = Stage(spec(profile=profile(synchronous=which == "synchronous")))
-    tasks = stage.start()
+    tasks = stage.start(agents=2)
     stage.step(tasks["worker:0"], 10)
     stage.update(tasks["worker:0" if which == "chief worker" else "worker:1"], "TASK_FAILED", ended(-9))
     assert tasks["ps:0"].task_id in stage.mesos.killed

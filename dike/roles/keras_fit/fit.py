@@ -126,9 +126,10 @@ class Fit:
             if validation is not None and model._should_eval(number, arguments["validation_freq"]):
                 epoch_logs.update(self._validate(validation, callbacks))
             callbacks.on_epoch_end(number, epoch_logs)
-            self._end_epoch(position, number, checkpoint)
-            if model.stop_training:
+            self._end_epoch(position, number)
+            if model.stop_training or number + 1 == epochs:
                 break
+            checkpoint.save(position)
         for optimizer in optimizers:
             optimizer.finalize_variable_values(model.trainable_weights)
         model._eval_epoch_iterator = None
@@ -211,13 +212,12 @@ class Fit:
         )
         return {f"val_{name}": value for name, value in logs.items()}
 
-    def _end_epoch(self, position: Position, number: int, checkpoint: FitCheckpoint) -> None:
+    def _end_epoch(self, position: Position, number: int) -> None:
         position.epoch, position.batch, position.metrics = number + 1, 0, {}
         position.stopped = bool(self._model.stop_training)
         history = self._model.history
         position.history = {name: [float(value) for value in values] for name, values in history.history.items()}
         position.history_epochs = list(history.epoch)
-        checkpoint.save(position)
 
 
 def _set_history(callbacks: Any, position: Position) -> None:

@@ -1,0 +1,40 @@
+"""`DIKE_MASTER=HOST:PORT python train.py`: plain Python does what `dike run --master` does."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import NoReturn
+
+from dike import capture_hooks
+from dike.capture_sink import Sink, end_process
+from dike.exceptions import BadInputError
+from dike.profile import ModelProfile
+
+
+def hand_over() -> None:
+    """Hands the script over to the cluster once its model is known, at its first training session or `fit`."""
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    if script is None:
+        return  # an interactive session or a notebook: there is no script that could travel
+    # As they are now: scripts may edit them while they run.
+    arguments = list(sys.argv[1:])
+
+    def deliver(profile: ModelProfile) -> NoReturn:
+        # The command that takes over deletes the file once it has read it.
+        file, path = tempfile.mkstemp(prefix="dike-profile-", suffix=".json")
+        os.close(file)
+        Path(path).write_text(profile.dumps(), encoding="utf-8")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        master = os.environ["DIKE_MASTER"]
+        command = [sys.executable, "-P", "-m", "framework", "run", "--master", master, "--profile", path]
+        os.execv(sys.executable, [*command, script, *arguments])  # noqa: S606 - no shell is wanted
+
+    def refuse(sentence: str) -> NoReturn:
+        print(f"dike: {sentence}", file=sys.stderr)
+        end_process(BadInputError.exit_code)
+
+    capture_hooks.install(Sink(os.path.basename(script), None, deliver, refuse))

@@ -1,0 +1,151 @@
+"""Reads the profile of a training step that a script schedules on its own `ClusterCoordinator`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dike.exceptions import BadInputError
+from dike.graph_batch import ancestors, first_dim_near
+from dike.graph_flops import Cost, FlopsReader
+from dike.keras_profile import STEP_PER_FORWARD, slots_per_parameter
+from dike.keras_variables import unique_names
+from dike.model_profile import Findings
+from dike.op_kinds import is_plumbing
+from dike.profile import Api, ModelProfile
+
+
+@dataclass
+class StepTrace:
+    """A scheduled step and what was seen while it was traced.
+
+    Attributes:
+        function: what the script schedules, a `tf.function` or a plain function.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        datasets: the per-worker datasets the script has made.
+        targets: tensors whose gradients were asked for while tracing.
+        sources: the variables these were asked for, once each.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    datasets: Sequence[Any]
+    targets: list[Any] = field(default_factory=list)
+    sources: dict[int, Any] = field(default_factory=dict)
+
+    def add_gradient(self, target: Any, sources: Any) -> None:
+        """Notes one use of a gradient tape."""
+        import tensorflow as tf
+
+        self.targets += [tensor for tensor in tf.nest.flatten(target) if hasattr(tensor, "op")]
+        for source in tf.nest.flatten(sources):
+            variable = _tensorflow_variable(source)
+            if variable is not None:
+                self.sources[id(variable)] = variable
+
+    def graph(self) -> Any:
+        """Traces the step; its graph."""
+        import tensorflow as tf
+
+        function = self.function if hasattr(self.function, "get_concrete_function") else tf.function(self.function)
+        graph = function.get_concrete_function(*self.args, **self.kwargs).graph
+        # A function that makes variables is traced twice; only the trace that runs counts.
+        self.targets = [target for target in self.targets if _is_inside(target.graph, graph)] or self.targets
+        return graph
+
+
+def coordinator_profile(
+    name: str, trace: StepTrace, optimizer_of: Callable[[], Any], batch_size: int | None = None
+) -> ModelProfile:
+    """The profile of a scheduled step.
+
+    Args:
+        name: what the profile is called.
+        trace: the step; it is traced here.
+        optimizer_of: gives the Keras optimizer that the step has used, or None; asked after tracing.
+        batch_size: plans for batches of this size in place of the script's own.
+
+    Raises:
+        BadInputError: if nothing is trainable or the size of a batch is not to be found.
+    """
+    graph = trace.graph()
+    size = batch_size or _batch_size(trace)
+    if size is None:
+        raise BadInputError(
+            f"The step of {name} does not tell how many samples it takes; name their number with --batch-size."
+        )
+    reader = FlopsReader(size)
+    step = reader.cost(graph.get_operations())
+    forward_ops = [ancestors(targets, control=False) for targets in _by_graph(trace.targets)]
+    if forward_ops:
+        costs = [FlopsReader(size).cost(operations) for operations in forward_ops]
+        forward = Cost(sum(cost.total for cost in costs), max(cost.longest for cost in costs))
+    else:
+        forward = step.times(1 / STEP_PER_FORWARD)
+    trainable = list(trace.sources.values())
+    optimizer = optimizer_of()
+    return Findings(
+        name=name,
+        api=Api.COORDINATOR,
+        batch_size=size,
+        forward=forward,
+        step_flops=step.total,
+        variables=unique_names(_model_variables(graph, trainable, optimizer)),
+        trainable=trainable,
+        layers=Counter(op.type for operations in forward_ops for op in operations if not is_plumbing(op.type)),
+        uncounted=reader.uncounted,
+        optimizer=str(getattr(optimizer, "name", "")),
+        optimizer_slots=slots_per_parameter(optimizer, trainable),
+    ).profile()
+
+
+def _tensorflow_variable(variable: Any) -> Any | None:
+    """The `tf.Variable` of a source of gradients: a Keras 3 variable wraps one; a tensor has none."""
+    import tensorflow as tf
+
+    if isinstance(variable, tf.Variable):
+        return variable
+    value = getattr(variable, "value", None)
+    return value if isinstance(value, tf.Variable) else None
+
+
+def _model_variables(graph: Any, trainable: Sequence[Any], optimizer: Any) -> list[Any]:
+    """Variables the step uses, without the optimizer's, which follow those they belong to."""
+    own: list[Any] = []
+    if optimizer is not None:
+        variables = optimizer.variables
+        own = list(variables() if callable(variables) else variables)
+    excluded = {id(_tensorflow_variable(variable)) for variable in own}
+    found = {id(variable): variable for variable in (*trainable, *graph.variables)}
+    return [variable for key, variable in found.items() if key not in excluded]
+
+
+def _is_inside(graph: Any, outer: Any) -> bool:
+    while graph is not None and graph is not outer:
+        graph = getattr(graph, "outer_graph", None)
+    return graph is outer
+
+
+def _by_graph(targets: Sequence[Any]) -> list[list[Any]]:
+    """Ops of the losses, those of one graph together."""
+    groups: dict[int, list[Any]] = {}
+    for target in targets:
+        groups.setdefault(id(target.graph), []).append(target.op)
+    return list(groups.values())
+
+
+def _batch_size(trace: StepTrace) -> int | None:
+    """First dimension of the first batch of data, of an argument, or of what the loss is taken over."""
+    import tensorflow as tf
+
+    first = [next(iter(dataset)) for dataset in trace.datasets[:1]]
+    for tensor in tf.nest.flatten([*first, trace.args, dict(trace.kwargs)]):
+        shape = getattr(tensor, "shape", None)
+        if shape is not None and len(shape) and shape[0] and not isinstance(tensor, tf.Variable):
+            return int(shape[0])
+    return first_dim_near(trace.targets[0]) if trace.targets else None
+

@@ -1,0 +1,195 @@
+"""tf_keras `fit` on the chief: its own loop under a parameter server strategy; Dike makes the strategy and saves."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+from dike import checkpoints
+from dike.exceptions import BadInputError, JobFailedError
+from dike.interception import after_import
+from dike.reporting import reporter
+from dike.roles import coordinated
+from dike.roles.cluster import Cluster, log
+from dike.roles.process import termination
+from dike.task import TaskSpec
+
+_DEFAULT_BATCH_SIZE = 32
+_KEPT = 3
+
+
+def install(task: TaskSpec) -> None:
+    """Makes `fit` of tf_keras models distributed. Called when TensorFlow is imported."""
+    coordinated.install(task)
+    cluster = Cluster(task)
+
+    def replace(training: Any) -> None:
+        training.Model.fit = _distributed_fit(cluster, training.Model.fit)
+        training.Model.evaluate = _distributed_evaluate(training.Model.evaluate)
+
+    after_import("tf_keras.src.engine.training", replace)
+    # tf_keras creates variables where the strategy in force at that moment says; so it has to be in force from now on.
+    cluster.strategy.scope().__enter__()
+
+
+def _distributed_fit(cluster: Cluster, fit: Callable[..., Any]) -> Callable[..., Any]:
+    numbers = itertools.count()
+
+    @functools.wraps(fit)
+    def distributed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        import tensorflow as tf
+
+        arguments = _fit_arguments(fit, self, args, kwargs)
+        saver = _SavedFit(cluster.task, self, next(numbers))
+        first = saver.restore() or arguments["initial_epoch"]
+        if first >= arguments["epochs"]:
+            log("this fit has been trained before; its result is restored.")
+        arguments["initial_epoch"] = first
+        arguments["callbacks"] = [*(arguments["callbacks"] or ()), _callback(saver)]
+        try:
+            return fit(self, **arguments)
+        except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
+            raise JobFailedError(
+                "A parameter server of this job is gone and the model's variables with it; "
+                "the job has to start again from its last checkpoint."
+            ) from error
+
+    return distributed
+
+
+def _distributed_evaluate(evaluate: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(evaluate)
+    def distributed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        bound = inspect.signature(evaluate).bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        arguments = {name: value for name, value in bound.arguments.items() if name not in ("self", "kwargs")}
+        arguments.update(bound.arguments.get("kwargs", {}))
+        if not arguments.get("_use_cached_eval_dataset"):
+            data, steps = _dataset(arguments, "evaluate", "steps", training=False)
+            arguments.update(x=data, y=None, sample_weight=None, batch_size=None, steps=steps)
+        arguments["verbose"] = _verbosity(arguments["verbose"])
+        return evaluate(self, **arguments)
+
+    return distributed
+
+
+def _fit_arguments(fit: Callable[..., Any], model: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """The arguments for tf_keras: data as datasets, with their number of steps, which it needs on a cluster.
+
+    Raises:
+        BadInputError: for an argument that cannot be used.
+    """
+    signature = inspect.signature(fit)
+    unknown = [name for name in kwargs if name not in signature.parameters]
+    if unknown:
+        raise BadInputError(f"Argument '{unknown[0]}' of Model.fit is not supported; remove it.")
+    bound = signature.bind(model, *args, **kwargs)
+    bound.apply_defaults()
+    arguments = {name: value for name, value in bound.arguments.items() if name != "self"}
+    for name in ("class_weight", "validation_split"):
+        if arguments[name]:
+            raise BadInputError(f"Argument '{name}' of Model.fit is not supported for tf_keras on a cluster; remove it.")
+    data, steps = _dataset(arguments, "fit", "steps_per_epoch", training=True)
+    arguments.update(x=data, y=None, sample_weight=None, batch_size=None, steps_per_epoch=steps)
+    validation = arguments["validation_data"]
+    if validation is not None:
+        parts = validation if isinstance(validation, tuple | list) else (validation,)
+        names = dict(zip(("x", "y", "sample_weight"), parts, strict=False))
+        size = arguments["validation_batch_size"] or bound.arguments["batch_size"]
+        given = {"y": None, "sample_weight": None, **names, "batch_size": size}
+        given["validation_steps"] = arguments["validation_steps"]
+        data, steps = _dataset(given, "fit", "validation_steps", training=False)
+        arguments.update(validation_data=data, validation_steps=steps, validation_batch_size=None)
+    arguments["verbose"] = _verbosity(arguments["verbose"])
+    return arguments
+
+
+def _dataset(arguments: dict[str, Any], method: str, steps_name: str, *, training: bool) -> tuple[Any, int]:
+    """The data as a dataset of batches and the number of them that make an epoch."""
+    import tensorflow as tf
+
+    data, steps = arguments["x"], arguments[steps_name]
+    if isinstance(data, tf.data.Dataset):
+        steps = steps if steps is not None else int(data.cardinality())
+        if steps < 0:
+            raise BadInputError(f"Give '{steps_name}' to Model.{method}: the dataset does not know its length.")
+        return (data.repeat() if training else data), steps
+    if not hasattr(data, "shape"):
+        raise BadInputError(
+            f"Argument 'x' of Model.{method} must be an array or a tf.data.Dataset for tf_keras on a cluster, "
+            f"not {type(data).__name__}."
+        )
+    parts = [part for part in (data, arguments["y"], arguments["sample_weight"]) if part is not None]
+    size = arguments["batch_size"] or _DEFAULT_BATCH_SIZE
+    count = int(data.shape[0])
+    dataset = tf.data.Dataset.from_tensor_slices(tuple(parts) if len(parts) > 1 else (parts[0],))
+    if training:
+        dataset = dataset.shuffle(count) if arguments["shuffle"] else dataset
+        dataset = dataset.repeat()
+    return dataset.batch(size), steps if steps is not None else math.ceil(count / size)
+
+
+def _verbosity(verbose: Any) -> Any:
+    return 2 if verbose in (1, "auto") else verbose  # tf_keras refuses a progress bar on a cluster
+
+
+class _SavedFit:
+    """Saves and restores one `fit` of a script.
+
+    Args:
+        task: the chief's task.
+        model: the tf_keras model.
+        number: which call of `fit` in the script this is, from 0.
+    """
+
+    def __init__(self, task: TaskSpec, model: Any, number: int) -> None:
+        import tensorflow as tf
+
+        self._epoch = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self._checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer, epoch=self._epoch)
+        # The chief reads and writes; by default each ps would, on its own machine.
+        self._options = tf.train.CheckpointOptions(experimental_io_device="/job:chief/replica:0/task:0/device:CPU:0")
+        self._manager = None
+        self.model = model
+        if task.checkpoint_dir:
+            checkpoints.claim_folder(task)
+            folder = f"{task.checkpoint_dir.rstrip('/')}/fit-{number}"
+            self._manager = tf.train.CheckpointManager(self._checkpoint, folder, max_to_keep=_KEPT)
+
+    def restore(self) -> int | None:
+        """Restores the newest checkpoint; returns the epoch to go on with, None where there is no checkpoint."""
+        path = self._manager.latest_checkpoint if self._manager is not None else None
+        if path is None:
+            return None
+        self._checkpoint.restore(path, options=self._options)
+        log(f"restored '{path}'.")
+        return int(self._epoch.numpy())
+
+    def epoch_ended(self, epoch: int, logs: dict[str, Any] | None) -> None:
+        """Saves after the epoch of that number."""
+        step = int(self.model.optimizer.iterations.numpy())
+        loss = (logs or {}).get("loss")
+        reporter().progress(step, loss=None if loss is None else float(loss), epoch=epoch + 1)
+        if self._manager is None:
+            return
+        self._epoch.assign(epoch + 1)
+        path = self._manager.save(checkpoint_number=epoch + 1, options=self._options)
+        reporter().checkpoint(path, step)
+        if termination.requested:
+            termination.leave()
+
+
+def _callback(saver: _SavedFit) -> Any:
+    import tf_keras
+
+    class Save(tf_keras.callbacks.Callback):
+        """Saves at the end of each epoch."""
+
+        def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+            saver.epoch_ended(epoch, logs)
+
+    return Save()

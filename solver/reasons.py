@@ -1,0 +1,93 @@
+"""Why this plan: a few sentences for the person who asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from solver.options import Pruning
+from solver.search import TIE, OptionSearch, SearchResult, Solved
+
+
+def reasons(
+    search: OptionSearch,
+    found: SearchResult,
+    prunings: Sequence[Pruning],
+    max_workers: int | None,
+    unknown_gpus: Sequence[str],
+    objective: str = "throughput",
+) -> tuple[str, ...]:
+    """Sentences on the numbers of workers and parameter servers, the worker's CPUs and what limits the speed.
+
+    Args:
+        search: what compared the options; neighbours of the best are placed if they have not been.
+        found: its result.
+        prunings: what the three rules did.
+        max_workers: the user's limit.
+        unknown_gpus: GPU models whose speed is a guess.
+        objective: `throughput` or `traffic`.
+    """
+    best = found.best
+    if objective == "traffic":
+        numbers = ["The objective is Eq. 1 alone: least traffic per step, whatever the speed."]
+    else:
+        numbers = [_workers(search, best, max_workers), _parameter_servers(search, best)]
+    guesses = [
+        f"The speed of GPU model '{model}' is not known; a P100's is assumed (solver/hardware.yaml)."
+        for model in unknown_gpus
+    ]
+    return (*numbers, _limit(search, best), prunings[1].why, *guesses)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _compared(other: Solved, best: Solved) -> str:
+    share = other.samples_per_s / best.samples_per_s
+    if abs(share - 1) < TIE:
+        return "would be as fast, within 1%, "
+    return f"would reach {share:.0%} of the speed"
+
+
+def _workers(search: OptionSearch, best: Solved, max_workers: int | None) -> str:
+    workers, ps = best.candidate.workers, best.candidate.ps
+    text = _count(workers, "worker")
+    if workers == max_workers:
+        return f"{text}: the most that --max-workers allows."
+    more = search.neighbour(best, workers + 1, ps)
+    if more is None:
+        return f"{text} of this size: no more fit beside the other tasks."
+    outcome = _compared(more, best)
+    if outcome.endswith(", "):
+        return f"{text}: {workers + 1} {outcome}with more traffic."
+    return f"{text}: {workers + 1} {outcome}."
+
+
+def _parameter_servers(search: OptionSearch, best: Solved) -> str:
+    workers, ps = best.candidate.workers, best.candidate.ps
+    clauses = []
+    for other_count in (ps - 1, ps + 1):
+        other = search.neighbour(best, workers, other_count)
+        if other is not None:
+            outcome = _compared(other, best)
+            clauses.append(f"{other_count} {outcome.removesuffix(', ')}")
+    text = _count(ps, "parameter server")
+    if not clauses:
+        return f"{text}: no other number fits or changes the largest shard."
+    return f"{text}: {', '.join(clauses)}."
+
+
+def _limit(search: OptionSearch, best: Solved) -> str:
+    model = search.model(best.candidate.shape)
+    workers = best.candidate.workers
+    largest = search.shards(best.candidate.ps).sizes[0]
+    terms = {
+        "the workers' own rounds (compute, input, transfer)": best.placement.cycle_s,
+        "the busiest network link": best.network_s,
+        "the busiest parameter server": model.update_s(largest, workers),
+        "the chief handing out steps": model.dispatch_s(workers),
+    }
+    if model.profile.synchronous:
+        name = max(terms, key=lambda term: terms[term])
+        return f"The largest part of a step is {name}: {terms[name] / best.round_s:.0%} of it."
+    return f"The speed is limited by {max(terms, key=lambda term: terms[term])}."
