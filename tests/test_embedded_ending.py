@@ -47,6 +47,7 @@ class Owner:
     process: subprocess.Popen[str]
     work_dir: Path
     supervisor: psutil.Process
+    daemons: list[psutil.Process]
     belongings: list[psutil.Process]
 
     def say(self, text: str) -> None:
@@ -80,7 +81,8 @@ def owner() -> Iterator[Owner]:
         assert set(told["daemons"]) <= ids
         assert {sleeper.pid for sleeper in sleepers} <= ids
         assert any(part.endswith("command_executor.py") for one in belongings for part in one.cmdline())
-        yield Owner(process, Path(told["work_dir"]), supervisor, belongings)
+        daemons = [one for one in belongings if one.pid in told["daemons"]]
+        yield Owner(process, Path(told["work_dir"]), supervisor, daemons, belongings)
         eventually(lambda: not with_argument(mark), "no process of the task is left")
     finally:
         process.kill()
@@ -129,16 +131,19 @@ cluster.start()
 if os.fork() == 0:
     sys.stdin.readline()
     os._exit(0)
-print(cluster.supervisor_pid, cluster.work_dir, flush=True)
+print(cluster.work_dir, cluster.supervisor_pid, cluster.master_pid, cluster.agents[0].pid, flush=True)
 os.kill(os.getpid(), 9)
 """
     with subprocess.Popen(
         [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
     ) as process:
         assert process.stdout is not None
-        pid, work_dir = process.stdout.readline().split()
-        eventually(lambda: not psutil.pid_exists(int(pid)) or not alive([psutil.Process(int(pid))]), "it has ended")
-        eventually(lambda: not with_argument(work_dir), "its daemons have ended")
+        work_dir, *pids = process.stdout.readline().split()
+        assert len(pids) == 3
+        eventually(
+            lambda: not alive(psutil.Process(int(pid)) for pid in pids if psutil.pid_exists(int(pid))),
+            "supervisor, master and agent have ended",
+        )
         assert not Path(work_dir).exists()
         assert process.stdin is not None
         process.stdin.close()
@@ -147,8 +152,7 @@ os.kill(os.getpid(), 9)
 def test_supervisor_is_killed(owner: Owner) -> None:
     """The system ends the daemons at once, and the owner's stop() the rest."""
     owner.supervisor.kill()
-    daemons = [one for one in owner.belongings if any(part.endswith("/daemon.py") for part in one.cmdline())]
-    eventually(lambda: not alive(daemons), "the daemons have ended")
+    eventually(lambda: not alive(owner.daemons), "the daemons have ended")
     owner.say("stop")
     owner.process.wait(DEADLINE_S)
     assert not owner.work_dir.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import itertools
@@ -20,6 +21,8 @@ from dike.task import TaskSpec
 
 _DEFAULT_BATCH_SIZE = 32
 _KEPT = 3
+_scopes = contextlib.ExitStack()
+"""Holds the strategy's scope: it ends when nobody refers to it."""
 
 
 def install(task: TaskSpec) -> None:
@@ -30,10 +33,11 @@ def install(task: TaskSpec) -> None:
     def replace(training: Any) -> None:
         training.Model.fit = _distributed_fit(cluster, training.Model.fit)
         training.Model.evaluate = _distributed_evaluate(training.Model.evaluate)
+        training.Model.predict = _local_predict(cluster, training.Model.predict)
 
     after_import("tf_keras.src.engine.training", replace)
     # tf_keras creates variables where the strategy in force at that moment says; so it has to be in force from now on.
-    cluster.strategy.scope().__enter__()
+    _scopes.enter_context(cluster.strategy.scope())
 
 
 def _distributed_fit(cluster: Cluster, fit: Callable[..., Any]) -> Callable[..., Any]:
@@ -72,9 +76,24 @@ def _distributed_evaluate(evaluate: Callable[..., Any]) -> Callable[..., Any]:
             data, steps = _dataset(arguments, "evaluate", "steps", training=False)
             arguments.update(x=data, y=None, sample_weight=None, batch_size=None, steps=steps)
         arguments["verbose"] = _verbosity(arguments["verbose"])
-        return evaluate(self, **arguments)
+        with coordinated.not_counted():
+            return evaluate(self, **arguments)
 
     return distributed
+
+
+def _local_predict(cluster: Cluster, predict: Callable[..., Any]) -> Callable[..., Any]:
+    """tf_keras predicts on the chief, but only outside of the strategy's scope."""
+
+    @functools.wraps(predict)
+    def local(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _scopes.close()
+        try:
+            return predict(self, *args, **kwargs)
+        finally:
+            _scopes.enter_context(cluster.strategy.scope())
+
+    return local
 
 
 def _fit_arguments(fit: Callable[..., Any], model: Any, args: Any, kwargs: Any) -> dict[str, Any]:
@@ -92,7 +111,9 @@ def _fit_arguments(fit: Callable[..., Any], model: Any, args: Any, kwargs: Any) 
     arguments = {name: value for name, value in bound.arguments.items() if name != "self"}
     for name in ("class_weight", "validation_split"):
         if arguments[name]:
-            raise BadInputError(f"Argument '{name}' of Model.fit is not supported for tf_keras on a cluster; remove it.")
+            raise BadInputError(
+                f"Argument '{name}' of Model.fit is not supported for tf_keras on a cluster; remove it."
+            )
     data, steps = _dataset(arguments, "fit", "steps_per_epoch", training=True)
     arguments.update(x=data, y=None, sample_weight=None, batch_size=None, steps_per_epoch=steps)
     validation = arguments["validation_data"]

@@ -17,6 +17,7 @@ from executor.messages import LogChunk
 from framework.cli.planning_tables import print_plan, print_profile
 from framework.job import JobResult, JobTask
 from framework.observer import JobObserver
+from framework.tensorflow_noise import is_noise
 from solver import Plan
 
 PROGRESS_EVERY_S = 10.0
@@ -79,13 +80,9 @@ class PlainObserver(JobObserver):
         key = (task.task_id, chunk.stream)
         decoder = self._decoders.setdefault(key, codecs.getincrementaldecoder("utf-8")("replace"))
         text = decoder.decode(chunk.data)
+        if chunk.stream == "stderr" or not self._is_chief(task):
+            text = self._whole_lines(key, text, "" if self._is_chief(task) else f"[{task.name}] ")
         stream = self._output[chunk.stream]
-        if not self._is_chief(task):
-            # Whole lines only, each with its task's name.
-            lines = (self._open_line.pop(key, "") + text).splitlines(keepends=True)
-            if lines and not lines[-1].endswith("\n"):
-                self._open_line[key] = lines.pop()
-            text = "".join(f"[{task.name}] {line}" for line in lines)
         stream.write(text)
         stream.flush()
 
@@ -110,6 +107,13 @@ class PlainObserver(JobObserver):
     def say(self, text: str) -> None:
         """Prints one line of Dike's own."""
         self._console.print(f"dike: {text}", markup=False, soft_wrap=True)
+
+    def _whole_lines(self, key: tuple[str, str], text: str, prefix: str) -> str:
+        """Holds back a line until its end has come; leaves out what TensorFlow always says."""
+        lines = (self._open_line.pop(key, "") + text).splitlines(keepends=True)
+        if lines and not lines[-1].endswith("\n"):
+            self._open_line[key] = lines.pop()
+        return "".join(prefix + line for line in lines if not is_noise(line.encode()))
 
     def _is_chief(self, task: JobTask) -> bool:
         if self._profile.api.has_separate_chief:

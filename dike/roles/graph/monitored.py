@@ -68,7 +68,6 @@ class ProgressHook(tf.compat.v1.train.SessionRunHook):
             reporter().checkpoint(path, int(session.run(step)))
             termination.leave()
 
-
     def end(self, session: Any) -> None:
         """Reports the last step: a run reads the step while other workers, and itself, still count it up."""
         step = tf.compat.v1.train.get_global_step(session.graph)

@@ -219,9 +219,7 @@ def install(task: TaskSpec) -> None:
         if not getattr(_local, "inside", False):
             self._dike = PlainSession(task, self)
 
-    def own_run(
-        self: Any, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
-    ) -> Any:
+    def own_run(self: Any, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
         if self._dike is None:
             return run(self, fetches, feed_dict, options, run_metadata)
         return self._dike.run(run, fetches, feed_dict, options, run_metadata)

@@ -58,9 +58,7 @@ def install(task: TaskSpec) -> None:
 
     def own_initialise(self: Any, opt: Any, *_counts: Any, **kwargs: Any) -> None:
         options = {
-            key: value
-            for key, value in kwargs.items()
-            if key not in ("replicas_to_aggregate", "total_num_replicas")
+            key: value for key, value in kwargs.items() if key not in ("replicas_to_aggregate", "total_num_replicas")
         }
         workers = task.worker_count
         initialise(self, opt, replicas_to_aggregate=workers, total_num_replicas=workers, **options)

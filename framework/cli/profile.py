@@ -1,0 +1,35 @@
+"""`dike profile`: the numbers of a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dike.exceptions import BadInputError
+from framework.cli.output import Format, console, print_json
+from framework.cli.profile_table import print_profile, uncounted_warning
+from framework.profiling import load_profile
+
+
+def profile(
+    model: Annotated[str, typer.Argument(help="A training script, keras:NAME or a saved profile (.json).")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Also save the profile in this file.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples per step, in place of the script's own.")] = None,
+    format: Annotated[Format, typer.Option(help="How to print the result.")] = Format.TABLE,  # noqa: A002
+) -> None:
+    """Reads a model's parameters, FLOPs and longest path; trains nothing."""
+    found = load_profile(model, batch_size=batch_size)
+    if output is not None:
+        try:
+            output.write_text(found.dumps() + "\n", encoding="utf-8")
+        except OSError as error:
+            raise BadInputError(f"The profile cannot be saved as {output}: {error.strerror}.") from error
+    warning = uncounted_warning(found)
+    if warning:
+        console(stderr=True).print(f"warning: {warning}", soft_wrap=True, markup=False)
+    if format is Format.JSON:
+        print_json(found.to_json())
+    else:
+        print_profile(console(), found)

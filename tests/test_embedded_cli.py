@@ -1,0 +1,137 @@
+"""`dike mesos up`, `status` and `down`, as a user types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from framework.embedded.library import ensure_library
+from tests.embedded_support import RawFramework, alive, eventually, with_argument
+
+pytestmark = pytest.mark.mesos
+DEADLINE_S = 120
+Dike = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def dike(tmp_path: Path) -> Iterator[Dike]:
+    """Runs `dike mesos ...` with a cache of its own."""
+    cache = tmp_path / "cache"
+    library = ensure_library()
+    shutil.copytree(library.parent, cache / library.parent.name)
+    environment = os.environ | {"DIKE_CACHE": str(cache)}
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "framework", "mesos", *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+
+    yield run
+    run("down")
+
+
+def test_up_status_down(dike: Dike) -> None:
+    absent = dike("status")
+    assert absent.returncode == 1
+    assert absent.stderr.startswith("dike: No embedded Mesos is up")
+
+    up = dike("up", "--agents", "3", "--resources", "cpus:4;mem:4096;gpus:2", "--attributes", "rack:r1")
+    assert up.returncode == 0, up.stderr
+    master = up.stdout.strip()
+
+    status = json.loads(dike("status", "--format", "json").stdout)
+    assert status["master"] == master
+    assert [agent["hostname"] for agent in status["agents"]] == ["agent-0", "agent-1", "agent-2"]
+    for agent in status["agents"]:
+        assert agent["active"] is True
+        assert agent["id"]
+        assert agent["attributes"]["rack"] == "r1"
+        resources = agent["resources"]
+        assert (resources["cpus"], resources["mem"], resources["gpus"]) == (4, 4096, 2)
+    assert len({agent["resources"]["ports"] for agent in status["agents"]}) == 3
+    daemons = [psutil.Process(agent["pid"]) for agent in status["agents"]]
+    assert len(alive(daemons)) == 3
+    assert all("/daemon.py" in " ".join(process.cmdline()) for process in daemons)
+
+    table = dike("status")
+    assert table.returncode == 0
+    assert master in table.stdout
+    assert "agent-2" in table.stdout
+
+    again = dike("up")
+    assert again.returncode == 2
+    assert master in again.stderr
+    assert again.stderr.count("\n") == 1
+
+    framework = RawFramework(master)
+    framework.launch("detached", {"value": "exec sleep 7104.5"})
+    framework.wait_for("detached", "TASK_RUNNING")
+    eventually(lambda: with_argument("7104.5"), "the task runs")
+
+    assert dike("down").returncode == 0
+    assert not alive(daemons)
+    assert not with_argument("7104.5")
+    assert dike("status").returncode == 1
+    down_again = dike("down")
+    assert down_again.returncode == 0
+    assert "No embedded Mesos was up" in down_again.stderr
+
+
+def test_status_tells_of_a_dead_agent_and_a_dead_master(dike: Dike) -> None:
+    assert dike("up", "--agents", "2", "--resources", "cpus:1;mem:256").returncode == 0
+    agents = json.loads(dike("status", "--format", "json").stdout)["agents"]
+    supervisor = psutil.Process(agents[0]["pid"]).parent()
+    assert supervisor is not None
+    psutil.Process(agents[1]["pid"]).kill()
+
+    def activity() -> list[bool]:
+        return [agent["active"] for agent in json.loads(dike("status", "--format", "json").stdout)["agents"]]
+
+    eventually(lambda: activity() == [True, False], "the second agent is not active")
+    (master,) = [child for child in supervisor.children() if child.cmdline()[-1] == "master"]
+    master.kill()
+    master.wait(DEADLINE_S)
+    headless = dike("status")
+    assert headless.returncode == 1
+    assert "does not answer" in headless.stderr
+    assert dike("down").returncode == 0
+    assert not alive([supervisor])
+
+
+def test_a_cluster_whose_supervisor_was_killed_is_not_up(dike: Dike) -> None:
+    assert dike("up", "--resources", "cpus:1;mem:256").returncode == 0
+    agent = json.loads(dike("status", "--format", "json").stdout)["agents"][0]
+    supervisor = psutil.Process(agent["pid"]).parent()
+    assert supervisor is not None
+    supervisor.kill()
+    eventually(lambda: not alive([supervisor]), "the supervisor has ended")
+    assert dike("status").returncode == 1
+    assert dike("up", "--resources", "cpus:1;mem:256").returncode == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--agents", "0"),
+        ("--agents", "x"),
+        ("--agents", "1000"),
+        ("--resources", "cpus:-1"),
+        ("--resources", "cpus"),
+        ("--attributes", "rack"),
+    ],
+)
+def test_bad_input_starts_nothing(dike: Dike, arguments: tuple[str, str]) -> None:
+    answer = dike("up", *arguments)
+    assert answer.returncode == 2
+    assert answer.stdout == ""
+    assert answer.stderr.startswith("dike: ")
+    assert answer.stderr.count("\n") == 1
+    assert arguments[1] in answer.stderr
+    assert dike("status").returncode == 1
