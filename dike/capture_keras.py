@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from dike import capture_coordinator
 from dike.capture_sink import Sink
-from dike.keras_profile import keras_profile
+from dike.keras_profile import has_forward_pass, keras_profile
 from dike.profile import Api
 
 
@@ -59,7 +59,7 @@ def _read(sink: Sink, api: Api, model: Any, batch: Any) -> Any:
             inputs = batch[0] if isinstance(batch, tuple | list) else batch
             tf.function(lambda x: model(x, training=True)).get_concrete_function(inputs)
         model.optimizer.build(model.trainable_variables)
-    else:
+    elif has_forward_pass(model):
         model._symbolic_build(data_batch=batch)
     if capture_coordinator.script_has_strategy():
         # The script brings strategy and cluster of its own; TF_CONFIG is all it needs.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from dike.exceptions import BadInputError
+from dike.main_script import one_line
 from dike.profile import ModelProfile
 
 
@@ -38,7 +39,7 @@ class Sink:
         except Exception as error:
             # Let through, it would surface inside the script's own `try` blocks.
             traceback.print_exc()
-            self.refuse(f"The model of {self.script} could not be read ({type(error).__name__}: {error}).")
+            self.refuse(f"The model of {self.script} could not be read ({one_line(error)}); see above.")
         self.deliver(profile)
 
 

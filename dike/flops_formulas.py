@@ -48,9 +48,25 @@ def _per_element_of(flops: float, *argument_names: str) -> Formula:
     def formula(op: Any, dims: Dims) -> float:
         arguments = [argument.name for argument in op.op_def.input_arg]
         index = next(arguments.index(name) for name in argument_names if name in arguments)
-        return flops * _elements(op.inputs[index], dims)
+        try:
+            return flops * _elements(op.inputs[index], dims)
+        except UnknownShapeError:
+            # A gradient out of an accumulator has no static shape; it is the variable's.
+            return flops * math.prod(_variable_dims(op.inputs[0], dims))
 
     return formula
+
+
+def _variable_dims(variable: Any, dims: Dims) -> tuple[int, ...]:
+    """Dimensions of what a variable's handle, or a reference to it, stands for."""
+    from tensorflow.python.ops import handle_data_util
+
+    data = handle_data_util.get_resource_handle_data(variable) if variable.dtype.is_resource else None
+    if data is None:
+        return dims(variable)
+    if not data.is_set:
+        raise UnknownShapeError(variable.name)
+    return tuple(dim.size for dim in data.shape_and_type[0].shape.dim)
 
 
 def _add_n(op: Any, dims: Dims) -> float:

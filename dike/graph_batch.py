@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 _PLACEHOLDERS = ("Placeholder", "PlaceholderV2")
+_READERS = ("IteratorGetNext", "QueueDequeue")
 _BATCHING = {
     "BatchDataset": 1,
     "BatchDatasetV2": 1,
@@ -45,6 +46,16 @@ def open_placeholders(operations: Iterable[Any]) -> list[Any]:
     ]
 
 
+def open_sources(operations: Iterable[Any]) -> list[Any]:
+    """Placeholders, iterators and queues whose shapes the graph does not tell."""
+    return [
+        operation
+        for operation in operations
+        if operation.type.startswith((*_PLACEHOLDERS, *_READERS))
+        and not all(output.shape.is_fully_defined() for output in operation.outputs)
+    ]
+
+
 def batch_size_of(forward: Iterable[Any], loss: Any, fed: Mapping[str, tuple[int, ...]]) -> int | None:
     """Samples per step of a graph, or None if it does not tell.
 
@@ -58,7 +69,7 @@ def batch_size_of(forward: Iterable[Any], loss: Any, fed: Mapping[str, tuple[int
         shape = fed.get(operation.name)
         if shape and operation.type in _PLACEHOLDERS and _first_dim(operation.outputs[0]) is None:
             return shape[0]
-    sources = [operation for operation in forward if operation.type.startswith(("IteratorGetNext", "QueueDequeue"))]
+    sources = [operation for operation in forward if operation.type.startswith(_READERS)]
     sources += [operation for operation in forward if operation.type in _PLACEHOLDERS]
     for operation in sources:
         for output in operation.outputs:

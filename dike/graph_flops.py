@@ -41,10 +41,12 @@ class FlopsReader:
 
     Attributes:
         batch_size: stands in for a first dimension that is not known.
+        reference: another graph with ops of the same names, which may know shapes that are not known in this one.
         uncounted: types of ops with no known FLOPs -> count.
     """
 
     batch_size: int
+    reference: Any | None = None
     uncounted: Counter[str] = field(default_factory=Counter)
 
     def cost(self, operations: Iterable[Any]) -> Cost:
@@ -102,6 +104,8 @@ class FlopsReader:
 
     def _dims(self, tensor: Any) -> tuple[int, ...]:
         shape = tensor.shape
+        if self.reference is not None and not shape.is_fully_defined():
+            shape = _filled(shape, self.reference.get_tensor_by_name(tensor.name).shape)
         if shape.rank is None:
             raise UnknownShapeError(tensor.name)
         dims = shape.as_list()
@@ -139,6 +143,15 @@ class FlopsReader:
             self.uncounted[operation.type] += 1
             return Cost()
         return self.cost(graph.get_operations())
+
+
+def _filled(shape: Any, other: Any) -> Any:
+    """The shape, with what only the other knows filled in."""
+    if shape.rank is None:
+        return other
+    if other.rank != shape.rank:
+        return shape
+    return type(shape)([mine if mine is not None else theirs for mine, theirs in zip(shape, other, strict=True)])
 
 
 def _computes_floats(operation: Any) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dike.exceptions import BadInputError
-from dike.graph_batch import ancestors, batch_size_of, open_placeholders, with_batch_size
+from dike.graph_batch import ancestors, batch_size_of, open_placeholders, open_sources, with_batch_size
 from dike.graph_flops import FlopsReader
 from dike.keras_variables import unique_names
 from dike.model_profile import Findings
@@ -76,30 +76,36 @@ def graph_profile(
         )
     if own_size and size != own_size:
         fed = {key: (size, *shape[1:]) if shape and shape[0] == own_size else shape for key, shape in fed.items()}
-    settled = _settled(graph, size, fed)
-    reader = FlopsReader(size if settled is not graph or not own_size else own_size)
+    settled = _settled(graph, step, size, fed)
+    # A graph with its batch built in is read as it is.
+    read_size = own_size if settled is graph and own_size else size
+    reader = FlopsReader(read_size, reference=graph if settled is not graph else None)
     by_name = settled.get_operation_by_name
     cost = reader.cost(by_name(operation.name) for operation in forward)
     step_flops = reader.cost(by_name(operation.name) for operation in step).total
     variables = _variables(graph, training)
-    return Findings(
+    findings = Findings(
         name=name,
         api=Api.GRAPH,
-        batch_size=size,
+        batch_size=read_size,
         forward=cost,
         step_flops=step_flops,
         variables=unique_names(variables),
         trainable=graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES),
         layers=Counter(operation.type for operation in forward if not is_plumbing(operation.type)),
         uncounted=reader.uncounted,
-        sample_bytes=_sample_bytes(forward, by_name, size),
+        sample_bytes=_sample_bytes(forward, by_name, read_size),
         optimizer=type(training.optimizers[0]).__name__.removesuffix("Optimizer") if training.optimizers else "",
         optimizer_slots=max((len(optimizer.get_slot_names()) for optimizer in training.optimizers), default=0),
         synchronous=training.synchronous,
-    ).profile()
+    )
+    return findings.profile().with_batch_size(size)
 
 
-def _settled(graph: Any, size: int, fed: Mapping[str, tuple[int, ...]]) -> Any:
+def _settled(graph: Any, operations: list[Any], size: int, fed: Mapping[str, tuple[int, ...]]) -> Any:
+    """The graph, or a copy in which it knows its batch dimension."""
+    if not open_sources(operations) and not fed:
+        return graph
     try:
         return with_batch_size(graph, size, fed)
     except ValueError:

@@ -37,15 +37,15 @@ def keras_profile(name: str, api: Api, model: Any, batch: Any, batch_size: int |
     step_graph = _trace(lambda data: model.train_step(data), specs)
     step_flops = reader.cost(step_graph.get_operations()).total
     uncounted = reader.uncounted
-    if _has_forward_pass(model):
+    if has_forward_pass(model):
         reader = FlopsReader(size)
         forward = reader.cost(_trace(lambda data: model(data, training=False), inputs).get_operations())
         uncounted = uncounted | reader.uncounted
     else:
-        # A model that is only a `train_step`, such as a GAN of two models.
         forward = Cost(step_flops, reader.cost(step_graph.get_operations()).longest).times(1 / STEP_PER_FORWARD)
     variables = named_variables(model)
     trainable = list(model.trainable_variables)
+    optimizers = _optimizers(model)
     return Findings(
         name=name,
         api=api,
@@ -57,8 +57,8 @@ def keras_profile(name: str, api: Api, model: Any, batch: Any, batch_size: int |
         layers=_layers(model),
         uncounted=uncounted,
         sample_bytes=_sample_bytes(inputs, size),
-        optimizer=getattr(model.optimizer, "name", "") or "",
-        optimizer_slots=slots_per_parameter(model.optimizer, trainable),
+        optimizer=getattr(optimizers[0], "name", "") if optimizers else "",
+        optimizer_slots=max((slots_per_parameter(optimizer, trainable) for optimizer in optimizers), default=0),
     ).profile()
 
 
@@ -71,6 +71,13 @@ def slots_per_parameter(optimizer: Any, trainable: Sequence[Any]) -> int:
     parameters = sum(_size(variable) for variable in trainable)
     # Step counter and learning rate are kept once for all.
     return max(round((kept - 2) / parameters), 0) if parameters else 0
+
+
+def _optimizers(model: Any) -> list[Any]:
+    """The compiled optimizer, or those that the model's own `train_step` uses."""
+    if model.optimizer is not None:
+        return [model.optimizer]
+    return [value for value in vars(model).values() if hasattr(value, "apply_gradients")]
 
 
 def _size(variable: Any) -> int:
@@ -86,7 +93,8 @@ def _trace(function: Callable[[Any], Any], specs: Any) -> Any:
     return tf.function(function, autograph=False).get_concrete_function(specs).graph
 
 
-def _has_forward_pass(model: Any) -> bool:
+def has_forward_pass(model: Any) -> bool:
+    """Whether the model can be called; one with a `train_step` of its own, such as a GAN of two models, need not."""
     keras_model = next(base for base in type(model).__mro__ if base.__name__ == "Model")
     own_call = getattr(type(model), "call", None) is not getattr(keras_model, "call", None)
     return own_call or bool(getattr(model, "_functional", None))

@@ -47,9 +47,10 @@ def run_as_main(script: str, arguments: Sequence[str]) -> None:
         # The first frame is this function, which Python itself would not show.
         trace = error.__traceback__.tb_next if error.__traceback__ else None
         traceback.print_exception(type(error), error, trace)
-        raise ScriptFailedError(f"failed before its training began ({_one_line(error)})") from error
+        raise ScriptFailedError(f"failed before its training began ({one_line(error)})") from error
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """Type and first line of an error's message, without a full stop."""
     first = (str(error).strip().splitlines() or [""])[0].rstrip(".")
     return f"{type(error).__name__}: {first}" if first else type(error).__name__

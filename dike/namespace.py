@@ -133,16 +133,14 @@ def _belongs_to_dike(rest: str) -> bool:
 
 
 def _tensorflow_module(rest: str) -> ModuleType | None:
-    """TensorFlow's module of that dotted name, reached as attribute (`compat.v1`) or by import (`python.ops`)."""
-    found: Any = importlib.import_module(_TENSORFLOW)
-    for part in rest.split("."):
-        found = getattr(found, part, None)
-    if isinstance(found, ModuleType):
-        return found
+    """What `import tensorflow.REST` gives, or a module that is only an attribute of TensorFlow."""
     full_name = f"{_TENSORFLOW}.{rest}"
     try:
         return importlib.import_module(full_name)
     except ModuleNotFoundError as error:
-        if error.name is not None and (full_name + ".").startswith(error.name + "."):
-            return None
-        raise
+        if error.name is None or not (full_name + ".").startswith(error.name + "."):
+            raise
+    found: Any = importlib.import_module(_TENSORFLOW)
+    for part in rest.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, ModuleType) else None

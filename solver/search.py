@@ -14,7 +14,7 @@ from solver.nodes import NodeKind
 from solver.options import OptionRange, OptionSpace
 from solver.placement.fastest import OutOfTimeError, Placement, calmest_placement, fastest_placement
 from solver.placement.naming import Assignment, assign
-from solver.placement.problem import placement_problem, shard_types
+from solver.placement.problem import placement_problem
 from solver.racks import Region, regions, uplink_s
 from solver.resources import TaskSizes, WorkerShape
 from solver.shards import Shards, shard
@@ -24,6 +24,7 @@ from solver.units import BYTES_PER_S_PER_GBPS
 TIE = 0.01
 """Predicted speeds closer than this share are equal: the model is not better than that."""
 ALTERNATIVES = 5
+ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,7 @@ class OptionSearch:
         placement = method(problem, deadline)
         if placement is None:
             return None
-        assignment = assign(placement.used, region, shard_types(shards))
+        assignment = assign(placement.used, problem.kinds, problem.shard_types)
         network = max(placement.network_s, uplink_s(self._cluster, assignment, shards.sizes, self._rack_of))
         round_s = model.round_s(placement.cycle_s, network, shards.sizes[0], candidate.workers)
         samples = candidate.workers * model.samples_per_step / round_s
@@ -207,7 +208,7 @@ class OptionSearch:
         speeds: dict[tuple[int, int, int, float], float] = {}
         for candidate in table.by_speed():
             best = sorted(speeds.values(), reverse=True)
-            if len(best) > ALTERNATIVES and candidate.samples_bound <= best[ALTERNATIVES]:
+            if len(best) > ALTERNATIVES and candidate.samples_bound <= best[ALTERNATIVES] * (1 + ROUNDING):
                 return None
             try:
                 # The first answer is worth waiting for.

@@ -21,7 +21,8 @@ class Cluster:
     """Connects to the job's servers, once.
 
     TensorFlow forgets all local variables, datasets and functions when it connects to a cluster, so this has to happen
-    before the script makes the first; and settings (`tf.config`) can be changed only before. Hence `connect_at_first_use`.
+    before the script makes the first; and settings (`tf.config`) can be changed only before that. Hence
+    `connect_at_first_use`.
 
     Args:
         task: the chief's task.

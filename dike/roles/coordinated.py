@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 from dike.reporting import reporter
 from dike.roles.cluster import place_as_planned, placed
 from dike.task import TaskSpec
-
-
-_counting = [True]
-
-
-@contextlib.contextmanager
-def not_counted() -> Iterator[None]:
-    """Steps handed out inside are not reported: they evaluate."""
-    _counting.append(False)
-    try:
-        yield
-    finally:
-        _counting.pop()
 
 
 def install(task: TaskSpec) -> None:
@@ -36,8 +21,6 @@ def install(task: TaskSpec) -> None:
 
     def schedule_and_report(self: Any, *args: Any, **kwargs: Any) -> Any:
         remote = schedule(self, *args, **kwargs)
-        if not _counting[-1]:
-            return remote
         step = next(steps)
         if step == 1:
             reporter().placement(placed)

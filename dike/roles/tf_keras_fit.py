@@ -7,7 +7,7 @@ import functools
 import inspect
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from dike import checkpoints
@@ -32,7 +32,7 @@ def install(task: TaskSpec) -> None:
 
     def replace(training: Any) -> None:
         training.Model.fit = _distributed_fit(cluster, training.Model.fit)
-        training.Model.evaluate = _distributed_evaluate(training.Model.evaluate)
+        training.Model.evaluate = _local_evaluate(cluster, training.Model.evaluate)
         training.Model.predict = _local_predict(cluster, training.Model.predict)
 
     after_import("tf_keras.src.engine.training", replace)
@@ -65,21 +65,21 @@ def _distributed_fit(cluster: Cluster, fit: Callable[..., Any]) -> Callable[...,
     return distributed
 
 
-def _distributed_evaluate(evaluate: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(evaluate)
-    def distributed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        bound = inspect.signature(evaluate).bind(self, *args, **kwargs)
-        bound.apply_defaults()
-        arguments = {name: value for name, value in bound.arguments.items() if name not in ("self", "kwargs")}
-        arguments.update(bound.arguments.get("kwargs", {}))
-        if not arguments.get("_use_cached_eval_dataset"):
-            data, steps = _dataset(arguments, "evaluate", "steps", training=False)
-            arguments.update(x=data, y=None, sample_weight=None, batch_size=None, steps=steps)
-        arguments["verbose"] = _verbosity(arguments["verbose"])
-        with coordinated.not_counted():
-            return evaluate(self, **arguments)
+def _local_evaluate(cluster: Cluster, evaluate: Callable[..., Any]) -> Callable[..., Any]:
+    """Evaluates on the chief: on the workers each would begin with the first sample, and count some of them twice."""
 
-    return distributed
+    @functools.wraps(evaluate)
+    def local(self: Any, *args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("_use_cached_eval_dataset", None)  # it was made for the workers
+        distributed = self._distribution_strategy, self._cluster_coordinator, self.test_function
+        self._distribution_strategy = self._cluster_coordinator = self.test_function = None
+        try:
+            with _outside_scope(cluster):
+                return evaluate(self, *args, **kwargs)
+        finally:
+            self._distribution_strategy, self._cluster_coordinator, self.test_function = distributed
+
+    return local
 
 
 def _local_predict(cluster: Cluster, predict: Callable[..., Any]) -> Callable[..., Any]:
@@ -87,13 +87,19 @@ def _local_predict(cluster: Cluster, predict: Callable[..., Any]) -> Callable[..
 
     @functools.wraps(predict)
     def local(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _scopes.close()
-        try:
+        with _outside_scope(cluster):
             return predict(self, *args, **kwargs)
-        finally:
-            _scopes.enter_context(cluster.strategy.scope())
 
     return local
+
+
+@contextlib.contextmanager
+def _outside_scope(cluster: Cluster) -> Iterator[None]:
+    _scopes.close()
+    try:
+        yield
+    finally:
+        _scopes.enter_context(cluster.strategy.scope())
 
 
 def _fit_arguments(fit: Callable[..., Any], model: Any, args: Any, kwargs: Any) -> dict[str, Any]:
@@ -111,9 +117,7 @@ def _fit_arguments(fit: Callable[..., Any], model: Any, args: Any, kwargs: Any) 
     arguments = {name: value for name, value in bound.arguments.items() if name != "self"}
     for name in ("class_weight", "validation_split"):
         if arguments[name]:
-            raise BadInputError(
-                f"Argument '{name}' of Model.fit is not supported for tf_keras on a cluster; remove it."
-            )
+            raise BadInputError(f"Argument '{name}' of Model.fit is not supported for tf_keras in a job; remove it.")
     data, steps = _dataset(arguments, "fit", "steps_per_epoch", training=True)
     arguments.update(x=data, y=None, sample_weight=None, batch_size=None, steps_per_epoch=steps)
     validation = arguments["validation_data"]

@@ -117,7 +117,9 @@ class CommandExecutor:
         elif kind == "KILL":
             self._start_killing(_grace_s(event["kill"].get("kill_policy") or (self._task or {}).get("kill_policy")))
         elif kind == "SHUTDOWN":
-            self._shutting_down = True
+            with self._changed:
+                self._shutting_down = True
+                self._changed.notify_all()
             if self._task is None:
                 os._exit(0)
             self._start_killing(_grace_s(self._task.get("kill_policy")))
@@ -132,7 +134,7 @@ class CommandExecutor:
             with self._changed:
                 if not self._kill_requested:
                     self._child = _start(task["command"])
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the command.
             state, message = "TASK_FAILED", f"Command could not be started: {error}"
         else:
             state, message = self._await_child(task)
@@ -151,7 +153,7 @@ class CommandExecutor:
         if status >= 0:
             message = f"Command exited with status {status}"
         else:
-            message = f"Command terminated with signal {signal.Signals(-status).name} ({signal.strsignal(-status)})"
+            message = f"Command terminated with signal {_signal_name(-status)}"
         if self._kill_requested:
             return "TASK_KILLED", message
         return ("TASK_FINISHED" if status == 0 else "TASK_FAILED"), message
@@ -191,9 +193,10 @@ class CommandExecutor:
             print(f"mesos-executor: {state} was not taken: {error}", file=sys.stderr, flush=True)
 
     def _await_acknowledgement(self) -> None:
-        timeout_s = RECOVERY_TIMEOUT_S if self._checkpoint and not self._shutting_down else ACKNOWLEDGE_TIMEOUT_S
+        """Waits until the agent has taken the last report; one that shuts its executors down takes none."""
+        timeout_s = RECOVERY_TIMEOUT_S if self._checkpoint else ACKNOWLEDGE_TIMEOUT_S
         with self._changed:
-            self._changed.wait_for(lambda: not self._unacknowledged, timeout_s)
+            self._changed.wait_for(lambda: self._shutting_down or not self._unacknowledged, timeout_s)
 
 
 def _start(command: dict[str, Any]) -> subprocess.Popen[bytes]:
@@ -211,6 +214,14 @@ def _grace_s(policy: dict[str, Any] | None) -> float:
     """Seconds between SIGTERM and SIGKILL that a KillPolicy asks for."""
     nanoseconds = ((policy or {}).get("grace_period") or {}).get("nanoseconds")
     return DEFAULT_GRACE_S if nanoseconds is None else int(nanoseconds) / 1e9
+
+
+def _signal_name(number: int) -> str:
+    """Such as `SIGKILL (Killed)`; real-time signals have numbers only."""
+    try:
+        return f"{signal.Signals(number).name} ({signal.strsignal(number)})"
+    except ValueError:
+        return str(number)
 
 
 def _signal_group(leader: int, number: signal.Signals) -> None:

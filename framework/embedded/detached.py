@@ -19,6 +19,7 @@ from framework.embedded.agents import AgentSpec
 from framework.embedded.cache import cache_dir, file_lock
 from framework.embedded.cluster import EmbeddedCluster
 from framework.embedded.control import STOP_TIMEOUT_S
+from framework.embedded.library import check_platform
 from framework.embedded.loopback import get_json
 from framework.embedded.supervisor import send
 
@@ -98,6 +99,7 @@ def bring_up(agents: Sequence[AgentSpec]) -> DetachedCluster:
         DikeError: it does not come up.
     """
     planned = EmbeddedCluster(agents, work_dir=_work_dir())
+    check_platform()
     with file_lock(_lock_file()):
         running = find()
         if running:
@@ -126,6 +128,8 @@ def take_down() -> bool:
     Raises:
         DikeError: it does not end.
     """
+    if not _lock_file().exists():  # None was ever up.
+        return False
     with file_lock(_lock_file()):
         cluster = find()
         if cluster is not None:

@@ -8,6 +8,7 @@ shards) with its rows for single machines folded into counts.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -55,7 +56,7 @@ class PlacementProblem:
     """What has to be placed, and the columns to do it with.
 
     Attributes:
-        kinds: the machines.
+        kinds: the machines, those alike merged where they differ in nothing that matters to this option.
         model: the step-time model.
         shard_types: sizes and numbers of the shards.
         workers: how many workers.
@@ -63,7 +64,7 @@ class PlacementProblem:
         columns: every configuration that fits.
     """
 
-    kinds: Sequence[NodeKind]
+    kinds: tuple[NodeKind, ...]
     model: StepModel
     shard_types: tuple[ShardType, ...]
     workers: int
@@ -94,23 +95,46 @@ def placement_problem(
         workers: how many workers.
     """
     types = shard_types(shards)
-    worker = sizes.worker(model.shape)
     chief = sizes.chief
+    states = [
+        (shard_index, with_chief)
+        for shard_index in (None, *range(len(types)))
+        for with_chief in ((False, True) if chief is not None else (False,))
+    ]
+    merged: dict[tuple[object, ...], list[NodeKind]] = {}
+    for kind in kinds:
+        rooms = tuple(_room(kind, model, sizes, types, state, workers) for state in states)
+        alike = (rooms, kind.network_bytes_per_s, model.compute_s(kind) if max(rooms) > 0 else 0.0)
+        merged.setdefault(alike, []).append(kind)
     columns: list[Column] = []
-    for index, kind in enumerate(kinds):
-        can_work = hosts_workers(kind, model)
-        for shard_index in (None, *range(len(types))):
+    groups: list[NodeKind] = []
+    for index, members in enumerate(merged.values()):
+        kind = dataclasses.replace(members[0], names=tuple(name for member in members for name in member.names))
+        groups.append(kind)
+        for shard_index, with_chief in states:
             local = 0 if shard_index is None else types[shard_index].size_bytes
-            helpers = [] if shard_index is None else [sizes.ps(local)]
-            for with_chief in (False, True) if chief is not None else (False,):
-                taken: list[TaskResources] = [*helpers, chief] if with_chief and chief is not None else helpers
-                room = kind.room_for(worker, taken)
-                if room < 0:
-                    continue
-                for count in range((min(room, workers) if can_work else 0) + 1):
-                    if count or taken:
-                        columns.append(_column(model, kind, index, shard_index, local, count, with_chief, workers))
-    return PlacementProblem(kinds, model, types, workers, chief is not None, tuple(columns))
+            room = _room(kind, model, sizes, types, (shard_index, with_chief), workers)
+            for count in range(room + 1):
+                if count or with_chief or shard_index is not None:
+                    columns.append(_column(model, kind, index, shard_index, local, count, with_chief, workers))
+    return PlacementProblem(tuple(groups), model, types, workers, chief is not None, tuple(columns))
+
+
+def _room(
+    kind: NodeKind,
+    model: StepModel,
+    sizes: TaskSizes,
+    types: Sequence[ShardType],
+    state: tuple[int | None, bool],
+    workers: int,
+) -> int:
+    """How many workers fit on such a machine beside the shard and the chief; -1 if those do not fit."""
+    shard_index, with_chief = state
+    taken: list[TaskResources] = [] if shard_index is None else [sizes.ps(types[shard_index].size_bytes)]
+    if with_chief and sizes.chief is not None:
+        taken.append(sizes.chief)
+    room = kind.room_for(sizes.worker(model.shape), taken)
+    return min(room, workers if hosts_workers(kind, model) else 0)
 
 
 def hosts_workers(kind: NodeKind, model: StepModel) -> bool:

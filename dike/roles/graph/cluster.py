@@ -11,7 +11,7 @@ from tensorflow.python.training import server_lib
 
 from dike.task import TaskSpec
 
-_Server = server_lib.Server
+_Server: Any = server_lib.Server
 
 
 @functools.cache

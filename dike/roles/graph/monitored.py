@@ -125,7 +125,7 @@ def _find_chief_fast() -> None:
 
 
 def _save_from_chief() -> None:
-    """The chief writes and reads the whole checkpoint; TensorFlow's default lets each ps write a part on its machine."""
+    """The chief writes and reads the whole checkpoint; by default each ps writes a part of it, on its own machine."""
     get_saver = saver._get_saver_or_default
 
     def own_saver() -> Any:

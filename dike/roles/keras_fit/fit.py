@@ -144,7 +144,7 @@ class Fit:
         model = self._model
         if model._distribute_strategy is not None:
             raise BadInputError(
-                "The model was made under a tf.distribute strategy of the script; make it outside of `strategy.scope()`."
+                "The model was made under the script's own tf.distribute strategy; make it outside of its scope()."
             )
         if model.run_eagerly:
             raise BadInputError("compile(run_eagerly=True) is not supported in a distributed job; remove it.")
@@ -152,7 +152,7 @@ class Fit:
             raise BadInputError("Model.fit needs an optimizer in a distributed job; give one to compile().")
         if model.optimizer.gradient_accumulation_steps:
             raise BadInputError(
-                "gradient_accumulation_steps is not supported in a distributed job, whose workers share one accumulator; "
+                "gradient_accumulation_steps is not supported in a distributed job: its workers share one accumulator; "
                 "remove it and raise batch_size."
             )
         if model.steps_per_execution != 1:

@@ -138,7 +138,7 @@ def _rebind(optimizer: Any) -> None:
     if inner is not None:
         _rebind(inner)
     old_keys = {index: key for key, index in optimizer._trainable_variables_indices.items()}
-    excluded = getattr(optimizer, "_exclude_from_weight_decay", set())
+    excluded: set[Any] = getattr(optimizer, "_exclude_from_weight_decay", set())
     indices = {}
     new_excluded = set()
     for index, variable in enumerate(optimizer._trainable_variables):

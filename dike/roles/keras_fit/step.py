@@ -19,6 +19,8 @@ class _StepValue(Variable):
     On a ps the workers' updates would overwrite one another; so each step counts for itself and the chief adds up.
     """
 
+    _step_value: Any
+
     @property
     def value(self) -> Any:
         return self._maybe_autocast(self._step_value)

@@ -1,0 +1,167 @@
+"""Runs the processes of one training job by hand: what the executors do, without Mesos."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from dike.profile import Api
+from dike.task import VARIABLE, Role, TaskSpec
+
+SCRIPTS = Path(__file__).parent / "scripts"
+DEADLINE_S = 240.0
+
+
+@dataclass
+class Process:
+    """One process of the job and the files it writes to."""
+
+    task: TaskSpec
+    process: subprocess.Popen[bytes]
+    output: Path
+    report: Path
+
+    @property
+    def text(self) -> str:
+        return self.output.read_text(errors="replace")
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.report.read_text().splitlines()]
+
+    def reported(self, kind: str) -> list[dict[str, Any]]:
+        return [message for message in self.messages if message["type"] == kind]
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """What the script printed after `RESULT`."""
+        lines = [line for line in self.text.splitlines() if line.startswith("RESULT ")]
+        assert lines, f"{self.task.name} printed no result:\n{self.text[-4000:]}"
+        return dict(json.loads(lines[-1].removeprefix("RESULT ")))
+
+    def wait(self) -> int:
+        try:
+            return self.process.wait(DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.task.name} does not end:\n{self.text[-4000:]}") from None
+
+
+@dataclass
+class Job:
+    """A job that runs until the `with` block ends; what is left then is killed."""
+
+    api: Api
+    script: Path
+    folder: Path
+    ps: int = 1
+    workers: int = 2
+    arguments: tuple[str, ...] = ()
+    variables: Mapping[str, int] = field(default_factory=dict)
+    checkpoint_interval_s: float = 60.0
+    fingerprint: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    processes: dict[str, Process] = field(default_factory=dict)
+
+    def __enter__(self) -> Job:
+        counts = {Role.PS: self.ps, Role.WORKER: self.workers}
+        if self.api.has_separate_chief:
+            counts[Role.CHIEF] = 1
+        addresses = iter(free_addresses(sum(counts.values())))
+        self._cluster = {str(role): [next(addresses) for _ in range(count)] for role, count in counts.items()}
+        for role, count in counts.items():
+            for index in range(count):
+                self.start(role, index)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self.processes.values():
+            process.process.kill()
+            process.process.wait()
+        if kind is not None:
+            for process in self.processes.values():
+                print(f"--- {process.task.name}\n{process.text[-3000:]}")
+
+    def start(self, role: Role, index: int, attempt: int = 0) -> Process:
+        """Starts a process, in the place of one of the same role and index if there is one."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        task = TaskSpec(
+            job_id="test",
+            role=role,
+            index=index,
+            cluster=self._cluster,
+            api=self.api,
+            variables=dict(self.variables),
+            checkpoint_dir=str(self.folder / "checkpoints"),
+            checkpoint_interval_s=self.checkpoint_interval_s,
+            attempt=attempt,
+            fingerprint=self.fingerprint,
+        )
+        output = self.folder / f"{role}{index}-{attempt}.log"
+        report = self.folder / f"{role}{index}-{attempt}.jsonl"
+        with output.open("wb") as log, report.open("wb") as lines:
+            task = dataclasses.replace(task, report_fd=lines.fileno())
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "dike.launch", str(self.script), *self.arguments],
+                env={
+                    **os.environ,
+                    "CUDA_VISIBLE_DEVICES": "",
+                    "TF_CPP_MIN_LOG_LEVEL": "3",
+                    "TF_NUM_INTRAOP_THREADS": "1",
+                    **self.environment,
+                    VARIABLE: task.dumps(),
+                },
+                cwd=self.script.parent,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=[lines.fileno()],
+            )
+        self.processes[task.name] = Process(task, process, output, report)
+        return self.processes[task.name]
+
+    @property
+    def chief(self) -> Process:
+        return self.processes["chief:0" if self.api.has_separate_chief else "worker:0"]
+
+    def worker(self, index: int) -> Process:
+        return self.processes[f"worker:{index}"]
+
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
+        self.processes[name].process.send_signal(number)
+        self.processes[name].wait()
+
+
+def free_addresses(count: int) -> list[str]:
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    addresses = [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
+    for one in sockets:
+        one.close()
+    return addresses
+
+
+def wait_until(condition: Callable[[], bool], process: Process) -> None:
+    """Waits for a condition while `process` lives."""
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert process.process.poll() is None, f"{process.task.name} ended early:\n{process.text[-4000:]}"
+        assert time.monotonic() < deadline_s, f"{process.task.name} got nowhere:\n{process.text[-4000:]}"
+        time.sleep(0.1)
+
+
+def step_of(process: Process) -> int:
+    """The last step that the process reported; 0 before the first."""
+    return max((int(message["step"]) for message in process.reported("progress")), default=0)

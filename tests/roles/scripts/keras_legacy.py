@@ -1,0 +1,26 @@
+"""A tf_keras script."""
+
+import json
+import os
+
+os.environ["TF_USE_LEGACY_KERAS"] = "1"
+
+import data
+import numpy as np
+import tensorflow as tf
+
+inputs, labels = data.samples(1000)
+test_inputs, test_labels = data.samples(301, seed=1)
+model = tf.keras.Sequential([tf.keras.layers.InputLayer((32,)), tf.keras.layers.Dense(16), tf.keras.layers.Dense(10)])
+loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+model.compile(tf.keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
+history = model.fit(inputs, labels, epochs=4, verbose=1, validation_data=(test_inputs, test_labels))
+predicted = np.argmax(model.predict(test_inputs, verbose=0), axis=1)
+result = {
+    "keras": tf.keras.__name__,
+    "history": history.history,
+    "evaluated": model.evaluate(test_inputs, test_labels, verbose=0)[1],
+    "predicted": float(np.mean(predicted == test_labels)),
+    "devices": {variable.name.partition(":")[0]: variable.device for variable in model.variables},
+}
+print("RESULT", json.dumps(result), flush=True)

@@ -1,0 +1,3 @@
+"""A user's file of an unlucky name: Dike must never import it."""
+
+raise RuntimeError("the user's solver.py was imported")

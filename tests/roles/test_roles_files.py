@@ -1,0 +1,98 @@
+"""Reports and the mark of a checkpoint folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from dike import checkpoints
+from dike.exceptions import BadInputError
+from dike.profile import Api, ModelProfile, VariableSpec
+from dike.reporting import PROGRESS_INTERVAL_S, Reporter
+from dike.task import Role, TaskSpec
+
+PROFILE = ModelProfile(
+    name="model.py",
+    api=Api.GRAPH,
+    parameters=10,
+    parameter_bytes=40,
+    variables=(VariableSpec("a", (2, 4), "float32", 32), VariableSpec("b", (2,), "float32", 8)),
+    flops_forward_per_sample=1.0,
+    flops_step_per_sample=3.0,
+    longest_path_flops=1.0,
+    batch_size=8,
+)
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_progress_is_thinned_and_the_last_is_kept() -> None:
+    reader, writer = os.pipe()
+    clock = Clock()
+    reporter = Reporter(writer, clock)
+    reporter.started()
+    for step in range(1, 101):
+        clock.now_s += PROGRESS_INTERVAL_S / 10
+        reporter.progress(step, loss=1.0 / step, unknown=None)
+    reporter.checkpoint("folder/model", 100)
+    reporter.progress(101, loss=float("nan"))
+    reporter.close()
+    os.close(writer)
+    with os.fdopen(reader) as lines:
+        messages = [json.loads(line) for line in lines]
+    progress = [message for message in messages if message["type"] == "progress"]
+    assert messages[0] == {"type": "started"}
+    assert {"type": "checkpoint", "path": "folder/model", "step": 100} in messages
+    assert len(progress) == pytest.approx(11, abs=1)
+    assert progress[0] == {"type": "progress", "step": 1, "loss": 1.0}
+    assert progress[-1] == {"type": "progress", "step": 101, "loss": "nan"}
+
+
+def test_a_reader_that_is_gone_or_slow_stops_nothing() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    gone = Reporter(writer)
+    gone.placement({"variable": "device"})
+    gone.close()
+    os.close(writer)
+    reader, writer = os.pipe()
+    slow = Reporter(writer)
+    for _ in range(400):  # far more than a pipe and the queue hold
+        slow.placement({"variable": "x" * 4096})
+    os.close(reader)
+    slow.close()
+
+
+def test_a_folder_belongs_to_the_model_that_marked_it(tmp_path: Path) -> None:
+    folder = str(tmp_path / "checkpoints")
+    checkpoints.check_folder(folder, PROFILE)  # not there yet
+    checkpoints.mark_folder(folder, checkpoints.fingerprint(PROFILE))
+    checkpoints.check_folder(folder, PROFILE)
+    checkpoints.check_folder(folder, PROFILE.with_batch_size(99))
+    other = dataclasses.replace(PROFILE, variables=(VariableSpec("a", (2, 5), "float32", 40),))
+    with pytest.raises(BadInputError, match="another model"):
+        checkpoints.check_folder(folder, other)
+    (tmp_path / "checkpoints" / checkpoints.MARKER).write_text("{")
+    with pytest.raises(BadInputError, match="damaged"):
+        checkpoints.check_folder(folder, PROFILE)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInputError, match="is a file"):
+        checkpoints.check_folder(str(tmp_path / "file"), PROFILE)
+
+
+def test_a_variable_without_a_plan_has_the_same_ps_everywhere() -> None:
+    task = TaskSpec("job", Role.WORKER, 0, {"ps": ["a:1", "b:1", "c:1"], "worker": ["d:1"]}, Api.GRAPH, {"planned": 2})
+    again = TaskSpec.loads(dataclasses.replace(task, index=0).dumps())
+    names = [f"variable{number}" for number in range(60)]
+    assert task.ps_of("planned") == 2
+    assert [task.ps_of(name) for name in names] == [again.ps_of(name) for name in names]
+    assert {task.ps_of(name) for name in names} == {0, 1, 2}

@@ -1,0 +1,111 @@
+"""TensorFlow 1 scripts, written for one machine, as the processes of a job."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from roles_job import SCRIPTS, Job, step_of, wait_until
+
+from dike import checkpoints
+from dike.profile import Api
+from dike.task import Role
+
+pytestmark = pytest.mark.tensorflow
+
+SCRIPT = SCRIPTS / "graph.py"
+PLAN = {"hidden/weights": 1, "hidden/bias": 0, "output/weights": 1, "output/bias": 1, "global_step": 0}
+
+
+def latest_step(folder: Path) -> int:
+    return max(int(path.stem.rpartition("-")[2]) for path in (folder / "checkpoints").glob("model.ckpt-*.index"))
+
+
+def test_asynchronous_training_places_saves_survives_and_resumes(tmp_path: Path) -> None:
+    with Job(Api.GRAPH, SCRIPT, tmp_path / "job", 2, 2, ("monitored", "200"), PLAN, fingerprint="one") as job:
+        assert [job.worker(0).wait(), job.worker(1).wait()] == [0, 0]
+        results = [job.worker(index).result for index in (0, 1)]
+        steps = sum(result["own_steps"] for result in results)
+        assert 200 <= steps <= 204
+        for result in results:
+            if result["own_steps"] > 20:
+                assert result["losses"][1] < result["losses"][0] / 2
+        # The metric's counters are each worker's own.
+        assert [result["accuracy_devices"] for result in results if result["losses"]] == [
+            [f"/job:worker/task:{index}"] for index in (0, 1) if results[index]["losses"]
+        ]
+        [placement] = job.chief.reported("placement")
+        devices = placement["variables"]
+        assert {name: devices[name] for name in PLAN} == {
+            name: f"/job:ps/task:{ps}/device:CPU:0" for name, ps in PLAN.items()
+        }
+        # What an optimizer keeps for a variable is beside it.
+        assert devices["hidden/weights/Adam"] == devices["hidden/weights"]
+        assert all(device.startswith("/job:ps/") for device in devices.values())
+        assert not job.worker(1).reported("placement")
+        assert "checkpoints go to" in job.chief.text
+        assert job.chief.reported("progress")[-1]["step"] >= 200
+        assert job.chief.reported("progress")[-1]["loss"] < 1.5
+        assert job.chief.reported("checkpoint")[-1]["step"] == latest_step(tmp_path / "job") >= 200
+        assert not (SCRIPTS / "elsewhere").exists()
+
+    # Again with more steps: goes on where it ended; a worker is killed and comes back.
+    with Job(Api.GRAPH, SCRIPT, tmp_path / "job", 2, 2, ("monitored", "2500"), PLAN, fingerprint="one") as job:
+        lost = job.worker(1)
+        wait_until(lambda: step_of(lost) > 230, lost)
+        job.kill("worker:1")
+        back = job.start(Role.WORKER, 1, attempt=1)
+        assert [job.worker(0).wait(), back.wait()] == [0, 0]
+        assert job.chief.result["first_step"] >= 200
+        assert back.result["first_step"] > 230
+        assert back.result["own_steps"] > 0
+        assert latest_step(tmp_path / "job") >= 2500
+
+    # Another model finds its folder taken; nothing needs to be up for that.
+    with Job(Api.GRAPH, SCRIPT, tmp_path / "job", 1, 1, ("monitored", "10"), fingerprint="two") as job:
+        assert job.chief.wait() == 2
+        assert job.chief.text.strip().splitlines()[-1].startswith("dike: Checkpoint folder")
+        assert "Traceback" not in job.chief.text
+        assert (tmp_path / "job" / "checkpoints" / checkpoints.MARKER).exists()
+
+
+def test_synchronous_training_ends(tmp_path: Path) -> None:
+    with Job(Api.GRAPH, SCRIPT, tmp_path, 1, 2, ("synchronous", "60")) as job:
+        assert [job.worker(0).wait(), job.worker(1).wait()] == [0, 0]
+        results = [job.worker(index).result for index in (0, 1)]
+        assert [result["replicas"] for result in results] == [2, 2]
+        assert results[0]["losses"][1] < results[0]["losses"][0]
+        # Each global step takes a gradient of both.
+        assert sum(result["own_steps"] for result in results) >= 2 * 60 - 4
+        assert latest_step(tmp_path) >= 60
+        assert not any("Traceback" in job.worker(index).text for index in (0, 1))
+
+
+def test_a_plain_session_loop_is_initialised_once_saved_and_restored(tmp_path: Path) -> None:
+    with Job(Api.GRAPH, SCRIPT, tmp_path, 2, 2, ("plain", "100000"), PLAN) as job:
+        chief = job.chief
+        wait_until(lambda: min(step_of(chief), step_of(job.worker(1))) > 50, chief)
+        job.kill("worker:0", signal.SIGTERM)
+        assert chief.process.returncode == 143
+        saved = chief.reported("checkpoint")[-1]["step"]
+        assert saved == latest_step(tmp_path) > 50
+        [placement] = chief.reported("placement")
+        assert placement["variables"]["hidden/weights"] == "/job:ps/task:1/device:CPU:0"
+    with Job(Api.GRAPH, SCRIPT, tmp_path, 2, 2, ("plain", str(saved + 100)), PLAN) as job:
+        assert [job.worker(0).wait(), job.worker(1).wait()] == [0, 0]
+        results = [job.worker(index).result for index in (0, 1)]
+        assert "restored" in job.chief.text
+        assert results[0]["first_step"] >= saved
+        assert results[0]["own_steps"] + results[1]["own_steps"] <= 104
+        assert max(result["accuracy"] or 0.0 for result in results) > 0.5
+        assert latest_step(tmp_path) >= saved + 100
+
+
+def test_what_is_not_supported_is_refused_by_name(tmp_path: Path) -> None:
+    with Job(Api.GRAPH, SCRIPT, tmp_path, 1, 1, ("supervisor", "1")) as job:
+        assert job.chief.wait() == 2
+        assert job.chief.text.strip().splitlines()[-1] == (
+            "dike: tf.compat.v1.train.Supervisor is not supported in a distributed job; "
+            "use tf.compat.v1.train.MonitoredTrainingSession."
+        )
