@@ -10,7 +10,7 @@ from typing import Any
 from dike.exceptions import BadInputError
 from dike.graph_batch import ancestors, first_dim_near
 from dike.graph_flops import Cost, FlopsReader
-from dike.keras_profile import STEP_PER_FORWARD, slots_per_parameter
+from dike.keras_profile import STEP_PER_FORWARD, optimizer_name, slots_per_parameter
 from dike.keras_variables import unique_names
 from dike.model_profile import Findings
 from dike.op_kinds import is_plumbing
@@ -98,7 +98,7 @@ def coordinator_profile(
         trainable=trainable,
         layers=Counter(op.type for operations in forward_ops for op in operations if not is_plumbing(op.type)),
         uncounted=reader.uncounted,
-        optimizer=str(getattr(optimizer, "name", "")),
+        optimizer=optimizer_name(optimizer) if optimizer is not None else "",
         optimizer_slots=slots_per_parameter(optimizer, trainable),
     ).profile()
 
@@ -148,4 +148,3 @@ def _batch_size(trace: StepTrace) -> int | None:
         if shape is not None and len(shape) and shape[0] and not isinstance(tensor, tf.Variable):
             return int(shape[0])
     return first_dim_near(trace.targets[0]) if trace.targets else None
-

@@ -39,7 +39,7 @@ def keras_profile(name: str, api: Api, model: Any, batch: Any, batch_size: int |
     uncounted = reader.uncounted
     if has_forward_pass(model):
         reader = FlopsReader(size)
-        forward = reader.cost(_trace(lambda data: model(data, training=False), inputs).get_operations())
+        forward = forward_cost(model, inputs, reader)
         uncounted = uncounted | reader.uncounted
     else:
         forward = Cost(step_flops, reader.cost(step_graph.get_operations()).longest).times(1 / STEP_PER_FORWARD)
@@ -57,9 +57,19 @@ def keras_profile(name: str, api: Api, model: Any, batch: Any, batch_size: int |
         layers=_layers(model),
         uncounted=uncounted,
         sample_bytes=_sample_bytes(inputs, size),
-        optimizer=getattr(optimizers[0], "name", "") if optimizers else "",
+        optimizer=optimizer_name(optimizers[0]) if optimizers else "",
         optimizer_slots=max((slots_per_parameter(optimizer, trainable) for optimizer in optimizers), default=0),
     ).profile()
+
+
+def forward_cost(model: Any, inputs: Any, reader: FlopsReader) -> Cost:
+    """Cost of calling a built model on a batch of the given tensor specs; nothing is computed or frozen for it."""
+    return reader.cost(_trace(lambda data: model(data, training=False), inputs).get_operations())
+
+
+def optimizer_name(optimizer: Any) -> str:
+    """The optimizer's class; of one that only scales the loss, the class of the optimizer inside."""
+    return type(getattr(optimizer, "inner_optimizer", optimizer)).__name__
 
 
 def slots_per_parameter(optimizer: Any, trainable: Sequence[Any]) -> int:

@@ -16,7 +16,7 @@ from sklearn.model_selection import train_test_split
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--lr", type=float, default=0.1, help="learning rate")
+    parser.add_argument("--lr", type=float, default=0.003, help="learning rate")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--steps", type=int, default=400, help="training steps of all workers together")
     return parser.parse_args()
@@ -58,7 +58,7 @@ def main() -> None:
     loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=label, logits=logits))
     accuracy = tf.reduce_mean(tf.cast(tf.equal(tf.argmax(logits, 1), label), tf.float32))
     global_step = tf.train.get_or_create_global_step()
-    train_op = tf.train.MomentumOptimizer(arguments.lr, 0.9).minimize(loss, global_step=global_step)
+    train_op = tf.train.AdamOptimizer(arguments.lr).minimize(loss, global_step=global_step)
 
     random = np.random.default_rng()
     test_accuracy = 0.0

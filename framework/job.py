@@ -103,6 +103,7 @@ class JobTask:
         state: the last one reported.
         message: what Mesos or the executor said with it.
         reason: Mesos' reason, such as `REASON_AGENT_REMOVED`; empty if none was given.
+        executor_seen: whether its executor ever reported.
         outcome: how its process ended; None while it runs, or when nobody could tell.
         step, loss, samples_per_s: the last progress it reported.
         received: stream -> bytes of output received here.
@@ -118,6 +119,7 @@ class JobTask:
     state: TaskState = TaskState.STAGING
     message: str = ""
     reason: str = ""
+    executor_seen: bool = False
     outcome: Outcome | None = None
     step: int | None = None
     loss: float | None = None
@@ -145,6 +147,11 @@ class JobTask:
     def failure(self) -> str:
         """Why it ended, in one sentence that names task, agent and log."""
         reason = self.message or self.reason or self.state
+        if self.state is TaskState.FAILED and not self.executor_seen:
+            reason += (
+                "; the executor ended before it could report, so Dike is probably not installed for the Python there "
+                "(--agent-python, --image)"
+            )
         where = f"; its whole output is in {self.outcome.sandbox} there" if self.outcome else ""
         return f"{self.name} on agent {self.node} is {self.state}: {reason}{where}"
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import datetime
 import getpass
+import ipaddress
 import os
 import queue
 import secrets
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -48,7 +50,7 @@ class RunRequest:
         connect_timeout_s: how long to wait for the master.
         role, principal, secret: how to subscribe.
         image: container image for the tasks; None for the agent's own file system.
-        agent_python: interpreter on the agents; None takes ours for a private Mesos and `python3` for another.
+        agent_python: interpreter on the agents; None takes ours for a Mesos on this machine and `python3` for another.
         checkpoint_dir: where checkpoints go; None makes a new folder below `dike-runs`.
         checkpoint_interval_s, max_restarts, objective, max_workers, plan, plan_only, stream_all_logs: see `JobSpec`.
     """
@@ -94,7 +96,7 @@ def run_training(request: RunRequest, observer: JobObserver) -> JobResult:
             master = _master(request, stack)
             host = "127.0.0.1" if request.master is None else bundle.address_towards(master.host, master.port)
             server = stack.enter_context(bundle.BundleServer(archive, host))
-            spec = _job_spec(request, job_id, checkpoint_dir, server.url)
+            spec = _job_spec(request, job_id, checkpoint_dir, server.url, on_this_machine=_is_loopback(master.host))
             return _drive(spec, request, master, observer)
         except KeyboardInterrupt:
             raise InterruptedByUserError("Interrupted; nothing was left running.") from None
@@ -114,8 +116,16 @@ def _master(request: RunRequest, stack: contextlib.ExitStack) -> Master:
     return mesos_master.connect(cluster.master, request.connect_timeout_s)
 
 
-def _job_spec(request: RunRequest, job_id: str, checkpoint_dir: str, bundle_url: str) -> JobSpec:
-    private = request.master is None
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
+    except (OSError, ValueError):
+        return False
+
+
+def _job_spec(
+    request: RunRequest, job_id: str, checkpoint_dir: str, bundle_url: str, *, on_this_machine: bool
+) -> JobSpec:
     return JobSpec(
         job_id=job_id,
         script=request.script.name,
@@ -123,7 +133,7 @@ def _job_spec(request: RunRequest, job_id: str, checkpoint_dir: str, bundle_url:
         profile=request.profile,
         checkpoint_dir=checkpoint_dir,
         bundle_url=bundle_url,
-        python=request.agent_python or (sys.executable if private else "python3"),
+        python=request.agent_python or (sys.executable if on_this_machine else "python3"),
         checkpoint_interval_s=request.checkpoint_interval_s,
         max_restarts=request.max_restarts,
         objective=request.objective,
@@ -131,7 +141,7 @@ def _job_spec(request: RunRequest, job_id: str, checkpoint_dir: str, bundle_url:
         plan=request.plan,
         image=request.image,
         plan_only=request.plan_only,
-        hand_out_gpus=private,
+        hand_out_gpus=request.master is None,
         stream_all_logs=request.stream_all_logs,
         environment=request.environment,
     )

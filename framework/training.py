@@ -298,6 +298,7 @@ class TrainingJob:
             return
         changed = task.state is not state
         task.state = state
+        task.executor_seen = task.executor_seen or event.status.get("source") == "SOURCE_EXECUTOR"
         task.message = event.status.get("message", "")
         task.reason = event.status.get("reason", "")
         if event.status.get("data") and state.is_terminal():
@@ -398,12 +399,9 @@ class TrainingJob:
         self._stop(self._wait_again)
 
     def _is_hopeless(self, task: JobTask | None) -> bool:
-        """Whether the script itself fails before its first step, twice in the same way: no restart will help."""
-        if task is None or self._stepped or task.outcome is None or not (task.outcome.exit_code or 0) > 0:
-            self._early_failure = ""
-            return False
-        failure = f"{task.name} {task.outcome.exit_code}"
-        again = failure == self._early_failure
+        """Whether the job fails before its first step, twice in the same way: no restart will help."""
+        failure = "" if task is None or self._stepped else _early_failure(task)
+        again = bool(failure) and failure == self._early_failure
         self._early_failure = failure
         return again
 
@@ -515,6 +513,13 @@ def describe_offers(agents: Sequence[AgentOffer]) -> str:
             f"{len(pool.ports())} ports"
         )
     return "; ".join(texts) or "nothing"
+
+
+def _early_failure(task: JobTask) -> str:
+    """What kind of failure this is, if it is the script's or the installation's; empty if it may be chance."""
+    if task.outcome is not None:
+        return f"{task.name} {task.outcome.exit_code}" if (task.outcome.exit_code or 0) > 0 else ""
+    return "no executor" if task.state is TaskState.FAILED and not task.executor_seen else ""
 
 
 def _outcome(data: str) -> Outcome | None:

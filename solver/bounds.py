@@ -99,19 +99,18 @@ def _busiest_ps(
     worker, largest = sizes.worker(model.shape), shards.sizes[0]
     ps = sizes.ps(largest)
     best = np.full(len(counts), np.inf)
-    for kind in kinds:
-        room = kind.room_for(worker, [ps])
+    places = {(kind.room_for(worker, [ps]), hosts_workers(kind, model), kind.network_bytes_per_s) for kind in kinds}
+    for room, can_work, network_bytes_per_s in sorted(places):
         if room < 0:
             continue
-        room = room if hosts_workers(kind, model) else 0
         # What it sends falls and what it receives grows with the workers beside it: the best number is where they
         # meet, or next to it.
         meet = counts * largest // max(1, shards.total)
         for near in (0, 1):
-            beside = np.minimum(np.minimum(meet + near, room), counts)
+            beside = np.minimum(np.minimum(meet + near, room if can_work else 0), counts)
             sent = largest * (counts - beside)
             received = beside * (shards.total - largest)
-            best = np.minimum(best, 2 * np.maximum(sent, received) / kind.network_bytes_per_s)
+            best = np.minimum(best, 2 * np.maximum(sent, received) / network_bytes_per_s)
     return best
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dike.profile import ModelProfile
 from solver.units import GIB, MIB
@@ -63,6 +64,7 @@ class TaskSizes:
 
     profile: ModelProfile
     helper_cpus: float
+    _workers: dict[WorkerShape, TaskResources] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, profile: ModelProfile, largest_node_cpus: float) -> TaskSizes:
@@ -74,18 +76,28 @@ class TaskSizes:
         held = (2 + self.profile.optimizer_slots) * shard_bytes
         return TaskResources(self.helper_cpus, TASK_BASE_MIB + _mib(held), disk_mb=64)
 
-    @property
+    @functools.cached_property
+    def variable_bytes(self) -> int:
+        """Size of all variables, as the profile has it; asked for so often that it is kept."""
+        return self.profile.variable_bytes or self.profile.parameter_bytes
+
+    @functools.cached_property
     def chief(self) -> TaskResources | None:
         """The separate chief, which holds the variables once while it writes a checkpoint; None if there is none."""
         if not self.profile.api.has_separate_chief:
             return None
-        memory = TASK_BASE_MIB + _mib(2 * self.profile.variable_bytes)
+        memory = TASK_BASE_MIB + _mib(2 * self.variable_bytes)
         return TaskResources(self.helper_cpus, memory, disk_mb=128 + self._checkpoints_mib)
 
     def worker(self, shape: WorkerShape) -> TaskResources:
         """A worker: variables and gradients, batches read ahead, and on CPUs the activations."""
+        if shape not in self._workers:
+            self._workers[shape] = self._worker(shape)
+        return self._workers[shape]
+
+    def _worker(self, shape: WorkerShape) -> TaskResources:
         samples = self.profile.batch_size * max(1, shape.gpus)
-        held = 2 * self.profile.variable_bytes + PREFETCHED_BATCHES * samples * self.profile.sample_bytes
+        held = 2 * self.variable_bytes + PREFETCHED_BATCHES * samples * self.profile.sample_bytes
         if shape.gpus:
             base = GPU_WORKER_BASE_MIB + FURTHER_GPU_MIB * (shape.gpus - 1)
         else:
@@ -96,12 +108,12 @@ class TaskSizes:
 
     @property
     def _checkpoints_mib(self) -> int:
-        return _mib(CHECKPOINTS_KEPT * (1 + self.profile.optimizer_slots) * self.profile.variable_bytes)
+        return _mib(CHECKPOINTS_KEPT * (1 + self.profile.optimizer_slots) * self.variable_bytes)
 
 
-def gpu_bytes(profile: ModelProfile) -> int:
-    """Least memory a GPU needs to train the model: variables and gradients."""
-    return 2 * profile.variable_bytes + GIB // 4
+def gpu_bytes(variable_bytes: int) -> int:
+    """Least memory a GPU needs to train variables of that size: the variables, their gradients and a workspace."""
+    return 2 * variable_bytes + GIB // 4
 
 
 def _mib(count: float) -> int:

@@ -197,7 +197,7 @@ class OptionSearch:
         placement = method(problem, deadline)
         if placement is None:
             return None
-        assignment = assign(placement.used, problem.kinds, problem.shard_types)
+        assignment = assign(placement.groups, problem.kinds, problem.shard_types)
         network = max(placement.network_s, uplink_s(self._cluster, assignment, shards.sizes, self._rack_of))
         round_s = model.round_s(placement.cycle_s, network, shards.sizes[0], candidate.workers)
         samples = candidate.workers * model.samples_per_step / round_s

@@ -33,10 +33,10 @@ def shortage(kinds: Sequence[NodeKind], space: OptionSpace, sizes: TaskSizes, ha
     if sizes.chief is not None:
         tasks.append(("chief", sizes.chief))
     memory = max((hardware.gpu(kind.gpu_model).memory_bytes for kind in kinds if kind.gpus), default=0)
-    if gpus and gpu_bytes(profile) > memory:
+    if gpus and gpu_bytes(sizes.variable_bytes) > memory:
         return InfeasibleError(
-            f"Training '{profile.name}' takes at least {format_bytes(gpu_bytes(profile))} of a GPU's memory, more than "
-            "any GPU of the cluster has; use a smaller model or larger GPUs."
+            f"Training '{profile.name}' takes at least {format_bytes(gpu_bytes(sizes.variable_bytes))} of a GPU's "
+            "memory, more than any GPU of the cluster has; use a smaller model or larger GPUs."
         )
     for name, task in tasks:
         message = _no_machine_holds(name, task, kinds)

@@ -63,7 +63,7 @@ class StepModel:
 
     def fits_gpu(self, kind: NodeKind) -> bool:
         """Whether the variables and their gradients fit the memory of the machine's GPUs."""
-        return gpu_bytes(self.profile) <= self.hardware.gpu(kind.gpu_model).memory_bytes
+        return gpu_bytes(self.total_bytes) <= self.hardware.gpu(kind.gpu_model).memory_bytes
 
     def compute_s(self, kind: NodeKind) -> float:
         """Seconds one worker computes for a step on this kind of machine."""

@@ -101,11 +101,14 @@ class RawFramework:
 
     def launch(self, task_id: str, command: dict[str, Any], agent: str | None = None, **task: Any) -> str:
         """Starts a command task on the next offer (of the agent, if one is named); returns the agent's id."""
-        while True:
+        taken = ""
+        while not taken:
             for offer in self.next_event("OFFERS")["offers"]:
-                if agent in (None, offer["hostname"]):
-                    return self._accept(offer, task_id, command, task)
-                self.call("DECLINE", offer_ids=[offer["id"]], filters={"refuse_seconds": 0.1})
+                if not taken and agent in (None, offer["hostname"]):
+                    taken = self._accept(offer, task_id, command, task)
+                else:
+                    self.call("DECLINE", offer_ids=[offer["id"]], filters={"refuse_seconds": 0.0})
+        return taken
 
     def _accept(self, offer: dict[str, Any], task_id: str, command: dict[str, Any], task: dict[str, Any]) -> str:
         resources = [

@@ -49,7 +49,7 @@ assert tf.constant is real.constant and tf.Variable is real.Variable
 assert dike.keras is real.keras and dike.nn is real.nn and tf.keras is real.keras
 assert v1 is real_v1 and from_compat is real_v1 and tf.compat.v1 is real_v1
 assert train.MonitoredTrainingSession is real_v1.train.MonitoredTrainingSession
-assert layers is real.keras.layers and Dense is real.keras.layers.Dense
+assert layers.Conv2D is real.keras.layers.Conv2D and Dense is real.keras.layers.Dense
 assert conv2d is real.nn.conv2d
 assert ops is real_ops
 assert dike.__version__ == real.__version__

@@ -1,124 +1,166 @@
-"""The exact placement program: how many machines of each kind are in each configuration (solver FACTS 3, form D).
+"""The exact placement program: how many machines of each kind are in each state (solver FACTS 3, form D).
 
-    maximise    sum_c value_c x_c                                 x_c integer: machines in configuration c
-    subject to  sum_{c of kind k} x_c        <= machines of kind k
-                sum_{c with shard type t} x_c = shards of type t
-                sum_c workers_c x_c           = workers
-                sum_{c with the chief} x_c    = 1                 if there is a separate chief
-                sum_c floor_c x_c            >= 1                 optional
+    maximise    sum_c value_c w_c                    y_c: machines in state c, w_c: workers on all of them; integers
+    subject to  sum_{c of kind k} y_c         <= machines of kind k
+                sum_{c with shard type t} y_c  = shards of type t
+                sum_{c with the chief} y_c     = 1         if there is a separate chief
+                sum_c w_c                      = workers
+                fewest_c y_c <= w_c           <= most_c y_c
+                sum_c floor_c w_c             >= 1         optional
 
-Its size depends on the number of kinds, not of machines.
+Its size depends on the number of kinds, not of machines. A state's workers can be spread evenly over its machines, so
+one pair of variables replaces form D's column for each number of workers; both have the same linear relaxation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from solver import milp
-from solver.placement.problem import Column, PlacementProblem
+from solver.placement.problem import PlacementProblem, State
+
+
+@dataclass(frozen=True)
+class Group:
+    """Machines of one kind in the same state with the same number of workers each."""
+
+    state: State
+    workers: int
+    machines: int
 
 
 @dataclass(frozen=True)
 class Counts:
-    """How often each configuration is used.
+    """What the program found.
 
     Attributes:
-        used: configurations in use with the number of machines in each; None where nothing fits.
+        groups: the machines in use; None where nothing fits.
         proven: whether no better answer exists.
     """
 
-    used: tuple[tuple[Column, int], ...] | None
+    groups: tuple[Group, ...] | None
     proven: bool
 
     @property
     def network_s(self) -> float:
-        return max(column.network_s for column, _ in self.used or ())
+        return max(group.state.network_s[group.workers] for group in self.groups or ())
 
     @property
     def work_s(self) -> float:
-        return max(column.work_s for column, _ in self.used or ())
+        return max(group.state.work_s for group in self.groups or () if group.workers)
 
     @property
     def steps_per_s(self) -> float:
-        return sum(column.steps_per_s * count for column, count in self.used or ())
+        return sum(group.state.steps_per_s * group.workers * group.machines for group in self.groups or ())
 
     @property
     def local_bytes(self) -> int:
-        return sum(column.local_bytes * count for column, count in self.used or ())
+        return sum(group.state.local_bytes * group.workers * group.machines for group in self.groups or ())
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What no machine may exceed: a worker's own work, and the time the network card is busy."""
+
+    work_s: float
+    network_s: float
 
 
 def solve_counts(
     problem: PlacementProblem,
-    columns: Sequence[Column],
-    value: Callable[[Column], float],
-    floor: Callable[[Column], float] | None = None,
+    limits: Limits,
+    value: Callable[[State], float],
+    floor: Callable[[State], float] | None = None,
     time_limit_s: float | None = None,
 ) -> Counts:
-    """Solves the program over some of the problem's columns.
+    """Solves the program.
 
     Args:
         problem: what has to be placed.
-        columns: configurations that may be used.
-        value: objective per machine in a configuration.
+        limits: what every machine has to keep.
+        value: objective per worker in a state.
         floor: coefficients of the optional last row.
         time_limit_s: how long the solver may take.
     """
-    if not _may_fit(problem, columns):
+    allowed = []
+    for state in problem.states:
+        numbers = state.workers_within(limits.work_s, limits.network_s)
+        if numbers is not None:
+            allowed.append((state, *numbers))
+    if not _may_fit(problem, allowed):
         return Counts(None, proven=True)
-    limits = [_limit(problem, column) for column in columns]
-    program = milp.Milp([value(column) for column in columns], limits, _rows(problem, columns, floor))
+    states = [state for state, _, _ in allowed]
+    objective = [0.0] * len(states) + [value(state) for state in states]
+    machines = [_most_machines(problem, state) for state in states]
+    workers = [min(problem.workers, most * count) for (_, _, most), count in zip(allowed, machines, strict=True)]
+    program = milp.Milp(objective, machines + workers, _rows(problem, allowed, floor))
     result = milp.solve(program, time_limit_s)
     if result.values is None:
         return Counts(None, result.proven)
-    used = tuple((column, count) for column, count in zip(columns, result.values, strict=True) if count)
-    return Counts(used, result.proven)
+    groups: list[Group] = []
+    for index, state in enumerate(states):
+        groups += _spread(state, result.values[index], result.values[len(states) + index])
+    return Counts(tuple(groups), result.proven)
 
 
-def _limit(problem: PlacementProblem, column: Column) -> int:
-    limit = problem.kinds[column.kind].count
-    if column.workers:
-        limit = min(limit, problem.workers // column.workers)
-    if column.shard is not None:
-        limit = min(limit, problem.shard_types[column.shard].count)
-    return min(limit, 1) if column.chief else limit
+def _spread(state: State, machines: int, workers: int) -> list[Group]:
+    """The workers dealt out evenly; machines that get nothing to do are left out."""
+    if not machines:
+        return []
+    each, more = divmod(workers, machines)
+    idle = each == 0 and state.shard is None and not state.chief
+    parts = [] if idle else [Group(state, each, machines - more)]
+    return [Group(state, each + 1, more), *parts] if more else parts
 
 
-def _may_fit(problem: PlacementProblem, columns: Sequence[Column]) -> bool:
-    """Cheap necessary condition: room for the workers and a place for each shard type and the chief."""
+def _most_machines(problem: PlacementProblem, state: State) -> int:
+    limit = problem.kinds[state.kind].count
+    if state.shard is not None:
+        limit = min(limit, problem.shard_types[state.shard].count)
+    return min(limit, 1) if state.chief else limit
+
+
+def _may_fit(problem: PlacementProblem, allowed: list[tuple[State, int, int]]) -> bool:
+    """Cheap necessary condition: room for the workers, and a place for each shard type and the chief."""
     most: dict[int, int] = {}
     shards = set()
     chief = not problem.needs_chief
-    for column in columns:
-        most[column.kind] = max(most.get(column.kind, 0), column.workers)
-        shards.add(column.shard)
-        chief = chief or column.chief
+    for state, _, workers in allowed:
+        most[state.kind] = max(most.get(state.kind, 0), workers)
+        shards.add(state.shard)
+        chief = chief or state.chief
     room = sum(problem.kinds[kind].count * workers for kind, workers in most.items())
     return chief and room >= problem.workers and shards.issuperset(range(len(problem.shard_types)))
 
 
 def _rows(
-    problem: PlacementProblem, columns: Sequence[Column], floor: Callable[[Column], float] | None
+    problem: PlacementProblem, allowed: list[tuple[State, int, int]], floor: Callable[[State], float] | None
 ) -> list[milp.Row]:
     by_kind: dict[int, dict[int, float]] = {}
     by_shard: dict[int, dict[int, float]] = {}
-    workers: dict[int, float] = {}
     chief: dict[int, float] = {}
-    for i, column in enumerate(columns):
-        by_kind.setdefault(column.kind, {})[i] = 1.0
-        if column.shard is not None:
-            by_shard.setdefault(column.shard, {})[i] = 1.0
-        if column.workers:
-            workers[i] = float(column.workers)
-        if column.chief:
-            chief[i] = 1.0
-    rows = [milp.Row(terms, upper=problem.kinds[kind].count) for kind, terms in by_kind.items()]
+    rows = []
+    first_worker = len(allowed)
+    for index, (state, fewest, most) in enumerate(allowed):
+        by_kind.setdefault(state.kind, {})[index] = 1.0
+        if state.shard is not None:
+            by_shard.setdefault(state.shard, {})[index] = 1.0
+        if state.chief:
+            chief[index] = 1.0
+        if most:
+            rows.append(milp.Row({first_worker + index: 1.0, index: -float(most)}, upper=0.0))
+        if fewest:
+            rows.append(milp.Row({first_worker + index: 1.0, index: -float(fewest)}, lower=0.0))
+    rows += [milp.Row(terms, upper=problem.kinds[kind].count) for kind, terms in by_kind.items()]
     for shard, terms in by_shard.items():
         count = problem.shard_types[shard].count
         rows.append(milp.Row(terms, lower=count, upper=count))
-    rows.append(milp.Row(workers, lower=problem.workers, upper=problem.workers))
+    every_worker = {first_worker + index: 1.0 for index in range(len(allowed))}
+    rows.append(milp.Row(every_worker, lower=problem.workers, upper=problem.workers))
     if problem.needs_chief:
         rows.append(milp.Row(chief, lower=1, upper=1))
     if floor is not None:
-        rows.append(milp.Row({i: floor(column) for i, column in enumerate(columns) if floor(column)}, lower=1.0))
+        terms = {first_worker + index: floor(state) for index, (state, _, most) in enumerate(allowed) if most}
+        rows.append(milp.Row(terms, lower=1.0))
     return rows

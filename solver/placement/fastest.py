@@ -1,22 +1,23 @@
 """The placement with the shortest step, and among those the one with the least traffic (Eq. 1).
 
 What makes this exact: a step's length depends on the placement through the busiest network card and the workers' own
-rounds only. So a limit T on the network cards' time is a choice of columns, and for each T one program of form D says
-what the workers reach. Raising T frees the workers and slows the network; bisection finds where the two meet.
+rounds only. A limit T on the network cards' time limits how many workers a machine in each state may have, and for each
+T one program of form D says what the workers reach. Raising T frees the workers and slows the network; bisection finds
+where the two meet.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from solver.placement.class_counts import Counts, solve_counts
-from solver.placement.problem import Column, PlacementProblem
+from solver.placement.class_counts import Counts, Group, Limits, solve_counts
+from solver.placement.problem import PlacementProblem
 from solver.traffic import weighted_traffic
 
 SLACK = 1e-7
 """Relative room left for rounding when an optimum becomes a constraint."""
+NO_LIMITS = Limits(float("inf"), float("inf"))
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Placement:
     """One option, placed.
 
     Attributes:
-        used: configurations in use with the number of machines in each.
+        groups: the machines in use.
         cycle_s: synchronous: slowest worker's work; asynchronous: mean time of a worker's own round.
         network_s: time the busiest network card takes for one step of every worker.
         round_s: seconds in which every worker makes one step.
@@ -32,7 +33,7 @@ class Placement:
         traffic_bytes: Eq. 1.
     """
 
-    used: tuple[tuple[Column, int], ...]
+    groups: tuple[Group, ...]
     cycle_s: float
     network_s: float
     round_s: float
@@ -79,50 +80,44 @@ def calmest_placement(problem: PlacementProblem, deadline: float | None = None) 
     Raises:
         OutOfTimeError: if the deadline passed before the best placement was found and proven.
     """
-    counts = _solve(problem, problem.columns, deadline, traffic_first=True)
+    counts = _solve(problem, NO_LIMITS, deadline, traffic_first=True)
     return None if counts is None else _placement(problem, counts)
 
 
-def _fastest_synchronous(
-    problem: PlacementProblem, deadline: float | None
-) -> tuple[Counts | None, tuple[float, float]]:
+def _fastest_synchronous(problem: PlacementProblem, deadline: float | None) -> tuple[Counts | None, Limits]:
     """Smallest sum of slowest work and busiest network card."""
     best: Counts | None = None
-    limits = (0.0, 0.0)
-    for work in sorted({column.work_s for column in problem.columns if column.workers}):
-        allowed = [column for column in problem.columns if column.work_s <= work]
-        times = sorted({column.network_s for column in allowed})
+    limits = NO_LIMITS
+    times = _network_times(problem)
+    for work in sorted({state.work_s for state in problem.states if state.work_s}):
         if best is not None:
-            times = [t for t in times if work + t < sum(limits)]
+            times = [t for t in times if work + t < limits.work_s + limits.network_s]
         low, high, found = 0, len(times) - 1, None
         while low <= high:
             middle = (low + high) // 2
-            counts = _solve(problem, [c for c in allowed if c.network_s <= times[middle]], deadline)
+            counts = _solve(problem, Limits(work, times[middle]), deadline)
             if counts is None:
                 low = middle + 1
             else:
                 found, high = counts, middle - 1
         if found is not None:
-            best, limits = found, (found.work_s, found.network_s)
+            best, limits = found, Limits(found.work_s, found.network_s)
     return best, limits
 
 
-def _fastest_asynchronous(
-    problem: PlacementProblem, deadline: float | None
-) -> tuple[Counts | None, tuple[float, float]]:
+def _fastest_asynchronous(problem: PlacementProblem, deadline: float | None) -> tuple[Counts | None, Limits]:
     """Most steps per second: the lesser of what the workers reach and what the network lets through."""
-    times = sorted({column.network_s for column in problem.columns})
+    times = _network_times(problem)
     best: Counts | None = None
-    best_value = -1.0
+    best_value = 0.0
     low, high = 0, len(times) - 1
     while low <= high:
         middle = (low + high) // 2
-        allowed = [column for column in problem.columns if column.network_s <= times[middle]]
-        counts = _solve(problem, allowed, deadline)
+        counts = _solve(problem, Limits(NO_LIMITS.work_s, times[middle]), deadline)
         if counts is None:
             low = middle + 1
             continue
-        value = _steps_per_s(problem, counts)
+        value = problem.workers / _round_s(problem, counts)
         if value > best_value:
             best, best_value = counts, value
         # Below the network's limit more freedom can help; at it, only less network time can.
@@ -130,15 +125,15 @@ def _fastest_asynchronous(
             low = middle + 1
         else:
             high = middle - 1
-    return best, (float("inf"), problem.workers / best_value if best is not None else 0.0)
+    return best, Limits(NO_LIMITS.work_s, problem.workers / best_value if best_value else 0.0)
+
+
+def _network_times(problem: PlacementProblem) -> list[float]:
+    return sorted({network_s for state in problem.states for network_s in state.network_s})
 
 
 def _network_rate(problem: PlacementProblem, network_s: float) -> float:
     return problem.workers / network_s if network_s > 0 else float("inf")
-
-
-def _steps_per_s(problem: PlacementProblem, counts: Counts) -> float:
-    return problem.workers / _round_s(problem, counts)
 
 
 def _cycle_s(problem: PlacementProblem, counts: Counts) -> float:
@@ -151,28 +146,23 @@ def _round_s(problem: PlacementProblem, counts: Counts) -> float:
 
 
 def _least_traffic_within(
-    problem: PlacementProblem, quickest: Placement, limits: tuple[float, float], deadline: float | None
+    problem: PlacementProblem, quickest: Placement, limits: Limits, deadline: float | None
 ) -> Counts | None:
     """The placement with the least traffic among those as fast as `quickest`."""
-    work_limit, network_limit = limits
-    allowed = [
-        column
-        for column in problem.columns
-        if column.work_s <= work_limit * (1 + SLACK) and column.network_s <= network_limit * (1 + SLACK)
-    ]
+    relaxed = Limits(limits.work_s * (1 + SLACK), limits.network_s * (1 + SLACK))
     steps_per_s = None if problem.model.profile.synchronous else problem.workers / quickest.round_s * (1 - SLACK)
-    return _solve(problem, allowed, deadline, traffic_first=True, steps_per_s=steps_per_s)
+    return _solve(problem, relaxed, deadline, traffic_first=True, steps_per_s=steps_per_s)
 
 
 def _solve(
     problem: PlacementProblem,
-    columns: Sequence[Column],
+    limits: Limits,
     deadline: float | None,
     *,
     traffic_first: bool = False,
     steps_per_s: float | None = None,
 ) -> Counts | None:
-    """Solves over these columns; None if nothing fits."""
+    """Solves within these limits; None if nothing fits."""
     left = None if deadline is None else deadline - time.monotonic()
     if left is not None and left <= 0:
         raise OutOfTimeError
@@ -181,26 +171,26 @@ def _solve(
         scale = max(1, problem.model.total_bytes)
         counts = solve_counts(
             problem,
-            columns,
-            value=lambda column: column.local_bytes / scale,
-            floor=None if steps_per_s is None else lambda column: column.steps_per_s / steps_per_s,
+            limits,
+            value=lambda state: state.local_bytes / scale,
+            floor=None if steps_per_s is None else lambda state: state.steps_per_s / steps_per_s,
             time_limit_s=left,
         )
     elif problem.model.profile.synchronous:
-        counts = solve_counts(problem, columns, value=lambda column: 0.0, time_limit_s=left)
+        counts = solve_counts(problem, limits, value=lambda state: 0.0, time_limit_s=left)
     else:
-        fastest = max((column.steps_per_s / column.workers for column in columns if column.workers), default=1.0)
-        counts = solve_counts(problem, columns, value=lambda c: c.steps_per_s / fastest, time_limit_s=left)
+        fastest = max((state.steps_per_s for state in problem.states), default=0.0) or 1.0
+        counts = solve_counts(problem, limits, value=lambda state: state.steps_per_s / fastest, time_limit_s=left)
     if not counts.proven:
         raise OutOfTimeError
-    return counts if counts.used is not None else None
+    return counts if counts.groups is not None else None
 
 
 def _placement(problem: PlacementProblem, counts: Counts) -> Placement:
     round_s = _round_s(problem, counts)
-    assert counts.used is not None
+    assert counts.groups is not None
     return Placement(
-        used=counts.used,
+        groups=counts.groups,
         cycle_s=_cycle_s(problem, counts),
         network_s=counts.network_s,
         round_s=round_s,

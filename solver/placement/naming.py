@@ -1,4 +1,4 @@
-"""From counts of configurations to named tasks on named machines."""
+"""From counts of machines to named tasks on named machines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from solver.nodes import NodeKind
-from solver.placement.problem import Column, ShardType
+from solver.placement.class_counts import Group
+from solver.placement.problem import ShardType
 
 
 @dataclass(frozen=True)
@@ -24,26 +25,23 @@ class Assignment:
     chief: str | None
 
 
-def assign(
-    used: Sequence[tuple[Column, int]], kinds: Sequence[NodeKind], shard_types: Sequence[ShardType]
-) -> Assignment:
-    """Gives the configurations their machines, in the order of the cluster, the busiest configurations first."""
+def assign(groups: Sequence[Group], kinds: Sequence[NodeKind], shard_types: Sequence[ShardType]) -> Assignment:
+    """Gives each group its machines, in the order of the cluster, parameter servers and the busiest machines first."""
     free = [list(kind.names) for kind in kinds]
     ps: dict[int, list[str]] = {index: [] for index in range(len(shard_types))}
     workers: list[str] = []
     chief: str | None = None
 
-    def order(item: tuple[Column, int]) -> tuple[int, bool, int, bool, int]:
-        column = item[0]
-        shard = len(shard_types) if column.shard is None else column.shard
-        return (column.kind, column.shard is None, -column.workers, not column.chief, shard)
+    def order(group: Group) -> tuple[int, int, int, bool]:
+        shard = len(shard_types) if group.state.shard is None else group.state.shard
+        return group.state.kind, shard, -group.workers, not group.state.chief
 
-    for column, count in sorted(used, key=order):
-        for _ in range(count):
-            node = free[column.kind].pop(0)
-            if column.shard is not None:
-                ps[column.shard].append(node)
-            workers.extend([node] * column.workers)
-            if column.chief:
+    for group in sorted(groups, key=order):
+        for _ in range(group.machines):
+            node = free[group.state.kind].pop(0)
+            if group.state.shard is not None:
+                ps[group.state.shard].append(node)
+            workers.extend([node] * group.workers)
+            if group.state.chief:
                 chief = node
     return Assignment(tuple(node for index in sorted(ps) for node in ps[index]), tuple(workers), chief)

@@ -1,9 +1,9 @@
-"""The placement of one option as data: which configurations a machine of each kind can be in.
+"""The placement of one option as data: the states that a machine of each kind can be in.
 
-A configuration is one shard or none, a number of workers, and the separate chief or not (solver FACTS 3, form D). Two
-parameter servers on one machine share its network card, so a machine gets one at most (the paper's third rule). Shards
-of the same size are one shard type; with a single type this is form D as it stands, with several it is form B (unequal
-shards) with its rows for single machines folded into counts.
+A state is one shard or none, and the separate chief or not; workers come on top, as many as fit. Two parameter servers
+on one machine share its network card, so a machine gets one at most (the paper's third rule). Shards of the same size
+are one shard type; with a single type this is solver FACTS' form D, with several it is form B (unequal shards) with its
+rows for single machines folded into counts.
 """
 
 from __future__ import annotations
@@ -27,33 +27,41 @@ class ShardType:
 
 
 @dataclass(frozen=True)
-class Column:
-    """One configuration of one kind of machine.
+class State:
+    """One state of one kind of machine.
 
     Attributes:
         kind: index of the kind.
         shard: index of the shard type on it; None for no ps.
-        workers: workers on it.
         chief: whether the separate chief is on it.
-        network_s: time its network card is busy while every worker makes one step.
-        work_s: one worker's step without transfers; 0 without workers.
-        steps_per_s: steps all its workers make in a second when only they themselves limit them (asynchronous).
-        local_bytes: shard bytes times workers: what they exchange without the network.
+        network_s: by number of workers on it, from 0 to the most that fit: how long its network card is busy while
+            every worker makes one step.
+        work_s: one worker's step without transfers; 0 where no worker fits.
+        steps_per_s: steps one worker makes in a second when only it limits itself (asynchronous); 0 where none fits.
+        local_bytes: shard bytes on it.
     """
 
     kind: int
     shard: int | None
-    workers: int
     chief: bool
-    network_s: float
+    network_s: tuple[float, ...]
     work_s: float
     steps_per_s: float
     local_bytes: int
 
+    def workers_within(self, work_limit_s: float, network_limit_s: float) -> tuple[int, int] | None:
+        """Fewest and most workers with which the machine keeps both limits; None if no number does.
+
+        With more workers a ps sends less and the workers receive more, so the numbers in between keep them too.
+        """
+        times = self.network_s if self.work_s <= work_limit_s else self.network_s[:1]
+        fitting = [workers for workers, network_s in enumerate(times) if network_s <= network_limit_s]
+        return (fitting[0], fitting[-1]) if fitting else None
+
 
 @dataclass(frozen=True)
 class PlacementProblem:
-    """What has to be placed, and the columns to do it with.
+    """What has to be placed, and the states to choose from.
 
     Attributes:
         kinds: the machines, those alike merged where they differ in nothing that matters to this option.
@@ -61,7 +69,7 @@ class PlacementProblem:
         shard_types: sizes and numbers of the shards.
         workers: how many workers.
         needs_chief: whether there is a separate chief.
-        columns: every configuration that fits.
+        states: every state in which a machine can be.
     """
 
     kinds: tuple[NodeKind, ...]
@@ -69,7 +77,7 @@ class PlacementProblem:
     shard_types: tuple[ShardType, ...]
     workers: int
     needs_chief: bool
-    columns: tuple[Column, ...]
+    states: tuple[State, ...]
 
     @property
     def largest_shard(self) -> int:
@@ -85,7 +93,7 @@ def shard_types(shards: Shards) -> tuple[ShardType, ...]:
 def placement_problem(
     kinds: Sequence[NodeKind], model: StepModel, sizes: TaskSizes, shards: Shards, workers: int
 ) -> PlacementProblem:
-    """Lists the configurations that fit.
+    """Lists the states that are possible.
 
     Args:
         kinds: the machines.
@@ -96,28 +104,29 @@ def placement_problem(
     """
     types = shard_types(shards)
     chief = sizes.chief
-    states = [
+    loads = [
         (shard_index, with_chief)
         for shard_index in (None, *range(len(types)))
         for with_chief in ((False, True) if chief is not None else (False,))
     ]
-    merged: dict[tuple[object, ...], list[NodeKind]] = {}
+    merged: dict[tuple[tuple[int, ...], float, float], list[NodeKind]] = {}
     for kind in kinds:
-        rooms = tuple(_room(kind, model, sizes, types, state, workers) for state in states)
+        rooms = tuple(_room(kind, model, sizes, types, load, workers) for load in loads)
         alike = (rooms, kind.network_bytes_per_s, model.compute_s(kind) if max(rooms) > 0 else 0.0)
         merged.setdefault(alike, []).append(kind)
-    columns: list[Column] = []
+    states = []
     groups: list[NodeKind] = []
-    for index, members in enumerate(merged.values()):
+    for index, ((rooms, _, _), members) in enumerate(merged.items()):
         kind = dataclasses.replace(members[0], names=tuple(name for member in members for name in member.names))
         groups.append(kind)
-        for shard_index, with_chief in states:
-            local = 0 if shard_index is None else types[shard_index].size_bytes
-            room = _room(kind, model, sizes, types, (shard_index, with_chief), workers)
-            for count in range(room + 1):
-                if count or with_chief or shard_index is not None:
-                    columns.append(_column(model, kind, index, shard_index, local, count, with_chief, workers))
-    return PlacementProblem(tuple(groups), model, types, workers, chief is not None, tuple(columns))
+        for (shard_index, with_chief), room in zip(loads, rooms, strict=True):
+            if room > 0 or (room == 0 and (with_chief or shard_index is not None)):
+                local = 0 if shard_index is None else types[shard_index].size_bytes
+                times = tuple(model.network_s(kind, local, count, workers) for count in range(room + 1))
+                work = model.work_s(kind) if room else 0.0
+                rate = 1 / (work + model.transfer_s(kind, local)) if room else 0.0
+                states.append(State(index, shard_index, with_chief, times, work, rate, local))
+    return PlacementProblem(tuple(groups), model, types, workers, chief is not None, tuple(states))
 
 
 def _room(
@@ -125,11 +134,11 @@ def _room(
     model: StepModel,
     sizes: TaskSizes,
     types: Sequence[ShardType],
-    state: tuple[int | None, bool],
+    load: tuple[int | None, bool],
     workers: int,
 ) -> int:
     """How many workers fit on such a machine beside the shard and the chief; -1 if those do not fit."""
-    shard_index, with_chief = state
+    shard_index, with_chief = load
     taken: list[TaskResources] = [] if shard_index is None else [sizes.ps(types[shard_index].size_bytes)]
     if with_chief and sizes.chief is not None:
         taken.append(sizes.chief)
@@ -142,27 +151,3 @@ def hosts_workers(kind: NodeKind, model: StepModel) -> bool:
     if not model.shape.gpus:
         return True
     return kind.gpus >= model.shape.gpus and model.fits_gpu(kind)
-
-
-def _column(
-    model: StepModel,
-    kind: NodeKind,
-    index: int,
-    shard_index: int | None,
-    local: int,
-    count: int,
-    with_chief: bool,
-    all_workers: int,
-) -> Column:
-    work = model.work_s(kind) if count else 0.0
-    cycle = work + model.transfer_s(kind, local)
-    return Column(
-        kind=index,
-        shard=shard_index,
-        workers=count,
-        chief=with_chief,
-        network_s=model.network_s(kind, local, count, all_workers),
-        work_s=work,
-        steps_per_s=count / cycle if count else 0.0,
-        local_bytes=local * count,
-    )

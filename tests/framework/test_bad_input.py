@@ -66,7 +66,8 @@ def test_a_script_that_is_missing_or_a_folder(dike: Dike, tmp_path: Path) -> Non
         ("print('hello')\n", ("train.py", "ended without")),
         (
             "import tensorflow as tf\nlayers = [tf.keras.layers.Input((2,)), tf.keras.layers.Flatten()]\n"
-            "model = tf.keras.Sequential(layers)\nmodel.compile('sgd', 'mse')\nmodel.fit(tf.zeros((8, 2)), tf.zeros((8, 2)))\n",
+            "model = tf.keras.Sequential(layers)\nmodel.compile('sgd', 'mse')\n"
+            "model.fit(tf.zeros((8, 2)), tf.zeros((8, 2)))\n",
             ("trainable parameters",),
         ),
     ],

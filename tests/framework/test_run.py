@@ -97,31 +97,31 @@ class Running:
         text = self._output.read_text()
         return dict(json.loads(text)) if text else {}
 
-    def task_process(self, name: str) -> psutil.Process:
-        """The process that plays a role, such as `worker:1`, of this run."""
-        return self.wait_for(lambda: find_task(name), f"process of {name}")  # type: ignore[no-any-return]
 
-
-def find_task(name: str) -> psutil.Process | None:
+def task_processes(cluster: EmbeddedCluster) -> dict[str, psutil.Process]:
+    """Role, such as `worker:1`, -> the process that plays it on this cluster."""
+    found = {}
     for process in psutil.process_iter():
         try:
-            text = process.environ().get(task_module.VARIABLE)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            environment = process.environ()
+            command = process.cmdline()
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             continue
-        if text and TaskSpec.loads(text).name == name and "dike.launch" in process.cmdline():
-            return process
-    return None
+        here = environment.get("MESOS_DIRECTORY", "").startswith(str(cluster.work_dir))
+        if here and "dike.launch" in command:
+            found[TaskSpec.loads(environment[task_module.VARIABLE]).name] = process
+    return found
 
 
-def no_task_left() -> bool:
-    return not any(find_task(f"{role}:{index}") for role in ("ps", "worker", "chief") for index in range(2))
+def checkpoints_below(folder: Path) -> list[Path]:
+    return list((folder / "dike-runs").rglob("*.index"))
 
 
 def variables_are_where_planned(result: Result) -> None:
     plan = Plan.from_json(result["plan"])
     assert result["placement"], "the chief reported no placement"
     for variable, ps in plan.variables.items():
-        assert f"/job:ps/replica:0/task:{ps}" in result["placement"][variable], variable
+        assert re.match(rf"/job:ps/(replica:0/)?task:{ps}/", result["placement"][variable]), variable
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def test_the_keras_example_on_a_private_mesos(tmp_path: Path, examples: Path) ->
     losses = [float(text) for text in re.findall(r" - loss: (\d+\.\d+)", log)]
     assert losses[-1] < losses[0] / 2
     variables_are_where_planned(result)
-    assert list(Path(result["checkpoint_dir"]).glob("*.index"))
+    assert list(Path(result["checkpoint_dir"]).rglob("*.index"))
     assert result["restarts"] == 0
 
 
@@ -186,19 +186,19 @@ def test_a_killed_worker_rejoins_and_a_killed_executor_restarts_the_job(
         *("--master", mesos.master, "--max-workers", "2", "--checkpoint-interval", "1"),
         *(v1_script, "6000"),
     )
-    run.wait_for(lambda: find_task("worker:1") and find_task("ps:0"), "the tasks")
-    run.wait_for_text("worker:1 running")
-    time.sleep(5)
-    run.task_process("worker:1").kill()
+    run.wait_for(lambda: checkpoints_below(tmp_path), "a first checkpoint")
+    task_processes(mesos)["worker:1"].kill()
     run.wait_for_text("worker:1 failed: ended by signal 9 (SIGKILL)")
-    executor = run.task_process("ps:0").parent()
+    run.wait_for(lambda: "worker:1" in task_processes(mesos), "the worker's return")
+    executor = task_processes(mesos)["ps:0"].parent()
     assert executor is not None
+    assert "executor" in executor.cmdline()
     executor.kill()
     run.wait_for_text("ps:0 failed")
     result = run.result()
     assert result["succeeded"]
-    assert result["restarts"] >= 1
-    assert no_task_left()
+    assert result["restarts"] >= 2
+    assert task_processes(mesos) == {}
 
 
 def test_a_killed_agent_is_survived(tmp_path: Path, v1_script: Path) -> None:
@@ -211,7 +211,7 @@ def test_a_killed_agent_is_survived(tmp_path: Path, v1_script: Path) -> None:
         )
         run.wait_for_text("worker:0 running")
         node = re.findall(r"worker:0 on agent-(\d)", run.log.read_text())[0]
-        time.sleep(3)
+        run.wait_for(lambda: checkpoints_below(tmp_path), "a first checkpoint")
         cluster.kill_agent(int(node))
         result = run.result()
         assert result["succeeded"]
@@ -225,7 +225,7 @@ def test_ctrl_c_ends_everything(tmp_path: Path, v1_script: Path, mesos: Embedded
     run.wait_for_text("worker:0 running")
     run.process.send_signal(signal.SIGINT)
     run.result(exit_code=130)
-    assert no_task_left()
+    assert task_processes(mesos) == {}
     deadline = time.monotonic() + DEADLINE_S
     while any(framework["active"] for framework in mesos.state()["frameworks"]):
         assert time.monotonic() < deadline, "the framework is still there"
@@ -233,9 +233,8 @@ def test_ctrl_c_ends_everything(tmp_path: Path, v1_script: Path, mesos: Embedded
 
 
 def test_a_failing_script_names_task_agent_and_log(tmp_path: Path, v1_script: Path, mesos: EmbeddedCluster) -> None:
-    v1_script.write_text(
-        V1_SCRIPT.replace("value, now, _ =", "raise ValueError('broken on purpose')\n        value, now, _ =")
-    )
+    broken = "        if now > 5:\n            raise ValueError('broken on purpose')\n"
+    v1_script.write_text(V1_SCRIPT.replace("print('last loss'", broken + "print('last loss'"))
     run = Running(tmp_path, "--master", mesos.master, "--max-workers", "1", v1_script, "100")
     result = run.result(exit_code=1)
     assert re.search(r"worker:0 on agent agent-\d is failed: exited with status 1", result["failure"])
@@ -255,11 +254,17 @@ def test_a_plan_can_be_saved_and_followed(tmp_path: Path, v1_script: Path, mesos
 
 
 def test_too_little_on_offer_is_waited_for(tmp_path: Path, v1_script: Path, mesos: EmbeddedCluster) -> None:
-    holder = Running(tmp_path, "--master", mesos.master, v1_script, "1000000")
+    arguments = ("--master", mesos.master, "--max-workers", "2")
+    plan = Running(tmp_path, *arguments, "--plan-only", v1_script, "100").result()
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    holder = Running(tmp_path, *arguments, v1_script, "1000000")
     holder.wait_for_text("worker:0 running")
     (tmp_path / "second").mkdir()
-    waiter = Running(tmp_path / "second", "--master", mesos.master, "--plan-only", v1_script, "100")
-    waiter.wait_for_text("waiting: ")
+    waiter = Running(
+        tmp_path / "second", "--master", mesos.master, "--plan", tmp_path / "plan.json", "--plan-only", v1_script, "100"
+    )
+    waiter.wait_for_text("waiting: agent agent-")
+    assert re.search(r"\d cpus wanted, [\d.]+ left", waiter.log.read_text())
     holder.process.send_signal(signal.SIGTERM)
     holder.result(exit_code=130)
-    assert waiter.result()["tasks"]
+    assert waiter.result()["tasks"] == plan["tasks"]

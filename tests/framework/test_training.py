@@ -153,7 +153,13 @@ class Stage:
         return {task.name: task for task in self.job.tasks}
 
     def update(self, task: JobTask, state: str, outcome: Outcome | None = None, **more: Any) -> None:
-        status = {"task_id": {"value": task.task_id}, "agent_id": {"value": task.agent_id}, "state": state, **more}
+        status = {
+            "task_id": {"value": task.task_id},
+            "agent_id": {"value": task.agent_id},
+            "state": state,
+            "source": "SOURCE_EXECUTOR",
+            **more,
+        }
         if outcome is not None:
             status["data"] = outcome.encode()
         self.job.handle(events.StatusUpdate(status))
@@ -403,6 +409,18 @@ def test_a_script_that_fails_the_same_way_twice_before_a_step_is_given_up() -> N
         stage.end_killed()
     assert stage.job.done
     assert "without a single step" in stage.job.result.failure
+
+
+def test_an_executor_that_never_reports_points_at_the_installation() -> None:
+    stage = Stage(spec(max_restarts=10))
+    for _ in range(2):
+        stage.offer(stage.mesos.offer(0))
+        stage.wait(SETTLE_S + 0.1)
+        task = stage.job.tasks[0]
+        stage.update(task, "TASK_FAILED", message="Executor terminated", source="SOURCE_AGENT")
+        stage.end_killed()
+    assert stage.job.done
+    assert "--agent-python" in stage.job.result.failure
 
 
 def test_stale_offers_cost_no_restart() -> None:

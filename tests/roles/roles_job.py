@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import json
 import os
 import signal
@@ -16,11 +18,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import psutil
+
 from dike.profile import Api
+from dike.roles import server
 from dike.task import VARIABLE, Role, TaskSpec
 
 SCRIPTS = Path(__file__).parent / "scripts"
 DEADLINE_S = 240.0
+REPORT_FD = 17
 
 
 @dataclass
@@ -28,7 +34,7 @@ class Process:
     """One process of the job and the files it writes to."""
 
     task: TaskSpec
-    process: subprocess.Popen[bytes]
+    process: psutil.Process
     output: Path
     report: Path
 
@@ -50,10 +56,15 @@ class Process:
         assert lines, f"{self.task.name} printed no result:\n{self.text[-4000:]}"
         return dict(json.loads(lines[-1].removeprefix("RESULT ")))
 
-    def wait(self) -> int:
+    @property
+    def is_running(self) -> bool:
+        return self.process.is_running() and self.process.status() != psutil.STATUS_ZOMBIE
+
+    def wait(self) -> int | None:
+        """Its exit code; None for a server, which is not our child."""
         try:
             return self.process.wait(DEADLINE_S)
-        except subprocess.TimeoutExpired:
+        except (subprocess.TimeoutExpired, psutil.TimeoutExpired):
             raise AssertionError(f"{self.task.name} does not end:\n{self.text[-4000:]}") from None
 
 
@@ -71,6 +82,8 @@ class Job:
     checkpoint_interval_s: float = 60.0
     fingerprint: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
+    alone: bool = False
+    """Whether only the chief is started; the others have addresses."""
     processes: dict[str, Process] = field(default_factory=dict)
 
     def __enter__(self) -> Job:
@@ -81,15 +94,18 @@ class Job:
         self._cluster = {str(role): [next(addresses) for _ in range(count)] for role, count in counts.items()}
         for role, count in counts.items():
             for index in range(count):
-                self.start(role, index)
+                is_chief = index == 0 and role is (Role.CHIEF if self.api.has_separate_chief else Role.WORKER)
+                if is_chief or not self.alone:
+                    self.start(role, index)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for process in self.processes.values():
-            process.process.kill()
-            process.process.wait()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.process.kill()
+            process.process.wait(DEADLINE_S)
         if kind is not None:
             for process in self.processes.values():
                 print(f"--- {process.task.name}\n{process.text[-3000:]}")
@@ -111,24 +127,17 @@ class Job:
         )
         output = self.folder / f"{role}{index}-{attempt}.log"
         report = self.folder / f"{role}{index}-{attempt}.jsonl"
-        with output.open("wb") as log, report.open("wb") as lines:
-            task = dataclasses.replace(task, report_fd=lines.fileno())
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "dike.launch", str(self.script), *self.arguments],
-                env={
-                    **os.environ,
-                    "CUDA_VISIBLE_DEVICES": "",
-                    "TF_CPP_MIN_LOG_LEVEL": "3",
-                    "TF_NUM_INTRAOP_THREADS": "1",
-                    **self.environment,
-                    VARIABLE: task.dumps(),
-                },
-                cwd=self.script.parent,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                pass_fds=[lines.fileno()],
-            )
-        self.processes[task.name] = Process(task, process, output, report)
+        task = dataclasses.replace(task, report_fd=REPORT_FD)
+        environment = {
+            "CUDA_VISIBLE_DEVICES": "",
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+            "TF_NUM_INTRAOP_THREADS": "1",
+            **self.environment,
+            VARIABLE: task.dumps(),
+        }
+        argv = [str(self.script), *self.arguments]
+        start = _start_server if server.is_server(task) else _start_script
+        self.processes[task.name] = Process(task, start(argv, environment, output, report), output, report)
         return self.processes[task.name]
 
     @property
@@ -138,9 +147,59 @@ class Job:
     def worker(self, index: int) -> Process:
         return self.processes[f"worker:{index}"]
 
-    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> int | None:
         self.processes[name].process.send_signal(number)
-        self.processes[name].wait()
+        return self.processes[name].wait()
+
+
+def _start_script(argv: list[str], environment: Mapping[str, str], output: Path, report: Path) -> psutil.Process:
+    """A process that runs the script, started as the executor does."""
+    with output.open("wb") as log, report.open("wb") as lines:
+        os.dup2(lines.fileno(), REPORT_FD)
+        try:
+            return psutil.Popen(
+                [sys.executable, "-P", "-m", "dike.launch", *argv],
+                env={**os.environ, **environment},
+                cwd=Path(argv[0]).parent,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=[REPORT_FD],
+            )
+        finally:
+            os.close(REPORT_FD)
+
+
+@functools.cache
+def _servers() -> subprocess.Popen[str]:
+    """See servers.py."""
+    process = subprocess.Popen(
+        [sys.executable, "-P", str(Path(__file__).parent / "servers.py")],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3", "GRPC_FAIL_FAST": "use_caller"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def _start_server(argv: list[str], environment: Mapping[str, str], output: Path, report: Path) -> psutil.Process:
+    process = _servers()
+    assert process.stdin is not None
+    assert process.stdout is not None
+    order = {"argv": argv, "environment": environment, "output": str(output), "report": str(report)}
+    process.stdin.write(json.dumps({**order, "report_fd": REPORT_FD}) + "\n")
+    process.stdin.flush()
+    return psutil.Process(int(process.stdout.readline()))
+
+
+def stop_servers() -> None:
+    """Called once, at the end of the tests."""
+    if _servers.cache_info().currsize:
+        _servers().kill()
+        _servers().wait()
 
 
 def free_addresses(count: int) -> list[str]:
@@ -157,7 +216,7 @@ def wait_until(condition: Callable[[], bool], process: Process) -> None:
     """Waits for a condition while `process` lives."""
     deadline_s = time.monotonic() + DEADLINE_S
     while not condition():
-        assert process.process.poll() is None, f"{process.task.name} ended early:\n{process.text[-4000:]}"
+        assert process.is_running, f"{process.task.name} ended early:\n{process.text[-4000:]}"
         assert time.monotonic() < deadline_s, f"{process.task.name} got nowhere:\n{process.text[-4000:]}"
         time.sleep(0.1)
 

@@ -17,7 +17,7 @@ from dike.task import VARIABLE, Role, TaskSpec
 
 
 def one_process(folder: Path, action: str, script: str = "ordinary.py") -> Job:
-    return Job(Api.GRAPH, SCRIPTS / script, folder, ps=0, workers=1, arguments=(action, "--flag"))
+    return Job(Api.GRAPH, SCRIPTS / script, folder, workers=1, alone=True, arguments=(action, "--flag"))
 
 
 def test_a_script_finds_itself_as_if_python_ran_it(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_the_exit_code_is_the_scripts(tmp_path: Path) -> None:
 def test_a_syntax_error_is_the_scripts(tmp_path: Path) -> None:
     script = tmp_path / "broken.py"
     script.write_text("print('never'\n")
-    with Job(Api.GRAPH, script, tmp_path, ps=0, workers=1) as job:
+    with Job(Api.GRAPH, script, tmp_path, workers=1, alone=True) as job:
         assert job.chief.wait() == 1
         assert "SyntaxError" in job.chief.text
 
@@ -64,8 +64,7 @@ def test_sigterm_ends_a_chief_that_does_not_train(tmp_path: Path) -> None:
         deadline_s = time.monotonic() + DEADLINE_S
         while "waiting" not in job.chief.text and time.monotonic() < deadline_s:
             time.sleep(0.05)
-        job.kill("worker:0", signal.SIGTERM)
-        assert job.chief.process.returncode == 143
+        assert job.kill("worker:0", signal.SIGTERM) == 143
 
 
 def test_a_process_dies_with_its_parent(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from dike.interception import after_import
@@ -17,9 +19,19 @@ def install(task: TaskSpec) -> None:
     cluster.connect_at_first_use()
 
     def replace_fit(trainer: Any) -> None:
-        # Imported only now: it needs Keras, which may itself be what imports TensorFlow.
-        from dike.roles.keras_fit import fit
+        own_fit = trainer.TensorFlowTrainer.fit
 
-        trainer.TensorFlowTrainer.fit = fit.distributed(cluster)
+        @functools.cache
+        def distributed() -> Callable[..., Any]:
+            # It needs all of Keras, which is still being imported when this file is.
+            from dike.roles.keras_fit import fit
+
+            return fit.distributed(cluster, own_fit)
+
+        @functools.wraps(own_fit)
+        def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return distributed()(self, *args, **kwargs)
+
+        trainer.TensorFlowTrainer.fit = fit
 
     after_import(_TRAINER, replace_fit)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+import tensorflow as tf
 
 from dike.reporting import reporter
 from dike.roles.cluster import Cluster
@@ -19,6 +22,7 @@ _AHEAD_PER_WORKER = 3
 """Steps handed out and not yet done, for each worker: enough that none waits, few enough that gradients stay fresh."""
 
 _POLL_INTERVAL_S = 0.5
+_RETRY_INTERVAL_S = 0.1
 
 
 class Epoch:
@@ -53,6 +57,7 @@ class Epoch:
         self._callbacks = callbacks
         self._position = position
         self._done: queue.Queue[tuple[Batch, Any]] = queue.Queue()
+        self._over = threading.Event()
         self._under_way = 0
         self._logs: dict[str, Any] = {}
         self._reported_s = time.monotonic()
@@ -61,30 +66,42 @@ class Epoch:
     def run(self, batches: Batches) -> dict[str, Any]:
         """Trains the batches that are left of the epoch; returns the last logs."""
         termination.can_save()
-        with ThreadPoolExecutor(self._limit, thread_name_prefix="dike-fetch") as pool:
-            for batch in batches.epoch(skip=self._position.batch):
-                self._callbacks.on_train_batch_begin(batch.index)
-                remote = self._coordinator.schedule(self._step.function, args=batch.tensors)
-                self._under_way += 1
-                pool.submit(self._fetch, batch, remote)
-                while self._under_way >= self._limit:
-                    self._take()
-                while not self._done.empty():
-                    self._take()
-                if termination.requested or self._checkpoint.is_due:
-                    self._save()
-                if self._model.stop_training:
-                    break
-            self._drain()
-            self._coordinator.join()
+        self._step.begin_epoch()
+        pool = ThreadPoolExecutor(self._limit, thread_name_prefix="dike-fetch")
+        try:
+            self._train(batches, pool)
+        finally:
+            self._over.set()
+            pool.shutdown(wait=False, cancel_futures=True)
         return self._logs
 
+    def _train(self, batches: Batches, pool: ThreadPoolExecutor) -> None:
+        for batch in batches.epoch(skip=self._position.batch):
+            self._callbacks.on_train_batch_begin(batch.index)
+            remote = self._coordinator.schedule(self._step.function, args=batch.tensors)
+            self._under_way += 1
+            pool.submit(self._fetch, batch, remote)
+            while self._under_way >= self._limit or not self._done.empty():
+                self._take()
+            if termination.requested or self._checkpoint.is_due:
+                self._save()
+            if self._model.stop_training:
+                break
+        self._drain()
+        self._coordinator.join()
+
     def _fetch(self, batch: Batch, remote: Any) -> None:
-        try:
-            result: Any = remote.fetch()
-        except BaseException as error:  # it is raised in the main thread
-            result = error
-        self._done.put((batch, result))
+        """Waits for a step's result; runs in a thread."""
+        while not self._over.is_set():
+            try:
+                self._done.put((batch, remote.fetch()))
+                return
+            except tf.errors.OpError as error:
+                if remote._get_error() is not None or isinstance(error, tf.errors.CancelledError):
+                    self._done.put((batch, error))
+                    return
+                # The worker went away before its result was here: the coordinator gives the step to another.
+                time.sleep(_RETRY_INTERVAL_S)
 
     def _take(self) -> None:
         """Waits for the next step that is done and tells the callbacks."""
@@ -93,12 +110,12 @@ class Epoch:
                 batch, result = self._done.get(timeout=_POLL_INTERVAL_S)
                 break
             except queue.Empty:
-                continue
+                self._coordinator.done()  # raises what ended the training, such as the loss of a ps
         self._under_way -= 1
         if isinstance(result, BaseException):
             self._coordinator.join()  # raises the first error, of which this one may only be a consequence
             raise result
-        self._logs = self._step.add(result)
+        self._logs = self._step.add(result, batch.samples)
         # Steps end in any order; callbacks count those that are done.
         index = self._position.batch
         self._position.batch += 1

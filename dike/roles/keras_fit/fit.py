@@ -22,16 +22,14 @@ from dike.roles.keras_fit.resume import FitCheckpoint, Position, restore_metrics
 from dike.roles.keras_fit.step import Step
 
 
-def distributed(cluster: Cluster) -> Callable[..., Any]:
-    """A `fit` method that trains on `cluster`."""
+def distributed(cluster: Cluster, own_fit: Callable[..., Any]) -> Callable[..., Any]:
+    """A `fit` method that trains on `cluster` and takes the arguments of Keras' own."""
     numbers = itertools.count()
-    own_fit = keras.Model.fit
 
     @functools.cache
     def remote() -> RemoteVariables:
         return RemoteVariables(cluster.task, cluster.strategy)
 
-    @functools.wraps(own_fit)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         arguments = _arguments(own_fit, self, args, kwargs)
         try:
@@ -122,7 +120,7 @@ class Fit:
             callbacks.on_epoch_begin(number)
             with variables.on_ps():
                 logs = Epoch(self._cluster, model, step, variables, checkpoint, callbacks, position).run(batches)
-            epoch_logs = dict(model._get_metrics_result_or_logs(logs))
+            epoch_logs = dict(logs)
             if validation is not None and model._should_eval(number, arguments["validation_freq"]):
                 epoch_logs.update(self._validate(validation, callbacks))
             callbacks.on_epoch_end(number, epoch_logs)

@@ -82,6 +82,8 @@ class ModelVariables:
         self._model = model
         self._optimizers = optimizers
         self._pairs = pairs
+        # One call for all, so that they travel at the same time.
+        self._read = tf.function(lambda: [tf.identity(pair.remote) for pair in pairs.values()], autograph=False)
 
     @property
     def local(self) -> dict[str, Any]:
@@ -117,13 +119,6 @@ class ModelVariables:
         for pair, value in zip(self._pairs.values(), self._read(), strict=True):
             pair.local.assign(value)
             pair.checksum = _checksum(pair.local)
-
-    def _read(self) -> list[Any]:
-        @tf.function
-        def read() -> list[Any]:  # one call for all, so that they travel at the same time
-            return [tf.identity(pair.remote) for pair in self._pairs.values()]
-
-        return list(read())
 
     def _swap(self, *, remote: bool) -> None:
         for pair in self._pairs.values():

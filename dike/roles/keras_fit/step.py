@@ -71,7 +71,10 @@ class Step:
         self._pack = pack
         self._counters = [optimizer._iterations for optimizer in optimizers]
         self._metric_variables = list(model.metrics_variables)
+        self._updated: list[Any] = []
         self._log_names: list[str] = []
+        self._log_sums: dict[str, float] = {}
+        self._samples = 0
         self._add: Any = None
 
         @tf.function(input_signature=list(signature), autograph=False)
@@ -85,24 +88,48 @@ class Step:
         for variable in self._metric_variables:
             variable._step_value = tf.zeros(variable.shape, variable._value.dtype)
         with _as(self._metric_variables, _StepValue), _as(self._counters, _Counter):
+            zeros = [variable._step_value for variable in self._metric_variables]
             logs = self._model.train_step(self._pack(tensors))
             counts = [variable._step_value for variable in self._metric_variables]
         for variable in self._metric_variables:
             del variable._step_value
+        updated = {
+            id(variable)
+            for variable, zero, count in zip(self._metric_variables, zeros, counts, strict=True)
+            if count is not zero
+        }
+        self._updated = [
+            metric for metric in self._model.metrics if any(id(variable) in updated for variable in metric.variables)
+        ]
         logs = logs if isinstance(logs, dict) else {}
         self._log_names = list(logs)
         parts = counts + [tf.reduce_mean(tf.cast(value, tf.float64)) for value in logs.values()]
         return tf.concat([tf.reshape(tf.cast(part, tf.float64), [-1]) for part in parts] or [tf.zeros([0])], axis=0)
 
-    def add(self, result: Any) -> dict[str, Any]:
-        """Adds a step's counts to the model's metrics; returns the logs up to now, as Keras' `fit` has them."""
+    def begin_epoch(self) -> None:
+        """Forgets the logs of the epoch before."""
+        self._log_sums = {}
+        self._samples = 0
+
+    def add(self, result: Any, samples: int) -> dict[str, Any]:
+        """Adds a step's counts to the model's metrics; returns the logs up to now, as Keras' `fit` has them.
+
+        What `train_step` returns and no metric counts, such as a loss of its own, is averaged over the samples.
+
+        Args:
+            result: the vector that the step returned.
+            samples: samples in the step.
+        """
         if self._add is None:
             self._add = tf.function(self._add_counts, autograph=False)
-        metric_logs = self._add(tf.constant(result, tf.float64))
-        step_logs = dict(zip(self._log_names, result[len(result) - len(self._log_names) :], strict=True))
-        if set(step_logs) == set(metric_logs):
-            return dict(metric_logs)
-        return step_logs
+        counted = self._add(tf.constant(result, tf.float64))
+        self._samples += samples
+        logs = {}
+        values = result[len(result) - len(self._log_names) :]
+        for name, value in zip(self._log_names, values, strict=True):
+            self._log_sums[name] = self._log_sums.get(name, 0.0) + float(value) * samples
+            logs[name] = counted[name] if name in counted else self._log_sums[name] / self._samples
+        return logs
 
     def _add_counts(self, result: Any) -> dict[str, Any]:
         offset = 0
@@ -111,4 +138,8 @@ class Step:
             count = tf.reshape(result[offset : offset + size], variable.shape)
             variable._value.assign_add(tf.cast(count, variable._value.dtype))
             offset += size
-        return dict(self._model.get_metrics_result())
+        results: dict[str, Any] = {}
+        for metric in self._updated:
+            value = metric.result()
+            results.update(value if isinstance(value, dict) else {metric.name: value})
+        return {name: tf.convert_to_tensor(value) for name, value in results.items()}

@@ -67,7 +67,9 @@ print(
             "own_steps": len(losses),
             "losses": [losses[0], float(np.mean(losses[-5:]))] if losses else [],
             "accuracy": measured if losses else None,
-            "accuracy_devices": sorted({variable.device for variable in tf.local_variables() if "accuracy" in variable.name}),
+            "accuracy_devices": sorted(
+                {variable.device for variable in tf.local_variables() if "accuracy" in variable.name}
+            ),
             "replicas": getattr(optimizer, "_replicas_to_aggregate", None),
         }
     ),

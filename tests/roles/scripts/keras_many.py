@@ -18,15 +18,15 @@ result = {}
 class Samples(keras.metrics.Metric):
     """Counts the samples that were trained."""
 
-    def __init__(self, name="samples"):
-        super().__init__(name=name)
+    def __init__(self, name="samples", dtype=None):
+        super().__init__(name=name, dtype=dtype)
         self.count = self.add_variable((), "zeros", name="count")
 
     def update_state(self, y_true, y_pred, sample_weight=None):
         self.count.assign_add(keras.ops.cast(keras.ops.shape(y_pred)[0], "float32"))
 
     def result(self):
-        return self.count.value
+        return self.count + 0.0
 
 
 class Batches(keras.callbacks.Callback):

@@ -17,7 +17,9 @@ print(
             "path": sys.path[0],
             "data": data.__file__,
             "tf_config": json.loads(os.environ["TF_CONFIG"]),
-            "modules": sorted(name for name in sys.modules if name.partition(".")[0] in ("solver", "executor", "framework")),
+            "modules": sorted(
+                name for name in sys.modules if name.partition(".")[0] in ("solver", "executor", "framework")
+            ),
         }
     ),
     flush=True,

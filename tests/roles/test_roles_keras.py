@@ -1,0 +1,177 @@
+"""Keras 3 scripts, written for one machine, on the chief of a job."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from roles_job import SCRIPTS, Job, Process, step_of, wait_until
+
+from dike.profile import Api
+from dike.task import Role
+
+pytestmark = pytest.mark.tensorflow
+
+PLAN = {
+    "sequential/dense/kernel": 1,
+    "sequential/dense/bias": 1,
+    "sequential/batch_normalization/gamma": 0,
+    "sequential/dense_1/kernel": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Process]:
+    """What several `fit`s in one script did."""
+    folder = tmp_path_factory.mktemp("many")
+    environment = {"FOLDER": str(folder)}
+    with Job(Api.KERAS, SCRIPTS / "keras_many.py", folder, 2, 2, (), PLAN, environment=environment) as job:
+        assert job.chief.wait() == 0
+        return job.chief.result, job.chief
+
+
+def test_fit_learns_and_leaves_an_ordinary_model(many: tuple[dict[str, Any], Process]) -> None:
+    result = many[0]["arrays"]
+    history = result["history"]
+    assert result["epochs"] == [0, 1, 2, 3]
+    assert history["loss"][-1] < history["loss"][0] / 2
+    assert history["accuracy"][-1] > 0.9
+    assert history["val_accuracy"][-1] > 0.8
+    assert result["evaluated"]["accuracy"] == pytest.approx(result["predicted"], abs=1e-6)
+    assert result["evaluated"] == pytest.approx(result["loaded"], rel=1e-4)
+    # EarlyStopping may have brought the best epoch back.
+    assert result["evaluated"]["loss"] == pytest.approx(min(history["val_loss"]), rel=1e-4)
+    assert result["moving_mean_moved"] > 0.01
+
+
+def test_every_sample_is_trained_once_in_each_epoch(many: tuple[dict[str, Any], Process]) -> None:
+    result = many[0]["arrays"]
+    assert result["history"]["samples"] == [1000.0] * 4
+    # 20 batches of 48 and one of 40.
+    assert result["iterations"] == 4 * 21
+    assert result["begun"] == list(range(21)) * 4
+    assert result["ended"] == list(range(21)) * 4
+    for epoch in range(4):
+        seen = result["samples"][21 * epoch : 21 * (epoch + 1)]
+        assert seen == sorted(seen)
+        assert seen[-1] == 1000.0
+
+
+def test_callbacks_change_the_model_between_epochs(many: tuple[dict[str, Any], Process]) -> None:
+    rates = many[0]["arrays"]["rates"]
+    assert rates == pytest.approx([0.01, 0.005, 0.01 / 3, 0.0025], rel=1e-5)
+
+
+def test_variables_and_their_slots_are_where_the_plan_says(many: tuple[dict[str, Any], Process]) -> None:
+    placements = many[1].reported("placement")
+    devices = placements[0]["variables"]
+    ps = {0: "/job:ps/replica:0/task:0/device:CPU:0", 1: "/job:ps/replica:0/task:1/device:CPU:0"}
+    assert {name: devices[name] for name in PLAN} == {name: ps[index] for name, index in PLAN.items()}
+    assert devices["optimizer/adam/sequential_dense_kernel_momentum"] == ps[1]
+    assert devices["optimizer/adam/sequential_dense_kernel_velocity"] == ps[1]
+    assert devices["optimizer/adam/sequential_dense_1_kernel_velocity"] == ps[0]
+    assert devices["optimizer/adam/iteration"] == ps[0]
+
+
+def test_other_data_and_models(many: tuple[dict[str, Any], Process]) -> None:
+    result = many[0]
+    # The second fit goes on with the trained model.
+    assert result["again"]["accuracy"][0] > 0.85
+    own = result["subclassed"]["history"]
+    assert own["loss"][-1] < own["loss"][0]
+    # What no metric counts is averaged over the samples: 15 batches of 64 and one of 40.
+    assert own["own"] == pytest.approx([(15 * 64**2 + 40**2) / 1000] * 3)
+    assert result["subclassed"]["seen"] == 1000.0
+    generator = result["generator"]
+    assert generator["samples"] == [1000.0] * 3
+    assert generator["loss"][-1] < generator["loss"][0]
+    assert len(generator["val_loss"]) == 1
+    assert result["split"]["samples"] == [800.0]
+    assert len(result["split"]["val_loss"]) == 1
+
+
+def test_what_is_not_supported_is_refused_by_name(many: tuple[dict[str, Any], Process]) -> None:
+    refused = many[0]["refused"]
+    assert refused["argument"] == (
+        "BadInputError: Argument 'use_multiprocessing' of Model.fit is not supported; remove it."
+    )
+    assert "run_eagerly=True" in refused["run_eagerly"]
+    assert "gradient_accumulation_steps" in refused["accumulation"]
+    assert all(text.startswith("BadInputError: ") for text in refused.values())
+
+
+def latest(folder: Path) -> int:
+    return max(int(path.stem.rpartition("-")[2]) for path in (folder / "checkpoints" / "fit-0").glob("ckpt-*.index"))
+
+
+def test_a_fit_survives_and_resumes(tmp_path: Path) -> None:
+    script = SCRIPTS / "keras_long.py"
+    batches = 200
+    with Job(Api.KERAS, script, tmp_path, 1, 2, ("60",), checkpoint_interval_s=1.0) as job:
+        chief = job.chief
+        wait_until(lambda: step_of(chief) > 100, chief)
+        job.kill("worker:1")
+        reached = step_of(chief)
+        wait_until(lambda: step_of(chief) > reached + 50, chief)
+        job.start(Role.WORKER, 1, attempt=1)
+        reached = step_of(chief)
+        wait_until(lambda: step_of(chief) > reached + 100, chief)
+        wait_until(lambda: len(chief.reported("checkpoint")) > 1, chief)
+        assert job.kill("chief:0", signal.SIGTERM) == 143
+        saved = chief.reported("checkpoint")[-1]["step"]
+        assert saved == latest(tmp_path)
+
+    # The next one dies of its ps, with one line that says so.
+    with Job(Api.KERAS, script, tmp_path, 1, 2, ("60",), checkpoint_interval_s=1.0) as job:
+        chief = job.chief
+        wait_until(lambda: step_of(chief) > saved + 20, chief)
+        assert min(message["step"] for message in chief.reported("progress")) > saved
+        wait_until(lambda: bool(chief.reported("checkpoint")), chief)
+        job.kill("ps:0")
+        assert chief.wait() == 1
+        assert chief.text.strip().splitlines()[-1].startswith("dike: A parameter server of this job is gone")
+        saved = latest(tmp_path)
+
+    # The third is asked for no more epochs than are begun, and a chief killed without a word loses nothing saved.
+    epochs = saved // batches + 1
+    with Job(Api.KERAS, script, tmp_path, 1, 1, (str(epochs),)) as job:
+        assert job.chief.wait() == 0
+        result = job.chief.result
+        assert result["epochs"] == list(range(epochs))
+        assert len(result["history"]["loss"]) == epochs
+        assert result["iterations"] == pytest.approx(epochs * batches, abs=4)
+        assert result["history"]["loss"][-1] < 1.0
+        assert result["evaluated"]["accuracy"] > 0.8
+        assert job.chief.reported("progress")[-1]["step"] == epochs * batches
+
+
+def test_tf_keras_fits_evaluates_and_predicts(tmp_path: Path) -> None:
+    plan = {"dense/kernel": 1, "dense/bias": 0, "dense_1/kernel": 1}
+    with Job(Api.TF_KERAS, SCRIPTS / "keras_legacy.py", tmp_path, 2, 2, (), plan) as job:
+        assert job.chief.wait() == 0
+        result = job.chief.result
+        assert "tf_keras" in result["keras"]
+        assert len(result["history"]["val_accuracy"]) == 4
+        assert result["history"]["loss"][-1] < result["history"]["loss"][0] / 2
+        assert result["evaluated"] == pytest.approx(result["predicted"], abs=1e-6)
+        assert result["evaluated"] == pytest.approx(result["history"]["val_accuracy"][-1], abs=1e-6)
+        devices = {name: f"/job:ps/replica:0/task:{ps}/device:CPU:0" for name, ps in plan.items()}
+        assert {name: result["devices"][name] for name in plan} == devices
+        assert job.chief.reported("placement")[0]["variables"]["dense/kernel"] == devices["dense/kernel"]
+        assert len(list((tmp_path / "checkpoints" / "fit-0").glob("ckpt-*.index"))) == 3
+
+
+def test_a_script_with_its_own_coordinator_runs_unchanged(tmp_path: Path) -> None:
+    with Job(Api.COORDINATOR, SCRIPTS / "coordinator.py", tmp_path, 2, 1, (), {"total": 1, "vector": 1}) as job:
+        assert job.chief.wait() == 0
+        device = "/job:ps/replica:0/task:1/device:CPU:0"
+        assert job.chief.result == {
+            "total": 190.0,
+            "count": 20.0,
+            "devices": {"total": device, "vector": device},
+        }
+        assert job.chief.reported("progress")[-1]["step"] == 20
+        assert json.loads(json.dumps(job.chief.reported("placement")[0]["variables"]))["total"] == device
