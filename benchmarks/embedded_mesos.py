@@ -17,7 +17,7 @@ READY_TIMEOUT_S = 60.0
 
 def measure() -> Iterator[str]:
     """Lines of a Markdown table: agents, seconds to ready, seconds to gone, memory of a daemon."""
-    yield "Medians; ready means that the master counts every agent as active. PSS shares common pages among the daemons."
+    yield "Medians; ready: the master counts every agent as active. PSS divides common pages among the daemons."
     yield ""
     yield "| agents | seconds to ready | seconds to stop | MiB a daemon (PSS) |"
     yield "|---|---|---|---|"

@@ -61,20 +61,22 @@ def main() -> None:
     train_op = tf.train.AdamOptimizer(arguments.lr).minimize(loss, global_step=global_step)
 
     random = np.random.default_rng()
+    own_steps = 0  # the global step also counts the other workers' steps
     test_accuracy = 0.0
-    next_report = 0
     hooks = [tf.train.StopAtStepHook(last_step=arguments.steps)]
     with tf.train.MonitoredTrainingSession(hooks=hooks, log_step_count_steps=None) as session:
         while not session.should_stop():
+            if own_steps % 10 == 0:
+                test_accuracy = session.run(accuracy, feed_dict={image: test_x, label: test_y})
+                if session.should_stop():
+                    break
             batch = random.choice(len(train_x), arguments.batch_size)
             step, value, _ = session.run(
                 [global_step, loss, train_op], feed_dict={image: train_x[batch], label: train_y[batch]}
             )
-            if step >= next_report and not session.should_stop():
-                # Other workers count steps too, so ours are not consecutive.
-                next_report = step + 50
+            own_steps += 1
+            if own_steps % 50 == 0:
                 print(f"step {step}: loss {value:.4f}", flush=True)
-                test_accuracy = session.run(accuracy, feed_dict={image: test_x, label: test_y})
     print(f"test accuracy: {test_accuracy:.4f}")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from dike.profile import ModelProfile
 from dike.task import Role
 from executor.messages import Outcome
-from solver import Plan, PlannedTask
+from solver import Objective, Plan, PlannedTask
 
 
 class TaskState(enum.StrEnum):
@@ -74,7 +74,7 @@ class JobSpec:
     python: str
     checkpoint_interval_s: float = 60.0
     max_restarts: int = 3
-    objective: str = "throughput"
+    objective: Objective = "throughput"
     max_workers: int | None = None
     plan: Plan | None = None
     image: str | None = None

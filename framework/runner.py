@@ -29,7 +29,7 @@ from framework.job import JobResult, JobSpec
 from framework.master import Master
 from framework.observer import JobObserver
 from framework.training import TrainingJob
-from solver import Plan
+from solver import Objective, Plan
 
 EVENT_WAIT_S = 0.1
 CANCEL_TIMEOUT_S = 15.0
@@ -69,7 +69,7 @@ class RunRequest:
     checkpoint_dir: str | None = None
     checkpoint_interval_s: float = 60.0
     max_restarts: int = 3
-    objective: str = "throughput"
+    objective: Objective = "throughput"
     max_workers: int | None = None
     plan: Plan | None = None
     plan_only: bool = False

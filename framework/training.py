@@ -10,31 +10,28 @@ import enum
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from dike.exceptions import BadInputError, InfeasibleError, JobFailedError
 from dike.task import Role
-from executor.messages import LogChunk, Outcome, Report, decode_message
 from framework import events
 from framework.driver import MasterUnavailableError
+from framework.gathering import NO_OFFER_S, Gathering, describe_offers
 from framework.job import JobResult, JobSpec, JobTask, TaskState
+from framework.job_plan import AllAgents, check_ever_fits, plan_for
 from framework.launching import DoesNotFitError, cluster_spec, launch_operation, place
+from framework.mesos_calls import MesosCalls, try_now
 from framework.observer import JobObserver
-from framework.offers import AgentOffer, OfferBook, cluster_of
-from solver import NodeClass, Plan, PlanRequest, make_plan
+from framework.offers import AgentOffer
+from framework.reports import ReportReader, read_outcome
+from solver import Plan
 
 logger = logging.getLogger(__name__)
 
-SETTLE_S = 0.6
-"""Offers count as complete when none has come for so long."""
-COLLECT_S = 5.0
-"""Planning starts at the latest so long after the first offer."""
 REFUSE_S = 2.0
 """How long Mesos keeps back what was declined while the job waits for more."""
 REJOIN_S = 20.0
 """How long a lost worker may wait for its agent to offer its place again."""
-NO_OFFER_S = 10.0
-"""After so long without any offer the user is told."""
 KILL_AGAIN_S = 5.0
 LOGS_S = 3.0
 """How long the end of the output may lag behind the end of the process."""
@@ -50,18 +47,6 @@ class Phase(enum.Enum):
     STOPPING = enum.auto()
     """Ending what still runs, to restart or to finish."""
     DONE = enum.auto()
-
-
-class MesosCalls(Protocol):
-    """What a job asks of Mesos; `framework.driver.Driver` does it."""
-
-    def acceptOffers(self, offer_ids: Any, operations: Any, filters: Any = None) -> None: ...  # noqa: N802
-    def declineOffer(self, offer_ids: Any, filters: Any = None) -> None: ...  # noqa: N802
-    def acknowledgeStatusUpdate(self, status: dict[str, Any]) -> None: ...  # noqa: N802
-    def reviveOffers(self) -> None: ...  # noqa: N802
-    def suppressOffers(self) -> None: ...  # noqa: N802
-    def kill(self, task_id: str, agent_id: str) -> None: ...
-    def reconcile(self, tasks: dict[str, str]) -> None: ...
 
 
 class TrainingJob:
@@ -83,7 +68,7 @@ class TrainingJob:
         spec: JobSpec,
         mesos: MesosCalls,
         observer: JobObserver,
-        all_agents: Callable[[], list[NodeClass] | None],
+        all_agents: AllAgents,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._spec = spec
@@ -92,10 +77,7 @@ class TrainingJob:
         self._all_agents = all_agents
         self._clock = clock
         self._phase = Phase.WAITING
-        self._book = OfferBook()
-        self._first_offer_at: float | None = None
-        self._last_offer_at = 0.0
-        self._asked_at = clock()
+        self._offers = Gathering(clock())
         self._plan: Plan | None = spec.plan
         self._tasks: dict[str, JobTask] = {}
         self._cluster: dict[str, list[str]] = {}
@@ -103,12 +85,12 @@ class TrainingJob:
         self._attempt = 0
         self._rejoining: dict[str, tuple[JobTask, float]] = {}
         self._used_ports: set[int] = set()
-        self._stepped = False
         self._early_failure = ""
         self._killed_at = 0.0
         self._stopping_since = 0.0
         self._after_stop: Callable[[], None] = self._finish
         self.result = JobResult(checkpoint_dir=spec.checkpoint_dir)
+        self._reports = ReportReader(spec, self.result, observer)
 
     @property
     def done(self) -> bool:
@@ -131,20 +113,19 @@ class TrainingJob:
         """
         match event:
             case events.Subscribed():
-                self._mesos_call(lambda: self._mesos.reconcile(self._live()))
+                try_now(self._mesos.reconcile, self._live())
             case events.Disconnected():
                 # Offers do not outlive the connection.
-                self._book.clear()
-                self._first_offer_at = None
+                self._offers.take_all()
             case events.OffersArrived():
                 self._offers_arrived(event.offers)
             case events.OfferRescinded():
-                self._book.rescind(event.offer_id)
+                self._offers.rescind(event.offer_id)
             case events.StatusUpdate():
                 self._status_update(event)
-                self._mesos_call(lambda: self._mesos.acknowledgeStatusUpdate(event.status))
+                try_now(self._mesos.acknowledgeStatusUpdate, event.status)
             case events.MessageArrived():
-                self._message(event)
+                self._reports.read(event.data, self._tasks)
             case events.Refused():
                 self._refused(event)
             case events.AgentLost() | events.ExecutorLost():
@@ -158,13 +139,11 @@ class TrainingJob:
             BadInputError: if the job can never fit any cluster of the agents there are.
         """
         now = self._clock()
-        if self._phase is Phase.WAITING and self._first_offer_at is not None:
-            settled = now - self._last_offer_at >= SETTLE_S or now - self._first_offer_at >= COLLECT_S
-            if settled and self._book.agents:
+        if self._phase is Phase.WAITING:
+            if self._offers.settled(now):
                 self._try_to_start()
-        elif self._phase is Phase.WAITING and now - self._asked_at >= NO_OFFER_S:
-            self._asked_at = now
-            self._no_offer()
+            elif self._offers.is_overdue(now):
+                self._no_offer()
         elif self._phase is Phase.RUNNING and self._rejoining:
             self._try_to_rejoin(now)
         elif self._phase is Phase.STOPPING:
@@ -180,39 +159,29 @@ class TrainingJob:
     def _offers_arrived(self, offers: Sequence[dict[str, Any]]) -> None:
         if self._phase is not Phase.WAITING and not self._rejoining:
             ids = [offer["id"] for offer in offers]
-            self._mesos_call(lambda: self._mesos.declineOffer(ids, {"refuse_seconds": REFUSE_S}))
+            try_now(self._mesos.declineOffer, ids, {"refuse_seconds": REFUSE_S})
             return
-        for offer in offers:
-            self._book.add(offer)
-        self._last_offer_at = self._asked_at = self._clock()
-        if self._first_offer_at is None:
-            self._first_offer_at = self._last_offer_at
+        self._offers.add(offers, self._clock())
 
     def _decline(self, agents: Sequence[AgentOffer]) -> None:
         ids = [{"value": offer_id} for agent in agents for offer_id in agent.offer_ids]
         if ids:
-            self._mesos_call(lambda: self._mesos.declineOffer(ids, {"refuse_seconds": REFUSE_S}))
+            try_now(self._mesos.declineOffer, ids, {"refuse_seconds": REFUSE_S})
 
     def _try_to_start(self) -> None:
-        agents = [agent for agent in self._book.agents if agent.pool.ports()]
-        self._first_offer_at = None
+        agents = [agent for agent in self._offers.agents if agent.pool.ports()]
         try:
-            if not agents:
-                raise InfeasibleError(
-                    "None of the agents offers ports, and TensorFlow's servers need one each; give the agents a "
-                    "'ports' resource."
-                )
-            plan = self._spec.plan or self._make_plan([agent.node_class() for agent in agents])
+            plan = plan_for(self._spec, agents)
             tasks = place(self._spec, plan, agents, self._serial, self._used_ports)
         except (InfeasibleError, DoesNotFitError) as error:
-            self._check_ever_fits(error)
-            self._observer.waiting(f"{error} On offer: {describe_offers(self._book.agents)}.")
-            self._decline(self._book.clear())
+            check_ever_fits(self._spec, self._all_agents(), error)
+            self._observer.waiting(f"{error} On offer: {describe_offers(self._offers.agents)}.")
+            self._decline(self._offers.take_all())
             return
         if self._spec.plan_only:
             self.result.plan = plan
             self.result.succeeded = True
-            self._decline(self._book.clear())
+            self._decline(self._offers.take_all())
             self._phase = Phase.DONE
         else:
             self._launch(plan, tasks)
@@ -222,43 +191,22 @@ class TrainingJob:
         if nodes == []:
             self._observer.waiting("No agent is registered with the Mesos master.")
             return
-        self._check_ever_fits(None)
+        check_ever_fits(self._spec, nodes)
         self._observer.waiting(
             f"No offer has come for {NO_OFFER_S:g} s: other frameworks hold what the agents have, or none of it is for "
             "this role (--role)."
         )
 
-    def _make_plan(self, nodes: Sequence[NodeClass]) -> Plan:
-        return make_plan(
-            PlanRequest(
-                profile=self._spec.profile,
-                cluster=cluster_of(nodes),
-                objective=self._spec.objective,
-                max_workers=self._spec.max_workers,
-            )
-        )
-
-    def _check_ever_fits(self, cause: Exception | None) -> None:
-        nodes = self._all_agents()
-        if not nodes:
-            return
-        if self._spec.plan is not None:
-            return
-        try:
-            self._make_plan(nodes)
-        except InfeasibleError as error:
-            raise InfeasibleError(f"This job can never start on the agents there are: {error}") from cause
-
     def _launch(self, plan: Plan, tasks: list[JobTask]) -> None:
         self._plan = self.result.plan = plan
         self._observer.planned(plan)
         self._serial += 1
-        self._stepped = False
+        self._reports.stepped = False
         self._tasks = {task.task_id: task for task in tasks}
         self._cluster = cluster_spec(tasks)
         self._used_ports = {task.port for task in tasks}
         self.result.addresses = {task.name: task.address for task in tasks}
-        offered = {agent.agent_id: agent for agent in self._book.clear()}
+        offered = {agent.agent_id: agent for agent in self._offers.take_all()}
         self._phase = Phase.RUNNING
         used = {task.agent_id for task in tasks}
         try:
@@ -292,7 +240,7 @@ class TrainingJob:
             agent_id = event.status.get("agent_id", {}).get("value", "")
             if not state.is_terminal() and agent_id:
                 logger.warning("task %s is not ours any more: ending it", event.task_id)
-                self._mesos_call(lambda: self._mesos.kill(event.task_id, agent_id))
+                try_now(self._mesos.kill, event.task_id, agent_id)
             return
         if task.state.is_terminal():
             return
@@ -302,7 +250,7 @@ class TrainingJob:
         task.message = event.status.get("message", "")
         task.reason = event.status.get("reason", "")
         if event.status.get("data") and state.is_terminal():
-            task.outcome = _outcome(event.status["data"])
+            task.outcome = read_outcome(event.status["data"])
         if changed:
             self._observer.task_changed(task)
         if state.is_terminal() and self._phase is Phase.RUNNING:
@@ -333,7 +281,7 @@ class TrainingJob:
             task.planned.role == Role.WORKER
             and not self._spec.is_chief(task.planned)
             and not self._spec.profile.synchronous
-            and self._stepped
+            and self._reports.stepped
             and self.result.restarts < self._spec.max_restarts
         )
 
@@ -341,11 +289,11 @@ class TrainingJob:
         self.result.restarts += 1
         self._rejoining[task.name] = (task, self._clock() + REJOIN_S)
         self._observer.restarting(task.failure, self.result.restarts, self._spec.max_restarts)
-        self._mesos_call(self._mesos.reviveOffers)
+        try_now(self._mesos.reviveOffers)
 
     def _try_to_rejoin(self, now: float) -> None:
         for name, (lost, deadline) in list(self._rejoining.items()):
-            agent = self._book.agent(lost.agent_id)
+            agent = self._offers.agent(lost.agent_id)
             if agent is not None and self._rejoin(lost, agent):
                 del self._rejoining[name]
             elif now > deadline:
@@ -354,8 +302,8 @@ class TrainingJob:
                 )
                 return
         if not self._rejoining:
-            self._mesos_call(self._mesos.suppressOffers)
-        self._decline(self._book.clear())
+            try_now(self._mesos.suppressOffers)
+        self._decline(self._offers.take_all())
 
     def _rejoin(self, lost: JobTask, agent: AgentOffer) -> bool:
         task = JobTask(
@@ -375,7 +323,7 @@ class TrainingJob:
             logger.warning("rejoining interrupted: %s", error)
             return False
         self._serial += 1
-        self._book.remove(agent.agent_id)
+        self._offers.take(agent.agent_id)
         del self._tasks[lost.task_id]
         self._tasks[task.task_id] = task
         self._observer.launched(self.tasks)
@@ -400,7 +348,7 @@ class TrainingJob:
 
     def _is_hopeless(self, task: JobTask | None) -> bool:
         """Whether the job fails before its first step, twice in the same way: no restart will help."""
-        failure = "" if task is None or self._stepped else _early_failure(task)
+        failure = "" if task is None or self._reports.stepped else _early_failure(task)
         again = bool(failure) and failure == self._early_failure
         self._early_failure = failure
         return again
@@ -416,13 +364,13 @@ class TrainingJob:
         self._after_stop = then
         self._rejoining.clear()
         self._stopping_since = self._clock()
-        self._decline(self._book.clear())
+        self._decline(self._offers.take_all())
         self._kill_live()
 
     def _kill_live(self) -> None:
         self._killed_at = self._clock()
         for task_id, agent_id in self._live().items():
-            self._mesos_call(lambda task_id=task_id, agent_id=agent_id: self._mesos.kill(task_id, agent_id))
+            try_now(self._mesos.kill, task_id, agent_id)
 
     def _continue_stopping(self, now: float) -> None:
         if self._live():
@@ -438,8 +386,7 @@ class TrainingJob:
         self._attempt += 1
         self._tasks = {}
         self._phase = Phase.WAITING
-        self._first_offer_at = None
-        self._mesos_call(self._mesos.reviveOffers)
+        try_now(self._mesos.reviveOffers)
 
     def _finish(self) -> None:
         for task in self._tasks.values():
@@ -459,79 +406,9 @@ class TrainingJob:
             raise BadInputError(f"The Mesos master refused the framework: {event.reason}.")
         raise JobFailedError(f"The Mesos master has ended this framework: {event.reason}.")
 
-    # Messages.
-
-    def _message(self, event: events.MessageArrived) -> None:
-        try:
-            message = decode_message(event.data)
-        except ValueError as error:
-            logger.warning("message of executor %s ignored: %s", event.executor_id, error)
-            return
-        task = self._tasks.get(message.task_id)
-        if task is None:
-            return
-        if isinstance(message, LogChunk):
-            missing = message.offset - task.received.get(message.stream, 0)
-            if missing:
-                self._observer.note(f"{missing} bytes of {task.name}'s {message.stream} were lost on their way")
-            task.received[message.stream] = message.offset + len(message.data)
-            self._observer.log(task, message)
-        else:
-            self._report(task, message)
-
-    def _report(self, task: JobTask, report: Report) -> None:
-        content = report.content
-        match content.get("type"):
-            case "progress":
-                self._stepped = True
-                task.step = _number(content.get("step"), int)
-                task.loss = _number(content.get("loss"), float)
-                task.samples_per_s = _number(content.get("samples_per_s"), float)
-                if self._spec.is_chief(task.planned):
-                    self.result.steps, self.result.loss = task.step, task.loss
-                self._observer.progress(task)
-            case "placement":
-                self.result.placement.update({str(k): str(v) for k, v in dict(content.get("variables", {})).items()})
-            case "checkpoint":
-                self._observer.checkpoint(str(content.get("path", "")), _number(content.get("step"), int) or 0)
-
-    def _mesos_call(self, call: Callable[[], None]) -> None:
-        """Makes a call that need not succeed now: it is made again, or made up for by reconciliation."""
-        try:
-            call()
-        except MasterUnavailableError as error:
-            logger.info("%s", error)
-
-
-def describe_offers(agents: Sequence[AgentOffer]) -> str:
-    """What is on offer, agent by agent, in words."""
-    texts = []
-    for agent in agents:
-        pool = agent.pool
-        texts.append(
-            f"{agent.node} {pool.scalar('cpus'):g} cpus, {pool.scalar('mem'):g} MiB, {pool.scalar('gpus'):g} gpus, "
-            f"{len(pool.ports())} ports"
-        )
-    return "; ".join(texts) or "nothing"
-
 
 def _early_failure(task: JobTask) -> str:
     """What kind of failure this is, if it is the script's or the installation's; empty if it may be chance."""
     if task.outcome is not None:
         return f"{task.name} {task.outcome.exit_code}" if (task.outcome.exit_code or 0) > 0 else ""
     return "no executor" if task.state is TaskState.FAILED and not task.executor_seen else ""
-
-
-def _outcome(data: str) -> Outcome | None:
-    try:
-        return Outcome.decode(data)
-    except (ValueError, TypeError) as error:
-        logger.warning("outcome of a task not readable: %s", error)
-        return None
-
-
-def _number(value: Any, kind: Callable[[Any], Any]) -> Any:
-    try:
-        return kind(value)
-    except (TypeError, ValueError):
-        return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from solver.cluster import Cluster, NodeClass
 from solver.plan import Alternative, Option, OptionCounts, Plan, PlannedTask
-from solver.planner import PlanRequest, make_plan
+from solver.planner import Objective, PlanRequest, make_plan
 from solver.resources import TaskResources
 from solver.step_time import StepTime
 
@@ -12,6 +12,7 @@ __all__ = [
     "Alternative",
     "Cluster",
     "NodeClass",
+    "Objective",
     "Option",
     "OptionCounts",
     "Plan",

@@ -25,6 +25,10 @@ DEFAULT_TIME_LIMIT_S = 60.0
 GAP_TOLERANCE = 1e-6
 
 
+Objective = Literal["throughput", "traffic"]
+"""What the planner optimises: predicted speed, or Eq. 1 alone as the paper has it."""
+
+
 @dataclass(frozen=True)
 class PlanRequest:
     """What to plan.
@@ -40,7 +44,7 @@ class PlanRequest:
 
     profile: ModelProfile
     cluster: Cluster
-    objective: Literal["throughput", "traffic"] = "throughput"
+    objective: Objective = "throughput"
     max_workers: int | None = None
     time_limit_s: float | None = None
     max_gpus_per_worker: int | None = None

@@ -12,6 +12,7 @@ from types import ModuleType, TracebackType
 from dike.exceptions import DikeError
 from dike.interception import after_import
 from dike.profile import Api
+from dike.reporting import reporter
 from dike.roles.process import termination
 from dike.task import TaskSpec
 
@@ -26,6 +27,7 @@ def run(task: TaskSpec, argv: Sequence[str]) -> int:
     if task.is_chief:
         termination.install()
     after_import("tensorflow", lambda tensorflow: _install(task, tensorflow))
+    reporter().started()
     sys.argv = [argv[0], *argv[1:]]
     sys.path.insert(0, os.path.dirname(path))
     try:

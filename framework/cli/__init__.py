@@ -7,7 +7,10 @@ import sys
 import typer
 
 from dike.exceptions import DikeError
-from framework.cli import mesos, plan, profile, run
+from framework.cli import mesos
+from framework.cli.plan import plan
+from framework.cli.profile import profile
+from framework.cli.run import CONTEXT_SETTINGS, run
 
 __all__ = ["app", "main"]
 
@@ -19,9 +22,9 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
 )
-app.command("run", context_settings=run.CONTEXT_SETTINGS)(run.run)
-app.command("plan")(plan.plan)
-app.command("profile")(profile.profile)
+app.command("run", context_settings=CONTEXT_SETTINGS)(run)
+app.command("plan")(plan)
+app.command("profile")(profile)
 app.add_typer(mesos.app, name="mesos")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,7 @@ import typer
 
 from dike.exceptions import BadInputError
 from framework.cli.output import Format, console, print_json
-from framework.cli.profile_table import print_profile, uncounted_warning
+from framework.cli.planning_tables import print_profile
 from framework.profiling import load_profile
 
 
@@ -26,10 +27,10 @@ def profile(
             output.write_text(found.dumps() + "\n", encoding="utf-8")
         except OSError as error:
             raise BadInputError(f"The profile cannot be saved as {output}: {error.strerror}.") from error
-    warning = uncounted_warning(found)
-    if warning:
-        console(stderr=True).print(f"warning: {warning}", soft_wrap=True, markup=False)
     if format is Format.JSON:
+        if found.uncounted_ops:
+            names = ", ".join(f"{name} x {count}" for name, count in found.uncounted_ops.items())
+            print(f"warning: FLOPs of these operations are not known and not counted: {names}.", file=sys.stderr)
         print_json(found.to_json())
     else:
         print_profile(console(), found)

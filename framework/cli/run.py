@@ -18,7 +18,7 @@ from framework.cli.planning_tables import print_plan, print_profile
 from framework.embedded import AgentSpec
 from framework.profiling import load_profile
 from framework.runner import RunRequest, environment_for_tasks, run_training
-from solver import Plan
+from solver import Objective, Plan
 
 # What follows SCRIPT belongs to the script, options included.
 CONTEXT_SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -36,7 +36,9 @@ def run(
     plan: Annotated[Path | None, typer.Option(help="Follow this plan (JSON) instead of making one.")] = None,
     plan_only: Annotated[bool, typer.Option("--plan-only", help="Show the plan and stop.")] = False,
     max_workers: Annotated[int | None, typer.Option(min=1, help="At most this many workers.")] = None,
-    objective: Annotated[str, typer.Option(help="throughput, or traffic (the paper's Eq. 1).")] = "throughput",
+    objective: Annotated[
+        Objective, typer.Option(help="What to plan for: speed, or the paper's Eq. 1 (traffic).")
+    ] = "throughput",
     checkpoint_dir: Annotated[
         str | None, typer.Option(help="Where checkpoints go and are resumed from; the same path on all agents.")
     ] = None,
@@ -61,8 +63,6 @@ def run(
     """Plans and runs a training job: reads the model, looks at what Mesos offers, places the tasks and trains."""
     if logs not in ("chief", "all"):
         raise BadInputError(f"'{logs}' is not a value of --logs; say chief or all.")
-    if objective not in ("throughput", "traffic"):
-        raise BadInputError(f"'{objective}' is not a value of --objective; say throughput or traffic.")
     started = time.monotonic()
     fixed_plan = _read_plan(plan) if plan is not None else None
     secret = _read_secret(secret_file, principal)

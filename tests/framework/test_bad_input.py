@@ -88,7 +88,6 @@ def test_a_model_in_the_place_of_a_script(dike: Dike) -> None:
         (("--master", "127.0.0.1:1", "--connect-timeout", "0.3"), ("127.0.0.1:1", "--master")),
         (("--master", "a:b:c"), ("--master",)),
         (("--logs", "some"), ("--logs",)),
-        (("--objective", "luck"), ("--objective",)),
         (("--principal", "ann"), ("--secret-file",)),
         (("--secret-file", "nothing"), ("--principal",)),
         (("--principal", "ann", "--secret-file", "nothing"), ("nothing",)),
@@ -100,6 +99,13 @@ def test_a_model_in_the_place_of_a_script(dike: Dike) -> None:
 )
 def test_options_that_make_no_sense(dike: Dike, script: Path, options: tuple[str, ...], parts: tuple[str, ...]) -> None:
     refused(dike("run", "--profile", "profile.json", *options, script), *parts)
+
+
+def test_a_misspelt_value_is_explained(dike: Dike, script: Path) -> None:
+    done = dike("run", "--objective", "luck", script)
+    assert done.returncode == 2
+    assert "'luck' is not one of 'throughput', 'traffic'" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_checkpoint_folder_of_another_model(dike: Dike, script: Path, tmp_path: Path) -> None:

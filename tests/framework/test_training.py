@@ -12,9 +12,10 @@ from dike.profile import Api, ModelProfile, VariableSpec
 from executor.messages import LaunchOrder, LogChunk, Outcome, Report
 from framework import events
 from framework.driver import MasterUnavailableError
+from framework.gathering import COLLECT_S, NO_OFFER_S, SETTLE_S
 from framework.job import JobSpec, JobTask, TaskState
 from framework.observer import JobObserver
-from framework.training import COLLECT_S, KILL_AGAIN_S, LOGS_S, NO_OFFER_S, REJOIN_S, SETTLE_S, TrainingJob
+from framework.training import KILL_AGAIN_S, LOGS_S, REJOIN_S, TrainingJob
 from solver import NodeClass, Plan
 
 GIB = 2**30

@@ -69,6 +69,12 @@ def test_asynchronous_training_places_saves_survives_and_resumes(tmp_path: Path)
         assert "Traceback" not in job.chief.text
         assert (tmp_path / "job" / "checkpoints" / checkpoints.MARKER).exists()
 
+    # So does one that was never planned.
+    wider = {"WIDTH": "17"}
+    with Job(Api.GRAPH, SCRIPT, tmp_path / "job", 1, 1, ("monitored", "10"), environment=wider, alone=True) as job:
+        assert job.chief.wait() == 2
+        assert "is of another model: variable 'hidden/weights' differs" in job.chief.text
+
 
 def test_synchronous_training_ends(tmp_path: Path) -> None:
     with Job(Api.GRAPH, SCRIPT, tmp_path, 1, 2, ("synchronous", "60")) as job:

@@ -10,7 +10,7 @@ from tensorflow.python.training import monitored_session, saver, session_manager
 
 from dike import checkpoints
 from dike.reporting import reporter
-from dike.roles.graph import cluster, plain
+from dike.roles.graph import cluster, plain, restoring
 from dike.roles.graph import training as trained
 from dike.roles.graph.placement import actual_devices
 from dike.roles.graph.synchronous import CloseTokens
@@ -154,6 +154,8 @@ def _connect_creators(task: TaskSpec) -> None:
             as_chief = connected(chief(scaffold=creator._scaffold, config=creator._config))
             if task.checkpoint_dir:
                 checkpoints.claim_folder(task)
+                if creator._scaffold._saver is None:
+                    restoring.check_newest(task)
                 as_chief._checkpoint_dir = task.checkpoint_dir
             return create_as_chief(as_chief)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +17,7 @@ from tensorflow.python.client import session as sessions
 from dike import checkpoints
 from dike.exceptions import JobFailedError
 from dike.reporting import reporter
-from dike.roles.graph import cluster, initialisers, training
+from dike.roles.graph import cluster, initialisers, restoring, training
 from dike.roles.graph.placement import actual_devices
 from dike.roles.process import termination
 from dike.task import TaskSpec
@@ -140,21 +142,20 @@ class PlainSession:
             time.sleep(_POLL_INTERVAL_S)
 
     def _restore(self) -> set[Any]:
-        """Restores the newest checkpoint; returns the variables that were in it."""
+        """Restores the newest checkpoint; returns the variables that it gave a value."""
         if not self._task.checkpoint_dir:
             return set()
         checkpoints.claim_folder(self._task)
-        path = tf.train.latest_checkpoint(self._task.checkpoint_dir)
+        graph = self._session.graph
+        with graph.as_default():
+            path = restoring.check_newest(self._task)
+            variables = tf.compat.v1.global_variables()
         if path is None:
             return set()
-        stored = {name for name, _ in tf.train.list_variables(path)}
-        with self._session.graph.as_default():
-            variables = [v for v in tf.compat.v1.global_variables() if v.op.name in stored]
-        if variables:
-            with _open(self._session.graph):
-                saver = tf.compat.v1.train.Saver(variables)
-            saver.restore(self._session, path)
-            print(f"dike: restored '{path}'.", flush=True)
+        with _open(graph):
+            saver = tf.compat.v1.train.Saver(variables)
+        saver.restore(self._session, path)
+        print(f"dike: restored '{path}'.", flush=True)
         return set(variables)
 
     def _stepped(self, values: Mapping[str, Any], samples: int | None) -> None:
@@ -210,6 +211,7 @@ def _open(graph: Any) -> Iterator[None]:
 
 def install(task: TaskSpec) -> None:
     """Connects all sessions to the cluster and watches those that the script makes itself."""
+    open_sessions: weakref.WeakSet[Any] = weakref.WeakSet()
     base = sessions.BaseSession
     initialise, run, close = base.__init__, base.run, base.close
 
@@ -218,6 +220,7 @@ def install(task: TaskSpec) -> None:
         initialise(self, cluster.server(task).target, graph, cluster.session_config(task, config))
         if not getattr(_local, "inside", False):
             self._dike = PlainSession(task, self)
+            open_sessions.add(self)
 
     def own_run(self: Any, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
         if self._dike is None:
@@ -230,4 +233,9 @@ def install(task: TaskSpec) -> None:
             added.close()
         close(self)
 
+    def close_open() -> None:
+        for session in list(open_sessions):
+            session.close()
+
+    atexit.register(close_open)  # scripts leave an InteractiveSession open
     base.__init__, base.run, base.close = own_initialise, own_run, own_close

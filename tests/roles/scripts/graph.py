@@ -10,13 +10,14 @@ import tensorflow.compat.v1 as tf
 
 tf.disable_v2_behavior()
 mode, last_step = sys.argv[1], int(sys.argv[2])
+width = int(os.environ.get("WIDTH", "16"))
 x = tf.placeholder(tf.float32, [None, 32])
 y = tf.placeholder(tf.int32, [None])
 with tf.device("/job:ps/task:0"):  # the plan knows better
-    hidden_weights = tf.get_variable("hidden/weights", [32, 16], initializer=tf.glorot_uniform_initializer(seed=1))
-hidden_bias = tf.get_variable("hidden/bias", [16], initializer=tf.zeros_initializer())
+    hidden_weights = tf.get_variable("hidden/weights", [32, width], initializer=tf.glorot_uniform_initializer(seed=1))
+hidden_bias = tf.get_variable("hidden/bias", [width], initializer=tf.zeros_initializer())
 hidden = tf.nn.relu(tf.matmul(x, hidden_weights) + hidden_bias)
-weights = tf.get_variable("output/weights", [16, 10], initializer=tf.glorot_uniform_initializer(seed=2))
+weights = tf.get_variable("output/weights", [width, 10], initializer=tf.glorot_uniform_initializer(seed=2))
 bias = tf.get_variable("output/bias", [10], initializer=tf.zeros_initializer())
 logits = tf.matmul(hidden, weights) + bias
 loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits))
@@ -32,6 +33,7 @@ inputs, labels = data.samples(2000)
 test_inputs, test_labels = data.samples(500, seed=1)
 random = np.random.RandomState(os.getpid())
 losses = []
+measured = None
 
 
 def batch():
@@ -66,7 +68,7 @@ print(
             "first_step": first,
             "own_steps": len(losses),
             "losses": [losses[0], float(np.mean(losses[-5:]))] if losses else [],
-            "accuracy": measured if losses else None,
+            "accuracy": measured,
             "accuracy_devices": sorted(
                 {variable.device for variable in tf.local_variables() if "accuracy" in variable.name}
             ),

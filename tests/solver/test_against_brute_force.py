@@ -1,0 +1,184 @@
+"""The placement programs and the whole search give what trying everything gives."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import solver_brute_force as brute_force
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from solver_cases import MB, profile
+
+from dike.exceptions import InfeasibleError
+from dike.profile import Api, ModelProfile
+from solver import Cluster, NodeClass, PlanRequest, make_plan
+from solver.hardware import known_hardware
+from solver.nodes import node_kinds
+from solver.options import OptionSpace, cpu_gpu_ratio, identical_workers, raw_space, task_counts
+from solver.placement.fastest import calmest_placement, fastest_placement
+from solver.placement.problem import placement_problem
+from solver.resources import TaskSizes, WorkerShape
+from solver.search import TIE
+from solver.shards import Shards, shard
+from solver.step_time import StepModel
+from solver.units import BYTES_PER_S_PER_GBPS, GIB
+
+WITHIN_GBPS = 64.0
+CLOSE = 1e-5
+
+many = settings(max_examples=250, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+some = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+
+nodes = st.lists(
+    st.builds(
+        lambda cpus, mem, gpus, model, gbps, rich: NodeClass(
+            name="x",
+            cpus=cpus,
+            mem_bytes=mem * GIB,
+            gpus=gpus,
+            gpu_model=model if gpus else None,
+            network_gbps=gbps,
+            disk_bytes=(50 if rich else 1) * GIB,
+        ),
+        st.sampled_from([1.0, 2.0, 3.5, 4.0, 8.0]),
+        st.integers(1, 16),
+        st.integers(0, 3),
+        st.sampled_from(["K80", "V100", "T4"]),
+        st.sampled_from([1.0, 10.0, 25.0]),
+        st.integers(0, 9),
+    ),
+    min_size=1,
+    max_size=4,
+)
+profiles = st.builds(
+    lambda sizes, sync, api, flops: profile(
+        [size * MB for size in sizes], synchronous=sync, api=api, flops=flops, sample_bytes=60_000
+    ),
+    st.lists(st.integers(1, 60), min_size=1, max_size=6),
+    st.booleans(),
+    st.sampled_from([Api.GRAPH, Api.KERAS]),
+    st.sampled_from([1e6, 1e8, 4e9]),
+)
+shapes = st.builds(WorkerShape, st.integers(0, 2), st.sampled_from([0.25, 0.5, 1.0, 1.75, 3.0]))
+
+
+def _named(classes: list[NodeClass]) -> Cluster:
+    values = [dict(vars(node), name=f"n{index}") for index, node in enumerate(classes)]
+    return Cluster(tuple(NodeClass(**value) for value in values), within_node_gbps=WITHIN_GBPS)
+
+
+def _job(
+    model: ModelProfile, cluster: Cluster, shape: WorkerShape, workers: int, shards: Shards
+) -> tuple[brute_force.Job, TaskSizes]:
+    sizes = TaskSizes.of(model, max(node.cpus for node in cluster.nodes))
+    return brute_force.Job(model, sizes, shape, workers, shards.sizes, WITHIN_GBPS), sizes
+
+
+@many
+@given(nodes, profiles, shapes, st.integers(1, 5), st.integers(1, 3), st.booleans())
+def test_a_placement_is_as_fast_as_the_best_of_all_placements(
+    classes: list[NodeClass], model: ModelProfile, shape: WorkerShape, workers: int, ps: int, equal: bool
+) -> None:
+    cluster = _named(classes)
+    shards = shard(model, min(ps, len(model.variables)))
+    if equal:
+        shards = Shards((shards.sizes[0],) * len(shards.sizes), {})
+    job, sizes = _job(model, cluster, shape, workers, shards)
+    step_model = StepModel(model, shape, known_hardware(), WITHIN_GBPS * BYTES_PER_S_PER_GBPS, total_bytes=shards.total)
+    problem = placement_problem(node_kinds(cluster), step_model, sizes, shards, workers)
+    found = fastest_placement(problem)
+    expected = brute_force.best(job, cluster.nodes)
+    if expected is None:
+        assert found is None
+        return
+    assert found is not None
+    assert found.samples_per_s == pytest.approx(expected.samples_per_s, rel=CLOSE)
+    assert found.traffic_bytes == pytest.approx(expected.traffic, rel=CLOSE)
+
+
+@many
+@given(nodes, profiles, shapes, st.integers(1, 5), st.integers(1, 3))
+def test_the_calmest_placement_has_the_least_traffic_of_all(
+    classes: list[NodeClass], model: ModelProfile, shape: WorkerShape, workers: int, ps: int
+) -> None:
+    cluster = _named(classes)
+    shards = shard(model, min(ps, len(model.variables)))
+    job, sizes = _job(model, cluster, shape, workers, shards)
+    step_model = StepModel(model, shape, known_hardware(), WITHIN_GBPS * BYTES_PER_S_PER_GBPS, total_bytes=shards.total)
+    found = calmest_placement(placement_problem(node_kinds(cluster), step_model, sizes, shards, workers))
+    expected = brute_force.least_traffic(job, cluster.nodes)
+    assert (found is None) == (expected is None)
+    if found is not None:
+        assert found.traffic_bytes == pytest.approx(expected, rel=CLOSE)
+
+
+def _space(model: ModelProfile, cluster: Cluster, *, every_machine_works: bool) -> tuple[OptionSpace, TaskSizes]:
+    kinds = node_kinds(cluster)
+    sizes = TaskSizes.of(model, max(kind.cpus for kind in kinds))
+    space = identical_workers(raw_space(kinds)).space
+    space = cpu_gpu_ratio(space, kinds, model, known_hardware(), sizes).space
+    pruned = task_counts(space, kinds, model, sizes, max_workers=4, every_machine_works=every_machine_works)
+    return pruned.space, sizes
+
+
+def _all_results(model: ModelProfile, cluster: Cluster, *, every_machine_works: bool) -> list[brute_force.Result]:
+    space, _ = _space(model, cluster, every_machine_works=every_machine_works)
+    results = []
+    for entry in space.ranges:
+        for workers in range(entry.min_workers, entry.max_workers + 1):
+            for ps in range(1, entry.max_ps + 1):
+                job, _ = _job(model, cluster, entry.shape, workers, shard(model, ps))
+                if every_machine_works:
+                    traffic = brute_force.least_traffic(job, cluster.nodes)
+                    results += [] if traffic is None else [brute_force.Result(0.0, traffic)]
+                else:
+                    best = brute_force.best(job, cluster.nodes)
+                    results += [] if best is None else [best]
+    return results
+
+
+small_nodes = nodes.filter(lambda classes: len(classes) <= 3)
+
+
+@some
+@given(small_nodes, profiles)
+def test_the_plan_is_within_a_tie_of_the_fastest_option_and_has_least_traffic_there(
+    classes: list[NodeClass], model: ModelProfile
+) -> None:
+    cluster = _named(classes)
+    results = _all_results(model, cluster, every_machine_works=False)
+    request = PlanRequest(model, cluster, max_workers=4)
+    if not results:
+        with pytest.raises(InfeasibleError):
+            make_plan(request)
+        return
+    plan = make_plan(request)
+    fastest = max(result.samples_per_s for result in results)
+    floor = fastest * (1 - TIE)
+    calmest = min(result.traffic for result in results if result.samples_per_s >= floor * (1 + CLOSE))
+    assert plan.samples_per_s >= floor * (1 - CLOSE)
+    assert plan.traffic_bytes <= calmest * (1 + CLOSE)
+    assert plan.optimal
+    assert plan.gap == 0
+
+
+@some
+@given(small_nodes, profiles)
+def test_the_plan_for_traffic_has_the_least_of_all_options(classes: list[NodeClass], model: ModelProfile) -> None:
+    cluster = _named(classes)
+    results = _all_results(model, cluster, every_machine_works=True)
+    if not results:
+        return
+    plan = make_plan(PlanRequest(model, cluster, objective="traffic", max_workers=4))
+    assert plan.traffic_bytes == pytest.approx(min(result.traffic for result in results), rel=CLOSE)
+    assert plan.optimal
+
+
+def test_a_passed_deadline_gives_a_plan_that_claims_no_proof() -> None:
+    cluster = _named([NodeClass(name="x", cpus=8.0, mem_bytes=32 * GIB, gpus=4, gpu_model="K80")] * 4)
+    started = time.monotonic()
+    plan = make_plan(PlanRequest(profile(), cluster, time_limit_s=0.0))
+    assert time.monotonic() - started < 60
+    assert not plan.optimal
+    assert plan.gap > 0
