@@ -18,9 +18,9 @@ dataset = tf.data.Dataset.from_tensor_slices((features[train], labels[train])).s
 test_dataset = tf.data.Dataset.from_tensor_slices((features[test], labels[test])).batch(64)
 
 inputs = tf.keras.Input((64,))
-hidden = tf.keras.layers.Dense(128, activation="relu")(inputs)
+hidden = tf.keras.layers.Dense(256, activation="relu")(inputs)
 hidden = tf.keras.layers.BatchNormalization()(hidden)
-hidden = tf.keras.layers.Dense(64, activation="relu")(hidden)
+hidden = tf.keras.layers.Dense(128, activation="relu")(hidden)
 outputs = tf.keras.layers.Dense(10, activation="softmax")(hidden)
 model = tf.keras.Model(inputs, outputs)
 model.compile(optimizer="rmsprop", loss="sparse_categorical_crossentropy", metrics=["accuracy"])

@@ -5,10 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
-import solver_brute_force as brute_force
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from solver_cases import MB, profile
 
 from dike.exceptions import InfeasibleError
 from dike.profile import Api, ModelProfile
@@ -23,6 +21,8 @@ from solver.search import TIE
 from solver.shards import Shards, shard
 from solver.step_time import StepModel
 from solver.units import BYTES_PER_S_PER_GBPS, GIB
+from tests.solver import solver_brute_force as brute_force
+from tests.solver.solver_cases import MB, profile
 
 WITHIN_GBPS = 64.0
 CLOSE = 1e-5

@@ -1,0 +1,141 @@
+"""Cluster files: what they may say, and what each mistake is answered with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dike.exceptions import BadInputError
+from solver import Cluster, NodeClass
+from solver.units import GIB, parse_bytes
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "clusters"
+GOOD = """\
+nodes:
+  - name: gpu
+    count: 2
+    cpus: 8
+    mem: 32GiB
+    gpus: 4
+    gpu_model: K80
+    disk: 100GB
+    network_gbps: 25
+    rack: r1
+  - name: cpu
+    cpus: 2.5
+    mem: 500MB
+links:
+  within_node_gbps: 100
+  across_racks_gbps: 5
+"""
+
+
+def _read(tmp_path: Path, text: str) -> Cluster:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(text, encoding="utf-8")
+    return Cluster.from_yaml(path)
+
+
+def test_a_cluster_file_is_read(tmp_path: Path) -> None:
+    cluster = _read(tmp_path, GOOD)
+    assert list(cluster.node_names()) == ["gpu-0", "gpu-1", "cpu"]
+    gpu, cpu = cluster.nodes
+    assert (gpu.cpus, gpu.mem_bytes, gpu.gpus, gpu.gpu_model) == (8.0, 32 * GIB, 4, "K80")
+    assert (gpu.disk_bytes, gpu.network_gbps, gpu.rack) == (100 * 10**9, 25.0, "r1")
+    assert (cpu.count, cpu.cpus, cpu.mem_bytes, cpu.gpus, cpu.rack) == (1, 2.5, 500 * 10**6, 0, None)
+    assert (cluster.within_node_gbps, cluster.across_racks_gbps) == (100.0, 5.0)
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
+def test_the_examples_are_good(path: Path) -> None:
+    assert Cluster.from_yaml(path).node_count >= 1
+
+
+def test_there_are_four_examples() -> None:
+    names = {path.name for path in EXAMPLES.glob("*.yaml")}
+    assert names >= {"five-k80.yaml", "mixed.yaml", "300-nodes.yaml", "laptop.yaml"}
+    assert Cluster.from_yaml(EXAMPLES / "300-nodes.yaml").node_count == 300
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("32GiB", 32 * GIB), ("500MB", 500_000_000), ("1.5 KiB", 1536), ("12", 12), (4096, 4096), ("2tb", 2 * 10**12)],
+)
+def test_sizes(text: object, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "32 parsecs", "-1GiB", True, None, [1], "1e400"])
+def test_what_is_no_size(text: object) -> None:
+    with pytest.raises(ValueError, match="a size is"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "says"),
+    [
+        ("cpus: 8", "cpus: eight", 4, "cpus"),
+        ("cpus: 8", "cpus: true", 4, "cpus"),
+        ("cpus: 8", "cpus: 0", 4, "greater than 0"),
+        ("cpus: 8", "cpus: -3", 4, "greater than 0"),
+        ("cpus: 8", "cpus: .inf", 4, "finite"),
+        ("count: 2", "count: 0", 3, "greater than 0"),
+        ("count: 2", "count: 1.5", 3, "count"),
+        ("mem: 32GiB", "mem: 32 sacks", 5, "32GiB or 500MB"),
+        ("mem: 32GiB", "mem: 0", 5, "greater than 0"),
+        ("mem: 32GiB", "mem: -5GiB", 5, "32GiB or 500MB"),
+        ("gpus: 4", "gpus: -1", 6, "greater than or equal to 0"),
+        ("gpu_model: K80", "gpu_model: 80", 7, "string"),
+        ("network_gbps: 25", "network_gbps: 0", 9, "greater than 0"),
+        ("rack: r1", "colour: red", 10, "'colour' is not known"),
+        ("    mem: 500MB\n", "", 11, "'mem' is missing"),
+        ("name: cpu", "name: gpu-1", 11, "'gpu-1' is taken by line 2"),
+        ("name: cpu", "name: ''", 11, "name"),
+        ("rack: r1", "rack: r1\n    cpus: 9", 11, "second time"),
+        ("across_racks_gbps: 5", "across_racks_gbps: 0", 16, "greater than 0"),
+        ("across_racks_gbps: 5", "between_racks: 5", 16, "known keys are within_node_gbps, across_racks_gbps"),
+        ("links:", "linx:", 14, "'linx' is not known; known keys are nodes, links"),
+        ("links:", "links: [", 16, "not YAML"),
+    ],
+)
+def test_a_mistake_is_named_with_its_line(tmp_path: Path, old: str, new: str, line: int, says: str) -> None:
+    assert GOOD.count(old) == 1
+    with pytest.raises(BadInputError) as caught:
+        _read(tmp_path, GOOD.replace(old, new))
+    message = str(caught.value)
+    assert f"cluster.yaml, line {line}:" in message
+    assert says in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "- a\n- b\n", "just text"])
+def test_a_file_without_a_mapping(tmp_path: Path, text: str) -> None:
+    with pytest.raises(BadInputError, match=r"line 1: a cluster file is a mapping with the key 'nodes'"):
+        _read(tmp_path, text)
+
+
+@pytest.mark.parametrize("text", ["nodes: []", "links: {}\nnodes: []"])
+def test_no_node(tmp_path: Path, text: str) -> None:
+    with pytest.raises(BadInputError, match=rf"line {text.count(chr(10)) + 1}: there is no node"):
+        _read(tmp_path, text)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match="cannot be read: No such file"):
+        Cluster.from_yaml(tmp_path / "none.yaml")
+
+
+def test_a_file_that_is_not_text(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_bytes(b"nodes: \xff\xfe")
+    with pytest.raises(BadInputError, match="not UTF-8"):
+        Cluster.from_yaml(path)
+
+
+def test_a_cluster_made_by_hand_is_checked_too() -> None:
+    with pytest.raises(BadInputError, match="at least one node"):
+        Cluster(())
+    twin = NodeClass(name="a", cpus=1.0, mem_bytes=GIB)
+    with pytest.raises(BadInputError, match="called 'a'"):
+        Cluster((twin, twin))

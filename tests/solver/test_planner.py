@@ -1,0 +1,163 @@
+"""The planner as a whole: what it chooses, what it cannot place, and how large a cluster may be."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from dike.exceptions import BadInputError, InfeasibleError
+from dike.profile import Api
+from solver import Cluster, NodeClass, PlanRequest, make_plan
+from solver.units import GIB
+from tests.solver.solver_cases import MB, digits, k80, machines, profile
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "clusters"
+
+
+def test_the_paper_test_bed_uses_all_its_gpus() -> None:
+    plan = make_plan(PlanRequest(profile(), Cluster.from_yaml(EXAMPLES / "five-k80.yaml")))
+    assert sum(task.gpus for task in plan.tasks) == 20
+    assert plan.option.ps >= 2
+    assert plan.optimal
+    assert plan.alternatives
+    assert all(entry.relative <= 1.02 for entry in plan.alternatives)
+
+
+@pytest.mark.parametrize("synchronous", [False, True])
+@pytest.mark.parametrize("objective", ["throughput", "traffic"])
+def test_three_hundred_machines(synchronous: bool, objective: str) -> None:
+    cluster = Cluster.from_yaml(EXAMPLES / "300-nodes.yaml")
+    started = time.monotonic()
+    plan = make_plan(PlanRequest(profile(synchronous=synchronous), cluster, objective=objective))  # type: ignore[arg-type]
+    assert time.monotonic() - started < 60
+    assert plan.optimal
+    assert plan.options.considered > 1000
+
+
+def test_three_hundred_offers_that_all_differ() -> None:
+    nodes = [
+        NodeClass(
+            name=f"n{i}",
+            cpus=2 + (i * 7 % 60) / 2,
+            mem_bytes=(8 + i * 13 % 100) * GIB,
+            gpus=i % 5,
+            gpu_model=("K80", "V100")[i % 2],
+        )
+        for i in range(300)
+    ]
+    plan = make_plan(PlanRequest(digits(), Cluster(tuple(nodes)), max_workers=16))
+    assert plan.option.workers <= 16
+
+
+def test_more_workers_allowed_is_never_slower() -> None:
+    model = profile([400 * MB, 40 * MB], flops=1e9)
+    speeds = [
+        make_plan(PlanRequest(model, k80(network_gbps=1.0), max_workers=limit)).samples_per_s
+        for limit in (1, 2, 5, 10, None)
+    ]
+    assert all(later >= earlier * 0.99 for earlier, later in zip(speeds, speeds[1:], strict=False))
+
+
+def test_the_objective_traffic_follows_the_paper() -> None:
+    plan = make_plan(PlanRequest(profile(), k80(), objective="traffic"))
+    # Rule 3's least number of workers, packed onto as few machines as hold them, with the ps beside most of them.
+    assert plan.option.workers == 5
+    assert plan.option.ps == 1
+    ps_node = next(task.node for task in plan.tasks if task.role == "ps")
+    assert sum(task.node == ps_node for task in plan.tasks if task.role == "worker") == 4
+    total = profile().variable_bytes
+    assert plan.traffic_bytes == pytest.approx(total * (4 * 0.1 + 1))
+    fast = make_plan(PlanRequest(profile(), k80()))
+    assert fast.samples_per_s > plan.samples_per_s
+    assert fast.traffic_bytes > plan.traffic_bytes
+
+
+def test_unequal_variables_go_where_they_balance() -> None:
+    plan = make_plan(PlanRequest(profile([60 * MB, 30 * MB, 20 * MB, 10 * MB]), k80()))
+    assert plan.option.ps == 2
+    assert sorted(plan.ps_bytes) == [60 * MB, 60 * MB]
+
+
+def test_workers_get_one_gpu_where_the_script_can_use_only_one() -> None:
+    plan = make_plan(PlanRequest(profile(synchronous=True), k80(), max_gpus_per_worker=1))
+    assert plan.option.worker.gpus == 1
+
+
+def test_an_unknown_gpu_is_said() -> None:
+    plan = make_plan(PlanRequest(profile(), k80(gpu_model="Zebra 9000")))
+    assert any("'Zebra 9000' is not known" in sentence for sentence in plan.why)
+    known = make_plan(PlanRequest(profile(), k80(gpu_model="Tesla K80")))
+    assert not any("not known" in sentence for sentence in known.why)
+
+
+def test_a_job_stays_in_its_rack_where_crossing_is_slow() -> None:
+    def cluster(across: float | None) -> Cluster:
+        racks = tuple(
+            NodeClass(name=rack, count=2, cpus=8.0, mem_bytes=32 * GIB, gpus=4, gpu_model="K80", rack=rack)
+            for rack in ("left", "right")
+        )
+        return Cluster(racks, across_racks_gbps=across)
+
+    model = profile([400 * MB], flops=4e9)
+    slow, fast = (make_plan(PlanRequest(model, cluster(across))) for across in (0.05, None))
+    assert len({task.node.split("-")[0] for task in slow.tasks}) == 1
+    assert len({task.node.split("-")[0] for task in fast.tasks}) == 2
+    assert slow.samples_per_s < fast.samples_per_s
+
+
+def test_an_uplink_that_limits_is_in_the_prediction() -> None:
+    nodes = tuple(
+        NodeClass(name=rack, cpus=8.0, mem_bytes=32 * GIB, gpus=4, gpu_model="K80", rack=rack) for rack in ("a", "b")
+    )
+    plans = [
+        make_plan(PlanRequest(profile(), Cluster(nodes, across_racks_gbps=across)))
+        for across in (2.0, 4.0, 8.0, 1000.0)
+    ]
+    speeds = [plan.samples_per_s for plan in plans]
+    assert speeds == sorted(speeds)
+    assert speeds[0] < speeds[-1] * 0.95
+    assert plans[-1].optimal
+    for plan in plans:
+        assert plan.optimal or plan.gap > 0
+
+
+@pytest.mark.parametrize(
+    ("cluster", "model", "says"),
+    [
+        (machines(1, mem_gib=0.25), digits(), "A worker needs 513.0 MiB of memory .* 257.0 MiB of memory short"),
+        (machines(3, mem_gib=1.0), profile([900 * MB]), "memory"),
+        (machines(1, mem_gib=1.25), digits(), "all machines together have 1.2 GiB of memory: 25.*MiB of memory short"),
+        (machines(1, cpus=0.1), digits(), "A worker needs 0.25 CPUs and the best machine .* 0.15 CPUs short"),
+        (k80(mem_bytes=2 * GIB), profile(), "A worker needs 3.3 GiB of memory"),
+        (k80(disk_bytes=GIB // 10), profile(), "disk short"),
+        (k80(), profile([9000 * MB]), "16.8 GiB|17.0 GiB of a GPU's memory"),
+    ],
+)
+def test_what_never_fits_is_said_with_the_resource_and_the_amount(cluster: Cluster, model: object, says: str) -> None:
+    with pytest.raises(InfeasibleError, match=says) as caught:
+        make_plan(PlanRequest(model, cluster))  # type: ignore[arg-type]
+    assert str(caught.value).count(". ") == 0
+    assert caught.value.exit_code == 2
+
+
+def test_tasks_that_are_in_each_others_way() -> None:
+    # Two machines, and three tasks of half a GiB each with room for one.
+    cluster = machines(2, mem_gib=0.8)
+    with pytest.raises(InfeasibleError, match=r"fits the machines' sum|all machines together"):
+        make_plan(PlanRequest(digits(), cluster))
+
+
+@pytest.mark.parametrize(
+    "change", [{"objective": "speed"}, {"max_workers": 0}, {"max_gpus_per_worker": 0}, {"max_workers": -1}]
+)
+def test_a_senseless_request(change: dict[str, object]) -> None:
+    with pytest.raises(BadInputError):
+        make_plan(PlanRequest(digits(), machines(1), **change))  # type: ignore[arg-type]
+
+
+def test_a_graph_job_has_no_separate_chief() -> None:
+    plan = make_plan(PlanRequest(digits(Api.GRAPH), machines(1)))
+    assert {task.role for task in plan.tasks} == {"ps", "worker"}
+    assert plan.step_time_s.dispatch == 0
