@@ -30,7 +30,7 @@ def hand_over() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         master = os.environ["DIKE_MASTER"]
-        command = [sys.executable, "-P", "-m", "framework", "run", "--master", master, "--profile", path]
+        command = [sys.executable, "-P", "-m", "framework", "run", "--master", master, "--handed-over", path]
         os.execv(sys.executable, [*command, script, *arguments])  # noqa: S606 - no shell is wanted
 
     def refuse(sentence: str) -> NoReturn:

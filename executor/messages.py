@@ -27,7 +27,7 @@ class LaunchOrder:
         cpus: CPUs that Mesos gave to the slot; sizes TensorFlow's thread pools.
         gpu_devices: device indices for `CUDA_VISIBLE_DEVICES`; None where Mesos isolates GPUs itself.
         stream_logs: whether output is sent to the framework as it comes; it always goes to the sandbox.
-        kill_grace_s: seconds between SIGTERM and SIGKILL.
+        kill_grace_s: seconds between SIGTERM and SIGKILL; a chief that trains takes up to 5 s to save.
     """
 
     task: TaskSpec
@@ -38,7 +38,7 @@ class LaunchOrder:
     cpus: float = 1.0
     gpu_devices: tuple[int, ...] | None = None
     stream_logs: bool = False
-    kill_grace_s: float = 5.0
+    kill_grace_s: float = 8.0
 
     def encode(self) -> str:
         """The order as base64 text, the form of bytes in Mesos' JSON."""

@@ -6,6 +6,7 @@ import random
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from dike.checkpoints import fingerprint
 from dike.task import Role, TaskSpec
 from executor.messages import LaunchOrder
 from framework.job import JobSpec, JobTask
@@ -168,6 +169,7 @@ def _order(spec: JobSpec, plan: Plan, task: JobTask, cluster: Mapping[str, Seque
             checkpoint_dir=spec.checkpoint_dir,
             checkpoint_interval_s=spec.checkpoint_interval_s,
             attempt=attempt,
+            fingerprint=fingerprint(spec.profile),
         ),
         bundle_url=spec.bundle_url,
         script=spec.script,

@@ -32,7 +32,7 @@ from framework.training import TrainingJob
 from solver import Objective, Plan
 
 EVENT_WAIT_S = 0.1
-CANCEL_TIMEOUT_S = 15.0
+CANCEL_TIMEOUT_S = 20.0
 SUBSCRIBE_TIMEOUT_S = 20.0
 RUNS_FOLDER = "dike-runs"
 

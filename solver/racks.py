@@ -13,12 +13,12 @@ Region = tuple[NodeKind, ...]
 
 
 def regions(kinds: Sequence[NodeKind]) -> tuple[Region, ...]:
-    """The whole cluster, then each rack by itself; machines without a rack count as one more."""
+    """Each rack by itself, machines without one as one more, then the whole cluster; of equal plans the first counts."""
     racks = list(dict.fromkeys(kind.rack for kind in kinds))
     whole = tuple(kinds)
     if len(racks) == 1:
         return (whole,)
-    return (whole, *(tuple(kind for kind in kinds if kind.rack == rack) for rack in racks))
+    return (*(tuple(kind for kind in kinds if kind.rack == rack) for rack in racks), whole)
 
 
 def uplink_s(

@@ -57,7 +57,8 @@ def run(
         str, typer.Option(help="Private Mesos: what each agent declares, as in 'cpus:4;mem:4096;gpus:1'.")
     ] = "",
     attributes: Annotated[str, typer.Option(help="Private Mesos: attributes of each agent, as in 'rack:r1'.")] = "",
-    saved_profile: Annotated[Path | None, typer.Option("--profile", hidden=True)] = None,
+    saved_profile: Annotated[Path | None, typer.Option("--profile", help="A saved profile of the script.")] = None,
+    handed_over: Annotated[Path | None, typer.Option(hidden=True)] = None,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
     """Plans and runs a training job: reads the model, looks at what Mesos offers, places the tasks and trains."""
@@ -66,7 +67,10 @@ def run(
     started = time.monotonic()
     fixed_plan = _read_plan(plan) if plan is not None else None
     secret = _read_secret(secret_file, principal)
-    profile = _profile(script, arguments or [], batch_size, saved_profile)
+    profile = _profile(script, arguments or [], batch_size, handed_over or saved_profile)
+    if handed_over is not None:
+        # `DIKE_MASTER=... python train.py` has written it for us alone.
+        handed_over.unlink(missing_ok=True)
     request = RunRequest(
         script=script,
         arguments=tuple(arguments or ()),
@@ -119,8 +123,9 @@ def _profile(script: Path, arguments: list[str], batch_size: int | None, saved: 
         raise BadInputError(f"'{script}' is not a training script; use 'dike plan {script}' to plan without running.")
     if saved is None:
         return load_profile(str(script), arguments, batch_size)
-    profile = ModelProfile.loads(saved.read_text(encoding="utf-8"))
-    return profile if batch_size is None else profile.with_batch_size(batch_size)
+    if not script.is_file():
+        raise BadInputError(f"There is no script {script}.")
+    return load_profile(str(saved), (), batch_size)
 
 
 def _read_plan(path: Path) -> Plan:

@@ -268,3 +268,18 @@ def test_too_little_on_offer_is_waited_for(tmp_path: Path, v1_script: Path, meso
     holder.process.send_signal(signal.SIGTERM)
     holder.result(exit_code=130)
     assert waiter.result()["tasks"] == plan["tasks"]
+
+
+def test_plain_python_with_dike_master_set(tmp_path: Path, v1_script: Path, mesos: EmbeddedCluster) -> None:
+    done = subprocess.run(
+        [sys.executable, v1_script, "60"],
+        cwd=tmp_path,
+        env={**os.environ, "DIKE_MASTER": mesos.master, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "launched ps:0" in done.stdout
+    assert "last loss" in done.stdout
+    assert list(tmp_path.glob("dike-profile-*")) == []

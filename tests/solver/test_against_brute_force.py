@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,11 +12,12 @@ from hypothesis import strategies as st
 from dike.exceptions import InfeasibleError
 from dike.profile import Api, ModelProfile
 from solver import Cluster, NodeClass, PlanRequest, make_plan
+from solver.bounds import Bounds, option_bounds
 from solver.hardware import known_hardware
 from solver.nodes import node_kinds
 from solver.options import OptionSpace, cpu_gpu_ratio, identical_workers, raw_space, task_counts
 from solver.placement.fastest import calmest_placement, fastest_placement
-from solver.placement.problem import placement_problem
+from solver.placement.problem import PlacementProblem, placement_problem
 from solver.resources import TaskSizes, WorkerShape
 from solver.search import TIE
 from solver.shards import Shards, shard
@@ -30,37 +32,38 @@ CLOSE = 1e-5
 many = settings(max_examples=250, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 some = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
+# Small models on slow networks, so that compute, network, updates and dispatch each decide some of the cases.
 nodes = st.lists(
     st.builds(
-        lambda cpus, mem, gpus, model, gbps, rich: NodeClass(
+        lambda cpus, mem, gpus, model, gbps, disk: NodeClass(
             name="x",
             cpus=cpus,
             mem_bytes=mem * GIB,
             gpus=gpus,
             gpu_model=model if gpus else None,
             network_gbps=gbps,
-            disk_bytes=(50 if rich else 1) * GIB,
+            disk_bytes=disk * GIB,
         ),
         st.sampled_from([1.0, 2.0, 3.5, 4.0, 8.0]),
-        st.integers(1, 16),
-        st.integers(0, 3),
+        st.sampled_from([1, 2, 4, 8, 16, 32]),
+        st.sampled_from([0, 0, 1, 2, 3]),
         st.sampled_from(["K80", "V100", "T4"]),
-        st.sampled_from([1.0, 10.0, 25.0]),
-        st.integers(0, 9),
+        st.sampled_from([0.5, 1.0, 2.0, 10.0, 25.0]),
+        st.sampled_from([1, 3, 50, 50]),
     ),
     min_size=1,
     max_size=4,
 )
 profiles = st.builds(
     lambda sizes, sync, api, flops: profile(
-        [size * MB for size in sizes], synchronous=sync, api=api, flops=flops, sample_bytes=60_000
+        [size * MB for size in sizes], synchronous=sync, api=api, flops=flops, sample_bytes=6_000, slots=0
     ),
     st.lists(st.integers(1, 60), min_size=1, max_size=6),
     st.booleans(),
     st.sampled_from([Api.GRAPH, Api.KERAS]),
-    st.sampled_from([1e6, 1e8, 4e9]),
+    st.sampled_from([1e4, 1e6, 1e8, 4e9]),
 )
-shapes = st.builds(WorkerShape, st.integers(0, 2), st.sampled_from([0.25, 0.5, 1.0, 1.75, 3.0]))
+shapes = st.builds(WorkerShape, st.sampled_from([0, 0, 1, 2]), st.sampled_from([0.25, 0.25, 0.5, 1.0, 1.75]))
 
 
 def _named(classes: list[NodeClass]) -> Cluster:
@@ -75,42 +78,57 @@ def _job(
     return brute_force.Job(model, sizes, shape, workers, shards.sizes, WITHIN_GBPS), sizes
 
 
+@dataclass(frozen=True)
+class Case:
+    """One option on one cluster, as the solver and as the enumeration see it."""
+
+    problem: PlacementProblem
+    bounds: Bounds
+    job: brute_force.Job
+    nodes: tuple[NodeClass, ...]
+
+
+def _case(classes: list[NodeClass], model: ModelProfile, shape: WorkerShape, workers: int, shards: Shards) -> Case:
+    cluster = _named(classes)
+    kinds = node_kinds(cluster)
+    job, sizes = _job(model, cluster, shape, workers, shards)
+    step_model = StepModel(model, shape, known_hardware(), WITHIN_GBPS * BYTES_PER_S_PER_GBPS, shards.total)
+    problem = placement_problem(kinds, step_model, sizes, shards, workers)
+    return Case(problem, option_bounds(kinds, step_model, sizes, shards, workers), job, cluster.nodes)
+
+
 @many
-@given(nodes, profiles, shapes, st.integers(1, 5), st.integers(1, 3), st.booleans())
+@given(nodes, profiles, shapes, st.integers(1, 6), st.integers(1, 3), st.booleans())
 def test_a_placement_is_as_fast_as_the_best_of_all_placements(
     classes: list[NodeClass], model: ModelProfile, shape: WorkerShape, workers: int, ps: int, equal: bool
 ) -> None:
-    cluster = _named(classes)
     shards = shard(model, min(ps, len(model.variables)))
     if equal:
         shards = Shards((shards.sizes[0],) * len(shards.sizes), {})
-    job, sizes = _job(model, cluster, shape, workers, shards)
-    step_model = StepModel(model, shape, known_hardware(), WITHIN_GBPS * BYTES_PER_S_PER_GBPS, total_bytes=shards.total)
-    problem = placement_problem(node_kinds(cluster), step_model, sizes, shards, workers)
-    found = fastest_placement(problem)
-    expected = brute_force.best(job, cluster.nodes)
+    case = _case(classes, model, shape, workers, shards)
+    found = fastest_placement(case.problem)
+    expected = brute_force.best(case.job, case.nodes)
     if expected is None:
         assert found is None
         return
     assert found is not None
     assert found.samples_per_s == pytest.approx(expected.samples_per_s, rel=CLOSE)
     assert found.traffic_bytes == pytest.approx(expected.traffic, rel=CLOSE)
+    assert case.bounds.samples_per_s[workers - 1] >= expected.samples_per_s * (1 - 1e-12)
 
 
 @many
-@given(nodes, profiles, shapes, st.integers(1, 5), st.integers(1, 3))
+@given(nodes, profiles, shapes, st.integers(1, 6), st.integers(1, 3))
 def test_the_calmest_placement_has_the_least_traffic_of_all(
     classes: list[NodeClass], model: ModelProfile, shape: WorkerShape, workers: int, ps: int
 ) -> None:
-    cluster = _named(classes)
-    shards = shard(model, min(ps, len(model.variables)))
-    job, sizes = _job(model, cluster, shape, workers, shards)
-    step_model = StepModel(model, shape, known_hardware(), WITHIN_GBPS * BYTES_PER_S_PER_GBPS, total_bytes=shards.total)
-    found = calmest_placement(placement_problem(node_kinds(cluster), step_model, sizes, shards, workers))
-    expected = brute_force.least_traffic(job, cluster.nodes)
+    case = _case(classes, model, shape, workers, shard(model, min(ps, len(model.variables))))
+    found = calmest_placement(case.problem)
+    expected = brute_force.least_traffic(case.job, case.nodes)
     assert (found is None) == (expected is None)
-    if found is not None:
+    if found is not None and expected is not None:
         assert found.traffic_bytes == pytest.approx(expected, rel=CLOSE)
+        assert case.bounds.traffic_bytes[workers - 1] <= expected * (1 + 1e-12)
 
 
 def _space(model: ModelProfile, cluster: Cluster, *, every_machine_works: bool) -> tuple[OptionSpace, TaskSizes]:

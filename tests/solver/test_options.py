@@ -132,7 +132,7 @@ def test_rule_3_bounds_workers_by_gpus_and_ps_by_machines() -> None:
 
 @pytest.mark.parametrize(
     ("megabytes", "useful"),
-    [([100], 1), ([100, 1, 1, 1], 1), ([50, 50], 2), ([411, 67, 59, 16], 2), ([10] * 30, 5), ([20, 10, 10], 2)],
+    [([100], 1), ([1000, 1, 1, 1], 1), ([50, 50], 2), ([411, 67, 59, 16], 2), ([10] * 30, 5), ([20, 10, 10], 2)],
 )
 def test_rule_3_leaves_out_parameter_servers_without_effect(megabytes: list[int], useful: int) -> None:
     cluster = k80()

@@ -16,7 +16,7 @@ from solver import Cluster, NodeClass, Plan, PlanRequest, make_plan
 from solver.units import GIB, MIB
 from tests.solver.solver_cases import MB, digits, k80, machines, profile
 
-quick = settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+quick = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 clusters = st.lists(
     st.builds(
@@ -63,8 +63,8 @@ def test_every_plan_keeps_every_limit(
 ) -> None:
     try:
         plan = make_plan(PlanRequest(model, cluster, objective=objective, max_workers=max_workers, time_limit_s=10))
-    except InfeasibleError as error:
-        assert "short" in str(error) or "GPU's memory" in str(error)
+    except InfeasibleError:
+        # `test_planner.py` looks at the messages, `test_against_brute_force.py` at when they are right.
         return
     assert Plan.loads(plan.dumps()) == plan
     nodes = {name: node for node in cluster.nodes for name in node.node_names}
