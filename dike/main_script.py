@@ -9,17 +9,25 @@ import traceback
 from collections.abc import Sequence
 from types import ModuleType
 
+from dike.exceptions import DikeError
+
 
 class ScriptFailedError(Exception):
     """The script ended with an exception, whose traceback has been printed; the message is one clause about it."""
+
+
+class ScriptSyntaxError(ScriptFailedError):
+    """The script is not Python."""
 
 
 def run_as_main(script: str, arguments: Sequence[str]) -> None:
     """Runs the script in this process to its end.
 
     Raises:
-        ScriptFailedError: if the script has a syntax error or raises anything but `SystemExit`.
-        SystemExit: if the script raises it.
+        ScriptSyntaxError: if the script is not Python.
+        ScriptFailedError: if the script raises anything but what follows.
+        SystemExit, KeyboardInterrupt: if the script raises it.
+        DikeError: what Dike itself raised inside the script.
         OSError: if the script cannot be read.
     """
     with open(script, "rb") as file:
@@ -40,14 +48,16 @@ def run_as_main(script: str, arguments: Sequence[str]) -> None:
         traceback.print_exception(type(error), error, None)
         line = f" in line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         reason = error.msg if isinstance(error, SyntaxError) else str(error)
-        raise ScriptFailedError(f"has a syntax error{line} ({reason})") from error
+        raise ScriptSyntaxError(f"has a syntax error{line} ({reason})") from error
     try:
         exec(code, module.__dict__)  # noqa: S102 - running the user's script is what this module is for
+    except DikeError:
+        raise
     except Exception as error:
         # The first frame is this function, which Python itself would not show.
         trace = error.__traceback__.tb_next if error.__traceback__ else None
         traceback.print_exception(type(error), error, trace)
-        raise ScriptFailedError(f"failed before its training began ({one_line(error)})") from error
+        raise ScriptFailedError(f"failed ({one_line(error)})") from error
 
 
 def one_line(error: Exception) -> str:

@@ -71,7 +71,7 @@ def _is_own_module(name: str) -> bool:
 
 
 def _hand_over_to_cluster(_: ModuleType) -> None:
-    from dike.capture_client import hand_over
+    from dike.capture.client import hand_over
 
     hand_over()
 

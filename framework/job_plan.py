@@ -21,7 +21,7 @@ def plan_for(spec: JobSpec, agents: Sequence[AgentOffer]) -> Plan:
     """
     if not agents:
         raise InfeasibleError(
-            "None of the agents offers ports, and every TensorFlow server needs one; give the agents a 'ports' resource."
+            "None of the agents offers ports, and each TensorFlow server needs one; give the agents a 'ports' resource."
         )
     return spec.plan or _make_plan(spec, [agent.node_class() for agent in agents])
 

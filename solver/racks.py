@@ -13,7 +13,7 @@ Region = tuple[NodeKind, ...]
 
 
 def regions(kinds: Sequence[NodeKind]) -> tuple[Region, ...]:
-    """Each rack by itself, machines without one as one more, then the whole cluster; of equal plans the first counts."""
+    """Each rack by itself (machines without one as one more), then the whole cluster: of equal plans the first wins."""
     racks = list(dict.fromkeys(kind.rack for kind in kinds))
     whole = tuple(kinds)
     if len(racks) == 1:

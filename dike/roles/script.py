@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import runpy
 import sys
-import traceback
 from collections.abc import Sequence
-from types import ModuleType, TracebackType
+from types import ModuleType
 
-from dike.exceptions import DikeError
 from dike.interception import after_import
+from dike.main_script import ScriptFailedError, run_as_main
 from dike.profile import Api
 from dike.reporting import reporter
 from dike.roles.process import termination
@@ -23,24 +20,18 @@ def run(task: TaskSpec, argv: Sequence[str]) -> int:
     Raises:
         DikeError: what Dike itself raised inside the script.
     """
-    path = os.path.abspath(argv[0])
     if task.is_chief:
         termination.install()
     after_import("tensorflow", lambda tensorflow: _install(task, tensorflow))
     reporter().started()
-    sys.argv = [argv[0], *argv[1:]]
-    sys.path.insert(0, os.path.dirname(path))
     try:
-        runpy.run_path(path, run_name="__main__")
+        run_as_main(argv[0], argv[1:])
     except SystemExit as exit_request:
         return _exit_code(exit_request)
-    except DikeError:
-        raise
+    except ScriptFailedError:
+        return 1
     except KeyboardInterrupt:
         return 130
-    except BaseException as error:  # as the interpreter does: whatever the script raises is shown and ends it
-        traceback.print_exception(type(error), error, _of_script(error.__traceback__, path))
-        return 1
     return 0
 
 
@@ -71,13 +62,3 @@ def _exit_code(exit_request: SystemExit) -> int:
         return exit_request.code
     print(exit_request.code, file=sys.stderr)
     return 1
-
-
-def _of_script(trace: TracebackType | None, path: str) -> TracebackType | None:
-    """The part of a traceback that begins in the script; all of it where it never got there."""
-    frame = trace
-    while frame is not None:
-        if frame.tb_frame.f_code.co_filename == path:
-            return frame
-        frame = frame.tb_next
-    return trace

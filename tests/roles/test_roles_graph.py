@@ -6,11 +6,11 @@ import signal
 from pathlib import Path
 
 import pytest
-from roles_job import SCRIPTS, Job, step_of, wait_until
 
 from dike import checkpoints
 from dike.profile import Api
 from dike.task import Role
+from tests.roles.roles_job import SCRIPTS, Job, step_of, wait_until
 
 pytestmark = pytest.mark.tensorflow
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from roles_job import SCRIPTS, Job, Process, step_of, wait_until
 
 from dike.profile import Api
 from dike.task import Role
+from tests.roles.roles_job import SCRIPTS, Job, Process, step_of, wait_until
 
 pytestmark = pytest.mark.tensorflow
 

@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 
 import psutil
-from roles_job import DEADLINE_S, SCRIPTS, Job
 
 from dike.profile import Api
 from dike.task import VARIABLE, Role, TaskSpec
+from tests.roles.roles_job import DEADLINE_S, SCRIPTS, Job
 
 
 def one_process(folder: Path, action: str, script: str = "ordinary.py") -> Job:

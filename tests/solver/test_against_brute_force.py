@@ -117,6 +117,75 @@ def test_a_placement_is_as_fast_as_the_best_of_all_placements(
     assert case.bounds.samples_per_s[workers - 1] >= expected.samples_per_s * (1 - 1e-12)
 
 
+network_bound_nodes = st.lists(
+    st.builds(
+        lambda cpus, gbps: NodeClass(name="x", cpus=cpus, mem_bytes=64 * GIB, network_gbps=gbps),
+        st.sampled_from([2.0, 2.5, 3.0, 4.0]),
+        st.sampled_from([0.5, 1.0, 1.5, 2.0]),
+    ),
+    min_size=3,
+    max_size=4,
+)
+
+
+@many
+@given(
+    network_bound_nodes,
+    st.lists(st.integers(20, 60), min_size=2, max_size=3),
+    st.booleans(),
+    st.sampled_from([0.25, 0.5, 1.0]),
+    st.integers(3, 6),
+)
+def test_a_placement_is_the_best_where_the_network_decides(
+    classes: list[NodeClass], megabytes: list[int], synchronous: bool, cpus: float, workers: int
+) -> None:
+    sizes = [size * MB for size in megabytes]
+    model = profile(sizes, api=Api.GRAPH, synchronous=synchronous, flops=1e4, sample_bytes=100)
+    case = _case(classes, model, WorkerShape(0, cpus), workers, shard(model, len(sizes)))
+    found = fastest_placement(case.problem)
+    expected = brute_force.best(case.job, case.nodes)
+    assert (found is None) == (expected is None)
+    if found is not None and expected is not None:
+        assert found.samples_per_s == pytest.approx(expected.samples_per_s, rel=CLOSE)
+        assert found.traffic_bytes == pytest.approx(expected.traffic, rel=CLOSE)
+
+
+compute_bound_nodes = st.lists(
+    st.builds(
+        lambda gpus, model, gbps: NodeClass(
+            name="x", cpus=8.0, mem_bytes=64 * GIB, gpus=gpus, gpu_model=model, network_gbps=gbps
+        ),
+        st.integers(1, 4),
+        st.sampled_from(["K80", "V100"]),
+        st.sampled_from([1.0, 2.0, 10.0]),
+    ),
+    min_size=2,
+    max_size=4,
+)
+
+
+@many
+@given(
+    compute_bound_nodes,
+    st.lists(st.integers(20, 60), min_size=1, max_size=3),
+    st.booleans(),
+    st.sampled_from([4e9, 2e10]),
+    st.integers(1, 4),
+)
+def test_a_placement_is_the_best_where_the_machines_speeds_decide(
+    classes: list[NodeClass], megabytes: list[int], synchronous: bool, flops: float, workers: int
+) -> None:
+    sizes = [size * MB for size in megabytes]
+    model = profile(sizes, api=Api.GRAPH, synchronous=synchronous, flops=flops, sample_bytes=100, slots=0)
+    case = _case(classes, model, WorkerShape(1, 0.25), workers, shard(model, len(sizes)))
+    found = fastest_placement(case.problem)
+    expected = brute_force.best(case.job, case.nodes)
+    assert (found is None) == (expected is None)
+    if found is not None and expected is not None:
+        assert found.samples_per_s == pytest.approx(expected.samples_per_s, rel=CLOSE)
+        assert found.traffic_bytes == pytest.approx(expected.traffic, rel=CLOSE)
+
+
 @many
 @given(nodes, profiles, shapes, st.integers(1, 6), st.integers(1, 3))
 def test_the_calmest_placement_has_the_least_traffic_of_all(

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dike.exceptions import BadInputError
-from dike.graph_flops import Cost
 from dike.profile import Api, ModelProfile, VariableSpec
+from dike.profiling.graph_flops import Cost
 
 
 @dataclass

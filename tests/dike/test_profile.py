@@ -15,7 +15,7 @@ from dike.profile import Api, ModelProfile, VariableSpec
 from framework import tensorflow_noise
 from framework.profiling import load_profile
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 PROFILE = ModelProfile(
     name="small",
     api=Api.KERAS,

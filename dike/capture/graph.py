@@ -8,9 +8,9 @@ from __future__ import annotations
 import functools
 from typing import Any, NoReturn
 
-from dike.capture_sink import Sink
-from dike.graph_batch import ancestors
-from dike.graph_profile import Training, graph_profile, needs_feeding
+from dike.capture.sink import Sink
+from dike.profiling.graph_batch import ancestors
+from dike.profiling.graph_profile import Training, graph_profile, needs_feeding
 
 
 def install(sink: Sink) -> None:

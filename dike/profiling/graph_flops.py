@@ -9,9 +9,9 @@ from typing import Any
 
 import networkx as nx
 
-from dike.flops_formulas import UnknownShapeError, formula_of
-from dike.graph_loops import Frames, while_trips
-from dike.op_kinds import moves_data
+from dike.profiling.flops_formulas import UnknownShapeError, formula_of
+from dike.profiling.graph_loops import Frames, while_trips
+from dike.profiling.op_kinds import moves_data
 
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall", "RemoteCall", "TPUPartitionedCall"})
 _BRANCHES = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dike.exceptions import BadInputError
-from dike.graph_batch import ancestors, batch_size_of, open_placeholders, open_sources, with_batch_size
-from dike.graph_flops import FlopsReader
 from dike.keras_variables import unique_names
-from dike.model_profile import Findings
-from dike.op_kinds import is_plumbing
 from dike.profile import Api, ModelProfile
+from dike.profiling.graph_batch import ancestors, batch_size_of, open_placeholders, open_sources, with_batch_size
+from dike.profiling.graph_flops import FlopsReader
+from dike.profiling.model_profile import Findings
+from dike.profiling.op_kinds import is_plumbing
 
 
 @dataclass

@@ -15,17 +15,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.embedded_support import DEADLINE_S, alive, eventually, with_argument
+from tests.embedded.embedded_support import DEADLINE_S, alive, eventually, with_argument
 
 pytestmark = pytest.mark.mesos
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 # A task whose child has left its process group and session, and whose grandchild has no environment any more either.
 # The framework would have an hour to come back: Mesos itself has no reason to end the task.
 OWNER = """
 import json, sys, threading
 from framework.embedded import AgentSpec, EmbeddedCluster
-from tests.embedded_support import RawFramework
+from tests.embedded.embedded_support import RawFramework
 
 mark = sys.argv[1].removeprefix("mark=")
 with EmbeddedCluster([AgentSpec("cpus:1;mem:256"), AgentSpec("cpus:1;mem:256")]) as cluster:

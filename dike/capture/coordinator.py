@@ -11,8 +11,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NoReturn
 
-from dike.capture_sink import Sink
-from dike.coordinator_profile import StepTrace, coordinator_profile
+from dike.capture.sink import Sink
+from dike.profiling.coordinator_profile import StepTrace, coordinator_profile
 
 _state: dict[str, Any] = {"strategy": None, "optimizer": None, "trace": None}
 

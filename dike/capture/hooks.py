@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from dike.capture_sink import Sink
+from dike.capture.sink import Sink
 from dike.interception import after_import
 
 _installed: list[Sink] = []
@@ -20,16 +20,16 @@ def install(sink: Sink) -> None:
     _installed.append(sink)
 
     def on_tensorflow(_: ModuleType) -> None:
-        from dike import capture_coordinator, capture_graph
+        from dike.capture import coordinator, graph
 
-        capture_graph.install(sink)
-        capture_coordinator.install(sink)
+        graph.install(sink)
+        coordinator.install(sink)
 
     def on_keras(module: ModuleType) -> None:
-        from dike import capture_coordinator, capture_keras
+        from dike.capture import coordinator, keras
 
-        capture_keras.install(sink, module)
-        capture_coordinator.watch_optimizers(module)
+        keras.install(sink, module)
+        coordinator.watch_optimizers(module)
 
     after_import("tensorflow", on_tensorflow)
     after_import("keras", on_keras)

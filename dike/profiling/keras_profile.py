@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dike.graph_flops import Cost, FlopsReader
 from dike.keras_variables import named_variables
-from dike.model_profile import Findings
 from dike.profile import Api, ModelProfile
+from dike.profiling.graph_flops import Cost, FlopsReader
+from dike.profiling.model_profile import Findings
 
 # A step costs about three forward passes where it cannot be traced (2 to 3 in practice; the gradient costs twice).
 STEP_PER_FORWARD = 3.0

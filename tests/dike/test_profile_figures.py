@@ -25,9 +25,9 @@ FIGURES = {
 CODE = """
 import json, math, sys
 import tensorflow as tf
-from dike.graph_flops import FlopsReader
-from dike.keras_application import application_profile
-from dike.keras_profile import forward_cost
+from dike.profiling.graph_flops import FlopsReader
+from dike.profiling.keras_application import application_profile
+from dike.profiling.keras_profile import forward_cost
 
 print("PROFILE", json.dumps(application_profile("ResNet50", batch_size=4).to_json()))
 for name in sys.argv[1:]:

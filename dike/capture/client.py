@@ -8,8 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import NoReturn
 
-from dike import capture_hooks
-from dike.capture_sink import Sink, end_process
+from dike.capture import hooks
+from dike.capture.sink import Sink, end_process
 from dike.exceptions import BadInputError
 from dike.profile import ModelProfile
 
@@ -37,4 +37,4 @@ def hand_over() -> None:
         print(f"dike: {sentence}", file=sys.stderr)
         end_process(BadInputError.exit_code)
 
-    capture_hooks.install(Sink(os.path.basename(script), None, deliver, refuse))
+    hooks.install(Sink(os.path.basename(script), None, deliver, refuse))

@@ -108,7 +108,7 @@ def first_dim_near(loss: Any) -> int | None:
 
 def _dataset_batch(get_next: Any) -> int | None:
     """The constant given to `Dataset.batch` of the dataset behind an iterator."""
-    from dike.graph_loops import constant
+    from dike.profiling.graph_loops import constant
 
     iterator = get_next.inputs[0].op
     if iterator.type == "OneShotIterator":

@@ -194,7 +194,7 @@ def test_with_a_master_plain_python_hands_over_to_the_command(tmp_path: Path, st
     done = run_with_master(tmp_path, stub_command, HANDED_OVER.replace("UNITS", "2"))
     before, command = done.stdout.splitlines()
     assert before == "before", done.stderr
-    expected = ["run", "--master", "host:5050", "--profile", str(tmp_path / "train.py"), "--epochs", "3", 5]
+    expected = ["run", "--master", "host:5050", "--handed-over", str(tmp_path / "train.py"), "--epochs", "3", 5]
     assert command == str(expected).replace("'", '"')
     assert done.returncode == 0
 

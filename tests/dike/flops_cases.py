@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from dike.graph_flops import FlopsReader
+from dike.profiling.graph_flops import FlopsReader
 
 nn = tf.nn
 

@@ -16,7 +16,7 @@ from framework.embedded import AgentSpec, EmbeddedCluster, local_resources
 from framework.embedded import cluster as cluster_module
 from framework.embedded.machine import attribute_of
 from framework.embedded.ports import BLOCK_SIZE, is_free, reserve_blocks
-from tests.embedded_support import RawFramework, alive, eventually, with_argument
+from tests.embedded.embedded_support import RawFramework, alive, eventually, with_argument
 
 SMALL = AgentSpec("cpus:2;mem:512;disk:100")
 

@@ -6,8 +6,8 @@ import difflib
 import inspect
 
 from dike.exceptions import BadInputError
-from dike.keras_profile import keras_profile
 from dike.profile import Api, ModelProfile
+from dike.profiling.keras_profile import keras_profile
 
 _BATCH_SIZE = 32
 

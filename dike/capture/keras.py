@@ -7,10 +7,10 @@ import inspect
 from types import ModuleType
 from typing import Any, NoReturn
 
-from dike import capture_coordinator
-from dike.capture_sink import Sink
-from dike.keras_profile import has_forward_pass, keras_profile
+from dike.capture import coordinator
+from dike.capture.sink import Sink
 from dike.profile import Api
+from dike.profiling.keras_profile import has_forward_pass, keras_profile
 
 
 def install(sink: Sink, keras: ModuleType) -> None:
@@ -27,7 +27,7 @@ def install(sink: Sink, keras: ModuleType) -> None:
                 f"{sink.script} runs Keras on {keras.backend.backend()}, and Dike distributes TensorFlow only; "
                 "set KERAS_BACKEND=tensorflow."
             )
-        if api is Api.KERAS and capture_coordinator.script_has_strategy():
+        if api is Api.KERAS and coordinator.script_has_strategy():
             sink.refuse(
                 f"{sink.script} calls fit under its own ParameterServerStrategy, which Keras 3 cannot do; "
                 "take the strategy out, for Dike brings its own."
@@ -61,7 +61,7 @@ def _read(sink: Sink, api: Api, model: Any, batch: Any) -> Any:
         model.optimizer.build(model.trainable_variables)
     elif has_forward_pass(model):
         model._symbolic_build(data_batch=batch)
-    if capture_coordinator.script_has_strategy():
+    if coordinator.script_has_strategy():
         # The script brings strategy and cluster of its own; TF_CONFIG is all it needs.
         api = Api.COORDINATOR
     return keras_profile(sink.script, api, model, batch, sink.batch_size)

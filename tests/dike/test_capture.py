@@ -521,7 +521,7 @@ def test_own_coordinator(captured: Captured) -> None:
         ("keras_own_strategy", "under its own ParameterServerStrategy"),
         ("never_trains", "never_trains.py ended without a training session or a call of fit"),
         ("custom_loop", "ended without a training session or a call of fit"),
-        ("raises", "failed before its training began (RuntimeError: the data is gone)"),
+        ("raises", "failed (RuntimeError: the data is gone) before its training began"),
         ("exits", "ended itself before its training began (exit code 3)"),
         ("exits_with_text", "exit code 1"),
         ("syntax", "syntax.py has a syntax error in line 1"),

@@ -17,7 +17,7 @@ import pytest
 from dike.exceptions import BadInputError, DikeError
 from framework.embedded import EmbeddedCluster, elf, library
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 NOWHERE = "http://127.0.0.1:1/simple/"
 """An index that nobody serves."""
 DEADLINE_S = 120

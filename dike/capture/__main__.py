@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from dike import capture_hooks
-from dike.capture_sink import Sink, end_process
-from dike.exceptions import BadInputError
-from dike.main_script import ScriptFailedError, run_as_main
+from dike.capture import hooks
+from dike.capture.sink import Sink, end_process
+from dike.exceptions import BadInputError, DikeError
+from dike.main_script import ScriptFailedError, ScriptSyntaxError, run_as_main
 from dike.profile import ModelProfile
 
 KERAS_PREFIX = "keras:"
@@ -47,10 +47,10 @@ def main() -> NoReturn:
 
     sink = Sink(os.path.basename(options.model), options.batch_size, deliver, refuse)
     if options.model.startswith(KERAS_PREFIX):
-        from dike.keras_application import application_profile
+        from dike.profiling.keras_application import application_profile
 
         sink.capture(lambda: application_profile(options.model.removeprefix(KERAS_PREFIX), options.batch_size))
-    capture_hooks.install(sink)
+    hooks.install(sink)
     os.environ.setdefault("TF_CONFIG", json.dumps(_TF_CONFIG))
     refuse(_run_to_end(options.model, options.arguments))
 
@@ -60,8 +60,12 @@ def _run_to_end(script: str, arguments: list[str]) -> str:
     name = os.path.basename(script)
     try:
         run_as_main(script, arguments)
-    except ScriptFailedError as error:
+    except ScriptSyntaxError as error:
         return f"{name} {error}; see above."
+    except ScriptFailedError as error:
+        return f"{name} {error} before its training began; see above."
+    except DikeError as error:
+        return str(error)
     except OSError as error:
         return f"The script {script} cannot be read: {error.strerror}."
     except SystemExit as error:

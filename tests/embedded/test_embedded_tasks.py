@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from framework.embedded import AgentSpec, EmbeddedCluster
-from tests.embedded_support import RawFramework, alive, eventually, with_argument
+from tests.embedded.embedded_support import RawFramework, alive, eventually, with_argument
 
 pytestmark = pytest.mark.mesos
 TERMINAL = ("TASK_FINISHED", "TASK_FAILED", "TASK_KILLED", "TASK_LOST", "TASK_ERROR")

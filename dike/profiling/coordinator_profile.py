@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dike.exceptions import BadInputError
-from dike.graph_batch import ancestors, first_dim_near
-from dike.graph_flops import Cost, FlopsReader
-from dike.keras_profile import STEP_PER_FORWARD, optimizer_name, slots_per_parameter
 from dike.keras_variables import unique_names
-from dike.model_profile import Findings
-from dike.op_kinds import is_plumbing
 from dike.profile import Api, ModelProfile
+from dike.profiling.graph_batch import ancestors, first_dim_near
+from dike.profiling.graph_flops import Cost, FlopsReader
+from dike.profiling.keras_profile import STEP_PER_FORWARD, optimizer_name, slots_per_parameter
+from dike.profiling.model_profile import Findings
+from dike.profiling.op_kinds import is_plumbing
 
 
 @dataclass

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from framework.embedded.library import ensure_library
-from tests.embedded_support import RawFramework, alive, eventually, with_argument
+from tests.embedded.embedded_support import RawFramework, alive, eventually, with_argument
 
 pytestmark = pytest.mark.mesos
 DEADLINE_S = 120

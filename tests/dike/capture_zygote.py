@@ -14,7 +14,7 @@ from pathlib import Path
 import tensorflow as tf
 import tf_keras  # noqa: F401 - imported for the forks
 
-from dike import capture
+from dike.capture import __main__ as capture
 
 _DEADLINE_S = 120
 
