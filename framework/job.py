@@ -104,6 +104,7 @@ class JobTask:
         message: what Mesos or the executor said with it.
         reason: Mesos' reason, such as `REASON_AGENT_REMOVED`; empty if none was given.
         executor_seen: whether its executor ever reported.
+        stop_requested: whether we asked for its end.
         outcome: how its process ended; None while it runs, or when nobody could tell.
         step, loss, samples_per_s: the last progress it reported.
         received: stream -> bytes of output received here.
@@ -120,6 +121,7 @@ class JobTask:
     message: str = ""
     reason: str = ""
     executor_seen: bool = False
+    stop_requested: bool = False
     outcome: Outcome | None = None
     step: int | None = None
     loss: float | None = None
@@ -130,6 +132,11 @@ class JobTask:
     def name(self) -> str:
         """Role and index, such as `worker:0`."""
         return f"{self.planned.role}:{self.planned.index}"
+
+    @property
+    def shown_state(self) -> str:
+        """Its state for people: a task that was ended because its job was over has not been "killed"."""
+        return "ended" if self.stop_requested and self.state is TaskState.KILLED else str(self.state)
 
     @property
     def address(self) -> str:

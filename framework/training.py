@@ -370,6 +370,7 @@ class TrainingJob:
     def _kill_live(self) -> None:
         self._killed_at = self._clock()
         for task_id, agent_id in self._live().items():
+            self._tasks[task_id].stop_requested = True
             try_now(self._mesos.kill, task_id, agent_id)
 
     def _continue_stopping(self, now: float) -> None:

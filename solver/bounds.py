@@ -35,7 +35,12 @@ class Bounds:
 
 
 def option_bounds(
-    kinds: Sequence[NodeKind], model: StepModel, sizes: TaskSizes, shards: Shards, max_workers: int
+    kinds: Sequence[NodeKind],
+    model: StepModel,
+    sizes: TaskSizes,
+    shards: Shards,
+    max_workers: int,
+    uplink_bytes_per_s: float | None = None,
 ) -> Bounds:
     """Bounds of all options with this worker shape and these shards.
 
@@ -45,6 +50,7 @@ def option_bounds(
         sizes: resources of the roles.
         shards: what each ps holds.
         max_workers: bounds are given for 1 to this many workers.
+        uplink_bytes_per_s: speed of each rack's uplink, each way; None where racks do not matter.
     """
     worker = sizes.worker(model.shape)
     rooms = [(kind, min(kind.room_for(worker), max_workers)) for kind in kinds if hosts_workers(kind, model)]
@@ -57,6 +63,8 @@ def option_bounds(
     network = np.maximum(
         _busiest_ps(kinds, model, sizes, shards, counts), _busiest_workers(rooms, model, counts, beside_ps)
     )
+    if uplink_bytes_per_s is not None:
+        network = np.maximum(network, _busiest_uplink(kinds, rooms, shards, counts, uplink_bytes_per_s))
     cycle = _cycles(rooms, model, shards, counts, beside_ps)
     largest = shards.sizes[0]
     update = np.array(model.update_s(largest, 1)) * counts
@@ -128,6 +136,26 @@ def _busiest_workers(
     remote = counts - beside_ps
     index = np.clip(remote - 1, 0, len(times) - 1)
     return np.where(remote > 0, times[index], 0.0)
+
+
+def _busiest_uplink(
+    kinds: Sequence[NodeKind],
+    rooms: Sequence[tuple[NodeKind, int]],
+    shards: Shards,
+    counts: NDArray[np.int64],
+    uplink_bytes_per_s: float,
+) -> Floats:
+    """Least time of the busiest uplink.
+
+    Each byte of each shard goes to every worker outside its rack. Summed over the racks that is at least the size of
+    all shards times the workers that the roomiest rack cannot hold, and the busiest rack has at least the mean of it.
+    """
+    room_of_rack: dict[str | None, int] = {kind.rack: 0 for kind in kinds}
+    for kind, room in rooms:
+        room_of_rack[kind.rack] += kind.count * room
+    outside = np.maximum(0, counts - max(room_of_rack.values()))
+    busiest: Floats = 2.0 * shards.total * outside / len(room_of_rack) / uplink_bytes_per_s
+    return busiest
 
 
 def _cycles(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,9 +13,9 @@ from solver.cluster import Cluster
 from solver.hardware import Hardware
 from solver.nodes import NodeKind
 from solver.options import OptionRange, OptionSpace
-from solver.placement.fastest import OutOfTimeError, Placement, calmest_placement, fastest_placement
+from solver.placement.fastest import OutOfTimeError, Placement, calmest_placement, can_reach, fastest_placement
 from solver.placement.naming import Assignment, assign
-from solver.placement.problem import placement_problem
+from solver.placement.problem import PlacementProblem, placement_problem
 from solver.racks import Region, regions, uplink_s
 from solver.resources import TaskSizes, WorkerShape
 from solver.shards import Shards, shard
@@ -50,7 +51,7 @@ class Solved:
     @property
     def samples_ceiling(self) -> float:
         """No placement is faster; above the speed where an uplink, which the program ignores, limits it."""
-        return max(self.samples_per_s, self.placement.samples_per_s)
+        return max(self.samples_per_s, min(self.placement.samples_per_s, self.candidate.samples_bound))
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class SearchResult:
         others: other options that were placed, best first, one of each label.
         gap: share by which a better option or placement could be better; 0 where there is none.
         complete: whether every option was placed or ruled out by its bound.
-        placed: how many options had to be placed.
+        placed: how many options had to be placed, or shown to be too slow, by the placement program.
     """
 
     best: Solved
@@ -93,6 +94,7 @@ class OptionSearch:
         self._rack_of = {name: kind.rack for kind in kinds for name in kind.names}
         self._shards: dict[int, Shards] = {}
         self._solved: dict[tuple[int, WorkerShape, int, int], Solved | None] = {}
+        self._beaten = 0
 
     def shards(self, ps: int) -> Shards:
         """The variables on that many parameter servers."""
@@ -124,7 +126,7 @@ class OptionSearch:
             if not complete or candidate.key(candidate.traffic_bound, self._total) >= self._key(best):
                 break
             try:
-                found = self.place(candidate, fastest_placement, deadline)
+                found = self._place_if_it_reaches(candidate, floor, deadline)
             except OutOfTimeError:
                 complete = False
                 break
@@ -186,14 +188,24 @@ class OptionSearch:
         shape = solved.candidate.shape
         for entry in self._space.ranges:
             if entry.shape == shape and entry.min_workers <= workers <= entry.max_workers and 1 <= ps <= entry.max_ps:
-                return self.place(Candidate(solved.candidate.region, shape, workers, ps, 0.0, 0.0))
+                return self.place(Candidate(solved.candidate.region, shape, workers, ps, math.inf, 0.0))
         return None
+
+    def _place_if_it_reaches(self, candidate: Candidate, samples_per_s: float, deadline: float) -> Solved | None:
+        """Places the option if it can be that fast; None if it cannot, or does not fit."""
+        if candidate.identity not in self._solved and not can_reach(self._problem(candidate), samples_per_s, deadline):
+            self._beaten += 1
+            return None
+        return self.place(candidate, fastest_placement, deadline)
+
+    def _problem(self, candidate: Candidate) -> PlacementProblem:
+        region, shards = self._regions[candidate.region], self.shards(candidate.ps)
+        return placement_problem(region, self.model(candidate.shape), self._sizes, shards, candidate.workers)
 
     def _place(
         self, candidate: Candidate, method: Callable[..., Placement | None], deadline: float | None
     ) -> Solved | None:
-        region, shards, model = self._regions[candidate.region], self.shards(candidate.ps), self.model(candidate.shape)
-        problem = placement_problem(region, model, self._sizes, shards, candidate.workers)
+        problem, shards, model = self._problem(candidate), self.shards(candidate.ps), self.model(candidate.shape)
         placement = method(problem, deadline)
         if placement is None:
             return None
@@ -211,8 +223,13 @@ class OptionSearch:
             if len(best) > ALTERNATIVES and candidate.samples_bound <= best[ALTERNATIVES] * (1 + ROUNDING):
                 return None
             try:
-                # The first answer is worth waiting for.
-                found = self.place(candidate, fastest_placement, deadline if best else None)
+                if len(best) > ALTERNATIVES:
+                    # Slower ones matter only while they may tie with the fastest.
+                    worth = min(best[ALTERNATIVES], best[0] * (1 - TIE))
+                    found = self._place_if_it_reaches(candidate, worth, deadline)
+                else:
+                    # The first answer is worth waiting for.
+                    found = self.place(candidate, fastest_placement, deadline if best else None)
             except OutOfTimeError:
                 return candidate
             if found is not None:
@@ -220,8 +237,12 @@ class OptionSearch:
         return None
 
     def _table(self) -> CandidateTable:
+        across = self._cluster.across_racks_gbps
+        uplink = None if across is None else across * BYTES_PER_S_PER_GBPS
+
         def bounds(region: Sequence[NodeKind], entry: OptionRange, ps: int) -> Bounds:
-            return option_bounds(region, self.model(entry.shape), self._sizes, self.shards(ps), entry.max_workers)
+            model, shards = self.model(entry.shape), self.shards(ps)
+            return option_bounds(region, model, self._sizes, shards, entry.max_workers, uplink)
 
         return CandidateTable(self._regions, self._space.ranges, self._total, bounds)
 
@@ -239,4 +260,4 @@ class OptionSearch:
         for entry in sorted((entry for entry in self._solved.values() if entry is not None), key=key):
             if entry.candidate.label != best.candidate.label:
                 others.setdefault(entry.candidate.label, entry)
-        return SearchResult(best, tuple(others.values()), gap, complete, len(self._solved))
+        return SearchResult(best, tuple(others.values()), gap, complete, len(self._solved) + self._beaten)

@@ -65,8 +65,8 @@ class PlainObserver(JobObserver):
         self.say("launched " + ", ".join(f"{task.name} on {task.node}" for task in tasks))
 
     def task_changed(self, task: JobTask) -> None:
-        text = f"{task.name} {task.state}"
-        if task.state.is_terminal() and task.message:
+        text = f"{task.name} {task.shown_state}"
+        if task.state.is_terminal() and task.message and not task.stop_requested:
             text += f": {task.message}"
         self.say(text)
 
@@ -137,7 +137,7 @@ class LiveObserver(PlainObserver):
         self._live.stop()
 
     def task_changed(self, task: JobTask) -> None:
-        if task.state.is_terminal() and task.state != "finished":
+        if task.state.is_terminal() and task.state != "finished" and not task.stop_requested:
             super().task_changed(task)
 
     def launched(self, tasks: Sequence[JobTask]) -> None:
@@ -154,7 +154,7 @@ class LiveObserver(PlainObserver):
             table.add_row(
                 task.name,
                 task.node,
-                str(task.state),
+                task.shown_state,
                 "" if task.step is None else str(task.step),
                 "" if task.samples_per_s is None else f"{task.samples_per_s:.0f}",
                 "" if task.loss is None else f"{task.loss:.4f}",

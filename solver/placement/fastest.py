@@ -84,6 +84,24 @@ def calmest_placement(problem: PlacementProblem, deadline: float | None = None) 
     return None if counts is None else _placement(problem, counts)
 
 
+def can_reach(problem: PlacementProblem, samples_per_s: float, deadline: float | None = None) -> bool:
+    """Whether some placement of the option is that fast; a fraction of the work of finding the fastest.
+
+    Raises:
+        OutOfTimeError: if the deadline passed before the answer was proven.
+    """
+    model = problem.model
+    round_s = problem.workers * model.samples_per_step / samples_per_s * (1 + SLACK)
+    if not model.profile.synchronous:
+        counts = _solve(problem, Limits(NO_LIMITS.work_s, round_s), deadline)
+        return counts is not None and counts.steps_per_s * round_s >= problem.workers
+    fixed = model.update_s(problem.largest_shard, problem.workers) + model.dispatch_s(problem.workers)
+    return any(
+        round_s > fixed + work and _solve(problem, Limits(work, round_s - fixed - work), deadline) is not None
+        for work in sorted({state.work_s for state in problem.states if state.work_s})
+    )
+
+
 def _fastest_synchronous(problem: PlacementProblem, deadline: float | None) -> tuple[Counts | None, Limits]:
     """Smallest sum of slowest work and busiest network card."""
     best: Counts | None = None

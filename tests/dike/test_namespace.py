@@ -169,7 +169,7 @@ def stub_command(tmp_path: Path) -> Path:
     (package / "__init__.py").touch()
     (package / "__main__.py").write_text(
         "import json, pathlib, sys\n"
-        "profile = pathlib.Path(sys.argv[sys.argv.index('--profile') + 1])\n"
+        "profile = pathlib.Path(sys.argv[sys.argv.index('--handed-over') + 1])\n"
         "parameters = json.loads(profile.read_text())['parameters']\n"
         "profile.unlink()\n"
         "print(json.dumps([a for a in sys.argv[1:] if a != str(profile)] + [parameters]))\n"

@@ -31,6 +31,7 @@ class Job:
     workers: int
     shards: tuple[int, ...]
     within_gbps: float
+    uplink_gbps: float | None = None
 
 
 def best(job: Job, nodes: Sequence[NodeClass]) -> Result | None:
@@ -115,6 +116,12 @@ def _evaluate(job: Job, nodes: Sequence[NodeClass], shards: Sequence[int], split
         work += hardware.step_latency_s
         works.append(work)
         rounds += workers / (work + 2 * (total - shard) / card + 2 * shard / within)
+    if job.uplink_gbps is not None:
+        for rack in {node.rack for node in nodes}:
+            here = [i for i, node in enumerate(nodes) if node.rack == rack]
+            stored, near = sum(shards[i] for i in here), sum(split[i] for i in here)
+            crossing = max(stored * (n - near), near * (total - stored))
+            network = max(network, 2 * crossing / (job.uplink_gbps * 1e9 / 8))
     update = n * max(job.shards) / hardware.ps_update_bytes_per_s
     dispatch = n * hardware.dispatch_s if profile.api.has_separate_chief else 0.0
     if profile.synchronous:

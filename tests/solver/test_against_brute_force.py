@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from dataclasses import dataclass
 
@@ -75,7 +76,8 @@ def _job(
     model: ModelProfile, cluster: Cluster, shape: WorkerShape, workers: int, shards: Shards
 ) -> tuple[brute_force.Job, TaskSizes]:
     sizes = TaskSizes.of(model, max(node.cpus for node in cluster.nodes))
-    return brute_force.Job(model, sizes, shape, workers, shards.sizes, WITHIN_GBPS), sizes
+    job = brute_force.Job(model, sizes, shape, workers, shards.sizes, WITHIN_GBPS, cluster.across_racks_gbps)
+    return job, sizes
 
 
 @dataclass(frozen=True)
@@ -260,6 +262,28 @@ def test_the_plan_for_traffic_has_the_least_of_all_options(classes: list[NodeCla
     plan = make_plan(PlanRequest(model, cluster, objective="traffic", max_workers=4))
     assert plan.traffic_bytes == pytest.approx(min(result.traffic for result in results), rel=CLOSE)
     assert plan.optimal
+
+
+@some
+@given(
+    small_nodes,
+    profiles,
+    st.lists(st.sampled_from(["left", "right"]), min_size=4, max_size=4),
+    st.sampled_from([0.5, 5]),
+)
+def test_with_racks_the_plan_is_as_near_the_best_as_it_says(
+    classes: list[NodeClass], model: ModelProfile, racks: list[str], across: float
+) -> None:
+    named = [dataclasses.replace(node, rack=rack) for node, rack in zip(_named(classes).nodes, racks, strict=False)]
+    cluster = Cluster(tuple(named), within_node_gbps=WITHIN_GBPS, across_racks_gbps=across)
+    results = _all_results(model, cluster, every_machine_works=False)
+    if not results:
+        return
+    plan = make_plan(PlanRequest(model, cluster, max_workers=4))
+    best = max(result.samples_per_s for result in results)
+    assert plan.samples_per_s <= best * (1 + CLOSE)
+    assert plan.samples_per_s >= best * (1 - plan.gap) * (1 - TIE) * (1 - CLOSE)
+    assert plan.optimal == (plan.gap == 0)
 
 
 def test_a_passed_deadline_gives_a_plan_that_claims_no_proof() -> None:
