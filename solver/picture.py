@@ -24,6 +24,8 @@ COLOURS = {"ps": "#e8a33d", "worker": "#5b8fd6", "chief": "#7ab37a"}
 BOX_WIDTH, GAP = 3.0, 1.4
 TASK_HEIGHT, HEAD_HEIGHT = 0.42, 0.55
 TASKS_SHOWN = 6
+LABELS = 24
+"""With more lines than this they get no figures."""
 
 NodeGroup = tuple[tuple[str, ...], tuple[PlannedTask, ...]]
 
@@ -65,18 +67,17 @@ def draw_plan(plan: Plan, path: Path) -> None:
         BadInputError: if the file cannot be written.
     """
     check_picture_path(path)
-    groups = group_nodes(plan.tasks)
-    columns = math.ceil(math.sqrt(len(groups)))
-    boxes = [_Box.of(group, index, columns) for index, group in enumerate(groups)]
-    width = columns * (BOX_WIDTH + GAP)
-    height = max(box.bottom_offset for box in boxes) + 1.0
-    figure = Figure(figsize=(max(6.0, width), max(4.0, height)))
+    boxes = _arrange(group_nodes(plan.tasks))
+    left, right = min(box.x for box in boxes) - 0.4, max(box.x for box in boxes) + BOX_WIDTH + 0.4
+    top, bottom = max(box.top for box in boxes) + 1.2, min(box.bottom for box in boxes) - 0.4
+    right = max(right, left + 9.0)
+    figure = Figure(figsize=(right - left, top - bottom))
     FigureCanvasAgg(figure)
-    axes = figure.add_axes((0.02, 0.02, 0.96, 0.96))
+    axes = figure.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
-    axes.set_xlim(-0.3, max(6.0, width) - 0.3)
-    axes.set_ylim(-max(3.2, height - 0.8), 0.9)
-    axes.text(0, 0.55, _title(plan), fontsize=12, weight="bold", va="center")
+    axes.set_xlim(left, right)
+    axes.set_ylim(bottom, top)
+    axes.text(left + 0.3, top - 0.5, _title(plan), fontsize=12, weight="bold", va="center")
     _draw_traffic(axes, plan, boxes)
     for box in boxes:
         _draw_box(axes, box)
@@ -90,47 +91,55 @@ def draw_plan(plan: Plan, path: Path) -> None:
 
 @dataclass(frozen=True)
 class _Box:
-    """One box: its group and its place, y growing downwards from 0."""
+    """One box: its group, its left side and its middle, and how high it is."""
 
     group: NodeGroup
     x: float
     y: float
     height: float
 
-    @classmethod
-    def of(cls, group: NodeGroup, index: int, columns: int) -> _Box:
-        row_height = HEAD_HEIGHT + TASK_HEIGHT * (TASKS_SHOWN + 1) + GAP
-        lines = min(TASKS_SHOWN + 1, len(group[1]))
-        x, y = (index % columns) * (BOX_WIDTH + GAP), (index // columns) * row_height
-        return cls(group, x, y, HEAD_HEIGHT + TASK_HEIGHT * lines + 0.1)
+    @property
+    def top(self) -> float:
+        return self.y + self.height / 2
+
+    @property
+    def bottom(self) -> float:
+        return self.y - self.height / 2
 
     @property
     def centre(self) -> tuple[float, float]:
-        return self.x + BOX_WIDTH / 2, -(self.y + self.height / 2)
+        return self.x + BOX_WIDTH / 2, self.y
 
-    @property
-    def bottom_offset(self) -> float:
-        return self.y + self.height
+
+def _arrange(groups: Sequence[NodeGroup]) -> list[_Box]:
+    """Boxes on an ellipse, so that no line between two of them runs behind a third."""
+    heights = [HEAD_HEIGHT + TASK_HEIGHT * min(TASKS_SHOWN + 1, len(tasks)) + 0.1 for _, tasks in groups]
+    circumference = len(groups) * (max(BOX_WIDTH, *heights) + GAP) if len(groups) > 1 else 0.0
+    radius = circumference / (2 * math.pi) * (1.0 if len(groups) > 2 else 1.6)
+    boxes = []
+    for index, (group, height) in enumerate(zip(groups, heights, strict=True)):
+        angle = math.pi - 2 * math.pi * index / len(groups)
+        boxes.append(_Box(group, 1.25 * radius * math.cos(angle), radius * math.sin(angle), height))
+    return boxes
 
 
 def _title(plan: Plan) -> str:
     option = plan.option
     return (
         f"{plan.profile.name}: {option.workers} workers, {option.ps} ps, {plan.samples_per_s:,.0f} samples/s; "
-        "lines: bytes per step, each way"
+        "lines: bytes each way, per step of every worker"
     )
 
 
 def _draw_box(axes: Axes, box: _Box) -> None:
     nodes, tasks = box.group
     name = nodes[0] if len(nodes) == 1 else f"{nodes[0]} ... ({len(nodes)} alike)"
-    axes.add_patch(
-        Rectangle((box.x, -box.y - box.height), BOX_WIDTH, box.height, facecolor="#f4f4f4", edgecolor="#555", zorder=3)
-    )
-    axes.text(box.x + 0.12, -box.y - 0.3, name, fontsize=10, weight="bold", va="center", zorder=5)
+    frame = Rectangle((box.x, box.bottom), BOX_WIDTH, box.height, facecolor="#f4f4f4", edgecolor="#555", zorder=3)
+    axes.add_patch(frame)
+    axes.text(box.x + 0.12, box.top - 0.3, name, fontsize=10, weight="bold", va="center", zorder=5)
     shown = tasks if len(tasks) <= TASKS_SHOWN + 1 else tasks[:TASKS_SHOWN]
     for line, task in enumerate(shown):
-        y = -box.y - HEAD_HEIGHT - TASK_HEIGHT * (line + 1)
+        y = box.top - HEAD_HEIGHT - TASK_HEIGHT * (line + 1)
         patch = Rectangle((box.x + 0.1, y), BOX_WIDTH - 0.2, TASK_HEIGHT - 0.06, facecolor=COLOURS[task.role], zorder=4)
         axes.add_patch(patch)
         label = f"{task.name if len(nodes) == 1 else task.role}  {task.cpus:g} CPU"
@@ -138,7 +147,7 @@ def _draw_box(axes: Axes, box: _Box) -> None:
             label += f", {task.gpus} GPU"
         axes.text(box.x + 0.2, y + TASK_HEIGHT / 2 - 0.03, label, fontsize=8.5, va="center", zorder=5)
     if len(shown) < len(tasks):
-        y = -box.y - HEAD_HEIGHT - TASK_HEIGHT * (TASKS_SHOWN + 0.6)
+        y = box.top - HEAD_HEIGHT - TASK_HEIGHT * (TASKS_SHOWN + 0.6)
         axes.text(box.x + 0.2, y, f"and {len(tasks) - len(shown)} more", fontsize=8.5, va="center", zorder=5)
 
 
@@ -154,21 +163,22 @@ def _draw_traffic(axes: Axes, plan: Plan, boxes: Sequence[_Box]) -> None:
     }
     most = max(flows.values(), default=1)
     for (i, j), flow in flows.items():
-        axes.add_patch(
-            FancyArrowPatch(
-                boxes[i].centre,
-                boxes[j].centre,
-                arrowstyle="<->",
-                connectionstyle="arc3,rad=0.12",
-                linewidth=0.6 + 3.4 * flow / most,
-                color="#b05050",
-                alpha=0.55,
-                zorder=1,
-            )
+        arrow = FancyArrowPatch(
+            boxes[i].centre,
+            boxes[j].centre,
+            arrowstyle="-",
+            linewidth=0.6 + 3.4 * flow / most,
+            color="#b05050",
+            alpha=0.55,
+            zorder=1,
         )
-        if len(flows) <= 2 * MAX_BOXES:
+        axes.add_patch(arrow)
+        if len(flows) <= LABELS:
+            # Off the middle, where all lines between opposite boxes would meet.
             (x1, y1), (x2, y2) = boxes[i].centre, boxes[j].centre
-            axes.text((x1 + x2) / 2, (y1 + y2) / 2, format_bytes(flow), fontsize=7.5, color="#803030", zorder=6)
+            x, y = x1 + 0.42 * (x2 - x1), y1 + 0.42 * (y2 - y1)
+            background = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
+            axes.text(x, y, format_bytes(flow), fontsize=7.5, color="#803030", ha="center", bbox=background, zorder=2)
 
 
 def _all_tasks(plan: Plan, box: _Box) -> list[PlannedTask]:

@@ -129,7 +129,9 @@ def _prediction(plan: Plan) -> Table:
     table.add_row("busiest ps", _seconds(time.update))
     if plan.option.chief is not None:
         table.add_row("chief", _seconds(time.dispatch))
-    how = "sum; compute and input overlap" if plan.profile.synchronous else "the slowest of them decides"
+    overlap = "; input overlaps compute" if plan.option.worker.gpus else ""
+    how = "the sum" if plan.profile.synchronous else "a worker's round, or the busiest part if that takes longer"
+    how += overlap
     table.add_row("total", f"{_seconds(time.total)} ({how})")
     table.add_row("speed", f"{plan.samples_per_s:,.0f} samples/s")
     table.add_row("traffic (Eq. 1)", f"{format_bytes(plan.traffic_bytes)} weighted")

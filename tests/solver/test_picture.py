@@ -1,0 +1,61 @@
+"""The picture of a plan."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from matplotlib import image
+
+from dike.exceptions import BadInputError
+from solver import PlanRequest, make_plan
+from solver.picture import COLOURS, draw_plan, group_nodes
+from tests.solver.solver_cases import digits, k80, machines, profile
+
+
+def _texts(path: Path) -> str:
+    root = ET.parse(path).getroot()
+    assert root.tag.endswith("svg")
+    return "\n".join("".join(element.itertext()) for element in root.iter() if element.tag.endswith("text"))
+
+
+def test_an_svg_names_machines_tasks_and_traffic(tmp_path: Path) -> None:
+    plan = make_plan(PlanRequest(profile(), k80()))
+    path = tmp_path / "plan.svg"
+    draw_plan(plan, path)
+    texts = _texts(path)
+    for task in plan.tasks:
+        assert task.node in texts
+        assert task.name in texts
+    assert "MiB" in texts
+
+
+def test_a_png_has_the_colours_of_the_roles(tmp_path: Path) -> None:
+    path = tmp_path / "plan.png"
+    draw_plan(make_plan(PlanRequest(digits(), machines(1))), path)
+    pixels = (image.imread(path)[:, :, :3] * 255).round().astype(int)
+    found = {f"#{r:02x}{g:02x}{b:02x}" for r, g, b in pixels.reshape(-1, 3)[::7].tolist()}
+    assert set(COLOURS.values()) <= found
+
+
+def test_many_machines_share_boxes(tmp_path: Path) -> None:
+    plan = make_plan(PlanRequest(profile(), k80(300)))
+    groups = group_nodes(plan.tasks)
+    assert len(groups) <= 12
+    assert {node for nodes, _ in groups for node in nodes} == {task.node for task in plan.tasks}
+    path = tmp_path / "plan.svg"
+    draw_plan(plan, path)
+    assert "alike" in _texts(path)
+
+
+@pytest.mark.parametrize("name", ["plan.jpg", "plan", "plan.png.txt"])
+def test_other_suffixes_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(BadInputError, match=r"ends in \.png or \.svg"):
+        draw_plan(make_plan(PlanRequest(digits(), machines(1))), tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match="folder"):
+        draw_plan(make_plan(PlanRequest(digits(), machines(1))), tmp_path / "none" / "plan.png")
