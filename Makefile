@@ -1,5 +1,6 @@
 # make demo   install into .venv and run the main job on the embedded Mesos
 # make test   install the test needs and run everything that CI runs
+# make clean  remove all that make has made; checkpoints in dike-runs/ are left alone
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -23,7 +24,7 @@ bench: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks
 
 # One stamp for each extra: an install runs again only when the metadata changes.
-$(VENV)/.installed-%: setup.cfg pyproject.toml compat/http_parser/setup.cfg
+$(VENV)/.installed-%: setup.cfg pyproject.toml $(wildcard compat/http_parser/*.* compat/http_parser/http_parser/*.py)
 	@echo "installing Dike and its '$*' needs into $(VENV)"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet ./compat/http_parser
@@ -31,4 +32,5 @@ $(VENV)/.installed-%: setup.cfg pyproject.toml compat/http_parser/setup.cfg
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info dike-runs .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist *.egg-info compat/http_parser/build compat/http_parser/*.egg-info
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis

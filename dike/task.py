@@ -27,6 +27,11 @@ class Role(enum.StrEnum):
     """Runs the user's script and hands steps to the workers (Keras and coordinator jobs only)."""
 
 
+def is_chief(api: Api, role: str, index: int) -> bool:
+    """Whether the process of this role and index initialises variables, writes checkpoints and speaks for the job."""
+    return role == Role.CHIEF if api.has_separate_chief else role == Role.WORKER and index == 0
+
+
 @dataclass(frozen=True)
 class TaskSpec:
     """One process of one training job.
@@ -66,7 +71,7 @@ class TaskSpec:
     @property
     def is_chief(self) -> bool:
         """Whether this process initialises variables and writes checkpoints."""
-        return self.role is Role.CHIEF or (self.api is Api.GRAPH and self.role is Role.WORKER and self.index == 0)
+        return is_chief(self.api, self.role, self.index)
 
     @property
     def worker_count(self) -> int:

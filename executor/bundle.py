@@ -21,10 +21,10 @@ def fetch(url: str, folder: Path) -> None:
     Raises:
         BundleError: if the framework does not answer, refuses, or sends something else than an archive.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile() as archive:
-            with httpx.stream("GET", url, timeout=TIMEOUT_S) as response:
+            with httpx.stream("GET", url, timeout=TIMEOUT_S, trust_env=False) as response:
                 response.raise_for_status()
                 for block in response.iter_bytes():
                     archive.write(block)
@@ -36,5 +36,5 @@ def fetch(url: str, folder: Path) -> None:
         raise BundleError(f"the framework refused the script's bundle: HTTP {error.response.status_code}") from error
     except httpx.HTTPError as error:
         raise BundleError(f"the script's bundle could not be fetched from the framework: {error}") from error
-    except (tarfile.TarError, OSError) as error:
+    except (tarfile.TarError, EOFError, OSError) as error:
         raise BundleError(f"the script's bundle could not be unpacked: {error}") from error

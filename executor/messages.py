@@ -110,7 +110,10 @@ def decode_message(data: str) -> LogChunk | Report:
         if kind == "log":
             return LogChunk(**{**values, "data": base64.b64decode(values["data"])})
         if kind == "report":
-            return Report(**values)
+            report = Report(**values)
+            if not isinstance(report.content, dict):
+                raise TypeError("the content is not an object")
+            return report
     except (KeyError, TypeError) as error:
         raise ValueError(f"malformed '{kind}' message: {error}") from error
     raise ValueError(f"unknown message type {kind!r}")

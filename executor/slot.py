@@ -17,6 +17,8 @@ from typing import Any
 import pymesos
 
 from dike import task as task_module
+from dike._version import __version__
+from dike.roles import process
 from executor import bundle
 from executor.driver import ExecutorDriver
 from executor.messages import LaunchOrder, LogChunk, Outcome, Report
@@ -25,7 +27,8 @@ from executor.process import ChildProcess, Command
 logger = logging.getLogger(__name__)
 
 ACKNOWLEDGE_TIMEOUT_S = 15.0
-SHUTDOWN_GRACE_S = 1.0
+SHUTDOWN_GRACE_S = 0.5
+"""Shorter than the least grace Mesos gives an executor."""
 
 
 class Slot(pymesos.Executor):
@@ -54,8 +57,14 @@ class Slot(pymesos.Executor):
         self._arrived.wait()
         order = self._order
         if order is None:
+            driver.wait_for_acknowledgements(ACKNOWLEDGE_TIMEOUT_S)
             return
-        state, message, outcome = self._run(order)
+        try:
+            state, message, outcome = self._run(order)
+        except Exception as error:
+            # Nobody else would tell the user why the slot ended.
+            logger.exception("the slot failed")
+            state, message, outcome = "TASK_FAILED", f"the executor failed: {error!r}", self._outcome(None, None)
         self._update(state, message, outcome)
         if not driver.wait_for_acknowledgements(ACKNOWLEDGE_TIMEOUT_S):
             logger.error("the agent did not acknowledge %s", state)
@@ -70,7 +79,11 @@ class Slot(pymesos.Executor):
             )
             return
         self._task_id = task["task_id"]["value"]
-        self._order = LaunchOrder.decode(task["data"])
+        try:
+            self._order = LaunchOrder.decode(task["data"])
+        except (KeyError, TypeError, ValueError) as error:
+            message = f"this order is of another version of Dike than the agent's {__version__}: {error!r}"
+            driver.sendStatusUpdate({"task_id": task["task_id"], "state": "TASK_FAILED", "message": message})
         self._arrived.set()
 
     def killTask(self, driver: pymesos.MesosExecutorDriver, task_id: dict[str, Any]) -> None:  # noqa: N802
@@ -134,6 +147,7 @@ class Slot(pymesos.Executor):
             "TF_NUM_INTRAOP_THREADS": threads,
             "OMP_NUM_THREADS": threads,
             **order.environment,
+            process.PARENT_VARIABLE: str(os.getpid()),
             task_module.VARIABLE: dataclasses.replace(order.task, report_fd=report_fd).dumps(),
         }
         if order.gpu_devices is not None:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import hmac
 import http.server
 import io
+import logging
 import os
 import secrets
 import socket
 import tarfile
 import threading
+from collections.abc import Iterator
 from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +23,8 @@ from types import TracebackType
 import pathspec
 
 from dike.exceptions import BadInputError
+
+logger = logging.getLogger(__name__)
 
 SIZE_LIMIT_BYTES = 50 * 2**20
 IGNORE_FILE = ".dikeignore"
@@ -37,7 +41,12 @@ def pack(script: Path, size_limit_bytes: int = SIZE_LIMIT_BYTES) -> bytes:
         BadInputError: if the files are larger than `size_limit_bytes` together, or one cannot be read.
     """
     folder = script.resolve().parent
-    ignored = pathspec.GitIgnoreSpec.from_lines([*ALWAYS_IGNORED, *_ignore_lines(folder)])
+    try:
+        ignored = pathspec.GitIgnoreSpec.from_lines([*ALWAYS_IGNORED, *_ignore_lines(folder)])
+    except ValueError as error:
+        raise BadInputError(f"{folder / IGNORE_FILE} is not a list of patterns: {error}.") from error
+    if ignored.match_file(script.resolve().name):
+        raise BadInputError(f"{folder / IGNORE_FILE} names the script {script.name} itself; take that line out.")
     total = 0
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz", dereference=True) as archive:
@@ -63,19 +72,36 @@ def _ignore_lines(folder: Path) -> list[str]:
     return path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
 
 
-def _files(folder: Path, ignored: pathspec.GitIgnoreSpec) -> list[Path]:
-    found = []
-    for parent, folders, names in os.walk(folder):
+def _files(folder: Path, ignored: pathspec.GitIgnoreSpec) -> Iterator[Path]:
+    for parent, folders, names in os.walk(folder, onerror=_unreadable):
         here = Path(parent)
         folders[:] = sorted(
             name for name in folders if not ignored.match_file(f"{(here / name).relative_to(folder).as_posix()}/")
         )
         for name in sorted(names):
             path = here / name
-            inside = path.resolve().is_relative_to(folder)
-            if inside and path.is_file() and not ignored.match_file(path.relative_to(folder).as_posix()):
-                found.append(path)
-    return found
+            if not ignored.match_file(path.relative_to(folder).as_posix()) and _is_inside(path, folder):
+                yield path
+
+
+def _is_inside(path: Path, folder: Path) -> bool:
+    try:
+        return path.is_file() and path.resolve(strict=True).is_relative_to(folder)
+    except (OSError, RuntimeError):
+        # A link that leads nowhere, or round in a circle.
+        return False
+
+
+def _unreadable(error: OSError) -> None:
+    raise BadInputError(
+        f"The folder {error.filename} beside the script cannot be read: {error.strerror}; name it in {IGNORE_FILE}."
+    ) from error
+
+
+class _QuietServer(http.server.ThreadingHTTPServer):
+    def handle_error(self, request: object, client_address: object) -> None:
+        """An executor that went away while it was fetching reports its own end."""
+        logger.info("bundle not delivered to %s", client_address, exc_info=True)
 
 
 class BundleServer:
@@ -89,7 +115,7 @@ class BundleServer:
     def __init__(self, archive: bytes, host: str) -> None:
         self._token = secrets.token_urlsafe(24)
         self._archive = archive
-        self._server = http.server.ThreadingHTTPServer((host, 0), self._handler())
+        self._server = _QuietServer((host, 0), self._handler())
         self._host = host
         self._thread = threading.Thread(target=self._server.serve_forever, name="bundle server", daemon=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import logging
+import socket
 import time
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -16,11 +17,18 @@ from framework.quiet_pymesos import pymesos
 logger = logging.getLogger(__name__)
 
 RECONNECT_PAUSE_S = 0.5
+LONGEST_BACKOFF_S = 2.0
+KEEPALIVE = {socket.TCP_KEEPIDLE: 15, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
+"""A master that has vanished without a word is noticed after 30 seconds."""
 HEALTHY_CONNECTION_S = 5.0
 
 
 class MasterUnavailableError(DikeError):
     """A call could not be delivered; the connection is being made again."""
+
+
+class CallRefusedError(DikeError):
+    """The master took a call and refused it; sending it again would not help."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +37,7 @@ class FrameworkSettings:
 
     Attributes:
         name: shown in Mesos' state and web page.
-        user: operating-system user its tasks run as; empty lets Mesos take the agent's.
+        user: operating-system user its tasks run as.
         role: Mesos role it subscribes under.
         failover_timeout_s: how long Mesos keeps its tasks when it is gone.
         principal, secret: credentials for HTTP basic authentication; None for none.
@@ -38,7 +46,7 @@ class FrameworkSettings:
     name: str
     user: str
     role: str = "*"
-    failover_timeout_s: float = 10.0
+    failover_timeout_s: float = 60.0
     principal: str | None = None
     secret: str | None = None
 
@@ -58,18 +66,37 @@ class FrameworkSettings:
 
 
 class _PatientConnection(pymesos.process.Connection):
-    """A subscription that is closed, not fatal, when the master answers it with something else than events.
+    """A subscription that is closed, not fatal, when it cannot be made or is answered with something else than events.
 
-    pymesos raises in its thread and interrupts the main thread on any answer but 200, 307 and 503; a master that is
-    just starting says 404. Answers that will not change are handed to the driver.
+    pymesos raises in its thread and interrupts the main thread when a host name cannot be resolved or a network is
+    down, and on any answer but 200, 307 and 503; a master that is just starting says 404. Answers that will not change
+    are handed to the driver.
     """
+
+    def __init__(self, addr: str, callback: Any) -> None:
+        self._connect_error = ""
+        try:
+            super().__init__(addr, callback)
+        except OSError as error:
+            # What pymesos would have set; `handle_connect_event` then tells it to back off.
+            self._connect_error = str(error)
+            self._callback = callback
+            self._parser: Any = None
+            self._request = callback.gen_request()
+            self._response = b""
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in KEEPALIVE.items():
+            self._sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+    def handle_connect_event(self) -> str:
+        return self._connect_error or str(super().handle_connect_event())
 
     def read(self) -> bool:
         try:
             return bool(super().read())
         except (RuntimeError, TypeError) as error:  # TypeError: it adds text to bytes when the answer is in parts
             parser = self._parser
-            status = parser.get_status_code() if parser.is_headers_complete() else 0
+            status = parser.get_status_code() if parser is not None and parser.is_headers_complete() else 0
             if status in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
                 self._callback.refused(status, str(error))
             else:
@@ -77,8 +104,15 @@ class _PatientConnection(pymesos.process.Connection):
             return False
 
 
-# pymesos has no seam for its connection class.
+# pymesos has no seam for its connection class, nor for how long it sleeps between two attempts.
 pymesos.process.Connection = _PatientConnection
+pymesos.process.SLEEP_TIMEOUT_MAX = LONGEST_BACKOFF_S
+
+
+def driver_failure() -> str:
+    """What ended pymesos' thread, which then interrupts the main thread as Ctrl-C would; empty if nothing did."""
+    failure = pymesos.process._exc_info
+    return str(failure[1]) if failure else ""
 
 
 class Driver(pymesos.MesosSchedulerDriver):
@@ -96,6 +130,7 @@ class Driver(pymesos.MesosSchedulerDriver):
 
     Raises:
         MasterUnavailableError: from every call that could not be delivered.
+        CallRefusedError: from every call that the master refused.
     """
 
     def __init__(self, settings: FrameworkSettings, master: str, scheduler: EventScheduler) -> None:
@@ -144,7 +179,12 @@ class Driver(pymesos.MesosSchedulerDriver):
     def _send(self, body: Any, path: str = "/api/v1/scheduler", method: str = "POST", headers: Any = None) -> Any:
         try:
             return super()._send(body, path, method, {})
-        except (OSError, RuntimeError, http.client.HTTPException) as error:
+        except RuntimeError as error:
+            # pymesos knows no other exception: its text tells a refusal from a missing connection.
+            if str(error).startswith("Failed to send request 4"):
+                raise CallRefusedError(f"The Mesos master refused a call: {error}") from error
+            raise MasterUnavailableError(f"The Mesos master did not take a call: {error}") from error
+        except (OSError, http.client.HTTPException) as error:
             raise MasterUnavailableError(f"The Mesos master did not take a call: {error}") from error
 
     def acceptOffers(self, offer_ids: Any, operations: Any, filters: Any = None) -> None:  # noqa: N802
@@ -156,6 +196,16 @@ class Driver(pymesos.MesosSchedulerDriver):
         """Gives offers back; unlike pymesos' own, never in vain."""
         self._require_connection()
         super().declineOffer(offer_ids, filters)
+
+    def reviveOffers(self, roles: Any = ()) -> None:  # noqa: N802
+        """Asks for offers again; unlike pymesos' own, never in vain."""
+        self._require_connection()
+        super().reviveOffers(roles)
+
+    def suppressOffers(self, roles: Any = ()) -> None:  # noqa: N802
+        """Wants no offers for now; unlike pymesos' own, never in vain."""
+        self._require_connection()
+        super().suppressOffers(roles)
 
     def _require_connection(self) -> None:
         if not self.connected:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dike.profile import ModelProfile
-from dike.task import Role
+from dike.task import is_chief
 from executor.messages import Outcome
 from solver import Objective, Plan, PlannedTask
 
@@ -85,9 +85,7 @@ class JobSpec:
 
     def is_chief(self, planned: PlannedTask) -> bool:
         """Whether this task's output and progress are the job's."""
-        if self.profile.api.has_separate_chief:
-            return planned.role == Role.CHIEF
-        return planned.role == Role.WORKER and planned.index == 0
+        return is_chief(self.profile.api, planned.role, planned.index)
 
 
 @dataclass
@@ -154,7 +152,7 @@ class JobTask:
     def failure(self) -> str:
         """Why it ended, in one sentence that names task, agent and log."""
         reason = self.message or self.reason or self.state
-        if self.state is TaskState.FAILED and not self.executor_seen:
+        if self.reason == "REASON_EXECUTOR_TERMINATED" and not self.executor_seen:
             reason += (
                 "; the executor ended before it could report, so Dike is probably not installed for the Python there "
                 "(--agent-python, --image)"
@@ -199,6 +197,7 @@ class JobResult:
             "loss": self.loss if self.loss is None or math.isfinite(self.loss) else str(self.loss),
             "checkpoint_dir": self.checkpoint_dir,
             "failure": self.failure,
+            "failed_tail": self.failed_tail,
             "addresses": self.addresses,
             "placement": self.placement,
             "plan": self.plan.to_json() if self.plan else None,

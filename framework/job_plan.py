@@ -9,6 +9,9 @@ from framework.job import JobSpec
 from framework.offers import AgentOffer, cluster_of
 from solver import NodeClass, Plan, PlanRequest, make_plan
 
+PLAN_TIME_LIMIT_S = 30.0
+"""Offers are held while a plan is made: the best one found by then will do."""
+
 AllAgents = Callable[[], list[NodeClass] | None]
 """Lists every registered agent with all its resources, used or not; None where that is not known."""
 
@@ -30,14 +33,23 @@ def check_ever_fits(spec: JobSpec, nodes: Sequence[NodeClass] | None, cause: Exc
     """Makes sure that the job would fit if the agents were all free.
 
     Args:
-        spec: the job; one that follows a plan of its own is not judged.
+        spec: the job.
         nodes: all agents with all their resources; None where that is not known.
         cause: why it does not fit at the moment.
 
     Raises:
         InfeasibleError: if it would not.
     """
-    if not nodes or spec.plan is not None:
+    if not nodes:
+        return
+    if spec.plan is not None:
+        # A host name that several agents share is followed by a part of the agent's id.
+        missing = {task.node for task in spec.plan.tasks if task.node.partition("/")[0] not in {n.name for n in nodes}}
+        if missing:
+            raise InfeasibleError(
+                f"This plan can never start here: no agent is called {', '.join(sorted(missing))}; the agents are "
+                f"{', '.join(sorted({node.name for node in nodes}))}."
+            ) from cause
         return
     try:
         _make_plan(spec, nodes)
@@ -52,5 +64,8 @@ def _make_plan(spec: JobSpec, nodes: Sequence[NodeClass]) -> Plan:
             cluster=cluster_of(nodes),
             objective=spec.objective,
             max_workers=spec.max_workers,
+            # A script uses the one GPU it sees; more would lie idle.
+            max_gpus_per_worker=1,
+            time_limit_s=PLAN_TIME_LIMIT_S,
         )
     )

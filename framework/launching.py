@@ -53,8 +53,9 @@ def place(
             port, _ = pool.take_port(avoid_ports, choose)
         except ValueError as error:
             raise DoesNotFitError(f"agent {planned.node}: {error}") from error
-        first = next_gpu.get(planned.node, 0)
-        next_gpu[planned.node] = first + planned.gpus
+        # By machine, not by agent: a private Mesos runs several agents on one.
+        first = next_gpu.get(agent.address, 0)
+        next_gpu[agent.address] = first + planned.gpus
         tasks.append(
             JobTask(
                 task_id=f"{spec.job_id}.{planned.role}-{planned.index}.{serial}",
@@ -100,14 +101,16 @@ def launch_operation(
     return {"type": "LAUNCH", "launch": {"task_infos": infos}}
 
 
-def _take(pool: ResourcePool, planned: PlannedTask) -> list[Resource]:
-    """Takes a task's resources, port aside, executor included."""
-    taken = pool.take_scalar("cpus", planned.cpus) + pool.take_scalar("mem", planned.mem_mb)
-    if planned.disk_mb:
-        taken += pool.take_scalar("disk", planned.disk_mb)
-    if planned.gpus:
-        taken += pool.take_scalar("gpus", planned.gpus)
-    return taken
+def _take(pool: ResourcePool, planned: PlannedTask) -> tuple[list[Resource], list[Resource]]:
+    """Takes a task's resources, port aside: the executor's small part and the rest."""
+    cpus = min(EXECUTOR_CPUS, planned.cpus / 2)
+    mem = min(EXECUTOR_MEM_MIB, planned.mem_mb / 2)
+    own = pool.take_scalar("cpus", cpus) + pool.take_scalar("mem", mem)
+    rest = pool.take_scalar("cpus", planned.cpus - cpus) + pool.take_scalar("mem", planned.mem_mb - mem)
+    for name, amount in (("disk", planned.disk_mb), ("gpus", planned.gpus)):
+        if amount:
+            rest += pool.take_scalar(name, amount)
+    return own, rest
 
 
 def _task_info(
@@ -119,13 +122,7 @@ def _task_info(
     attempt: int,
 ) -> dict[str, Any]:
     planned = task.planned
-    own = pool.take_scalar("cpus", EXECUTOR_CPUS) + pool.take_scalar("mem", EXECUTOR_MEM_MIB)
-    rest = pool.take_scalar("cpus", planned.cpus - EXECUTOR_CPUS)
-    rest += pool.take_scalar("mem", planned.mem_mb - EXECUTOR_MEM_MIB)
-    if planned.disk_mb:
-        rest += pool.take_scalar("disk", planned.disk_mb)
-    if planned.gpus:
-        rest += pool.take_scalar("gpus", planned.gpus)
+    own, rest = _take(pool, planned)
     rest += pool.take_ports([task.port])
     executor: dict[str, Any] = {
         "type": "CUSTOM",

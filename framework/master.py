@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 import time
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ class Master:
     def agents(self) -> list[NodeClass] | None:
         """Every registered agent with all its resources, used or not; None where the master does not tell."""
         try:
-            answer = httpx.get(f"http://{self.address}/slaves", timeout=REQUEST_TIMEOUT_S, follow_redirects=True)
+            answer = _get(f"http://{self.address}/slaves")
             answer.raise_for_status()
             slaves: list[dict[str, Any]] = answer.json()["slaves"]
         except (httpx.HTTPError, ValueError, KeyError) as error:
@@ -58,7 +59,7 @@ class Master:
             if slave.get("active"):
                 attributes = {name: str(value) for name, value in slave.get("attributes", {}).items()}
                 scalars = {key: float(slave["resources"].get(key, 0)) for key in ("cpus", "mem", "disk", "gpus")}
-                nodes.append(node_class(slave["id"], scalars, attributes))
+                nodes.append(node_class(slave["hostname"], scalars, attributes))
         return nodes
 
 
@@ -73,20 +74,20 @@ def connect(uri: str, timeout_s: float) -> Master:
         BadInputError: if the address makes no sense, nothing answers in time, or what answers is not Mesos.
     """
     deadline = time.monotonic() + timeout_s
-    if uri.startswith(("zk://", "zoo://")):
+    if uri.startswith("zk://"):
         host, port = _leader(uri, timeout_s)
     else:
         host, port = _split(uri)
     reason = "no answer"
     while True:
         try:
-            answer = httpx.get(f"http://{host}:{port}/version", timeout=min(REQUEST_TIMEOUT_S, max(timeout_s, 0.1)))
+            answer = _get(f"http://{host}:{port}/version", min(REQUEST_TIMEOUT_S, max(timeout_s, 0.1)))
         except httpx.TransportError as error:
             reason = str(error) or type(error).__name__
         else:
             version = _mesos_version(answer)
             if version is not None and _is_master(host, port):
-                return Master(uri if uri.startswith("z") else f"{host}:{port}", host, port, version)
+                return Master(uri if "://" in uri else f"{host}:{port}", host, port, version)
             # A Mesos master that is just starting has its version up before the rest.
             if answer.status_code < httpx.codes.INTERNAL_SERVER_ERROR and (version is None or _is_agent(host, port)):
                 raise BadInputError(
@@ -99,6 +100,11 @@ def connect(uri: str, timeout_s: float) -> Master:
                 "leave it out to use a private Mesos on this machine."
             )
         time.sleep(RETRY_S)
+
+
+def _get(url: str, timeout_s: float = REQUEST_TIMEOUT_S) -> httpx.Response:
+    # Not through a proxy of the environment: masters are in the cluster's own network, or on this machine.
+    return httpx.get(url, timeout=timeout_s, follow_redirects=True, trust_env=False)
 
 
 def _mesos_version(answer: httpx.Response) -> str | None:
@@ -122,18 +128,23 @@ def _is_agent(host: str, port: int) -> bool:
 
 def _healthy(url: str) -> bool:
     try:
-        return httpx.get(url, timeout=REQUEST_TIMEOUT_S, follow_redirects=True).is_success
+        return _get(url).is_success
     except httpx.TransportError:
         return False
 
 
 def _split(uri: str) -> tuple[str, int]:
+    # Not a URL parser: only what people paste.
     host, separator, port = uri.removeprefix("http://").rstrip("/").rpartition(":")
     if not separator:
         host, port = port, str(DEFAULT_PORT)
-    if not host or not port.isdigit() or not 0 < int(port) < 2**16 or "/" in host:
-        raise BadInputError(f"'{uri}' is not the address of a master; --master takes HOST:PORT or zk://HOST:PORT/PATH.")
+    if not re.fullmatch(r"[\w.-]+", host) or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 2**16:
+        raise _not_an_address(uri)
     return host, int(port)
+
+
+def _not_an_address(uri: str) -> BadInputError:
+    return BadInputError(f"'{uri}' is not the address of a master; --master takes HOST:PORT or zk://HOST:PORT/PATH.")
 
 
 class _Found:
@@ -158,6 +169,8 @@ class _Found:
 
 def _leader(uri: str, timeout_s: float) -> tuple[str, int]:
     """Asks ZooKeeper for the leading master."""
+    if not re.fullmatch(r"zk://[\w.-]+:[0-9]+(,[\w.-]+:[0-9]+)*/\S+", uri):
+        raise _not_an_address(uri)
     found = _Found()
     detector = pymesos.detector.MasterDetector(uri.partition("://")[2], found)
     starting = threading.Thread(target=_start_detector, args=(detector,), daemon=True)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from framework.driver import MasterUnavailableError
+from framework.driver import CallRefusedError, MasterUnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -24,8 +24,8 @@ class MesosCalls(Protocol):
 
 
 def try_now(call: Callable[..., None], *arguments: Any) -> None:
-    """Makes a call that need not succeed now: it is made again, or made up for by reconciliation."""
+    """Makes a call that need not succeed now: it is made again later, or made up for by reconciliation."""
     try:
         call(*arguments)
-    except MasterUnavailableError as error:
+    except (MasterUnavailableError, CallRefusedError) as error:
         logger.info("%s", error)

@@ -20,6 +20,7 @@ from framework import tensorflow_noise
 
 _KERAS_PREFIX = "keras:"
 _STDERR = 2
+PRINTS_DRAIN_S = 2.0
 
 
 def load_profile(
@@ -87,28 +88,30 @@ def _capture(model: str, script_args: Sequence[str], batch_size: int | None, tim
 def _run(command: list[str], model: str, timeout_s: float | None) -> int:
     """Runs the child; what it prints goes to standard error, for standard output may be wanted for JSON."""
     # A session of its own: whatever processes the script has started can then be ended with it.
-    with subprocess.Popen(
+    child = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env=_environment(),
         start_new_session=True,
-    ) as child:
-        assert child.stdout is not None
-        # A thread, so that the time-out holds for a script that prints nothing.
-        printer = threading.Thread(target=_show, args=(child.stdout,), daemon=True)
-        printer.start()
-        try:
-            return child.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            raise BadInputError(
-                f"{os.path.basename(model)} did not come to its training within {timeout_s:.0f} s."
-            ) from None
-        finally:
-            with contextlib.suppress(ProcessLookupError):  # where all of them have ended
-                os.killpg(child.pid, signal.SIGKILL)
-            printer.join()
+    )
+    assert child.stdout is not None
+    # A thread, so that the time-out holds for a script that prints nothing.
+    printer = threading.Thread(target=_show, args=(child.stdout,), daemon=True)
+    printer.start()
+    try:
+        return child.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        raise BadInputError(
+            f"{os.path.basename(model)} did not come to its training within {timeout_s:.0f} s."
+        ) from None
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # where all of them have ended
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        # A daemon that the script has started in a session of its own may hold the pipe open for ever.
+        printer.join(PRINTS_DRAIN_S)
 
 
 def _show(prints: BinaryIO) -> None:

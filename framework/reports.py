@@ -63,7 +63,8 @@ class ReportReader:
                     self._result.steps, self._result.loss = task.step, task.loss
                 self._observer.progress(task)
             case "placement":
-                variables = dict(content.get("variables", {}))
+                variables = content.get("variables")
+                variables = variables if isinstance(variables, dict) else {}
                 self._result.placement.update({str(name): str(device) for name, device in variables.items()})
             case "checkpoint":
                 self._observer.checkpoint(str(content.get("path", "")), _number(content.get("step"), int) or 0)

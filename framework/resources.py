@@ -25,7 +25,7 @@ class ResourcePool:
 
     def __init__(self, resources: Iterable[Resource]) -> None:
         usable = [copy.deepcopy(piece) for piece in resources if not _is_special(piece)]
-        self._pieces = sorted(usable, key=lambda piece: not piece.get("reservations"))
+        self._pieces = sorted(usable, key=lambda piece: piece.get("role", "*") == "*" and not piece.get("reservations"))
 
     def scalar(self, name: str) -> float:
         """How much of `cpus`, `mem` (MiB), `disk` (MiB) or `gpus` is left."""
@@ -91,8 +91,9 @@ class ResourcePool:
 
 
 def _is_special(piece: Resource) -> bool:
-    """Revocable and shared resources, and disks that are volumes: not for training tasks."""
-    return "revocable" in piece or "shared" in piece or "persistence" in piece.get("disk", {})
+    """Revocable and shared resources, and disks that are volumes or mounts of their own: not for training tasks."""
+    disk = piece.get("disk", {})
+    return "revocable" in piece or "shared" in piece or "persistence" in disk or "source" in disk
 
 
 def _ports(piece: Resource) -> Iterator[int]:

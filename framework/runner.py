@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import getpass
 import ipaddress
@@ -19,11 +20,11 @@ from pathlib import Path
 from types import FrameType
 
 from dike import checkpoints
-from dike.exceptions import BadInputError, InterruptedByUserError
+from dike.exceptions import BadInputError, InterruptedByUserError, JobFailedError
 from dike.profile import ModelProfile
 from framework import bundle, events
 from framework import master as mesos_master
-from framework.driver import Driver, FrameworkSettings
+from framework.driver import Driver, FrameworkSettings, driver_failure
 from framework.embedded import AgentSpec, EmbeddedCluster
 from framework.job import JobResult, JobSpec
 from framework.master import Master
@@ -85,12 +86,19 @@ def run_training(request: RunRequest, observer: JobObserver) -> JobResult:
         JobFailedError: if the master ended the framework.
         InterruptedByUserError: after Ctrl-C or SIGTERM, when everything launched has ended.
     """
+    # The bundle is the folder the script really is in, wherever a link to it may be.
+    request = dataclasses.replace(request, script=request.script.resolve())
     job_id = new_job_id(request.script)
     checkpoint_dir = request.checkpoint_dir or str(Path.cwd() / RUNS_FOLDER / job_id)
     if "://" not in checkpoint_dir:
         checkpoint_dir = str(Path(checkpoint_dir).absolute())
     checkpoints.check_folder(checkpoint_dir, request.profile)
     archive = bundle.pack(request.script)
+    if request.master is not None and request.checkpoint_dir is None:
+        observer.note(
+            f"checkpoints go to {checkpoint_dir} on the chief's agent; name a folder that all agents share with "
+            "--checkpoint-dir, so that a restart can find them anywhere"
+        )
     with _sigterm_as_interrupt(), contextlib.ExitStack() as stack:
         try:
             master = _master(request, stack)
@@ -99,7 +107,7 @@ def run_training(request: RunRequest, observer: JobObserver) -> JobResult:
             spec = _job_spec(request, job_id, checkpoint_dir, server.url, on_this_machine=_is_loopback(master.host))
             return _drive(spec, request, master, observer)
         except KeyboardInterrupt:
-            raise InterruptedByUserError("Interrupted; nothing was left running.") from None
+            raise InterruptedByUserError("Interrupted; everything that was started has been told to end.") from None
 
 
 def new_job_id(script: Path) -> str:
@@ -112,7 +120,6 @@ def _master(request: RunRequest, stack: contextlib.ExitStack) -> Master:
     if request.master is not None:
         return mesos_master.connect(request.master, request.connect_timeout_s)
     cluster = stack.enter_context(EmbeddedCluster(request.agents))
-    cluster.wait_for_agents(request.connect_timeout_s)
     return mesos_master.connect(cluster.master, request.connect_timeout_s)
 
 
@@ -133,7 +140,7 @@ def _job_spec(
         profile=request.profile,
         checkpoint_dir=checkpoint_dir,
         bundle_url=bundle_url,
-        python=request.agent_python or (sys.executable if on_this_machine else "python3"),
+        python=request.agent_python or (sys.executable if on_this_machine and not request.image else "python3"),
         checkpoint_interval_s=request.checkpoint_interval_s,
         max_restarts=request.max_restarts,
         objective=request.objective,
@@ -141,7 +148,7 @@ def _job_spec(
         plan=request.plan,
         image=request.image,
         plan_only=request.plan_only,
-        hand_out_gpus=request.master is None,
+        hand_out_gpus=on_this_machine,
         stream_all_logs=request.stream_all_logs,
         environment=request.environment,
     )
@@ -151,7 +158,7 @@ def _drive(spec: JobSpec, request: RunRequest, master: Master, observer: JobObse
     scheduler = events.EventScheduler()
     settings = FrameworkSettings(
         name=f"dike {spec.job_id}",
-        user=getpass.getuser(),
+        user=_user_name(),
         role=request.role,
         principal=request.principal,
         secret=request.secret,
@@ -164,6 +171,8 @@ def _drive(spec: JobSpec, request: RunRequest, master: Master, observer: JobObse
         try:
             _pump(job, scheduler, deadline=None)
         except KeyboardInterrupt:
+            if reason := driver_failure():
+                raise JobFailedError(f"The connection to the Mesos master broke down: {reason}.") from None
             observer.note("interrupted: ending all tasks (Ctrl-C again leaves that to Mesos)")
             job.cancel()
             _pump(job, scheduler, deadline=time.monotonic() + CANCEL_TIMEOUT_S)
@@ -176,13 +185,17 @@ def _drive(spec: JobSpec, request: RunRequest, master: Master, observer: JobObse
 
 
 def _subscribe(job: TrainingJob, scheduler: events.EventScheduler, master: Master) -> None:
-    try:
-        event = scheduler.events.get(timeout=SUBSCRIBE_TIMEOUT_S)
-    except queue.Empty:
-        raise BadInputError(
-            f"The Mesos master at {master.address} did not take the framework in within {SUBSCRIBE_TIMEOUT_S:g} s."
-        ) from None
-    job.handle(event)
+    deadline = time.monotonic() + SUBSCRIBE_TIMEOUT_S
+    while True:
+        try:
+            event = scheduler.events.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            raise BadInputError(
+                f"The Mesos master at {master.address} did not take the framework in within {SUBSCRIBE_TIMEOUT_S:g} s."
+            ) from None
+        job.handle(event)
+        if isinstance(event, events.Subscribed):
+            return
 
 
 def _pump(job: TrainingJob, scheduler: events.EventScheduler, deadline: float | None) -> None:
@@ -190,6 +203,14 @@ def _pump(job: TrainingJob, scheduler: events.EventScheduler, deadline: float | 
         with contextlib.suppress(queue.Empty):
             job.handle(scheduler.events.get(timeout=EVENT_WAIT_S))
         job.tick()
+
+
+def _user_name() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        # A container may run under a number that has no name.
+        return "nobody"
 
 
 @contextlib.contextmanager

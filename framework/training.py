@@ -15,7 +15,7 @@ from typing import Any
 from dike.exceptions import BadInputError, InfeasibleError, JobFailedError
 from dike.task import Role
 from framework import events
-from framework.driver import MasterUnavailableError
+from framework.driver import CallRefusedError, MasterUnavailableError
 from framework.gathering import NO_OFFER_S, Gathering, describe_offers
 from framework.job import JobResult, JobSpec, JobTask, TaskState
 from framework.job_plan import AllAgents, check_ever_fits, plan_for
@@ -77,7 +77,10 @@ class TrainingJob:
         self._all_agents = all_agents
         self._clock = clock
         self._phase = Phase.WAITING
+        self._connected = False
+        self._attached = False
         self._offers = Gathering(clock())
+        self._unwanted: list[dict[str, str]] = []
         self._plan: Plan | None = spec.plan
         self._tasks: dict[str, JobTask] = {}
         self._cluster: dict[str, list[str]] = {}
@@ -113,10 +116,9 @@ class TrainingJob:
         """
         match event:
             case events.Subscribed():
-                try_now(self._mesos.reconcile, self._live())
+                self._subscribed()
             case events.Disconnected():
-                # Offers do not outlive the connection.
-                self._offers.take_all()
+                self._disconnected()
             case events.OffersArrived():
                 self._offers_arrived(event.offers)
             case events.OfferRescinded():
@@ -139,6 +141,7 @@ class TrainingJob:
             BadInputError: if the job can never fit any cluster of the agents there are.
         """
         now = self._clock()
+        self._give_back()
         if self._phase is Phase.WAITING:
             if self._offers.settled(now):
                 self._try_to_start()
@@ -154,51 +157,98 @@ class TrainingJob:
         self.result.failure = self.result.failure or "cancelled"
         self._stop(self._finish)
 
+    # The connection.
+
+    def _subscribed(self) -> None:
+        if not self._connected and self._attached:
+            self._observer.note("connected to the Mesos master again")
+        self._connected = self._attached = True
+        try_now(self._mesos.reconcile, self._live())
+        if self._phase is Phase.RUNNING and not self._rejoining:
+            try_now(self._mesos.suppressOffers)
+
+    def _disconnected(self) -> None:
+        # Offers do not outlive the connection.
+        self._offers.take_all()
+        self._unwanted.clear()
+        if self._connected:
+            self._observer.note("the connection to the Mesos master is lost; tasks go on, trying again")
+        self._connected = False
+
     # Offers.
 
     def _offers_arrived(self, offers: Sequence[dict[str, Any]]) -> None:
-        if self._phase is not Phase.WAITING and not self._rejoining:
-            ids = [offer["id"] for offer in offers]
-            try_now(self._mesos.declineOffer, ids, {"refuse_seconds": REFUSE_S})
-            return
-        self._offers.add(offers, self._clock())
+        if self._phase is Phase.WAITING or self._rejoining:
+            self._offers.add(offers, self._clock())
+        else:
+            self._unwanted += [offer["id"] for offer in offers]
+            self._give_back()
 
     def _decline(self, agents: Sequence[AgentOffer]) -> None:
-        ids = [{"value": offer_id} for agent in agents for offer_id in agent.offer_ids]
-        if ids:
-            try_now(self._mesos.declineOffer, ids, {"refuse_seconds": REFUSE_S})
+        self._unwanted += [{"value": offer_id} for agent in agents for offer_id in agent.offer_ids]
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """Declines what is not wanted; what the master did not take stays noted for the next tick."""
+        if not self._unwanted:
+            return
+        try:
+            self._mesos.declineOffer(self._unwanted, {"refuse_seconds": REFUSE_S})
+        except MasterUnavailableError as error:
+            logger.info("%s", error)
+            return
+        self._unwanted = []
 
     def _try_to_start(self) -> None:
         agents = [agent for agent in self._offers.agents if agent.pool.ports()]
         try:
             plan = plan_for(self._spec, agents)
             tasks = place(self._spec, plan, agents, self._serial, self._used_ports)
+            operations = self._operations(plan, tasks, agents)
         except (InfeasibleError, DoesNotFitError) as error:
-            check_ever_fits(self._spec, self._all_agents(), error)
+            if self._attempt == 0:
+                # Later the agents that carried the job may only be away for a while.
+                check_ever_fits(self._spec, self._all_agents(), error)
             self._observer.waiting(f"{error} On offer: {describe_offers(self._offers.agents)}.")
             self._decline(self._offers.take_all())
             return
+        self.result.plan = self._plan = plan
         if self._spec.plan_only:
-            self.result.plan = plan
             self.result.succeeded = True
             self._decline(self._offers.take_all())
             self._phase = Phase.DONE
         else:
-            self._launch(plan, tasks)
+            self._launch(plan, tasks, operations)
+
+    def _operations(
+        self, plan: Plan, tasks: Sequence[JobTask], agents: Sequence[AgentOffer]
+    ) -> dict[str, dict[str, Any]]:
+        """Agent's id -> the operation that launches its part of the job."""
+        cluster = cluster_spec(tasks)
+        operations = {}
+        for agent in agents:
+            here = [task for task in tasks if task.agent_id == agent.agent_id]
+            if here:
+                operations[agent.agent_id] = launch_operation(self._spec, plan, here, cluster, agent, self._attempt)
+        return operations
 
     def _no_offer(self) -> None:
+        if not self._connected:
+            return
+        # In case the master never heard that offers are wanted again.
+        try_now(self._mesos.reviveOffers)
         nodes = self._all_agents()
         if nodes == []:
             self._observer.waiting("No agent is registered with the Mesos master.")
             return
-        check_ever_fits(self._spec, nodes)
+        if self._attempt == 0:
+            check_ever_fits(self._spec, nodes)
         self._observer.waiting(
             f"No offer has come for {NO_OFFER_S:g} s: other frameworks hold what the agents have, or none of it is for "
             "this role (--role)."
         )
 
-    def _launch(self, plan: Plan, tasks: list[JobTask]) -> None:
-        self._plan = self.result.plan = plan
+    def _launch(self, plan: Plan, tasks: list[JobTask], operations: dict[str, dict[str, Any]]) -> None:
         self._observer.planned(plan)
         self._serial += 1
         self._reports.stepped = False
@@ -206,27 +256,28 @@ class TrainingJob:
         self._cluster = cluster_spec(tasks)
         self._used_ports = {task.port for task in tasks}
         self.result.addresses = {task.name: task.address for task in tasks}
-        offered = {agent.agent_id: agent for agent in self._offers.take_all()}
         self._phase = Phase.RUNNING
-        used = {task.agent_id for task in tasks}
         try:
-            for agent_id in used:
-                here = [task for task in tasks if task.agent_id == agent_id]
-                self._accept(offered[agent_id], here)
-            self._decline([agent for agent_id, agent in offered.items() if agent_id not in used])
+            for agent_id, operation in operations.items():
+                self._accept(agent_id, operation)
             self._mesos.suppressOffers()
         except MasterUnavailableError as error:
             # What the master did take is found and ended by reconciliation.
             logger.warning("launch interrupted: %s", error)
             self._restart_or_fail("the connection to the Mesos master broke during the launch", counts=False)
             return
+        except CallRefusedError as error:
+            self._fail(str(error), None)
+            return
+        self._decline(self._offers.take_all())
         self._observer.launched(tasks)
 
-    def _accept(self, agent: AgentOffer, tasks: Sequence[JobTask]) -> None:
-        assert self._plan is not None
-        operation = launch_operation(self._spec, self._plan, tasks, self._cluster, agent, self._attempt)
+    def _accept(self, agent_id: str, operation: dict[str, Any]) -> None:
+        agent = self._offers.agent(agent_id)
+        assert agent is not None
         ids = [{"value": offer_id} for offer_id in agent.offer_ids]
         self._mesos.acceptOffers(ids, [operation], {"refuse_seconds": REFUSE_S})
+        self._offers.take(agent_id)
 
     # Tasks.
 
@@ -269,9 +320,9 @@ class TrainingJob:
 
     def _computes(self, task: JobTask) -> bool:
         """Whether the task runs the user's script, and so may end by itself."""
-        if self._spec.profile.api.has_separate_chief:
-            return task.planned.role == Role.CHIEF
-        return task.planned.role == Role.WORKER
+        return self._spec.is_chief(task.planned) or (
+            task.planned.role == Role.WORKER and not self._spec.profile.api.has_separate_chief
+        )
 
     def _script_has_ended(self) -> bool:
         return all(task.state is TaskState.FINISHED for task in self._tasks.values() if self._computes(task))
@@ -282,11 +333,14 @@ class TrainingJob:
             and not self._spec.is_chief(task.planned)
             and not self._spec.profile.synchronous
             and self._reports.stepped
-            and self.result.restarts < self._spec.max_restarts
+            and task.reason != "REASON_AGENT_REMOVED"
+            and (bool(self._rejoining) or self.result.restarts < self._spec.max_restarts)
         )
 
     def _start_rejoin(self, task: JobTask) -> None:
-        self.result.restarts += 1
+        # Workers that are lost together are one failure.
+        if not self._rejoining:
+            self.result.restarts += 1
         self._rejoining[task.name] = (task, self._clock() + REJOIN_S)
         self._observer.restarting(task.failure, self.result.restarts, self._spec.max_restarts)
         try_now(self._mesos.reviveOffers)
@@ -315,18 +369,19 @@ class TrainingJob:
             port=lost.port,
             gpu_devices=lost.gpu_devices,
         )
+        assert self._plan is not None
         try:
-            self._accept(agent, [task])
+            operation = launch_operation(self._spec, self._plan, [task], self._cluster, agent, self._attempt)
+            self._accept(agent.agent_id, operation)
         except DoesNotFitError:
             return False
-        except MasterUnavailableError as error:
+        except (MasterUnavailableError, CallRefusedError) as error:
             logger.warning("rejoining interrupted: %s", error)
             return False
         self._serial += 1
-        self._offers.take(agent.agent_id)
         del self._tasks[lost.task_id]
         self._tasks[task.task_id] = task
-        self._observer.launched(self.tasks)
+        self._observer.launched([task])
         return True
 
     # Ends.
@@ -403,7 +458,7 @@ class TrainingJob:
             raise BadInputError(
                 "The Mesos master does not accept these credentials; check --principal and --secret-file."
             )
-        if event.http_status is not None:
+        if event.http_status is not None or not self._attached:
             raise BadInputError(f"The Mesos master refused the framework: {event.reason}.")
         raise JobFailedError(f"The Mesos master has ended this framework: {event.reason}.")
 

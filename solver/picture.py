@@ -14,38 +14,17 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from dike.exceptions import BadInputError
+from solver.grouping import NodeGroup, group_nodes
 from solver.plan import Plan, PlannedTask
 from solver.units import format_bytes
 
 SUFFIXES = (".png", ".svg")
-MAX_BOXES = 12
-"""With more machines than this, those with like tasks share a box."""
 COLOURS = {"ps": "#e8a33d", "worker": "#5b8fd6", "chief": "#7ab37a"}
-BOX_WIDTH, GAP = 3.0, 1.4
+BOX_WIDTH, GAP = 3.0, 2.0
 TASK_HEIGHT, HEAD_HEIGHT = 0.42, 0.55
 TASKS_SHOWN = 6
 LABELS = 24
 """With more lines than this they get no figures."""
-
-NodeGroup = tuple[tuple[str, ...], tuple[PlannedTask, ...]]
-
-
-def group_nodes(tasks: Sequence[PlannedTask], merge_above: int = MAX_BOXES) -> list[NodeGroup]:
-    """Machines with their tasks; where there are many, machines with as many tasks of each role are one group.
-
-    Returns:
-        For each group the machines' names and the tasks of the first of them (of the only one, where there is one).
-    """
-    by_node: dict[str, list[PlannedTask]] = {}
-    for task in tasks:
-        by_node.setdefault(task.node, []).append(task)
-    if len(by_node) <= merge_above:
-        return [((node,), tuple(here)) for node, here in by_node.items()]
-    groups: dict[tuple[int, ...], list[str]] = {}
-    for node, here in by_node.items():
-        key = tuple(sum(task.role == role for task in here) for role in COLOURS)
-        groups.setdefault(key, []).append(node)
-    return [(tuple(nodes), tuple(by_node[nodes[0]])) for nodes in groups.values()]
 
 
 def check_picture_path(path: Path) -> None:
@@ -126,7 +105,8 @@ def _arrange(groups: Sequence[NodeGroup]) -> list[_Box]:
 def _title(plan: Plan) -> str:
     option = plan.option
     return (
-        f"{plan.profile.name}: {option.workers} workers, {option.ps} ps, {plan.samples_per_s:,.0f} samples/s; "
+        f"{plan.profile.name}: {option.workers} worker{'' if option.workers == 1 else 's'}, {option.ps} ps, "
+        f"{plan.samples_per_s:,.0f} samples/s; "
         "lines: bytes each way, per step of every worker"
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 
 import typer
@@ -30,8 +32,18 @@ app.add_typer(mesos.app, name="mesos")
 
 def main() -> None:
     """Entry point of the `dike` console script. Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted."""
+    _log_to_file_only()
     try:
         app()
     except DikeError as error:
         print(f"dike: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+
+
+def _log_to_file_only() -> None:
+    """Keeps log records off the terminal; `$DIKE_LOG` names a file that gets them."""
+    path = os.environ.get("DIKE_LOG")
+    if path:
+        logging.basicConfig(filename=path, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    else:
+        logging.getLogger().addHandler(logging.NullHandler())

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 
 from dike.profile import ModelProfile
+from dike.task import is_chief
 from executor.messages import LogChunk
 from framework.cli.planning_tables import print_plan, print_profile
 from framework.job import JobResult, JobTask
@@ -45,7 +46,7 @@ class PlainObserver(JobObserver):
         self._planned: Plan | None = None
         self._progress_at = time.monotonic()
         self._waiting_for = ""
-        self.tasks: list[JobTask] = []
+        self.tasks: dict[str, JobTask] = {}
 
     def waiting(self, reason: str) -> None:
         if reason != self._waiting_for:
@@ -61,7 +62,7 @@ class PlainObserver(JobObserver):
         print_plan(self._console, plan)
 
     def launched(self, tasks: Sequence[JobTask]) -> None:
-        self.tasks = list(tasks)
+        self.tasks.update({task.name: task for task in tasks})
         self.say("launched " + ", ".join(f"{task.name} on {task.node}" for task in tasks))
 
     def task_changed(self, task: JobTask) -> None:
@@ -98,6 +99,8 @@ class PlainObserver(JobObserver):
 
     def finished(self, result: JobResult, seconds: float) -> None:
         """The last word: where the checkpoints are, or what went wrong."""
+        for (_, stream), line in self._open_line.items():
+            self._output[stream].write(f"{line}\n")
         if result.succeeded:
             self.say(f"done in {seconds:.1f} s, {result.restarts} restarts; checkpoints in {result.checkpoint_dir}")
         elif result.failed_tail:
@@ -116,9 +119,7 @@ class PlainObserver(JobObserver):
         return "".join(prefix + line for line in lines if not is_noise(line.encode()))
 
     def _is_chief(self, task: JobTask) -> bool:
-        if self._profile.api.has_separate_chief:
-            return task.planned.role == "chief"
-        return task.planned.role == "worker" and task.planned.index == 0
+        return is_chief(self._profile.api, task.planned.role, task.planned.index)
 
 
 class LiveObserver(PlainObserver):
@@ -141,7 +142,7 @@ class LiveObserver(PlainObserver):
             super().task_changed(task)
 
     def launched(self, tasks: Sequence[JobTask]) -> None:
-        self.tasks = list(tasks)
+        self.tasks.update({task.name: task for task in tasks})
 
     def progress(self, task: JobTask) -> None:
         """Seen in the table."""
@@ -150,7 +151,7 @@ class LiveObserver(PlainObserver):
         table = Table(box=None, pad_edge=False)
         for title in ("task", "agent", "state", "step", "samples/s", "loss"):
             table.add_column(title, style="dim")
-        for task in self.tasks:
+        for task in self.tasks.values():
             table.add_row(
                 task.name,
                 task.node,

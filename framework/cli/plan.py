@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from dike.exceptions import BadInputError
 from framework.cli.output import Format, console, print_json
 from framework.cli.planning_tables import print_plan, print_profile
 from framework.profiling import load_profile
-from solver import Cluster, PlanRequest, make_plan
-from solver.picture import check_picture_path, draw_plan
-
-OBJECTIVES: dict[str, Literal["throughput", "traffic"]] = {"throughput": "throughput", "traffic": "traffic"}
+from solver import Cluster, Objective, PlanRequest, make_plan
 
 
 def plan(
@@ -23,20 +19,23 @@ def plan(
     ],
     cluster: Annotated[Path, typer.Option(help="The cluster file (YAML).", show_default=False)],
     batch_size: Annotated[int | None, typer.Option(min=1, help="Samples per worker and step.")] = None,
-    objective: Annotated[str, typer.Option(help="throughput, or traffic (the paper's Eq. 1).")] = "throughput",
+    objective: Annotated[
+        Objective, typer.Option(help="What to plan for: speed, or the paper's Eq. 1 (traffic).")
+    ] = "throughput",
     max_workers: Annotated[int | None, typer.Option(min=1, help="At most this many workers.")] = None,
     picture: Annotated[Path | None, typer.Option(help="Also draw the plan into this .png or .svg file.")] = None,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the plan.")] = Format.TABLE,
 ) -> None:
     """Shows which tasks a training job would get on a cluster, where, and how fast they would be."""
-    if objective not in OBJECTIVES:
-        raise BadInputError(f"'{objective}' is not a value of --objective; say throughput or traffic.")
     if picture is not None:
+        # matplotlib takes a while to load, and most runs draw nothing.
+        from solver.picture import check_picture_path, draw_plan
+
         check_picture_path(picture)
     # The quick check of a small file comes before the slow look at a model.
     machines = Cluster.from_yaml(cluster)
     profile = load_profile(model, (), batch_size)
-    request = PlanRequest(profile, machines, objective=OBJECTIVES[objective], max_workers=max_workers)
+    request = PlanRequest(profile, machines, objective=objective, max_workers=max_workers)
     made = make_plan(request)
     if picture is not None:
         draw_plan(made, picture)

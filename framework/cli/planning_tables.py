@@ -10,7 +10,7 @@ from rich.table import Table
 
 from dike.profile import ModelProfile
 from solver import Plan, PlannedTask, TaskResources
-from solver.picture import group_nodes
+from solver.grouping import group_nodes
 from solver.units import MIB, format_bytes
 
 RULES = {

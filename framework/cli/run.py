@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import time
 from pathlib import Path
@@ -10,12 +11,13 @@ from typing import Annotated, Any
 
 import typer
 
+from dike.checkpoints import fingerprint
 from dike.exceptions import BadInputError, JobFailedError
 from dike.profile import ModelProfile
 from framework.cli.console import LiveObserver, PlainObserver
 from framework.cli.output import Format, console, print_json
 from framework.cli.planning_tables import print_plan, print_profile
-from framework.embedded import AgentSpec
+from framework.embedded import private_agents
 from framework.profiling import load_profile
 from framework.runner import RunRequest, environment_for_tasks, run_training
 from solver import Objective, Plan
@@ -65,18 +67,26 @@ def run(
     if logs not in ("chief", "all"):
         raise BadInputError(f"'{logs}' is not a value of --logs; say chief or all.")
     started = time.monotonic()
+    if image is not None and master is None:
+        raise BadInputError("--image needs --master: the private Mesos runs tasks in this machine's own file system.")
+    if not re.fullmatch(r"\*|[^\s/*.-][^\s*]*", role):
+        raise BadInputError(f"'{role}' is not a Mesos role; a role is one word without '*', or '*' alone.")
     fixed_plan = _read_plan(plan) if plan is not None else None
     secret = _read_secret(secret_file, principal)
     profile = _profile(script, arguments or [], batch_size, handed_over or saved_profile)
     if handed_over is not None:
         # `DIKE_MASTER=... python train.py` has written it for us alone.
         handed_over.unlink(missing_ok=True)
+    if fixed_plan is not None and (
+        fixed_plan.profile.api != profile.api or fingerprint(fixed_plan.profile) != fingerprint(profile)
+    ):
+        raise BadInputError(f"The plan {plan} was made for another model than {script}'s; make one with --plan-only.")
     request = RunRequest(
         script=script,
         arguments=tuple(arguments or ()),
         profile=profile,
         master=master,
-        agents=(AgentSpec(resources=resources, attributes=attributes),) * agents,
+        agents=private_agents(agents, resources, attributes),
         connect_timeout_s=connect_timeout,
         role=role,
         principal=principal,
@@ -133,6 +143,8 @@ def _read_plan(path: Path) -> Plan:
         return Plan.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadInputError(f"The plan {path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise BadInputError(f"The plan {path} is not text.") from error
 
 
 def _read_secret(path: Path | None, principal: str | None) -> str | None:
@@ -143,6 +155,8 @@ def _read_secret(path: Path | None, principal: str | None) -> str | None:
     if principal is None:
         raise BadInputError("--secret-file needs --principal, the name the secret belongs to.")
     try:
-        return path.read_text(encoding="utf-8").strip()
+        return path.read_text(encoding="ascii").strip()
     except OSError as error:
         raise BadInputError(f"The secret file {path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise BadInputError(f"The secret in {path} has to be ASCII text, as HTTP authentication wants it.") from error

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, replace
 
 from dike.exceptions import BadInputError
+from framework.embedded.machine import shared_resources
 
 SCALARS = ("cpus", "mem", "disk", "gpus")
 RESOURCE_NAME = re.compile(r"[A-Za-z_][\w.-]*(\([\w./*-]+\))?")
@@ -95,3 +96,8 @@ def _check_attribute(part: str) -> str:
     if not colon or not ATTRIBUTE_NAME.fullmatch(name) or not ATTRIBUTE_VALUE.fullmatch(value):
         raise BadInputError(f'"{part}" is not an attribute: write name:value, such as "rack:r1;gpu_model:K80".')
     return f"{name}:{value}"
+
+
+def private_agents(count: int, resources: str = "", attributes: str = "") -> tuple[AgentSpec, ...]:
+    """Specs of several equal agents on this machine, which share what it has unless `resources` says otherwise."""
+    return (AgentSpec(resources or shared_resources(count), attributes),) * count

@@ -24,6 +24,14 @@ def local_resources() -> str:
     return f"cpus:{_cpus():g};mem:{mem_mib}" + (f";gpus:{gpus}" if gpus else "")
 
 
+def shared_resources(agents: int) -> str:
+    """`local_resources` divided evenly among several agents on this machine; GPUs stay whole."""
+    parts = dict(part.split(":") for part in local_resources().split(";"))
+    shares = {name: float(value) / agents for name, value in parts.items()}
+    text = f"cpus:{shares['cpus']:.2f};mem:{int(shares['mem'])}"
+    return text + (f";gpus:{int(shares['gpus'])}" if shares.get("gpus", 0) >= 1 else "")
+
+
 def gpu_models() -> list[str]:
     """The model of each GPU that NVIDIA's management library knows of, such as `H200` or `Tesla-K80`.
 

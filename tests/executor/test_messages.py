@@ -48,7 +48,17 @@ def test_garbage_is_a_value_error(data: bytes) -> None:
         decode_message(base64.b64encode(data).decode())
 
 
-@pytest.mark.parametrize("text", ['{"type": "log"}', '{"type": "report", "x": 1}', '{"type": "other"}', "[]", "3"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"type": "log"}',
+        '{"type": "report", "x": 1}',
+        '{"type": "other"}',
+        '{"type": "report", "task_id": "t", "content": 3}',
+        "[]",
+        "3",
+    ],
+)
 def test_json_of_another_kind_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError, match="message"):
         decode_message(base64.b64encode(text.encode()).decode())

@@ -48,6 +48,25 @@ def test_links_out_of_the_folder_are_not_followed(project: Path) -> None:
     assert "inside" in packed
 
 
+def test_a_link_to_a_script_packs_the_folder_of_the_script(project: Path) -> None:
+    link = project.parent / "link.py"
+    link.symlink_to(project / "train.py")
+    assert "train.py" in names(bundle.pack(link))
+
+
+def test_links_that_lead_nowhere_are_left_out(project: Path) -> None:
+    (project / "nowhere").symlink_to(project / "missing")
+    (project / "circle").symlink_to(project / "circle")
+    assert not {"nowhere", "circle"} & set(names(bundle.pack(project / "train.py")))
+
+
+@pytest.mark.parametrize(("content", "complaint"), [(b"\xff\xfe", "not a list of patterns"), (b"*.py", "itself")])
+def test_an_ignore_file_that_cannot_be_meant_is_refused(project: Path, content: bytes, complaint: str) -> None:
+    (project / ".dikeignore").write_bytes(content)
+    with pytest.raises(BadInputError, match=complaint):
+        bundle.pack(project / "train.py")
+
+
 def test_a_folder_that_is_too_large_is_refused_with_the_remedy(project: Path) -> None:
     with pytest.raises(BadInputError, match=r"more than 0 MiB.*\.dikeignore"):
         bundle.pack(project / "train.py", size_limit_bytes=500)

@@ -18,7 +18,14 @@ import pytest
 
 from dike.exceptions import BadInputError
 from framework import events
-from framework.driver import RECONNECT_PAUSE_S, Driver, FrameworkSettings, MasterUnavailableError
+from framework.driver import (
+    RECONNECT_PAUSE_S,
+    CallRefusedError,
+    Driver,
+    FrameworkSettings,
+    MasterUnavailableError,
+    driver_failure,
+)
 from framework.embedded import AgentSpec, EmbeddedCluster
 from framework.events import EventScheduler
 from framework.master import connect
@@ -117,7 +124,10 @@ def test_a_kill_of_an_unknown_task_is_answered(mesos: EmbeddedCluster) -> None:
 
 
 @pytest.mark.mesos
-def test_the_master_lists_its_agents(mesos: EmbeddedCluster) -> None:
+def test_the_master_lists_its_agents(mesos: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A proxy is for the world outside, not for the cluster.
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     (agent,) = connect(mesos.master, DEADLINE_S).agents() or []
     assert (agent.cpus, agent.gpus, agent.gpu_model, agent.rack, agent.network_gbps) == (1, 2, "K80", "r1", 25)
 
@@ -176,6 +186,31 @@ def test_a_master_that_is_starting_is_asked_again_without_haste(status: int) -> 
         master.close()
 
 
+def test_a_host_that_cannot_be_resolved_is_asked_again() -> None:
+    scheduler = EventScheduler()
+    driver = Driver(SETTINGS, "no-such-host.invalid:5050", scheduler)
+    driver.start()
+    try:
+        for _ in range(2):
+            next_event(scheduler, events.Disconnected)
+        assert not driver.aborted
+        assert driver_failure() == ""
+    finally:
+        driver.stop()
+        driver.join()
+
+
+def test_a_refused_call_is_told_from_a_lost_one() -> None:
+    master = Answering(400, b"no such resource")
+    driver = Driver(SETTINGS, master.address, EventScheduler())
+    driver._master, driver.stream_id, driver.framework_id = master.address, "stream", "F"
+    try:
+        with pytest.raises(CallRefusedError, match="no such resource"):
+            driver.kill("t", "a")
+    finally:
+        master.close()
+
+
 def test_a_call_without_a_connection_is_an_error() -> None:
     driver = Driver(SETTINGS, "127.0.0.1:1", EventScheduler())
     for call in (lambda: driver.acceptOffers([], [{}]), lambda: driver.declineOffer([]), lambda: driver.kill("t", "a")):
@@ -208,6 +243,9 @@ def test_ctrl_c_is_left_to_us() -> None:
     [
         ("127.0.0.1:1", "No Mesos master answered at 127.0.0.1:1 within 0.2 s"),
         ("nonsense:port", "is not the address of a master"),
+        ("a:b:5050", "is not the address of a master"),
+        ("zk://host:abc/x", "is not the address of a master"),
+        ("zk://", "is not the address of a master"),
         ("host:99999", "is not the address of a master"),
         ("zk://127.0.0.1:1/mesos", "named no leading Mesos master"),
     ],

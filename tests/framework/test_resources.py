@@ -24,19 +24,21 @@ def ports(*ranges: tuple[int, int]) -> dict[str, Any]:
     }
 
 
-def test_reserved_pieces_go_first_and_keep_their_reservation() -> None:
-    reservation = [{"type": "STATIC", "role": "ml"}]
-    pool = ResourcePool([scalar("cpus", 2), scalar("cpus", 1, reservations=reservation)])
+@pytest.mark.parametrize("mark", [{"role": "ml"}, {"reservations": [{"type": "STATIC", "role": "ml"}]}])
+def test_reserved_pieces_go_first_and_keep_their_reservation(mark: dict[str, Any]) -> None:
+    pool = ResourcePool([scalar("cpus", 2, role="*"), scalar("cpus", 1, **mark)])
 
     taken = pool.take_scalar("cpus", 1.5)
 
-    assert [(piece["scalar"]["value"], piece.get("reservations")) for piece in taken] == [(1, reservation), (0.5, None)]
+    assert [piece["scalar"]["value"] for piece in taken] == [1, 0.5]
+    assert mark.items() <= taken[0].items()
     assert pool.scalar("cpus") == 1.5
 
 
 def test_revocable_and_volume_resources_are_left_alone() -> None:
     volume = scalar("disk", 10, disk={"persistence": {"id": "v"}})
-    pool = ResourcePool([scalar("cpus", 4, revocable={}), volume])
+    mount = scalar("disk", 10, disk={"source": {"type": "MOUNT"}})
+    pool = ResourcePool([scalar("cpus", 4, revocable={}), volume, mount])
     assert pool.scalar("cpus") == 0
     assert pool.scalar("disk") == 0
 

@@ -220,6 +220,22 @@ def test_a_killed_agent_is_survived(tmp_path: Path, v1_script: Path) -> None:
         assert {task["node"] for task in result["plan"]["tasks"]} == {f"agent-{1 - int(node)}"}
 
 
+def test_a_master_that_is_restarted_is_found_again(tmp_path: Path, v1_script: Path) -> None:
+    with EmbeddedCluster([AgentSpec(resources=AGENT)]) as cluster:
+        run = Running(tmp_path, "--master", cluster.master, "--max-workers", "1", v1_script, "4000")
+        run.wait_for(lambda: checkpoints_below(tmp_path), "a first checkpoint")
+        before = {name: process.pid for name, process in task_processes(cluster).items()}
+        cluster.kill_master()
+        run.wait_for_text("the connection to the Mesos master is lost")
+        cluster.restart_master()
+        run.wait_for_text("connected to the Mesos master again")
+        during = {name: process.pid for name, process in task_processes(cluster).items()}
+        result = run.result()
+        assert result["succeeded"]
+        assert result["restarts"] == 0
+        assert during.items() <= before.items()
+
+
 def test_ctrl_c_ends_everything(tmp_path: Path, v1_script: Path, mesos: EmbeddedCluster) -> None:
     run = Running(tmp_path, "--master", mesos.master, "--max-workers", "1", v1_script, "1000000")
     run.wait_for_text("worker:0 running")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -11,12 +12,14 @@ from dike.exceptions import BadInputError, InfeasibleError
 from dike.profile import Api, ModelProfile, VariableSpec
 from executor.messages import LaunchOrder, LogChunk, Outcome, Report
 from framework import events
-from framework.driver import MasterUnavailableError
+from framework.driver import CallRefusedError, MasterUnavailableError
 from framework.gathering import COLLECT_S, NO_OFFER_S, SETTLE_S
 from framework.job import JobSpec, JobTask, TaskState
+from framework.launching import place
 from framework.observer import JobObserver
+from framework.offers import OfferBook
 from framework.training import KILL_AGAIN_S, LOGS_S, REJOIN_S, TrainingJob
-from solver import NodeClass, Plan
+from solver import NodeClass, Plan, PlannedTask
 
 GIB = 2**30
 
@@ -66,6 +69,7 @@ class Mesos:
         self.calls: list[str] = []
         self.reconciled: list[dict[str, str]] = []
         self.unavailable = False
+        self.refusal = ""
         self._serial = itertools.count()
 
     def offer(self, agent: int = 0, cpus: float = 2, mem: float = 8192, ports: bool = True) -> dict[str, Any]:
@@ -86,11 +90,15 @@ class Mesos:
     def acceptOffers(self, offer_ids: Any, operations: Any, filters: Any = None) -> None:  # noqa: N802
         if self.unavailable:
             raise MasterUnavailableError("gone")
+        if self.refusal:
+            raise CallRefusedError(self.refusal)
         for operation in operations:
             self.accepted += operation["launch"]["task_infos"]
 
     def declineOffer(self, offer_ids: Any, filters: Any = None) -> None:  # noqa: N802
         assert filters["refuse_seconds"] > 0
+        if self.unavailable:
+            raise MasterUnavailableError("gone")
         self.declined += [offer_id["value"] for offer_id in offer_ids]
 
     def acknowledgeStatusUpdate(self, status: dict[str, Any]) -> None:  # noqa: N802
@@ -177,6 +185,13 @@ class Stage:
             if task.task_id in self.mesos.killed and not task.state.is_terminal():
                 self.update(task, "TASK_KILLED")
         self.wait(0.1)
+
+
+def any_plan() -> Plan:
+    stage = Stage(spec())
+    stage.start()
+    assert stage.job.result.plan is not None
+    return stage.job.result.plan
 
 
 def ended(exit_code: int, log_bytes: dict[str, int] | None = None) -> Outcome:
@@ -369,6 +384,28 @@ def test_a_worker_rejoins_alone_under_its_old_address() -> None:
     assert stage.job.result.restarts == 1
 
 
+def test_workers_lost_together_are_one_failure() -> None:
+    stage = Stage(spec(max_workers=4, max_restarts=1))
+    tasks = stage.start(agents=4)
+    stage.step(tasks["worker:0"], 10)
+    for name in ("worker:1", "worker:2", "worker:3"):
+        stage.update(tasks[name], "TASK_FAILED", ended(-9))
+    assert stage.job.result.restarts == 1
+    assert stage.mesos.killed == []
+
+
+def test_the_workers_of_a_removed_agent_do_not_wait_for_it() -> None:
+    stage = Stage(spec(max_workers=4, max_restarts=1))
+    tasks = stage.start(agents=4)
+    stage.step(tasks["worker:0"], 10)
+    for name in ("worker:1", "worker:2"):
+        stage.update(tasks[name], "TASK_LOST", reason="REASON_AGENT_REMOVED")
+    assert stage.job.result.restarts == 1
+    assert tasks["ps:0"].task_id in stage.mesos.killed
+    stage.end_killed()
+    assert not stage.job.done
+
+
 def test_a_worker_whose_place_is_not_offered_again_restarts_the_job() -> None:
     stage = Stage(spec())
     tasks = stage.start(agents=2)
@@ -414,11 +451,12 @@ def test_a_script_that_fails_the_same_way_twice_before_a_step_is_given_up() -> N
 
 def test_an_executor_that_never_reports_points_at_the_installation() -> None:
     stage = Stage(spec(max_restarts=10))
+    reason = "REASON_EXECUTOR_TERMINATED"
     for _ in range(2):
         stage.offer(stage.mesos.offer(0))
         stage.wait(SETTLE_S + 0.1)
         task = stage.job.tasks[0]
-        stage.update(task, "TASK_FAILED", message="Executor terminated", source="SOURCE_AGENT")
+        stage.update(task, "TASK_FAILED", message="Executor terminated", source="SOURCE_AGENT", reason=reason)
         stage.end_killed()
     assert stage.job.done
     assert "--agent-python" in stage.job.result.failure
@@ -447,6 +485,80 @@ def test_a_launch_without_a_master_is_tried_again() -> None:
     stage.wait(0.1)
     assert stage.start()
     assert stage.job.result.restarts == 0
+
+
+def test_a_launch_that_the_master_refuses_fails_with_its_words() -> None:
+    stage = Stage(spec())
+    stage.mesos.refusal = "Failed to send request 400: no such resource"
+    stage.offer(stage.mesos.offer(0), stage.mesos.offer(1))
+    stage.wait(SETTLE_S + 0.1)
+    for task in stage.job.tasks:
+        stage.update(task, "TASK_LOST")
+    stage.wait(0.1)
+    assert stage.job.done
+    assert "no such resource" in stage.job.result.failure
+    assert len(stage.mesos.declined) == 2
+
+
+def test_what_could_not_be_declined_is_declined_later() -> None:
+    stage = Stage(spec())
+    stage.start()
+    stage.mesos.unavailable = True
+    late = stage.mesos.offer(3)
+    stage.offer(late)
+    assert late["id"]["value"] not in stage.mesos.declined
+    stage.mesos.unavailable = False
+    stage.wait(0.1)
+    assert late["id"]["value"] in stage.mesos.declined
+
+
+def test_offers_are_asked_for_again_when_none_comes() -> None:
+    stage = Stage(spec())
+    stage.wait(NO_OFFER_S + 1)
+    assert stage.mesos.calls == ["revive"]
+
+
+def test_a_lost_connection_is_told_once() -> None:
+    stage = Stage(spec())
+    stage.start()
+    for _ in range(2):
+        stage.job.handle(events.Disconnected())
+    stage.job.handle(events.Subscribed("F", "127.0.0.1:5050"))
+    assert [note.partition(" to ")[0] for note in stage.watcher.notes] == ["the connection", "connected"]
+    assert stage.mesos.calls[-1] == "suppress"
+
+
+def test_agents_that_are_away_after_a_failure_are_waited_for() -> None:
+    small = NodeClass(name="agent-0", count=1, cpus=0.1, mem_bytes=GIB, gpus=0, gpu_model=None, disk_bytes=GIB)
+    stage = Stage(spec(), all_agents=[small])
+    tasks = stage.start()
+    stage.step(tasks["worker:0"], 10)
+    stage.update(tasks["ps:0"], "TASK_LOST", reason="REASON_AGENT_REMOVED")
+    stage.end_killed()
+    stage.offer(stage.mesos.offer(0, cpus=0.1))
+    stage.wait(SETTLE_S + 0.1)
+    assert not stage.job.done
+    assert len(stage.watcher.waits) == 1
+
+
+def test_a_plan_for_other_agents_is_refused() -> None:
+    other = NodeClass(name="elsewhere", count=1, cpus=8, mem_bytes=8 * GIB, gpus=0, gpu_model=None, disk_bytes=GIB)
+    stage = Stage(spec(plan=any_plan()), all_agents=[other])
+    stage.offer(stage.mesos.offer(7))
+    with pytest.raises(InfeasibleError, match="no agent is called agent-0; the agents are elsewhere"):
+        stage.wait(SETTLE_S + 0.1)
+
+
+def test_gpus_of_one_machine_are_numbered_across_its_agents() -> None:
+    planned = tuple(PlannedTask("worker", index, f"agent-{index}", 1.0, 512, 0, 1) for index in range(2))
+    mesos = Mesos()
+    offers = OfferBook()
+    for agent in range(2):
+        offer = mesos.offer(agent)
+        offer["resources"].append(scalar("gpus", 1))
+        offers.add(offer)
+    tasks = place(spec(), dataclasses.replace(any_plan(), tasks=planned), offers.agents, 0)
+    assert [task.gpu_devices for task in tasks] == [(0,), (1,)]
 
 
 def test_a_kill_is_repeated_until_it_is_answered() -> None:

@@ -74,7 +74,7 @@ def test_bad_input_is_one_sentence_and_exit_2(model: Path, tmp_path: Path) -> No
         ([model, "--cluster", tmp_path / "none.yaml"], "cannot be read"),
         ([model, "--cluster", tiny], "short"),
         ([model, "--cluster", good, "--picture", "plan.gif"], ".png or .svg"),
-        ([model, "--cluster", good, "--objective", "fame"], "throughput or traffic"),
+        ([model, "--cluster", good, "--objective", "fame"], "'throughput', 'traffic'"),
         ([tmp_path / "none.json", "--cluster", good], "none.json"),
     ]
     for arguments, says in cases:
