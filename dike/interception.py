@@ -16,10 +16,14 @@ from types import ModuleType
 Action = Callable[[ModuleType], None]
 
 
+# Modules whose actions are due: an action may ask for another one on the same module, which Python still calls loading.
+_executed: set[str] = set()
+
+
 def after_import(name: str, action: Action) -> None:
     """Calls `action(module)` as soon as the module `name` has been imported; at once if it already is."""
     module = sys.modules.get(name)
-    if module is not None and not _is_loading(module):
+    if module is not None and (name in _executed or not _is_loading(module)):
         action(module)
     else:
         sys.meta_path.insert(0, _Finder(name, action))
@@ -56,6 +60,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         """The module has been imported. Being found is not enough: some only look whether a module is there."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
+            _executed.add(self._name)
             self._action(module)
 
 

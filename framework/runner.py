@@ -94,11 +94,6 @@ def run_training(request: RunRequest, observer: JobObserver) -> JobResult:
         checkpoint_dir = str(Path(checkpoint_dir).absolute())
     checkpoints.check_folder(checkpoint_dir, request.profile)
     archive = bundle.pack(request.script)
-    if request.master is not None and request.checkpoint_dir is None:
-        observer.note(
-            f"checkpoints go to {checkpoint_dir} on the chief's agent; name a folder that all agents share with "
-            "--checkpoint-dir, so that a restart can find them anywhere"
-        )
     with _sigterm_as_interrupt(), contextlib.ExitStack() as stack:
         try:
             master = _master(request, stack)
@@ -168,6 +163,11 @@ def _drive(spec: JobSpec, request: RunRequest, master: Master, observer: JobObse
     driver.start()
     try:
         _subscribe(job, scheduler, master)
+        if request.master is not None and request.checkpoint_dir is None and not spec.plan_only:
+            observer.note(
+                f"checkpoints go to {spec.checkpoint_dir} on the chief's agent; name a folder that all agents share "
+                "with --checkpoint-dir, so that a restart can find them anywhere"
+            )
         try:
             _pump(job, scheduler, deadline=None)
         except KeyboardInterrupt:
