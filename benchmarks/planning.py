@@ -12,6 +12,7 @@ from solver import Cluster, NodeClass, PlanRequest, make_plan
 TITLE = "Planning time by size of the cluster"
 SIZES = (5, 20, 100, 300, 1000, 16_000)
 RUNS = 3
+LARGEST_COUNT = 10**300
 GIB = 2**30
 
 
@@ -47,4 +48,6 @@ def measure() -> Iterator[str]:
 
 
 def _count(number: int) -> str:
+    if number >= LARGEST_COUNT:
+        return "more than 10^300"
     return f"{number:,}" if number < 10**9 else f"{float(number):.1e}"

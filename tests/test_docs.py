@@ -1,0 +1,41 @@
+"""What the documents point at is there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").rglob("*.md")])
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_leads_somewhere(document: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)", document.read_text(encoding="utf-8"))
+    missing = [link for link in links if "://" not in link and not (document.parent / link).exists()]
+    assert missing == []
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "profile"])
+def test_every_option_that_the_documents_name_exists(command: str) -> None:
+    helps = subprocess.run(
+        [sys.executable, "-m", "framework", command, "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={"COLUMNS": "200", "PATH": ""},
+    ).stdout
+    text = "\n".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)
+    named = {
+        option
+        for line in re.findall(rf"dike {command} [^\n`|]*", text)
+        for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", line)
+    }
+    unknown = {option for option in named if option not in helps}
+    # Options after the script are the script's own.
+    assert unknown <= {"--steps", "--epochs"}, unknown
