@@ -21,12 +21,13 @@ def fingerprint(profile: ModelProfile) -> str:
 
 
 def check_folder(path: str, profile: ModelProfile) -> None:
-    """Refuses a checkpoint folder that another model has written to.
+    """Refuses a local checkpoint folder that another model has written to; the chief looks at those elsewhere.
 
     Raises:
         BadInputError: if the folder's marker names another model, or `path` is no folder.
     """
-    check_fingerprint(path, fingerprint(profile))
+    if not _is_remote(path):
+        check_fingerprint(path, fingerprint(profile))
 
 
 def check_fingerprint(path: str, expected: str) -> None:
@@ -100,5 +101,7 @@ def _read(path: str) -> str | None:
     try:
         with open(path, encoding="utf-8") as file:
             return file.read()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise BadInputError(f"Checkpoint file '{path}' cannot be read: {error.strerror}.") from error

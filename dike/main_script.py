@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from types import ModuleType
@@ -58,6 +59,13 @@ def run_as_main(script: str, arguments: Sequence[str]) -> None:
         trace = error.__traceback__.tb_next if error.__traceback__ else None
         traceback.print_exception(type(error), error, trace)
         raise ScriptFailedError(f"failed ({one_line(error)})") from error
+
+
+def join_threads() -> None:
+    """Waits for the script's threads, as Python does before it ends: for all that are not daemons."""
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
 
 
 def one_line(error: Exception) -> str:

@@ -7,6 +7,7 @@ that module's name and spec.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -65,6 +66,7 @@ def names() -> list[str]:
     return dir(importlib.import_module(_TENSORFLOW))
 
 
+@functools.cache
 def _is_own_module(name: str) -> bool:
     search = list(sys.modules[_PACKAGE].__path__)
     return importlib.machinery.PathFinder.find_spec(f"{_PACKAGE}.{name}", search) is not None

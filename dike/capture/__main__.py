@@ -16,7 +16,7 @@ from typing import NoReturn
 from dike.capture import hooks
 from dike.capture.sink import Sink, end_process
 from dike.exceptions import BadInputError, DikeError
-from dike.main_script import ScriptFailedError, ScriptSyntaxError, run_as_main
+from dike.main_script import ScriptFailedError, ScriptSyntaxError, join_threads, run_as_main
 from dike.profile import ModelProfile
 
 KERAS_PREFIX = "keras:"
@@ -60,6 +60,8 @@ def _run_to_end(script: str, arguments: list[str]) -> str:
     name = os.path.basename(script)
     try:
         run_as_main(script, arguments)
+        # It may train in a thread, which Python would wait for.
+        join_threads()
     except ScriptSyntaxError as error:
         return f"{name} {error}; see above."
     except ScriptFailedError as error:

@@ -16,9 +16,12 @@ from dike.profile import ModelProfile
 
 def hand_over() -> None:
     """Hands the script over to the cluster once its model is known, at its first training session or `fit`."""
-    script = getattr(sys.modules.get("__main__"), "__file__", None)
-    if script is None:
-        return  # an interactive session or a notebook: there is no script that could travel
+    main = sys.modules.get("__main__")
+    script = getattr(main, "__file__", None)
+    if script is None or getattr(main, "__spec__", None) is not None or not os.path.isfile(script):
+        # A notebook, an interactive session, `python -m`: there is no script that could travel by itself.
+        print("dike: DIKE_MASTER is set, but this is no script file; it trains here.", file=sys.stderr)
+        return
     # As they are now: scripts may edit them while they run.
     arguments = list(sys.argv[1:])
 

@@ -29,6 +29,7 @@ def install(sink: Sink) -> None:
         return _Coordinator(sink, strategy)
 
     cluster_coordinator.ClusterCoordinator.__new__ = coordinator
+    _refuse_collective_training(sink)
     gradient = backprop.GradientTape.gradient
 
     @functools.wraps(gradient)
@@ -38,6 +39,20 @@ def install(sink: Sink) -> None:
         return gradient(self, target, sources, *args, **kwargs)
 
     backprop.GradientTape.gradient = watched
+
+
+def _refuse_collective_training(sink: Sink) -> None:
+    """Such a strategy would wait for its other workers for ever."""
+    from tensorflow.python.distribute import collective_all_reduce_strategy as collective
+
+    def refuse(_cls: type, *_: Any, **__: Any) -> NoReturn:
+        sink.refuse(
+            f"{sink.script} uses MultiWorkerMirroredStrategy, which Dike does not distribute; take the strategy out, "
+            "for Dike brings its own."
+        )
+
+    for strategy in (collective.CollectiveAllReduceStrategy, collective.CollectiveAllReduceStrategyV1):
+        strategy.__new__ = refuse
 
 
 def watch_optimizers(keras: ModuleType) -> None:

@@ -26,10 +26,12 @@ class _GraphCapture:
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self._trainings: dict[Any, Training] = {}
+        self._differentiated: dict[Any, list[Any]] = {}
         self._trains: dict[tuple[Any, str], bool] = {}
 
     def wrap_optimizer(self) -> None:
         """Remembers losses and the ops that apply gradients."""
+        from tensorflow.python.ops import gradients_util
         from tensorflow.python.training import optimizer, sync_replicas_optimizer
 
         synchronous = sync_replicas_optimizer.SyncReplicasOptimizer
@@ -51,6 +53,8 @@ class _GraphCapture:
                 train_op = apply(self_, *args, **kwargs)
                 if hasattr(train_op, "graph"):
                     training = self._training_of(train_op.graph)
+                    if not training.losses:
+                        training.losses.extend(self._differentiated.get(train_op.graph, ()))
                     training.train_ops.append(getattr(train_op, "op", train_op))
                     if isinstance(self_, synchronous):
                         training.synchronous = True
@@ -60,6 +64,17 @@ class _GraphCapture:
 
             owner.apply_gradients = apply_gradients
 
+        compute_all = gradients_util._GradientsHelper
+
+        @functools.wraps(compute_all)
+        def gradients(ys: Any, *args: Any, **kwargs: Any) -> Any:
+            # Scripts that clip gradients ask for them here, and hand them to `apply_gradients` later.
+            for loss in ys if isinstance(ys, list | tuple) else (ys,):
+                if hasattr(loss, "op"):
+                    self._differentiated.setdefault(loss.graph, []).append(loss)
+            return compute_all(ys, *args, **kwargs)
+
+        gradients_util._GradientsHelper = gradients
         wrap_apply(optimizer.Optimizer)
         wrap_apply(synchronous)
 

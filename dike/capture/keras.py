@@ -7,8 +7,10 @@ import inspect
 from types import ModuleType
 from typing import Any, NoReturn
 
+from dike import keras_limits
 from dike.capture import coordinator
 from dike.capture.sink import Sink
+from dike.exceptions import BadInputError
 from dike.profile import Api
 from dike.profiling.keras_profile import has_forward_pass, keras_profile
 
@@ -32,6 +34,12 @@ def install(sink: Sink, keras: ModuleType) -> None:
                 f"{sink.script} calls fit under its own ParameterServerStrategy, which Keras 3 cannot do; "
                 "take the strategy out, for Dike brings its own."
             )
+        if api is Api.KERAS:
+            try:
+                self._assert_compile_called("fit")
+                keras_limits.check(self)
+            except BadInputError as error:
+                sink.refuse(f"{sink.script}: {error}")
         call = signature.bind(self, *args, **kwargs)
 
         def grab(iterator: Any) -> NoReturn:

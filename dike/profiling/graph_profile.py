@@ -114,7 +114,7 @@ def _settled(graph: Any, operations: list[Any], size: int, fed: Mapping[str, tup
 
 
 def _variables(graph: Any, training: Training) -> list[Any]:
-    """Global variables of the graph without the optimizers' own, which follow the variables they belong to."""
+    """Global variables of the graph without those that follow another one: the optimizers' own, moving averages."""
     import tensorflow as tf
 
     with graph.as_default():
@@ -122,8 +122,12 @@ def _variables(graph: Any, training: Training) -> list[Any]:
     return [
         variable
         for variable in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
-        if id(variable) not in slots
+        if id(variable) not in slots and not _follows_another(variable)
     ]
+
+
+def _follows_another(variable: Any) -> bool:
+    return any(group != f"loc:@{variable.op.name}".encode() for group in variable.op.colocation_groups())
 
 
 def _sample_bytes(forward: list[Any], by_name: Any, size: int) -> int:

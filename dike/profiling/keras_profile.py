@@ -105,7 +105,11 @@ def _trace(function: Callable[[Any], Any], specs: Any) -> Any:
 
 def has_forward_pass(model: Any) -> bool:
     """Whether the model can be called; one with a `train_step` of its own, such as a GAN of two models, need not."""
-    keras_model = next(base for base in type(model).__mro__ if base.__name__ == "Model")
+    keras_model = next(
+        base
+        for base in type(model).__mro__
+        if base.__name__ == "Model" and base.__module__.startswith(("keras.", "tf_keras."))
+    )
     own_call = getattr(type(model), "call", None) is not getattr(keras_model, "call", None)
     return own_call or bool(getattr(model, "_functional", None))
 

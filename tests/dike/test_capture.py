@@ -337,6 +337,56 @@ SCRIPTS = {
     # no training
     "never_trains": "import dike as tf\nprint(tf.constant(1))\n",
     "custom_loop": keras("with tf.GradientTape() as tape:\n    value = loss(y, model(x))\n"),
+    "v1_clipped": v1(
+        PLACEHOLDERS,
+        """
+        variables = tf.trainable_variables()
+        gradients, _ = tf.clip_by_global_norm(tf.gradients(loss, variables), 5.0)
+        train = tf.train.MomentumOptimizer(0.1, 0.9).apply_gradients(zip(gradients, variables), global_step=step)
+        session = tf.train.MonitoredTrainingSession()
+        """,
+        f"session.run(train, {FEED})",
+    ),
+    "v1_average": v1(
+        PLACEHOLDERS,
+        """
+        train = tf.train.GradientDescentOptimizer(0.1).minimize(loss, global_step=step)
+        with tf.control_dependencies([train]):
+            train = tf.train.ExponentialMovingAverage(0.9).apply(tf.trainable_variables())
+        session = tf.train.MonitoredTrainingSession()
+        """,
+        f"session.run(train, {FEED})",
+    ),
+    "keras_thread": keras(
+        """
+        import threading
+        model.compile("sgd", loss)
+        threading.Thread(target=model.fit, args=(x, y)).start()
+        """
+    ),
+    "keras_class_called_model": keras(
+        """
+        class Model(tf.keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.dense = layers.Dense(10)
+            def call(self, inputs):
+                return self.dense(inputs)
+        model = Model()
+        model.compile("sgd", loss)
+        model.fit(x, y)
+        """
+    ),
+    "keras_eagerly": keras('model.compile("sgd", loss, run_eagerly=True)\nmodel.fit(x, y)'),
+    "mirrored": keras(
+        """
+        with tf.distribute.MirroredStrategy(["/cpu:0"]).scope():
+            model = tf.keras.Sequential([layers.Input((64,)), layers.Dense(10)])
+        model.compile("sgd", loss)
+        model.fit(x, y)
+        """
+    ),
+    "multi_worker_mirrored": "import tensorflow as tf\ntf.distribute.MultiWorkerMirroredStrategy()\n",
     "raises": keras('raise RuntimeError("the data is gone")'),
     "exits": "import sys\nsys.exit(3)\n",
     "exits_with_text": "import sys\nsys.exit('no data')\n",
@@ -500,6 +550,25 @@ def test_tf_keras_fit(captured: Captured) -> None:
     assert "AFTER" not in captured.prints
 
 
+@script("v1_clipped")
+def test_clipped_gradients(captured: Captured) -> None:
+    profile = captured.profile
+    assert (profile.batch_size, profile.parameters, profile.optimizer) == (24, 650, "Momentum")
+    assert DENSE_FORWARD <= profile.flops_forward_per_sample < DENSE_FORWARD * 1.15
+
+
+@script("v1_average")
+def test_moving_averages_follow_their_variables(captured: Captured) -> None:
+    assert not [variable.name for variable in captured.profile.variables if "Average" in variable.name]
+
+
+@pytest.mark.parametrize("captured", ["keras_thread", "keras_class_called_model"], indirect=True)
+def test_ordinary_scripts_of_an_unusual_kind(captured: Captured) -> None:
+    profile = captured.profile
+    assert (profile.batch_size, profile.parameters) == (32, 650)
+    assert DENSE_FORWARD <= profile.flops_forward_per_sample < DENSE_FORWARD * 1.15
+
+
 @pytest.mark.parametrize("captured", ["coordinator", "coordinator_experimental"], indirect=True)
 def test_own_coordinator(captured: Captured) -> None:
     profile = captured.profile
@@ -519,6 +588,9 @@ def test_own_coordinator(captured: Captured) -> None:
         ("v1_evaluates_only", "ended without a training session or a call of fit"),
         ("v1_parameter_server", "plays a parameter server"),
         ("keras_own_strategy", "under its own ParameterServerStrategy"),
+        ("keras_eagerly", "run_eagerly=True"),
+        ("mirrored", "under the script's own tf.distribute strategy"),
+        ("multi_worker_mirrored", "uses MultiWorkerMirroredStrategy"),
         ("never_trains", "never_trains.py ended without a training session or a call of fit"),
         ("custom_loop", "ended without a training session or a call of fit"),
         ("raises", "failed (RuntimeError: the data is gone) before its training began"),
