@@ -147,6 +147,7 @@ class Slot(pymesos.Executor):
             "TF_NUM_INTRAOP_THREADS": threads,
             "OMP_NUM_THREADS": threads,
             **order.environment,
+            "DIKE_CHECKPOINT_DIR": order.task.checkpoint_dir,
             process.PARENT_VARIABLE: str(os.getpid()),
             task_module.VARIABLE: dataclasses.replace(order.task, report_fd=report_fd).dumps(),
         }

@@ -21,7 +21,7 @@ from types import FrameType
 
 from dike import checkpoints
 from dike.exceptions import BadInputError, InterruptedByUserError, JobFailedError
-from dike.profile import ModelProfile
+from dike.profile import Api, ModelProfile
 from framework import bundle, events
 from framework import master as mesos_master
 from framework.driver import Driver, FrameworkSettings, driver_failure
@@ -167,6 +167,11 @@ def _drive(spec: JobSpec, request: RunRequest, master: Master, observer: JobObse
             observer.note(
                 f"checkpoints go to {spec.checkpoint_dir} on the chief's agent; name a folder that all agents share "
                 "with --checkpoint-dir, so that a restart can find them anywhere"
+            )
+        if spec.profile.api is Api.COORDINATOR and not spec.plan_only:
+            observer.note(
+                "the script's own coordinator loop saves and restores by itself, if at all; DIKE_CHECKPOINT_DIR in its "
+                "environment names the folder"
             )
         try:
             _pump(job, scheduler, deadline=None)

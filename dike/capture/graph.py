@@ -14,11 +14,12 @@ from dike.profiling.graph_profile import Training, graph_profile, needs_feeding
 
 
 def install(sink: Sink) -> None:
-    """Wraps optimizers, sessions, supervisors and servers of TensorFlow 1."""
+    """Wraps optimizers, sessions and servers of TensorFlow 1."""
     capture = _GraphCapture(sink)
     capture.wrap_optimizer()
     capture.wrap_sessions()
     capture.wrap_monitored_sessions()
+    capture.refuse_supervisors()
     capture.wrap_server()
 
 
@@ -108,7 +109,7 @@ class _GraphCapture:
     def wrap_monitored_sessions(self) -> None:
         """These have a finished graph when they are made; they come to life only if their feeds have to be seen."""
         from tensorflow.python.framework import ops
-        from tensorflow.python.training import monitored_session, supervisor
+        from tensorflow.python.training import monitored_session
 
         monitored = monitored_session._MonitoredSession
         init = monitored.__init__
@@ -122,15 +123,20 @@ class _GraphCapture:
             init(self_, session_creator, hooks, *args, **kwargs)
 
         monitored.__init__ = __init__
-        prepare = supervisor.Supervisor.prepare_or_wait_for_session
 
-        @functools.wraps(prepare)
-        def prepare_or_wait_for_session(self_: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._captures_or_trains(self_._graph or ops.get_default_graph()):
-                self_._logdir = None
-            return prepare(self_, *args, **kwargs)
+    def refuse_supervisors(self) -> None:
+        """The roles do not do them; better said here than on the cluster."""
+        from tensorflow.python.training import supervisor
 
-        supervisor.Supervisor.prepare_or_wait_for_session = prepare_or_wait_for_session
+        sink = self._sink
+
+        def refuse(_self: Any, *_args: Any, **_kwargs: Any) -> NoReturn:
+            sink.refuse(
+                f"{sink.script} uses tf.compat.v1.train.Supervisor, which is not supported in a distributed job; "
+                "use tf.compat.v1.train.MonitoredTrainingSession."
+            )
+
+        supervisor.Supervisor.__init__ = refuse
 
     def wrap_server(self) -> None:
         """The client plays worker 0 alone: it binds no port and waits for nobody."""
