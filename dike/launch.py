@@ -9,15 +9,12 @@ import atexit
 import json
 import os
 import sys
-import threading
 from collections.abc import Sequence
 
 from dike import task as tasks
 from dike.exceptions import DikeError
 from dike.reporting import reporter
 from dike.roles import process, script, server
-
-_TEARDOWN_TIMEOUT_S = 10.0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -45,10 +42,8 @@ def main(argv: Sequence[str]) -> int:
 
 def _leave(code: int) -> None:
     """Ends the process at once: TensorFlow's own teardown takes a second, and a gRPC server may never end."""
-    deadline = threading.Timer(_TEARDOWN_TIMEOUT_S, os._exit, [code])
-    deadline.daemon = True
-    deadline.start()
-    atexit._run_exitfuncs()  # the script's own
+    process.teardown.exit_code = code
+    atexit._run_exitfuncs()  # the script's own; those of TensorFlow have limited time
     reporter().close()
     for stream in (sys.stdout, sys.stderr):
         try:

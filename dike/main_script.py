@@ -62,9 +62,13 @@ def run_as_main(script: str, arguments: Sequence[str]) -> None:
 
 
 def join_threads() -> None:
-    """Waits for the script's threads, as Python does before it ends: for all that are not daemons."""
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
+    """Waits for the script's threads, as Python does at its end; daemons are left."""
+    for function in reversed(threading._threading_atexits):  # type: ignore[attr-defined]
+        function()  # lets the idle threads of pools end
+    while living := [
+        thread for thread in threading.enumerate() if not thread.daemon and thread is not threading.main_thread()
+    ]:
+        for thread in living:
             thread.join()
 
 

@@ -1,4 +1,4 @@
-"""The process itself: it dies with its parent, and SIGTERM lets a chief save first."""
+"""The process itself: it dies with its parent, SIGTERM lets a chief save first, and its end does not hang."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from types import FrameType
 EXIT_CODE_TERMINATED = 128 + signal.SIGTERM
 SAVE_TIMEOUT_S = 5.0
 """How long a chief has after SIGTERM to end its step and save."""
+
+TEARDOWN_TIMEOUT_S = 10.0
+"""How long TensorFlow's own functions may take at the end of a process."""
 
 PARENT_VARIABLE = "DIKE_PARENT_PID"
 """Optional environment variable: the process that must be alive for this one to live."""
@@ -64,15 +67,47 @@ class Termination:
 
     def _handle(self, _signal: int, _frame: FrameType | None) -> None:
         self.requested = True
+        if not self._is_ours():
+            # The script's own handler called the one before it.
+            threading.Thread(target=self._end, name="dike-sigterm-end", daemon=True).start()
+
+    def _is_ours(self) -> bool:
+        """Whether the script has left SIGTERM to us."""
+        return signal.getsignal(signal.SIGTERM) == self._handle
 
     def _watch(self, reader: int) -> None:
-        while signal.SIGTERM not in os.read(reader, 64):
-            pass  # other signals write here too
+        # Other signals write here too.
+        while signal.SIGTERM not in os.read(reader, 64) or not self._is_ours():
+            pass
         self.requested = True
+        self._end()
+
+    def _end(self) -> None:
         if self._armed.is_set():
             threading.Event().wait(self._timeout_s)
         os._exit(EXIT_CODE_TERMINATED)
 
 
+class Teardown:
+    """Ends a process whose teardown hangs.
+
+    Attributes:
+        exit_code: the exit code of the process.
+    """
+
+    def __init__(self, timeout_s: float = TEARDOWN_TIMEOUT_S) -> None:
+        self.exit_code = 0
+        self._timeout_s = timeout_s
+
+    def begin(self) -> None:
+        """The time begins to count."""
+        deadline = threading.Timer(self._timeout_s, lambda: os._exit(self.exit_code))
+        deadline.daemon = True
+        deadline.start()
+
+
 termination = Termination()
+"""The one of this process."""
+
+teardown = Teardown()
 """The one of this process."""

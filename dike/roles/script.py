@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
 from collections.abc import Sequence
 from types import ModuleType
 
 from dike.interception import after_import
-from dike.main_script import ScriptFailedError, run_as_main
+from dike.main_script import ScriptFailedError, join_threads, run_as_main
 from dike.profile import Api
 from dike.reporting import reporter
-from dike.roles.process import termination
+from dike.roles.process import teardown, termination
 from dike.task import TaskSpec
 
 
@@ -24,19 +25,27 @@ def run(task: TaskSpec, argv: Sequence[str]) -> int:
         termination.install()
     after_import("tensorflow", lambda tensorflow: _install(task, tensorflow))
     reporter().started()
+    code = 0
     try:
         run_as_main(argv[0], argv[1:])
     except SystemExit as exit_request:
-        return _exit_code(exit_request)
+        code = _exit_code(exit_request)
     except ScriptFailedError:
-        return 1
+        code = 1
     except KeyboardInterrupt:
         return 130
-    return 0
+    try:
+        join_threads()
+    except KeyboardInterrupt:
+        return 130
+    return code
 
 
 def _install(task: TaskSpec, tensorflow: ModuleType) -> None:
     """Imports the role's interception only now, because it needs TensorFlow."""
+    # Last in, first out: what the interception and the script do at exit has all the time it needs, and only
+    # TensorFlow's own functions, which may hang, are limited.
+    atexit.register(teardown.begin)
     if task.api is Api.GRAPH:
         from dike.roles import graph
 

@@ -23,7 +23,7 @@ def latest_step(folder: Path) -> int:
 
 
 def test_asynchronous_training_places_saves_survives_and_resumes(tmp_path: Path) -> None:
-    with Job(Api.GRAPH, SCRIPT, tmp_path / "job", 2, 2, ("monitored", "200"), PLAN, fingerprint="one") as job:
+    with Job(Api.GRAPH, SCRIPT, tmp_path / "job", 2, 2, ("scaffold", "200"), PLAN, fingerprint="one") as job:
         assert [job.worker(0).wait(), job.worker(1).wait()] == [0, 0]
         results = [job.worker(index).result for index in (0, 1)]
         steps = sum(result["own_steps"] for result in results)
@@ -105,6 +105,31 @@ def test_a_plain_session_loop_is_initialised_once_saved_and_restored(tmp_path: P
         assert results[0]["own_steps"] + results[1]["own_steps"] <= 104
         assert max(result["accuracy"] or 0.0 for result in results) > 0.5
         assert latest_step(tmp_path) >= saved + 100
+
+    # A script that restores a file itself: the job's own checkpoint goes first, and who comes back resets nothing.
+    pretrained = {"PRETRAINED": str(tmp_path / "checkpoints" / f"model.ckpt-{saved}")}
+    with Job(Api.GRAPH, SCRIPT, tmp_path, 2, 2, ("finetune", "100000"), PLAN, environment=pretrained) as job:
+        lost = job.worker(1)
+        wait_until(lambda: step_of(lost) > saved + 200, lost)
+        job.kill("worker:1")
+        before = step_of(job.chief)
+        back = job.start(Role.WORKER, 1, attempt=1)
+        wait_until(lambda: step_of(back) > before, back)
+        assert job.chief.reported("progress")[0]["step"] >= saved + 100
+        assert back.reported("progress")[0]["step"] >= before
+    fresh = tmp_path / "fresh"
+    with Job(Api.GRAPH, SCRIPT, fresh, 1, 1, ("finetune", str(saved + 90)), environment=pretrained) as job:
+        assert job.chief.wait() == 0
+        # The other worker went on while that checkpoint was written.
+        assert saved <= job.chief.result["first_step"] < saved + 90
+        assert latest_step(fresh) >= saved + 90
+
+
+def test_a_monitored_session_without_a_global_step_is_saved(tmp_path: Path) -> None:
+    with Job(Api.GRAPH, SCRIPT, tmp_path, 1, 1, ("stepless", "30")) as job:
+        assert job.chief.wait() == 0
+        assert job.chief.reported("progress")[-1]["step"] == 30
+        assert job.chief.reported("checkpoint")[-1]["step"] == latest_step(tmp_path) == 30
 
 
 def test_what_is_not_supported_is_refused_by_name(tmp_path: Path) -> None:

@@ -93,12 +93,22 @@ def test_other_data_and_models(many: tuple[dict[str, Any], Process]) -> None:
     assert len(result["split"]["val_loss"]) == 1
 
 
+def test_a_model_that_has_only_a_train_step_and_two_optimizers(many: tuple[dict[str, Any], Process]) -> None:
+    pair = many[0]["pair"]
+    assert pair["history"]["both"][1] < pair["history"]["both"][0]
+    assert pair["iterations"] == [40, 40]
+    assert min(pair["velocities"]) > 0.0
+    devices = many[1].reported("placement")[-1]["variables"]
+    assert {"optimizer/same/iteration", "optimizer/same/iteration#1"} <= set(devices)
+
+
 def test_what_is_not_supported_is_refused_by_name(many: tuple[dict[str, Any], Process]) -> None:
     refused = many[0]["refused"]
     assert refused["argument"] == (
         "BadInputError: Argument 'use_multiprocessing' of Model.fit is not supported; remove it."
     )
     assert "run_eagerly=True" in refused["run_eagerly"]
+    assert "ema_overwrite_frequency" in refused["averages"]
     assert "gradient_accumulation_steps" in refused["accumulation"]
     assert all(text.startswith("BadInputError: ") for text in refused.values())
 
@@ -150,7 +160,7 @@ def test_a_fit_survives_and_resumes(tmp_path: Path) -> None:
 
 def test_tf_keras_fits_evaluates_and_predicts(tmp_path: Path) -> None:
     plan = {"dense/kernel": 1, "dense/bias": 0, "dense_1/kernel": 1}
-    with Job(Api.TF_KERAS, SCRIPTS / "keras_legacy.py", tmp_path, 2, 2, (), plan) as job:
+    with Job(Api.TF_KERAS, SCRIPTS / "keras_legacy.py", tmp_path, 2, 2, ("4",), plan) as job:
         assert job.chief.wait() == 0
         result = job.chief.result
         assert "tf_keras" in result["keras"]
@@ -162,6 +172,24 @@ def test_tf_keras_fits_evaluates_and_predicts(tmp_path: Path) -> None:
         assert {name: result["devices"][name] for name in plan} == devices
         assert job.chief.reported("placement")[0]["variables"]["dense/kernel"] == devices["dense/kernel"]
         assert len(list((tmp_path / "checkpoints" / "fit-0").glob("ckpt-*.index"))) == 3
+
+    # It goes on, saves within an epoch and when it is told to end, and has its whole history afterwards.
+    script = SCRIPTS / "keras_legacy.py"
+    with Job(Api.TF_KERAS, script, tmp_path, 1, 1, ("5000",), checkpoint_interval_s=0.01) as job:
+        chief = job.chief
+        wait_until(lambda: any(message.get("epoch", 0) >= 6 for message in chief.reported("progress")), chief)
+        before = latest(tmp_path)
+        assert job.kill("chief:0", signal.SIGTERM) == 143
+        steps = {message["step"] for message in chief.reported("checkpoint")}
+        assert latest(tmp_path) in steps
+        assert latest(tmp_path) >= before
+        assert len(steps) > len(chief.reported("progress"))
+    with Job(Api.TF_KERAS, script, tmp_path, 1, 1, ("5",)) as job:
+        assert job.chief.wait() == 0
+        again = job.chief.result["history"]
+        assert len(again["loss"]) >= 5
+        assert again["loss"][:4] == result["history"]["loss"]
+        assert job.chief.result["epochs"][:5] == list(range(5))
 
 
 def test_a_script_with_its_own_coordinator_runs_unchanged(tmp_path: Path) -> None:

@@ -67,6 +67,43 @@ def test_sigterm_ends_a_chief_that_does_not_train(tmp_path: Path) -> None:
         assert job.kill("worker:0", signal.SIGTERM) == 143
 
 
+def own_script(folder: Path, text: str) -> Job:
+    script = folder / "own.py"
+    script.write_text(text)
+    return Job(Api.GRAPH, script, folder, workers=1, alone=True)
+
+
+def test_the_scripts_threads_end_before_the_process(tmp_path: Path) -> None:
+    text = (
+        "import concurrent.futures, sys, threading, time\n"
+        "pool = concurrent.futures.ThreadPoolExecutor(1)\n"
+        "pool.submit(int)\n"
+        "def late():\n    time.sleep(0.2)\n    print('thread ended', flush=True)\n"
+        "threading.Thread(target=late).start()\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "sys.exit(3)\n"
+    )
+    with own_script(tmp_path, text) as job:
+        assert job.chief.wait() == 3
+        assert "thread ended" in job.chief.text
+
+
+def test_sigterm_is_the_scripts_when_it_handles_it(tmp_path: Path) -> None:
+    text = (
+        "import signal, sys, time\n"
+        "def end(number, frame):\n    time.sleep(0.2)\n    print('saved', flush=True)\n    sys.exit(4)\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+        "print('waiting', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with own_script(tmp_path, text) as job:
+        deadline_s = time.monotonic() + DEADLINE_S
+        while "waiting" not in job.chief.text and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        assert job.kill("worker:0", signal.SIGTERM) == 4
+        assert "saved" in job.chief.text
+
+
 def test_a_process_dies_with_its_parent(tmp_path: Path) -> None:
     task = TaskSpec("test", Role.WORKER, 0, {"worker": ["127.0.0.1:1"]}, Api.GRAPH)
     start = (

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.training import monitored_session, saver, session_manager, training
+from tensorflow.python.training import monitored_session, session_manager, training
 
 from dike import checkpoints
 from dike.reporting import reporter
@@ -25,24 +26,34 @@ _STOP_GRACE_S = 2
 
 
 class ProgressHook(tf.compat.v1.train.SessionRunHook):
-    """Reports step and loss of every training run, and saves when the process is told to end.
+    """Reports step and loss of every training run; the chief's also saves.
+
+    It saves when the session begins, every interval, when the process is told to end, and when the session ends.
 
     Args:
         task: the process' task.
+        creator: what makes the session; its scaffold has the saver.
     """
 
-    def __init__(self, task: TaskSpec) -> None:
+    def __init__(self, task: TaskSpec, creator: Any) -> None:
         self._task = task
+        self._creator = creator
         self._samples: int | None = None
         self._last_s: float | None = None
         self._last: dict[str, Any] | None = None
         self._saver: Any = None
+        self._steps = 0
+        self._saved_s = 0.0
+        self._saved_step = -1
 
     def after_create_session(self, session: Any, coord: Any) -> None:
         """Reports where the variables are."""
-        if self._task.is_chief:
-            reporter().placement(actual_devices(tf.compat.v1.global_variables()))
-            self._saver = saver._get_saver_or_default()
+        if not _keeps(self._task, self._creator):
+            return
+        reporter().placement(actual_devices(tf.compat.v1.global_variables()))
+        self._saver = _saver_of(self._creator)
+        if self._saver is not None:
+            self._save(session)
             termination.can_save()
 
     def before_run(self, run_context: Any) -> Any:
@@ -50,65 +61,91 @@ class ProgressHook(tf.compat.v1.train.SessionRunHook):
         graph = run_context.session.graph
         arguments = run_context.original_args
         observed = trained.of(graph).observed(graph, arguments.fetches)
-        if not observed:
+        if observed is None:
             return None
         self._samples = trained.samples_in(arguments.feed_dict)
         return tf.compat.v1.train.SessionRunArgs(observed)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
         """Reports what came back."""
-        if run_values.results and "step" in run_values.results:
-            self._last = run_values.results
-            plain.report(run_values.results, self._samples, self._last_s)
+        if run_values.results is not None:
+            self._steps += 1
+            self._last = {"step": self._steps, **run_values.results}
+            plain.report(self._last, self._samples, self._last_s)
             self._last_s = time.monotonic()
-        if termination.requested and self._saver is not None:
-            session = run_context.session
-            step = tf.compat.v1.train.get_global_step(session.graph)
-            path = self._saver.save(session, plain.checkpoint_prefix(self._task), global_step=step)
-            reporter().checkpoint(path, int(session.run(step)))
+        if self._saver is None:
+            return
+        if termination.requested:
+            self._save(run_context.session)
             termination.leave()
+        if time.monotonic() - self._saved_s >= self._task.checkpoint_interval_s:
+            self._save(run_context.session)
 
     def end(self, session: Any) -> None:
         """Reports the last step: a run reads the step while other workers, and itself, still count it up."""
+        step = self._step(session)
+        if self._last is not None:
+            loss = self._last.get("loss")
+            reporter().progress(step, loss=float(loss.mean()) if loss is not None else None)
+        if self._saver is not None and step != self._saved_step:
+            self._save(session)
+
+    def _step(self, session: Any) -> int:
+        """The step of all workers; without a global step the training runs of this one."""
         step = tf.compat.v1.train.get_global_step(session.graph)
-        if step is not None and self._last is not None:
-            reporter().progress(int(session.run(step)), loss=self._last.get("loss"))
+        return int(session.run(step)) if step is not None else self._steps
+
+    def _save(self, session: Any) -> None:
+        tf.io.gfile.makedirs(self._task.checkpoint_dir)
+        step = self._step(session)
+        path = self._saver.save(session, plain.checkpoint_prefix(self._task), global_step=step)
+        self._saved_s = time.monotonic()
+        self._saved_step = step
+        if path is not None:
+            reporter().checkpoint(path, step)
 
 
-class SavedListener(tf.compat.v1.train.CheckpointSaverListener):
-    """Reports each checkpoint.
+def _keeps(task: TaskSpec, creator: Any) -> bool:
+    """Whether the state of the creator's session is the job's: not that of a session that only evaluates."""
+    if not task.is_chief or not task.checkpoint_dir:
+        return False
+    trains = bool(trained.of(tf.compat.v1.get_default_graph()).updates)
+    return trains or getattr(creator, "_checkpoint_dir", None) == task.checkpoint_dir
 
-    Args:
-        task: the process' task.
-    """
 
-    def __init__(self, task: TaskSpec) -> None:
-        self._task = task
-
-    def after_save(self, session: Any, global_step_value: int) -> None:
-        """Called by TensorFlow after each save."""
-        reporter().checkpoint(f"{plain.checkpoint_prefix(self._task)}-{global_step_value}", int(global_step_value))
+def _saver_of(creator: Any) -> Any:
+    """The saver of the creator's scaffold; without a scaffold that of the graph, if it has one."""
+    scaffold = getattr(creator, "_scaffold", None)
+    if scaffold is not None:
+        return scaffold.saver
+    savers = tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.SAVERS)
+    return savers[0] if savers else None
 
 
 def install(task: TaskSpec) -> None:
     """Replaces how monitored sessions are made."""
     _find_chief_fast()
-    _save_from_chief()
     _connect_creators(task)
     _add_hooks(task)
     make = monitored_session.MonitoredTrainingSession
 
-    def make_for_task(master: str = "", is_chief: bool = True, checkpoint_dir: str | None = None, **kwargs: Any) -> Any:
-        plain.say_where_checkpoints_go(task, checkpoint_dir)
-        if checkpoint_dir is None and "summary_dir" not in kwargs:
+    signature = inspect.signature(make)
+
+    def make_for_task(*args: Any, **kwargs: Any) -> Any:
+        options = signature.bind(*args, **kwargs).arguments
+        named = options.get("checkpoint_dir")
+        plain.say_where_checkpoints_go(task, named)
+        if named is None and "summary_dir" not in options:
             # Without a folder the script would have written no summaries either.
-            kwargs.setdefault("save_summaries_steps", None)
-            kwargs.setdefault("save_summaries_secs", None)
-            kwargs.setdefault("log_step_count_steps", None)
-        kwargs["save_checkpoint_secs"] = task.checkpoint_interval_s
-        kwargs["save_checkpoint_steps"] = None
-        kwargs["stop_grace_period_secs"] = _STOP_GRACE_S
-        return make(master=master, is_chief=task.is_chief, checkpoint_dir=task.checkpoint_dir or None, **kwargs)
+            options.setdefault("save_summaries_steps", None)
+            options.setdefault("save_summaries_secs", None)
+            options.setdefault("log_step_count_steps", None)
+        # TensorFlow's own hook needs a global step, which not every script has; ProgressHook saves.
+        options["save_checkpoint_secs"] = options["save_checkpoint_steps"] = None
+        options["stop_grace_period_secs"] = _STOP_GRACE_S
+        options["is_chief"] = task.is_chief
+        options["checkpoint_dir"] = task.checkpoint_dir or None
+        return make(**options)
 
     for module in (tf.compat.v1.train, monitored_session, training):
         module.MonitoredTrainingSession = make_for_task
@@ -124,18 +161,12 @@ def _find_chief_fast() -> None:
     session_manager.SessionManager.__init__ = own_initialise
 
 
-def _save_from_chief() -> None:
+def _give_saver(scaffold: Any) -> None:
     """The chief writes and reads the whole checkpoint; by default each ps writes a part of it, on its own machine."""
-    get_saver = saver._get_saver_or_default
-
-    def own_saver() -> Any:
-        graph = tf.compat.v1.get_default_graph()
-        if not graph.get_collection(tf.compat.v1.GraphKeys.SAVERS):
-            default = tf.compat.v1.train.Saver(sharded=False, allow_empty=True)
-            graph.add_to_collection(tf.compat.v1.GraphKeys.SAVERS, default)
-        return get_saver()
-
-    saver._get_saver_or_default = own_saver
+    key = tf.compat.v1.GraphKeys.SAVERS
+    if scaffold._saver is None and not tf.compat.v1.get_collection(key):
+        scaffold._saver = tf.compat.v1.train.Saver(sharded=False, allow_empty=True)
+        tf.compat.v1.add_to_collection(key, scaffold._saver)  # for a later session on the same, finalised graph
 
 
 def _connect_creators(task: TaskSpec) -> None:
@@ -149,14 +180,23 @@ def _connect_creators(task: TaskSpec) -> None:
 
     def create(creator: Any) -> Any:
         with plain.not_plain():
+            scaffold = creator._scaffold
+            has_own_saver = scaffold._saver is not None
+            _give_saver(scaffold)
             if not task.is_chief:
-                return create_as_worker(connected(worker(scaffold=creator._scaffold, config=creator._config)))
-            as_chief = connected(chief(scaffold=creator._scaffold, config=creator._config))
-            if task.checkpoint_dir:
+                return create_as_worker(connected(worker(scaffold=scaffold, config=creator._config)))
+            as_chief = connected(chief(scaffold=scaffold, config=creator._config))
+            named = getattr(creator, "_checkpoint_filename_with_path", None)
+            if _keeps(task, creator):
                 checkpoints.claim_folder(task)
-                if creator._scaffold._saver is None:
+                if not has_own_saver:
                     restoring.check_newest(task)
-                as_chief._checkpoint_dir = task.checkpoint_dir
+                if named is None or tf.train.latest_checkpoint(task.checkpoint_dir) is not None:
+                    named = None
+                    as_chief._checkpoint_dir = task.checkpoint_dir
+            elif named is None and getattr(creator, "_checkpoint_dir", None):
+                as_chief._checkpoint_dir = task.checkpoint_dir or creator._checkpoint_dir
+            as_chief._checkpoint_filename_with_path = named
             return create_as_chief(as_chief)
 
     chief.create_session = create
@@ -167,17 +207,14 @@ def _add_hooks(task: TaskSpec) -> None:
     base = monitored_session._MonitoredSession
     initialise = base.__init__
     saver_hook = tf.compat.v1.train.CheckpointSaverHook
-    initialise_saver = saver_hook.__init__
 
     def own_initialise(
         self: Any, session_creator: Any, hooks: Any, should_recover: bool, stop_grace_period_secs: float = _STOP_GRACE_S
     ) -> None:
-        hooks = [*(hooks or ()), CloseTokens(), ProgressHook(task)]
-        initialise(self, session_creator, hooks, should_recover, _STOP_GRACE_S)
-
-    def own_initialise_saver(self: Any, *args: Any, **kwargs: Any) -> None:
-        initialise_saver(self, *args, **kwargs)
-        self._listeners = [*self._listeners, SavedListener(task)]
+        creator = session_creator or monitored_session.ChiefSessionCreator()
+        # All workers' hooks would write the same files.
+        given = [hook for hook in hooks or () if task.is_chief or not isinstance(hook, saver_hook)]
+        hooks = [*given, CloseTokens(), ProgressHook(task, creator)]
+        initialise(self, creator, hooks, should_recover, _STOP_GRACE_S)
 
     base.__init__ = own_initialise
-    saver_hook.__init__ = own_initialise_saver

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -16,14 +16,16 @@ from tensorflow.python.client import session as sessions
 
 from dike import checkpoints
 from dike.exceptions import JobFailedError
+from dike.main_script import ScriptFailedError
 from dike.reporting import reporter
 from dike.roles.graph import cluster, initialisers, restoring, training
 from dike.roles.graph.placement import actual_devices
-from dike.roles.process import termination
+from dike.roles.process import teardown, termination
 from dike.task import TaskSpec
 
 INITIALISED_TIMEOUT_S = 600.0
 _POLL_INTERVAL_S = 0.2
+_ENDS = (tf.errors.OutOfRangeError, StopIteration)
 _local = threading.local()
 
 
@@ -79,9 +81,13 @@ class PlainSession:
     def __init__(self, task: TaskSpec, session: Any) -> None:
         self._task = task
         self._session = session
-        self._inside = False
+        self._inside = threading.local()  # a thread that feeds a queue is often inside a run
+        self._stepping = threading.RLock()
+        self._failed = False
         self._placed = False
+        self._looked = False
         self._restored = False
+        self._kept: set[Any] = set()
         self._trained = False
         self._steps = 0
         self._last_step_s: float | None = None
@@ -91,38 +97,70 @@ class PlainSession:
 
     def run(self, run: Any, fetches: Any, feed_dict: Any, options: Any, run_metadata: Any) -> Any:
         """Runs what the script asked for, initialisers in the job's way; `run` is TensorFlow's own method."""
-        if self._inside:
+        if self.is_inside:
             return run(self._session, fetches, feed_dict, options, run_metadata)
-        self._inside = True
-        try:
+        with self._entered():
             graph = self._session.graph
             split = initialisers.split(graph, fetches)
             if split is not None:
                 self._initialise(split)
                 return split.run_rest(lambda rest: run(self._session, rest, feed_dict, options, run_metadata))
             observed = training.of(graph).observed(graph, fetches)
-            if not observed:
-                return run(self._session, fetches, feed_dict, options, run_metadata)
-            result, values = run(self._session, (fetches, observed), feed_dict, options, run_metadata)
-            self._stepped(values, training.samples_in(feed_dict))
+            try:
+                if observed is None:
+                    return run(self._session, fetches, feed_dict, options, run_metadata)
+                result, values = run(self._session, (fetches, observed), feed_dict, options, run_metadata)
+            except Exception as error:
+                self.note_failure(type(error))
+                raise
+            with self._stepping:
+                self._stepped(values, training.samples_in(feed_dict))
             return result
-        finally:
-            self._inside = False
+
+    def restore(self, restore: Callable[[], None], variables: Sequence[Any]) -> None:
+        """Restores what the script asked for, on the chief only and if the job has no checkpoint of its own.
+
+        Args:
+            restore: does what the script asked for.
+            variables: global variables that get a value.
+        """
+        with self._entered():
+            if not self._task.is_chief:
+                self._wait_until_initialised(variables)
+            elif self._trained or not self._restore():
+                restore()
 
     def close(self) -> None:
-        """Saves for the last time."""
-        if self._trained and not self._inside:
-            self._inside = True
-            try:
+        """Saves for the last time, unless something went wrong."""
+        self.note_failure(sys.exc_info()[0])
+        if self._trained and not self._failed and not self.is_inside:
+            with self._entered():
                 self._save()
-            finally:
-                self._inside = False
+
+    def note_failure(self, kind: type[BaseException] | None) -> None:
+        """Remembers that a run or the script raised: the variables may be broken. The end of the data is no failure."""
+        if kind is not None and issubclass(kind, Exception) and not issubclass(kind, _ENDS):
+            self._failed = True
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether this thread is in one of the methods."""
+        return getattr(self._inside, "value", False)
+
+    @contextlib.contextmanager
+    def _entered(self) -> Iterator[None]:
+        self._inside.value = True
+        try:
+            yield
+        finally:
+            self._inside.value = False
 
     def _initialise(self, split: initialisers.Split) -> None:
         if self._task.is_chief:
-            restored = self._restore() if not self._restored else set()
-            self._restored = True
-            missing = [variable for variable in split.variables if variable not in restored]
+            self._restore()
+            missing = [variable for variable in split.variables if variable not in self._kept]
+            # Only the first initialiser is skipped: a script may start anew on purpose.
+            self._kept.difference_update(split.variables)
             self._session.run([variable.initializer for variable in missing])
         else:
             self._wait_until_initialised(split.variables)
@@ -141,26 +179,30 @@ class PlainSession:
                 )
             time.sleep(_POLL_INTERVAL_S)
 
-    def _restore(self) -> set[Any]:
-        """Restores the newest checkpoint; returns the variables that it gave a value."""
-        if not self._task.checkpoint_dir:
-            return set()
-        checkpoints.claim_folder(self._task)
+    def _restore(self) -> bool:
+        """Restores the job's newest checkpoint, at the first call; whether there is one."""
         graph = self._session.graph
+        if self._looked or not self._task.checkpoint_dir or not training.of(graph).updates:
+            return self._restored
+        self._looked = True
+        checkpoints.claim_folder(self._task)
         with graph.as_default():
             path = restoring.check_newest(self._task)
             variables = tf.compat.v1.global_variables()
         if path is None:
-            return set()
+            return False
         with _open(graph):
             saver = tf.compat.v1.train.Saver(variables)
         saver.restore(self._session, path)
         print(f"dike: restored '{path}'.", flush=True)
-        return set(variables)
+        self._restored = True
+        self._kept = set(variables)
+        return True
 
     def _stepped(self, values: Mapping[str, Any], samples: int | None) -> None:
         self._steps += 1
         self._trained = True
+        self._failed = False
         step = int(values.get("step", self._steps))
         report({**values, "step": step}, samples, self._last_step_s)
         self._last_step_s = time.monotonic()
@@ -214,6 +256,7 @@ def install(task: TaskSpec) -> None:
     open_sessions: weakref.WeakSet[Any] = weakref.WeakSet()
     base = sessions.BaseSession
     initialise, run, close = base.__init__, base.run, base.close
+    leave = sessions.Session.__exit__
 
     def own_initialise(self: Any, _target: Any = "", graph: Any = None, config: Any = None, **_kwargs: Any) -> None:
         self._dike = None
@@ -235,7 +278,39 @@ def install(task: TaskSpec) -> None:
 
     def close_open() -> None:
         for session in list(open_sessions):
+            if session._dike is not None and teardown.exit_code != 0:
+                session._dike.note_failure(ScriptFailedError)
             session.close()
 
+    def own_exit(self: Any, kind: Any, error: Any, trace: Any) -> Any:
+        if self._dike is not None:
+            self._dike.note_failure(kind)  # after an exception TensorFlow closes the session in another thread
+        return leave(self, kind, error, trace)
+
+    _share_savers(task)
     atexit.register(close_open)  # scripts leave an InteractiveSession open
     base.__init__, base.run, base.close = own_initialise, own_run, own_close
+    sessions.Session.__exit__ = own_exit
+
+
+def _share_savers(task: TaskSpec) -> None:
+    """The variables are shared: only the chief writes them to a file, and reads them."""
+    base = tf.compat.v1.train.Saver
+    save, restore = base.save, base.restore
+
+    def own_save(self: Any, sess: Any, save_path: Any, *args: Any, **kwargs: Any) -> Any:
+        return save(self, sess, save_path, *args, **kwargs) if task.is_chief else save_path
+
+    def own_restore(self: Any, sess: Any, save_path: Any) -> None:
+        added = getattr(sess, "_dike", None)
+        if added is None or added.is_inside:
+            restore(self, sess, save_path)
+            return
+        with sess.graph.as_default():
+            every = tf.compat.v1.global_variables()
+        listed = self._var_list.values() if isinstance(self._var_list, Mapping) else self._var_list
+        named = None if listed is None else {id(variable) for variable in listed}
+        chosen = [variable for variable in every if named is None or id(variable) in named]
+        added.restore(lambda: restore(self, sess, save_path), chosen)
+
+    base.save, base.restore = own_save, own_restore

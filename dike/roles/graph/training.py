@@ -26,17 +26,17 @@ class TrainingGraph:
     updates: set[Any] = field(default_factory=set)
     closures: dict[tuple[str, ...], frozenset[Any]] = field(default_factory=dict)
 
-    def observed(self, graph: Any, fetches: Any) -> dict[str, Any]:
-        """What may be fetched beside `fetches` to report progress: empty when the run does not train.
+    def observed(self, graph: Any, fetches: Any) -> dict[str, Any] | None:
+        """What may be fetched beside `fetches` to report progress: None when the run does not train.
 
         Keys are `step` and `loss`. The loss is left out where it needs an input that the run does not.
         """
         if not self.updates:
-            return {}
+            return None
         ops = _fetched_ops(graph, fetches)
         needed = self._closure(ops)
         if not needed & self.updates:
-            return {}
+            return None
         observed = {}
         step = tf.compat.v1.train.get_global_step(graph)
         if step is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import tensorflow as tf
@@ -56,6 +55,7 @@ class Epoch:
         self._checkpoint = checkpoint
         self._callbacks = callbacks
         self._position = position
+        self._sent: queue.SimpleQueue[tuple[Batch, Any] | None] = queue.SimpleQueue()
         self._done: queue.Queue[tuple[Batch, Any]] = queue.Queue()
         self._over = threading.Event()
         self._under_way = 0
@@ -67,20 +67,26 @@ class Epoch:
         """Trains the batches that are left of the epoch; returns the last logs."""
         termination.can_save()
         self._step.begin_epoch()
-        pool = ThreadPoolExecutor(self._limit, thread_name_prefix="dike-fetch")
+        if self._position.batch > 0:
+            # The checkpoint may have been taken at the epoch's last batch; callbacks get its logs all the same.
+            self._logs = dict(self._model.get_metrics_result())
+        # Daemons: one may wait for ever for a worker that is gone, and must not hold up the end of the process.
+        for _ in range(self._limit):
+            threading.Thread(target=self._fetch_sent, name="dike-fetch", daemon=True).start()
         try:
-            self._train(batches, pool)
+            self._train(batches)
         finally:
             self._over.set()
-            pool.shutdown(wait=False, cancel_futures=True)
+            for _ in range(self._limit):
+                self._sent.put(None)
         return self._logs
 
-    def _train(self, batches: Batches, pool: ThreadPoolExecutor) -> None:
+    def _train(self, batches: Batches) -> None:
         for batch in batches.epoch(skip=self._position.batch):
             self._callbacks.on_train_batch_begin(batch.index)
             remote = self._coordinator.schedule(self._step.function, args=batch.tensors)
             self._under_way += 1
-            pool.submit(self._fetch, batch, remote)
+            self._sent.put((batch, remote))
             while self._under_way >= self._limit or not self._done.empty():
                 self._take()
             if termination.requested or self._checkpoint.is_due:
@@ -90,8 +96,13 @@ class Epoch:
         self._drain()
         self._coordinator.join()
 
+    def _fetch_sent(self) -> None:
+        """Waits for results, one after the other; runs in a thread."""
+        while (sent := self._sent.get()) is not None:
+            self._fetch(*sent)
+
     def _fetch(self, batch: Batch, remote: Any) -> None:
-        """Waits for a step's result; runs in a thread."""
+        """Waits for a step's result and hands it on, or the error it ended with."""
         while not self._over.is_set():
             try:
                 self._done.put((batch, remote.fetch()))
@@ -102,6 +113,9 @@ class Epoch:
                     return
                 # The worker went away before its result was here: the coordinator gives the step to another.
                 time.sleep(_RETRY_INTERVAL_S)
+            except Exception as error:  # whatever it is, `_take` waits for it and raises it
+                self._done.put((batch, error))
+                return
 
     def _take(self) -> None:
         """Waits for the next step that is done and tells the callbacks."""

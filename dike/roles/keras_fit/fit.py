@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 
+from dike import keras_limits
 from dike.exceptions import BadInputError, JobFailedError
 from dike.reporting import reporter
 from dike.roles.cluster import Cluster, log
@@ -140,19 +141,7 @@ class Fit:
     def _refuse(self) -> None:
         """Raises BadInputError for what cannot be done on a cluster."""
         model = self._model
-        if model._distribute_strategy is not None:
-            raise BadInputError(
-                "The model was made under the script's own tf.distribute strategy; make it outside of its scope()."
-            )
-        if model.run_eagerly:
-            raise BadInputError("compile(run_eagerly=True) is not supported in a distributed job; remove it.")
-        if model.optimizer is None:
-            raise BadInputError("Model.fit needs an optimizer in a distributed job; give one to compile().")
-        if model.optimizer.gradient_accumulation_steps:
-            raise BadInputError(
-                "gradient_accumulation_steps is not supported in a distributed job: its workers share one accumulator; "
-                "remove it and raise batch_size."
-            )
+        keras_limits.check(model)
         if model.steps_per_execution != 1:
             log("compile(steps_per_execution=...) is ignored: a worker gets one step at a time.")
             model.steps_per_execution = 1
@@ -172,16 +161,17 @@ class Fit:
     def _build(self, batches: Batches) -> list[Any]:
         """Makes all variables of the model, its metrics and its optimizers; returns the optimizers."""
         model = self._model
-        model._symbolic_build(data_batch=batches.first())
-        optimizers = [model.optimizer]
-        for name, value in vars(model).items():
-            if isinstance(value, keras.optimizers.Optimizer) and all(value is not known for known in optimizers):
-                if not value.built:
-                    raise BadInputError(
-                        f"Optimizer '{name}' of the model has no variables yet; call its build(variables) before fit()."
-                    )
-                optimizers.append(value)
-        return optimizers
+        if type(model).train_step is keras.Model.train_step:
+            model._symbolic_build(data_batch=batches.first())
+        else:
+            # Such a model need not have a call(), and its step alone knows what each optimizer trains.
+            tf.function(
+                lambda *tensors: model.train_step(batches.pack(tensors)),
+                input_signature=list(batches.signature),
+                autograph=False,
+            ).get_concrete_function()
+        # One that its step leaves out, such as the default of compile(), has nothing to train.
+        return [optimizer for optimizer in keras_limits.optimizers_of(model) if optimizer.built]
 
     def _callbacks(self, batches: Batches) -> Any:
         given = self._arguments["callbacks"]

@@ -50,10 +50,11 @@ class RemoteVariables:
         for name, variable in named_variables(model):
             named.append((f"model/{name}", self._pair(variable, self._task.ps_of(name))))
         primaries = [(variable, self._task.ps_of(name)) for name, variable in named_variables(model)]
-        for optimizer in optimizers:
-            own = unique_names(optimizer.variables)
-            for (name, variable), index in zip(own, _optimizer_ps(optimizer.variables, primaries), strict=True):
-                named.append((f"optimizer/{name}", self._pair(variable, index)))
+        # Numbered over all optimizers: two may have the same name.
+        own = unique_names(variable for optimizer in optimizers for variable in optimizer.variables)
+        chosen = [index for optimizer in optimizers for index in _optimizer_ps(optimizer.variables, primaries)]
+        for (name, variable), index in zip(own, chosen, strict=True):
+            named.append((f"optimizer/{name}", self._pair(variable, index)))
         return ModelVariables(model, optimizers, dict(named))
 
     def _pair(self, variable: Any, ps: int) -> _Pair:

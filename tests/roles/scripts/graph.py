@@ -22,9 +22,9 @@ bias = tf.get_variable("output/bias", [10], initializer=tf.zeros_initializer())
 logits = tf.matmul(hidden, weights) + bias
 loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits))
 accuracy, update_accuracy = tf.metrics.accuracy(y, tf.argmax(logits, 1))
-step = tf.train.get_or_create_global_step()
+step = tf.train.get_or_create_global_step() if mode != "stepless" else None
 optimizer = tf.train.AdamOptimizer(0.01)
-hooks = [tf.train.StopAtStepHook(last_step=last_step)]
+hooks = [tf.train.StopAtStepHook(last_step=last_step)] if step is not None else []
 if mode == "synchronous":
     optimizer = tf.train.SyncReplicasOptimizer(optimizer, replicas_to_aggregate=1)
     hooks.append(optimizer.make_session_run_hook(is_chief=True))
@@ -43,9 +43,19 @@ def batch():
 
 if mode == "supervisor":
     tf.train.Supervisor(logdir="here")
-elif mode == "plain":
+elif mode == "stepless":
+    with tf.train.MonitoredTrainingSession() as session:
+        first = 0
+        while len(losses) < last_step:
+            losses.append(float(session.run([loss, train], batch())[0]))
+elif mode in ("plain", "finetune"):
     with tf.Session() as session:
-        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        if mode == "finetune":
+            saver = tf.train.Saver()
+            saver.restore(session, os.environ["PRETRAINED"])
+            session.run(tf.local_variables_initializer())
+        else:
+            session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         first = int(session.run(step))
         while session.run(step) < last_step:
             _, value = session.run([train, loss], batch())
@@ -53,7 +63,8 @@ elif mode == "plain":
         session.run(update_accuracy, {x: test_inputs, y: test_labels})
         measured = float(session.run(accuracy))
 else:
-    with tf.train.MonitoredTrainingSession(checkpoint_dir="elsewhere", hooks=hooks) as session:
+    scaffold = tf.train.Scaffold(saver=tf.train.Saver(max_to_keep=3)) if mode == "scaffold" else None
+    with tf.train.MonitoredTrainingSession("", True, "elsewhere", scaffold, hooks) as session:
         first = int(session.run_step_fn(lambda step_context: step_context.session.run(step)))
         while not session.should_stop():
             value, _ = session.run([loss, train], batch())

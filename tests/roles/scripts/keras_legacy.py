@@ -1,7 +1,8 @@
-"""A tf_keras script."""
+"""A tf_keras script: EPOCHS."""
 
 import json
 import os
+import sys
 
 os.environ["TF_USE_LEGACY_KERAS"] = "1"
 
@@ -14,11 +15,13 @@ test_inputs, test_labels = data.samples(301, seed=1)
 model = tf.keras.Sequential([tf.keras.layers.InputLayer((32,)), tf.keras.layers.Dense(16), tf.keras.layers.Dense(10)])
 loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 model.compile(tf.keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
-history = model.fit(inputs, labels, epochs=4, verbose=1, validation_data=(test_inputs, test_labels))
+epochs = int(sys.argv[1])
+history = model.fit(inputs, labels, epochs=epochs, verbose=1, validation_data=(test_inputs, test_labels))
 predicted = np.argmax(model.predict(test_inputs, verbose=0), axis=1)
 result = {
     "keras": tf.keras.__name__,
     "history": history.history,
+    "epochs": history.epoch,
     "evaluated": model.evaluate(test_inputs, test_labels, verbose=0)[1],
     "predicted": float(np.mean(predicted == test_labels)),
     "devices": {variable.name.partition(":")[0]: variable.device for variable in model.variables},

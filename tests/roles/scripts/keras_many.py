@@ -146,6 +146,50 @@ result["split"] = plain.fit(
 ).history
 
 
+class Pair(keras.Model):
+    """Two models without a call() between them, each with an optimizer of the same name, as a GAN has them."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (
+            keras.Sequential([keras.Input((32,)), keras.layers.Dense(10, name="dense")], name=name)
+            for name in ("first", "second")
+        )
+        self.loss_tracker = keras.metrics.Mean(name="both")
+
+    def compile(self, first_optimizer, second_optimizer):
+        super().compile()
+        self.first_optimizer, self.second_optimizer = first_optimizer, second_optimizer
+
+    @property
+    def metrics(self):
+        return [self.loss_tracker]
+
+    def train_step(self, batch):
+        x, y = batch
+        for part, optimizer in ((self.first, self.first_optimizer), (self.second, self.second_optimizer)):
+            with tf.GradientTape() as tape:
+                logits = part(x, training=True)
+                loss = keras.ops.mean(keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True))
+            optimizer.apply_gradients(
+                zip(tape.gradient(loss, part.trainable_weights), part.trainable_weights, strict=True)
+            )
+            self.loss_tracker.update_state(loss)
+        return {"both": self.loss_tracker.result()}
+
+
+pair = Pair()
+pair.compile(keras.optimizers.Adam(0.01, name="same"), keras.optimizers.Adam(0.01, name="same"))
+result["pair"] = {
+    "history": pair.fit(inputs, labels, batch_size=50, epochs=2, verbose=0).history,
+    "iterations": [int(pair.first_optimizer.iterations), int(pair.second_optimizer.iterations)],
+    "velocities": [
+        float(np.abs(np.asarray(optimizer._velocities[0])).max())
+        for optimizer in (pair.first_optimizer, pair.second_optimizer)
+    ],
+}
+
+
 def refusal(call):
     try:
         call()
@@ -159,5 +203,7 @@ plain.compile("sgd", "mse", run_eagerly=True)
 result["refused"]["run_eagerly"] = refusal(lambda: plain.fit(inputs, labels, verbose=0))
 plain.compile(keras.optimizers.SGD(gradient_accumulation_steps=2), "mse")
 result["refused"]["accumulation"] = refusal(lambda: plain.fit(inputs, labels, verbose=0))
+plain.compile(keras.optimizers.Adam(use_ema=True, ema_overwrite_frequency=2), "mse")
+result["refused"]["averages"] = refusal(lambda: plain.fit(inputs, labels, verbose=0))
 print("RESULT", json.dumps(result), flush=True)
 sys.exit(0)
