@@ -32,6 +32,8 @@ REFUSE_S = 2.0
 """How long Mesos keeps back what was declined while the job waits for more."""
 REJOIN_S = 20.0
 """How long a lost worker may wait for its agent to offer its place again."""
+RECONCILE_AFTER_S = 15.0
+"""How long after a reconnection the tasks' states are asked for."""
 KILL_AGAIN_S = 5.0
 LOGS_S = 3.0
 """How long the end of the output may lag behind the end of the process."""
@@ -79,6 +81,7 @@ class TrainingJob:
         self._phase = Phase.WAITING
         self._connected = False
         self._attached = False
+        self._reconcile_at: float | None = None
         self._offers = Gathering(clock())
         self._unwanted: list[dict[str, str]] = []
         self._plan: Plan | None = spec.plan
@@ -142,6 +145,9 @@ class TrainingJob:
         """
         now = self._clock()
         self._give_back()
+        if self._reconcile_at is not None and now >= self._reconcile_at:
+            self._reconcile_at = None
+            try_now(self._mesos.reconcile, self._live())
         if self._phase is Phase.WAITING:
             if self._offers.settled(now):
                 self._try_to_start()
@@ -162,8 +168,9 @@ class TrainingJob:
     def _subscribed(self) -> None:
         if not self._connected and self._attached:
             self._observer.note("connected to the Mesos master again")
+            # Not at once: a master that has just started knows none of its agents yet, and would call their tasks lost.
+            self._reconcile_at = self._clock() + RECONCILE_AFTER_S
         self._connected = self._attached = True
-        try_now(self._mesos.reconcile, self._live())
         if self._phase is Phase.RUNNING and not self._rejoining:
             try_now(self._mesos.suppressOffers)
 

@@ -18,7 +18,7 @@ from framework.job import JobSpec, JobTask, TaskState
 from framework.launching import place
 from framework.observer import JobObserver
 from framework.offers import OfferBook
-from framework.training import KILL_AGAIN_S, LOGS_S, REJOIN_S, TrainingJob
+from framework.training import KILL_AGAIN_S, LOGS_S, RECONCILE_AFTER_S, REJOIN_S, TrainingJob
 from solver import NodeClass, Plan, PlannedTask
 
 GIB = 2**30
@@ -578,6 +578,9 @@ def test_live_tasks_are_reconciled_after_a_reconnection() -> None:
     tasks = stage.start()
     stage.job.handle(events.Disconnected())
     stage.job.handle(events.Subscribed("F", "127.0.0.1:5050"))
+    stage.wait(0.1)
+    assert stage.mesos.reconciled == []
+    stage.wait(RECONCILE_AFTER_S)
     assert stage.mesos.reconciled[-1] == {task.task_id: task.agent_id for task in tasks.values()}
 
 
