@@ -74,7 +74,6 @@ def test_bad_input_is_one_sentence_and_exit_2(model: Path, tmp_path: Path) -> No
         ([model, "--cluster", tmp_path / "none.yaml"], "cannot be read"),
         ([model, "--cluster", tiny], "short"),
         ([model, "--cluster", good, "--picture", "plan.gif"], ".png or .svg"),
-        ([model, "--cluster", good, "--objective", "fame"], "'throughput', 'traffic'"),
         ([tmp_path / "none.json", "--cluster", good], "none.json"),
     ]
     for arguments, says in cases:
@@ -84,3 +83,8 @@ def test_bad_input_is_one_sentence_and_exit_2(model: Path, tmp_path: Path) -> No
         assert says in done.stderr
         assert "Traceback" not in done.stderr
         assert len(done.stderr.strip().splitlines()) == 1
+    # What the command line itself cannot read comes with a line on its usage.
+    done = _plan(model, "--cluster", good, "--objective", "fame")
+    assert done.returncode == 2
+    assert "'fame' is not one of 'throughput', 'traffic'" in done.stderr
+    assert "Traceback" not in done.stderr
