@@ -204,6 +204,9 @@ class TrainingJob:
         except MasterUnavailableError as error:
             logger.info("%s", error)
             return
+        except CallRefusedError as error:
+            # Void offers: a master that was just restarted does not know the subscription they came by.
+            logger.info("%s", error)
         self._unwanted = []
 
     def _try_to_start(self) -> None:

@@ -70,6 +70,7 @@ class Mesos:
         self.reconciled: list[dict[str, str]] = []
         self.unavailable = False
         self.refusal = ""
+        self.decline_refusal = ""
         self._serial = itertools.count()
 
     def offer(self, agent: int = 0, cpus: float = 2, mem: float = 8192, ports: bool = True) -> dict[str, Any]:
@@ -99,6 +100,8 @@ class Mesos:
         assert filters["refuse_seconds"] > 0
         if self.unavailable:
             raise MasterUnavailableError("gone")
+        if self.decline_refusal:
+            raise CallRefusedError(self.decline_refusal)
         self.declined += [offer_id["value"] for offer_id in offer_ids]
 
     def acknowledgeStatusUpdate(self, status: dict[str, Any]) -> None:  # noqa: N802
@@ -510,6 +513,16 @@ def test_what_could_not_be_declined_is_declined_later() -> None:
     stage.mesos.unavailable = False
     stage.wait(0.1)
     assert late["id"]["value"] in stage.mesos.declined
+
+
+def test_a_refused_decline_does_not_end_the_job() -> None:
+    stage = Stage(spec())
+    tasks = stage.start()
+    stage.mesos.decline_refusal = "Failed to send request 403: Framework is not subscribed"
+    stage.offer(stage.mesos.offer(3))
+    stage.wait(0.1)
+    assert stage.mesos.declined == []
+    assert all(not task.state.is_terminal() for task in tasks.values())
 
 
 def test_offers_are_asked_for_again_when_none_comes() -> None:
