@@ -10,16 +10,17 @@ from typing import Literal
 from dike.exceptions import BadInputError
 from dike.profile import ModelProfile
 from solver.cluster import Cluster
+from solver.evaluation import evaluate, planned_tasks
 from solver.hardware import Hardware, known_hardware
-from solver.nodes import NodeKind, node_kinds
+from solver.nodes import NodeKind
 from solver.options import Pruning, cpu_gpu_ratio, identical_workers, raw_space, task_counts
-from solver.plan import Alternative, Option, OptionCounts, Plan, PlannedTask
+from solver.plan import Alternative, Option, OptionCounts, Plan
 from solver.reasons import reasons
-from solver.resources import TaskResources, TaskSizes
+from solver.resources import TaskSizes
+from solver.scenario import Scenario
 from solver.search import ALTERNATIVES, OptionSearch, Solved
 from solver.shards import Shards
 from solver.shortage import shortage
-from solver.step_time import StepTime
 
 DEFAULT_TIME_LIMIT_S = 60.0
 GAP_TOLERANCE = 1e-6
@@ -58,18 +59,12 @@ def make_plan(request: PlanRequest) -> Plan:
         BadInputError: if the request makes no sense.
     """
     started = time.monotonic()
-    if request.objective not in ("throughput", "traffic"):
-        raise BadInputError(f"'{request.objective}' is not an objective; say throughput or traffic.")
-    for name in ("max_workers", "max_gpus_per_worker"):
-        limit = getattr(request, name)
-        if limit is not None and limit < 1:
-            raise BadInputError(f"'{name}' is {limit}; it must be at least 1.")
+    check_request(request)
     deadline = started + (DEFAULT_TIME_LIMIT_S if request.time_limit_s is None else request.time_limit_s)
-    kinds = node_kinds(request.cluster)
-    hardware = known_hardware()
-    sizes = TaskSizes.of(request.profile, max(kind.cpus for kind in kinds))
+    scenario = scenario_of(request)
+    kinds, hardware, sizes = scenario.kinds, scenario.hardware, scenario.sizes
     generated = raw_space(kinds).count
-    prunings = _prune(request, kinds, hardware, sizes, every_machine_works=request.objective == "traffic")
+    prunings = _prune(request, scenario, every_machine_works=request.objective == "traffic")
     search = OptionSearch(request.profile, request.cluster, kinds, hardware, sizes, prunings[-1].space)
     if request.objective == "throughput":
         found = search.fastest(deadline)
@@ -77,7 +72,7 @@ def make_plan(request: PlanRequest) -> Plan:
         found = search.calmest(deadline)
         if found is None:
             # The paper's lower bound on the workers left nothing that fits.
-            prunings = _prune(request, kinds, hardware, sizes, every_machine_works=False)
+            prunings = _prune(request, scenario, every_machine_works=False)
             search = OptionSearch(request.profile, request.cluster, kinds, hardware, sizes, prunings[-1].space)
             found = search.calmest(deadline)
     if found is None:
@@ -91,14 +86,15 @@ def make_plan(request: PlanRequest) -> Plan:
         solved=found.placed,
     )
     best = found.best
-    shards = search.shards(best.candidate.ps)
-    worker = sizes.worker(best.candidate.shape)
+    shape, shards = best.candidate.shape, scenario.shards(best.candidate.ps)
     return Plan(
         profile=request.profile,
-        option=Option(best.candidate.workers, best.candidate.ps, worker, sizes.ps(shards.sizes[0]), sizes.chief),
-        tasks=_tasks(best, shards, sizes),
+        option=Option(
+            best.candidate.workers, best.candidate.ps, sizes.worker(shape), sizes.ps(shards.sizes[0]), sizes.chief
+        ),
+        tasks=planned_tasks(scenario, shape, shards, best.assignment),
         variables=shards.variables,
-        step_time_s=_step_time(search, best, kinds),
+        step_time_s=evaluate(scenario, shape, shards, best.assignment).step_time,
         samples_per_s=best.samples_per_s,
         traffic_bytes=best.placement.traffic_bytes,
         objective=request.objective,
@@ -112,59 +108,29 @@ def make_plan(request: PlanRequest) -> Plan:
     )
 
 
-def _prune(
-    request: PlanRequest,
-    kinds: Sequence[NodeKind],
-    hardware: Hardware,
-    sizes: TaskSizes,
-    *,
-    every_machine_works: bool,
-) -> tuple[Pruning, ...]:
+def check_request(request: PlanRequest) -> None:
+    """Raises `BadInputError` if the request makes no sense."""
+    if request.objective not in ("throughput", "traffic"):
+        raise BadInputError(f"'{request.objective}' is not an objective; say throughput or traffic.")
+    for name in ("max_workers", "max_gpus_per_worker"):
+        limit = getattr(request, name)
+        if limit is not None and limit < 1:
+            raise BadInputError(f"'{name}' is {limit}; it must be at least 1.")
+
+
+def scenario_of(request: PlanRequest) -> Scenario:
+    """The request's model on its cluster."""
+    return Scenario.of(request.profile, request.cluster, known_hardware())
+
+
+def _prune(request: PlanRequest, scenario: Scenario, *, every_machine_works: bool) -> tuple[Pruning, ...]:
+    kinds, profile, sizes = scenario.kinds, request.profile, scenario.sizes
     first = identical_workers(raw_space(kinds))
-    second = cpu_gpu_ratio(first.space, kinds, request.profile, hardware, sizes, request.max_gpus_per_worker)
+    second = cpu_gpu_ratio(first.space, kinds, profile, scenario.hardware, sizes, request.max_gpus_per_worker)
     third = task_counts(
-        second.space, kinds, request.profile, sizes, request.max_workers, every_machine_works=every_machine_works
+        second.space, kinds, profile, sizes, request.max_workers, every_machine_works=every_machine_works
     )
     return first, second, third
-
-
-def _tasks(best: Solved, shards: Shards, sizes: TaskSizes) -> tuple[PlannedTask, ...]:
-    def task(role: str, index: int, node: str, resources: TaskResources) -> PlannedTask:
-        return PlannedTask(role, index, node, resources.cpus, resources.mem_mb, resources.disk_mb, resources.gpus)
-
-    where = best.assignment
-    tasks = [
-        task("ps", index, node, sizes.ps(size))
-        for index, (node, size) in enumerate(zip(where.ps, shards.sizes, strict=True))
-    ]
-    worker = sizes.worker(best.candidate.shape)
-    tasks += [task("worker", index, node, worker) for index, node in enumerate(where.workers)]
-    if sizes.chief is not None and where.chief is not None:
-        tasks.append(task("chief", 0, where.chief, sizes.chief))
-    return tuple(tasks)
-
-
-def _step_time(search: OptionSearch, best: Solved, kinds: Sequence[NodeKind]) -> StepTime:
-    """The terms; where machines differ, compute is that of the slowest and transfer the mean."""
-    model = search.model(best.candidate.shape)
-    kind_of = {name: kind for kind in kinds for name in kind.names}
-    compute = max(model.compute_s(kind_of[node]) for node in best.assignment.workers)
-    largest = search.shards(best.candidate.ps).sizes[0]
-    transfer = 0.0
-    if not model.profile.synchronous:
-        held = dict(zip(best.assignment.ps, search.shards(best.candidate.ps).sizes, strict=True))
-        each = [model.transfer_s(kind_of[node], held.get(node, 0)) for node in best.assignment.workers]
-        transfer = sum(each) / len(each)
-    return StepTime(
-        compute=compute,
-        input=model.input_s,
-        latency=model.hardware.step_latency_s,
-        transfer=transfer,
-        network=best.network_s,
-        update=model.update_s(largest, best.candidate.workers),
-        dispatch=model.dispatch_s(best.candidate.workers),
-        total=best.round_s,
-    )
 
 
 def _alternative(other: Solved, best: Solved, sizes: TaskSizes) -> Alternative:

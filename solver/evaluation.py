@@ -1,0 +1,97 @@
+"""What any placement of an option is worth, however it was found: predicted step time and Eq. 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from solver.placement.naming import Assignment
+from solver.plan import PlannedTask
+from solver.racks import uplink_s
+from solver.resources import TaskResources, WorkerShape
+from solver.scenario import Scenario
+from solver.shards import Shards
+from solver.step_time import StepTime
+from solver.traffic import local_bytes, weighted_traffic
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A placed option's worth.
+
+    Attributes:
+        step_time: seconds in which every worker makes one step, with the terms; where machines differ, compute is that
+            of the slowest and transfer the mean.
+        samples_per_s: predicted speed.
+        traffic_bytes: Eq. 1.
+    """
+
+    step_time: StepTime
+    samples_per_s: float
+    traffic_bytes: float
+
+
+def evaluate(scenario: Scenario, shape: WorkerShape, shards: Shards, assignment: Assignment) -> Evaluation:
+    """Predicts what a placement reaches (docs/solver.md, 'Step time').
+
+    Args:
+        scenario: the model on the cluster.
+        shape: what each worker gets.
+        shards: what each ps holds.
+        assignment: machine of every task; several parameter servers may share one.
+    """
+    model = scenario.model(shape)
+    kind_of = {name: kind for kind in scenario.kinds for name in kind.names}
+    held: dict[str, int] = {}
+    for node, size in zip(assignment.ps, shards.sizes, strict=True):
+        held[node] = held.get(node, 0) + size
+    near: dict[str, int] = {}
+    for node in assignment.workers:
+        near[node] = near.get(node, 0) + 1
+    count = len(assignment.workers)
+    network = max(
+        model.network_s(kind_of[node], held.get(node, 0), near.get(node, 0), count)
+        for node in held.keys() | near.keys()
+    )
+    rack_of = {name: kind.rack for kind in scenario.kinds for name in kind.names}
+    network = max(network, uplink_s(scenario.cluster, assignment, shards.sizes, rack_of))
+    work = {node: model.work_s(kind_of[node]) for node in near}
+    transfer = 0.0
+    if model.profile.synchronous:
+        cycle = max(work.values())
+    else:
+        moved = {node: model.transfer_s(kind_of[node], held.get(node, 0)) for node in near}
+        cycle = count / sum(workers / (work[node] + moved[node]) for node, workers in near.items())
+        transfer = sum(workers * moved[node] for node, workers in near.items()) / count
+    total = model.round_s(cycle, network, shards.sizes[0], count)
+    step_time = StepTime(
+        compute=max(model.compute_s(kind_of[node]) for node in near),
+        input=model.input_s,
+        latency=model.hardware.step_latency_s,
+        transfer=transfer,
+        network=network,
+        update=model.update_s(shards.sizes[0], count),
+        dispatch=model.dispatch_s(count),
+        total=total,
+    )
+    local = local_bytes(assignment.ps, shards.sizes, assignment.workers)
+    return Evaluation(step_time, count * model.samples_per_step / total, weighted_traffic(shards.total, count, local))
+
+
+def planned_tasks(
+    scenario: Scenario, shape: WorkerShape, shards: Shards, assignment: Assignment
+) -> tuple[PlannedTask, ...]:
+    """The tasks with their machines and resources, parameter servers first."""
+    sizes = scenario.sizes
+    tasks = _tasks("ps", assignment.ps, [sizes.ps(size) for size in shards.sizes])
+    tasks += _tasks("worker", assignment.workers, [sizes.worker(shape)] * len(assignment.workers))
+    if sizes.chief is not None and assignment.chief is not None:
+        tasks += _tasks("chief", [assignment.chief], [sizes.chief])
+    return tuple(tasks)
+
+
+def _tasks(role: str, nodes: Sequence[str], resources: Sequence[TaskResources]) -> list[PlannedTask]:
+    return [
+        PlannedTask(role, index, node, task.cpus, task.mem_mb, task.disk_mb, task.gpus)
+        for index, (node, task) in enumerate(zip(nodes, resources, strict=True))
+    ]

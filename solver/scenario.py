@@ -1,0 +1,51 @@
+"""One model on one cluster: what every method of planning starts from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dike.profile import ModelProfile
+from solver.cluster import Cluster
+from solver.hardware import Hardware
+from solver.nodes import NodeKind, node_kinds
+from solver.resources import TaskSizes, WorkerShape
+from solver.shards import Shards, shard
+from solver.step_time import StepModel
+from solver.units import BYTES_PER_S_PER_GBPS
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A model, machines and speeds.
+
+    Attributes:
+        profile: the model.
+        cluster: the machines and their links.
+        hardware: speeds.
+        kinds: the machines by what they have.
+        sizes: resources of the roles.
+    """
+
+    profile: ModelProfile
+    cluster: Cluster
+    hardware: Hardware
+    kinds: tuple[NodeKind, ...]
+    sizes: TaskSizes
+    _shards: dict[int, Shards] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, profile: ModelProfile, cluster: Cluster, hardware: Hardware) -> Scenario:
+        """Derives the rest."""
+        kinds = node_kinds(cluster)
+        return cls(profile, cluster, hardware, kinds, TaskSizes.of(profile, max(kind.cpus for kind in kinds)))
+
+    def shards(self, ps: int) -> Shards:
+        """The variables on that many parameter servers."""
+        if ps not in self._shards:
+            self._shards[ps] = shard(self.profile, ps)
+        return self._shards[ps]
+
+    def model(self, shape: WorkerShape) -> StepModel:
+        """Step times of workers of that shape."""
+        within = self.cluster.within_node_gbps * BYTES_PER_S_PER_GBPS
+        return StepModel(self.profile, shape, self.hardware, within, self.shards(1).total)
