@@ -1,12 +1,13 @@
 # make demo   install into .venv and run the main job on the embedded Mesos
 # make test   install the test needs and run everything that CI runs
+# make bench-solver   measure all that is claimed of the solver; writes benchmarks/results/solver.md
 # make clean  remove all that make has made; checkpoints in dike-runs/ are left alone
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench bench-solver clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-examples
@@ -22,6 +23,9 @@ lint: $(VENV)/.installed-test
 
 bench: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks
+
+bench-solver: $(VENV)/.installed-bench
+	$(BIN)/python -m benchmarks solver
 
 # One stamp for each extra: an install runs again only when the metadata changes.
 $(VENV)/.installed-%: setup.cfg pyproject.toml $(wildcard compat/http_parser/*.* compat/http_parser/http_parser/*.py)

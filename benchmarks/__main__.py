@@ -1,4 +1,7 @@
-"""Runs the benchmarks named on the command line, or all of them, and writes `benchmarks/results/NAME.md`."""
+"""Runs the benchmarks named on the command line, or all of them, and writes `benchmarks/results/NAME.md`.
+
+A part of the solver's document can be run alone; it is then only printed.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,23 @@ import importlib
 from pathlib import Path
 
 from benchmarks.machine import describe_machine
+from benchmarks.solver import PARTS
 
-NAMES = ("planning", "embedded_mesos")
+NAMES = ("solver", "embedded_mesos")
 RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {', '.join(NAMES)}; all if none is given")
+    known = ", ".join((*NAMES, *PARTS))
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"which: {known}; {' and '.join(NAMES)} if none is given"
+    )
     names = parser.parse_args().names or NAMES
     for name in names:
-        if name not in NAMES:
-            parser.error(f"there is no benchmark '{name}'; there are {', '.join(NAMES)}")
+        if name not in (*NAMES, *PARTS):
+            parser.error(f"there is no benchmark '{name}'; there are {known}")
     for name in names:
         module = importlib.import_module(f"benchmarks.{name}")
         lines = [
@@ -31,10 +38,11 @@ def main() -> None:
             "",
             *module.measure(),
         ]
-        path = RESULTS / f"{name}.md"
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
         print("\n".join(lines))
-        print(f"\nwritten to {path}\n")
+        if name in NAMES:
+            path = RESULTS / f"{name}.md"
+            path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+            print(f"\nwritten to {path}\n")
 
 
 if __name__ == "__main__":

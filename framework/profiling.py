@@ -17,6 +17,7 @@ from typing import BinaryIO
 from dike.exceptions import BadInputError
 from dike.profile import ModelProfile
 from framework import tensorflow_noise
+from solver.cli.profiles import load_saved_profile
 
 _KERAS_PREFIX = "keras:"
 _STDERR = 2
@@ -41,19 +42,15 @@ def load_profile(
         raise BadInputError(f"The batch size must be at least 1, not {batch_size}.")
     if model.startswith(_KERAS_PREFIX):
         return _capture(model, (), batch_size, timeout_s)
-    text = _read(model)
-    if not model.endswith(".json"):
-        return _capture(model, script_args, batch_size, timeout_s)
-    try:
-        profile = ModelProfile.loads(text)
-    except BadInputError as error:
-        raise BadInputError(f"{model}: {error}") from error
-    return profile.with_batch_size(batch_size) if batch_size else profile
+    if model.endswith(".json"):
+        return load_saved_profile(model, batch_size)
+    _check_readable(model)
+    return _capture(model, script_args, batch_size, timeout_s)
 
 
-def _read(model: str) -> str:
+def _check_readable(model: str) -> None:
     try:
-        return Path(model).read_text(encoding="utf-8")
+        Path(model).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise BadInputError(
             f"There is no file {model}; give a training script, a saved profile (.json) or keras:NAME."

@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver.nodes import NodeKind
-from solver.placement.problem import hosts_workers
+from solver.placement.problem import by_gpu_model, hosting
 from solver.resources import TaskSizes
+from solver.rooms import Ints, Machines
 from solver.shards import Shards
 from solver.step_time import StepModel
 from solver.traffic import weighted_traffic
@@ -34,6 +35,96 @@ class Bounds:
     traffic_bytes: Floats
 
 
+class ShapeBounds:
+    """Bounds of the options with one worker shape: what does not depend on the shards is worked out once."""
+
+    def __init__(
+        self,
+        machines: Machines,
+        model: StepModel,
+        sizes: TaskSizes,
+        max_workers: int,
+        uplink_bytes_per_s: float | None = None,
+        *,
+        ps_may_share: bool = False,
+    ) -> None:
+        """Prepares the bounds.
+
+        Args:
+            machines: where to place the options.
+            model: step times for the worker shape.
+            sizes: resources of the roles.
+            max_workers: bounds are given for 1 to this many workers.
+            uplink_bytes_per_s: speed of each rack's uplink, each way; None where racks do not matter.
+            ps_may_share: whether a machine may have several parameter servers.
+        """
+        self._machines, self._model, self._sizes = machines, model, sizes
+        self._max_workers, self._uplink, self._share = max_workers, uplink_bytes_per_s, ps_may_share
+        self._limit = np.where(hosting(machines.kinds, model), max_workers, 0)
+        self._room = self._rooms_beside([])
+        self._card_times = card_times(machines, self._room, model.total_bytes)
+        slots = machines.counts * self._room
+        self._slots = int(slots.sum())
+        self._work = np.repeat(by_gpu_model(machines.kinds, model.work_s), slots)
+        self._sorted_work = np.sort(self._work)
+        self._card = np.repeat(machines.network_bytes_per_s, slots)
+        self._alone = self._transfer_s(0)
+
+    def of(self, shards: Shards) -> Bounds:
+        """Bounds of the options with these shards."""
+        machines, model = self._machines, self._model
+        counts = np.arange(1, self._max_workers + 1)
+        if not self._slots:
+            return Bounds(np.zeros(self._max_workers), np.full(self._max_workers, np.inf))
+        largest, smallest = (self._rooms_beside([shards.sizes[i]]) for i in (0, -1))
+        beside_ps = most_beside_ps(machines, smallest, shards, self._max_workers)
+        local = most_local_bytes(smallest, shards, counts, beside_ps, ps_may_share=self._share)
+        network = least_network_s(machines, self._card_times, largest, shards, counts, beside_ps, local, self._share)
+        if self._uplink is not None:
+            uplink = busiest_uplink(machines, self._room, shards, counts, self._uplink)
+            network = np.maximum(network, uplink)
+        cycle = self._cycles(shards, counts, beside_ps)
+        update = np.array(model.update_s(shards.sizes[0], 1)) * counts
+        dispatch = np.array(model.dispatch_s(1)) * counts
+        if model.profile.synchronous:
+            rest = network + update + dispatch
+            round_s = np.maximum(cycle, rest) if model.overlap else cycle + rest
+        else:
+            round_s = np.maximum.reduce([cycle, network, update, dispatch])
+        # Rounding must not turn a bound into something a placement can beat.
+        samples = counts * model.samples_per_step / round_s * (1 + 1e-9)
+        samples[counts > self._slots] = 0.0
+        return Bounds(samples, least_traffic(shards, counts, local, samples))
+
+    def _rooms_beside(self, shard_bytes: Sequence[int]) -> Ints:
+        """How many workers fit on a machine of each kind beside such shards; -1 if those do not fit."""
+        load = [self._sizes.ps(size) for size in shard_bytes]
+        room = self._machines.rooms([self._sizes.worker(self._model.shape)], [load])[:, 0, 0]
+        beside: Ints = np.minimum(room, self._limit)
+        return beside
+
+    def _transfer_s(self, local_bytes: int) -> Floats:
+        """One worker's own transfers for each place that a worker can have; as `StepModel.transfer_s`."""
+        remote = 2.0 * (self._model.total_bytes - local_bytes) / self._card
+        transfer: Floats = remote + 2.0 * local_bytes / self._model.within_node_bytes_per_s
+        return transfer
+
+    def _cycles(self, shards: Shards, counts: Ints, beside_ps: int) -> Floats:
+        """Synchronous: least possible work of the slowest worker. Asynchronous: least possible mean round."""
+        last = np.minimum(counts, self._slots) - 1
+        if self._model.profile.synchronous:
+            slowest: Floats = self._sorted_work[last]
+            return slowest
+        # Whether a machine's own memory or its network card is faster decides where a worker sits best.
+        beside = np.minimum(self._alone, self._transfer_s(shards.total if self._share else shards.sizes[0]))
+        near = np.sort(1 / (self._work + beside))[::-1]
+        far = np.sort(1 / (self._work + self._alone))[::-1]
+        near_sum, far_sum = np.concatenate([[0.0], np.cumsum(near)]), np.concatenate([[0.0], np.cumsum(far)])
+        # The best `beside_ps` rates with a shard beside, the others' without; both lists are sorted: a bound.
+        close = np.minimum(last + 1, beside_ps)
+        return counts / (near_sum[close] + far_sum[last + 1 - close])
+
+
 def option_bounds(
     kinds: Sequence[NodeKind],
     model: StepModel,
@@ -41,146 +132,141 @@ def option_bounds(
     shards: Shards,
     max_workers: int,
     uplink_bytes_per_s: float | None = None,
+    *,
+    ps_may_share: bool = False,
 ) -> Bounds:
-    """Bounds of all options with this worker shape and these shards.
+    """Bounds of all options with this worker shape and these shards (see `ShapeBounds`)."""
+    machines = Machines(kinds)
+    return ShapeBounds(machines, model, sizes, max_workers, uplink_bytes_per_s, ps_may_share=ps_may_share).of(shards)
+
+
+def most_beside_ps(machines: Machines, beside: Ints, shards: Shards, max_workers: int) -> int:
+    """Most workers that can share machines with parameter servers.
 
     Args:
-        kinds: the machines.
-        model: step times for the worker shape.
-        sizes: resources of the roles.
+        machines: the machines.
+        beside: by kind, how many workers fit beside the smallest shard.
         shards: what each ps holds.
-        max_workers: bounds are given for 1 to this many workers.
-        uplink_bytes_per_s: speed of each rack's uplink, each way; None where racks do not matter.
+        max_workers: no more than this many.
     """
-    worker = sizes.worker(model.shape)
-    rooms = [(kind, min(kind.room_for(worker), max_workers)) for kind in kinds if hosts_workers(kind, model)]
-    rooms = [(kind, room) for kind, room in rooms if room > 0]
-    counts = np.arange(1, max_workers + 1)
-    if not rooms:
-        return Bounds(np.zeros(max_workers), np.full(max_workers, np.inf))
-    slots = sum(kind.count * room for kind, room in rooms)
-    beside_ps = _most_beside_ps(kinds, model, sizes, shards, max_workers)
-    network = np.maximum(
-        _busiest_ps(kinds, model, sizes, shards, counts), _busiest_workers(rooms, model, counts, beside_ps)
-    )
-    if uplink_bytes_per_s is not None:
-        network = np.maximum(network, _busiest_uplink(kinds, rooms, shards, counts, uplink_bytes_per_s))
-    cycle = _cycles(rooms, model, shards, counts, beside_ps)
-    largest = shards.sizes[0]
-    update = np.array(model.update_s(largest, 1)) * counts
-    dispatch = np.array(model.dispatch_s(1)) * counts
-    if model.profile.synchronous:
-        round_s = cycle + network + update + dispatch
-    else:
-        round_s = np.maximum.reduce([cycle, network, update, dispatch])
-    # Rounding must not turn a bound into something a placement can beat.
-    samples = counts * model.samples_per_step / round_s * (1 + 1e-9)
-    samples[counts > slots] = 0.0
-    local = np.minimum(counts, beside_ps) * float(largest)
-    # Each shard has at most the workers of one machine beside it, and together no more than all workers are.
+    order = np.argsort(-beside)
+    before = np.cumsum(machines.counts[order]) - machines.counts[order]
+    used = np.clip(len(shards.sizes) - before, 0, machines.counts[order])
+    return min(int(used @ np.maximum(beside[order], 0)), max_workers)
+
+
+def most_local_bytes(beside: Ints, shards: Shards, counts: Ints, beside_ps: int, *, ps_may_share: bool) -> Floats:
+    """Most bytes that workers can exchange with parameter servers on their own machine, each way.
+
+    Each shard has at most the workers of one machine beside it, and together no more than all are.
+
+    Args:
+        beside: by kind, how many workers fit beside the smallest shard.
+        shards: what each ps holds.
+        counts: numbers of workers.
+        beside_ps: most workers that can share machines with parameter servers.
+        ps_may_share: whether a machine may have several parameter servers.
+    """
+    by_worker = np.minimum(counts, beside_ps) * float(shards.total if ps_may_share else shards.sizes[0])
+    by_shard = np.minimum(counts, max(0, int(beside.max()))) * float(shards.total)
+    return np.minimum(by_worker, by_shard)
+
+
+def least_traffic(shards: Shards, counts: Ints, local: Floats, samples_per_s: Floats) -> Floats:
+    """Least of Eq. 1 with at most those local bytes; infinite where the workers do not fit."""
     traffic = counts * weighted_traffic(shards.total, 1, 0.0) + local * weighted_traffic(0, 0, 1.0)
-    traffic[samples == 0.0] = np.inf
-    return Bounds(samples, traffic)
+    traffic[samples_per_s == 0.0] = np.inf
+    return traffic
 
 
-def _most_beside_ps(
-    kinds: Sequence[NodeKind], model: StepModel, sizes: TaskSizes, shards: Shards, max_workers: int
-) -> int:
-    """Most workers that can share machines with parameter servers."""
-    worker, ps = sizes.worker(model.shape), sizes.ps(shards.sizes[-1])
-    rooms = sorted(
-        ((min(kind.room_for(worker, [ps]), max_workers), kind.count) for kind in kinds if hosts_workers(kind, model)),
-        reverse=True,
-    )
-    left, most = len(shards.sizes), 0
-    for room, count in rooms:
-        machines = min(left, count)
-        most += machines * max(0, room)
-        left -= machines
-    return min(most, max_workers)
+def least_network_s(
+    machines: Machines,
+    times: Floats,
+    beside_largest: Ints,
+    shards: Shards,
+    counts: Ints,
+    beside_ps: int,
+    local: Floats,
+    ps_may_share: bool,
+) -> Floats:
+    """Least time of the busiest network card.
+
+    Args:
+        machines: the machines.
+        times: what `card_times` says.
+        beside_largest: by kind, how many fit beside the largest shard; -1 where that does not fit.
+        shards: what each ps holds.
+        counts: numbers of workers.
+        beside_ps: most workers that can share machines with parameter servers.
+        local: most bytes that need no network.
+        ps_may_share: whether a machine may have several parameter servers.
+    """
+    holder = _busiest_ps(machines, beside_largest, shards, counts, ps_may_share=ps_may_share)
+    # Workers that do not sit beside a ps are on machines that have workers only.
+    remote = counts - beside_ps
+    others = np.where(remote > 0, times[np.clip(remote - 1, 0, len(times) - 1)], 0.0)
+    busiest: Floats = np.maximum.reduce([holder, others, _mean_sent(machines, shards, counts, local)])
+    return busiest
+
+
+def card_times(machines: Machines, room: Ints, total_bytes: int) -> Floats:
+    """For each number of workers, from one on, how long the busiest card of machines without ps takes at least.
+
+    Args:
+        machines: the machines.
+        room: by kind, how many workers fit.
+        total_bytes: what each worker receives, and sends, in a step.
+    """
+    # The first worker of every machine takes one transfer of its card, the second two, and so on.
+    nth = [np.repeat(np.arange(1, fits + 1), count) for fits, count in zip(room, machines.counts, strict=True)]
+    speeds = np.repeat(machines.network_bytes_per_s, machines.counts * room)
+    return np.sort(2.0 * total_bytes * np.concatenate(nth) / speeds)
+
+
+def _mean_sent(machines: Machines, shards: Shards, counts: Ints, local: Floats) -> Floats:
+    """Mean time in which the machines with parameter servers send what is not local: the busiest takes no less."""
+    order = np.argsort(-machines.network_bytes_per_s)
+    before = np.cumsum(machines.counts[order]) - machines.counts[order]
+    used = np.clip(len(shards.sizes) - before, 0, machines.counts[order])
+    sent: Floats = 2 * (counts * float(shards.total) - local) / float(used @ machines.network_bytes_per_s[order])
+    return sent
 
 
 def _busiest_ps(
-    kinds: Sequence[NodeKind], model: StepModel, sizes: TaskSizes, shards: Shards, counts: NDArray[np.int64]
+    machines: Machines, beside_largest: Ints, shards: Shards, counts: Ints, *, ps_may_share: bool
 ) -> Floats:
     """Least network time of the machine that has the largest shard."""
-    worker, largest = sizes.worker(model.shape), shards.sizes[0]
-    ps = sizes.ps(largest)
+    largest, total = shards.sizes[0], shards.total
+    places = {*zip(beside_largest.tolist(), machines.network_bytes_per_s.tolist(), strict=True)}
     best = np.full(len(counts), np.inf)
-    places = {(kind.room_for(worker, [ps]), hosts_workers(kind, model), kind.network_bytes_per_s) for kind in kinds}
-    for room, can_work, network_bytes_per_s in sorted(places):
-        if room < 0:
-            continue
+    for room, network_bytes_per_s in sorted(place for place in places if place[0] >= 0):
         # What it sends falls and what it receives grows with the workers beside it: the best number is where they
         # meet, or next to it.
-        meet = counts * largest // max(1, shards.total)
-        for near in (0, 1):
-            beside = np.minimum(np.minimum(meet + near, room if can_work else 0), counts)
-            sent = largest * (counts - beside)
-            received = beside * (shards.total - largest)
+        meet = counts * largest // max(1, total)
+        for near in (meet, meet + 1):
+            beside = np.minimum(np.minimum(near, room), counts)
+            sent, received = largest * (counts - beside), beside * (total - largest)
+            if ps_may_share:
+                # Further shards there are sent by it instead of received: best where both amounts are equal.
+                received = np.minimum(received, beside * total * (1 - beside / counts))
             best = np.minimum(best, 2 * np.maximum(sent, received) / network_bytes_per_s)
+        if ps_may_share:
+            # With more workers than where they meet that amount, concave in their number, is least at the ends.
+            beside = np.minimum(room, counts)
+            amount = np.where(beside > meet, beside * total * (1 - beside / counts), np.inf)
+            best = np.minimum(best, 2 * amount / network_bytes_per_s)
     return best
 
 
-def _busiest_workers(
-    rooms: Sequence[tuple[NodeKind, int]], model: StepModel, counts: NDArray[np.int64], beside_ps: int
-) -> Floats:
-    """Least network time of the machines that have workers only, when `beside_ps` workers sit elsewhere."""
-    times = np.concatenate(
-        [
-            np.repeat(2.0 * model.total_bytes * np.arange(1, room + 1) / kind.network_bytes_per_s, kind.count)
-            for kind, room in rooms
-        ]
-    )
-    times.sort()
-    remote = counts - beside_ps
-    index = np.clip(remote - 1, 0, len(times) - 1)
-    return np.where(remote > 0, times[index], 0.0)
-
-
-def _busiest_uplink(
-    kinds: Sequence[NodeKind],
-    rooms: Sequence[tuple[NodeKind, int]],
-    shards: Shards,
-    counts: NDArray[np.int64],
-    uplink_bytes_per_s: float,
-) -> Floats:
+def busiest_uplink(machines: Machines, room: Ints, shards: Shards, counts: Ints, uplink_bytes_per_s: float) -> Floats:
     """Least time of the busiest uplink.
 
     Each byte of each shard goes to every worker outside its rack. Summed over the racks that is at least the size of
     all shards times the workers that the roomiest rack cannot hold, and the busiest rack has at least the mean of it.
     """
-    room_of_rack: dict[str | None, int] = {kind.rack: 0 for kind in kinds}
-    for kind, room in rooms:
-        room_of_rack[kind.rack] += kind.count * room
+    room_of_rack: dict[str | None, int] = {}
+    for kind, fits in zip(machines.kinds, room.tolist(), strict=True):
+        room_of_rack[kind.rack] = room_of_rack.get(kind.rack, 0) + kind.count * fits
     outside = np.maximum(0, counts - max(room_of_rack.values()))
     busiest: Floats = 2.0 * shards.total * outside / len(room_of_rack) / uplink_bytes_per_s
     return busiest
-
-
-def _cycles(
-    rooms: Sequence[tuple[NodeKind, int]],
-    model: StepModel,
-    shards: Shards,
-    counts: NDArray[np.int64],
-    beside_ps: int,
-) -> Floats:
-    """Synchronous: least possible work of the slowest worker. Asynchronous: least possible mean round."""
-    repeat = [kind.count * room for kind, room in rooms]
-    work = np.repeat([model.work_s(kind) for kind, _ in rooms], repeat)
-    last = np.clip(counts, 1, len(work)) - 1
-    if model.profile.synchronous:
-        slowest: Floats = np.sort(work)[last]
-        return slowest
-    # Whether a machine's own memory or its network card is faster decides where a worker sits best.
-    alone = np.repeat([model.transfer_s(kind, 0) for kind, _ in rooms], repeat)
-    beside = np.repeat(
-        [min(model.transfer_s(kind, size) for size in (0, shards.sizes[0])) for kind, _ in rooms], repeat
-    )
-    near = np.sort(1 / (work + beside))[::-1]
-    far = np.sort(1 / (work + alone))[::-1]
-    near_sum, far_sum = np.concatenate([[0.0], np.cumsum(near)]), np.concatenate([[0.0], np.cumsum(far)])
-    # The best `beside_ps` rates with a shard beside, the others' without; both lists are sorted, so this is a bound.
-    close = np.minimum(last + 1, beside_ps)
-    rate = near_sum[close] + far_sum[last + 1 - close]
-    return counts / rate

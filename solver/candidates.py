@@ -1,4 +1,4 @@
-"""All options of a job with their bounds, as columns of one table: there can be hundreds of thousands."""
+"""All options of a job with their bounds, as columns of one table: there can be millions."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ from solver.resources import WorkerShape
 
 Key = tuple[float, int, float, int, int, int]
 """What ranks options that are equally fast: traffic, tasks, CPUs (more is better), GPUs, region, parameter servers."""
+Label = tuple[int, int, int, float]
+"""Workers, parameter servers, GPUs of a worker (-1 where they differ), CPUs of a worker without GPUs."""
+
+FIRST_CHUNK = 1024
+"""So many of the best candidates are put in order at first; few searches look at more."""
 
 
 @dataclass(frozen=True)
@@ -23,33 +28,41 @@ class Candidate:
 
     Attributes:
         region: index of the part of the cluster.
-        shape: a worker's CPUs and GPUs.
+        shapes: a worker's CPUs and GPUs; several where machines give their workers different ones.
         workers: how many workers.
         ps: how many parameter servers.
         samples_bound: no placement is faster.
         traffic_bound: no placement has less traffic (Eq. 1).
+        mixed: whether workers may differ between machines.
+        least_gpus: all workers together have at least so many GPUs.
     """
 
     region: int
-    shape: WorkerShape
+    shapes: tuple[WorkerShape, ...]
     workers: int
     ps: int
     samples_bound: float
     traffic_bound: float
+    mixed: bool = False
+    least_gpus: int = 0
 
     @property
-    def label(self) -> tuple[int, int, int, float]:
+    def label(self) -> Label:
         """What makes it another option to a reader: CPUs count only where they do the computing."""
-        return self.workers, self.ps, self.shape.gpus, 0.0 if self.shape.gpus else self.shape.cpus
+        if self.mixed:
+            return self.workers, self.ps, -1, 0.0
+        shape = self.shapes[0]
+        return self.workers, self.ps, shape.gpus, 0.0 if shape.gpus else shape.cpus
 
     @property
-    def identity(self) -> tuple[int, WorkerShape, int, int]:
-        return self.region, self.shape, self.workers, self.ps
+    def identity(self) -> tuple[int, tuple[WorkerShape, ...], int, int]:
+        return self.region, self.shapes, self.workers, self.ps
 
     def key(self, traffic_bytes: float, total_bytes: int) -> Key:
         """Its rank among equally fast options, given its traffic; smaller is better."""
+        gpus, cpus = _rank_of(self.shapes, mixed=self.mixed)
         traffic = rounded_traffic(traffic_bytes, total_bytes)
-        return traffic, self.workers + self.ps, -self.shape.cpus, self.shape.gpus, self.region, self.ps
+        return traffic, self.workers + self.ps, -cpus, gpus, self.region, self.ps
 
 
 def rounded_traffic(traffic_bytes: float, total_bytes: int) -> float:
@@ -64,7 +77,8 @@ class CandidateTable:
         regions: parts of the cluster.
         ranges: options by worker shape.
         total_bytes: size of all variables.
-        bounds: bounds of all options with this region, range and number of parameter servers.
+        bounds: for a region and a range, bounds by number of parameter servers, from one worker on.
+        max_ps: most parameter servers in a region.
     """
 
     def __init__(
@@ -72,44 +86,68 @@ class CandidateTable:
         regions: Sequence[Sequence[NodeKind]],
         ranges: Sequence[OptionRange],
         total_bytes: int,
-        bounds: Callable[[Sequence[NodeKind], OptionRange, int], Bounds],
+        bounds: Callable[[Sequence[NodeKind], OptionRange], Callable[[int], Bounds]],
+        max_ps: Callable[[Sequence[NodeKind]], int],
     ) -> None:
         self._ranges = ranges
-        parts: list[NDArray[np.float64]] = []
+        blocks: list[tuple[int, int, int, int]] = []
+        samples: list[NDArray[np.float64]] = []
+        traffic: list[NDArray[np.float64]] = []
         for region_index, region in enumerate(regions):
-            machines = sum(kind.count for kind in region)
             for range_index, entry in enumerate(ranges):
-                for ps in range(1, min(entry.max_ps, machines) + 1):
-                    found = bounds(region, entry, ps)
-                    workers = np.flatnonzero(found.samples_per_s > 0) + 1
-                    workers = workers[workers >= entry.min_workers]
-                    part = np.empty((7, len(workers)))
-                    part[:4] = np.array([[region_index], [range_index], [ps], [-entry.shape.cpus]])
-                    part[4] = workers
-                    part[5] = found.samples_per_s[workers - 1]
-                    part[6] = found.traffic_bytes[workers - 1]
-                    parts.append(part)
-        self._rows = np.concatenate(parts, axis=1) if parts else np.empty((7, 0))
-        gpus = np.array([entry.shape.gpus for entry in ranges] or [0])
-        region, shape, ps_count, cpus, workers_count, samples, traffic = self._rows
-        # The same order as `Candidate.key`; lexsort takes the most important last.
-        rank = (ps_count, region, gpus[shape.astype(int)], cpus, workers_count + ps_count)
-        self._traffic = np.round(traffic / max(1, total_bytes), 6)
-        self._by_traffic = np.lexsort((*rank, self._traffic))
-        self._by_speed = np.lexsort((*rank, self._traffic, -samples))
+                bounds_of = bounds(region, entry)
+                for ps in range(1, min(entry.max_ps, max_ps(region)) + 1):
+                    found = bounds_of(ps)
+                    blocks.append((region_index, range_index, ps, entry.min_workers))
+                    samples.append(found.samples_per_s[entry.min_workers - 1 :])
+                    traffic.append(found.traffic_bytes[entry.min_workers - 1 :])
+        # Each block has one row for each number of workers, from its least on.
+        self._blocks = np.array(blocks or [(0, 0, 0, 0)])
+        self._starts = np.cumsum([0, *(len(part) for part in samples[:-1])])
+        self._samples = np.concatenate(samples) if samples else np.empty(0)
+        self._traffic = np.concatenate(traffic) if traffic else np.empty(0)
+        self._rounded_traffic = np.round(self._traffic / max(1, total_bytes), 6)
+        self._shape_rank = np.array([_rank_of(entry.shapes, mixed=entry.mixed) for entry in ranges] or [(0, 0.0)])
 
     def __len__(self) -> int:
-        return self._rows.shape[1]
+        return int(np.count_nonzero(self._samples > 0))
 
     def by_speed(self) -> Iterator[Candidate]:
         """Highest bound on the speed first."""
-        return map(self._candidate, self._by_speed.tolist())
+        return self._in_order(-self._samples, np.flatnonzero(self._samples > 0))
 
     def by_traffic(self, least_samples_per_s: float = 0.0) -> Iterator[Candidate]:
         """Lowest bound on the traffic first, those left out whose bound on the speed is below the limit."""
-        fast = self._rows[5][self._by_traffic] >= least_samples_per_s
-        return map(self._candidate, self._by_traffic[fast].tolist())
+        fast = (self._samples >= least_samples_per_s) & (self._samples > 0)
+        return self._in_order(self._rounded_traffic, np.flatnonzero(fast))
 
-    def _candidate(self, index: int) -> Candidate:
-        region, shape, ps, _, workers, samples, traffic = self._rows[:, index].tolist()
-        return Candidate(int(region), self._ranges[int(shape)].shape, int(workers), int(ps), samples, traffic)
+    def _in_order(self, first: NDArray[np.float64], rows: NDArray[np.int64]) -> Iterator[Candidate]:
+        """The rows by that column, then by `Candidate.key`; in chunks, since hardly ever all are looked at."""
+        size = FIRST_CHUNK
+        while len(rows):
+            column = first[rows]
+            last = float(np.partition(column, size)[size]) if len(rows) > size else np.inf
+            chunk, rows = rows[column <= last], rows[column > last]
+            region, shape, ps, workers = self._columns(chunk)
+            gpus, cpus = self._shape_rank[shape].T
+            # lexsort takes the most important last.
+            order = np.lexsort((ps, region, gpus, -cpus, workers + ps, self._rounded_traffic[chunk], first[chunk]))
+            columns = (column[order].tolist() for column in (chunk, region, shape, ps, workers))
+            yield from map(self._candidate, *columns)
+            size *= 8
+
+    def _columns(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
+        """Region, range, parameter servers and workers of these rows."""
+        block = np.searchsorted(self._starts, rows, side="right") - 1
+        region, shape, ps, fewest = self._blocks[block].T
+        return region, shape, ps, fewest + rows - self._starts[block]
+
+    def _candidate(self, row: int, region: int, shape: int, ps: int, workers: int) -> Candidate:
+        entry = self._ranges[shape]
+        samples, traffic = float(self._samples[row]), float(self._traffic[row])
+        return Candidate(region, entry.shapes, workers, ps, samples, traffic, entry.mixed, entry.least_gpus)
+
+
+def _rank_of(shapes: Sequence[WorkerShape], *, mixed: bool) -> tuple[int, float]:
+    """GPUs and CPUs by which options are ranked; none where workers may differ."""
+    return (0, 0.0) if mixed else (shapes[0].gpus, shapes[0].cpus)

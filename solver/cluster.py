@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dike.exceptions import BadInputError
+from solver.costs import Costs, NodeCosts, RackCosts, UniformCosts
+from solver.traffic import COST_BETWEEN_NODES, COST_WITHIN_NODE
 from solver.units import GIB
 
 DEFAULT_NETWORK_GBPS = 10.0
 DEFAULT_WITHIN_NODE_GBPS = 64.0
 DEFAULT_DISK_BYTES = 10 * GIB
+MAX_PAIRS = 1_000_000
+"""Pairs of machines that may have costs of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +54,35 @@ class NodeClass:
 
 
 @dataclass(frozen=True)
+class PairCost:
+    """What a byte between two machines, or any two of two classes of machines, costs.
+
+    Attributes:
+        first: a machine, or a class, which stands for all its machines.
+        second: another; or the same class again, for every two machines in it.
+        cost: Eq. 1's weight of a byte between them.
+    """
+
+    first: str
+    second: str
+    cost: float
+
+
+class LinkError(BadInputError):
+    """Something in how the machines are connected makes no sense.
+
+    Attributes:
+        reason: what, as a clause.
+        key: where, by the keys of a cluster file: `("links", "pairs", 2)` is the third pair.
+    """
+
+    def __init__(self, reason: str, *key: str | int) -> None:
+        super().__init__(f"{reason[:1].upper()}{reason[1:]}.")
+        self.reason = reason
+        self.key = key
+
+
+@dataclass(frozen=True)
 class Cluster:
     """All machines and how they are connected.
 
@@ -56,11 +90,19 @@ class Cluster:
         nodes: classes of machines.
         within_node_gbps: speed between two tasks on one machine, in Gb/s.
         across_racks_gbps: speed of each rack's uplink in Gb/s, each way; None where racks do not matter.
+        within_node_cost: Eq. 1's weight of a byte that stays on its machine.
+        within_rack_cost: that of a byte between machines; of one rack, if `across_racks_cost` is given.
+        across_racks_cost: that of a byte between racks; None where racks do not matter.
+        pairs: costs of single pairs.
     """
 
     nodes: tuple[NodeClass, ...]
     within_node_gbps: float = DEFAULT_WITHIN_NODE_GBPS
     across_racks_gbps: float | None = None
+    within_node_cost: float = COST_WITHIN_NODE
+    within_rack_cost: float = COST_BETWEEN_NODES
+    across_racks_cost: float | None = None
+    pairs: tuple[PairCost, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.nodes:
@@ -70,6 +112,22 @@ class Cluster:
             if name in seen:
                 raise BadInputError(f"Two nodes of the cluster are called '{name}'; give each its own name.")
             seen.add(name)
+        for field in ("within_node_gbps", "across_racks_gbps", "within_node_cost"):
+            value = getattr(self, field)
+            if value is not None and not value > 0:
+                raise LinkError(f"'{field}' is {value:g}; it must be more than 0", "links", field)
+        for index, node in enumerate(self.nodes):
+            if not node.network_gbps > 0:
+                raise LinkError(
+                    f"'network_gbps' of '{node.name}' is {node.network_gbps:g}; it must be more than 0",
+                    *("nodes", index, "network_gbps"),
+                )
+        for field, least in (("within_rack_cost", "within_node_cost"), ("across_racks_cost", "within_rack_cost")):
+            cost, below = getattr(self, field), getattr(self, least)
+            if cost is not None and cost < below:
+                raise LinkError(f"'{field}' is {cost:g}, less than {below:g}, the '{least}'; raise it", "links", field)
+        if self.pairs:
+            self.costs()
 
     def node_names(self) -> Iterator[str]:
         """Names of all machines, class by class."""
@@ -80,6 +138,80 @@ class Cluster:
     def node_count(self) -> int:
         """How many machines there are."""
         return sum(node.count for node in self.nodes)
+
+    def costs(self) -> Costs:
+        """Eq. 1's weights: by racks if they have a cost, by pair of machines if any has, else uniform.
+
+        Raises:
+            LinkError: if a pair names what is not there, makes no sense, or contradicts another or the racks.
+        """
+        racks = None
+        if self.across_racks_cost is not None:
+            rack_of = {name: node.rack for node in self.nodes for name in node.node_names}
+            racks = RackCosts(rack_of, self.within_node_cost, self.within_rack_cost, self.across_racks_cost)
+        pairs = self._pair_costs(racks)
+        if racks is not None:
+            return racks
+        if pairs:
+            return NodeCosts(pairs, self.within_node_cost, self.within_rack_cost)
+        return UniformCosts(self.within_node_cost, self.within_rack_cost)
+
+    def _pair_costs(self, racks: RackCosts | None) -> dict[tuple[str, str], float]:
+        """Costs of single pairs of machines, each pair in the order of the cluster."""
+        found: dict[tuple[str, str], float] = {}
+        for index, pair in enumerate(self.pairs):
+            where = ("links", "pairs", index)
+            if pair.cost < self.within_node_cost:
+                raise LinkError(
+                    f"a byte between '{pair.first}' and '{pair.second}' costs {pair.cost:g}, less than "
+                    f"{self.within_node_cost:g}, the 'within_node_cost'; raise it",
+                    *where,
+                )
+            for ends in self._ends(pair, where):
+                known = racks.between(*ends) if racks is not None else found.setdefault(ends, pair.cost)
+                if known != pair.cost:
+                    other = "their racks" if racks is not None else "an earlier pair"
+                    raise LinkError(
+                        f"contradictory links: the cost between '{ends[0]}' and '{ends[1]}' is {pair.cost:g} here and "
+                        f"{known:g} by {other}; keep one",
+                        *where,
+                    )
+        return found
+
+    def _ends(self, pair: PairCost, where: Sequence[str | int]) -> Iterator[tuple[str, str]]:
+        """The pairs of machines that a pair of names stands for, each once."""
+        members = self._members
+        for name in (pair.first, pair.second):
+            if name not in members:
+                known = ", ".join(dict.fromkeys(node.name for node in self.nodes))
+                raise LinkError(f"there is no machine '{name}'; the classes of machines are {known}", *where)
+        first, second = members[pair.first], members[pair.second]
+        if len(first) * len(second) > MAX_PAIRS:
+            raise LinkError(
+                f"'{pair.first}' and '{pair.second}' are {len(first) * len(second):,} pairs of machines, more than "
+                f"{MAX_PAIRS:,}; use racks",
+                *where,
+            )
+        if first == second and len(first) == 1:
+            raise LinkError(f"'{pair.first}' is paired with itself; what stays on it costs 'within_node_cost'", *where)
+        order = self._order
+        ends = {
+            (one, other) if order[one] < order[other] else (other, one)
+            for one in first
+            for other in second
+            if one != other
+        }
+        yield from sorted(ends, key=lambda both: (order[both[0]], order[both[1]]))
+
+    @functools.cached_property
+    def _members(self) -> Mapping[str, tuple[str, ...]]:
+        """What a name in a pair stands for: one machine, or all of a class."""
+        members = {name: (name,) for name in self.node_names()}
+        return {node.name: node.node_names for node in self.nodes} | members
+
+    @functools.cached_property
+    def _order(self) -> Mapping[str, int]:
+        return {name: index for index, name in enumerate(self.node_names())}
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> Cluster:

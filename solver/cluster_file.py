@@ -10,13 +10,23 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from dike.exceptions import BadInputError
-from solver.cluster import DEFAULT_DISK_BYTES, DEFAULT_NETWORK_GBPS, DEFAULT_WITHIN_NODE_GBPS, Cluster, NodeClass
+from solver.cluster import (
+    DEFAULT_DISK_BYTES,
+    DEFAULT_NETWORK_GBPS,
+    DEFAULT_WITHIN_NODE_GBPS,
+    Cluster,
+    LinkError,
+    NodeClass,
+    PairCost,
+)
+from solver.traffic import COST_BETWEEN_NODES, COST_WITHIN_NODE
 from solver.units import parse_bytes
 
 MAX_NODES = 100_000
 
 Size = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
 Speed = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Cost = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class _Strict(BaseModel):
@@ -35,14 +45,27 @@ class _Node(_Strict):
     rack: str | None = None
 
 
+class _Pair(_Strict):
+    between: Annotated[list[str], Field(min_length=2, max_length=2)]
+    cost: Cost
+
+
 class _Links(_Strict):
     within_node_gbps: Speed = DEFAULT_WITHIN_NODE_GBPS
     across_racks_gbps: Speed | None = None
+    within_node_cost: Cost = COST_WITHIN_NODE
+    within_rack_cost: Cost = COST_BETWEEN_NODES
+    across_racks_cost: Cost | None = None
+    pairs: list[_Pair] = Field(default_factory=list)
 
 
 class _File(_Strict):
     nodes: Annotated[list[_Node], Field(min_length=1)]
     links: _Links = Field(default_factory=_Links)
+
+
+_MODELS: dict[str, type[_Strict]] = {"pairs": _Pair, "links": _Links, "nodes": _Node}
+"""What is inside these keys, innermost first."""
 
 
 def read_cluster(path: Path) -> Cluster:
@@ -70,11 +93,19 @@ def read_cluster(path: Path) -> Cluster:
     except ValidationError as error:
         raise BadInputError(_invalid(path, tree, error)) from error
     _refuse_repeated_names(path, tree, file)
-    return Cluster(
-        nodes=tuple(_node_class(node) for node in file.nodes),
-        within_node_gbps=file.links.within_node_gbps,
-        across_racks_gbps=file.links.across_racks_gbps,
-    )
+    links = file.links
+    try:
+        return Cluster(
+            nodes=tuple(_node_class(node) for node in file.nodes),
+            within_node_gbps=links.within_node_gbps,
+            across_racks_gbps=links.across_racks_gbps,
+            within_node_cost=links.within_node_cost,
+            within_rack_cost=links.within_rack_cost,
+            across_racks_cost=links.across_racks_cost,
+            pairs=tuple(PairCost(*pair.between, pair.cost) for pair in links.pairs),
+        )
+    except LinkError as error:
+        raise BadInputError(f"{path}, line {_line(tree, error.key)}: {error.reason}.") from error
 
 
 def _node_class(node: _Node) -> NodeClass:
@@ -129,12 +160,15 @@ def _invalid(path: Path, tree: yaml.Node, error: ValidationError) -> str:
     errors = error.errors(include_url=False)
     first = min(errors, key=lambda item: _line(tree, item["loc"]))
     place = ".".join(str(part) for part in first["loc"])
-    known = ", ".join((_Links if "links" in first["loc"] else _Node if "nodes" in first["loc"] else _File).model_fields)
+    model = next((kind for key, kind in _MODELS.items() if key in first["loc"]), _File)
+    known = ", ".join(model.model_fields)
     match first["type"]:
         case "extra_forbidden":
             reason = f"the key '{first['loc'][-1]}' is not known; known keys are {known}"
         case "missing":
             reason = f"the key '{first['loc'][-1]}' is missing"
+        case "too_short" | "too_long" if first["loc"][-1] == "between":
+            reason = "'between' takes two machines, or classes of machines"
         case "too_short":
             reason = "there is no node; list at least one"
         case _:

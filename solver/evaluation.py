@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,18 +37,19 @@ def evaluate(scenario: Scenario, shape: WorkerShape, shards: Shards, assignment:
 
     Args:
         scenario: the model on the cluster.
-        shape: what each worker gets.
+        shape: what each worker gets, unless the assignment says otherwise.
         shards: what each ps holds.
         assignment: machine of every task; several parameter servers may share one.
     """
-    model = scenario.model(shape)
+    shapes = assignment.shapes_of_workers(shape)
+    models = {each: scenario.model(each) for each in {shape, *shapes}}
+    model = models[shape]
     kind_of = {name: kind for kind in scenario.kinds for name in kind.names}
     held: dict[str, int] = {}
     for node, size in zip(assignment.ps, shards.sizes, strict=True):
         held[node] = held.get(node, 0) + size
-    near: dict[str, int] = {}
-    for node in assignment.workers:
-        near[node] = near.get(node, 0) + 1
+    near = Counter(assignment.workers)
+    alike = Counter(zip(assignment.workers, shapes, strict=True))
     count = len(assignment.workers)
     network = max(
         model.network_s(kind_of[node], held.get(node, 0), near.get(node, 0), count)
@@ -55,19 +57,23 @@ def evaluate(scenario: Scenario, shape: WorkerShape, shards: Shards, assignment:
     )
     rack_of = {name: kind.rack for kind in scenario.kinds for name in kind.names}
     network = max(network, uplink_s(scenario.cluster, assignment, shards.sizes, rack_of))
-    work = {node: model.work_s(kind_of[node]) for node in near}
+    work = {(node, each): models[each].work_s(kind_of[node]) for node, each in alike}
     transfer = 0.0
+    # Samples of a step of every worker; workers that wait for nobody make more steps where they are faster.
+    samples = float(sum(models[each].samples_per_step * workers for (_, each), workers in alike.items()))
     if model.profile.synchronous:
         cycle = max(work.values())
     else:
         moved = {node: model.transfer_s(kind_of[node], held.get(node, 0)) for node in near}
-        cycle = count / sum(workers / (work[node] + moved[node]) for node, workers in near.items())
+        rate = {(node, each): workers / (work[node, each] + moved[node]) for (node, each), workers in alike.items()}
+        cycle = count / sum(rate.values())
+        samples = cycle * sum(models[each].samples_per_step * steps for (_, each), steps in rate.items())
         transfer = sum(workers * moved[node] for node, workers in near.items()) / count
     total = model.round_s(cycle, network, shards.sizes[0], count)
     step_time = StepTime(
-        compute=max(model.compute_s(kind_of[node]) for node in near),
-        input=model.input_s,
-        latency=model.hardware.step_latency_s,
+        compute=max(models[each].compute_s(kind_of[node]) for node, each in alike),
+        input=max(models[each].input_s for each in set(shapes)),
+        latency=model.latency_s,
         transfer=transfer,
         network=network,
         update=model.update_s(shards.sizes[0], count),
@@ -75,7 +81,7 @@ def evaluate(scenario: Scenario, shape: WorkerShape, shards: Shards, assignment:
         total=total,
     )
     local = local_bytes(assignment.ps, shards.sizes, assignment.workers)
-    return Evaluation(step_time, count * model.samples_per_step / total, weighted_traffic(shards.total, count, local))
+    return Evaluation(step_time, samples / total, weighted_traffic(shards.total, count, local))
 
 
 def planned_tasks(
@@ -84,7 +90,8 @@ def planned_tasks(
     """The tasks with their machines and resources, parameter servers first."""
     sizes = scenario.sizes
     tasks = _tasks("ps", assignment.ps, [sizes.ps(size) for size in shards.sizes])
-    tasks += _tasks("worker", assignment.workers, [sizes.worker(shape)] * len(assignment.workers))
+    workers = [sizes.worker(each) for each in assignment.shapes_of_workers(shape)]
+    tasks += _tasks("worker", assignment.workers, workers)
     if sizes.chief is not None and assignment.chief is not None:
         tasks += _tasks("chief", [assignment.chief], [sizes.chief])
     return tuple(tasks)

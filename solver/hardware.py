@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import yaml
 
+from dike.profile import Api
 from solver.units import GIB
 
 
@@ -31,6 +32,21 @@ class Gpu:
 
 
 @dataclass(frozen=True)
+class ApiCosts:
+    """What training through one of TensorFlow's interfaces costs on top of the step itself, mostly Python.
+
+    Attributes:
+        latency_s: seconds it adds to every step of a worker, however many workers there are.
+        dispatch_s: seconds of the separate chief for each worker's step, one after the other; 0 without one.
+        source: where the figures come from.
+    """
+
+    latency_s: float
+    dispatch_s: float
+    source: str
+
+
+@dataclass(frozen=True)
 class Hardware:
     """Speeds of everything that takes part in a step.
 
@@ -38,11 +54,13 @@ class Hardware:
         gpus: known GPUs by lower-case model name.
         unknown_gpu: what stands in for other GPUs.
         core_training_flops_per_s: one CPU core's FLOP/s in whole training steps.
-        parallel_share: share of a step that several cores speed up (Amdahl's law).
+        parallel_share: share of one operation that several cores speed up (Amdahl's law).
         core_input_bytes_per_s: bytes of finished samples one CPU core prepares in a second.
-        step_latency_s: seconds every step takes apart from its work.
-        dispatch_s: seconds a separate chief needs to hand out one step.
+        step_latency_s: seconds every step takes apart from its work, whatever the API.
+        apis: what each API adds.
         ps_update_bytes_per_s: bytes of gradients a ps takes in per second.
+        overlap: whether a synchronous step's transfers, updates and dispatching run beside its work, so that the
+            longer of the two counts; otherwise they come one after the other.
     """
 
     gpus: Mapping[str, Gpu]
@@ -51,14 +69,27 @@ class Hardware:
     parallel_share: float
     core_input_bytes_per_s: float
     step_latency_s: float
-    dispatch_s: float
+    apis: Mapping[Api, ApiCosts]
     ps_update_bytes_per_s: float
+    overlap: bool = False
 
-    def cpu_flops_per_s(self, cpus: float) -> float:
-        """FLOP/s of a worker with so many CPU cores."""
+    def cpu_flops_per_s(self, cpus: float, longest_path_share: float = 1.0) -> float:
+        """FLOP/s of a worker with so many CPU cores.
+
+        Of the work W, the operations on the longest path, L = share x W, come one after the other; with c cores each of
+        them takes 1 - p + p/c of its time on one (Amdahl's law, p is `parallel_share`). The others fill the cores'
+        time between them: with c cores no schedule that leaves no core idle takes longer than L + (W - L)/c (Graham,
+        1966; Brent, 1974). Together L (1 - p + p/c) + (W - L)/c. Assumed are that bound as the time, and that the
+        backward pass has branches as the forward pass has.
+
+        Args:
+            cpus: CPU cores; below one core the share of it.
+            longest_path_share: the longest path's share of the FLOPs, 0 to 1.
+        """
         if cpus <= 1:
             return cpus * self.core_training_flops_per_s
-        return self.core_training_flops_per_s / (1 - self.parallel_share + self.parallel_share / cpus)
+        serial = longest_path_share * (1 - self.parallel_share)
+        return self.core_training_flops_per_s / (serial + (1 - serial) / cpus)
 
     def knows(self, model: str | None) -> bool:
         """Whether the model is in the table."""
@@ -86,7 +117,7 @@ def known_hardware() -> Hardware:
         parallel_share=data["cpu"]["parallel_share"],
         core_input_bytes_per_s=data["cpu"]["core_input_bytes_per_s"],
         step_latency_s=data["tensorflow"]["step_latency_s"],
-        dispatch_s=data["tensorflow"]["dispatch_s"],
+        apis={api: ApiCosts(**data["tensorflow"]["apis"][api.value]) for api in Api},
         ps_update_bytes_per_s=data["tensorflow"]["ps_update_bytes_per_s"],
     )
 

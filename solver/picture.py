@@ -7,36 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
-from dike.exceptions import BadInputError
+from solver.figure_files import check_picture_path, new_figure, save_figure
 from solver.grouping import NodeGroup, group_nodes
 from solver.plan import Plan, PlannedTask
 from solver.units import format_bytes
 
-SUFFIXES = (".png", ".svg")
 COLOURS = {"ps": "#e8a33d", "worker": "#5b8fd6", "chief": "#7ab37a"}
 BOX_WIDTH, GAP = 3.0, 2.0
 TASK_HEIGHT, HEAD_HEIGHT = 0.42, 0.55
 TASKS_SHOWN = 6
 LABELS = 24
 """With more lines than this they get no figures."""
-
-
-def check_picture_path(path: Path) -> None:
-    """Refuses a file that could not be written.
-
-    Raises:
-        BadInputError: if the suffix is neither .png nor .svg, or the folder does not exist.
-    """
-    if path.suffix.lower() not in SUFFIXES:
-        raise BadInputError(f"'{path}' is no picture file; give --picture a name that ends in .png or .svg.")
-    if not path.absolute().parent.is_dir():
-        raise BadInputError(f"The folder of the picture '{path}' does not exist; make it first.")
 
 
 def draw_plan(plan: Plan, path: Path) -> None:
@@ -50,8 +34,7 @@ def draw_plan(plan: Plan, path: Path) -> None:
     left, right = min(box.x for box in boxes) - 0.4, max(box.x for box in boxes) + BOX_WIDTH + 0.4
     top, bottom = max(box.top for box in boxes) + 1.2, min(box.bottom for box in boxes) - 0.4
     right = max(right, left + 9.0)
-    figure = Figure(figsize=(right - left, top - bottom))
-    FigureCanvasAgg(figure)
+    figure = new_figure(right - left, top - bottom)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
     axes.set_xlim(left, right)
@@ -60,12 +43,7 @@ def draw_plan(plan: Plan, path: Path) -> None:
     _draw_traffic(axes, plan, boxes)
     for box in boxes:
         _draw_box(axes, box)
-    try:
-        # As text, so that an SVG can be searched.
-        with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dike"}):
-            figure.savefig(path, dpi=110)
-    except OSError as error:
-        raise BadInputError(f"The picture '{path}' cannot be written: {error.strerror}.") from error
+    save_figure(figure, path)
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,10 @@ class Plan:
         options: counts of options.
         alternatives: the next best options.
         why: short sentences for the user.
-        formulation: the exact form of the placement program.
+        formulation: the exact form of the placement program, and why that one.
+        method: who planned: `dike`, or one of the baselines.
+        byte_imbalance: bytes of variables on the fullest ps over the mean.
+        request_imbalance: variables on the ps with most of them over the mean.
     """
 
     profile: ModelProfile
@@ -130,6 +133,9 @@ class Plan:
     alternatives: tuple[Alternative, ...] = ()
     why: tuple[str, ...] = field(default_factory=tuple)
     formulation: str = ""
+    method: str = "dike"
+    byte_imbalance: float = 1.0
+    request_imbalance: float = 1.0
 
     @property
     def ps_bytes(self) -> tuple[int, ...]:

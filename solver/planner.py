@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from dike.exceptions import BadInputError
 from dike.profile import ModelProfile
+from solver.calibration import Calibration
 from solver.cluster import Cluster
 from solver.evaluation import evaluate, planned_tasks
 from solver.hardware import Hardware, known_hardware
 from solver.nodes import NodeKind
-from solver.options import Pruning, cpu_gpu_ratio, identical_workers, raw_space, task_counts
+from solver.options import OptionSpace, Pruning, check_rules, default_rules, prune, raw_space
 from solver.plan import Alternative, Option, OptionCounts, Plan
 from solver.reasons import reasons
 from solver.resources import TaskSizes
 from solver.scenario import Scenario
-from solver.search import ALTERNATIVES, OptionSearch, Solved
-from solver.shards import Shards
+from solver.search import ALTERNATIVES, OptionSearch, SearchResult, Solved
+from solver.shards import DEFAULT_SHARDING, Sharding, Shards, useful_ps_count
 from solver.shortage import shortage
 
 DEFAULT_TIME_LIMIT_S = 60.0
 GAP_TOLERANCE = 1e-6
+_PLAIN = frozenset({"identical_workers", "task_counts"})
+"""Rules with which placements are simple."""
 
 
 Objective = Literal["throughput", "traffic"]
@@ -41,6 +44,9 @@ class PlanRequest:
         max_workers: at most so many workers.
         time_limit_s: stop improving after so long; the first placement found is always finished.
         max_gpus_per_worker: most GPUs one worker can use; a script without its own `MirroredStrategy` uses one.
+        rules: names of the pruning rules that apply (`solver.options.RULES`); None for the objective's default.
+        sharding: how the variables are dealt out to the parameter servers.
+        calibration: what measurements say of the speeds; None for the table's.
     """
 
     profile: ModelProfile
@@ -49,10 +55,30 @@ class PlanRequest:
     max_workers: int | None = None
     time_limit_s: float | None = None
     max_gpus_per_worker: int | None = None
+    rules: frozenset[str] | None = None
+    sharding: Sharding = DEFAULT_SHARDING
+    calibration: Calibration | None = None
 
 
-def make_plan(request: PlanRequest) -> Plan:
+@dataclass(frozen=True)
+class PlanProgress:
+    """How far the planner is.
+
+    Attributes:
+        plan: the best so far, with its gap and without reasons.
+        placed: how many options have been placed or shown to be too slow.
+    """
+
+    plan: Plan
+    placed: int
+
+
+def make_plan(request: PlanRequest, on_progress: Callable[[PlanProgress], None] | None = None) -> Plan:
     """Chooses the option, places it and says why.
+
+    Args:
+        request: what to plan.
+        on_progress: told of every plan that is better than the last one.
 
     Raises:
         InfeasibleError: if no option fits the cluster; names the resource that is short and by how much.
@@ -63,30 +89,28 @@ def make_plan(request: PlanRequest) -> Plan:
     deadline = started + (DEFAULT_TIME_LIMIT_S if request.time_limit_s is None else request.time_limit_s)
     scenario = scenario_of(request)
     kinds, hardware, sizes = scenario.kinds, scenario.hardware, scenario.sizes
-    generated = raw_space(kinds).count
-    prunings = _prune(request, scenario, every_machine_works=request.objective == "traffic")
-    search = OptionSearch(request.profile, request.cluster, kinds, hardware, sizes, prunings[-1].space)
-    if request.objective == "throughput":
-        found = search.fastest(deadline)
-    else:
-        found = search.calmest(deadline)
-        if found is None:
-            # The paper's lower bound on the workers left nothing that fits.
-            prunings = _prune(request, scenario, every_machine_works=False)
-            search = OptionSearch(request.profile, request.cluster, kinds, hardware, sizes, prunings[-1].space)
-            found = search.calmest(deadline)
+    rules = default_rules(request.objective) if request.rules is None else request.rules
+    attempt = _search(request, scenario, rules, deadline)
+    notes: tuple[str, ...] = ()
+    if attempt.found is None and "all_gpus_used" in rules:
+        rules -= {"all_gpus_used"}
+        attempt = _search(request, scenario, rules, deadline)
+        notes = ("With all GPUs in use the other tasks fit nowhere, so the rule all_gpus_used is left out.",)
+    found, prunings = attempt.found, attempt.prunings
     if found is None:
-        raise shortage(kinds, prunings[-2].space, sizes, hardware)
+        # Which workers do not fit is seen before their number is limited to those that do.
+        tried = [pruning.space for pruning in prunings if pruning.rule in ("identical_workers", "cpu_gpu_ratio")]
+        raise shortage(kinds, tried[-1] if tried else attempt.raw, sizes, hardware)
     unknown = _unknown_gpus(kinds, hardware)
-    why = reasons(search, found, prunings, request.max_workers, unknown, request.objective)
+    why = reasons(attempt.search, found, prunings, request.max_workers, unknown, request.objective)
     counts = OptionCounts(
-        generated=generated,
+        generated=attempt.raw.count,
         pruned={pruning.rule: pruning.removed for pruning in prunings},
-        considered=prunings[-1].space.count,
+        considered=attempt.space.count,
         solved=found.placed,
     )
     best = found.best
-    shape, shards = best.candidate.shape, scenario.shards(best.candidate.ps)
+    shape, shards = best.shape, scenario.shards(best.candidate.ps)
     return Plan(
         profile=request.profile,
         option=Option(
@@ -103,8 +127,10 @@ def make_plan(request: PlanRequest) -> Plan:
         solve_time_s=time.monotonic() - started,
         options=counts,
         alternatives=tuple(_alternative(other, best, sizes) for other in found.others[:ALTERNATIVES]),
-        why=why,
+        why=(*notes, *why),
         formulation=_formulation(shards),
+        byte_imbalance=shards.byte_imbalance,
+        request_imbalance=shards.request_imbalance,
     )
 
 
@@ -116,28 +142,48 @@ def check_request(request: PlanRequest) -> None:
         limit = getattr(request, name)
         if limit is not None and limit < 1:
             raise BadInputError(f"'{name}' is {limit}; it must be at least 1.")
+    check_rules(sorted(request.rules or ()))
 
 
 def scenario_of(request: PlanRequest) -> Scenario:
     """The request's model on its cluster."""
-    return Scenario.of(request.profile, request.cluster, known_hardware())
+    hardware, cluster = known_hardware(), request.cluster
+    if request.calibration is not None:
+        hardware, cluster = request.calibration.apply(hardware, cluster)
+    return Scenario.of(request.profile, cluster, hardware, request.sharding)
 
 
-def _prune(request: PlanRequest, scenario: Scenario, *, every_machine_works: bool) -> tuple[Pruning, ...]:
-    kinds, profile, sizes = scenario.kinds, request.profile, scenario.sizes
-    first = identical_workers(raw_space(kinds))
-    second = cpu_gpu_ratio(first.space, kinds, profile, scenario.hardware, sizes, request.max_gpus_per_worker)
-    third = task_counts(
-        second.space, kinds, profile, sizes, request.max_workers, every_machine_works=every_machine_works
-    )
-    return first, second, third
+@dataclass(frozen=True)
+class _Attempt:
+    """One search: all options, those that the rules leave, and the best of them."""
+
+    raw: OptionSpace
+    space: OptionSpace
+    prunings: tuple[Pruning, ...]
+    search: OptionSearch
+    found: SearchResult | None
+
+
+def _search(request: PlanRequest, scenario: Scenario, rules: frozenset[str], deadline: float) -> _Attempt:
+    raw = raw_space(scenario.kinds, request.max_workers, request.max_gpus_per_worker)
+    machines = sum(kind.count for kind in scenario.kinds)
+    useful_ps = useful_ps_count(request.profile, machines, request.sharding)
+    prunings = prune(raw, rules, scenario.kinds, scenario.hardware, scenario.sizes, useful_ps)
+    space = prunings[-1].space if prunings else raw
+    known: tuple[Solved, ...] = ()
+    if not rules >= _PLAIN:
+        # Whatever these two rules forbid takes longer to place: then there is something to compare it with.
+        known = _search(request, scenario, rules | _PLAIN, deadline).search.placed
+    search = OptionSearch(scenario, space, ps_may_share="task_counts" not in rules, known=known)
+    found = search.fastest(deadline) if request.objective == "throughput" else search.calmest(deadline)
+    return _Attempt(raw, space, prunings, search, found)
 
 
 def _alternative(other: Solved, best: Solved, sizes: TaskSizes) -> Alternative:
     return Alternative(
         workers=other.candidate.workers,
         ps=other.candidate.ps,
-        worker=sizes.worker(other.candidate.shape),
+        worker=sizes.worker(other.shape),
         samples_per_s=other.samples_per_s,
         traffic_bytes=other.placement.traffic_bytes,
         relative=other.samples_per_s / best.samples_per_s,

@@ -21,7 +21,7 @@ def reasons(
     Args:
         search: what compared the options; neighbours of the best are placed if they have not been.
         found: its result.
-        prunings: what the three rules did.
+        prunings: what the rules did.
         max_workers: the user's limit.
         unknown_gpus: GPU models whose speed is a guess.
         objective: `throughput` or `traffic`.
@@ -29,13 +29,16 @@ def reasons(
     best = found.best
     if objective == "traffic":
         numbers = ["The objective is Eq. 1 alone: least traffic per step, whatever the speed."]
+    elif not search.placements_are_simple:
+        numbers = [f"{_count(best.candidate.workers, 'worker')}, {_count(best.candidate.ps, 'parameter server')}."]
     else:
         numbers = [_workers(search, best, max_workers), _parameter_servers(search, best)]
     guesses = [
         f"The speed of GPU model '{model}' is not known; a P100's is assumed (solver/hardware.yaml)."
         for model in unknown_gpus
     ]
-    return (*numbers, _limit(search, best), prunings[1].why, *guesses)
+    ratio = [pruning.why for pruning in prunings if pruning.rule == "cpu_gpu_ratio"]
+    return (*numbers, _limit(search, best), *ratio, *guesses)
 
 
 def _count(number: int, noun: str) -> str:
@@ -56,7 +59,8 @@ def _workers(search: OptionSearch, best: Solved, max_workers: int | None) -> str
         return f"{text}: the most that --max-workers allows."
     more = search.neighbour(best, workers + 1, ps)
     if more is None:
-        return f"{text} of this size: no more fit beside the other tasks."
+        of_size = "" if best.candidate.mixed else " of this size"
+        return f"{text}{of_size}: no more fit beside the other tasks."
     outcome = _compared(more, best)
     if outcome.endswith(", "):
         return f"{text}: {workers + 1} {outcome}with more traffic."
@@ -78,7 +82,7 @@ def _parameter_servers(search: OptionSearch, best: Solved) -> str:
 
 
 def _limit(search: OptionSearch, best: Solved) -> str:
-    model = search.model(best.candidate.shape)
+    model = search.model(best.shape)
     workers = best.candidate.workers
     largest = search.shards(best.candidate.ps).sizes[0]
     terms = {

@@ -9,7 +9,7 @@ from solver.cluster import Cluster
 from solver.hardware import Hardware
 from solver.nodes import NodeKind, node_kinds
 from solver.resources import TaskSizes, WorkerShape
-from solver.shards import Shards, shard
+from solver.shards import DEFAULT_SHARDING, Sharding, Shards, shard
 from solver.step_time import StepModel
 from solver.units import BYTES_PER_S_PER_GBPS
 
@@ -24,6 +24,7 @@ class Scenario:
         hardware: speeds.
         kinds: the machines by what they have.
         sizes: resources of the roles.
+        sharding: how the variables are dealt out to the parameter servers.
     """
 
     profile: ModelProfile
@@ -31,18 +32,22 @@ class Scenario:
     hardware: Hardware
     kinds: tuple[NodeKind, ...]
     sizes: TaskSizes
+    sharding: Sharding = DEFAULT_SHARDING
     _shards: dict[int, Shards] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def of(cls, profile: ModelProfile, cluster: Cluster, hardware: Hardware) -> Scenario:
+    def of(
+        cls, profile: ModelProfile, cluster: Cluster, hardware: Hardware, sharding: Sharding = DEFAULT_SHARDING
+    ) -> Scenario:
         """Derives the rest."""
         kinds = node_kinds(cluster)
-        return cls(profile, cluster, hardware, kinds, TaskSizes.of(profile, max(kind.cpus for kind in kinds)))
+        sizes = TaskSizes.of(profile, max(kind.cpus for kind in kinds))
+        return cls(profile, cluster, hardware, kinds, sizes, sharding)
 
     def shards(self, ps: int) -> Shards:
         """The variables on that many parameter servers."""
         if ps not in self._shards:
-            self._shards[ps] = shard(self.profile, ps)
+            self._shards[ps] = shard(self.profile, ps, self.sharding)
         return self._shards[ps]
 
     def model(self, shape: WorkerShape) -> StepModel:

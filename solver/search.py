@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from dike.profile import ModelProfile
-from solver.bounds import Bounds, option_bounds
-from solver.candidates import Candidate, CandidateTable, Key
-from solver.cluster import Cluster
-from solver.hardware import Hardware
+import numpy as np
+
+from solver.bounds import Bounds, ShapeBounds
+from solver.candidates import Candidate, CandidateTable, Key, Label
+from solver.mixed_bounds import mixed_bounds
 from solver.nodes import NodeKind
-from solver.options import OptionRange, OptionSpace
+from solver.options import OptionRange, OptionSpace, without_spare_cpus
 from solver.placement.fastest import OutOfTimeError, Placement, calmest_placement, can_reach, fastest_placement
+from solver.placement.mixed import calmest_mixed_placement, fastest_mixed_placement
 from solver.placement.naming import Assignment, assign
-from solver.placement.problem import PlacementProblem, placement_problem
+from solver.placement.problem import PlacementProblem, TooManyStatesError, mixed_problem, placement_problem
 from solver.racks import Region, regions, uplink_s
-from solver.resources import TaskSizes, WorkerShape
-from solver.shards import Shards, shard
+from solver.resources import WorkerShape
+from solver.rooms import Machines
+from solver.scenario import Scenario
+from solver.shards import Shards
 from solver.step_time import StepModel
 from solver.units import BYTES_PER_S_PER_GBPS
+
+Method = Callable[[PlacementProblem, float | None], Placement | None]
 
 TIE = 0.01
 """Predicted speeds closer than this share are equal: the model is not better than that."""
 ALTERNATIVES = 5
 ROUNDING = 1e-6
+
+_MIXED: dict[Method, Method] = {
+    fastest_placement: fastest_mixed_placement,
+    calmest_placement: calmest_mixed_placement,
+}
+"""For each way to place workers that are all alike, the one where they may differ."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +59,12 @@ class Solved:
     network_s: float
     round_s: float
     samples_per_s: float
+
+    @property
+    def shape(self) -> WorkerShape:
+        """What a worker gets; where they differ, what most get."""
+        shapes = self.assignment.shapes_of_workers(self.placement.groups[0].state.shape)
+        return Counter(shapes).most_common(1)[0][0]
 
     @property
     def samples_ceiling(self) -> float:
@@ -78,34 +96,47 @@ class OptionSearch:
 
     def __init__(
         self,
-        profile: ModelProfile,
-        cluster: Cluster,
-        kinds: Sequence[NodeKind],
-        hardware: Hardware,
-        sizes: TaskSizes,
+        scenario: Scenario,
         space: OptionSpace,
+        *,
+        ps_may_share: bool = False,
+        known: Sequence[Solved] = (),
     ) -> None:
-        self._profile = profile
-        self._cluster = cluster
-        self._hardware = hardware
-        self._sizes = sizes
-        self._space = space
-        self._regions: tuple[Region, ...] = regions(kinds)
-        self._rack_of = {name: kind.rack for kind in kinds for name in kind.names}
-        self._shards: dict[int, Shards] = {}
-        self._solved: dict[tuple[int, WorkerShape, int, int], Solved | None] = {}
+        """Prepares the comparison.
+
+        Args:
+            scenario: the model and the machines.
+            space: the options.
+            ps_may_share: whether a machine may have several parameter servers.
+            known: options already placed, in a part of the space; others are compared with them.
+        """
+        self._scenario = scenario
+        self._ps_may_share = ps_may_share
+        self._ranges = tuple(_separate(scenario, space, ps_may_share=ps_may_share))
+        self._regions: tuple[Region, ...] = regions(scenario.kinds)
+        self._rack_of = {name: kind.rack for kind in scenario.kinds for name in kind.names}
+        self._solved: dict[tuple[int, tuple[WorkerShape, ...], int, int], Solved | None] = {}
+        self._known = tuple(known)
+        self._too_large: dict[Candidate, TooManyStatesError] = {}
         self._beaten = 0
+
+    @property
+    def placements_are_simple(self) -> bool:
+        """Whether any one option is placed at once: workers are alike and each ps has its machine."""
+        return not self._ps_may_share and not any(entry.mixed for entry in self._ranges)
+
+    @property
+    def placed(self) -> tuple[Solved, ...]:
+        """Every option that has been placed."""
+        return (*self._known, *(entry for entry in self._solved.values() if entry is not None))
 
     def shards(self, ps: int) -> Shards:
         """The variables on that many parameter servers."""
-        if ps not in self._shards:
-            self._shards[ps] = shard(self._profile, ps)
-        return self._shards[ps]
+        return self._scenario.shards(ps)
 
     def model(self, shape: WorkerShape) -> StepModel:
         """Step times of workers of that shape."""
-        within = self._cluster.within_node_gbps * BYTES_PER_S_PER_GBPS
-        return StepModel(self._profile, shape, self._hardware, within, self.shards(1).total)
+        return self._scenario.model(shape)
 
     def fastest(self, deadline: float) -> SearchResult | None:
         """The fastest option; of those within 1% of it the one with least traffic, then with fewest tasks.
@@ -115,15 +146,15 @@ class OptionSearch:
         """
         table = self._table()
         cut_off = self._place_fastest(table, deadline)
-        solved = [entry for entry in self._solved.values() if entry is not None]
+        solved = self.placed
         if not solved:
-            return None
+            return self._nothing()
         fastest = max(entry.samples_per_s for entry in solved)
         floor = fastest * (1 - TIE)
         best = min((entry for entry in solved if entry.samples_per_s >= floor), key=self._key)
-        complete = cut_off is None
+        complete = cut_off is None and not self._too_large
         for candidate in table.by_traffic(floor):
-            if not complete or candidate.key(candidate.traffic_bound, self._total) >= self._key(best):
+            if cut_off is not None or candidate.key(candidate.traffic_bound, self._total) >= self._key(best):
                 break
             try:
                 found = self._place_if_it_reaches(candidate, floor, deadline)
@@ -132,9 +163,8 @@ class OptionSearch:
                 break
             if found is not None and found.samples_per_s >= floor and self._key(found) < self._key(best):
                 best = found
-        ceiling = max(entry.samples_ceiling for entry in solved)
-        if cut_off is not None:
-            ceiling = max(ceiling, cut_off.samples_bound)
+        unplaced = [*self._too_large, *([] if cut_off is None else [cut_off])]
+        ceiling = max([entry.samples_ceiling for entry in solved] + [candidate.samples_bound for candidate in unplaced])
         gap = max(0.0, 1 - fastest / ceiling)
         return self._result(best, gap, complete, lambda entry: (-entry.samples_per_s, *self._key(entry)))
 
@@ -144,8 +174,8 @@ class OptionSearch:
         Returns:
             None if no option fits.
         """
-        solved: list[Solved] = []
-        least_possible: float | None = None
+        solved = sorted(self._known, key=self._key)
+        least_possible = math.inf
         for candidate in self._table().by_traffic():
             bound = candidate.key(candidate.traffic_bound, self._total)
             if len(solved) > ALTERNATIVES and bound >= self._key(solved[ALTERNATIVES]):
@@ -158,15 +188,16 @@ class OptionSearch:
             if found is not None:
                 solved = sorted([*solved, found], key=self._key)
         if not solved:
-            return None
+            return self._nothing()
+        least_possible = min([least_possible, *(candidate.traffic_bound for candidate in self._too_large)])
         traffic = solved[0].placement.traffic_bytes
-        gap = 0.0 if least_possible is None or traffic <= 0 else max(0.0, 1 - least_possible / traffic)
-        return self._result(solved[0], gap, least_possible is None, self._key)
+        gap = 0.0 if traffic <= 0 else max(0.0, 1 - least_possible / traffic)
+        return self._result(solved[0], gap, least_possible >= traffic, self._key)
 
     def place(
         self,
         candidate: Candidate,
-        method: Callable[..., Placement | None] = fastest_placement,
+        method: Method = fastest_placement,
         deadline: float | None = None,
     ) -> Solved | None:
         """Places one option, once.
@@ -180,53 +211,92 @@ class OptionSearch:
             OutOfTimeError: if the deadline passed before the best placement was found and proven.
         """
         if candidate.identity not in self._solved:
-            self._solved[candidate.identity] = self._place(candidate, method, deadline)
+            try:
+                self._solved[candidate.identity] = self._place(candidate, method, deadline)
+            except TooManyStatesError as error:
+                self._too_large[candidate] = error
+                return None
         return self._solved[candidate.identity]
 
     def neighbour(self, solved: Solved, workers: int, ps: int) -> Solved | None:
         """The option with other counts, placed; None if it is not in the space or does not fit."""
-        shape = solved.candidate.shape
-        for entry in self._space.ranges:
-            if entry.shape == shape and entry.min_workers <= workers <= entry.max_workers and 1 <= ps <= entry.max_ps:
-                return self.place(Candidate(solved.candidate.region, shape, workers, ps, math.inf, 0.0))
+        region = solved.candidate.region
+        for entry in self._ranges:
+            if (
+                entry.shapes == solved.candidate.shapes
+                and entry.min_workers <= workers <= entry.max_workers
+                and 1 <= ps <= min(entry.max_ps, self._max_ps(self._regions[region]))
+            ):
+                other = replace(solved.candidate, workers=workers, ps=ps, samples_bound=math.inf, traffic_bound=0.0)
+                return self.place(other)
         return None
+
+    def _nothing(self) -> None:
+        """Raises the first `TooManyStatesError`, if options could not be looked at; else nothing fits."""
+        for error in self._too_large.values():
+            raise error
 
     def _place_if_it_reaches(self, candidate: Candidate, samples_per_s: float, deadline: float) -> Solved | None:
         """Places the option if it can be that fast; None if it cannot, or does not fit."""
-        if candidate.identity not in self._solved and not can_reach(self._problem(candidate), samples_per_s, deadline):
+        if candidate.identity in self._solved:
+            return self._solved[candidate.identity]
+        try:
+            problem = self._problem(candidate)
+        except TooManyStatesError as error:
+            self._too_large[candidate] = error
+            return None
+        if candidate.mixed:
+            placement = fastest_mixed_placement(problem, deadline, samples_per_s)
+        else:
+            placement = fastest_placement(problem, deadline) if can_reach(problem, samples_per_s, deadline) else None
+        if placement is None:
             self._beaten += 1
             return None
-        return self.place(candidate, fastest_placement, deadline)
+        self._solved[candidate.identity] = self._as_solved(candidate, problem, placement)
+        return self._solved[candidate.identity]
 
     def _problem(self, candidate: Candidate) -> PlacementProblem:
-        region, shards = self._regions[candidate.region], self.shards(candidate.ps)
-        return placement_problem(region, self.model(candidate.shape), self._sizes, shards, candidate.workers)
+        region, shards, sizes = self._regions[candidate.region], self.shards(candidate.ps), self._scenario.sizes
+        models = [self.model(shape) for shape in candidate.shapes]
+        share, workers = self._ps_may_share, candidate.workers
+        if not candidate.mixed:
+            return placement_problem(region, models[0], sizes, shards, workers, ps_may_share=share)
+        gpus = candidate.least_gpus
+        return mixed_problem(region, models, sizes, shards, workers, ps_may_share=share, least_gpus=gpus)
 
-    def _place(
-        self, candidate: Candidate, method: Callable[..., Placement | None], deadline: float | None
-    ) -> Solved | None:
-        problem, shards, model = self._problem(candidate), self.shards(candidate.ps), self.model(candidate.shape)
-        placement = method(problem, deadline)
-        if placement is None:
-            return None
+    def _place(self, candidate: Candidate, method: Method, deadline: float | None) -> Solved | None:
+        problem = self._problem(candidate)
+        placement = (_MIXED[method] if candidate.mixed else method)(problem, deadline)
+        return None if placement is None else self._as_solved(candidate, problem, placement)
+
+    def _as_solved(self, candidate: Candidate, problem: PlacementProblem, placement: Placement) -> Solved:
+        shards = self.shards(candidate.ps)
         assignment = assign(placement.groups, problem.kinds, problem.shard_types)
-        network = max(placement.network_s, uplink_s(self._cluster, assignment, shards.sizes, self._rack_of))
-        round_s = model.round_s(placement.cycle_s, network, shards.sizes[0], candidate.workers)
-        samples = candidate.workers * model.samples_per_step / round_s
+        across = uplink_s(self._scenario.cluster, assignment, shards.sizes, self._rack_of)
+        network = max(placement.network_s, across)
+        round_s = problem.model.round_s(placement.cycle_s, network, shards.sizes[0], candidate.workers)
+        samples = placement.samples_per_s * placement.round_s / round_s
         return Solved(candidate, placement, assignment, network, round_s, samples)
 
     def _place_fastest(self, table: CandidateTable, deadline: float) -> Candidate | None:
-        """Places options, best bound first, until no bound beats the best few; returns where time cut it off."""
-        speeds: dict[tuple[int, int, int, float], float] = {}
+        """Places options, best bound first, until no bound beats the best few; returns where time cut it off.
+
+        Of the few, those within 1% of the fastest are as good: then only a faster option is of interest.
+        """
+        speeds: dict[Label, float] = {}
+        for entry in self._known:
+            speeds[entry.candidate.label] = max(speeds.get(entry.candidate.label, 0.0), entry.samples_per_s)
         for candidate in table.by_speed():
             best = sorted(speeds.values(), reverse=True)
-            if len(best) > ALTERNATIVES and candidate.samples_bound <= best[ALTERNATIVES] * (1 + ROUNDING):
+            goal = 0.0
+            if len(best) > ALTERNATIVES:
+                last = best[ALTERNATIVES]
+                goal = (best[0] if last >= best[0] * (1 - TIE) else last) * (1 + ROUNDING)
+            if candidate.samples_bound <= goal:
                 return None
             try:
-                if len(best) > ALTERNATIVES:
-                    # Slower ones matter only while they may tie with the fastest.
-                    worth = min(best[ALTERNATIVES], best[0] * (1 - TIE))
-                    found = self._place_if_it_reaches(candidate, worth, deadline)
+                if goal:
+                    found = self._place_if_it_reaches(candidate, goal, deadline)
                 else:
                     # The first answer is worth waiting for.
                     found = self.place(candidate, fastest_placement, deadline if best else None)
@@ -237,14 +307,25 @@ class OptionSearch:
         return None
 
     def _table(self) -> CandidateTable:
-        across = self._cluster.across_racks_gbps
+        scenario, share = self._scenario, self._ps_may_share
+        across = scenario.cluster.across_racks_gbps
         uplink = None if across is None else across * BYTES_PER_S_PER_GBPS
 
-        def bounds(region: Sequence[NodeKind], entry: OptionRange, ps: int) -> Bounds:
-            model, shards = self.model(entry.shape), self.shards(ps)
-            return option_bounds(region, model, self._sizes, shards, entry.max_workers, uplink)
+        def bounds(region: Sequence[NodeKind], entry: OptionRange) -> Callable[[int], Bounds]:
+            models, sizes, workers = [self.model(shape) for shape in entry.shapes], scenario.sizes, entry.max_workers
+            if entry.mixed:
+                return lambda ps: mixed_bounds(
+                    region, models, sizes, self.shards(ps), workers, uplink, ps_may_share=share
+                )
+            alike = ShapeBounds(Machines(region), models[0], sizes, workers, uplink, ps_may_share=share)
+            return lambda ps: alike.of(self.shards(ps))
 
-        return CandidateTable(self._regions, self._space.ranges, self._total, bounds)
+        return CandidateTable(self._regions, self._ranges, self._total, bounds, self._max_ps)
+
+    def _max_ps(self, region: Sequence[NodeKind]) -> int:
+        """Parameter servers beyond that have no machine of their own, where they need one, or no variable."""
+        variables = max(1, len(self._scenario.profile.variables))
+        return variables if self._ps_may_share else min(variables, sum(kind.count for kind in region))
 
     @property
     def _total(self) -> int:
@@ -256,8 +337,22 @@ class OptionSearch:
     def _result(
         self, best: Solved, gap: float, complete: bool, key: Callable[[Solved], tuple[float, ...]]
     ) -> SearchResult:
-        others: dict[tuple[int, int, int, float], Solved] = {}
-        for entry in sorted((entry for entry in self._solved.values() if entry is not None), key=key):
+        others: dict[Label, Solved] = {}
+        for entry in sorted(self.placed, key=key):
             if entry.candidate.label != best.candidate.label:
                 others.setdefault(entry.candidate.label, entry)
         return SearchResult(best, tuple(others.values()), gap, complete, len(self._solved) + self._beaten)
+
+
+def _separate(scenario: Scenario, space: OptionSpace, *, ps_may_share: bool) -> Iterator[OptionRange]:
+    """The ranges with one shape each, or all that are mixed; without options that another makes superfluous."""
+    kinds, sizes = scenario.kinds, scenario.sizes
+    counts = np.array([kind.count for kind in kinds])
+    for entry in space.ranges:
+        shapes = without_spare_cpus(entry.shapes, kinds, sizes, ps_may_share=ps_may_share)
+        room = Machines(kinds).rooms([sizes.worker(shape) for shape in shapes])[:, :, 0]
+        parts = [(shapes, room.max(axis=1))] if entry.mixed else [((s,), room[:, i]) for i, s in enumerate(shapes)]
+        for each, fits in parts:
+            most = min(entry.max_workers, int(counts @ fits))
+            if most >= entry.min_workers:
+                yield replace(entry, shapes=each, max_workers=most)

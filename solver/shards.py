@@ -1,14 +1,53 @@
-"""Which ps holds which variable, balanced by size."""
+"""Which ps holds which variable.
+
+The ps with most bytes decides how long the network and the update of a step take; each variable on a ps is one more
+request per worker and step, to pull and to push it. Three methods deal the variables out:
+
+`optimus`
+    The parameter assignment algorithm of Optimus (EuroSys 2018, section 5.3), which balances both. The variables come
+    largest first. One above the average load (all bytes over all ps) is split. One below 1% of the average goes to the
+    ps with fewest requests. Any other is a best fit: it goes to the ps whose remaining capacity (the average less what
+    it holds) is the smallest that still holds it, and where none does to the ps with least bytes. What this leaves
+    open we decide thus:
+
+    * Split, as in the authors' program: a variable fills the emptiest ps up to the average, then the next; its last
+      part is a best fit. Bytes are whole, so a part may end within an element, and the average is rounded up on just so
+      many ps that there is room for every part.
+    * Whole: a variable above the average goes to an empty ps, and the average becomes that of the other variables over
+      the other ps. By the average of all, best fit would fill some of these and leave others empty.
+    * Of variables equally large the first in name goes first; of ps with equally few requests the one with least bytes
+      is taken; of ps that are equal in all that, the first.
+
+`greedy`
+    Largest first, each to the ps with least bytes ('longest processing time first', Graham 1969): the largest shard is
+    at most 4/3 - 1/(3 ps) times the least possible.
+
+`round_robin`
+    The ps take turns, in the order of the profile. TensorFlow's `ParameterServerStrategy` and `replica_device_setter`
+    do so in the order of creation; profiles that Dike reads list the largest first. (MXNet instead splits arrays of
+    10^6 elements and more evenly over all ps and hashes the keys of the others.)
+"""
 
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Literal, get_args
 
-from dike.profile import ModelProfile
+from dike.exceptions import BadInputError
+from dike.profile import ModelProfile, VariableSpec
 
+Sharding = Literal["optimus", "greedy", "round_robin"]
+"""How variables are dealt out to parameter servers."""
+DEFAULT_SHARDING: Sharding = "greedy"
 BALANCED = 0.01
 """A further ps counts as useful only if it makes the largest shard smaller by this share."""
+SMALL_PER_AVERAGE = 100
+"""Below the average load over this (1% of it) a variable is small for `optimus`."""
 
 
 @dataclass(frozen=True)
@@ -17,11 +56,13 @@ class Shards:
 
     Attributes:
         sizes: bytes on each ps, largest first.
-        variables: variable -> ps index.
+        variables: variable -> index of the ps that holds all of it.
+        parts: split variable -> ps index -> bytes of it there.
     """
 
     sizes: tuple[int, ...]
     variables: dict[str, int]
+    parts: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
@@ -31,42 +72,181 @@ class Shards:
     def are_equal(self) -> bool:
         return len(set(self.sizes)) == 1
 
+    @property
+    def requests(self) -> tuple[int, ...]:
+        """Requests per worker and step to each ps: variables, and parts of some, on it; one if only sizes are known."""
+        if not self.variables and not self.parts:
+            return (1,) * len(self.sizes)
+        counts = Counter([*self.variables.values(), *chain.from_iterable(self.parts.values())])
+        return tuple(counts[index] for index in range(len(self.sizes)))
 
-def shard(profile: ModelProfile, ps_count: int) -> Shards:
-    """Deals the variables out, each whole: the largest that is left goes to the ps that has least.
+    @property
+    def byte_imbalance(self) -> float:
+        """Largest over mean bytes of a ps; 1 where all hold the same."""
+        return _imbalance(self.sizes)
 
-    A variable is never split: Keras 3 cannot train split ones.
+    @property
+    def request_imbalance(self) -> float:
+        """Largest over mean requests of a ps; 1 where all get the same."""
+        return _imbalance(self.requests)
+
+
+_Part = tuple[VariableSpec, int, int]
+"""A variable, a ps and the bytes of the variable there."""
+
+
+def shard(profile: ModelProfile, ps_count: int, method: Sharding = DEFAULT_SHARDING, *, split: bool = False) -> Shards:
+    """Deals the variables out.
 
     Args:
-        profile: the model.
-        ps_count: number of parameter servers, at most the number of variables.
+        profile: the model; without variables all its bytes are one shard.
+        ps_count: number of parameter servers; where variables stay whole at most the number of variables.
+        method: see the module.
+        split: let `optimus` split variables. No plan does: Keras 3 cannot train split ones.
+
+    Raises:
+        BadInputError: if the method is unknown or cannot split, or there are too few or too many ps.
     """
+    _check(profile, ps_count, method, split)
     if not profile.variables:
         return Shards((profile.parameter_bytes,), {})
-    loads = [(0, index) for index in range(ps_count)]
-    owner: dict[str, int] = {}
-    for variable in sorted(profile.variables, key=lambda v: (-v.size_bytes, v.name)):
-        load, index = heapq.heappop(loads)
-        owner[variable.name] = index
-        heapq.heappush(loads, (load + variable.size_bytes, index))
-    by_size = sorted(loads, key=lambda item: (-item[0], item[1]))
-    rank = {index: position for position, (_, index) in enumerate(by_size)}
-    return Shards(tuple(load for load, _ in by_size), {name: rank[index] for name, index in owner.items()})
+    if method == "optimus":
+        dealt = _optimus(profile.variables, ps_count, split)
+    elif method == "greedy":
+        dealt = _greedy(profile.variables, ps_count)
+    else:
+        dealt = _round_robin(profile.variables, ps_count)
+    return _shards(dealt, ps_count)
 
 
-def useful_ps_count(profile: ModelProfile, limit: int) -> int:
-    """Largest number of parameter servers, up to `limit`, that still makes the largest shard smaller.
+def useful_ps_count(profile: ModelProfile, limit: int, method: Sharding = DEFAULT_SHARDING) -> int:
+    """Largest number of parameter servers, up to `limit`, that makes the largest shard smaller than all lower ones do.
 
-    Beyond it the largest variable alone decides how long the busiest ps takes.
+    A smaller one is smaller by at least `BALANCED`; once the largest variable is the largest shard there is none.
+
+    Raises:
+        BadInputError: if the method is unknown.
     """
-    limit = min(limit, max(1, len(profile.variables)))
-    sizes = [variable.size_bytes for variable in profile.variables] or [profile.parameter_bytes]
+    largest_variable = max((variable.size_bytes for variable in profile.variables), default=profile.parameter_bytes)
+    total = smallest = shard(profile, 1, method).total
     best = 1
-    smallest = sum(sizes)
-    for count in range(2, limit + 1):
-        largest = shard(profile, count).sizes[0]
-        if largest <= smallest * (1 - BALANCED):
-            best, smallest = count, largest
-        if smallest <= max(sizes) * (1 + BALANCED):
+    for count in range(2, min(limit, len(profile.variables)) + 1):
+        wanted = int(smallest * (1 - BALANCED))
+        if wanted < largest_variable:
             break
+        # The largest shard is no smaller than the mean.
+        if wanted * count >= total and (largest := shard(profile, count, method).sizes[0]) <= wanted:
+            best, smallest = count, largest
     return best
+
+
+def _check(profile: ModelProfile, ps_count: int, method: str, split: bool) -> None:
+    known = get_args(Sharding)
+    if method not in known:
+        raise BadInputError(f"'{method}' is not a way to shard variables; say {', '.join(known[:-1])} or {known[-1]}.")
+    if split and method != "optimus":
+        raise BadInputError(f"'{method}' cannot split variables; say optimus.")
+    if ps_count < 1:
+        raise BadInputError(f"The number of parameter servers is {ps_count}; it must be at least 1.")
+    most = max(1, profile.variable_bytes if split else len(profile.variables))
+    if ps_count > most:
+        what = "bytes to split" if split else "variables to share out"
+        raise BadInputError(f"{ps_count} parameter servers are too many for '{profile.name}'; its {what} allow {most}.")
+
+
+def _optimus(variables: Iterable[VariableSpec], ps_count: int, split: bool) -> Iterator[_Part]:
+    ordered = _largest_first(variables)
+    total, sharing = _to_share([variable.size_bytes for variable in ordered], ps_count, split)
+    average, rest = divmod(total, sharing)
+    room = _Room([average + (ps < rest) for ps in range(ps_count)])
+    not_small = sum(variable.size_bytes * SMALL_PER_AVERAGE * sharing >= total for variable in ordered)
+    requests, held = [0] * ps_count, [0] * ps_count
+    for variable in ordered[:not_small]:
+        for ps, size in room.fill(variable.size_bytes, split=split and variable.size_bytes > average):
+            requests[ps] += 1
+            held[ps] += size
+            yield variable, ps, size
+    least = list(zip(requests, held, range(ps_count), strict=True))
+    heapq.heapify(least)
+    for variable in ordered[not_small:]:
+        count, load, ps = least[0]
+        heapq.heapreplace(least, (count + 1, load + variable.size_bytes, ps))
+        yield variable, ps, variable.size_bytes
+
+
+def _to_share(sizes: Sequence[int], ps_count: int, split: bool) -> tuple[int, int]:
+    """Bytes, and ps they are shared among: all, or what is left beside whole variables above the average of it."""
+    total = sum(sizes)
+    if not split:
+        for size in sizes[: ps_count - 1]:
+            if size * ps_count <= total:
+                break
+            total -= size
+            ps_count -= 1
+    return total, ps_count
+
+
+class _Room:
+    """Bytes that each ps can still take before it holds its share; below zero where it holds more."""
+
+    def __init__(self, capacities: Sequence[int]) -> None:
+        self._free = sorted((capacity, ps) for ps, capacity in enumerate(capacities))
+
+    def fill(self, size: int, *, split: bool) -> Iterator[tuple[int, int]]:
+        """Takes the smallest room that holds `size` or, if none does, the largest.
+
+        If `split`, it takes no more than the room and goes on with the rest; there must be room for all of it.
+
+        Yields:
+            A ps and the bytes it takes.
+        """
+        while True:
+            free, ps = self._free.pop(bisect_left(self._free, (min(size, self._free[-1][0]), -1)))
+            taken = min(size, free) if split else size
+            insort(self._free, (free - taken, ps))
+            yield ps, taken
+            size -= taken
+            if not size:
+                return
+
+
+def _greedy(variables: Iterable[VariableSpec], ps_count: int) -> Iterator[_Part]:
+    loads = [(0, ps) for ps in range(ps_count)]
+    for variable in _largest_first(variables):
+        load, ps = loads[0]
+        heapq.heapreplace(loads, (load + variable.size_bytes, ps))
+        yield variable, ps, variable.size_bytes
+
+
+def _round_robin(variables: Iterable[VariableSpec], ps_count: int) -> Iterator[_Part]:
+    for index, variable in enumerate(variables):
+        yield variable, index % ps_count, variable.size_bytes
+
+
+def _largest_first(variables: Iterable[VariableSpec]) -> list[VariableSpec]:
+    return sorted(variables, key=lambda variable: (-variable.size_bytes, variable.name))
+
+
+def _shards(dealt: Iterable[_Part], ps_count: int) -> Shards:
+    """Numbers the parameter servers by size, largest first."""
+    held = [0] * ps_count
+    variables: dict[str, int] = {}
+    parts: dict[str, dict[int, int]] = {}
+    for variable, ps, size in dealt:
+        held[ps] += size
+        if size == variable.size_bytes:
+            variables[variable.name] = ps
+        else:
+            parts.setdefault(variable.name, {})[ps] = size
+    by_size = sorted(range(ps_count), key=lambda ps: (-held[ps], ps))
+    rank = {ps: position for position, ps in enumerate(by_size)}
+    return Shards(
+        tuple(held[ps] for ps in by_size),
+        {name: rank[ps] for name, ps in variables.items()},
+        {name: {rank[ps]: size for ps, size in sizes.items()} for name, sizes in parts.items()},
+    )
+
+
+def _imbalance(loads: Sequence[int]) -> float:
+    total = sum(loads)
+    return max(loads) * len(loads) / total if total else 1.0

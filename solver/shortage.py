@@ -26,7 +26,7 @@ def shortage(kinds: Sequence[NodeKind], space: OptionSpace, sizes: TaskSizes, ha
     """
     profile = sizes.profile
     gpus = any(kind.gpus for kind in kinds)
-    shapes = [entry.shape for entry in space.ranges] or [WorkerShape(1 if gpus else 0, CPU_STEP)]
+    shapes = [shape for entry in space.ranges for shape in entry.shapes] or [WorkerShape(1 if gpus else 0, CPU_STEP)]
     worker = sizes.worker(min(shapes, key=lambda shape: (sizes.worker(shape).mem_mb, shape.cpus)))
     ps = sizes.ps(shard(profile, 1).total)
     tasks = [("worker", worker), ("parameter server", ps)]

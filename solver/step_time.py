@@ -14,8 +14,9 @@ from solver.resources import WorkerShape, gpu_bytes
 class StepTime:
     """Predicted seconds in which every worker makes one step, and what they are made of.
 
-    Synchronous training adds the terms up (compute and input overlap on GPUs). In asynchronous training a worker goes
-    round by itself - compute, latency, transfer - and `network`, `update` and `dispatch` are limits on all together.
+    Synchronous training adds the terms up (compute and input overlap on GPUs), or takes the longer of the work and all
+    the rest where transfers overlap it. In asynchronous training a worker goes round by itself - compute, latency,
+    transfer - and `network`, `update` and `dispatch` are limits on all together.
 
     Attributes:
         compute: forward, backward and the exchange between a worker's own GPUs.
@@ -57,6 +58,11 @@ class StepModel:
     total_bytes: int
 
     @property
+    def overlap(self) -> bool:
+        """Whether a synchronous step's transfers, updates and dispatching run beside its work."""
+        return self.hardware.overlap
+
+    @property
     def samples_per_step(self) -> int:
         """Samples of one worker's step; each of its GPUs takes one batch."""
         return self.profile.batch_size * max(1, self.shape.gpus)
@@ -66,13 +72,30 @@ class StepModel:
         return gpu_bytes(self.total_bytes) <= self.hardware.gpu(kind.gpu_model).memory_bytes
 
     def compute_s(self, kind: NodeKind) -> float:
-        """Seconds one worker computes for a step on this kind of machine."""
+        """Seconds one worker computes for a step on this kind of machine, its GPUs' exchange of gradients included."""
+        return self.arithmetic_s(kind) + self.exchange_s
+
+    def arithmetic_s(self, kind: NodeKind) -> float:
+        """Seconds of the forward and backward pass and the update.
+
+        On CPUs the longest path limits what more cores are worth (`Hardware.cpu_flops_per_s`). A GPU runs TensorFlow's
+        kernels one after the other, on one stream, so there parallel branches gain nothing.
+        """
         batch_flops = self.profile.batch_size * self.profile.flops_step_per_sample
         if not self.shape.gpus:
-            return batch_flops / self.hardware.cpu_flops_per_s(self.shape.cpus)
-        gpus = self.shape.gpus
-        exchange_s = 2 * (gpus - 1) / gpus * self.total_bytes / self.within_node_bytes_per_s
-        return batch_flops / self.hardware.gpu(kind.gpu_model).training_flops_per_s + exchange_s
+            return batch_flops / self.hardware.cpu_flops_per_s(self.shape.cpus, self.profile.longest_path_share)
+        return batch_flops / self.hardware.gpu(kind.gpu_model).training_flops_per_s
+
+    @property
+    def exchange_s(self) -> float:
+        """Seconds a worker's GPUs take to add up their gradients (ring all-reduce); 0 with one GPU or none."""
+        gpus = max(1, self.shape.gpus)
+        return 2 * (gpus - 1) / gpus * self.total_bytes / self.within_node_bytes_per_s
+
+    @property
+    def latency_s(self) -> float:
+        """Seconds every step of a worker takes apart from its work: TensorFlow's own, and what the API adds."""
+        return self.hardware.step_latency_s + self.hardware.apis[self.profile.api].latency_s
 
     @property
     def input_s(self) -> float:
@@ -84,7 +107,7 @@ class StepModel:
         """Seconds of a worker's step without any transfer. GPUs compute while the CPUs prepare the next batch."""
         compute, prepare = self.compute_s(kind), self.input_s
         busy = max(compute, prepare) if self.shape.gpus else compute + prepare
-        return busy + self.hardware.step_latency_s
+        return busy + self.latency_s
 
     def transfer_s(self, kind: NodeKind, local_bytes: int) -> float:
         """Seconds one worker pulls the variables and pushes the gradients, alone on the network.
@@ -118,7 +141,7 @@ class StepModel:
 
     def dispatch_s(self, all_workers: int) -> float:
         """Seconds a separate chief hands out one step to every worker."""
-        return all_workers * self.hardware.dispatch_s if self.profile.api.has_separate_chief else 0.0
+        return all_workers * self.hardware.apis[self.profile.api].dispatch_s
 
     def round_s(self, cycle_s: float, network_s: float, largest_shard_bytes: int, all_workers: int) -> float:
         """Seconds in which every worker makes one step.
@@ -130,6 +153,21 @@ class StepModel:
             all_workers: workers of the job.
         """
         update, dispatch = self.update_s(largest_shard_bytes, all_workers), self.dispatch_s(all_workers)
-        if self.profile.synchronous:
-            return cycle_s + network_s + update + dispatch
-        return max(cycle_s, network_s, update, dispatch)
+        if not self.profile.synchronous:
+            return max(cycle_s, network_s, update, dispatch)
+        rest = network_s + update + dispatch
+        return max(cycle_s, rest) if self.overlap else cycle_s + rest
+
+    def network_limit_s(self, round_s: float, work_s: float, largest_shard_bytes: int, all_workers: int) -> float:
+        """Longest time of the network with which a synchronous step keeps to `round_s`; below 0 where none does.
+
+        Args:
+            round_s: seconds in which every worker is to make one step.
+            work_s: the slowest worker's work.
+            largest_shard_bytes: size of the largest shard.
+            all_workers: workers of the job.
+        """
+        left = round_s - self.update_s(largest_shard_bytes, all_workers) - self.dispatch_s(all_workers)
+        if self.overlap:
+            return left if work_s <= round_s else -1.0
+        return left - work_s

@@ -9,10 +9,12 @@ import sys
 import typer
 
 from dike.exceptions import DikeError
+from dike.profile import ModelProfile
 from framework.cli import mesos
-from framework.cli.plan import plan
 from framework.cli.profile import profile
 from framework.cli.run import CONTEXT_SETTINGS, run
+from framework.profiling import load_profile
+from solver.cli.plan import plan
 
 __all__ = ["app", "main"]
 
@@ -34,10 +36,14 @@ def main() -> None:
     """Entry point of the `dike` console script. Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted."""
     _log_to_file_only()
     try:
-        app()
+        app(obj=_profile_to_plan_for)
     except DikeError as error:
         print(f"dike: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+
+
+def _profile_to_plan_for(model: str, batch_size: int | None) -> ModelProfile:
+    return load_profile(model, batch_size=batch_size)
 
 
 def _log_to_file_only() -> None:

@@ -15,11 +15,11 @@ from rich.table import Table
 from dike.profile import ModelProfile
 from dike.task import is_chief
 from executor.messages import LogChunk
-from framework.cli.planning_tables import print_plan, print_profile
 from framework.job import JobResult, JobTask
 from framework.observer import JobObserver
 from framework.tensorflow_noise import is_noise
 from solver import Plan
+from solver.cli.tables import print_plan, print_profile
 
 PROGRESS_EVERY_S = 10.0
 

@@ -9,9 +9,9 @@ import typer
 from rich.table import Table
 
 from dike.exceptions import BadInputError, DikeError
-from framework.cli.output import Format, console, print_json
 from framework.embedded import detached
 from framework.embedded.agents import AgentSpec
+from solver.cli.output import Format, console, print_json
 
 app = typer.Typer(help="A private Apache Mesos on this machine.", no_args_is_help=True, rich_markup_mode=None)
 

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from dike.exceptions import BadInputError
-from framework.cli.output import Format, console, print_json
-from framework.cli.planning_tables import print_profile
 from framework.profiling import load_profile
+from solver.cli.output import Format, console, print_json
+from solver.cli.tables import print_profile
 
 
 def profile(

@@ -15,12 +15,12 @@ from dike.checkpoints import fingerprint
 from dike.exceptions import BadInputError, JobFailedError
 from dike.profile import ModelProfile
 from framework.cli.console import LiveObserver, PlainObserver
-from framework.cli.output import Format, console, print_json
-from framework.cli.planning_tables import print_plan, print_profile
 from framework.embedded import private_agents
 from framework.profiling import load_profile
 from framework.runner import RunRequest, environment_for_tasks, run_training
 from solver import Objective, Plan
+from solver.cli.output import Format, console, print_json
+from solver.cli.tables import print_plan, print_profile
 
 # What follows SCRIPT belongs to the script, options included.
 CONTEXT_SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}

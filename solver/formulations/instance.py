@@ -7,75 +7,35 @@ ps j, Cost_in and Cost_out the weights of a byte that stays on a machine and of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
+from dike.exceptions import BadInputError
+from solver.costs import Costs, NodeCosts, RackCosts, UniformCosts
 from solver.nodes import NodeKind
 from solver.placement.naming import Assignment
 from solver.resources import TaskResources
-from solver.traffic import COST_BETWEEN_NODES, COST_WITHIN_NODE
 
+__all__ = [
+    "Costs",
+    "Formulation",
+    "Instance",
+    "NodeCosts",
+    "Objective",
+    "RackCosts",
+    "Solution",
+    "UniformCosts",
+    "card_s",
+    "counted",
+    "misfit",
+    "network_s",
+    "traffic_bytes",
+]
 
-class Costs(Protocol):
-    """Weight of one byte between two tasks, by their machines."""
-
-    def between(self, first: str, second: str) -> float:
-        """The weight; the same in both directions."""
-        ...
-
-
-@dataclass(frozen=True)
-class UniformCosts:
-    """Eq. 1's Cost_in and Cost_out: a byte stays on its machine or leaves it."""
-
-    within_node: float = COST_WITHIN_NODE
-    between_nodes: float = COST_BETWEEN_NODES
-
-    def between(self, first: str, second: str) -> float:
-        return self.within_node if first == second else self.between_nodes
-
-
-@dataclass(frozen=True)
-class RackCosts:
-    """Two levels: bytes that stay on a machine, in its rack, or cross racks.
-
-    Attributes:
-        rack_of: machine -> rack.
-        within_node: weight on one machine.
-        within_rack: weight between machines of one rack.
-        across_racks: weight between racks.
-    """
-
-    rack_of: Mapping[str, str | None]
-    within_node: float = COST_WITHIN_NODE
-    within_rack: float = COST_BETWEEN_NODES
-    across_racks: float = 4 * COST_BETWEEN_NODES
-
-    def between(self, first: str, second: str) -> float:
-        if first == second:
-            return self.within_node
-        return self.within_rack if self.rack_of[first] == self.rack_of[second] else self.across_racks
-
-
-@dataclass(frozen=True)
-class NodeCosts:
-    """Any cost for any two machines: the paper's Costout_jk.
-
-    Attributes:
-        pairs: (machine, machine) -> weight; each pair once, in either order.
-        within_node: weight on one machine.
-        otherwise: weight of pairs that are not listed.
-    """
-
-    pairs: Mapping[tuple[str, str], float]
-    within_node: float = COST_WITHIN_NODE
-    otherwise: float = COST_BETWEEN_NODES
-
-    def between(self, first: str, second: str) -> float:
-        if first == second:
-            return self.within_node
-        return self.pairs.get((first, second), self.pairs.get((second, first), self.otherwise))
+Objective = Literal["traffic", "network"]
+"""What a formulation minimises: Eq. 1, or the time of the busiest network card and then Eq. 1."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +63,15 @@ class Instance:
     ps_per_node: int | None = 1
     costs: Costs = field(default_factory=UniformCosts)
 
-    @property
+    def __post_init__(self) -> None:
+        if not self.shards or self.workers < 1:
+            raise BadInputError(f"{len(self.shards)} ps and {self.workers} workers are no job; give 1 or more.")
+        if len(self.ps) != len(self.shards):
+            raise BadInputError(f"There are {len(self.shards)} shards but {len(self.ps)} ps; give each shard its ps.")
+
+    @functools.cached_property
     def total_bytes(self) -> int:
+        """Size of all shards; asked for so often that it is kept."""
         return sum(self.shards)
 
     @property
@@ -116,6 +83,8 @@ class Instance:
 @dataclass(frozen=True)
 class Solution:
     """An answer.
+
+    `proven` and `bound` are about what the formulation minimises: the traffic, or the busiest network card.
 
     Attributes:
         assignment: machine of every task.
@@ -131,6 +100,10 @@ class Solution:
     proven: bool
     bound: float
 
+    def value(self, objective: Objective) -> float:
+        """What it is worth by an objective."""
+        return self.traffic_bytes if objective == "traffic" else self.network_s
+
 
 class Formulation(Protocol):
     """One way to write the problem down; each is exact for the instances it takes."""
@@ -138,6 +111,11 @@ class Formulation(Protocol):
     @property
     def name(self) -> str:
         """What the plan and the command line call it."""
+        ...
+
+    @property
+    def objective(self) -> Objective:
+        """What it minimises."""
         ...
 
     def refusal(self, instance: Instance) -> str | None:
@@ -158,27 +136,32 @@ class Formulation(Protocol):
 
 def traffic_bytes(instance: Instance, assignment: Assignment) -> float:
     """Eq. 1 of an assignment, in weighted bytes: sum over ps j and workers k of Mem_j times the cost between them."""
-    workers = counted(assignment.workers)
-    return sum(
-        size * count * instance.costs.between(ps_node, node)
-        for ps_node, size in zip(assignment.ps, instance.shards, strict=True)
-        for node, count in workers.items()
-    )
+    return instance.costs.total(_stored(instance, assignment), counted(assignment.workers))
 
 
 def network_s(instance: Instance, assignment: Assignment) -> float:
     """Seconds the busiest network card takes: 2 max(S_i (n - a_i), a_i (M - S_i)) / speed (docs/solver.md)."""
-    workers = counted(assignment.workers)
+    stored, workers = _stored(instance, assignment), counted(assignment.workers)
+    speed = {name: kind.network_bytes_per_s for kind in instance.kinds for name in kind.names}
+    return max(
+        card_s(instance, stored.get(node, 0), workers.get(node, 0), speed[node])
+        for node in stored.keys() | workers.keys()
+    )
+
+
+def _stored(instance: Instance, assignment: Assignment) -> dict[str, int]:
+    """Shard bytes by machine."""
     stored: dict[str, int] = {}
     for node, size in zip(assignment.ps, instance.shards, strict=True):
         stored[node] = stored.get(node, 0) + size
-    total, count = instance.total_bytes, instance.workers
-    speed = {name: kind.network_bytes_per_s for kind in instance.kinds for name in kind.names}
-    busiest = 0.0
-    for node in stored.keys() | workers.keys():
-        held, near = stored.get(node, 0), workers.get(node, 0)
-        busiest = max(busiest, 2 * max(held * (count - near), near * (total - held)) / speed[node])
-    return busiest
+    return stored
+
+
+def card_s(instance: Instance, stored: int, workers: int, bytes_per_s: float) -> float:
+    """Seconds the network card of a machine with so many shard bytes and workers takes."""
+    leaving = stored * (instance.workers - workers)
+    arriving = workers * (instance.total_bytes - stored)
+    return 2 * max(leaving, arriving) / bytes_per_s
 
 
 def counted(names: Sequence[str]) -> dict[str, int]:

@@ -2,11 +2,12 @@
 
     maximise    sum_c value_c w_c                    y_c: machines in state c, w_c: workers on all of them; integers
     subject to  sum_{c of kind k} y_c         <= machines of kind k
-                sum_{c with shard type t} y_c  = shards of type t
+                sum_c (shards of type t in c) y_c = shards of type t
                 sum_{c with the chief} y_c     = 1         if there is a separate chief
                 sum_c w_c                      = workers
                 fewest_c y_c <= w_c           <= most_c y_c
-                sum_c floor_c w_c             >= 1         optional
+                sum_c (GPUs of a worker in c) w_c >= least GPUs   if some must be in use
+                sum_c coefficient_c w_c       >= least     for each floor
 
 Its size depends on the number of kinds, not of machines. A state's workers can be spread evenly over its machines, so
 one pair of variables replaces form D's column for each number of workers; both have the same linear relaxation.
@@ -14,7 +15,7 @@ one pair of variables replaces form D's column for each number of workers; both 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from solver import milp
@@ -55,6 +56,19 @@ class Counts:
         return sum(group.state.steps_per_s * group.workers * group.machines for group in self.groups or ())
 
     @property
+    def samples(self) -> int:
+        """Samples of one step of every worker."""
+        return sum(group.state.samples * group.workers * group.machines for group in self.groups or ())
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples of workers that only limit themselves (asynchronous)."""
+        return sum(
+            group.state.samples * group.state.steps_per_s * group.workers * group.machines
+            for group in self.groups or ()
+        )
+
+    @property
     def local_bytes(self) -> int:
         return sum(group.state.local_bytes * group.workers * group.machines for group in self.groups or ())
 
@@ -67,11 +81,19 @@ class Limits:
     network_s: float
 
 
+@dataclass(frozen=True)
+class Floor:
+    """What all workers have to reach together: a coefficient for a worker in each state, and the least sum."""
+
+    coefficient: Callable[[State], float]
+    least: float
+
+
 def solve_counts(
     problem: PlacementProblem,
     limits: Limits,
     value: Callable[[State], float],
-    floor: Callable[[State], float] | None = None,
+    floors: Sequence[Floor] = (),
     time_limit_s: float | None = None,
 ) -> Counts:
     """Solves the program.
@@ -80,7 +102,7 @@ def solve_counts(
         problem: what has to be placed.
         limits: what every machine has to keep.
         value: objective per worker in a state.
-        floor: coefficients of the optional last row.
+        floors: what the workers have to reach.
         time_limit_s: how long the solver may take.
     """
     allowed = []
@@ -94,7 +116,7 @@ def solve_counts(
     objective = [0.0] * len(states) + [value(state) for state in states]
     machines = [_most_machines(problem, state) for state in states]
     workers = [min(problem.workers, most * count) for (_, _, most), count in zip(allowed, machines, strict=True)]
-    program = milp.Milp(objective, machines + workers, _rows(problem, allowed, floor))
+    program = milp.Milp(objective, machines + workers, _rows(problem, allowed, floors))
     result = milp.solve(program, time_limit_s)
     if result.values is None:
         return Counts(None, result.proven)
@@ -109,34 +131,32 @@ def _spread(state: State, machines: int, workers: int) -> list[Group]:
     if not machines:
         return []
     each, more = divmod(workers, machines)
-    idle = each == 0 and state.shard is None and not state.chief
+    idle = each == 0 and not state.shards and not state.chief
     parts = [] if idle else [Group(state, each, machines - more)]
     return [Group(state, each + 1, more), *parts] if more else parts
 
 
 def _most_machines(problem: PlacementProblem, state: State) -> int:
     limit = problem.kinds[state.kind].count
-    if state.shard is not None:
-        limit = min(limit, problem.shard_types[state.shard].count)
+    for shard in set(state.shards):
+        limit = min(limit, problem.shard_types[shard].count // state.shards.count(shard))
     return min(limit, 1) if state.chief else limit
 
 
 def _may_fit(problem: PlacementProblem, allowed: list[tuple[State, int, int]]) -> bool:
     """Cheap necessary condition: room for the workers, and a place for each shard type and the chief."""
     most: dict[int, int] = {}
-    shards = set()
+    shards: set[int] = set()
     chief = not problem.needs_chief
     for state, _, workers in allowed:
         most[state.kind] = max(most.get(state.kind, 0), workers)
-        shards.add(state.shard)
+        shards.update(state.shards)
         chief = chief or state.chief
     room = sum(problem.kinds[kind].count * workers for kind, workers in most.items())
     return chief and room >= problem.workers and shards.issuperset(range(len(problem.shard_types)))
 
 
-def _rows(
-    problem: PlacementProblem, allowed: list[tuple[State, int, int]], floor: Callable[[State], float] | None
-) -> list[milp.Row]:
+def _rows(problem: PlacementProblem, allowed: list[tuple[State, int, int]], floors: Sequence[Floor]) -> list[milp.Row]:
     by_kind: dict[int, dict[int, float]] = {}
     by_shard: dict[int, dict[int, float]] = {}
     chief: dict[int, float] = {}
@@ -144,8 +164,8 @@ def _rows(
     first_worker = len(allowed)
     for index, (state, fewest, most) in enumerate(allowed):
         by_kind.setdefault(state.kind, {})[index] = 1.0
-        if state.shard is not None:
-            by_shard.setdefault(state.shard, {})[index] = 1.0
+        for shard in set(state.shards):
+            by_shard.setdefault(shard, {})[index] = float(state.shards.count(shard))
         if state.chief:
             chief[index] = 1.0
         if most:
@@ -160,7 +180,11 @@ def _rows(
     rows.append(milp.Row(every_worker, lower=problem.workers, upper=problem.workers))
     if problem.needs_chief:
         rows.append(milp.Row(chief, lower=1, upper=1))
-    if floor is not None:
-        terms = {first_worker + index: floor(state) for index, (state, _, most) in enumerate(allowed) if most}
-        rows.append(milp.Row(terms, lower=1.0))
+    if problem.least_gpus:
+        floors = (*floors, Floor(lambda state: float(state.shape.gpus), problem.least_gpus))
+    for floor in floors:
+        terms = {
+            first_worker + index: floor.coefficient(state) for index, (state, _, most) in enumerate(allowed) if most
+        }
+        rows.append(milp.Row(terms, lower=floor.least))
     return rows

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from solver.placement.class_counts import Counts, Group, Limits, solve_counts
+from solver.placement.class_counts import Counts, Floor, Group, Limits, solve_counts
 from solver.placement.problem import PlacementProblem
 from solver.traffic import weighted_traffic
 
@@ -95,21 +95,21 @@ def can_reach(problem: PlacementProblem, samples_per_s: float, deadline: float |
     if not model.profile.synchronous:
         counts = _solve(problem, Limits(NO_LIMITS.work_s, round_s), deadline)
         return counts is not None and counts.steps_per_s * round_s >= problem.workers
-    fixed = model.update_s(problem.largest_shard, problem.workers) + model.dispatch_s(problem.workers)
-    return any(
-        round_s > fixed + work and _solve(problem, Limits(work, round_s - fixed - work), deadline) is not None
-        for work in sorted({state.work_s for state in problem.states if state.work_s})
-    )
+    works = [work for work in _works(problem) if work <= round_s]
+    if model.overlap:
+        # Work that hides nothing else may as well be the longest.
+        works = works[-1:]
+    limits = [Limits(work, _network_limit_s(problem, round_s, work)) for work in works]
+    return any(limit.network_s >= 0 and _solve(problem, limit, deadline) is not None for limit in limits)
 
 
 def _fastest_synchronous(problem: PlacementProblem, deadline: float | None) -> tuple[Counts | None, Limits]:
-    """Smallest sum of slowest work and busiest network card."""
+    """Shortest step from slowest work and busiest network card: their sum, or the longer where they overlap."""
     best: Counts | None = None
-    limits = NO_LIMITS
+    best_s = float("inf")
     times = _network_times(problem)
-    for work in sorted({state.work_s for state in problem.states if state.work_s}):
-        if best is not None:
-            times = [t for t in times if work + t < limits.work_s + limits.network_s]
+    for work in _works(problem):
+        times = [time_s for time_s in times if _step_s(problem, work, time_s) < best_s]
         low, high, found = 0, len(times) - 1, None
         while low <= high:
             middle = (low + high) // 2
@@ -119,8 +119,25 @@ def _fastest_synchronous(problem: PlacementProblem, deadline: float | None) -> t
             else:
                 found, high = counts, middle - 1
         if found is not None:
-            best, limits = found, Limits(found.work_s, found.network_s)
-    return best, limits
+            best, best_s = found, _step_s(problem, found.work_s, found.network_s)
+    if best is None:
+        return None, NO_LIMITS
+    if problem.model.overlap:
+        return best, Limits(best_s, _network_limit_s(problem, best_s, best.work_s))
+    return best, Limits(best.work_s, best.network_s)
+
+
+def _works(problem: PlacementProblem) -> list[float]:
+    """Times a worker's own work takes on the machines, shortest first."""
+    return sorted({state.work_s for state in problem.states if state.work_s})
+
+
+def _step_s(problem: PlacementProblem, cycle_s: float, network_s: float) -> float:
+    return problem.model.round_s(cycle_s, network_s, problem.largest_shard, problem.workers)
+
+
+def _network_limit_s(problem: PlacementProblem, round_s: float, work_s: float) -> float:
+    return problem.model.network_limit_s(round_s, work_s, problem.largest_shard, problem.workers)
 
 
 def _fastest_asynchronous(problem: PlacementProblem, deadline: float | None) -> tuple[Counts | None, Limits]:
@@ -159,8 +176,7 @@ def _cycle_s(problem: PlacementProblem, counts: Counts) -> float:
 
 
 def _round_s(problem: PlacementProblem, counts: Counts) -> float:
-    cycle = _cycle_s(problem, counts)
-    return problem.model.round_s(cycle, counts.network_s, problem.largest_shard, problem.workers)
+    return _step_s(problem, _cycle_s(problem, counts), counts.network_s)
 
 
 def _least_traffic_within(
@@ -191,7 +207,7 @@ def _solve(
             problem,
             limits,
             value=lambda state: state.local_bytes / scale,
-            floor=None if steps_per_s is None else lambda state: state.steps_per_s / steps_per_s,
+            floors=() if steps_per_s is None else [Floor(lambda state: state.steps_per_s / steps_per_s, 1.0)],
             time_limit_s=left,
         )
     elif problem.model.profile.synchronous:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from solver.nodes import NodeKind
 from solver.placement.class_counts import Group
 from solver.placement.problem import ShardType
+from solver.resources import WorkerShape
 
 
 @dataclass(frozen=True)
@@ -18,30 +19,39 @@ class Assignment:
         ps: machines of the parameter servers; ps 0 holds the largest shard.
         workers: machines of the workers.
         chief: machine of the separate chief; None where there is none.
+        shapes: what each worker gets, where they are not all alike; else empty.
     """
 
     ps: tuple[str, ...]
     workers: tuple[str, ...]
     chief: str | None
+    shapes: tuple[WorkerShape, ...] = ()
+
+    def shapes_of_workers(self, shape: WorkerShape) -> tuple[WorkerShape, ...]:
+        """What each worker gets; `shape` where they are all alike."""
+        return self.shapes or (shape,) * len(self.workers)
 
 
 def assign(groups: Sequence[Group], kinds: Sequence[NodeKind], shard_types: Sequence[ShardType]) -> Assignment:
     """Gives each group its machines, in the order of the cluster, parameter servers and the busiest machines first."""
-    free = [list(kind.names) for kind in kinds]
+    nobody = (len(shard_types),)
+    free = [iter(kind.names) for kind in kinds]
     ps: dict[int, list[str]] = {index: [] for index in range(len(shard_types))}
     workers: list[str] = []
+    shapes: list[WorkerShape] = []
     chief: str | None = None
 
-    def order(group: Group) -> tuple[int, int, int, bool]:
-        shard = len(shard_types) if group.state.shard is None else group.state.shard
-        return group.state.kind, shard, -group.workers, not group.state.chief
+    def order(group: Group) -> tuple[int, tuple[int, ...], int, bool]:
+        return group.state.kind, group.state.shards or nobody, -group.workers, not group.state.chief
 
     for group in sorted(groups, key=order):
         for _ in range(group.machines):
-            node = free[group.state.kind].pop(0)
-            if group.state.shard is not None:
-                ps[group.state.shard].append(node)
+            node = next(free[group.state.kind])
+            for shard in group.state.shards:
+                ps[shard].append(node)
             workers.extend([node] * group.workers)
+            shapes.extend([group.state.shape] * group.workers)
             if group.state.chief:
                 chief = node
-    return Assignment(tuple(node for index in sorted(ps) for node in ps[index]), tuple(workers), chief)
+    of_ps = tuple(node for index in sorted(ps) for node in ps[index])
+    return Assignment(of_ps, tuple(workers), chief, tuple(shapes) if len(set(shapes)) > 1 else ())

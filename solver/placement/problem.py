@@ -1,21 +1,39 @@
 """The placement of one option as data: the states that a machine of each kind can be in.
 
-A state is one shard or none, and the separate chief or not; workers come on top, as many as fit. Two parameter servers
-on one machine share its network card, so a machine gets one at most (the paper's third rule). Shards of the same size
-are one shard type; with a single type this is solver FACTS' form D, with several it is form B (unequal shards) with its
-rows for single machines folded into counts.
+A state is the shards on the machine, the separate chief or not, and what each worker there gets; workers come on top,
+as many as fit. Two parameter servers on one machine share its network card, so a machine gets one at most (the paper's
+third rule) unless that rule is switched off. Shards of the same size are one shard type; with a single type this is
+solver FACTS' form D, with several it is form B (unequal shards) with its rows for single machines folded into counts.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from dike.exceptions import BadInputError
 from solver.nodes import NodeKind
-from solver.resources import TaskResources, TaskSizes
+from solver.resources import TaskResources, TaskSizes, WorkerShape
+from solver.rooms import Ints, Machines
 from solver.shards import Shards
 from solver.step_time import StepModel
+
+MAX_LOADS = 2_000
+"""Sets of shards that one machine can have; programs with more take minutes."""
+
+
+class TooManyStatesError(BadInputError):
+    """Parameter servers may share machines in more ways than a program can hold."""
+
+
+Load = tuple[tuple[int, ...], bool]
+"""What a machine has besides workers: indices of shard types, ascending, and whether it has the chief."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +50,10 @@ class State:
 
     Attributes:
         kind: index of the kind.
-        shard: index of the shard type on it; None for no ps.
+        shards: indices of the types of the shards on it, ascending, one for each shard; empty without any.
         chief: whether the separate chief is on it.
+        shape: what each worker on it gets.
+        samples: samples of one worker's step.
         network_s: by number of workers on it, from 0 to the most that fit: how long its network card is busy while
             every worker makes one step.
         work_s: one worker's step without transfers; 0 where no worker fits.
@@ -42,8 +62,10 @@ class State:
     """
 
     kind: int
-    shard: int | None
+    shards: tuple[int, ...]
     chief: bool
+    shape: WorkerShape
+    samples: int
     network_s: tuple[float, ...]
     work_s: float
     steps_per_s: float
@@ -65,11 +87,12 @@ class PlacementProblem:
 
     Attributes:
         kinds: the machines, those alike merged where they differ in nothing that matters to this option.
-        model: the step-time model.
+        model: the step-time model; of the first shape where workers may differ.
         shard_types: sizes and numbers of the shards.
         workers: how many workers.
         needs_chief: whether there is a separate chief.
         states: every state in which a machine can be.
+        least_gpus: all workers together have at least so many GPUs.
     """
 
     kinds: tuple[NodeKind, ...]
@@ -78,6 +101,7 @@ class PlacementProblem:
     workers: int
     needs_chief: bool
     states: tuple[State, ...]
+    least_gpus: int = 0
 
     @property
     def largest_shard(self) -> int:
@@ -91,9 +115,15 @@ def shard_types(shards: Shards) -> tuple[ShardType, ...]:
 
 
 def placement_problem(
-    kinds: Sequence[NodeKind], model: StepModel, sizes: TaskSizes, shards: Shards, workers: int
+    kinds: Sequence[NodeKind],
+    model: StepModel,
+    sizes: TaskSizes,
+    shards: Shards,
+    workers: int,
+    *,
+    ps_may_share: bool = False,
 ) -> PlacementProblem:
-    """Lists the states that are possible.
+    """The placement of workers that are all alike.
 
     Args:
         kinds: the machines.
@@ -101,49 +131,68 @@ def placement_problem(
         sizes: resources of the roles.
         shards: what each ps holds.
         workers: how many workers.
+        ps_may_share: whether a machine may have several parameter servers.
+
+    Raises:
+        TooManyStatesError: if parameter servers may share machines in too many ways.
+    """
+    return mixed_problem(kinds, (model,), sizes, shards, workers, ps_may_share=ps_may_share)
+
+
+def mixed_problem(
+    kinds: Sequence[NodeKind],
+    models: Sequence[StepModel],
+    sizes: TaskSizes,
+    shards: Shards,
+    workers: int,
+    *,
+    ps_may_share: bool = False,
+    least_gpus: int = 0,
+) -> PlacementProblem:
+    """The placement of workers that are alike on each machine and may differ between machines.
+
+    Args:
+        kinds: the machines.
+        models: step times for workers of each shape.
+        sizes: resources of the roles.
+        shards: what each ps holds.
+        workers: how many workers.
+        ps_may_share: whether a machine may have several parameter servers.
+        least_gpus: all workers together have at least so many GPUs.
+
+    Raises:
+        TooManyStatesError: if parameter servers may share machines in too many ways.
     """
     types = shard_types(shards)
-    chief = sizes.chief
-    loads = [
-        (shard_index, with_chief)
-        for shard_index in (None, *range(len(types)))
-        for with_chief in ((False, True) if chief is not None else (False,))
-    ]
-    merged: dict[tuple[tuple[int, ...], float, float], list[NodeKind]] = {}
-    for kind in kinds:
-        rooms = tuple(_room(kind, model, sizes, types, load, workers) for load in loads)
-        alike = (rooms, kind.network_bytes_per_s, model.compute_s(kind) if max(rooms) > 0 else 0.0)
-        merged.setdefault(alike, []).append(kind)
-    states = []
+    loads = _loads(kinds, sizes, types, ps_may_share=ps_may_share)
+    room = _rooms(kinds, models, sizes, types, loads, workers)
+    compute = np.array([by_gpu_model(kinds, model.compute_s) for model in models]).T
+    compute[room.max(axis=2) <= 0] = 0.0
+    merged: dict[tuple[bytes, float, bytes], list[int]] = {}
+    for index, kind in enumerate(kinds):
+        alike = room[index].tobytes(), kind.network_bytes_per_s, compute[index].tobytes()
+        merged.setdefault(alike, []).append(index)
     groups: list[NodeKind] = []
-    for index, ((rooms, _, _), members) in enumerate(merged.items()):
-        kind = dataclasses.replace(members[0], names=tuple(name for member in members for name in member.names))
+    states: list[State] = []
+    times: dict[tuple[float, int], list[float]] = {}
+    most = max(0, int(room.max()))
+    for number, members in enumerate(merged.values()):
+        names = tuple(name for index in members for name in kinds[index].names)
+        kind = dataclasses.replace(kinds[members[0]], names=names)
         groups.append(kind)
-        for (shard_index, with_chief), room in zip(loads, rooms, strict=True):
-            if room > 0 or (room == 0 and (with_chief or shard_index is not None)):
-                local = 0 if shard_index is None else types[shard_index].size_bytes
-                times = tuple(model.network_s(kind, local, count, workers) for count in range(room + 1))
-                work = model.work_s(kind) if room else 0.0
-                rate = 1 / (work + model.transfer_s(kind, local)) if room else 0.0
-                states.append(State(index, shard_index, with_chief, times, work, rate, local))
-    return PlacementProblem(tuple(groups), model, types, workers, chief is not None, tuple(states))
-
-
-def _room(
-    kind: NodeKind,
-    model: StepModel,
-    sizes: TaskSizes,
-    types: Sequence[ShardType],
-    load: tuple[int | None, bool],
-    workers: int,
-) -> int:
-    """How many workers fit on such a machine beside the shard and the chief; -1 if those do not fit."""
-    shard_index, with_chief = load
-    taken: list[TaskResources] = [] if shard_index is None else [sizes.ps(types[shard_index].size_bytes)]
-    if with_chief and sizes.chief is not None:
-        taken.append(sizes.chief)
-    room = kind.room_for(sizes.worker(model.shape), taken)
-    return min(room, workers if hosts_workers(kind, model) else 0)
+        for place, load in enumerate(loads):
+            local = sum(types[shard].size_bytes for shard in load[0])
+            if (kind.network_bytes_per_s, local) not in times:
+                # The network takes all workers alike, whatever their shape.
+                busy = [models[0].network_s(kind, local, count, workers) for count in range(most + 1)]
+                times[kind.network_bytes_per_s, local] = busy
+            beside = list(zip(models, room[members[0], :, place].tolist(), strict=True))
+            busy = times[kind.network_bytes_per_s, local]
+            states += [
+                _state(number, kind, load, model, fits, local, busy) for model, fits in _choices(kind, beside, load)
+            ]
+    needs_chief = sizes.chief is not None
+    return PlacementProblem(tuple(groups), models[0], types, workers, needs_chief, tuple(states), least_gpus)
 
 
 def hosts_workers(kind: NodeKind, model: StepModel) -> bool:
@@ -151,3 +200,100 @@ def hosts_workers(kind: NodeKind, model: StepModel) -> bool:
     if not model.shape.gpus:
         return True
     return kind.gpus >= model.shape.gpus and model.fits_gpu(kind)
+
+
+def hosting(kinds: Sequence[NodeKind], model: StepModel) -> NDArray[np.bool_]:
+    """`hosts_workers` for each kind."""
+    if not model.shape.gpus:
+        return np.ones(len(kinds), dtype=bool)
+    gpus = np.array([kind.gpus for kind in kinds])
+    fits: NDArray[np.bool_] = by_gpu_model(kinds, model.fits_gpu) & (gpus >= model.shape.gpus)
+    return fits
+
+
+def by_gpu_model(kinds: Sequence[NodeKind], value: Callable[[NodeKind], float]) -> NDArray[Any]:
+    """A value for each kind that only its GPUs' model decides on."""
+    values = {model: value(kind) for model, kind in {kind.gpu_model: kind for kind in kinds}.items()}
+    return np.array([values[kind.gpu_model] for kind in kinds])
+
+
+def _state(
+    number: int, kind: NodeKind, load: Load, model: StepModel, room: int, local: int, busy: Sequence[float]
+) -> State:
+    work = model.work_s(kind) if room else 0.0
+    return State(
+        kind=number,
+        shards=load[0],
+        chief=load[1],
+        shape=model.shape,
+        samples=model.samples_per_step,
+        network_s=tuple(busy[: room + 1]),
+        work_s=work,
+        steps_per_s=1 / (work + model.transfer_s(kind, local)) if room else 0.0,
+        local_bytes=local,
+    )
+
+
+def _choices(kind: NodeKind, beside: Sequence[tuple[StepModel, int]], load: Load) -> Iterator[tuple[StepModel, int]]:
+    """The workers worth having beside that load: none that are slower, with as many GPUs, and fit no more often."""
+    hosting = [(model, room) for model, room in beside if room > 0]
+    if not hosting and beside[0][1] == 0 and load != ((), False):
+        yield beside[0]
+    fastest: dict[int, float] = {}
+    for model, room in sorted(hosting, key=lambda item: (-item[1], item[0].work_s(kind))):
+        gpus, work = model.shape.gpus, model.work_s(kind)
+        if work < fastest.get(gpus, math.inf):
+            fastest[gpus] = work
+            yield model, room
+
+
+def _rooms(
+    kinds: Sequence[NodeKind],
+    models: Sequence[StepModel],
+    sizes: TaskSizes,
+    types: Sequence[ShardType],
+    loads: Sequence[Load],
+    workers: int,
+) -> Ints:
+    """How many workers of each shape fit on each kind beside each load; -1 if the load does not fit."""
+    helpers = [_tasks(load, sizes, types) for load in loads]
+    room = Machines(kinds).rooms([sizes.worker(model.shape) for model in models], helpers)
+    hosts = np.array([hosting(kinds, model) for model in models]).T
+    least: Ints = np.minimum(room, np.where(hosts, workers, 0)[:, :, None])
+    return least
+
+
+def _tasks(load: Load, sizes: TaskSizes, types: Sequence[ShardType]) -> list[TaskResources]:
+    shards, with_chief = load
+    tasks = [sizes.ps(types[shard].size_bytes) for shard in shards]
+    if with_chief and sizes.chief is not None:
+        tasks.append(sizes.chief)
+    return tasks
+
+
+def _loads(
+    kinds: Sequence[NodeKind], sizes: TaskSizes, types: Sequence[ShardType], *, ps_may_share: bool
+) -> list[Load]:
+    """Every set of shards that a machine may have, with and without the chief."""
+    sets = [(), *((shard,) for shard in range(len(types)))]
+    if ps_may_share:
+        sets = _shard_sets(kinds, sizes, types)
+    return [(shards, chief) for shards in sets for chief in ((False, True) if sizes.chief is not None else (False,))]
+
+
+def _shard_sets(kinds: Sequence[NodeKind], sizes: TaskSizes, types: Sequence[ShardType]) -> list[tuple[int, ...]]:
+    """Every set of shards that fits on some machine, by the number of shards."""
+    nothing = sizes.ps(0)
+    found: list[tuple[int, ...]] = [()]
+    for shards in found:  # It grows meanwhile: each set is tried with one shard more.
+        for shard in range(shards[-1] if shards else 0, len(types)):
+            larger = (*shards, shard)
+            load = _tasks((larger, False), sizes, types)
+            if larger.count(shard) <= types[shard].count and any(kind.room_for(nothing, load) >= 0 for kind in kinds):
+                found.append(larger)
+        if len(found) > MAX_LOADS:
+            raise TooManyStatesError(
+                f"Without the rule task_counts, {sum(entry.count for entry in types)} parameter servers of "
+                f"{len(types)} sizes can share machines in more than {MAX_LOADS:,} ways; keep task_counts."
+            )
+    return found

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dike.profile import ModelProfile
 from solver.cluster import NodeClass
-from solver.hardware import known_hardware
+from solver.hardware import Hardware, known_hardware
 from solver.resources import TaskResources, TaskSizes, WorkerShape
 from solver.units import MIB
 
@@ -23,7 +23,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Job:
-    """One option to place."""
+    """One option to place; with `shapes` each machine gives its workers one of those instead of `shape`."""
 
     profile: ModelProfile
     sizes: TaskSizes
@@ -32,6 +32,10 @@ class Job:
     shards: tuple[int, ...]
     within_gbps: float
     uplink_gbps: float | None = None
+    hardware: Hardware = field(default_factory=known_hardware)
+    ps_may_share: bool = False
+    shapes: tuple[WorkerShape, ...] = ()
+    least_gpus: int = 0
 
 
 def best(job: Job, nodes: Sequence[NodeClass]) -> Result | None:
@@ -50,20 +54,27 @@ def least_traffic(job: Job, nodes: Sequence[NodeClass]) -> float | None:
 
 
 def _results(job: Job, nodes: Sequence[NodeClass]) -> Iterator[Result]:
-    worker, chief = job.sizes.worker(job.shape), job.sizes.chief
+    chief = job.sizes.chief
     seen = set()
-    for ps_nodes in itertools.permutations(range(len(nodes)), len(job.shards)):
-        for chief_node in range(len(nodes)) if chief is not None else (None,):
+    indices = range(len(nodes))
+    deals = itertools.product(indices, repeat=len(job.shards))
+    for ps_nodes in deals if job.ps_may_share else itertools.permutations(indices, len(job.shards)):
+        held = tuple(tuple(s for s, at in zip(job.shards, ps_nodes, strict=True) if at == i) for i in indices)
+        for chief_node in indices if chief is not None else (None,):
             for split in _splits(job.workers, len(nodes)):
-                state = (tuple(job.shards[ps_nodes.index(i)] if i in ps_nodes else 0 for i in range(len(nodes))), split)
-                if (state, chief_node) in seen:
-                    continue
-                seen.add((state, chief_node))
-                if all(
-                    _fits(node, job, state[0][i], worker, split[i], chief if chief_node == i else None)
-                    for i, node in enumerate(nodes)
+                for shapes in itertools.product(
+                    *(job.shapes if here and job.shapes else (job.shape,) for here in split)
                 ):
-                    yield _evaluate(job, nodes, state[0], split)
+                    state = (held, chief_node, split, shapes)
+                    if state in seen:
+                        continue
+                    seen.add(state)
+                    gpus = sum(here * shape.gpus for here, shape in zip(split, shapes, strict=True))
+                    if gpus >= job.least_gpus and all(
+                        _fits(node, job, held[i], shapes[i], split[i], chief if chief_node == i else None)
+                        for i, node in enumerate(nodes)
+                    ):
+                        yield _evaluate(job, nodes, [sum(shards) for shards in held], split, shapes)
 
 
 def _splits(workers: int, nodes: int) -> Iterator[tuple[int, ...]]:
@@ -76,11 +87,12 @@ def _splits(workers: int, nodes: int) -> Iterator[tuple[int, ...]]:
 
 
 def _fits(
-    node: NodeClass, job: Job, shard: int, worker: TaskResources, workers: int, chief: TaskResources | None
+    node: NodeClass, job: Job, shards: Sequence[int], shape: WorkerShape, workers: int, chief: TaskResources | None
 ) -> bool:
-    tasks = [worker] * workers + ([job.sizes.ps(shard)] if shard else []) + ([chief] if chief is not None else [])
-    if workers and job.shape.gpus:
-        memory = known_hardware().gpu(node.gpu_model).memory_bytes
+    tasks = [job.sizes.worker(shape)] * workers + [job.sizes.ps(size) for size in shards]
+    tasks += [chief] if chief is not None else []
+    if workers and shape.gpus:
+        memory = job.hardware.gpu(node.gpu_model).memory_bytes
         if 2 * sum(job.shards) + 2**28 > memory:
             return False
     return (
@@ -91,31 +103,38 @@ def _fits(
     )
 
 
-def _evaluate(job: Job, nodes: Sequence[NodeClass], shards: Sequence[int], split: Sequence[int]) -> Result:
-    hardware, profile = known_hardware(), job.profile
+def _evaluate(
+    job: Job, nodes: Sequence[NodeClass], shards: Sequence[int], split: Sequence[int], shapes: Sequence[WorkerShape]
+) -> Result:
+    hardware, profile = job.hardware, job.profile
     n, total = job.workers, sum(job.shards)
     within = job.within_gbps * 1e9 / 8
-    batch = profile.batch_size * max(1, job.shape.gpus)
-    prepare = batch * profile.sample_bytes / (job.shape.cpus * hardware.core_input_bytes_per_s)
     flops = profile.batch_size * profile.flops_step_per_sample
-    network, works, rounds = 0.0, [], 0.0
-    for node, shard, workers in zip(nodes, shards, split, strict=True):
+    network, works, rounds, samples, samples_alone = 0.0, [], 0.0, 0, 0.0
+    for node, shard, workers, shape in zip(nodes, shards, split, shapes, strict=True):
         card = node.network_gbps * 1e9 / 8
         busiest = 2 * max(shard * (n - workers), workers * (total - shard)) / card
         network = max(network, busiest, 2 * shard * workers / within)
         if not workers:
             continue
-        if job.shape.gpus:
-            g = job.shape.gpus
+        batch = profile.batch_size * max(1, shape.gpus)
+        prepare = batch * profile.sample_bytes / (shape.cpus * hardware.core_input_bytes_per_s)
+        if shape.gpus:
+            g = shape.gpus
             compute = flops / hardware.gpu(node.gpu_model).training_flops_per_s + 2 * (g - 1) / g * total / within
             work = max(compute, prepare)
         else:
-            c = job.shape.cpus
-            speed = min(c, 1 / (1 - hardware.parallel_share + hardware.parallel_share / c))
+            c = shape.cpus
+            longest = profile.longest_path_flops / profile.flops_forward_per_sample
+            share = 1 - longest + longest * hardware.parallel_share
+            speed = min(c, 1 / (1 - share + share / c))
             work = flops / (speed * hardware.core_training_flops_per_s) + prepare
-        work += hardware.step_latency_s
+        work += hardware.step_latency_s + hardware.apis[profile.api].latency_s
         works.append(work)
-        rounds += workers / (work + 2 * (total - shard) / card + 2 * shard / within)
+        own = work + 2 * (total - shard) / card + 2 * shard / within
+        rounds += workers / own
+        samples += workers * batch
+        samples_alone += workers * batch / own
     if job.uplink_gbps is not None:
         for rack in {node.rack for node in nodes}:
             here = [i for i, node in enumerate(nodes) if node.rack == rack]
@@ -123,10 +142,15 @@ def _evaluate(job: Job, nodes: Sequence[NodeClass], shards: Sequence[int], split
             crossing = max(stored * (n - near), near * (total - stored))
             network = max(network, 2 * crossing / (job.uplink_gbps * 1e9 / 8))
     update = n * max(job.shards) / hardware.ps_update_bytes_per_s
-    dispatch = n * hardware.dispatch_s if profile.api.has_separate_chief else 0.0
-    if profile.synchronous:
+    dispatch = n * hardware.apis[profile.api].dispatch_s
+    if profile.synchronous and hardware.overlap:
+        step = max(*works, network + update + dispatch)
+    elif profile.synchronous:
         step = max(works) + network + update + dispatch
     else:
         step = max(n / rounds, network, update, dispatch)
     local = sum(shard * workers for shard, workers in zip(shards, split, strict=True))
-    return Result(n * batch / step, n * total - 0.9 * local)
+    if not profile.synchronous:
+        # Slowed down alike, workers keep the shares that they have alone.
+        return Result(samples_alone * (n / rounds) / step, n * total - 0.9 * local)
+    return Result(samples / step, n * total - 0.9 * local)

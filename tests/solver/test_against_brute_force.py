@@ -10,18 +10,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dike.exceptions import InfeasibleError
+from dike.exceptions import BadInputError, InfeasibleError
 from dike.profile import Api, ModelProfile
 from solver import Cluster, NodeClass, PlanRequest, make_plan
 from solver.bounds import Bounds, option_bounds
 from solver.hardware import known_hardware
+from solver.mixed_bounds import mixed_bounds
 from solver.nodes import node_kinds
-from solver.options import OptionSpace, cpu_gpu_ratio, identical_workers, raw_space, task_counts
-from solver.placement.fastest import calmest_placement, fastest_placement
-from solver.placement.problem import PlacementProblem, placement_problem
+from solver.options import OptionSpace, default_rules, prune, raw_space
+from solver.placement.fastest import Placement, calmest_placement, fastest_placement
+from solver.placement.mixed import calmest_mixed_placement, fastest_mixed_placement
+from solver.placement.problem import PlacementProblem, mixed_problem, placement_problem
 from solver.resources import TaskSizes, WorkerShape
 from solver.search import TIE
-from solver.shards import Shards, shard
+from solver.shards import Shards, shard, useful_ps_count
 from solver.step_time import StepModel
 from solver.units import BYTES_PER_S_PER_GBPS, GIB
 from tests.solver import solver_brute_force as brute_force
@@ -90,13 +92,59 @@ class Case:
     nodes: tuple[NodeClass, ...]
 
 
-def _case(classes: list[NodeClass], model: ModelProfile, shape: WorkerShape, workers: int, shards: Shards) -> Case:
+def _case(
+    classes: list[NodeClass],
+    model: ModelProfile,
+    shape: WorkerShape,
+    workers: int,
+    shards: Shards,
+    ps_may_share: bool = False,
+) -> Case:
     cluster = _named(classes)
     kinds = node_kinds(cluster)
     job, sizes = _job(model, cluster, shape, workers, shards)
-    step_model = StepModel(model, shape, known_hardware(), WITHIN_GBPS * BYTES_PER_S_PER_GBPS, shards.total)
-    problem = placement_problem(kinds, step_model, sizes, shards, workers)
-    return Case(problem, option_bounds(kinds, step_model, sizes, shards, workers), job, cluster.nodes)
+    job = dataclasses.replace(job, ps_may_share=ps_may_share)
+    step_model = _step_model(model, shape, shards)
+    problem = placement_problem(kinds, step_model, sizes, shards, workers, ps_may_share=ps_may_share)
+    bounds = option_bounds(kinds, step_model, sizes, shards, workers, ps_may_share=ps_may_share)
+    return Case(problem, bounds, job, cluster.nodes)
+
+
+def _mixed_case(
+    classes: list[NodeClass],
+    model: ModelProfile,
+    choice: tuple[WorkerShape, ...],
+    workers: int,
+    shards: Shards,
+    least_gpus: int,
+) -> Case:
+    cluster = _named(classes)
+    kinds = node_kinds(cluster)
+    job, sizes = _job(model, cluster, choice[0], workers, shards)
+    models = [_step_model(model, shape, shards) for shape in choice]
+    problem = mixed_problem(kinds, models, sizes, shards, workers, least_gpus=least_gpus)
+    bounds = mixed_bounds(kinds, models, sizes, shards, workers)
+    return Case(problem, bounds, dataclasses.replace(job, shapes=choice, least_gpus=least_gpus), cluster.nodes)
+
+
+def _step_model(model: ModelProfile, shape: WorkerShape, shards: Shards) -> StepModel:
+    return StepModel(model, shape, known_hardware(), WITHIN_GBPS * BYTES_PER_S_PER_GBPS, shards.total)
+
+
+def _check_against(case: Case, found: Placement | None, workers: int, *, traffic: bool) -> None:
+    """The placement is the best of all, and no bound excludes it."""
+    best = brute_force.best(case.job, case.nodes)
+    least = brute_force.least_traffic(case.job, case.nodes)
+    assert (found is None) == (best is None)
+    if found is None or best is None or least is None:
+        return
+    if traffic:
+        assert found.traffic_bytes == pytest.approx(least, rel=CLOSE)
+    else:
+        assert found.samples_per_s == pytest.approx(best.samples_per_s, rel=CLOSE)
+        assert found.traffic_bytes >= best.traffic * (1 - CLOSE)
+    assert case.bounds.samples_per_s[workers - 1] >= best.samples_per_s * (1 - 1e-12)
+    assert case.bounds.traffic_bytes[workers - 1] <= least * (1 + 1e-12)
 
 
 @many
@@ -202,28 +250,103 @@ def test_the_calmest_placement_has_the_least_traffic_of_all(
         assert case.bounds.traffic_bytes[workers - 1] <= expected * (1 + 1e-12)
 
 
-def _space(model: ModelProfile, cluster: Cluster, *, every_machine_works: bool) -> tuple[OptionSpace, TaskSizes]:
+few_nodes = nodes.filter(lambda classes: len(classes) <= 3)
+few = settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+
+
+@few
+@given(few_nodes, profiles, shapes, st.integers(1, 5), st.integers(1, 4), st.booleans())
+def test_parameter_servers_that_may_share_machines_are_placed_best(
+    classes: list[NodeClass], model: ModelProfile, shape: WorkerShape, workers: int, ps: int, traffic: bool
+) -> None:
+    shards = shard(model, min(ps, len(model.variables)))
+    case = _case(classes, model, shape, workers, shards, ps_may_share=True)
+    found = (calmest_placement if traffic else fastest_placement)(case.problem)
+    _check_against(case, found, workers, traffic=traffic)
+
+
+mixed_shapes = st.lists(shapes, min_size=1, max_size=3, unique=True).map(tuple)
+
+
+@few
+@given(
+    few_nodes, profiles, mixed_shapes, st.integers(1, 5), st.integers(1, 3), st.booleans(), st.sampled_from([0, 0, 2])
+)
+def test_workers_that_may_differ_between_machines_are_placed_best(
+    classes: list[NodeClass],
+    model: ModelProfile,
+    choice: tuple[WorkerShape, ...],
+    workers: int,
+    ps: int,
+    traffic: bool,
+    least_gpus: int,
+) -> None:
+    shards = shard(model, min(ps, len(model.variables)))
+    case = _mixed_case(classes, model, choice, workers, shards, least_gpus)
+    found = (calmest_mixed_placement if traffic else fastest_mixed_placement)(case.problem)
+    _check_against(case, found, workers, traffic=traffic)
+    if found is not None:
+        kinds = [(group.state.kind, group.state.shape) for group in found.groups]
+        assert set(kinds) <= {(kind, shape) for kind in range(len(case.problem.kinds)) for shape in choice}
+
+
+two_nodes = nodes.filter(lambda classes: len(classes) <= 2)
+
+
+@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(two_nodes, profiles)
+def test_a_plan_without_rules_on_workers_and_sharing_is_the_best_of_all(
+    classes: list[NodeClass], model: ModelProfile
+) -> None:
+    cluster, rules = _named(classes), frozenset({"cpu_gpu_ratio"})
+    speeds = [0.0]
+    for entry in _space(model, cluster, rules).ranges:
+        for workers in range(1, 5):
+            for ps in range(1, min(3, len(model.variables)) + 1):
+                job, _ = _job(model, cluster, entry.shapes[0], workers, shard(model, ps))
+                best = brute_force.best(dataclasses.replace(job, shapes=entry.shapes, ps_may_share=True), cluster.nodes)
+                speeds.append(0.0 if best is None else best.samples_per_s)
+    request = PlanRequest(model, cluster, max_workers=4, rules=rules)
+    if max(speeds) == 0.0:
+        return
+    plan = make_plan(request)
+    # The enumeration stops at three parameter servers, the plan does not.
+    assert plan.samples_per_s >= max(speeds) * (1 - TIE) * (1 - CLOSE)
+    if plan.option.ps <= 3 and len(model.variables) <= 3:
+        assert plan.samples_per_s <= max(speeds) * (1 + CLOSE)
+        assert plan.optimal
+
+
+def test_too_many_ways_to_share_machines_are_refused() -> None:
+    model = profile([(20 + i) * MB for i in range(40)], api=Api.GRAPH)
+    with pytest.raises(
+        BadInputError, match=r"40 parameter servers of 40 sizes .* more than .* ways; keep task_counts\."
+    ):
+        _case(
+            [NodeClass(name="x", cpus=8.0, mem_bytes=64 * GIB)], model, WorkerShape(0, 1.0), 1, shard(model, 40), True
+        )
+
+
+def _space(model: ModelProfile, cluster: Cluster, rules: frozenset[str]) -> OptionSpace:
     kinds = node_kinds(cluster)
     sizes = TaskSizes.of(model, max(kind.cpus for kind in kinds))
-    space = identical_workers(raw_space(kinds)).space
-    space = cpu_gpu_ratio(space, kinds, model, known_hardware(), sizes).space
-    pruned = task_counts(space, kinds, model, sizes, max_workers=4, every_machine_works=every_machine_works)
-    return pruned.space, sizes
+    useful_ps = useful_ps_count(model, len(cluster.nodes))
+    return prune(raw_space(kinds, max_workers=4), rules, kinds, known_hardware(), sizes, useful_ps)[-1].space
 
 
-def _all_results(model: ModelProfile, cluster: Cluster, *, every_machine_works: bool) -> list[brute_force.Result]:
-    space, _ = _space(model, cluster, every_machine_works=every_machine_works)
+def _all_results(model: ModelProfile, cluster: Cluster, objective: str = "throughput") -> list[brute_force.Result]:
     results = []
-    for entry in space.ranges:
-        for workers in range(entry.min_workers, entry.max_workers + 1):
-            for ps in range(1, entry.max_ps + 1):
-                job, _ = _job(model, cluster, entry.shape, workers, shard(model, ps))
-                if every_machine_works:
-                    traffic = brute_force.least_traffic(job, cluster.nodes)
-                    results += [] if traffic is None else [brute_force.Result(0.0, traffic)]
-                else:
-                    best = brute_force.best(job, cluster.nodes)
-                    results += [] if best is None else [best]
+    for entry in _space(model, cluster, default_rules(objective)).ranges:
+        for shape in entry.shapes:
+            for workers in range(entry.min_workers, entry.max_workers + 1):
+                for ps in range(1, entry.max_ps + 1):
+                    job, _ = _job(model, cluster, shape, workers, shard(model, ps))
+                    if objective == "traffic":
+                        traffic = brute_force.least_traffic(job, cluster.nodes)
+                        results += [] if traffic is None else [brute_force.Result(0.0, traffic)]
+                    else:
+                        best = brute_force.best(job, cluster.nodes)
+                        results += [] if best is None else [best]
     return results
 
 
@@ -236,7 +359,7 @@ def test_the_plan_is_within_a_tie_of_the_fastest_option_and_has_least_traffic_th
     classes: list[NodeClass], model: ModelProfile
 ) -> None:
     cluster = _named(classes)
-    results = _all_results(model, cluster, every_machine_works=False)
+    results = _all_results(model, cluster)
     request = PlanRequest(model, cluster, max_workers=4)
     if not results:
         with pytest.raises(InfeasibleError):
@@ -256,7 +379,7 @@ def test_the_plan_is_within_a_tie_of_the_fastest_option_and_has_least_traffic_th
 @given(small_nodes, profiles)
 def test_the_plan_for_traffic_has_the_least_of_all_options(classes: list[NodeClass], model: ModelProfile) -> None:
     cluster = _named(classes)
-    results = _all_results(model, cluster, every_machine_works=True)
+    results = _all_results(model, cluster, "traffic")
     if not results:
         return
     plan = make_plan(PlanRequest(model, cluster, objective="traffic", max_workers=4))
@@ -276,7 +399,7 @@ def test_with_racks_the_plan_is_as_near_the_best_as_it_says(
 ) -> None:
     named = [dataclasses.replace(node, rack=rack) for node, rack in zip(_named(classes).nodes, racks, strict=False)]
     cluster = Cluster(tuple(named), within_node_gbps=WITHIN_GBPS, across_racks_gbps=across)
-    results = _all_results(model, cluster, every_machine_works=False)
+    results = _all_results(model, cluster)
     if not results:
         return
     plan = make_plan(PlanRequest(model, cluster, max_workers=4))
@@ -287,7 +410,10 @@ def test_with_racks_the_plan_is_as_near_the_best_as_it_says(
 
 
 def test_a_passed_deadline_gives_a_plan_that_claims_no_proof() -> None:
-    cluster = _named([NodeClass(name="x", cpus=8.0, mem_bytes=32 * GIB, gpus=4, gpu_model="K80")] * 4)
+    models = ("K80", "V100")
+    cluster = _named(
+        [NodeClass(name="x", cpus=8.0 + i, mem_bytes=32 * GIB, gpus=4 - i, gpu_model=models[i % 2]) for i in range(4)]
+    )
     started = time.monotonic()
     plan = make_plan(PlanRequest(profile(), cluster, time_limit_s=0.0))
     assert time.monotonic() - started < 60

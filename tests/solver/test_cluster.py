@@ -8,6 +8,8 @@ import pytest
 
 from dike.exceptions import BadInputError
 from solver import Cluster, NodeClass
+from solver.cluster import MAX_PAIRS, LinkError, PairCost
+from solver.costs import NodeCosts, RackCosts, UniformCosts
 from solver.units import GIB, parse_bytes
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "clusters"
@@ -95,6 +97,24 @@ def test_what_is_no_size(text: object) -> None:
         ("rack: r1", "rack: r1\n    cpus: 9", 11, "second time"),
         ("across_racks_gbps: 5", "across_racks_gbps: 0", 16, "greater than 0"),
         ("across_racks_gbps: 5", "between_racks: 5", 16, "known keys are within_node_gbps, across_racks_gbps"),
+        ("across_racks_gbps: 5", "across_racks_cost: 0", 16, "greater than 0"),
+        ("across_racks_gbps: 5", "within_rack_cost: -1", 16, "greater than 0"),
+        ("across_racks_gbps: 5", "within_rack_cost: 0.05", 16, "less than 0.1, the 'within_node_cost'"),
+        ("across_racks_gbps: 5", "across_racks_cost: 0.5", 16, "less than 1, the 'within_rack_cost'"),
+        ("across_racks_gbps: 5", "pairs: 7", 16, "list"),
+        ("across_racks_gbps: 5", "pairs: [{between: [gpu], cost: 2}]", 16, "'between' takes two machines"),
+        ("across_racks_gbps: 5", "pairs: [{between: [gpu, cpu, gpu], cost: 2}]", 16, "'between' takes two machines"),
+        ("across_racks_gbps: 5", "pairs: [{between: [gpu, cpu], cost: 2, price: 2}]", 16, "known keys are between, cost"),
+        ("across_racks_gbps: 5", "pairs: [{between: [gpu, cpu], cost: 0}]", 16, "greater than 0"),
+        ("across_racks_gbps: 5", "pairs: [{between: [gpu, cpu], cost: .nan}]", 16, "finite"),
+        ("across_racks_gbps: 5", "pairs: [{between: [gpu, cpu], cost: 0.05}]", 16, "costs 0.05, less than 0.1"),
+        (
+            "across_racks_gbps: 5",
+            "pairs: [{between: [gpu, tpu], cost: 2}]",
+            16,
+            "no machine 'tpu'; the classes of machines",
+        ),
+        ("across_racks_gbps: 5", "pairs: [{between: [cpu, cpu], cost: 2}]", 16, "'cpu' is paired with itself"),
         ("links:", "linx:", 14, "'linx' is not known; known keys are nodes, links"),
         ("links:", "links: [", 16, "not YAML"),
     ],
@@ -139,3 +159,66 @@ def test_a_cluster_made_by_hand_is_checked_too() -> None:
     twin = NodeClass(name="a", cpus=1.0, mem_bytes=GIB)
     with pytest.raises(BadInputError, match="called 'a'"):
         Cluster((twin, twin))
+
+
+def _links(tmp_path: Path, *lines: str) -> Cluster:
+    nodes = GOOD.partition("links:")[0]
+    return _read(tmp_path, nodes + "links:\n" + "".join(f"  {line}\n" for line in lines))
+
+
+def test_without_costs_every_link_costs_the_same(tmp_path: Path) -> None:
+    assert _read(tmp_path, GOOD).costs() == UniformCosts(0.1, 1.0)
+    assert _links(tmp_path, "within_node_cost: 0.5", "within_rack_cost: 2").costs() == UniformCosts(0.5, 2.0)
+
+
+def test_a_cost_across_racks_makes_racks_matter(tmp_path: Path) -> None:
+    costs = _links(tmp_path, "within_rack_cost: 2", "across_racks_cost: 8").costs()
+    assert costs == RackCosts({"gpu-0": "r1", "gpu-1": "r1", "cpu": None}, 0.1, 2.0, 8.0)
+    assert [costs.between("gpu-0", other) for other in ("gpu-0", "gpu-1", "cpu")] == [0.1, 2.0, 8.0]
+
+
+def test_pairs_are_machines_or_classes(tmp_path: Path) -> None:
+    costs = _links(
+        tmp_path,
+        "within_rack_cost: 2",
+        "pairs:",
+        "  - between: [cpu, gpu]",
+        "    cost: 2.5",
+        "  - between: [gpu, gpu]",
+        "    cost: 1.5",
+        "  - between: [gpu-1, gpu-0]",
+        "    cost: 1.5",
+    ).costs()
+    assert costs == NodeCosts(
+        {("gpu-0", "cpu"): 2.5, ("gpu-1", "cpu"): 2.5, ("gpu-0", "gpu-1"): 1.5}, within_node=0.1, otherwise=2.0
+    )
+    one = _links(tmp_path, "pairs: [{between: [gpu-1, cpu], cost: 2.5}]").costs()
+    assert [one.between("cpu", other) for other in ("gpu-0", "gpu-1", "cpu")] == [1.0, 2.5, 0.1]
+
+
+def test_links_that_contradict_each_other(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError) as caught:
+        _links(tmp_path, "pairs:", "  - {between: [gpu, cpu], cost: 2}", "  - {between: [cpu, gpu-1], cost: 3}")
+    message = str(caught.value)
+    assert "cluster.yaml, line 17: contradictory links" in message
+    assert "'gpu-1' and 'cpu' is 3 here and 2 by an earlier pair" in message
+    racks = "across_racks_cost: 4"
+    with pytest.raises(BadInputError, match=r"line 16: contradictory links: .* is 3 here and 4 by their racks"):
+        _links(tmp_path, racks, "pairs: [{between: [gpu, cpu], cost: 3}]")
+    with pytest.raises(BadInputError, match=r"line 16: contradictory links: .* is 4 here and 1 by their racks"):
+        _links(tmp_path, racks, "pairs: [{between: [gpu, gpu], cost: 4}]")
+    assert isinstance(_links(tmp_path, racks, "pairs: [{between: [gpu, cpu], cost: 4}]").costs(), RackCosts)
+
+
+def test_links_made_by_hand_are_checked_too() -> None:
+    nodes = (NodeClass(name="a", count=2000, cpus=1.0, mem_bytes=GIB), NodeClass(name="b", cpus=1.0, mem_bytes=GIB))
+    with pytest.raises(LinkError, match=r"^There is no machine 'c'; the classes of machines are a, b\.$") as caught:
+        Cluster(nodes, pairs=(PairCost("a", "b", 2.0), PairCost("a", "c", 2.0)))
+    assert caught.value.key == ("links", "pairs", 1)
+    with pytest.raises(LinkError, match=f"4,000,000 pairs of machines, more than {MAX_PAIRS:,}; use racks"):
+        Cluster(nodes, pairs=(PairCost("a", "a", 2.0),))
+    for field in ("within_node_gbps", "across_racks_gbps", "within_node_cost"):
+        with pytest.raises(LinkError, match=rf"'{field}' is 0; it must be more than 0"):
+            Cluster(nodes, **{field: 0.0})  # type: ignore[arg-type]
+    with pytest.raises(LinkError, match="'network_gbps' of 'b' is 0; it must be more than 0"):
+        Cluster((nodes[0], NodeClass(name="b", cpus=1.0, mem_bytes=GIB, network_gbps=0.0)))

@@ -41,6 +41,83 @@ def test_no_solution_is_not_a_number(solver: str) -> None:
     assert result == milp.MilpResult(None, proven=True)
 
 
+def test_a_row_without_variables_decides_by_itself(solver: str) -> None:
+    assert milp.solve(milp.Milp([1.0], [1], [milp.Row({}, lower=1.0)])) == milp.MilpResult(None, proven=True)
+    assert milp.solve(milp.Milp([1.0], [1], [milp.Row({}, upper=1.0)])).values == (1,)
+
+
+def test_fractions_count_but_are_not_returned(solver: str) -> None:
+    builder = milp.MilpBuilder()
+    whole = builder.integer(5, 2.0)
+    part = builder.fraction(0.75, 4.0)
+    builder.row({whole: 1.0, part: 2.0}, upper=3.0)
+    builder.extend([milp.Row({part: 1.0}, upper=0.6)])
+    result = milp.solve(builder.build())
+    # 2 x 2 + 4 x 0.5 beats 3 x 2.
+    assert result.values == (2,) or result.values == (3,)
+    assert result.bound == pytest.approx(6.0)
+    with pytest.raises(AssertionError, match="fraction's number"):
+        builder.integer(1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_bound_holds_whenever_the_time_was_over(seed: int) -> None:
+    choose = random.Random(seed)
+    weights = [[float(choose.randint(1, 60)) for _ in range(40)] for _ in range(8)]
+    worth = [choose.randint(10, 30) + choose.random() for _ in range(40)]
+    program = milp.Milp(worth, [3] * 40, [milp.Row(dict(enumerate(row)), upper=500.0) for row in weights])
+    best = milp.solve(program)
+    assert best.proven
+    assert best.values is not None
+    assert best.bound == pytest.approx(sum(w * x for w, x in zip(worth, best.values, strict=True)))
+    cut_off = 0
+    for limit_s in (0.0, 0.01, 0.02, 0.05, 0.1, 0.2):
+        result = milp.solve(program, limit_s)
+        assert result.bound >= best.bound * (1 - 1e-9)
+        cut_off += not result.proven
+        if result.values is not None:
+            reached = sum(w * x for w, x in zip(worth, result.values, strict=True))
+            assert reached <= best.bound * (1 + 1e-9)
+            assert result.proven == (result.bound == pytest.approx(reached, rel=1e-9))
+    assert cut_off
+
+
+# Programs of counts that HiGHS 1.12 to 1.15.1 gets wrong with its presolve (the aggregator).
+LOST_OPTIMUM = milp.Milp(
+    [0.0, 0.0, 0.0, 0.0, 45.0, 45.0],
+    [15, 2, 1, 13, 2, 1],
+    [
+        milp.Row({3: 1.0, 0: -1.0}, upper=0.0),
+        milp.Row({4: 1.0, 1: -1.0}, upper=0.0),
+        milp.Row({0: 1.0, 1: 1.0, 2: 1.0}, upper=15.0),
+        milp.Row({3: 1.0, 4: 1.0, 5: 1.0}, lower=13.0, upper=13.0),
+        milp.Row({2: 1.0}, lower=1.0, upper=1.0),
+    ],
+)
+LOST_SOLUTION = milp.Milp(
+    [0.0] * 12,
+    [11, 1, 1, 1, 9, 1, 1, 1, 22, 2, 36, 4],
+    [
+        *(
+            milp.Row({8 + i: 1.0, machines: -most}, upper=0.0)
+            for i, (machines, most) in enumerate([(0, 2.0), (2, 2.0), (4, 4.0), (5, 4.0)])
+        ),
+        *(milp.Row({machines: -1.0}, upper=0.0) for machines in (1, 3, 6, 7)),
+        milp.Row(dict.fromkeys((0, 1, 2, 3), 1.0), upper=11.0),
+        milp.Row(dict.fromkeys((4, 5, 6, 7), 1.0), upper=9.0),
+        milp.Row(dict.fromkeys((2, 3, 6, 7), 1.0), lower=1.0, upper=1.0),
+        milp.Row(dict.fromkeys((1, 3, 5, 7), 1.0), lower=1.0, upper=1.0),
+        milp.Row(dict.fromkeys((8, 9, 10, 11), 1.0), lower=40.0, upper=40.0),
+    ],
+)
+
+
+def test_what_a_presolve_lost_is_found(solver: str) -> None:
+    result = milp.solve(LOST_OPTIMUM)
+    assert (result.proven, result.bound) == (True, 135.0)
+    assert milp.solve(LOST_SOLUTION).values is not None
+
+
 def test_time_that_is_up_is_not_a_proof(solver: str) -> None:
     # A market split problem: tiny, and far from solved in the time given.
     choose = random.Random(1)

@@ -24,7 +24,7 @@ MAX_GROUPS = 24
 
 def print_profile(console: Console, profile: ModelProfile) -> None:
     """Prints what the planner knows of a model."""
-    table = _table(f"Model: {profile.name}")
+    table = new_table(f"Model: {profile.name}")
     table.add_row("parameters", f"{profile.parameters:,} ({format_bytes(profile.parameter_bytes)})")
     table.add_row("variables", f"{len(profile.variables)} ({format_bytes(profile.variable_bytes)})")
     table.add_row("forward, per sample", f"{_flops(profile.flops_forward_per_sample)}")
@@ -54,7 +54,7 @@ def print_plan(console: Console, plan: Plan) -> None:
     console.print(_proof(plan))
 
 
-def _table(title: str, *columns: str) -> Table:
+def new_table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", show_header=bool(columns))
     for column in columns or ("", ""):
         table.add_column(column)
@@ -62,7 +62,7 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _options(plan: Plan) -> Table:
-    table = _table("Options")
+    table = new_table("Options")
     table.add_row("generated", _big(plan.options.generated))
     for rule, removed in plan.options.pruned.items():
         table.add_row(f"pruned: {RULES.get(rule, rule)}", _big(removed))
@@ -71,7 +71,7 @@ def _options(plan: Plan) -> Table:
 
 
 def _chosen(plan: Plan) -> Table:
-    table = _table("Option chosen", "role", "tasks", "CPUs", "GPUs", "memory", "disk")
+    table = new_table("Option chosen", "role", "tasks", "CPUs", "GPUs", "memory", "disk")
     rows: list[tuple[str, int, TaskResources | None]] = [
         ("worker", plan.option.workers, plan.option.worker),
         ("ps", plan.option.ps, plan.option.ps_task),
@@ -85,7 +85,7 @@ def _chosen(plan: Plan) -> Table:
 
 
 def _placement(plan: Plan) -> Table:
-    table = _table("Placement", "machines", "tasks on each")
+    table = new_table("Placement", "machines", "tasks on each")
     groups = group_nodes(plan.tasks)
     for nodes, tasks in groups[:MAX_GROUPS]:
         table.add_row(_names(nodes), _tasks(tasks, single=len(nodes) == 1))
@@ -118,7 +118,7 @@ def _tasks(tasks: Sequence[PlannedTask], *, single: bool) -> str:
 
 
 def _prediction(plan: Plan) -> Table:
-    table = _table("Predicted, for one step of every worker")
+    table = new_table("Predicted, for one step of every worker")
     time = plan.step_time_s
     table.add_row("compute", _seconds(time.compute))
     table.add_row("input", _seconds(time.input))
@@ -140,7 +140,7 @@ def _prediction(plan: Plan) -> Table:
 
 def _alternatives(plan: Plan) -> Table:
     columns = ("workers", "ps", "CPUs", "GPUs", "samples/s", "speed", "traffic (Eq. 1)")
-    table = _table("Next best options", *columns)
+    table = new_table("Next best options", *columns)
     for entry in plan.alternatives:
         table.add_row(
             str(entry.workers),

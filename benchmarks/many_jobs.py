@@ -1,0 +1,231 @@
+"""How long many jobs take to plan together, and how near the joint optimum their plan is."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from typing import get_args
+
+import numpy as np
+
+from dike.profile import Api, ModelProfile, VariableSpec
+from solver import Cluster, NodeClass
+from solver.hardware import known_hardware
+from solver.jobs import Job, Order, plan_jobs
+from solver.jobs.forms import Form, FormCatalogue
+from solver.jobs.free_capacity import NOTHING, Amounts, capacity, plus
+from solver.nodes import node_kinds
+from solver.units import GIB
+
+TITLE = "Many jobs at once"
+RUNS = 3
+MACHINES_PER_JOB = 4
+WORKERS_PER_JOB = 20
+MODELS = 40
+INSTANCES = 60
+MEGABYTE = 10**6
+
+Usage = tuple[Amounts, ...]
+"""What a job takes on each machine."""
+
+
+def measure() -> Iterator[str]:
+    """Lines of two Markdown tables: times, and ratios to the optimum of small cases."""
+    yield (
+        "Models are made up (10 to 60 variables of 0.2 to 8 MB, 0.3 to 10 GFLOPs forward, batches of 16 to 64, half of "
+        f"them synchronous); a job has up to {WORKERS_PER_JOB} workers of one GPU. 'alike': machines of 16 CPUs and 4 "
+        f"V100, one model. 'varied': the same with {MODELS} models. 'mixed': {MODELS} models on V100, K80, P100, A100 "
+        f"and CPU-only machines, a fifth each. Seconds are the median of {RUNS} runs."
+    )
+    yield ""
+    yield "| order | mix | machines | jobs | waiting | tasks placed | GPUs used | seconds |"
+    yield "|---|---|---|---|---|---|---|---|"
+    mixes = (("alike", alike, 1), ("varied", alike, MODELS), ("mixed", mixed, MODELS))
+    for order, (mix, make_cluster, models), machines in itertools.product(get_args(Order), mixes, (1_000, 16_000)):
+        cluster = make_cluster(machines)
+        jobs = some_jobs(machines // MACHINES_PER_JOB, models, WORKERS_PER_JOB, np.random.default_rng(1))
+        times_s = []
+        for _ in range(RUNS):
+            start = time.perf_counter()
+            plan = plan_jobs(jobs, cluster, order)
+            times_s.append(time.perf_counter() - start)
+        yield (
+            f"| {order} | {mix} | {machines:,} | {len(jobs):,} | {len(plan.unplaced):,} | {plan.tasks:,} "
+            f"| {plan.gpus_used / plan.gpus:.0%} | {statistics.median(times_s):.2f} |"
+        )
+    yield ""
+    yield from _quality()
+
+
+def _quality() -> Iterator[str]:
+    ratios: dict[str, list[float]] = {"gain": [], "given": []}
+    for seed in range(INSTANCES):
+        jobs, cluster = small_case(np.random.default_rng(seed))
+        by_gain = plan_jobs(jobs, cluster, "gain")
+        if by_gain.unplaced:
+            continue
+        total_s = sum(job.remaining_s for job in by_gain.placed)
+        least_s = least_total_s(jobs, cluster, total_s)
+        ratios["gain"].append(total_s / least_s)
+        in_order = plan_jobs(jobs, cluster, "given")
+        if not in_order.unplaced:
+            ratios["given"].append(sum(job.remaining_s for job in in_order.placed) / least_s)
+    yield (
+        "Sum of the remaining times over the least possible one (all counts and all placements tried), on "
+        f"{len(ratios['gain'])} random cases of 2 or 3 jobs on 2 or 3 machines that hold the minimum of all. 'given' "
+        "counts only where it leaves no job waiting; it plans each of so few jobs exactly."
+    )
+    yield ""
+    yield "| order | cases | mean | median | worst | within 5% |"
+    yield "|---|---|---|---|---|---|"
+    for order, found in ratios.items():
+        near = sum(ratio <= 1.05 for ratio in found) / len(found)
+        yield (
+            f"| {order} | {len(found)} | {statistics.mean(found):.3f} | {statistics.median(found):.3f} "
+            f"| {max(found):.3f} | {near:.0%} |"
+        )
+
+
+def some_model(rng: np.random.Generator, *, synchronous: bool) -> ModelProfile:
+    """A made-up model, as `dike profile` would describe it."""
+    sizes = [int(rng.uniform(0.2, 8) * MEGABYTE) for _ in range(int(rng.integers(10, 61)))]
+    flops = 10 ** rng.uniform(8.5, 10)
+    return ModelProfile(
+        name="made up",
+        api=Api.KERAS,
+        parameters=sum(sizes) // 4,
+        parameter_bytes=sum(sizes),
+        variables=tuple(VariableSpec(f"v{i}", (size // 4,), "float32", size) for i, size in enumerate(sizes)),
+        flops_forward_per_sample=flops,
+        flops_step_per_sample=3 * flops,
+        longest_path_flops=0.9 * flops,
+        batch_size=int(rng.choice([16, 32, 64])),
+        sample_bytes=602_112,
+        optimizer="SGD",
+        optimizer_slots=1,
+        synchronous=synchronous,
+    )
+
+
+def some_jobs(count: int, models: int, max_workers: int, rng: np.random.Generator) -> list[Job]:
+    """Jobs that take turns at the models, with 1,000 to 100,000 steps left."""
+    profiles = [some_model(rng, synchronous=bool(index % 2)) for index in range(models)]
+    return [
+        Job(f"job-{i}", profiles[i % models], max_workers=max_workers, steps=int(rng.integers(1_000, 100_001)))
+        for i in range(count)
+    ]
+
+
+def alike(machines: int) -> Cluster:
+    """Machines that are all alike."""
+    return Cluster((_machines("v100", machines, 16, 64, 4, "V100", 25),))
+
+
+def mixed(machines: int) -> Cluster:
+    """Five kinds of machines."""
+    each = machines // 5
+    return Cluster(
+        (
+            _machines("v100", each, 16, 64, 4, "V100", 25),
+            _machines("k80", each, 8, 32, 4, "K80", 10),
+            _machines("p100", each, 32, 128, 8, "P100", 10),
+            _machines("a100", each, 16, 64, 2, "A100", 25),
+            _machines("cpu", each, 32, 64, 0, None, 10),
+        )
+    )
+
+
+def _machines(name: str, count: int, cpus: float, mem_gib: int, gpus: int, model: str | None, gbps: float) -> NodeClass:
+    return NodeClass(
+        name=name,
+        count=count,
+        cpus=cpus,
+        mem_bytes=mem_gib * GIB,
+        gpus=gpus,
+        gpu_model=model,
+        disk_bytes=500 * GIB,
+        network_gbps=gbps,
+    )
+
+
+def small_case(rng: np.random.Generator) -> tuple[list[Job], Cluster]:
+    """A few jobs on a few machines of one or two kinds."""
+    machines = int(rng.integers(2, 4))
+    kinds = [("V100", 25.0), ("K80", 10.0), ("V100", 10.0)]
+    nodes = tuple(
+        _machines(f"m{index}", 1, int(rng.choice([8, 16])), 32, int(rng.choice([1, 2, 4])), *kinds[rng.integers(3)])
+        for index in range(machines)
+    )
+    jobs = some_jobs(int(rng.integers(2, 4)), 2, 4, rng)
+    return jobs, Cluster(nodes)
+
+
+def least_total_s(jobs: Sequence[Job], cluster: Cluster, known_s: float) -> float:
+    """Least sum of the jobs' remaining times, by trying every placement of every job with every other's.
+
+    Args:
+        jobs: few, with few workers.
+        cluster: few machines.
+        known_s: a sum that is reached; what does not promise less is left out.
+    """
+    kinds = node_kinds(cluster)
+    catalogue = FormCatalogue(jobs, cluster, kinds, known_hardware())
+    machines = [index for index, kind in enumerate(kinds) for _ in range(kind.count)]
+    ways = [_ways(job, catalogue.forms(job), machines) for job in jobs]
+    # At best each job is alone: what the jobs from here on take at least.
+    rest = [sum(way[0][0] for way in ways[index:]) for index in range(len(ways) + 1)]
+    least = known_s
+
+    def try_from(index: int, spent_s: float, free: Usage) -> None:
+        nonlocal least
+        if index == len(ways):
+            least = min(least, spent_s)
+            return
+        for time_s, usage in ways[index]:
+            if spent_s + time_s + rest[index + 1] >= least:
+                return
+            left = tuple(plus(have, need, -1) for have, need in zip(free, usage, strict=True))
+            if min(map(min, left)) >= 0:
+                try_from(index + 1, spent_s + time_s, left)
+
+    try_from(0, 0.0, tuple(capacity(kinds[machine]) for machine in machines))
+    return least
+
+
+def _ways(job: Job, forms: Sequence[Form], machines: Sequence[int]) -> list[tuple[float, Usage]]:
+    """Remaining time and usage of every placement of one job, fastest first; one for each usage."""
+    best: dict[Usage, float] = {}
+    kinds = node_kinds(forms[0].scenario.cluster)
+    for form in forms:
+        counts = itertools.product(range(job.min_workers, form.most_workers(job) + 1), range(1, form.table.max_ps + 1))
+        for workers, ps in counts:
+            for at_workers, at_ps in itertools.product(_splits(workers, len(machines)), _splits(ps, len(machines))):
+                if any(count and not form.usable[kind] for count, kind in zip(at_workers, machines, strict=True)):
+                    continue
+                held = [form.needs_on(ps, w, p) for w, p in zip(at_workers, at_ps, strict=True)]
+                if any(min(plus(capacity(kinds[k]), need, -1)) < 0 for k, need in zip(machines, held, strict=True)):
+                    continue
+                hosts = [host for host in zip(machines, at_workers, at_ps, strict=True) if host[1] + host[2]]
+                time_s = job.samples / form.evaluate(hosts).samples_per_s
+                for usage in _with_chief(held, form.needs.chief):
+                    best[usage] = min(time_s, best.get(usage, time_s))
+    return sorted((time_s, usage) for usage, time_s in best.items())
+
+
+def _splits(count: int, parts: int) -> Iterator[tuple[int, ...]]:
+    if parts == 1:
+        yield (count,)
+        return
+    for here in range(count + 1):
+        for others in _splits(count - here, parts - 1):
+            yield (here, *others)
+
+
+def _with_chief(held: Sequence[Amounts], chief: Amounts) -> Iterator[Usage]:
+    if chief == NOTHING:
+        yield tuple(held)
+        return
+    for machine in range(len(held)):
+        yield tuple(plus(need, chief) if index == machine else need for index, need in enumerate(held))

@@ -1,0 +1,211 @@
+"""What the measured experiment measures: a small model, clusters of shaped hosts, and placements on them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from benchmarks.measured_task import BATCH_SIZE
+from dike.profile import Api, ModelProfile, VariableSpec
+from solver import Cluster, NodeClass, Plan, PlanRequest, make_plan
+from solver.evaluation import evaluate
+from solver.hardware import known_hardware
+from solver.placement.naming import Assignment
+from solver.resources import WorkerShape
+from solver.scenario import Scenario
+from solver.units import GIB, MIB
+
+LAYERS = 12
+WIDTH = 330
+GPU_MODEL = "K80"
+SHAPE = WorkerShape(gpus=1, cpus=1.0)
+ROOMY_BYTES = 32 * GIB
+ONE_TASK_BYTES = 3584 * MIB
+"""Room for a worker (3 GiB and what it holds) or for a ps (half a GiB and what it holds), not for both."""
+LONGEST_S = 3.0
+"""Of layouts that no method chooses, those predicted to take longer are left out: each would take a minute."""
+WORKERS_PER_PS = 4
+"""The baseline's fixed ratio."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One cluster and one way to train on it.
+
+    Attributes:
+        name: for the tables.
+        rates_mbps: for each host, the speed its network card is shaped to, in Mbit/s.
+        gpus: accelerators of each host, one for each worker it can have.
+        compute_s: seconds an accelerator takes for a step.
+        shared: whether workers and a ps fit one host together.
+        synchronous: whether workers wait for each other.
+        most: how many layouts are measured.
+    """
+
+    name: str
+    rates_mbps: tuple[float, ...]
+    gpus: int
+    compute_s: float
+    shared: bool
+    synchronous: bool
+    most: int
+
+    def node(self, host: int) -> str:
+        """The host's name in plans."""
+        return f"host-{host}"
+
+    def host(self, node: str) -> int:
+        """The host of that name."""
+        return int(node.removeprefix("host-"))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A placement to measure.
+
+    Attributes:
+        assignment: hosts of all tasks.
+        predicted_s: seconds in which every worker makes one step, by the solver's model.
+        methods: who would choose it.
+    """
+
+    assignment: Assignment
+    predicted_s: float
+    methods: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """For each host that has tasks, what they are: `p0` is ps 0, `2w` are two workers."""
+        nodes = sorted({*self.assignment.ps, *self.assignment.workers})
+        return " ".join(f"{node}:{self._tasks(node)}" for node in nodes)
+
+    @property
+    def steps_per_s(self) -> float:
+        """Predicted steps of all workers together."""
+        return len(self.assignment.workers) / self.predicted_s
+
+    def _tasks(self, node: str) -> str:
+        parts = [f"p{index}" for index, where in enumerate(self.assignment.ps) if where == node]
+        workers = self.assignment.workers.count(node)
+        return "+".join([*parts, f"{workers}w"] if workers else parts)
+
+
+def profile(case: Case) -> ModelProfile:
+    """The chain of dense layers, with the FLOPs that keep the GPU busy as long as the stand-in waits."""
+    size = 4 * WIDTH * WIDTH
+    arithmetic = 6.0 * LAYERS * WIDTH * WIDTH
+    busy = case.compute_s * known_hardware().gpu(GPU_MODEL).training_flops_per_s / BATCH_SIZE
+    return ModelProfile(
+        name="chain of dense layers",
+        api=Api.GRAPH,
+        parameters=LAYERS * WIDTH * WIDTH,
+        parameter_bytes=LAYERS * size,
+        variables=tuple(VariableSpec(f"layer_{i:02}", (WIDTH, WIDTH), "float32", size) for i in range(LAYERS)),
+        flops_forward_per_sample=(arithmetic + busy) / 3,
+        flops_step_per_sample=arithmetic + busy,
+        longest_path_flops=(arithmetic + busy) / 3,
+        batch_size=BATCH_SIZE,
+        sample_bytes=4 * WIDTH,
+        optimizer="SGD",
+        synchronous=case.synchronous,
+    )
+
+
+def cluster(case: Case, measured_mbps: Sequence[float]) -> Cluster:
+    """The hosts as the solver sees them.
+
+    Args:
+        case: the cluster.
+        measured_mbps: for each host, how fast its card carries payload.
+    """
+    nodes = (
+        NodeClass(
+            name=case.node(host),
+            cpus=8.0,
+            mem_bytes=ROOMY_BYTES if case.shared else ONE_TASK_BYTES,
+            gpus=case.gpus,
+            gpu_model=GPU_MODEL,
+            network_gbps=mbps / 1e3,
+        )
+        for host, mbps in enumerate(measured_mbps)
+    )
+    return Cluster(tuple(nodes))
+
+
+def layouts(case: Case, where: Cluster) -> list[Layout]:
+    """The layouts to measure: what each method chooses, the best predicted ones, and a sample of all others.
+
+    Layouts that differ only in which of several equally fast hosts has which tasks count once.
+    """
+    scenario = Scenario.of(profile(case), where, known_hardware())
+    found: dict[object, Layout] = {}
+    for assignment in _assignments(case):
+        layout = Layout(
+            assignment, evaluate(scenario, SHAPE, scenario.shards(len(assignment.ps)), assignment).step_time.total
+        )
+        found.setdefault(_likeness(case, scenario, assignment), layout)
+    chosen: dict[object, Layout] = {}
+    for method, assignment in _methods(case, scenario):
+        key = _likeness(case, scenario, assignment)
+        layout = chosen.get(key, found[key])
+        chosen[key] = Layout(layout.assignment, layout.predicted_s, (*layout.methods, method))
+    rest = [key for key, layout in found.items() if key not in chosen and layout.predicted_s <= LONGEST_S]
+    rest.sort(key=lambda key: -found[key].steps_per_s)
+    wanted = max(0, case.most - len(chosen))
+    best = rest[: wanted // 3]
+    others = rest[len(best) :]
+    count = min(len(others), wanted - len(best))
+    sampled = [others[(2 * index + 1) * len(others) // (2 * count)] for index in range(count)]
+    return sorted([*chosen.values(), *(found[key] for key in (*best, *sampled))], key=lambda one: -one.steps_per_s)
+
+
+def _methods(case: Case, scenario: Scenario) -> Iterator[tuple[str, Assignment]]:
+    plan = PlanRequest(scenario.profile, scenario.cluster, max_gpus_per_worker=1)
+    yield "Dike", _assignment(make_plan(plan))
+    traffic = PlanRequest(scenario.profile, scenario.cluster, objective="traffic", max_gpus_per_worker=1)
+    yield "least traffic", _assignment(make_plan(traffic))
+    yield "round robin", _round_robin(case)
+
+
+def _assignment(plan: Plan) -> Assignment:
+    nodes = {role: tuple(task.node for task in plan.tasks if task.role == role) for role in ("ps", "worker")}
+    return Assignment(nodes["ps"], nodes["worker"], None)
+
+
+def _round_robin(case: Case) -> Assignment:
+    """As many workers as fit, one ps for every four; each task on the next host that has room, a ps first."""
+    hosts = range(len(case.rates_mbps))
+    if case.shared:
+        places = [case.node(host) for _ in range(case.gpus) for host in hosts]
+        ps = math.ceil(len(places) / WORKERS_PER_PS)
+        # The workers go on where the last ps was put.
+        return Assignment(tuple(places[:ps]), tuple(places[ps:] + places[:ps]), None)
+    ps = math.ceil(len(hosts) / (WORKERS_PER_PS + 1))
+    return Assignment(tuple(map(case.node, hosts[:ps])), tuple(map(case.node, hosts[ps:])), None)
+
+
+def _assignments(case: Case) -> Iterator[Assignment]:
+    """Every placement with at most one ps on a host."""
+    hosts = range(len(case.rates_mbps))
+    for count in range(1, len(hosts) + 1):
+        for ps in itertools.permutations(hosts, count):
+            for workers in itertools.product(range(case.gpus + 1), repeat=len(hosts)):
+                together = any(workers[host] for host in ps)
+                if any(workers) and (case.shared or not together):
+                    placed = tuple(case.node(host) for host in hosts for _ in range(workers[host]))
+                    yield Assignment(tuple(map(case.node, ps)), placed, None)
+
+
+def _likeness(case: Case, scenario: Scenario, assignment: Assignment) -> object:
+    """Equal for layouts between which nothing but names differs."""
+    sizes = scenario.shards(len(assignment.ps)).sizes
+    held = dict(zip(assignment.ps, sizes, strict=True))
+    nodes = (case.node(host) for host in range(len(case.rates_mbps)))
+    return tuple(
+        sorted(
+            (rate, held.get(node, 0), assignment.workers.count(node))
+            for rate, node in zip(case.rates_mbps, nodes, strict=True)
+        )
+    )

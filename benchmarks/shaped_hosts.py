@@ -1,0 +1,225 @@
+"""Hosts with slow network cards on one machine: network namespaces on a bridge, each link shaped in both directions.
+
+A host is a network namespace with one card (`veth`); the cards' other ends are ports of a bridge in a namespace of its
+own, so nothing of the machine's own network is touched and nothing leaves it. A token bucket filter (`tc ... tbf`) at
+the card limits what a host sends, one at its port what it receives. Tasks of one host talk over its loopback, unshaped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+import psutil
+
+PREFIX = "dike-hosts"
+BURST = "64kb"
+LATENCY = "200ms"
+"""How long a packet may queue. With short queues lost packets decide, not the links' speed: TensorFlow's transfers come
+in bursts from several hosts at once."""
+NETWORK = "10.77.0"
+COMMAND_TIMEOUT_S = 30.0
+TRANSFER_TIMEOUT_S = 60.0
+GONE_TIMEOUT_S = 10.0
+_NAME = re.compile(rf"{PREFIX}-(\d+)-\d+-\w+")
+"""Process that made it, the how manieth hosts of that process, and which of them."""
+_made = itertools.count()
+_RECEIVER = """
+import socket, sys
+server = socket.create_server((sys.argv[1], 0))
+server.settimeout(float(sys.argv[2]))
+print(server.getsockname()[1], flush=True)
+connection, _ = server.accept()
+connection.settimeout(float(sys.argv[2]))
+while connection.recv(1 << 20):
+    pass
+connection.sendall(b"x")
+"""
+_SENDER = """
+import socket, sys, time
+data = bytes(int(sys.argv[3]))
+connection = socket.create_connection((sys.argv[1], int(sys.argv[2])), float(sys.argv[4]))
+start = time.monotonic()
+connection.sendall(data)
+connection.shutdown(socket.SHUT_WR)
+connection.recv(1)
+print(time.monotonic() - start)
+"""
+
+
+class HostsError(Exception):
+    """The hosts could not be made or used; the message has the command and what it said."""
+
+
+def why_not() -> str | None:
+    """The reason why this machine cannot make such hosts, in one sentence; None if it can."""
+    missing = [name for name in ("ip", "tc") if shutil.which(name) is None]
+    if missing:
+        return f"There is no '{missing[0]}' command: install the package iproute2."
+    if os.geteuid() != 0:
+        return "Network namespaces need root: run this as root."
+    try:
+        with ShapedHosts([100.0]):
+            return None
+    except HostsError as error:
+        return f"This machine does not allow network namespaces with shaped links: {error}"
+
+
+class ShapedHosts:
+    """A number of hosts on one switch; a context manager, which leaves nothing behind.
+
+    Hosts that a killed run of this program left are removed on entry.
+
+    Args:
+        rates_mbps: for each host, the speed of its network card in Mbit/s, each way, Ethernet headers included.
+
+    Raises:
+        HostsError: if a namespace, a link or a filter cannot be made.
+    """
+
+    def __init__(self, rates_mbps: Sequence[float]) -> None:
+        self._rates = list(rates_mbps)
+        prefix = f"{PREFIX}-{os.getpid()}-{next(_made)}"
+        self._switch = f"{prefix}-switch"
+        self._names = [f"{prefix}-{host}" for host in range(len(self._rates))]
+
+    def __enter__(self) -> ShapedHosts:
+        _remove_stale()
+        try:
+            self._make()
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._remove()
+
+    def address(self, host: int) -> str:
+        """The host's IPv4 address."""
+        return f"{NETWORK}.{host + 1}"
+
+    def set_rate(self, host: int, rate_mbps: float) -> None:
+        """Changes the speed of a host's network card, in Mbit/s, each way."""
+        for namespace, device in self._ends(host):
+            _run("tc", "-n", namespace, *_filter("change", device, rate_mbps))
+
+    def start(
+        self,
+        host: int,
+        command: Sequence[str],
+        *,
+        cwd: Path | None = None,
+        env: dict[str, str] | None = None,
+        stderr: IO[bytes] | None = None,
+    ) -> subprocess.Popen[bytes]:
+        """Starts a process on a host, with unbuffered pipes to its standard input and from its standard output."""
+        return subprocess.Popen(
+            ["ip", "netns", "exec", self._names[host], *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            bufsize=0,
+            cwd=cwd,
+            env=env,
+        )
+
+    def transfer_mbps(self, source: int, target: int, count: int) -> float:
+        """Sends that many bytes over one TCP connection.
+
+        Returns:
+            The payload's speed in Mbit/s; headers are not counted.
+        """
+        limit, address = str(TRANSFER_TIMEOUT_S), self.address(target)
+        with self.start(target, [sys.executable, "-c", _RECEIVER, address, limit]) as receiver:
+            try:
+                assert receiver.stdout is not None
+                port = receiver.stdout.readline().decode().strip()
+                with self.start(source, [sys.executable, "-c", _SENDER, address, port, str(count), limit]) as sender:
+                    taken, _ = sender.communicate()
+            finally:
+                receiver.kill()
+        if sender.returncode:
+            raise HostsError(f"Host {source} could not send to host {target}: exit status {sender.returncode}.")
+        return count * 8 / 1e6 / float(taken)
+
+    def _ends(self, host: int) -> tuple[tuple[str, str], tuple[str, str]]:
+        """Namespace and device of both ends of a host's link; each end's filter limits what goes out there."""
+        return (self._names[host], "eth0"), (self._switch, f"port{host}")
+
+    def _make(self) -> None:
+        _run("ip", "netns", "add", self._switch)
+        _run("ip", "-n", self._switch, "link", "add", "switch", "type", "bridge")
+        _run("ip", "-n", self._switch, "link", "set", "switch", "up")
+        for host, name in enumerate(self._names):
+            port = f"port{host}"
+            _run("ip", "netns", "add", name)
+            _run("ip", "-n", name, "link", "add", "eth0", "type", "veth", "peer", "name", port, "netns", self._switch)
+            _run("ip", "-n", self._switch, "link", "set", port, "master", "switch", "up")
+            _run("ip", "-n", name, "address", "add", f"{self.address(host)}/24", "dev", "eth0")
+            for device in ("lo", "eth0"):
+                _run("ip", "-n", name, "link", "set", device, "up")
+            for namespace, device in self._ends(host):
+                _run("tc", "-n", namespace, *_filter("add", device, self._rates[host]))
+
+    def _remove(self) -> None:
+        existing = _namespaces()
+        for name in (*self._names, self._switch):
+            if name in existing:
+                _remove_namespace(name)
+
+
+def _filter(verb: str, device: str, rate_mbps: float) -> list[str]:
+    rate = f"{rate_mbps * 1e6:.0f}bit"
+    return ["qdisc", verb, "dev", device, "root", "tbf", "rate", rate, "burst", BURST, "latency", LATENCY]
+
+
+def _remove_stale() -> None:
+    for name in _namespaces():
+        match = _NAME.fullmatch(name)
+        if match is not None and not psutil.pid_exists(int(match[1])):
+            try:
+                _remove_namespace(name)
+            except HostsError:
+                # Another process may have been quicker.
+                if name in _namespaces():
+                    raise
+
+
+def _namespaces() -> list[str]:
+    return [line.split()[0] for line in _run("ip", "netns", "list").splitlines() if line.strip()]
+
+
+def _remove_namespace(name: str) -> None:
+    """Ends the processes on a host, then removes it; its links go with it once no process is left."""
+    deadline = time.monotonic() + GONE_TIMEOUT_S
+    while (pids := _run("ip", "netns", "pids", name).split()) and time.monotonic() < deadline:
+        for pid in pids:
+            try:
+                os.kill(int(pid), signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        time.sleep(0.02)
+    _run("ip", "netns", "delete", name)
+
+
+def _run(*command: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise HostsError(f"'{' '.join(command)}' could not be run: {error}.") from error
+    if done.returncode:
+        raise HostsError(f"'{' '.join(command)}' failed: {(done.stderr or done.stdout).strip()}.")
+    return done.stdout

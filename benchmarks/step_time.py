@@ -1,0 +1,203 @@
+"""How near the forms of the step-time model come to recorded step times that they were not fitted to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
+
+from benchmarks.pollux_traces import FORMS, MODELS, Form, Trace, large_placements, small_placements
+from solver.figure_files import new_figure, save_figure
+from solver.hardware import known_hardware
+from solver.nnls import Floats
+
+TITLE = "Step times: predicted against recorded"
+SEED = 7
+PICTURE = Path(__file__).parent / "results" / "step_time.png"
+RESNET50_STEP_FLOPS = 23.3e9
+DRAWN = "bytes, sum"
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which placements a form is fitted to, and which it has to predict."""
+
+    name: str
+    known: dict[str, Trace]
+    unknown: dict[str, Trace]
+
+
+@dataclass(frozen=True)
+class Score:
+    """How near predictions are.
+
+    Attributes:
+        mean: mean relative error.
+        median: the middle one.
+        rank: Spearman's rank correlation of predicted and recorded step times.
+        rank_of_placements: the same among placements with the same batch, mean over the batches.
+    """
+
+    mean: float
+    median: float
+    rank: float
+    rank_of_placements: float
+
+
+def measure() -> Iterator[str]:
+    """Tables of errors on placements that were left out of the fit; draws a picture."""
+    yield (
+        "Data: `benchmarks/data/pollux`, six models on up to 16 machines of 4 T4, all-reduce. Computing is a constant "
+        "and a time per sample. The network is either what the busiest link carries at a speed ('bytes', the way Dike "
+        "counts), or a constant and a time per further GPU ('GPUs', Pollux); each inside one machine and between "
+        "machines. The step is their sum, the longer of the two, or Pollux' norm between these. Fitted by "
+        "`solver.relative_fit`, the fit behind `--measurements`; every figure is of placements not fitted to."
+    )
+    splits = _splits()
+    predicted = {
+        (split.name, form.name, model): _predict(form, split, model)
+        for split in splits
+        for form in FORMS
+        for model in MODELS
+    }
+    for split in splits:
+        rows = sum(len(trace.seconds) for trace in split.unknown.values())
+        yield from ("", f"## {split.name} ({rows:,} rows to predict)", "")
+        yield "Relative error, mean / median; rank correlation of all step times / of placements with the same batch."
+        yield ""
+        yield f"| model | {' | '.join(form.name for form in FORMS)} |"
+        yield f"|---|{'---|' * len(FORMS)}"
+        for model in MODELS:
+            scores = [_score(split.unknown[model], predicted[split.name, form.name, model]) for form in FORMS]
+            yield f"| {model} | {' | '.join(_cell(score) for score in scores)} |"
+        all_scores = [
+            [_score(split.unknown[model], predicted[split.name, form.name, model]) for model in MODELS]
+            for form in FORMS
+        ]
+        yield f"| mean | {' | '.join(_cell(_mean(scores)) for scores in all_scores)} |"
+    _draw(splits[-1], {model: predicted[splits[-1].name, DRAWN, model] for model in MODELS})
+    yield from ("", f"![predicted and recorded step times]({PICTURE.name})", "")
+    yield f"The picture: {splits[-1].name[0].lower()}{splits[-1].name[1:]}, form '{DRAWN}'."
+    yield from ("", _two_machines(), "", _table_speed())
+
+
+def _splits() -> tuple[Split, ...]:
+    small = {model: small_placements(model) for model in MODELS}
+    large = {model: large_placements(model) for model in MODELS}
+    random = np.random.default_rng(SEED)
+    half = {
+        model: np.isin(trace.placement, random.permutation(trace.placement.max() + 1)[: trace.placement.max() // 2])
+        for model, trace in small.items()
+    }
+    return (
+        Split(
+            "Fitted to a random half of the placements on 1 to 4 machines, predicting the other half",
+            {model: trace.where(half[model]) for model, trace in small.items()},
+            {model: trace.where(~half[model]) for model, trace in small.items()},
+        ),
+        Split(
+            "Fitted to 1 and 2 machines, predicting 3 and 4",
+            {model: trace.where(trace.nodes <= 2) for model, trace in small.items()},
+            {model: trace.where(trace.nodes > 2) for model, trace in small.items()},
+        ),
+        Split("Fitted to 1 to 4 machines, predicting 6 to 16", small, large),
+    )
+
+
+def _predict(form: Form, split: Split, model: str) -> Floats:
+    return form.fit(split.known[model])(split.unknown[model])
+
+
+def _score(trace: Trace, predicted: Floats) -> Score:
+    errors = np.abs(predicted / trace.seconds - 1)
+    same_batch = [
+        _rank_correlation(predicted[trace.batch == batch], trace.seconds[trace.batch == batch])
+        for batch in np.unique(trace.batch)
+    ]
+    whole = _rank_correlation(predicted, trace.seconds)
+    return Score(float(errors.mean()), float(np.median(errors)), whole, float(np.mean(same_batch)))
+
+
+def _rank_correlation(first: Floats, second: Floats) -> float:
+    """Spearman's; equal values share their mean rank, and what does not vary at all correlates with nothing."""
+    ranks = [_ranks(values) for values in (first, second)]
+    if any(np.ptp(values) == 0 for values in ranks):
+        return 0.0
+    return float(np.corrcoef(*ranks)[0, 1])
+
+
+def _ranks(values: Floats) -> Floats:
+    # What differs by rounding alone is equal.
+    _, inverse, counts = np.unique(np.round(values, 12), return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    middle: Floats = ((last - counts + 1 + last) / 2)[inverse]
+    return middle
+
+
+def _mean(scores: list[Score]) -> Score:
+    columns = zip(*((score.mean, score.median, score.rank, score.rank_of_placements) for score in scores), strict=True)
+    return Score(*(float(np.mean(column)) for column in columns))
+
+
+def _cell(score: Score) -> str:
+    return f"{score.mean:.1%} / {score.median:.1%}; {score.rank:.2f} / {score.rank_of_placements:.2f}"
+
+
+def _two_machines() -> str:
+    """How much longer steps on two machines take than on three with as many GPUs and the same batch."""
+    ratios = []
+    for model in MODELS:
+        trace = small_placements(model)
+        for gpus in np.unique(trace.gpus[trace.nodes == 3]):
+            for batch in np.unique(trace.batch):
+                alike = (trace.gpus == gpus) & (trace.batch == batch)
+                two, three = (trace.seconds[alike & (trace.nodes == nodes)] for nodes in (2, 3))
+                if len(two) and len(three):
+                    ratios.append(float(np.median(two) / np.median(three)))
+    return (
+        f"The recorded steps on 2 machines are the longer ones: x {np.median(ratios):.2f} (median over models, GPUs "
+        "and batches) of those on 3 with as many GPUs and the same batch. No form here can follow that, so those "
+        "fitted to 1 and 2 machines predict too long steps on 3 and 4."
+    )
+
+
+def _table_speed() -> str:
+    """The table's T4 against ResNet50 on one GPU, by the slope over the batch size."""
+    trace = small_placements("imagenet")
+    alone = trace.where(trace.gpus == 1)
+    slope_s, _ = np.polyfit(alone.batch, alone.seconds, 1)
+    table = known_hardware().gpu("T4").training_flops_per_s / RESNET50_STEP_FLOPS
+    return (
+        f"ResNet50 on one T4: {1 / slope_s:.0f} images/s by the slope of the recorded step times over the batch; "
+        f"{table:.0f} by `solver/hardware.yaml`, whose figure is an estimate for single precision."
+    )
+
+
+def _draw(split: Split, predicted: dict[str, Floats]) -> None:
+    figure = new_figure(10, 6.4)
+    for index, model in enumerate(MODELS):
+        axes = figure.add_subplot(2, 3, index + 1)
+        trace = split.unknown[model]
+        least, most = float(trace.seconds.min()) * 0.7, float(trace.seconds.max()) * 1.4
+        axes.plot([least, most], [least, most], color="#888888", linewidth=0.8)
+        for nodes, colour in ((6, "#5b8fd6"), (8, "#7ab37a"), (12, "#e8a33d"), (16, "#b05050")):
+            here = trace.nodes == nodes
+            axes.scatter(
+                trace.seconds[here], predicted[model][here], s=5, color=colour, label=f"{nodes} machines", linewidths=0
+            )
+        axes.set(xscale="log", yscale="log", xlim=(least, most), ylim=(least, most), title=model)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_major_formatter(FormatStrFormatter("%g"))
+            axis.set_minor_formatter(NullFormatter())
+        if index % 3 == 0:
+            axes.set_ylabel("predicted (s)")
+        if index >= 3:
+            axes.set_xlabel("recorded (s)")
+        if index == 0:
+            axes.legend(frameon=False, fontsize=8)
+    figure.tight_layout()
+    save_figure(figure, PICTURE)

@@ -1,0 +1,26 @@
+"""`python -m solver`: plans from saved profiles, with nothing but this package and `dike.profile`."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from dike.exceptions import DikeError
+from solver.cli.plan import plan
+from solver.cli.profiles import load_saved_profile
+
+
+def main() -> None:
+    """Entry point. Exit codes as of `dike`: 0 done, 1 failed, 2 bad input, 130 interrupted."""
+    app = typer.Typer(pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
+    app.command()(plan)
+    try:
+        app(prog_name="python -m solver", obj=load_saved_profile)
+    except DikeError as error:
+        print(f"dike: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

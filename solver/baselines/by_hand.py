@@ -1,0 +1,111 @@
+"""What people do by hand: sizes and counts by rules of thumb, or tuned, and machines in turn or in order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from solver.baselines.filling import fill_by_turns, fill_first, worker_turns
+from solver.baselines.setting import EQUAL, Choice, On, Setting
+from solver.baselines.speeds import prefix_speeds
+from solver.resources import TaskResources, WorkerShape
+from solver.rooms import Ints
+from solver.shards import useful_ps_count
+
+WORKERS_PER_PS = 4
+
+_Fill = Callable[[Ints, Sequence[TaskResources]], tuple[Ints, Ints] | None]
+
+
+def sar_basic(setting: Setting) -> Choice:
+    """Static allocation as most users write it down: every task the same slice of a machine, machines in turn.
+
+    The paper 'Dike' (section 4) compares with SAR_Basic and SAR_Tuned and does not say how they choose. Our reading of
+    the basic one: worker and ps get the same CPUs, an eighth of the largest machine's and 1 at most, and each worker
+    one GPU where there are any; one ps for 4 workers (the last one for those left over); as many workers as fit. The
+    chief comes first, on the first machine with room, then the parameter servers and the workers by turns.
+
+    Raises:
+        InfeasibleError: if not even one worker fits.
+    """
+    free, chief = setting.free_beside_chief()
+    ps, ps_on, left, workers = _most_workers(setting, "sar_basic", free, fill_by_turns)
+    turns = worker_turns(setting.worker_rooms(setting.slice, left), _next_turn(ps_on, len(setting.names)))
+    return setting.choice(setting.slice, ps, On(ps_on, turns[:workers], chief), 1)
+
+
+def sar_tuned(setting: Setting) -> Choice:
+    """Static allocation by someone who has tried every option: the fastest one, with the tasks by turns as before.
+
+    The paper 'Dike' (section 4), our reading: a worker's size, the number of workers and the number of parameter
+    servers are the best there are by the step-time model; where the tasks go is not tuned. Parameter servers that would
+    leave the largest shard as large are not tried.
+
+    Raises:
+        InfeasibleError: if not even one worker fits.
+    """
+    free, chief = setting.free_beside_chief()
+    most_ps = useful_ps_count(setting.scenario.profile, setting.most_ps, setting.scenario.sharding)
+    best, compared = 0.0, 0
+    found: tuple[WorkerShape, int, On] | None = None
+    for ps in range(1, most_ps + 1):
+        shards = setting.scenario.shards(ps)
+        placed = fill_by_turns(free, setting.ps_tasks(shards))
+        if placed is None:
+            continue
+        ps_on, left = placed
+        for shape in setting.shapes:
+            turns = worker_turns(setting.worker_rooms(shape, left), _next_turn(ps_on, len(setting.names)))
+            turns = turns[: setting.at_most(len(turns))]
+            if not len(turns):
+                continue
+            compared += len(turns)
+            speeds = prefix_speeds(setting, shape, shards, ps_on, turns)
+            fastest = int(speeds.argmax())
+            if speeds[fastest] > best * (1 + EQUAL):
+                best, found = float(speeds[fastest]), (shape, ps, On(ps_on, turns[: fastest + 1], chief))
+    if found is None:
+        raise setting.no_room("sar_tuned", setting.shapes[0])
+    return setting.choice(*found, compared)
+
+
+def first_fit(setting: Setting) -> Choice:
+    """As tfmesos does: each task takes the first offer with room, parameter servers first, then workers.
+
+    tfmesos (github.com/douban/tfmesos, `scheduler.py`, `resourceOffers`) walks through the offers and gives each every
+    task that fits, in the order of the job's description. Its user says how many tasks there are and what each gets;
+    here they are the counts and slices of `sar_basic`, as many as fit this way (`max_workers` for fewer). The chief,
+    which tfmesos does not have, comes first.
+
+    Raises:
+        InfeasibleError: if not even one worker fits.
+    """
+    free, chief = setting.free_beside_chief()
+    ps, ps_on, left, workers = _most_workers(setting, "first_fit", free, fill_first)
+    rooms = setting.worker_rooms(setting.slice, left)
+    in_order = np.repeat(np.arange(len(rooms)), rooms)[:workers]
+    return setting.choice(setting.slice, ps, On(ps_on, in_order, chief), 1)
+
+
+def _next_turn(ps_on: Ints, machines: int) -> int:
+    return (int(ps_on[-1]) + 1) % machines
+
+
+def _most_workers(setting: Setting, method: str, free: Ints, fill: _Fill) -> tuple[int, Ints, Ints, int]:
+    """The largest job that fits: parameter servers, their machines, what is then free, and workers."""
+    shape = setting.slice
+    limit = setting.at_most(int(setting.worker_rooms(shape, free).sum()))
+    most_ps = min(max(1, len(setting.scenario.profile.variables)), math.ceil(limit / WORKERS_PER_PS))
+    for ps in range(most_ps, 0, -1):
+        placed = fill(free, setting.ps_tasks(setting.scenario.shards(ps)))
+        if placed is None:
+            continue
+        ps_on, left = placed
+        # Where there are more workers than variables for a ps each, the last number of ps serves all.
+        workers = min(limit, int(setting.worker_rooms(shape, left).sum()))
+        workers = workers if ps == most_ps else min(workers, WORKERS_PER_PS * ps)
+        if workers > WORKERS_PER_PS * (ps - 1):
+            return ps, ps_on, left, workers
+    raise setting.no_room(method, shape)

@@ -1,0 +1,98 @@
+"""All methods on one job, side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dike.exceptions import BadInputError, InfeasibleError
+from solver.baselines.methods import METHODS, check_methods
+from solver.planner import PlanRequest, check_request
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one method makes of the job; a method without a plan has a reason and zeros.
+
+    Attributes:
+        method: its name.
+        reason: why it has no plan; empty with a plan.
+        workers: how many workers.
+        ps: how many parameter servers.
+        cpus: CPUs of each worker.
+        gpus: GPUs of each worker.
+        machines: how many machines have a task.
+        samples_per_s: predicted speed.
+        share: of the best speed of all methods.
+        traffic_bytes: Eq. 1.
+        seconds: how long it took.
+    """
+
+    method: str
+    reason: str = ""
+    workers: int = 0
+    ps: int = 0
+    cpus: float = 0.0
+    gpus: int = 0
+    machines: int = 0
+    samples_per_s: float = 0.0
+    share: float = 0.0
+    traffic_bytes: float = 0.0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The methods, fastest plan first, those without a plan last."""
+
+    rows: tuple[Row, ...]
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """The rows as JSON values."""
+        return [dataclasses.asdict(row) for row in self.rows]
+
+
+def compare(request: PlanRequest, methods: Sequence[str] | None = None) -> Comparison:
+    """Plans by each method.
+
+    Args:
+        request: what to plan.
+        methods: names; None for all.
+
+    Raises:
+        BadInputError: if there is no such method or the request makes no sense.
+        InfeasibleError: if none of them finds a placement.
+    """
+    names = tuple(METHODS) if methods is None else tuple(methods)
+    check_methods(names)
+    check_request(request)
+    rows = [_row(name, request) for name in names]
+    best = max((row.samples_per_s for row in rows), default=0.0)
+    if not best:
+        raise InfeasibleError(rows[0].reason if rows else "No method was given; name one at least.")
+    rows = [dataclasses.replace(row, share=row.samples_per_s / best) for row in rows]
+    # Of those equal but for rounding, first the one that was named first.
+    return Comparison(tuple(sorted(rows, key=lambda row: -round(row.share, 9))))
+
+
+def _row(method: str, request: PlanRequest) -> Row:
+    started = time.monotonic()
+    try:
+        plan = METHODS[method].plan(request)
+    except BadInputError as error:
+        return Row(method, str(error), seconds=time.monotonic() - started)
+    option = plan.option
+    return Row(
+        method=method,
+        workers=option.workers,
+        ps=option.ps,
+        cpus=option.worker.cpus,
+        gpus=option.worker.gpus,
+        machines=len({task.node for task in plan.tasks}),
+        samples_per_s=plan.samples_per_s,
+        traffic_bytes=plan.traffic_bytes,
+        seconds=time.monotonic() - started,
+    )

@@ -1,0 +1,72 @@
+"""Putting tasks on machines one after the other, as schedulers do that do not look ahead.
+
+What is free on the machines is an array of machines x (CPU thousandths, MiB of memory, MiB of disk, GPUs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from solver.resources import TaskResources
+from solver.rooms import Ints
+
+
+def rooms_for(free: Ints, task: TaskResources) -> Ints:
+    """How many such tasks fit on each machine."""
+    need = amounts(task)
+    rooms: Ints = (free[:, need > 0] // need[need > 0]).min(axis=1)
+    return rooms
+
+
+def fill_first(free: Ints, tasks: Sequence[TaskResources]) -> tuple[Ints, Ints] | None:
+    """Each task goes to the first machine with room.
+
+    Returns:
+        Machine of each task and what is then free; None if a task does not fit.
+    """
+    return _fill(free, tasks, by_turns=False)
+
+
+def fill_by_turns(free: Ints, tasks: Sequence[TaskResources]) -> tuple[Ints, Ints] | None:
+    """The machines take turns; one without room for the task is passed over.
+
+    Returns:
+        As `fill_first`.
+    """
+    return _fill(free, tasks, by_turns=True)
+
+
+def worker_turns(rooms: Ints, start: int = 0) -> Ints:
+    """Machines of workers that are dealt out by turns until all machines are full; one that is full is passed over.
+
+    Args:
+        rooms: how many workers fit on each machine.
+        start: the machine whose turn it is.
+    """
+    order = np.roll(np.arange(len(rooms)), -start)
+    rounds = [order[rooms[order] > turn] for turn in range(int(rooms.max()))]
+    return np.concatenate(rounds) if rounds else np.empty(0, dtype=np.int64)
+
+
+def _fill(free: Ints, tasks: Sequence[TaskResources], *, by_turns: bool) -> tuple[Ints, Ints] | None:
+    free = free.copy()
+    machines = np.empty(len(tasks), dtype=np.int64)
+    turn = 0
+    for index, task in enumerate(tasks):
+        need = amounts(task)
+        fits = np.roll((free >= need).all(axis=1), -turn)
+        if not fits.any():
+            return None
+        machine = (turn + int(fits.argmax())) % len(free)
+        machines[index] = machine
+        free[machine] -= need
+        if by_turns:
+            turn = machine + 1
+    return machines, free
+
+
+def amounts(task: TaskResources) -> Ints:
+    """What the task takes, in the columns of what is free."""
+    return np.array((task.cpu_millis, task.mem_mb, task.disk_mb, task.gpus))

@@ -1,0 +1,249 @@
+"""Every placement of every option: the optimum by brute force."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dike.exceptions import BadInputError
+from solver.baselines.layouts import (
+    Layout,
+    Shelf,
+    layout_count,
+    log10_placements,
+    row_count,
+    shard_layouts,
+    worker_rows,
+)
+from solver.baselines.setting import EQUAL, Choice, Setting
+from solver.baselines.speeds import card_s, samples_per_s
+from solver.bounds import Floats
+from solver.nodes import NodeKind
+from solver.placement.naming import Assignment
+from solver.placement.problem import hosts_workers
+from solver.resources import WorkerShape
+from solver.rooms import Ints
+from solver.shards import Shards
+from solver.traffic import weighted_traffic
+from solver.units import BYTES_PER_S_PER_GBPS
+
+MOST_PLACEMENTS = 200_000_000
+"""More take minutes."""
+MOST_LAYOUTS = 200_000
+"""So many placements of the parameter servers are listed one by one at most."""
+ROWS = 4096
+CELLS = 1 << 19
+"""Rows, and placements, looked at in one go: arrays of them fit a processor's cache."""
+
+
+def iterative(setting: Setting) -> Choice:
+    """Evaluates every placement of every option, as the paper 'Dike' (section 4) does to know the best throughput.
+
+    Options: every size of worker that the first two rules leave or static methods use, any number of workers, up to one
+    ps for each machine.
+    Placements: all, parameter servers together on one machine included (the third rule is not kept), except those that
+    differ in nothing but which of the machines that are alike is which. Of equally fast ones the one with least traffic
+    (Eq. 1), then with fewest tasks. 'Best' is the step-time model's opinion.
+
+    Raises:
+        BadInputError: if there are more than `MOST_PLACEMENTS`, or more than `MOST_LAYOUTS` of the parameter servers.
+        InfeasibleError: if not even one worker fits.
+    """
+    return exhaust(setting)
+
+
+def exhaust(setting: Setting, *, ps_may_share: bool = True) -> Choice:
+    """As `iterative`; with `ps_may_share` False, of the placements with one ps on a machine at most."""
+    kinds, sizes = setting.scenario.kinds, setting.scenario.sizes
+    rooms = [[_room(setting, kind, shape, ()) for kind in kinds] for shape in setting.shapes]
+    machines = [kind.count for kind in kinds]
+    magnitude = log10_placements(machines, rooms, setting.most_ps)
+    if magnitude > math.log10(MOST_PLACEMENTS):
+        raise _too_many(f"about 10^{magnitude:.0f} placements", MOST_PLACEMENTS)
+    of_ps = layout_count(machines, setting.most_ps)
+    if of_ps > MOST_LAYOUTS:
+        raise _too_many(f"about 10^{math.log10(of_ps):.0f} placements of the parameter servers alone", MOST_LAYOUTS)
+    layouts = [
+        shard_layouts(kinds, sizes, setting.scenario.shards(ps).sizes, ps_may_share=ps_may_share)
+        for ps in range(1, setting.most_ps + 1)
+    ]
+    placements = sum(
+        len(alike) * row_count(runs, of_shape)
+        for by_runs in layouts
+        for runs, alike in by_runs.items()
+        for of_shape in rooms
+    )
+    if placements > MOST_PLACEMENTS:
+        raise _too_many(f"{placements:,} placements", MOST_PLACEMENTS)
+    best: _Found | None = None
+    for ps, by_runs in enumerate(layouts, 1):
+        for shape, of_shape in zip(setting.shapes, rooms, strict=True):
+            for runs, alike in by_runs.items():
+                block = _Block(setting, shape, setting.scenario.shards(ps), alike)
+                best = block.best(worker_rows(runs, of_shape), best)
+    if best is None:
+        raise setting.no_room("iterative", setting.shapes[0])
+    options = setting.most_ps * sum(
+        setting.at_most(sum(kind.count * room for kind, room in zip(kinds, of_shape, strict=True)))
+        for of_shape in rooms
+    )
+    return Choice(best.shape, best.shards, best.assignment(setting), options, f"{placements:,} placements tried.")
+
+
+def _too_many(count: str, most: int) -> BadInputError:
+    return BadInputError(f"iterative would have to try {count}, and {most:,} are the most; take dike.")
+
+
+def _room(setting: Setting, kind: NodeKind, shape: WorkerShape, shelf: Shelf, *, with_chief: bool = False) -> int:
+    """How many workers a machine holds beside these shards; -1 if it does not hold what else there is."""
+    sizes = setting.scenario.sizes
+    taken = [sizes.ps(size) for size in shelf]
+    if with_chief and sizes.chief is not None:
+        taken.append(sizes.chief)
+    room = kind.room_for(sizes.worker(shape), taken)
+    return room if hosts_workers(kind, setting.scenario.model(shape)) else min(room, 0)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The best placement so far: what each machine holds, and how many workers it has, kind by kind."""
+
+    rank: tuple[float, int]
+    samples_per_s: float
+    shape: WorkerShape
+    shards: Shards
+    shelves: tuple[Shelf, ...]
+    workers: tuple[int, ...]
+
+    def beats(self, other: _Found) -> bool:
+        """Whether it is faster, or as fast with less traffic or as much and fewer tasks."""
+        if abs(self.samples_per_s - other.samples_per_s) > EQUAL * other.samples_per_s:
+            return self.samples_per_s > other.samples_per_s
+        return self.rank < other.rank
+
+    def assignment(self, setting: Setting) -> Assignment:
+        """The machines' names."""
+        kinds = [kind for kind in setting.scenario.kinds for _ in kind.names]
+        names = [name for kind in setting.scenario.kinds for name in kind.names]
+        left = {size: [ps for ps, of_ps in enumerate(self.shards.sizes) if of_ps == size] for size in self.shards.sizes}
+        ps = {left[size].pop(0): name for name, shelf in zip(names, self.shelves, strict=True) for size in shelf}
+        chief = None
+        if setting.scenario.sizes.chief is not None:
+            held = zip(names, kinds, self.shelves, self.workers, strict=True)
+            chief = next(
+                name
+                for name, kind, shelf, count in held
+                if _room(setting, kind, self.shape, shelf, with_chief=True) >= count
+            )
+        workers = tuple(name for name, count in zip(names, self.workers, strict=True) for _ in range(count))
+        return Assignment(tuple(ps[index] for index in sorted(ps)), workers, chief)
+
+
+class _Block:
+    """Placements of one option's parameter servers, to be combined with many placements of workers."""
+
+    def __init__(self, setting: Setting, shape: WorkerShape, shards: Shards, layouts: Sequence[Layout]) -> None:
+        self._setting, self._shape, self._shards = setting, shape, shards
+        self._model = setting.scenario.model(shape)
+        kinds = setting.scenario.kinds
+        self._kind_of = [number for number, kind in enumerate(kinds) for _ in kind.names]
+        self._layouts = [tuple(shelf for of_kind in layout for shelf in of_kind) for layout in layouts]
+        seen: list[dict[Shelf, int]] = [{} for _ in kinds]
+        # For each layout and machine, which of the shelves of its kind it has.
+        self._shelf_of = np.array(
+            [
+                [seen[kind].setdefault(shelf, len(seen[kind])) for kind, shelf in zip(self._kind_of, row, strict=True)]
+                for row in self._layouts
+            ]
+        )
+        self._local = [np.array([float(sum(shelf)) for shelf in shelves]) for shelves in seen]
+        self._rooms = [self._rooms_of(kind, shelves, False) for kind, shelves in zip(kinds, seen, strict=True)]
+        self._beside_chief = [self._rooms_of(kind, shelves, True) for kind, shelves in zip(kinds, seen, strict=True)]
+
+    def best(self, rows: Ints, best: _Found | None) -> _Found | None:
+        """The best of these placements, or the one given if that is better.
+
+        Args:
+            rows: numbers of workers on every machine.
+            best: the best so far.
+        """
+        counts = rows.sum(axis=1)
+        rows = rows[(counts > 0) & (counts <= self._setting.at_most(int(counts.max(initial=0))))]
+        for start in range(0, len(rows), ROWS):
+            part = rows[start : start + ROWS]
+            step = max(1, CELLS // len(part))
+            for first in range(0, len(self._layouts), step):
+                speeds = self._speeds(np.arange(first, min(first + step, len(self._layouts))), part)
+                found = self._top(speeds, first, part)
+                if found is not None and (best is None or found.beats(best)):
+                    best = found
+        return best
+
+    def _rooms_of(self, kind: NodeKind, shelves: dict[Shelf, int], with_chief: bool) -> Ints:
+        return np.array([_room(self._setting, kind, self._shape, shelf, with_chief=with_chief) for shelf in shelves])
+
+    def _speeds(self, layouts: Ints, rows: Ints) -> Floats:
+        """Speeds of layouts x rows; 0 where the tasks do not fit."""
+        model, scenario = self._model, self._setting.scenario
+        counts = rows.sum(axis=1)
+        network = np.zeros((len(layouts), len(rows)))
+        has_chief_room = np.zeros(network.shape, dtype=bool)
+        rates = np.zeros(network.shape)
+        slowest = np.zeros(len(rows))
+        for machine, number in enumerate(self._kind_of):
+            kind, here, shelf_of = scenario.kinds[number], rows[:, machine], self._shelf_of[layouts, machine]
+            local = self._local[number]
+            busy = card_s(model, kind, local[:, None], here, counts)
+            busy[here > self._rooms[number][:, None]] = np.inf
+            np.maximum(network, busy[shelf_of], out=network)
+            if scenario.sizes.chief is not None:
+                has_chief_room |= (here <= self._beside_chief[number][:, None])[shelf_of]
+            if not here.any():
+                continue
+            work = model.work_s(kind)
+            slowest = np.where(here > 0, np.maximum(slowest, work), slowest)
+            if not model.profile.synchronous:
+                round_s = np.array([work + model.transfer_s(kind, int(size)) for size in local])
+                rates += (1 / round_s)[shelf_of][:, None] * here
+        if scenario.sizes.chief is not None:
+            network[~has_chief_room] = np.inf
+        if scenario.cluster.across_racks_gbps is not None:
+            np.maximum(network, self._uplinks_s(layouts, rows, counts), out=network)
+        cycle = np.broadcast_to(slowest, network.shape) if model.profile.synchronous else counts / rates
+        return samples_per_s(model, cycle, network, self._shards.sizes[0], counts)
+
+    def _uplinks_s(self, layouts: Ints, rows: Ints, counts: Ints) -> Floats:
+        """The busiest uplink of layouts x rows, as `solver.racks.uplink_s`."""
+        scenario = self._setting.scenario
+        assert scenario.cluster.across_racks_gbps is not None
+        racks = [scenario.kinds[number].rack for number in self._kind_of]
+        busiest = np.zeros((len(layouts), len(rows)))
+        for rack in set(racks):
+            members = [machine for machine, of_machine in enumerate(racks) if of_machine == rack]
+            stored = sum(self._local[self._kind_of[each]][self._shelf_of[layouts, each]] for each in members)[:, None]
+            near = rows[:, members].sum(axis=1)
+            crossing = np.maximum(stored * (counts - near), near * (self._shards.total - stored))
+            np.maximum(busiest, crossing, out=busiest)
+        return 2 * busiest / (scenario.cluster.across_racks_gbps * BYTES_PER_S_PER_GBPS)
+
+    def _top(self, speeds: Floats, first: int, rows: Ints) -> _Found | None:
+        """The fastest, with least traffic and fewest tasks."""
+        fastest = float(speeds.max())
+        if fastest == 0:
+            return None
+        at, row = np.nonzero(speeds >= fastest * (1 - EQUAL))
+        total = self._shards.total
+        local = np.zeros(len(at))
+        for machine, number in enumerate(self._kind_of):
+            local += self._local[number][self._shelf_of[first + at, machine]] * rows[row, machine]
+        workers = rows[row].sum(axis=1)
+        # Eq. 1 is linear in the workers and in the local bytes; in whole models, so that rounding makes no difference.
+        traffic = workers * weighted_traffic(1, 1, 0.0) + local / total * weighted_traffic(0, 0, 1.0)
+        ranks = np.round(traffic, 6)
+        index = int(np.lexsort((workers, ranks))[0])
+        rank = float(ranks[index]), len(self._shards.sizes) + int(workers[index])
+        shelves, beside = self._layouts[first + at[index]], tuple(rows[row[index]].tolist())
+        return _Found(rank, float(speeds[at[index], row[index]]), self._shape, self._shards, shelves, beside)

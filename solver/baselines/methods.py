@@ -1,0 +1,129 @@
+"""Every method of planning under its name, and the plans they make."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dike.exceptions import BadInputError
+from solver.baselines.by_hand import first_fit, sar_basic, sar_tuned
+from solver.baselines.iterative import iterative
+from solver.baselines.optimus import optimus
+from solver.baselines.setting import Choice, Setting
+from solver.evaluation import evaluate, planned_tasks
+from solver.options import default_rules
+from solver.plan import Option, OptionCounts, Plan
+from solver.planner import PlanRequest, make_plan
+
+NOTHING_PROVEN = 1.0
+"""The gap of a plan that nothing is known of."""
+_ITERATIVE_SEES = frozenset({"identical_workers", "cpu_gpu_ratio", "task_counts"})
+"""All plans inside these rules are among the placements that `iterative` tries."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to plan.
+
+    Attributes:
+        description: one line.
+        plan: makes a plan; one of another author than Dike does not know how good it is (`NOTHING_PROVEN`).
+    """
+
+    description: str
+    plan: Callable[[PlanRequest], Plan]
+
+
+def _dike(request: PlanRequest) -> Plan:
+    return make_plan(request)
+
+
+def _dike_traffic(request: PlanRequest) -> Plan:
+    return make_plan(dataclasses.replace(request, objective="traffic"))
+
+
+def plan_with(method: str, request: PlanRequest) -> Plan:
+    """Plans by the method of that name.
+
+    All but the two of Dike plan for speed, whatever the request's objective, keep its limits, and know the first two
+    rules only: `Plan.gap` says how far their plans are from the best one inside the request's rules.
+
+    Raises:
+        BadInputError: if there is no such method, the request makes no sense, or the cluster is too large for it.
+        InfeasibleError: if the method finds no placement.
+    """
+    check_methods([method])
+    plan = METHODS[method].plan(request)
+    if plan.gap < NOTHING_PROVEN:
+        return plan
+    best = make_plan(dataclasses.replace(request, objective="throughput"))
+    if best.samples_per_s < plan.samples_per_s:
+        why = (*plan.why, "It is faster than any plan inside the rules: parameter servers share machines here.")
+        return dataclasses.replace(plan, gap=0.0, why=why)
+    return dataclasses.replace(plan, gap=1 - plan.samples_per_s / best.samples_per_s * (1 - best.gap))
+
+
+def check_methods(names: Sequence[str]) -> None:
+    """Raises `BadInputError` if one of them is not a method."""
+    for name in names:
+        if name not in METHODS:
+            raise BadInputError(f"There is no method '{name}'; there are {', '.join(METHODS)}.")
+
+
+def _plan(method: str, choose: Callable[[Setting], Choice], request: PlanRequest) -> Plan:
+    started = time.monotonic()
+    setting = Setting.of(request)
+    choice = choose(setting)
+    scenario, shape, shards = setting.scenario, choice.shape, choice.shards
+    worth = evaluate(scenario, shape, shards, choice.assignment)
+    rules = default_rules("throughput") if request.rules is None else request.rules
+    proven = method == "iterative" and rules >= _ITERATIVE_SEES
+    sizes = scenario.sizes
+    return Plan(
+        profile=request.profile,
+        option=Option(
+            workers=len(choice.assignment.workers),
+            ps=len(choice.assignment.ps),
+            worker=sizes.worker(shape),
+            ps_task=sizes.ps(shards.sizes[0]),
+            chief=sizes.chief,
+        ),
+        tasks=planned_tasks(scenario, shape, shards, choice.assignment),
+        variables=shards.variables,
+        step_time_s=worth.step_time,
+        samples_per_s=worth.samples_per_s,
+        traffic_bytes=worth.traffic_bytes,
+        objective="throughput",
+        optimal=proven,
+        gap=0.0 if proven else NOTHING_PROVEN,
+        solve_time_s=time.monotonic() - started,
+        options=OptionCounts(choice.compared, {}, choice.compared, choice.compared),
+        why=tuple(sentence for sentence in (f"{method}: {METHODS[method].description}.", choice.note) if sentence),
+        formulation=f"method {method}",
+        method=method,
+        byte_imbalance=shards.byte_imbalance,
+        request_imbalance=shards.request_imbalance,
+    )
+
+
+def _baseline(name: str, description: str, choose: Callable[[Setting], Choice]) -> Method:
+    return Method(description, functools.partial(_plan, name, choose))
+
+
+METHODS: dict[str, Method] = {
+    "dike": Method("the best option and placement that the rules leave, proven", _dike),
+    "dike_traffic": Method("least traffic by the paper's Eq. 1 alone, with no GPU idle", _dike_traffic),
+    "iterative": _baseline("iterative", "every placement of every option, for small clusters", iterative),
+    "sar_tuned": _baseline("sar_tuned", "the best option, with its tasks on the machines by turns", sar_tuned),
+    "sar_basic": _baseline(
+        "sar_basic", "equal slices, one ps for 4 workers, as many as fit, on the machines by turns", sar_basic
+    ),
+    "first_fit": _baseline(
+        "first_fit", "as tfmesos: the same slices, each task on the first machine with room", first_fit
+    ),
+    "optimus": _baseline("optimus", "equal counts on the fewest machines, with the best counts there are", optimus),
+}
+"""Name -> method."""

@@ -1,0 +1,160 @@
+"""What the methods start from: the job, its options, and what is free on every machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dike.exceptions import InfeasibleError
+from solver.baselines.filling import fill_first, rooms_for
+from solver.options import cpu_gpu_ratio, identical_workers, raw_space, without_spare_cpus
+from solver.placement.naming import Assignment
+from solver.placement.problem import hosts_workers
+from solver.planner import PlanRequest, check_request, scenario_of
+from solver.resources import TaskResources, WorkerShape
+from solver.rooms import Ints
+from solver.scenario import Scenario
+from solver.shards import Shards
+from solver.shortage import shortage
+
+EQUAL = 1e-9
+"""Speeds closer than this share differ by rounding."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a method decided.
+
+    Attributes:
+        shape: what each worker gets.
+        shards: the variables on the parameter servers.
+        assignment: machine of every task.
+        compared: how many options the method looked at.
+        note: a sentence on how it was found.
+    """
+
+    shape: WorkerShape
+    shards: Shards
+    assignment: Assignment
+    compared: int
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class On:
+    """Machine of every task, as indices of `Setting.names`."""
+
+    ps: Ints
+    workers: Ints
+    chief: int | None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One job on one empty cluster.
+
+    Attributes:
+        request: what was asked.
+        scenario: the model on the cluster.
+        names: the machines in the cluster's order, in which methods meet them.
+        kind_of: the kind of each of them, an index of `scenario.kinds`.
+        slice: what a worker gets from those who give every task the same: a GPU where there are any, and the CPUs of a
+            ps, which are an eighth of the largest machine's and 1 at most.
+        shapes: that, and what a worker may get by the first two rules; of those that differ in spare CPUs only, the
+            largest. Of equally many GPUs, most CPUs first: where it makes no difference they win, as with Dike.
+    """
+
+    request: PlanRequest
+    scenario: Scenario
+    names: tuple[str, ...]
+    kind_of: Ints
+    slice: WorkerShape
+    shapes: tuple[WorkerShape, ...]
+
+    @classmethod
+    def of(cls, request: PlanRequest) -> Setting:
+        """Derives the rest.
+
+        Raises:
+            BadInputError: if the request makes no sense.
+            InfeasibleError: if no machine can hold a worker.
+        """
+        check_request(request)
+        scenario = scenario_of(request)
+        kinds, hardware, sizes = scenario.kinds, scenario.hardware, scenario.sizes
+        space = identical_workers(raw_space(kinds, request.max_workers, request.max_gpus_per_worker)).space
+        space = cpu_gpu_ratio(space, kinds, hardware, sizes).space
+        shapes = [shape for entry in space.ranges for shape in entry.shapes]
+        if not shapes:
+            raise shortage(kinds, space, sizes, hardware)
+        index = {name: number for number, kind in enumerate(kinds) for name in kind.names}
+        names = tuple(scenario.cluster.node_names())
+        same_for_all = WorkerShape(int(any(kind.gpus for kind in kinds)), sizes.helper_cpus)
+        useful = without_spare_cpus([*shapes, same_for_all], kinds, sizes, ps_may_share=True)
+        ordered = tuple(sorted(useful, key=lambda shape: (shape.gpus, -shape.cpus)))
+        return cls(request, scenario, names, np.array([index[name] for name in names]), same_for_all, ordered)
+
+    @property
+    def most_ps(self) -> int:
+        """Parameter servers beyond that have no machine each, or no variable."""
+        return min(len(self.names), max(1, len(self.scenario.profile.variables)))
+
+    def at_most(self, workers: int) -> int:
+        """So many workers, or the user's limit."""
+        limit = self.request.max_workers
+        return workers if limit is None else min(workers, limit)
+
+    def ps_tasks(self, shards: Shards) -> list[TaskResources]:
+        """Resources of each ps."""
+        return [self.scenario.sizes.ps(size) for size in shards.sizes]
+
+    def free_beside_chief(self) -> tuple[Ints, int | None]:
+        """What is free once the separate chief, if there is one, is on the first machine with room; and that machine.
+
+        Raises:
+            InfeasibleError: if no machine can hold the chief.
+        """
+        kinds = self.scenario.kinds
+        free = np.array([(kind.cpu_millis, kind.mem_mb, kind.disk_mb, kind.gpus) for kind in kinds])[self.kind_of]
+        chief = self.scenario.sizes.chief
+        if chief is None:
+            return free, None
+        placed = fill_first(free, [chief])
+        if placed is None:
+            raise InfeasibleError(
+                f"No machine has room for the chief of {chief.cpus:g} CPUs and {chief.mem_mb:,} MiB; "
+                "add a larger machine."
+            )
+        return placed[1], int(placed[0][0])
+
+    def worker_rooms(self, shape: WorkerShape, free: Ints) -> Ints:
+        """How many workers fit into what is free on each machine."""
+        model = self.scenario.model(shape)
+        hosts = np.array([hosts_workers(kind, model) for kind in self.scenario.kinds])
+        return np.where(hosts[self.kind_of], rooms_for(free, self.scenario.sizes.worker(shape)), 0)
+
+    def no_room(self, method: str, shape: WorkerShape) -> InfeasibleError:
+        """The error for a job that the method cannot place, whatever its size."""
+        chief = ", the chief" if self.scenario.sizes.chief is not None else ""
+        worker = self.scenario.sizes.worker(shape)
+        return InfeasibleError(
+            f"{method} finds no room for one worker of {worker.cpus:g} CPUs, {worker.gpus} GPUs and {worker.mem_mb:,} "
+            f"MiB beside its parameter servers{chief}; add machines, or take dike."
+        )
+
+    def choice(self, shape: WorkerShape, ps: int, on: On, compared: int) -> Choice:
+        """The decision by the machines' names.
+
+        Args:
+            shape: what each worker gets.
+            ps: how many parameter servers.
+            on: where the tasks are.
+            compared: how many options the method looked at.
+        """
+        assignment = Assignment(
+            tuple(self.names[index] for index in on.ps),
+            tuple(self.names[index] for index in on.workers),
+            None if on.chief is None else self.names[on.chief],
+        )
+        return Choice(shape, self.scenario.shards(ps), assignment, compared)

@@ -1,0 +1,99 @@
+"""What-if questions: a cluster with machines added or taken away, or with one figure changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from dike.exceptions import BadInputError
+from solver.cluster import Cluster, NodeClass
+from solver.units import parse_bytes
+
+_COUNTED = re.compile(r"(add|remove)\s+(\d+)\s*(?:x|\*)?\s+(.+)", re.IGNORECASE)
+_ASSIGNED = re.compile(r"(?:(.+)\.)?([a-z_]+)\s*=\s*(.+)")
+_LINK_FIELDS = ("within_node_gbps", "across_racks_gbps")
+_SIZES = {"mem": "mem_bytes", "disk": "disk_bytes"}
+_WHOLE = ("count", "gpus")
+_NODE_FIELDS = ("count", "cpus", "mem", "disk", "gpus", "gpu_model", "network_gbps", "rack")
+FIELDS = (*_NODE_FIELDS, *_LINK_FIELDS)
+"""What may be set: a machine's keys of the cluster file, for all machines or one class, and the links' speeds."""
+USAGE = "say 'add 2 x CLASS', 'remove 1 x CLASS', 'CLASS.FIELD=VALUE' or 'FIELD=VALUE'"
+
+
+def changed(cluster: Cluster, change: str) -> Cluster:
+    """The cluster after a change.
+
+    Args:
+        cluster: as it is.
+        change: `add 2 x k80`, `remove 1 x cpu`, `k80.network_gbps=25` or `network_gbps=25`. A class is one of the
+            cluster's; `gpu` and `cpu` stand for the first class with and without GPUs.
+
+    Raises:
+        BadInputError: if the change cannot be read, or makes no sense for this cluster.
+    """
+    text = change.strip()
+    counted = _COUNTED.fullmatch(text)
+    if counted is not None:
+        number = int(counted[2]) * (1 if counted[1].lower() == "add" else -1)
+        return _resized(cluster, counted[3].strip(), number)
+    assigned = _ASSIGNED.fullmatch(text)
+    if assigned is None:
+        raise BadInputError(f"'{change}' is no change of a cluster; {USAGE}.")
+    return _set(cluster, assigned[1], assigned[2], assigned[3].strip())
+
+
+def _resized(cluster: Cluster, name: str, by: int) -> Cluster:
+    chosen = _class(cluster, name)
+    left = chosen.count + by
+    if left < 0:
+        raise BadInputError(f"'{chosen.name}' has {chosen.count} machines, so {-by} cannot be taken away.")
+    nodes = [dataclasses.replace(node, count=left) if node is chosen else node for node in cluster.nodes]
+    return dataclasses.replace(cluster, nodes=tuple(node for node in nodes if node.count))
+
+
+def _set(cluster: Cluster, name: str | None, field: str, text: str) -> Cluster:
+    if field not in FIELDS:
+        raise BadInputError(f"'{field}' cannot be changed; these can: {', '.join(FIELDS)}.")
+    value = _value(field, text)
+    if field in _LINK_FIELDS:
+        if name is not None:
+            raise BadInputError(f"'{field}' belongs to the links, not to '{name}'; say {field}={text}.")
+        return dataclasses.replace(cluster, **{field: value})
+    chosen = cluster.nodes if name is None else (_class(cluster, name),)
+    attribute = _SIZES.get(field, field)
+    nodes = [
+        dataclasses.replace(node, **{attribute: value}) if any(node is one for one in chosen) else node
+        for node in cluster.nodes
+    ]
+    return dataclasses.replace(cluster, nodes=tuple(nodes))
+
+
+def _value(field: str, text: str) -> Any:
+    if field in ("gpu_model", "rack"):
+        return text
+    try:
+        if field in _SIZES:
+            number: float = parse_bytes(text if re.search("[a-zA-Z]", text) else float(text))
+        else:
+            number = int(text) if field in _WHOLE else float(text)
+    except ValueError:
+        kind = "a size such as 32GiB" if field in _SIZES else "a whole number" if field in _WHOLE else "a number"
+        raise BadInputError(f"'{field}' must be {kind}, not '{text}'.") from None
+    least = 0 if field == "gpus" else 1 if field == "count" else None
+    if not (0 < number < float("inf") if least is None else number >= least):
+        raise BadInputError(f"'{field}' must be {'more than 0' if least is None else f'at least {least}'}, not {text}.")
+    return number
+
+
+def _class(cluster: Cluster, name: str) -> NodeClass:
+    for node in cluster.nodes:
+        if node.name == name:
+            return node
+    generic = {"gpu": [node for node in cluster.nodes if node.gpus], "cpu": [n for n in cluster.nodes if not n.gpus]}
+    candidates: Sequence[NodeClass] = generic.get(name.lower(), [])
+    if candidates:
+        return candidates[0]
+    known = ", ".join(dict.fromkeys(node.name for node in cluster.nodes))
+    raise BadInputError(f"The cluster has no machines '{name}'; it has {known}.")

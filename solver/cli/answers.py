@@ -1,0 +1,117 @@
+"""Answers the questions of the `plan` command: makes the plans, keeps the time limit, prints and draws."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from solver.baselines import compare, plan_with
+from solver.cli.comparison_tables import print_comparison, print_exploration, print_variants
+from solver.cli.jobs_tables import print_jobs_plan
+from solver.cli.output import Format, console, print_json
+from solver.cli.progress import PlanningStatus
+from solver.cli.tables import print_plan, print_profile
+from solver.cluster import Cluster
+from solver.deadline import Observer, call_within, plan_within
+from solver.explore import explore
+from solver.jobs import Job, Order, plan_jobs
+from solver.plan import Plan
+from solver.planner import PlanRequest, make_plan
+from solver.variants import plan_variants
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Answers:
+    """How to answer.
+
+    Attributes:
+        method: who plans.
+        time_limit_s: how long at most; None for the planner's own limit.
+        picture: file for a picture; None for none.
+        output_format: how to print.
+    """
+
+    method: str
+    time_limit_s: float | None
+    picture: Path | None
+    output_format: Format
+
+    def plan(self, request: PlanRequest) -> None:
+        """One plan."""
+        made = self._planned(request)
+        if self.picture is not None:
+            # matplotlib takes a while to load, and most runs draw nothing.
+            from solver.picture import draw_plan
+
+            draw_plan(made, self.picture)
+        if self.output_format is Format.JSON:
+            print_json(made.to_json())
+            return
+        print_profile(console(), request.profile)
+        print_plan(console(), made)
+        self._say_where_the_picture_is()
+
+    def variants(self, requests: Mapping[str, PlanRequest], title: str) -> None:
+        """One plan for each request, side by side."""
+        made = plan_variants(requests, self._planned)
+        if self.picture is not None:
+            from solver.variants_plot import draw_variants
+
+            draw_variants(made, title, self.picture)
+        if self.output_format is Format.JSON:
+            print_json([variant.to_json() for variant in made])
+            return
+        print_variants(console(), made, title)
+        self._say_where_the_picture_is()
+
+    def comparison(self, request: PlanRequest) -> None:
+        """All methods side by side."""
+        made = self._within("comparing methods", compare, request)
+        self._print(made, print_comparison)
+
+    def exploration(self, request: PlanRequest) -> None:
+        """What each rule costs."""
+        made = self._within("looking outside the rules", explore, request)
+        self._print(made, print_exploration)
+
+    def jobs(self, jobs: Sequence[Job], cluster: Cluster, order: Order) -> None:
+        """Many jobs together."""
+        made = self._within(f"planning {len(jobs)} jobs", plan_jobs, jobs, cluster, order)
+        self._print(made, print_jobs_plan)
+
+    def _planned(self, request: PlanRequest) -> Plan:
+        planner = functools.partial(_plan, self.method)
+        with PlanningStatus(console(stderr=True), f"planning for {request.profile.name}") as status:
+            if self.time_limit_s is None:
+                return planner(request, status)
+            return plan_within(request, self.time_limit_s, status, planner)
+
+    def _within(self, text: str, function: Callable[..., Result], *arguments: Any) -> Result:
+        with PlanningStatus(console(stderr=True), text) as status:
+            if self.time_limit_s is None:
+                return function(*arguments)
+            made: Result = call_within(functools.partial(_call, function, arguments), self.time_limit_s, status)
+            return made
+
+    def _print(self, made: Any, print_table: Callable[..., None]) -> None:
+        if self.output_format is Format.JSON:
+            print_json(made.to_json())
+        else:
+            print_table(console(), made)
+
+    def _say_where_the_picture_is(self) -> None:
+        if self.picture is not None:
+            console().print(f"The picture is in {self.picture}.")
+
+
+def _plan(method: str, request: PlanRequest, on_progress: Observer) -> Plan:
+    return make_plan(request, on_progress) if method == "dike" else plan_with(method, request)
+
+
+def _call(function: Callable[..., Result], arguments: Sequence[Any], on_progress: Observer) -> Result:
+    return function(*arguments)

@@ -1,0 +1,76 @@
+"""Several plans side by side as tables for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from solver.baselines import METHODS, Comparison
+from solver.cli.tables import new_table, print_plan
+from solver.explore import Exploration
+from solver.options import RULES
+from solver.plan import Plan
+from solver.units import format_bytes
+from solver.variants import Variant
+
+
+def print_variants(console: Console, variants: Sequence[Variant], title: str) -> None:
+    """Prints one row for each variant; speeds are compared with the first that has a plan."""
+    table = new_table(title, "", "workers", "ps", "CPUs", "GPUs", "machines", "samples/s", "speed")
+    first = next((variant.plan for variant in variants if variant.plan is not None), None)
+    for variant in variants:
+        if variant.plan is None or first is None:
+            table.add_row(variant.label, *["-"] * 5, "does not fit", "-")
+        else:
+            share = f"{variant.plan.samples_per_s / first.samples_per_s:.0%}"
+            table.add_row(variant.label, *_option(variant.plan), f"{variant.plan.samples_per_s:,.0f}", share)
+    console.print(table)
+    for variant in variants:
+        if variant.plan is None:
+            console.print(f"- {variant.label}: {variant.reason}")
+
+
+def print_comparison(console: Console, comparison: Comparison) -> None:
+    """Prints one row for each method, fastest first."""
+    columns = ("workers", "ps", "CPUs", "GPUs", "machines", "samples/s", "of the best", "traffic (Eq. 1)", "took")
+    table = new_table("Methods, by the same step-time model", "method", *columns)
+    for row in comparison.rows:
+        if row.reason:
+            table.add_row(row.method, *["-"] * 8, f"{row.seconds:.2f} s")
+            continue
+        counts = (str(row.workers), str(row.ps), f"{row.cpus:g}", str(row.gpus), str(row.machines))
+        worth = (f"{row.samples_per_s:,.0f}", f"{row.share:.1%}", format_bytes(row.traffic_bytes))
+        table.add_row(row.method, *counts, *worth, f"{row.seconds:.2f} s")
+    console.print(table)
+    for row in comparison.rows:
+        console.print(f"- {row.method}: {row.reason or METHODS[row.method].description}")
+
+
+def print_exploration(console: Console, exploration: Exploration) -> None:
+    """Prints what each rule costs, then the best plan of all."""
+    traffic = exploration.inside.objective == "traffic"
+    measure = "traffic (Eq. 1)" if traffic else "samples/s"
+    table = new_table("What the rules cost", "rule", "applies", f"{measure} with it", "without it", "cost")
+    for price in exploration.prices:
+        worth = [_worth(value, traffic=traffic) for value in (price.inside, price.outside)]
+        cost = "-" if price.cost is None else f"{price.cost:.1%}"
+        table.add_row(price.rule, "yes" if price.applied else "no", *worth, cost)
+    console.print(table)
+    for sentence in exploration.sentences:
+        console.print(f"- {sentence}")
+    rules = ",".join(rule for rule in RULES if rule in exploration.best_rules) or "none"
+    console.print(f"The best plan found, with --rules {rules}:")
+    print_plan(console, exploration.best)
+
+
+def _worth(value: float | None, *, traffic: bool) -> str:
+    if value is None:
+        return "-"
+    return format_bytes(value) if traffic else f"{value:,.0f}"
+
+
+def _option(plan: Plan) -> tuple[str, ...]:
+    option = plan.option
+    machines = len({task.node for task in plan.tasks})
+    return str(option.workers), str(option.ps), f"{option.worker.cpus:g}", str(option.worker.gpus), str(machines)

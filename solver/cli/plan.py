@@ -1,0 +1,122 @@
+"""The `plan` command, for `dike plan` and `python -m solver`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dike.exceptions import BadInputError
+from dike.profile import ModelProfile
+from solver.baselines import METHODS
+from solver.calibration import fit
+from solver.cli.answers import Answers
+from solver.cli.output import Format
+from solver.cluster import Cluster
+from solver.figure_files import check_picture_path
+from solver.jobs import Order, read_jobs
+from solver.measurements import read_measurements
+from solver.options import RULES, parse_rules
+from solver.planner import Objective, PlanRequest
+from solver.shards import Sharding
+from solver.variants import sweep as sweep_requests
+from solver.variants import what_if as what_if_requests
+
+LoadProfile = Callable[[str, int | None], ModelProfile]
+"""Gets the profile of a model, with this batch size or its own; the application passes one as the context's object."""
+
+
+def plan(
+    context: typer.Context,
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="A saved profile (.json); 'dike plan' also takes a script or keras:NAME.", show_default=False
+        ),
+    ] = None,
+    cluster: Annotated[Path | None, typer.Option(help="The cluster file (YAML); required.", show_default=False)] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Samples per worker and step.")] = None,
+    objective: Annotated[
+        Objective, typer.Option(help="What to plan for: speed, or the paper's Eq. 1 (traffic).")
+    ] = "throughput",
+    max_workers: Annotated[int | None, typer.Option(min=1, help="At most this many workers.")] = None,
+    rules: Annotated[
+        str,
+        typer.Option(help=f"Rules that prune the options: default, all, none, -NAME, or some of {', '.join(RULES)}."),
+    ] = "default",
+    sharding: Annotated[Sharding, typer.Option(help="How variables are dealt out to the ps.")] = "greedy",
+    measurements: Annotated[
+        Path | None, typer.Option(help="Measured step times (CSV), to calibrate the prediction with.")
+    ] = None,
+    method: Annotated[str, typer.Option(help=f"Who plans: {', '.join(METHODS)}.")] = "dike",
+    compare: Annotated[bool, typer.Option("--compare", help="All methods side by side.")] = False,
+    explore: Annotated[
+        bool, typer.Option("--explore", help="Look outside each rule and say what it would have cost.")
+    ] = False,
+    what_if: Annotated[
+        list[str] | None, typer.Option(help="'add 2 x CLASS', 'remove 1 x CLASS', 'CLASS.FIELD=VALUE'; repeatable.")
+    ] = None,
+    sweep: Annotated[str | None, typer.Option(help="One plan for each value, as in network_gbps=1,10,25.")] = None,
+    jobs: Annotated[Path | None, typer.Option(help="Plan all jobs of this file (YAML) together.")] = None,
+    order: Annotated[Order, typer.Option(help="With --jobs: by marginal gain, or as given.")] = "gain",
+    time_limit: Annotated[float | None, typer.Option(help="Seconds of planning at most; kept in any case.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Also draw the plan or the variants (.png or .svg).")] = None,
+    output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
+) -> None:
+    """Shows which tasks a training job would get on a cluster, where, and how fast they would be."""
+    load_profile: LoadProfile = context.obj
+    chosen = _mode(
+        compare=compare, explore=explore, what_if=bool(what_if), sweep=sweep is not None, jobs=jobs is not None
+    )
+    if cluster is None:
+        raise BadInputError("--cluster is missing; name the cluster file (YAML).")
+    if method not in METHODS:
+        raise BadInputError(f"There is no method '{method}'; there are {', '.join(METHODS)}.")
+    if time_limit is not None and not 0 < time_limit < float("inf"):
+        raise BadInputError(f"--time-limit is {time_limit:g} s; it must be more than 0.")
+    if picture is not None:
+        if chosen in ("--compare", "--explore", "--jobs"):
+            raise BadInputError(f"--picture draws a plan, a sweep or a what-if, nothing for {chosen}; leave one out.")
+        check_picture_path(picture)
+    answers = Answers(method, time_limit, picture, output_format)
+    # The quick checks of small files come before the slow look at a model.
+    machines = Cluster.from_yaml(cluster)
+    if jobs is not None:
+        if model is not None:
+            raise BadInputError(f"--jobs names the models itself; leave out '{model}'.")
+        answers.jobs(read_jobs(jobs, load_profile), machines, order)
+        return
+    if model is None:
+        raise BadInputError("The model is missing; give one, or a file of many jobs with --jobs.")
+    measured = None if measurements is None else read_measurements(measurements)
+    allowed = parse_rules(rules, objective)
+    profile = load_profile(model, batch_size)
+    request = PlanRequest(
+        profile=profile,
+        cluster=machines,
+        objective=objective,
+        max_workers=max_workers,
+        rules=allowed,
+        sharding=sharding,
+        calibration=None if measured is None else fit(measured, profile, machines),
+    )
+    if compare:
+        answers.comparison(request)
+    elif explore:
+        answers.exploration(request)
+    elif sweep is not None:
+        answers.variants(sweep_requests(request, sweep), sweep)
+    elif what_if:
+        answers.variants(what_if_requests(request, what_if), "What if")
+    else:
+        answers.plan(request)
+
+
+def _mode(**given: bool) -> str:
+    """The one special question that was asked; empty for a plain plan."""
+    asked = ["--" + name.replace("_", "-") for name, here in given.items() if here]
+    if len(asked) > 1:
+        raise BadInputError(f"{asked[0]} and {asked[1]} do not go together; give one of them.")
+    return asked[0] if asked else ""

@@ -1,0 +1,47 @@
+"""Says what the planner is doing, once it has taken longer than a second."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+
+from rich.console import Console
+
+from solver.planner import PlanProgress
+
+QUIET_S = 1.0
+
+
+class PlanningStatus:
+    """A line on standard error while the planner works; nothing for quick plans, nothing where no terminal is.
+
+    Args:
+        console: where the line goes.
+        text: what is being done.
+    """
+
+    def __init__(self, console: Console, text: str) -> None:
+        self._status = console.status(text)
+        self._text = text
+        self._timer = threading.Timer(QUIET_S, self._status.start)
+        self._timer.daemon = True
+
+    def __enter__(self) -> PlanningStatus:
+        self._timer.start()
+        return self
+
+    def __call__(self, progress: PlanProgress) -> None:
+        """Shows how far the planner is."""
+        self._status.update(f"{self._text}: {progress.placed} options placed, {_worth(progress)} so far")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+        self._timer.join()
+        self._status.stop()
+
+
+def _worth(progress: PlanProgress) -> str:
+    option = progress.plan.option
+    return f"{option.workers} workers and {option.ps} ps with {progress.plan.samples_per_s:,.0f} samples/s"

@@ -1,0 +1,144 @@
+"""What the pruning rules cost: plans with the rules, and with each of them changed in turn."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from dike.exceptions import BadInputError
+from solver.options import RULES, default_rules
+from solver.plan import Plan
+from solver.planner import DEFAULT_TIME_LIMIT_S, PlanRequest, check_request, make_plan
+
+STRICT = "all_gpus_used"
+"""The rule that is off by default and priced as well: the paper has it."""
+
+
+@dataclass(frozen=True)
+class RulePrice:
+    """What one rule costs, or would cost.
+
+    Attributes:
+        rule: its name.
+        applied: whether the request's plan keeps it.
+        inside: speed (for the objective `traffic`: weighted bytes) of the best plan that keeps it; None where there is
+            none.
+        outside: the same without it.
+        cost: by what share the rule makes the plan worse: slower, or with more traffic; 0 where it costs nothing.
+        proven: whether no plan on either side can be better.
+        reason: why there is no figure; empty where there is one.
+    """
+
+    rule: str
+    applied: bool
+    inside: float | None
+    outside: float | None
+    cost: float | None
+    proven: bool
+    reason: str = ""
+
+    def sentence(self, objective: str) -> str:
+        """The finding in one sentence."""
+        if self.cost is None:
+            return f"{self.rule}: not explored. {self.reason}"
+        verb = "costs" if self.applied else "would cost"
+        so_far = "" if self.proven else ", as far as the time allowed"
+        amount = "nothing"
+        if self.cost > 0:
+            amount = f"{self.cost:.1%} of the speed" if objective == "throughput" else f"{self.cost:.1%} more traffic"
+        return f"{self.rule}: {verb} {amount}{so_far}."
+
+
+@dataclass(frozen=True)
+class Exploration:
+    """Plans inside and outside the rules.
+
+    Attributes:
+        inside: the plan with the request's rules.
+        best: the best plan found, whatever the rules.
+        best_rules: the rules it was made with.
+        prices: what each rule costs, in the order of `RULES`.
+        time_s: how long it took.
+    """
+
+    inside: Plan
+    best: Plan
+    best_rules: frozenset[str]
+    prices: tuple[RulePrice, ...]
+    time_s: float
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """For the user, one for each rule."""
+        return tuple(price.sentence(self.inside.objective) for price in self.prices)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything as JSON values."""
+        return {
+            "inside": self.inside.to_json(),
+            "best": self.best.to_json(),
+            "best_rules": [rule for rule in RULES if rule in self.best_rules],
+            "prices": [dataclasses.asdict(price) for price in self.prices],
+            "why": list(self.sentences),
+            "time_s": self.time_s,
+        }
+
+
+def explore(request: PlanRequest) -> Exploration:
+    """Plans with the request's rules, then with each of them switched off in turn and the paper's strict one on.
+
+    Each plan gets an equal share of the time that is left; what it does not use goes to the others.
+
+    Args:
+        request: what to plan; its time limit is for all plans together.
+
+    Raises:
+        InfeasibleError: if no option fits the cluster, rules or not.
+        BadInputError: if the request makes no sense.
+    """
+    started = time.monotonic()
+    check_request(request)
+    rules = default_rules(request.objective) if request.rules is None else request.rules
+    limit_s = DEFAULT_TIME_LIMIT_S if request.time_limit_s is None else request.time_limit_s
+    changes = [rule for rule in RULES if rule in rules or rule == STRICT]
+    deadline = started + limit_s
+
+    def plan(chosen: frozenset[str], plans_left: int) -> Plan:
+        share = max(0.0, deadline - time.monotonic()) / plans_left
+        return make_plan(dataclasses.replace(request, rules=chosen, time_limit_s=share))
+
+    inside = plan(rules, len(changes) + 1)
+    found: list[tuple[frozenset[str], Plan]] = [(rules, inside)]
+    prices = []
+    for index, rule in enumerate(changes):
+        changed = rules ^ {rule}
+        try:
+            other = plan(changed, len(changes) - index)
+        except BadInputError as error:
+            prices.append(RulePrice(rule, rule in rules, None, None, None, proven=False, reason=str(error)))
+            continue
+        found.append((changed, other))
+        prices.append(_price(rule, inside, other) if rule in rules else _price(rule, other, inside, applied=False))
+    best_rules, best = min(found, key=lambda item: _rank(item[1]))
+    return Exploration(inside, best, best_rules, tuple(prices), time.monotonic() - started)
+
+
+def _price(rule: str, inside: Plan, outside: Plan, *, applied: bool = True) -> RulePrice:
+    """Compares the best plan that keeps the rule with the best that need not."""
+    if rule not in inside.options.pruned:
+        reason = "No plan keeps it: the other tasks fit nowhere beside so many workers."
+        return RulePrice(rule, applied, None, _worth(outside), None, proven=False, reason=reason)
+    kept, free = _worth(inside), _worth(outside)
+    cost = kept / free - 1 if inside.objective == "traffic" else 1 - kept / free
+    return RulePrice(rule, applied, kept, free, max(0.0, cost), proven=inside.gap == outside.gap == 0)
+
+
+def _worth(plan: Plan) -> float:
+    return plan.traffic_bytes if plan.objective == "traffic" else plan.samples_per_s
+
+
+def _rank(plan: Plan) -> float:
+    """Smaller is better."""
+    return plan.traffic_bytes if plan.objective == "traffic" else -plan.samples_per_s

@@ -1,0 +1,48 @@
+"""Figures in files: drawn without a screen, the same bytes for the same figure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from dike.exceptions import BadInputError
+
+SUFFIXES = (".png", ".svg")
+
+
+def check_picture_path(path: Path) -> None:
+    """Refuses a file that could not be written.
+
+    Raises:
+        BadInputError: if the suffix is neither .png nor .svg, or the folder does not exist.
+    """
+    if path.suffix.lower() not in SUFFIXES:
+        raise BadInputError(f"'{path}' is no picture file; give --picture a name that ends in .png or .svg.")
+    if not path.absolute().parent.is_dir():
+        raise BadInputError(f"The folder of the picture '{path}' does not exist; make it first.")
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of so many inches."""
+    figure = Figure(figsize=(width, height))
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Writes a PNG or SVG file.
+
+    Raises:
+        BadInputError: if the file cannot be written.
+    """
+    check_picture_path(path)
+    metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
+    try:
+        # As text, so that an SVG can be searched.
+        with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dike"}):
+            figure.savefig(path, dpi=110, metadata=metadata)
+    except OSError as error:
+        raise BadInputError(f"The picture '{path}' cannot be written: {error.strerror}.") from error

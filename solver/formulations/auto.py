@@ -1,0 +1,78 @@
+"""Picks the formulation for an instance: the smallest that is exact for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dike.exceptions import BadInputError
+from solver.formulations.class_counts import ClassCounts
+from solver.formulations.instance import Formulation, Instance, Objective, RackCosts, Solution, UniformCosts
+from solver.formulations.min_max import MinMaxCounts, MinMaxShards
+from solver.formulations.node_costs import AnyNodeCosts
+from solver.formulations.racks import TwoLevelRacks
+from solver.formulations.unequal import UnequalShards
+
+PREFERRED: dict[Objective, tuple[Formulation, ...]] = {
+    "traffic": (ClassCounts(), UnequalShards(), TwoLevelRacks(), AnyNodeCosts()),
+    "network": (MinMaxCounts(), MinMaxShards()),
+}
+"""By objective, the smallest program first."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A formulation, and why it was taken.
+
+    Attributes:
+        formulation: the formulation.
+        why: its name and the shape of the instance, as a clause for the plan.
+    """
+
+    formulation: Formulation
+    why: str
+
+
+def choose(instance: Instance, objective: Objective = "traffic") -> Choice:
+    """Picks a formulation.
+
+    Raises:
+        BadInputError: if the instance is too large for all that are exact for it; says why each refuses.
+    """
+    refusals = []
+    for formulation in PREFERRED[objective]:
+        refusal = formulation.refusal(instance)
+        if refusal is None:
+            return Choice(formulation, f"{formulation.name}: {_shape(instance)}")
+        refusals.append(f"{formulation.name}: {refusal}")
+    raise BadInputError(
+        f"No exact formulation takes {instance.workers} workers and {len(instance.shards)} ps on "
+        f"{sum(kind.count for kind in instance.kinds)} machines ({'; '.join(refusals)}); plan for fewer of them."
+    )
+
+
+def solve(
+    instance: Instance, time_limit_s: float | None = None, objective: Objective = "traffic"
+) -> tuple[Solution | None, Choice]:
+    """Solves an instance by the formulation that suits it.
+
+    Returns:
+        The answer, None if it is proven that nothing fits, and the choice.
+
+    Raises:
+        BadInputError: if no formulation takes it.
+        OutOfTimeError: if the time was over before there was any answer.
+    """
+    choice = choose(instance, objective)
+    return choice.formulation.solve(instance, time_limit_s), choice
+
+
+def _shape(instance: Instance) -> str:
+    shards = "equal shards" if instance.equal_shards else "unequal shards"
+    match instance.costs:
+        case UniformCosts():
+            costs = "uniform cost"
+        case RackCosts():
+            costs = "costs within and across racks"
+        case _:
+            costs = "costs by pair of machines"
+    return f"{shards}, {costs}"

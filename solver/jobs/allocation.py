@@ -1,0 +1,171 @@
+"""How many workers and parameter servers each of many jobs gets (Optimus, EuroSys 2018, section 4.2).
+
+Every job starts with its minimum. Then again and again the tasks with the largest gain are added: seconds of remaining
+time saved, times the job's weight, per share of the dominant resource that the tasks take. The sums of resources are
+counted here, machines are not: `packing` gives a job less where the sums promise too much.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from solver.jobs.forms import Form
+from solver.jobs.free_capacity import NOTHING, Amounts, FreeCapacity
+from solver.jobs.job import Job
+from solver.search import TIE
+
+Counts = tuple[int, int]
+"""Workers and parameter servers."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """A job that has some tasks.
+
+    Attributes:
+        index: its place among all jobs.
+        job: the job.
+        form: how it runs.
+        counts: its workers and parameter servers.
+    """
+
+    index: int
+    job: Job
+    form: Form
+    counts: Counts
+
+
+class FormChooser:
+    """Spreads jobs over the GPU models of a cluster.
+
+    A job's best machines depend on how many others want them. Jobs choose one after the other; each takes the form that
+    is fastest with the share of the machines it may expect there. If time falls as 1 / share, the sum of weighted times
+    is least when shares are as the square roots of weighted work, so that is how a job pulls.
+    """
+
+    def __init__(self) -> None:
+        self._pulls: dict[bytes, float] = {}
+        self._paths: dict[tuple[Form, int, int], tuple[list[float], list[float]]] = {}
+
+    def ranked(self, job: Job, forms: Sequence[Form]) -> list[Form]:
+        """The forms that can hold the job's minimum, the one that promises most first."""
+        able = [form for form in forms if job.min_workers <= form.most_workers(job)]
+        expected = {form: self._expected_s(job, form) for form in able}
+        # As good to the job, but others may need more the machines that are asked for more.
+        floor = min(expected.values(), default=0.0) / (1 - TIE)
+        return sorted(able, key=lambda form: (max(expected[form], floor), self._pulls.get(form.pool, 0.0)))
+
+    def chosen(self, job: Job, form: Form) -> None:
+        """Counts the job's form, so that the next ones expect less there."""
+        self._pulls[form.pool] = self._pulls.get(form.pool, 0.0) + self._pull(job, form)
+
+    def _expected_s(self, job: Job, form: Form) -> float:
+        shares, times = self._path(job, form)
+        pull = self._pull(job, form)
+        expected = pull / (self._pulls.get(form.pool, 0.0) + pull)
+        reached = bisect_right(shares, expected) - 1
+        # Below the minimum's share all jobs get slower in proportion, or wait.
+        return times[reached] if reached >= 0 else times[0] * shares[0] / expected
+
+    def _pull(self, job: Job, form: Form) -> float:
+        _, times = self._path(job, form)
+        return math.sqrt(job.weight * job.samples * times[0])
+
+    def _path(self, job: Job, form: Form) -> tuple[list[float], list[float]]:
+        """Shares a job takes as it grows from its minimum, and its seconds per sample with each."""
+        key = form, job.min_workers, form.most_workers(job)
+        if key not in self._paths:
+            shares: list[float] = []
+            times: list[float] = []
+            counts: Counts | None = (job.min_workers, 1)
+            while counts is not None:
+                shares.append(form.table.share(form.table.needs(*counts)))
+                times.append(form.table.s_per_sample(*counts))
+                counts = form.table.next_tasks(*counts, form.most_workers(job))
+            self._paths[key] = shares, times
+        return self._paths[key]
+
+
+def larger_counts(started: Sequence[Started], free: FreeCapacity) -> list[Counts]:
+    """What each job is to get of what is free, beside what it has.
+
+    Args:
+        started: the jobs.
+        free: what is left beside them.
+
+    Returns:
+        Counts of each job, in their order, at least those it has.
+    """
+    pools = _Pools(free)
+    counts = [entry.counts for entry in started]
+    heap: list[tuple[float, int, int, Counts]] = []
+
+    def push(position: int, left: Amounts | None) -> None:
+        """Puts the job's next tasks on the heap, if there are any that gain and fit."""
+        entry, (workers, ps) = started[position], counts[position]
+        table = entry.form.table
+        following = table.next_tasks(workers, ps, entry.form.most_workers(entry.job), left)
+        if following is not None:
+            saved = table.s_per_sample(workers, ps) - table.s_per_sample(*following)
+            more = table.share(table.needs(*following) - table.needs(workers, ps))
+            gain = entry.job.weight * entry.job.samples * saved / more
+            heapq.heappush(heap, (-gain, entry.index, position, following))
+
+    for position in range(len(started)):
+        push(position, None)
+    while heap:
+        _, _, position, following = heapq.heappop(heap)
+        form = started[position].form
+        needs = form.table.needs
+        more = (needs(*following) - needs(*counts[position])).tolist()
+        if pools.take(form, more):
+            counts[position] = following
+            push(position, None)
+        else:
+            push(position, pools.largest(form))
+    return counts
+
+
+class _Pools:
+    """Sums of what is left, by GPU model; machines without GPUs are one more pool."""
+
+    def __init__(self, free: FreeCapacity) -> None:
+        self._free = free
+        models = {(kind.gpus > 0, kind.gpu_model): None for kind in free.kinds}
+        # Jobs without GPUs take machines without GPUs first.
+        self._keys = sorted(models, key=lambda key: key[0])
+        self._left: list[list[int]] = []
+        for key in self._keys:
+            of_pool = np.array([(kind.gpus > 0, kind.gpu_model) == key for kind in free.kinds])
+            self._left.append(list(free.total(of_pool)))
+        self._pools_of: dict[Form, list[int]] = {}
+
+    def take(self, form: Form, more: Sequence[int]) -> bool:
+        """Takes that much from one pool of the form; False if none has it."""
+        for pool in self._of(form):
+            left = self._left[pool]
+            if all(have >= need for have, need in zip(left, more, strict=True)):
+                self._left[pool] = [have - need for have, need in zip(left, more, strict=True)]
+                return True
+        return False
+
+    def largest(self, form: Form) -> Amounts:
+        """What is left in the form's pool that has most CPUs."""
+        cpus, memory, disk, gpus = max((self._left[pool] for pool in self._of(form)), default=list(NOTHING))
+        return cpus, memory, disk, gpus
+
+    def _of(self, form: Form) -> list[int]:
+        if form not in self._pools_of:
+            keys = {
+                (kind.gpus > 0, kind.gpu_model)
+                for kind, usable in zip(self._free.kinds, form.usable, strict=True)
+                if usable
+            }
+            self._pools_of[form] = [pool for pool, key in enumerate(self._keys) if key in keys]
+        return self._pools_of[form]

@@ -1,0 +1,73 @@
+"""One of a few jobs on what the others left, planned as a job alone on a cluster is."""
+
+from __future__ import annotations
+
+from dike.exceptions import InfeasibleError
+from solver.cluster import Cluster, NodeClass
+from solver.jobs.free_capacity import FreeCapacity
+from solver.jobs.job import Job
+from solver.plan import Plan
+from solver.planner import PlanRequest, make_plan
+from solver.units import BYTES_PER_S_PER_GBPS, MIB
+
+MOST_JOBS = 20
+MOST_MACHINES = 300
+"""With more jobs or machines than this, exact planning of one after the other takes too long."""
+
+MOST_S = 5.0
+"""Machines that hold parts of many jobs all differ, and proofs then take long: after this the best so far is taken."""
+
+
+def plan_exactly(
+    job: Job, gpus_per_worker: int, cluster: Cluster, free: FreeCapacity, time_limit_s: float
+) -> Plan | None:
+    """The best plan for the job on what is free, with the least traffic of those as fast.
+
+    Args:
+        job: the job.
+        gpus_per_worker: GPUs of each worker, 0 for none.
+        cluster: links between the machines.
+        free: what is left on them.
+        time_limit_s: stop improving after so long, and after `MOST_S` in any case.
+
+    Returns:
+        None if nothing fits, or the best plan has fewer workers, or workers with fewer GPUs, than the job asks for.
+    """
+    nodes = []
+    for index, left, machines in free.classes():
+        kind = free.kinds[index]
+        cpu_millis, mem_mb, disk_mb, gpus = left
+        gpus = gpus if gpus_per_worker else 0
+        if cpu_millis and mem_mb and disk_mb:
+            nodes += [
+                NodeClass(
+                    name=free.names[machine],
+                    cpus=cpu_millis / 1000,
+                    mem_bytes=mem_mb * MIB,
+                    gpus=gpus,
+                    gpu_model=kind.gpu_model if gpus else None,
+                    disk_bytes=disk_mb * MIB,
+                    network_gbps=kind.network_bytes_per_s / BYTES_PER_S_PER_GBPS,
+                    rack=kind.rack,
+                )
+                for machine in machines
+            ]
+    if not any(node.gpus >= gpus_per_worker for node in nodes):
+        return None
+    # Classes of free resources come in the order of their history; machines go in that of the cluster.
+    order = {name: number for number, name in enumerate(free.names)}
+    nodes.sort(key=lambda node: order[node.name])
+    request = PlanRequest(
+        job.profile,
+        Cluster(tuple(nodes), cluster.within_node_gbps, cluster.across_racks_gbps),
+        max_workers=job.max_workers,
+        time_limit_s=min(time_limit_s, MOST_S),
+        max_gpus_per_worker=max(1, gpus_per_worker),
+    )
+    try:
+        plan = make_plan(request)
+    except InfeasibleError:
+        return None
+    if plan.option.workers < job.min_workers or plan.option.worker.gpus != gpus_per_worker:
+        return None
+    return plan

@@ -1,0 +1,219 @@
+"""The ways a job can run: workers of one size on machines of one GPU model."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solver.cluster import Cluster
+from solver.evaluation import Evaluation, evaluate
+from solver.hardware import Hardware
+from solver.jobs.free_capacity import NOTHING, Amounts, amounts, capacity, plus
+from solver.jobs.job import Job
+from solver.jobs.speed import SpeedTable, TaskNeeds, even_spread
+from solver.nodes import NodeKind
+from solver.options import cpus_per_gpu
+from solver.placement.naming import Assignment
+from solver.resources import CPU_STEP, TaskSizes, WorkerShape
+from solver.scenario import Scenario
+from solver.shards import useful_ps_count
+
+MOST_WORKERS = 1024
+"""No job gets more, unless that is its minimum: the tables are that wide."""
+
+HostCounts = tuple[int, int, int]
+"""Kind of a machine, and the workers and parameter servers of one job on it."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Tasks dealt out evenly.
+
+    Attributes:
+        machines: on how many machines.
+        groups: machines, workers on each, ps on each and what these take; most workers first.
+        most: no machine's tasks take more.
+    """
+
+    machines: int
+    groups: tuple[tuple[int, int, int, Amounts], ...]
+    most: Amounts
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """One way to run jobs of one model.
+
+    Attributes:
+        scenario: the model on the cluster.
+        shape: a worker's GPUs and CPUs.
+        gpu_model: the GPUs' model; None without GPUs or where it is not known.
+        usable: whether workers may run on machines of a kind, by kind.
+        needs: what the tasks take.
+        table: predicted speeds.
+    """
+
+    scenario: Scenario
+    shape: WorkerShape
+    gpu_model: str | None
+    usable: NDArray[np.bool_]
+    needs: TaskNeeds
+    table: SpeedTable
+    _evaluated: dict[tuple[HostCounts, ...], Evaluation] = field(default_factory=dict, repr=False)
+    _spreads: dict[tuple[int, int], tuple[Spread, ...]] = field(default_factory=dict, repr=False)
+
+    @functools.cached_property
+    def pool(self) -> bytes:
+        """The same for forms whose workers use the same machines."""
+        return self.usable.tobytes()
+
+    def most_workers(self, job: Job) -> int:
+        """Most workers the job may get."""
+        return min(_limit(job), self.table.max_workers)
+
+    def needs_on(self, all_ps: int, workers: int, ps: int, chief: int = 0) -> Amounts:
+        """What so many tasks on one machine take, in a job that has `all_ps` parameter servers."""
+        need = plus(NOTHING, self.needs.worker, workers)
+        if ps:
+            need = plus(need, self.needs.ps[all_ps - 1], ps)
+        return plus(need, self.needs.chief) if chief else need
+
+    def spreads(self, workers: int, ps: int) -> tuple[Spread, ...]:
+        """Even spreads on ever more machines, from the fewest that could hold the job on; each other peak once."""
+        key = workers, ps
+        if key not in self._spreads:
+            self._spreads[key] = tuple(self._spread(workers, ps))
+        return self._spreads[key]
+
+    def _spread(self, workers: int, ps: int) -> Iterator[Spread]:
+        kinds = [kind for kind, use in zip(self.scenario.kinds, self.usable, strict=True) if use]
+        largest = [max(have) for have in zip(*map(capacity, kinds), strict=True)]
+        total = self.needs.of(workers, ps)
+        fewest = max(-(-need // have) for need, have in zip(total, largest, strict=True) if have)
+        before = NOTHING
+        for machines in range(max(1, min(fewest, workers + ps)), workers + ps + 1):
+            groups = tuple((*group, self.needs_on(ps, *group[1:])) for group in even_spread(workers, ps, machines))
+            cpus, memory, disk, gpus = (max(values) for values in zip(*(group[3] for group in groups), strict=True))
+            most = cpus, memory, disk, gpus
+            if most != before and all(have >= need for have, need in zip(largest, most, strict=True)):
+                yield Spread(machines, groups, most)
+            before = most
+
+    def evaluate(self, hosts: Sequence[HostCounts]) -> Evaluation:
+        """Predicted step time and speed on these machines; the largest shards go to the machines named first."""
+        key = tuple(sorted(hosts, key=lambda host: (-host[1], -host[2], host[0])))
+        if key not in self._evaluated:
+            self._evaluated[key] = self._evaluate(key)
+        return self._evaluated[key]
+
+    def _evaluate(self, hosts: tuple[HostCounts, ...]) -> Evaluation:
+        # Only the job's own machines, named by their place in the list: the speed depends on no other.
+        names: dict[int, list[str]] = {}
+        for index, (kind, _, _) in enumerate(hosts):
+            names.setdefault(kind, []).append(str(index))
+        kinds = tuple(dataclasses.replace(self.scenario.kinds[kind], names=tuple(here)) for kind, here in names.items())
+        rounds = max(ps for _, _, ps in hosts)
+        ps = tuple(str(index) for turn in range(rounds) for index, host in enumerate(hosts) if host[2] > turn)
+        workers = tuple(str(index) for index, host in enumerate(hosts) for _ in range(host[1]))
+        scenario = dataclasses.replace(self.scenario, kinds=kinds)
+        return evaluate(scenario, self.shape, scenario.shards(len(ps)), Assignment(ps, workers, None))
+
+
+class FormCatalogue:
+    """The forms of every job; jobs of one model share them."""
+
+    def __init__(self, jobs: Sequence[Job], cluster: Cluster, kinds: Sequence[NodeKind], hardware: Hardware) -> None:
+        self._cluster = cluster
+        self._kinds = tuple(kinds)
+        self._hardware = hardware
+        self._limits: Counter[tuple[int, int]] = Counter()
+        for job in jobs:
+            key = self._key(job)
+            self._limits[key] = max(self._limits[key], _limit(job))
+        self._forms: dict[tuple[int, int], tuple[Form, ...]] = {}
+        self._scenarios: dict[int, Scenario] = {}
+
+    def gpus_per_worker(self, job: Job) -> int:
+        """GPUs of each of the job's workers."""
+        if job.gpus_per_worker is not None:
+            return job.gpus_per_worker
+        return int(any(kind.gpus for kind in self._kinds))
+
+    def forms(self, job: Job) -> tuple[Form, ...]:
+        """The job's forms, none if no machine of the empty cluster holds one of its workers."""
+        key = self._key(job)
+        if key not in self._forms:
+            self._forms[key] = tuple(self._make(self.scenario(job), self.gpus_per_worker(job), self._limits[key]))
+        return self._forms[key]
+
+    def scenario(self, job: Job) -> Scenario:
+        """The job's model on the cluster."""
+        key = id(job.profile)
+        if key not in self._scenarios:
+            sizes = TaskSizes.of(job.profile, max(kind.cpus for kind in self._kinds))
+            self._scenarios[key] = Scenario(job.profile, self._cluster, self._hardware, self._kinds, sizes)
+        return self._scenarios[key]
+
+    def _key(self, job: Job) -> tuple[int, int]:
+        return id(job.profile), self.gpus_per_worker(job)
+
+    def _make(self, scenario: Scenario, gpus: int, limit: int) -> Iterator[Form]:
+        if not gpus:
+            everywhere = np.ones(len(self._kinds), dtype=bool)
+            for shape in self._shapes(scenario, self._kinds, 0):
+                yield from self._form(scenario, shape, None, everywhere, limit)
+        else:
+            for gpu_model in dict.fromkeys(kind.gpu_model for kind in self._kinds if kind.gpus):
+                usable = np.array([kind.gpus > 0 and kind.gpu_model == gpu_model for kind in self._kinds])
+                pool = tuple(kind for kind, use in zip(self._kinds, usable, strict=True) if use)
+                for shape in self._shapes(scenario, pool, gpus):
+                    if scenario.model(shape).fits_gpu(pool[0]):
+                        yield from self._form(scenario, shape, gpu_model, usable, limit)
+
+    def _shapes(self, scenario: Scenario, pool: Sequence[NodeKind], gpus: int) -> list[WorkerShape]:
+        """A worker's CPUs: those that feed its GPUs, or an even share of a machine beside one ps and the chief."""
+        helpers = scenario.sizes.helper_cpus * (1 if scenario.sizes.chief is None else 2)
+        if not gpus:
+            parts = {(kind.cpus, 2**power) for kind in pool for power in range(int(kind.cpus).bit_length() or 1)}
+            shares = {_quarters((cpus - beside) / count) for cpus, count in parts for beside in (0.0, helpers)}
+            return [WorkerShape(0, share) for share in sorted(shares, reverse=True)]
+        each = set()
+        for kind in pool:
+            # Where CPUs are short, what is left beside the others is shared out.
+            feeding, _ = cpus_per_gpu(scenario.profile, self._hardware, kind)
+            each.add(min(feeding, _quarters((kind.cpus - helpers) / kind.gpus)))
+        return [WorkerShape(gpus, cpus * gpus) for cpus in dict.fromkeys((min(each), max(each)))]
+
+    def _form(
+        self, scenario: Scenario, shape: WorkerShape, gpu_model: str | None, usable: NDArray[np.bool_], limit: int
+    ) -> Iterator[Form]:
+        worker = scenario.sizes.worker(shape)
+        pool = [kind for kind, use in zip(self._kinds, usable, strict=True) if use]
+        rooms = [kind.count * max(0, kind.room_for(worker)) for kind in pool]
+        if not sum(rooms):
+            return
+        workers = min(limit, sum(rooms))
+        most_ps = useful_ps_count(scenario.profile, min(sum(kind.count for kind in self._kinds), workers))
+        each_ps = tuple(amounts(scenario.sizes.ps(scenario.shards(ps).sizes[0])) for ps in range(1, most_ps + 1))
+        chief = scenario.sizes.chief
+        needs = TaskNeeds(amounts(worker), each_ps, NOTHING if chief is None else amounts(chief))
+        total = functools.reduce(lambda sum_, kind: plus(sum_, capacity(kind), kind.count), pool, NOTHING)
+        usual = pool[rooms.index(max(rooms))]
+        table = SpeedTable(scenario.model(shape), usual, needs, lambda ps: scenario.shards(ps).sizes[0], workers, total)
+        yield Form(scenario, shape, gpu_model, usable, needs, table)
+
+
+def _quarters(cpus: float) -> float:
+    """CPUs of a worker: the multiple below, at least one step."""
+    return max(CPU_STEP, math.floor(cpus / CPU_STEP + 1e-9) * CPU_STEP)
+
+
+def _limit(job: Job) -> int:
+    return max(job.min_workers, min(job.max_workers or MOST_WORKERS, MOST_WORKERS))

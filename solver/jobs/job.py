@@ -1,0 +1,58 @@
+"""One of many jobs that share a cluster."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from dike.exceptions import BadInputError
+from dike.profile import ModelProfile
+
+DEFAULT_STEPS = 10_000
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training job to place beside others.
+
+    Jobs whose `profile` is one and the same object share all tables, so thousands of alike jobs cost little.
+
+    Attributes:
+        name: unique among the jobs.
+        profile: the model and its batch size.
+        min_workers: with fewer it is not started.
+        max_workers: at most so many; None for as many as pay off.
+        steps: mini-batches of `profile.batch_size` samples still to train.
+        weight: its remaining time counts so many times; jobs of higher weight get their minimum first.
+        gpus_per_worker: GPUs of each worker, 0 for none; None for one where the cluster has GPUs, else none.
+    """
+
+    name: str
+    profile: ModelProfile
+    min_workers: int = 1
+    max_workers: int | None = None
+    steps: int = DEFAULT_STEPS
+    weight: float = 1.0
+    gpus_per_worker: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.min_workers < 1:
+            raise BadInputError(f"Job '{self.name}': min_workers is {self.min_workers}; it must be at least 1.")
+        if self.max_workers is not None and self.max_workers < self.min_workers:
+            raise BadInputError(
+                f"Job '{self.name}': max_workers is {self.max_workers} and min_workers {self.min_workers}; "
+                "the maximum must not be the smaller one."
+            )
+        if self.steps < 1:
+            raise BadInputError(f"Job '{self.name}': steps is {self.steps}; it must be at least 1.")
+        if not 0 < self.weight < math.inf:
+            raise BadInputError(f"Job '{self.name}': weight is {self.weight:g}; it must be above 0 and finite.")
+        if self.gpus_per_worker is not None and self.gpus_per_worker < 0:
+            raise BadInputError(
+                f"Job '{self.name}': gpus_per_worker is {self.gpus_per_worker}; it must not be negative."
+            )
+
+    @property
+    def samples(self) -> int:
+        """Samples still to train."""
+        return self.steps * self.profile.batch_size

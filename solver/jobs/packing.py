@@ -1,0 +1,258 @@
+"""Puts a job's tasks on machines that have room for them.
+
+Optimus (EuroSys 2018, section 4.3): the fewest machines that hold the job with equal counts of workers and parameter
+servers on each. Of the machines that hold that much the fullest are taken, in one rack and behind equal network cards
+if there are enough, so that large gaps stay for large jobs. Where no even spread fits, the machines with most room are
+filled one by one; where that fails too, the job gets less.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solver.jobs.forms import Form, Spread
+from solver.jobs.free_capacity import NOTHING, Amounts, FreeCapacity
+
+
+class Host(NamedTuple):
+    """A machine and the tasks of one job on it."""
+
+    machine: int
+    workers: int
+    ps: int
+    chief: int
+
+
+class _Filled(NamedTuple):
+    """Machines filled one by one, and how many workers they hold; None for the machines if that is too few."""
+
+    hosts: list[Host] | None
+    workers: int
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """A job's tasks on machines.
+
+    Attributes:
+        form: how the job runs.
+        workers: how many workers.
+        ps: how many parameter servers.
+        hosts: machines, each once.
+        samples_per_s: predicted speed.
+        step_time_s: predicted seconds in which every worker makes one step.
+    """
+
+    form: Form
+    workers: int
+    ps: int
+    hosts: tuple[Host, ...]
+    samples_per_s: float
+    step_time_s: float
+
+    def need(self, host: Host) -> Amounts:
+        """What the job takes on one of its machines."""
+        return _need(self.form, self.ps, host)
+
+
+class Packer:
+    """Places jobs on what is free, and takes them away again."""
+
+    def __init__(self, free: FreeCapacity) -> None:
+        self._free = free
+        domains = {(kind.rack, kind.network_bytes_per_s): None for kind in free.kinds}
+        self._domains = len(domains)
+        numbers = {domain: number for number, domain in enumerate(domains)}
+        self._domain_of_kind: NDArray[np.intp] = np.array(
+            [numbers[kind.rack, kind.network_bytes_per_s] for kind in free.kinds]
+        )
+
+    def place(self, form: Form, workers: int, ps: int) -> Placement | None:
+        """Places so many tasks and reserves what they take; None, and nothing is reserved, if they are not placed.
+
+        With one ps, None means that there is no room for them, however they are arranged.
+        """
+        hosts = self._evenly(form, workers, ps)
+        if hosts is None:
+            hosts = self._unevenly(form, workers, ps).hosts
+        return None if hosts is None else self._placement(form, workers, ps, hosts)
+
+    def place_most(self, form: Form, workers: int, ps: int, at_least: int) -> Placement | None:
+        """As `place`; where there is no room, as many workers as there is room for, and in proportion fewer ps.
+
+        Args:
+            form: how the job runs.
+            workers: workers wanted.
+            ps: parameter servers wanted.
+            at_least: fewest workers.
+        """
+        while True:
+            hosts = self._evenly(form, workers, ps)
+            room = workers
+            if hosts is None:
+                hosts, room = self._unevenly(form, workers, ps)
+            if hosts is not None:
+                return self._placement(form, workers, ps, hosts)
+            if room >= at_least:
+                workers, ps = room, max(1, round(ps * room / workers))
+            elif ps > 1:
+                ps //= 2
+            else:
+                return None
+
+    def release(self, placement: Placement) -> None:
+        """Gives back what a placement has reserved."""
+        for host in placement.hosts:
+            self._free.give(host.machine, placement.need(host))
+
+    def restore(self, placement: Placement) -> None:
+        """Reserves again what `release` gave back."""
+        for host in placement.hosts:
+            self._free.take(host.machine, placement.need(host))
+
+    def _placement(self, form: Form, workers: int, ps: int, hosts: Sequence[Host]) -> Placement:
+        kinds = self._free.kind_of
+        evaluation = form.evaluate([(kinds[host.machine], host.workers, host.ps) for host in hosts])
+        return Placement(form, workers, ps, tuple(hosts), evaluation.samples_per_s, evaluation.step_time.total)
+
+    def _evenly(self, form: Form, workers: int, ps: int) -> list[Host] | None:
+        for spread in form.spreads(workers, ps):
+            chosen = self._choose(form, spread)
+            if chosen is None:
+                continue
+            for host in chosen:
+                self._free.take(host.machine, _need(form, ps, host))
+            hosts = self._with_chief(form, chosen)
+            if hosts is not None:
+                return hosts
+            self._give_back(form, ps, chosen)
+        return None
+
+    def _choose(self, form: Form, spread: Spread) -> list[Host] | None:
+        """Machines for the groups of a spread."""
+        usable = form.usable
+        rows = self._free.holding(spread.most, usable)
+        if len(rows) and self._domains > 1:
+            domain_of_row = self._domain_of_kind[self._free.row_kinds[rows]]
+            there = np.bincount(domain_of_row, self._free.counts[rows])
+            enough = np.flatnonzero(there >= spread.machines)
+            if len(enough):
+                domain = enough[there[enough].argmin()]
+                usable, rows = usable & (self._domain_of_kind == domain), rows[domain_of_row == domain]
+        hosts: list[Host] = []
+        used: Counter[int] = Counter()
+        for count, workers, ps, need in spread.groups:
+            fitting = rows if need == spread.most else self._free.holding(need, usable)
+            if not len(fitting):
+                return None
+            for row in self._free.fullest_first(fitting):
+                taken = min(count, int(self._free.counts[row]) - used[row])
+                hosts += [Host(machine, workers, ps, 0) for machine in self._free.machines(row, taken, used[row])]
+                used[row] += taken
+                count -= taken
+                if not count:
+                    break
+            else:
+                return None
+        return hosts
+
+    def _with_chief(self, form: Form, hosts: list[Host]) -> list[Host] | None:
+        """Places the chief, if there is one: on a machine of the job, the emptiest first, else on any."""
+        chief = form.needs.chief
+        if chief == NOTHING:
+            return hosts
+        for index in range(len(hosts) - 1, -1, -1):
+            machine = hosts[index].machine
+            if all(have >= need for have, need in zip(self._free.free_on(machine), chief, strict=True)):
+                self._free.take(machine, chief)
+                return [*hosts[:index], hosts[index]._replace(chief=1), *hosts[index + 1 :]]
+        for row in self._free.fullest_first(self._free.holding(chief, self._free.anywhere)):
+            machine = next(self._free.machines(row, 1))
+            self._free.take(machine, chief)
+            return [*hosts, Host(machine, 0, 0, 1)]
+        return None
+
+    def _unevenly(self, form: Form, workers: int, ps: int) -> _Filled:
+        """Parameter servers and chief where they cost least room for workers, then workers where most fit.
+
+        With one ps and a chief this finds a placement if there is one: the best two machines are the cheapest for
+        each, but for the case that both want the same one. Then either may have it, or both together.
+        """
+        one_ps, chief = Host(-1, 0, 1, 0), Host(-1, 0, 0, 1)
+        if form.needs.chief == NOTHING:
+            orders = [[(one_ps, ps)]]
+        elif ps == 1:
+            orders = [[(one_ps, 1), (chief, 1)], [(chief, 1), (one_ps, 1)], [(Host(-1, 0, 1, 1), 1)]]
+        else:
+            orders = [[(one_ps, ps), (chief, 1)]]
+        most = 0
+        for helpers in orders:
+            filled = self._fill(form, workers, ps, helpers)
+            if filled.hosts is not None:
+                return filled
+            most = max(most, filled.workers)
+        return _Filled(None, most)
+
+    def _fill(self, form: Form, workers: int, ps: int, helpers: Sequence[tuple[Host, int]]) -> _Filled:
+        taken: dict[int, Host] = {}
+
+        def add(machines: Iterable[int], tasks: Host) -> None:
+            need = _need(form, ps, tasks)
+            for machine in machines:
+                self._free.take(machine, need)
+                old = taken.get(machine, Host(machine, 0, 0, 0))
+                taken[machine] = Host(machine, old.workers + tasks.workers, old.ps + tasks.ps, old.chief + tasks.chief)
+
+        left = workers
+        for helper, count in helpers:
+            while count:
+                cheapest = self._cheapest(form, _need(form, ps, helper), count)
+                add(cheapest, helper)
+                count -= len(cheapest)
+                if not cheapest:
+                    self._give_back(form, ps, taken.values())
+                    return _Filled(None, 0)
+        rooms = self._free.rooms(form.needs.worker, form.usable)
+        rows = np.flatnonzero(rooms > 0)
+        order = rows[np.argsort(-rooms[rows], kind="stable")].tolist()
+        # Rows change as their machines are taken, so these come first.
+        chosen = [(int(rooms[row]), tuple(self._free.machines(row, -(-left // int(rooms[row]))))) for row in order]
+        for room, machines in chosen:
+            full = left // room
+            add(machines[:full], Host(-1, room, 0, 0))
+            left -= room * min(full, len(machines))
+            if 0 < left < room and len(machines) > full:
+                add(machines[full : full + 1], Host(-1, left, 0, 0))
+                left = 0
+            if not left:
+                return _Filled(list(taken.values()), workers)
+        self._give_back(form, ps, taken.values())
+        return _Filled(None, workers - left)
+
+    def _cheapest(self, form: Form, helper: Amounts, count: int) -> list[int]:
+        """Up to so many machines that each hold a helper and lose least room for workers; of equal ones a worker's."""
+        before = self._free.rooms(form.needs.worker, form.usable)
+        after = self._free.rooms(form.needs.worker, form.usable, helper)
+        rows = np.flatnonzero(after >= 0)
+        lost = before[rows] - after[rows]
+        machines: list[int] = []
+        for row in rows[np.lexsort((-after[rows], lost))].tolist():
+            machines += self._free.machines(row, count - len(machines))
+            if len(machines) == count:
+                break
+        return machines
+
+    def _give_back(self, form: Form, ps: int, hosts: Iterable[Host]) -> None:
+        for host in hosts:
+            self._free.give(host.machine, _need(form, ps, host))
+
+
+def _need(form: Form, ps: int, host: Host) -> Amounts:
+    """What the tasks on one machine take, for a job of so many parameter servers."""
+    return form.needs_on(ps, host.workers, host.ps, host.chief)

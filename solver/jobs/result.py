@@ -1,0 +1,115 @@
+"""Where the tasks of many jobs go, as data that goes to JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from solver.plan import Option
+
+Order = Literal["given", "gain"]
+"""`given`: job after job, each its best on what is left; `gain`: all together, by marginal gain."""
+Method = Literal["exact", "optimus"]
+"""`exact`: as `make_plan` plans one job; `optimus`: counts from a table of speeds, even placement."""
+
+
+@dataclass(frozen=True)
+class MachineTasks:
+    """Machines on which one job has the same tasks with the same resources.
+
+    Attributes:
+        machines: their names.
+        workers: workers on each.
+        ps: parameter servers on each.
+        chief: 1 if the separate chief is there, else 0.
+        cpus: CPUs that these tasks take on each machine.
+        mem_mb: MiB of memory, likewise.
+        disk_mb: MiB of disk, likewise.
+        gpus: GPUs, likewise.
+    """
+
+    machines: tuple[str, ...]
+    workers: int
+    ps: int
+    chief: int
+    cpus: float
+    mem_mb: int
+    disk_mb: int
+    gpus: int
+
+
+@dataclass(frozen=True)
+class PlacedJob:
+    """A job with its option and machines.
+
+    Attributes:
+        name: the job.
+        method: how it was planned.
+        option: counts and sizes of its tasks.
+        gpu_model: model of its GPUs; None without GPUs, where it is not known, or where there are several.
+        placement: its machines.
+        samples_per_s: predicted speed.
+        step_time_s: predicted seconds in which every worker makes one step.
+        remaining_s: predicted seconds until its last sample.
+        note: what it did not get, in a sentence; empty where it got what it was to get.
+    """
+
+    name: str
+    method: Method
+    option: Option
+    gpu_model: str | None
+    placement: tuple[MachineTasks, ...]
+    samples_per_s: float
+    step_time_s: float
+    remaining_s: float
+    note: str = ""
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks it has."""
+        return self.option.workers + self.option.ps + (self.option.chief is not None)
+
+
+@dataclass(frozen=True)
+class UnplacedJob:
+    """A job that waits, and the resource that is short."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class JobsPlan:
+    """A plan for many jobs.
+
+    Attributes:
+        order: how the jobs were weighed against each other.
+        placed: jobs that run, in the order in which they were given.
+        unplaced: jobs that wait, in the order in which they were given.
+        machines: machines of the cluster.
+        machines_used: machines with at least one task.
+        gpus: GPUs of the cluster.
+        gpus_used: GPUs of all workers.
+        solve_time_s: how long planning took.
+        complete: whether there was time for everything; if not, some jobs have their minimum and no more, or wait.
+    """
+
+    order: Order
+    placed: tuple[PlacedJob, ...]
+    unplaced: tuple[UnplacedJob, ...]
+    machines: int
+    machines_used: int
+    gpus: int
+    gpus_used: int
+    solve_time_s: float
+    complete: bool = True
+
+    @property
+    def tasks(self) -> int:
+        """Tasks of all placed jobs."""
+        return sum(job.tasks for job in self.placed)
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as JSON values, with the number of tasks."""
+        return {**dataclasses.asdict(self), "tasks": self.tasks}

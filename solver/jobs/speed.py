@@ -1,0 +1,218 @@
+"""How fast a job is with p parameter servers and w workers, spread evenly over the fewest machines that hold them.
+
+Optimus (EuroSys 2018, section 4.3, theorem 1) places a job on the fewest machines with equal counts on each. For equal
+machines the step-time model (docs/solver.md, 'Step time') then is a closed form, computed here for all (p, w) at once.
+With k machines, w = a k + r and p = b k + s: r machines have a worker more and s machines a ps more, which are others
+as long as r + s <= k. So there are four groups of machines, and the busiest network card is in one of them. Shards
+count as equal on a card, but the largest decides what a ps sends and how long it updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solver.jobs.free_capacity import Amounts
+from solver.nodes import NodeKind
+from solver.step_time import StepModel
+
+WORTH = 1e-4
+"""More tasks must save this share of a job's time, or they are not worth their start."""
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class TaskNeeds:
+    """What the tasks of a job take.
+
+    Attributes:
+        worker: each worker.
+        ps: each ps, by their number less one; all are as large as the largest.
+        chief: the separate chief; zeros where there is none.
+    """
+
+    worker: Amounts
+    ps: tuple[Amounts, ...]
+    chief: Amounts
+
+    def of(self, workers: int, ps: int) -> Amounts:
+        """Resources of a job with so many workers and parameter servers."""
+        one = self.ps[ps - 1]
+        return tuple(  # type: ignore[return-value]
+            workers * w + ps * p + c for w, p, c in zip(self.worker, one, self.chief, strict=True)
+        )
+
+
+def even_spread(workers: int, ps: int, machines: int) -> list[tuple[int, int, int]]:
+    """(machines, workers on each, ps on each) of an even spread, most workers first."""
+    each, more = divmod(workers, machines)
+    ps_each, ps_more = divmod(ps, machines)
+    both = max(0, more + ps_more - machines)
+    groups = [
+        (both, each + 1, ps_each + 1),
+        (more - both, each + 1, ps_each),
+        (ps_more - both, each, ps_each + 1),
+        (machines - more - ps_more + both, each, ps_each),
+    ]
+    return [group for group in groups if group[0] and group[1] + group[2]]
+
+
+class SpeedTable:
+    """Predicted time per sample for every number of tasks, and which tasks to add next."""
+
+    def __init__(
+        self,
+        model: StepModel,
+        kind: NodeKind,
+        needs: TaskNeeds,
+        largest_shards: Callable[[int], int],
+        max_workers: int,
+        total: Amounts,
+    ) -> None:
+        """Computes the table.
+
+        Args:
+            model: step times of the job's workers.
+            kind: the machines, as if all were like this.
+            needs: what the tasks take.
+            largest_shards: number of parameter servers -> bytes on the largest.
+            max_workers: most workers to look at.
+            total: resources of all machines that the job may use.
+        """
+        ps = len(needs.ps)
+        largest = np.array([largest_shards(count) for count in range(1, ps + 1)], dtype=np.float64)[:, None]
+        w, p = np.arange(1, max_workers + 1)[None, :], np.arange(1, ps + 1)[:, None]
+        worker, chief = np.array(needs.worker), np.array(needs.chief)
+        each_ps = np.array(needs.ps)[:, None, :]
+        self._needs: Ints = w[..., None] * worker + p[..., None] * each_ps + chief
+        self._total = np.maximum(np.array(total, dtype=np.float64), 1.0)
+        machines = _fewest(w, p, worker, each_ps, kind)
+        self._s_per_sample = _s_per_sample(model, kind, w, p, machines, largest)
+        self._next: dict[tuple[int, int, int], tuple[int, int] | None] = {}
+
+    @property
+    def max_workers(self) -> int:
+        return self._s_per_sample.shape[1]
+
+    @property
+    def max_ps(self) -> int:
+        return self._s_per_sample.shape[0]
+
+    def s_per_sample(self, workers: int, ps: int) -> float:
+        """Predicted seconds for each sample."""
+        return float(self._s_per_sample[ps - 1, workers - 1])
+
+    def needs(self, workers: int, ps: int) -> Ints:
+        """Resources of all tasks together."""
+        return self._needs[ps - 1, workers - 1]
+
+    def share(self, need: Ints) -> float:
+        """Share of the dominant resource, the one of which `need` is the largest part."""
+        return float((need / self._total).max())
+
+    def next_tasks(
+        self, workers: int, ps: int, max_workers: int, left: Amounts | None = None
+    ) -> tuple[int, int] | None:
+        """The larger job with the best gain for what it takes more (Optimus, section 4.2).
+
+        Optimus adds one task at a time and stops where one is of no use. Here any number is added at once if that
+        gains more per unit: a second machine can pay off only when it is filled.
+
+        Args:
+            workers: workers so far.
+            ps: parameter servers so far.
+            max_workers: most workers.
+            left: resources that are left for more; None for plenty.
+
+        Returns:
+            Workers and parameter servers, or None if nothing more fits and gains.
+        """
+        if left is not None:
+            return self._best(workers, ps, max_workers, left)
+        key = (workers, ps, max_workers)
+        if key not in self._next:
+            self._next[key] = self._best(workers, ps, max_workers, None)
+        return self._next[key]
+
+    def fastest(self, min_workers: int, max_workers: int, left: Amounts, tie: float) -> tuple[int, int] | None:
+        """Workers and ps of the fastest job that `left` holds in sum; of those within `tie` the one of least share."""
+        last = min(max_workers, self.max_workers)
+        if last < min_workers:
+            return None
+        needs = self._needs[:, min_workers - 1 : last]
+        times = np.where((needs <= np.array(left)).all(axis=-1), self._s_per_sample[:, min_workers - 1 : last], np.inf)
+        best = times.min()
+        if not np.isfinite(best):
+            return None
+        shares = np.where(times * (1 - tie) <= best, (needs / self._total).max(axis=-1), np.inf)
+        row, column = np.unravel_index(int(shares.argmin()), shares.shape)
+        return min_workers + int(column), 1 + int(row)
+
+    def least_s_per_sample(self, min_workers: int, max_workers: int) -> float:
+        """Seconds for each sample with as many tasks as are best."""
+        return float(self._s_per_sample[:, min_workers - 1 : max_workers].min(initial=np.inf))
+
+    def _best(self, workers: int, ps: int, max_workers: int, left: Amounts | None) -> tuple[int, int] | None:
+        last = min(max_workers, self.max_workers)
+        times = self._s_per_sample[ps - 1 :, workers - 1 : last]
+        more = self._needs[ps - 1 :, workers - 1 : last] - self._needs[ps - 1, workers - 1]
+        gains = times[0, 0] - times
+        rates = gains / np.maximum((more / self._total).max(axis=-1), 1e-12)
+        rates[gains <= WORTH * times[0, 0]] = -np.inf
+        if left is not None:
+            rates[(more > np.array(left)).any(axis=-1)] = -np.inf
+        row, column = np.unravel_index(int(rates.argmax()), rates.shape)
+        return (workers + int(column), ps + int(row)) if rates[row, column] > 0 else None
+
+
+def _fewest(w: Ints, p: Ints, worker: Ints, each_ps: Ints, kind: NodeKind) -> Ints:
+    """Fewest machines of the kind that hold the tasks evenly; one for each task where no even spread fits."""
+    have = np.array([kind.cpu_millis, kind.mem_mb, kind.disk_mb, kind.gpus])
+    need = w[..., None] * worker + p[..., None] * each_ps
+    asked = (need > 0).any(axis=(0, 1))
+    lowest = -(-need[..., asked] // np.maximum(have[asked], 1))
+    most = w + p
+    k: Ints = np.clip(lowest.max(axis=-1), 1, most)
+    while True:
+        groups = (
+            (at_w[..., None] * worker + at_p[..., None] * each_ps, there) for there, at_w, at_p in _groups(w, p, k)
+        )
+        fits = np.logical_and.reduce([(there == 0) | (used <= have).all(axis=-1) for used, there in groups])
+        if (fits | (k == most)).all():
+            return k
+        k = np.where(fits, k, np.minimum(k + 1, most))
+
+
+def _groups(w: Ints, p: Ints, k: Ints) -> list[tuple[Ints, Ints, Ints]]:
+    """`even_spread` for arrays: machines, workers on each, ps on each; groups may be empty."""
+    a, r = w // k, w % k
+    b, s = p // k, p % k
+    both = np.maximum(0, r + s - k)
+    return [(both, a + 1, b + 1), (r - both, a + 1, b), (s - both, a, b + 1), (k - r - s + both, a, b)]
+
+
+def _s_per_sample(model: StepModel, kind: NodeKind, w: Ints, p: Ints, k: Ints, largest: Floats) -> Floats:
+    total, card, within = model.total_bytes, kind.network_bytes_per_s, model.within_node_bytes_per_s
+    network: Floats = np.zeros(k.shape)
+    per_s: Floats = np.zeros(k.shape)
+    work = model.work_s(kind)
+    for machines, workers, ps in _groups(w, p, k):
+        held, most = total * ps / p, np.minimum(total, largest * ps)
+        busy = np.maximum(most * (w - workers), workers * (total - held)) * 2 / card
+        busy = np.maximum(busy, 2 * held * workers / within)
+        network = np.where(machines > 0, np.maximum(network, busy), network)
+        transfer = 2 * (total - held) / card + 2 * held / within
+        per_s = per_s + machines * workers / (work + transfer)
+    update = w * largest / model.hardware.ps_update_bytes_per_s
+    dispatch = w * model.dispatch_s(1)
+    if model.profile.synchronous:
+        rest = network + update + dispatch
+        round_s = np.maximum(work, rest) if model.overlap else work + rest
+    else:
+        round_s = np.maximum.reduce([w / per_s, network, update + 0 * network, dispatch + 0 * network])
+    return round_s / (w * model.samples_per_step)

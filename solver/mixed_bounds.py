@@ -1,0 +1,103 @@
+"""What an option can reach at best whose workers may differ between machines (compare solver.bounds)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from solver.bounds import (
+    Bounds,
+    Floats,
+    busiest_uplink,
+    card_times,
+    least_network_s,
+    least_traffic,
+    most_beside_ps,
+    most_local_bytes,
+)
+from solver.nodes import NodeKind
+from solver.placement.problem import by_gpu_model, hosting
+from solver.resources import TaskSizes
+from solver.rooms import Ints, Machines
+from solver.shards import Shards
+from solver.step_time import StepModel
+
+
+def mixed_bounds(
+    kinds: Sequence[NodeKind],
+    models: Sequence[StepModel],
+    sizes: TaskSizes,
+    shards: Shards,
+    max_workers: int,
+    uplink_bytes_per_s: float | None = None,
+    *,
+    ps_may_share: bool = False,
+) -> Bounds:
+    """Bounds of all options with these shards: on the network as if all workers had the shape of which most fit.
+
+    Args:
+        kinds: the machines.
+        models: step times for each shape a worker may have.
+        sizes: resources of the roles.
+        shards: what each ps holds.
+        max_workers: bounds are given for 1 to this many workers.
+        uplink_bytes_per_s: speed of each rack's uplink, each way; None where racks do not matter.
+        ps_may_share: whether a machine may have several parameter servers.
+    """
+    counts = np.arange(1, max_workers + 1)
+    machines = Machines(kinds)
+    loads = [[], [sizes.ps(shards.sizes[-1])], [sizes.ps(shards.sizes[0])]]
+    room = machines.rooms([sizes.worker(model.shape) for model in models], loads)
+    hosts = np.array([hosting(kinds, model) for model in models]).T
+    room = np.minimum(room, np.where(hosts, max_workers, 0)[:, :, None])
+    alone, smallest, largest = room.max(axis=1).T
+    slots = int(machines.counts @ alone)
+    if not slots:
+        return Bounds(np.zeros(max_workers), np.full(max_workers, np.inf))
+    beside_ps = most_beside_ps(machines, smallest, shards, max_workers)
+    local = most_local_bytes(smallest, shards, counts, beside_ps, ps_may_share=ps_may_share)
+    times = card_times(machines, alone, shards.total)
+    network = least_network_s(machines, times, largest, shards, counts, beside_ps, local, ps_may_share)
+    if uplink_bytes_per_s is not None:
+        network = np.maximum(network, busiest_uplink(machines, alone, shards, counts, uplink_bytes_per_s))
+    samples = _samples_per_s(machines, models, room[:, :, 0], shards, counts, network) * (1 + 1e-9)
+    samples[counts > slots] = 0.0
+    return Bounds(samples, least_traffic(shards, counts, local, samples))
+
+
+def _samples_per_s(
+    machines: Machines,
+    models: Sequence[StepModel],
+    room: Ints,
+    shards: Shards,
+    counts: Ints,
+    network: Floats,
+) -> Floats:
+    """Most samples per second with at least that much time on the network.
+
+    No machine has more samples in a step than workers of its best shape have there, and no worker more than its shape.
+    """
+    first = models[0]
+    update, dispatch = counts * first.update_s(shards.sizes[0], 1), counts * first.dispatch_s(1)
+    kinds, held = machines.kinds, machines.counts
+    samples = np.array([model.samples_per_step for model in models])
+    works = np.array([by_gpu_model(kinds, model.work_s) for model in models]).T
+    works[room <= 0] = np.inf
+    if first.profile.synchronous:
+        rest = network + update + dispatch
+        best = np.zeros(len(counts))
+        for work in np.unique(works[np.isfinite(works)]):
+            within = np.where(works <= work, samples, 0)
+            round_s = np.maximum(work, rest) if first.overlap else work + rest
+            most = np.minimum(counts * within.max(), held @ (room * within).max(axis=1))
+            best = np.maximum(best, most / round_s)
+        return best
+    transfer = np.array(
+        [[min(m.transfer_s(kind, size) for size in (0, shards.total)) for m in models] for kind in kinds]
+    )
+    rates = samples / (works + transfer)
+    alone = np.minimum(counts * rates.max(), held @ (room * rates).max(axis=1))
+    shared = np.maximum.reduce([network, update, dispatch])
+    together: Floats = counts * float(samples[(room > 0).any(axis=0)].max()) / np.maximum(shared, 1e-300)
+    return np.minimum(alone, together)

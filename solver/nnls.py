@@ -1,0 +1,55 @@
+"""Least squares with coefficients of at least 0 (Lawson and Hanson, 'Solving Least Squares Problems', 1974, ch. 23)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+TOLERANCE = 1e-10
+"""Correlations of a column with what is left to explain that are below this count as 0."""
+ROUNDS_PER_COLUMN = 10
+"""The method ends by itself; rounding errors must not keep it going."""
+
+
+def nnls(matrix: Floats, target: Floats) -> Floats:
+    """The x >= 0 with the least |matrix @ x - target|.
+
+    Columns enter the solution one at a time, the one along which the error falls fastest first; where the
+    unconstrained solution of those chosen leaves x >= 0, the way there is cut short and columns at 0 leave again.
+
+    Args:
+        matrix: rows x columns.
+        target: one value for each row.
+
+    Returns:
+        One coefficient for each column; 0 for columns of zeros.
+    """
+    norms = np.linalg.norm(matrix, axis=0)
+    scaled = matrix / np.where(norms > 0, norms, 1.0)
+    least = TOLERANCE * float(np.linalg.norm(target))
+    x = np.zeros(matrix.shape[1])
+    chosen = np.zeros(matrix.shape[1], dtype=bool)
+    for _ in range(ROUNDS_PER_COLUMN * matrix.shape[1]):
+        gains = np.where(chosen, 0.0, scaled.T @ (target - scaled @ x))
+        if not np.any(gains > least):
+            break
+        chosen[np.argmax(gains)] = True
+        x = _step_within(scaled, target, x, chosen)
+    return np.divide(x, norms, out=np.zeros_like(x), where=norms > 0)
+
+
+def _step_within(matrix: Floats, target: Floats, x: Floats, chosen: NDArray[np.bool_]) -> Floats:
+    """Goes to the least squares solution of the chosen columns; those that reach 0 on the way leave `chosen`."""
+    while True:
+        aim = np.zeros_like(x)
+        aim[chosen] = np.linalg.lstsq(matrix[:, chosen], target, rcond=None)[0]
+        falling = chosen & (aim <= 0)
+        if not falling.any():
+            return aim
+        way = np.divide(x, x - aim, out=np.zeros_like(x), where=falling & (x > 0))
+        shortest = float(way[falling].min())
+        x = x + shortest * (aim - x)
+        chosen &= ~(falling & (way <= shortest))
+        x[~chosen] = 0.0

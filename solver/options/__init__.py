@@ -1,0 +1,34 @@
+"""Resource assignment options (a worker's size, counts of workers and parameter servers) and how they are pruned.
+
+The paper 'Dike' (section 3.2) cuts their number down by three rules; here each rule is one function from a space of
+options to a smaller one that says how many it took away, and each can be switched off.
+"""
+
+from __future__ import annotations
+
+from solver.options.all_gpus_used import all_gpus_used
+from solver.options.cpu_gpu_ratio import cpu_gpu_ratio, cpus_per_gpu
+from solver.options.identical_workers import identical_workers
+from solver.options.rules import RULES, check_rules, default_rules, parse_rules, prune
+from solver.options.space import COUNT_LIMIT, OptionRange, OptionSpace, Pruning, raw_space
+from solver.options.spare_cpus import without_spare_cpus
+from solver.options.task_counts import task_counts
+
+__all__ = [
+    "COUNT_LIMIT",
+    "RULES",
+    "OptionRange",
+    "OptionSpace",
+    "Pruning",
+    "all_gpus_used",
+    "check_rules",
+    "cpu_gpu_ratio",
+    "cpus_per_gpu",
+    "default_rules",
+    "identical_workers",
+    "parse_rules",
+    "prune",
+    "raw_space",
+    "task_counts",
+    "without_spare_cpus",
+]

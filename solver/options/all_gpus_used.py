@@ -1,0 +1,57 @@
+"""The paper's lower bound on the number of workers, as strict as its example has it: no GPU idle."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from solver.hardware import Hardware
+from solver.nodes import NodeKind
+from solver.options.space import OptionRange, OptionSpace, Pruning
+from solver.resources import TaskSizes, gpu_bytes
+from solver.rooms import Ints, Machines
+
+
+def all_gpus_used(space: OptionSpace, kinds: Sequence[NodeKind], hardware: Hardware, sizes: TaskSizes) -> Pruning:
+    """Leaves, for each size of worker, only the largest number of workers that the machines hold.
+
+    So no GPU is idle that such a worker could use (without GPUs: no machine), which implies the paper's 'at least as
+    many workers as machines with GPUs' (section 3.2). Where workers are not alike they use as many GPUs together as
+    the machines can have in use. On slow networks fewer workers are faster.
+
+    Args:
+        space: the options so far.
+        kinds: the machines.
+        hardware: what the GPUs' memory holds.
+        sizes: resources of the roles.
+    """
+    counts = np.array([kind.count for kind in kinds])
+    ranges: list[OptionRange] = []
+    for entry in space.ranges:
+        room = _rooms(kinds, entry, hardware, sizes)
+        if entry.mixed:
+            gpus = (room * [shape.gpus for shape in entry.shapes]).max(axis=1)
+            working = counts[gpus > 0 if gpus.any() else room.any(axis=1)].sum()
+            least, most, shapes = int(min(working, entry.max_workers)), entry.max_workers, entry.shapes
+        else:
+            gpus = np.zeros(len(kinds), dtype=np.int64)
+            held = counts @ room
+            least = most = min(entry.max_workers, int(held.max()))
+            shapes = tuple(shape for shape, workers in zip(entry.shapes, held, strict=True) if workers >= most)
+        if most:
+            ranges.append(
+                dataclasses.replace(
+                    entry, shapes=shapes, min_workers=least, max_workers=most, least_gpus=int(counts @ gpus)
+                )
+            )
+    return Pruning.of("all_gpus_used", space, ranges, "No GPU is idle that a worker of its size could use.")
+
+
+def _rooms(kinds: Sequence[NodeKind], entry: OptionRange, hardware: Hardware, sizes: TaskSizes) -> Ints:
+    """Workers of each shape that a machine of each kind holds; none where the model does not fit the GPUs' memory."""
+    room = Machines(kinds).rooms([sizes.worker(shape) for shape in entry.shapes])[:, :, 0]
+    fits = np.array([gpu_bytes(sizes.variable_bytes) <= hardware.gpu(kind.gpu_model).memory_bytes for kind in kinds])
+    needs_gpu = np.array([shape.gpus > 0 for shape in entry.shapes])
+    return np.where(needs_gpu & ~fits[:, None], 0, room)

@@ -1,0 +1,21 @@
+"""Rule 1: all workers are alike."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from solver.options.space import OptionSpace, Pruning
+
+
+def identical_workers(space: OptionSpace) -> Pruning:
+    """Leaves one shape for all workers; unequal ones would wait for each other or train on unequal shares.
+
+    Args:
+        space: all options.
+    """
+    ranges = [
+        dataclasses.replace(entry, shapes=(shape,), mixed=False, ways=1)
+        for entry in space.ranges
+        for shape in entry.shapes
+    ]
+    return Pruning.of("identical_workers", space, ranges, "All workers are alike.")

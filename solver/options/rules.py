@@ -1,0 +1,105 @@
+"""The rules by name, and what those that are switched on leave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+
+from dike.exceptions import BadInputError
+from solver.hardware import Hardware
+from solver.nodes import NodeKind
+from solver.options.all_gpus_used import all_gpus_used
+from solver.options.cpu_gpu_ratio import cpu_gpu_ratio
+from solver.options.identical_workers import identical_workers
+from solver.options.space import OptionSpace, Pruning
+from solver.options.task_counts import task_counts
+from solver.resources import TaskSizes
+
+RULES: dict[str, str] = {
+    "identical_workers": "all workers are alike; without it each machine gives its workers a shape of its own",
+    "cpu_gpu_ratio": "a worker has 1, 2, 4, ... GPUs and the CPUs that those can use; without it, any numbers",
+    "task_counts": "one ps on a machine at most, none without effect; without it they share machines",
+    "all_gpus_used": "no GPU is idle that a worker could use, as in the paper; costs speed on slow networks",
+}
+"""Name -> one line, in the order in which they apply."""
+
+_DEFAULTS: dict[str, frozenset[str]] = {
+    "throughput": frozenset(RULES) - {"all_gpus_used"},
+    "traffic": frozenset(RULES),
+}
+_SETS = ("all", "none", "default")
+
+
+def default_rules(objective: str) -> frozenset[str]:
+    """The rules that apply unless the user says otherwise.
+
+    Eq. 1 alone is least with one worker, so `traffic` needs the paper's lower bound; `throughput` finds the number.
+    """
+    return _DEFAULTS[objective]
+
+
+def parse_rules(text: str, objective: str = "throughput") -> frozenset[str]:
+    """Reads a list of rules.
+
+    Args:
+        text: names with commas between them; `all`, `none` and `default` stand for sets; `-name` takes a rule away,
+            and at the start of the list takes it from the default.
+        objective: `throughput` or `traffic`; they have different defaults.
+
+    Raises:
+        BadInputError: if there is no such rule.
+    """
+    items = [item.strip() for item in text.split(",")]
+    chosen = default_rules(objective) if items[0].startswith("-") else frozenset()
+    for item in items:
+        name = item.removeprefix("-")
+        if item in _SETS:
+            chosen |= {"all": frozenset(RULES), "none": frozenset(), "default": default_rules(objective)}[item]
+        else:
+            check_rules([name])
+            chosen = chosen - {name} if item.startswith("-") else chosen | {name}
+    return chosen
+
+
+def check_rules(names: Sequence[str]) -> None:
+    """Raises `BadInputError` if one of them is not a rule."""
+    for name in names:
+        if name not in RULES:
+            raise BadInputError(
+                f"'{name}' is not a rule; rules are {', '.join(RULES)}, and {', '.join(_SETS)} stand for sets of them."
+            )
+
+
+def prune(
+    space: OptionSpace,
+    rules: AbstractSet[str],
+    kinds: Sequence[NodeKind],
+    hardware: Hardware,
+    sizes: TaskSizes,
+    useful_ps: int,
+) -> tuple[Pruning, ...]:
+    """Applies the rules one after the other.
+
+    Args:
+        space: all options.
+        rules: names of those that are switched on.
+        kinds: the machines.
+        hardware: known speeds.
+        sizes: resources of the roles.
+        useful_ps: parameter servers beyond which the largest shard stays as large.
+    """
+    prunings: list[Pruning] = []
+
+    def add(pruning: Pruning) -> OptionSpace:
+        prunings.append(pruning)
+        return pruning.space
+
+    if "identical_workers" in rules:
+        space = add(identical_workers(space))
+    if "cpu_gpu_ratio" in rules:
+        space = add(cpu_gpu_ratio(space, kinds, hardware, sizes))
+    if "task_counts" in rules:
+        space = add(task_counts(space, kinds, sizes, useful_ps))
+    if "all_gpus_used" in rules:
+        space = add(all_gpus_used(space, kinds, hardware, sizes))
+    return tuple(prunings)

@@ -1,0 +1,39 @@
+"""Workers that differ in CPUs nobody else could use are one choice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from solver.nodes import NodeKind
+from solver.resources import TaskResources, TaskSizes, WorkerShape
+from solver.rooms import Machines
+
+
+def without_spare_cpus(
+    shapes: Iterable[WorkerShape], kinds: Sequence[NodeKind], sizes: TaskSizes, *, ps_may_share: bool
+) -> tuple[WorkerShape, ...]:
+    """Of the shapes of which equally many fit everywhere, beside any helpers, the one with most CPUs.
+
+    More CPUs never make a worker slower, so the best placement is among what is left.
+
+    Args:
+        shapes: what a worker may get.
+        kinds: the machines.
+        sizes: resources of the roles.
+        ps_may_share: whether a machine may have several parameter servers; else it has one and the chief at most.
+    """
+    most = 2
+    if ps_may_share:
+        most = 1 + math.floor(max(kind.cpus for kind in kinds) / sizes.helper_cpus)
+    helper = TaskResources(sizes.helper_cpus, mem_mb=0, disk_mb=0)
+    ordered = sorted(set(shapes))
+    alike = {(kind.cpu_millis, kind.mem_mb, kind.disk_mb, kind.gpus): kind for kind in kinds}
+    loads = [[helper] * number for number in range(most + 1)]
+    room = Machines(list(alike.values())).rooms([sizes.worker(shape) for shape in ordered], loads)
+    chosen: dict[tuple[int, bytes], WorkerShape] = {}
+    for index, shape in enumerate(ordered):
+        chosen[shape.gpus, np.maximum(room[:, index], 0).tobytes()] = shape
+    return tuple(chosen.values())

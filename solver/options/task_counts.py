@@ -1,0 +1,39 @@
+"""Rule 3: no more workers than the machines hold, one ps on a machine, none without effect."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from solver.nodes import NodeKind
+from solver.options.space import OptionRange, OptionSpace, Pruning
+from solver.resources import TaskSizes
+from solver.rooms import Machines
+
+
+def task_counts(space: OptionSpace, kinds: Sequence[NodeKind], sizes: TaskSizes, useful_ps: int) -> Pruning:
+    """Limits the numbers of tasks from above.
+
+    Two parameter servers on one machine share its network card, so there is one at most on each; and none that would
+    leave the largest shard as large as before.
+
+    Args:
+        space: the options so far.
+        kinds: the machines.
+        sizes: resources of the roles.
+        useful_ps: parameter servers beyond which the largest shard stays as large (`solver.shards.useful_ps_count`).
+    """
+    counts = np.array([kind.count for kind in kinds])
+    max_ps = min(int(counts.sum()), useful_ps)
+    ranges: list[OptionRange] = []
+    for entry in space.ranges:
+        room = Machines(kinds).rooms([sizes.worker(shape) for shape in entry.shapes])[:, :, 0]
+        shapes = tuple(shape for shape, fits in zip(entry.shapes, room.max(axis=0), strict=True) if fits)
+        if shapes:
+            most = int(counts @ room.max(axis=1) if entry.mixed else (counts @ room).max())
+            workers, ps = min(entry.max_workers, most), min(entry.max_ps, max_ps)
+            ranges.append(dataclasses.replace(entry, shapes=shapes, max_workers=workers, max_ps=ps))
+    why = f"At most {max_ps} parameter server{'s' if max_ps > 1 else ''}: one per machine, none without effect."
+    return Pruning.of("task_counts", space, ranges, why)

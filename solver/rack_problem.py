@@ -1,0 +1,296 @@
+"""The placement of one option across racks as data, and as tables for one limit on all cards and uplinks.
+
+With n workers and M bytes of shards, a rack with S bytes and a workers keeps its uplink busy for
+2 max(S (n - a), a (M - S)) / uplink seconds a step. 'No card and no uplink is busy longer than T' therefore forbids
+states of single machines and of single racks, which is what the tables of `solver.max_plus` are made for.
+
+A state counts the shards of each class. Where the shards of a class are equal that is exact. Many unequal shards would
+be too many classes; then all are one class, and two problems take the place of the true one. The optimistic one gives
+every ps the shard that suits its machine and every rack the bytes that suit it, between its q smallest and its q
+largest shards, so it allows whatever the true shards allow. The likely one has mean shards.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solver.max_plus import State as Tasks
+from solver.max_plus import Table
+from solver.nodes import NodeKind
+from solver.placement.problem import State, placement_problem
+from solver.rack_tree import Best, RackTree
+from solver.resources import TaskSizes
+from solver.shards import Shards
+from solver.step_time import StepModel
+
+Floats = NDArray[np.float64]
+Value = Literal["possible", "speed", "speed, then local", "local", "most bytes", "fewest bytes"]
+"""What a placement is worth: nothing but being possible; the workers' steps per second; shards that stay local; the
+most bytes its machines and racks can hold within the limits; the fewest, negative."""
+MAX_STATES = 40_000
+"""States that classes of equal shards may make; more are one class of unequal ones."""
+TINY = 1e-9
+"""Stands for no worker where bytes are divided by workers."""
+TIE_BREAK = 1e-7
+"""Of placements that differ by less than this share in speed, the one with more local shards is worth more."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A machine with the chief or not, a ps or not: what it can do with each number of workers.
+
+    Attributes:
+        shards: for each shard that can be on it, the bytes (0 for none) and by number of workers, how long its network
+            card is busy while every worker makes one step.
+        work_s: one worker's step without transfers; 0 where no worker fits.
+        steps_per_s: steps one worker makes in a second when only it limits itself (asynchronous), at most.
+    """
+
+    shards: tuple[tuple[int, tuple[float, ...]], ...]
+    work_s: float
+    steps_per_s: float
+
+    @functools.cached_property
+    def network_s(self) -> Floats:
+        """By number of workers, how long the card is busy with the best shard."""
+        return self._times.min(axis=0)
+
+    def bytes_within(self, network_s: float) -> tuple[Floats, Floats]:
+        """By number of workers, the most and the fewest bytes of a shard that keeps the card within the limit."""
+        sizes = np.array([size for size, _ in self.shards], dtype=np.float64)[:, None]
+        allowed = self._times <= network_s
+        return np.where(allowed, sizes, -np.inf).max(axis=0), np.where(allowed, sizes, np.inf).min(axis=0)
+
+    @functools.cached_property
+    def _times(self) -> Floats:
+        return np.array([*itertools.zip_longest(*(times for _, times in self.shards), fillvalue=math.inf)]).T
+
+
+IDLE = Setting(((0, (0.0,)),), 0.0, 0.0)
+Settings = dict[tuple[int, ...], Setting]
+"""By the numbers of chiefs and of shards of each class."""
+
+
+@dataclass(frozen=True)
+class View:
+    """A problem in which the shards of one class can change places.
+
+    Attributes:
+        settings: by machine type.
+        classes: bytes of the shards of each class, largest first.
+        exact: whether that changes nothing, since the shards of each class are equal.
+    """
+
+    settings: tuple[Settings, ...]
+    classes: tuple[tuple[float, ...], ...]
+    exact: bool
+
+    def stored(self, counts: Sequence[NDArray[np.int64]]) -> tuple[Floats, Floats]:
+        """Fewest and most bytes of so many shards of each class."""
+        least = most = np.zeros(1)
+        for sizes, count in zip(self.classes, counts, strict=True):
+            least = least + np.array([*itertools.accumulate(reversed(sizes), initial=0.0)])[count]
+            most = most + np.array([*itertools.accumulate(sizes, initial=0.0)])[count]
+        return least, most
+
+
+@dataclass(frozen=True)
+class RackProblem:
+    """One option, to be placed across racks.
+
+    Attributes:
+        tree: the machines; their types are the states that they can be in, as `placement_problem` has them.
+        model: the step-time model.
+        shards: bytes on each ps, largest first.
+        workers: how many workers.
+        needs_chief: whether there is a separate chief.
+        uplink_bytes_per_s: speed of each rack's uplink, each way.
+    """
+
+    tree: RackTree[tuple[State, ...]]
+    model: StepModel
+    shards: tuple[int, ...]
+    workers: int
+    needs_chief: bool
+    uplink_bytes_per_s: float
+
+    @property
+    def shard_types(self) -> tuple[int, ...]:
+        """For each shard the index of its size, as in `State.shards`."""
+        sizes = sorted(set(self.shards), reverse=True)
+        return tuple(sizes.index(size) for size in self.shards)
+
+    @property
+    def works(self) -> list[float]:
+        """Times a worker's own work takes on the machines, shortest first."""
+        return sorted({state.work_s for states in self.tree.machine_types for state in states if state.work_s})
+
+    def round_s(self, cycle_s: float, network_s: float) -> float:
+        return self.model.round_s(cycle_s, network_s, self.shards[0], self.workers)
+
+
+def rack_problem(
+    kinds: Sequence[NodeKind],
+    model: StepModel,
+    sizes: TaskSizes,
+    shards: Shards,
+    workers: int,
+    uplink_bytes_per_s: float,
+) -> RackProblem:
+    """Lists the states of every rack's machines.
+
+    Args:
+        kinds: the machines, each kind in one rack.
+        model: step times for workers of the option's shape.
+        sizes: resources of the roles.
+        shards: what each ps holds.
+        workers: how many workers.
+        uplink_bytes_per_s: speed of each rack's uplink, each way.
+    """
+    by_rack: dict[str | None, list[NodeKind]] = {}
+    for kind in kinds:
+        by_rack.setdefault(kind.rack, []).append(kind)
+    machines = []
+    for rack, members in by_rack.items():
+        problem = placement_problem(members, model, sizes, shards, workers)
+        for index, kind in enumerate(problem.kinds):
+            states = tuple(dataclasses.replace(state, kind=0) for state in problem.states if state.kind == index)
+            if states:
+                machines.append((rack, states, kind.names))
+    return RackProblem(RackTree(machines), model, shards.sizes, workers, sizes.chief is not None, uplink_bytes_per_s)
+
+
+def optimistic(problem: RackProblem) -> View:
+    """Each place has the shard of its class that is best for it; exact if the classes are few enough."""
+    types = problem.shard_types
+    states = math.prod(types.count(index) + 1 for index in set(types)) * (problem.workers + 1)
+    class_of = types if states <= MAX_STATES or len(set(types)) == 1 else (0,) * len(types)
+    of_type = dict(zip(types, class_of, strict=True))
+    numbers = range(max(class_of) + 1)
+    settings = []
+    for possible in problem.tree.machine_types:
+        alike: dict[tuple[int, ...], list[State]] = {}
+        for state in possible:
+            held = [of_type[index] for index in state.shards]
+            alike.setdefault((int(state.chief), *map(held.count, numbers)), []).append(state)
+        here = {key: _setting(some) for key, some in alike.items()}
+        settings.append({(0,) * (len(numbers) + 1): IDLE, **here})
+    classes = tuple(
+        tuple(float(size) for size, other in zip(problem.shards, class_of, strict=True) if other == number)
+        for number in numbers
+    )
+    return View(tuple(settings), classes, exact=class_of == types)
+
+
+def likely(problem: RackProblem) -> View:
+    """Each ps has the shard nearest to the mean, where the largest would fit as well."""
+    mean = sum(problem.shards) / len(problem.shards)
+    types = dict(zip(problem.shard_types, problem.shards, strict=True))
+    nearest = min(types, key=lambda index: abs(types[index] - mean))
+    settings = []
+    for states in problem.tree.machine_types:
+        here: Settings = {(0, 0): IDLE}
+        for chief in (False, True):
+            loads = {state.shards: state for state in states if state.chief == chief}
+            if () in loads:
+                here[int(chief), 0] = _setting([loads.pop(())])
+            if len(loads) == len(types):
+                room = min(len(state.network_s) for state in loads.values())
+                here[int(chief), 1] = _setting([loads[nearest,]], room)
+        settings.append(here)
+    return View(tuple(settings), ((mean,) * len(problem.shards),), exact=False)
+
+
+def _setting(states: Sequence[State], room: int | None = None) -> Setting:
+    """The best of some states, with fewer than `room` workers where that is given."""
+    shards = tuple((state.local_bytes, state.network_s[:room]) for state in states)
+    return Setting(shards, max(state.work_s for state in states), max(state.steps_per_s for state in states))
+
+
+def uplink_s(problem: RackProblem, view: View, counts: Sequence[NDArray[np.int64]]) -> Floats:
+    """How long the uplink of a rack with so many tasks is busy while every worker makes one step, at least.
+
+    Args:
+        problem: the option.
+        view: the problem's shards.
+        counts: numbers of chiefs, of shards of each class, and of workers.
+    """
+    total, workers = float(sum(problem.shards)), counts[-1]
+    least, most = view.stored(counts[1:-1])
+    # What leaves the rack grows with the bytes in it, what enters falls; they are equal at workers / n of all bytes.
+    stored = np.clip(workers * (total / problem.workers), least, most)
+    busiest = np.maximum(stored * (problem.workers - workers), workers * (total - stored))
+    seconds: Floats = 2 * busiest / problem.uplink_bytes_per_s
+    return seconds
+
+
+def network_times(problem: RackProblem, view: View) -> list[float]:
+    """Every time that a card or an uplink can be busy, shortest first."""
+    times = [setting.network_s for here in view.settings for setting in here.values()]
+    for rack_type in problem.tree.rack_types:
+        room = sum(
+            count * (max(len(setting.network_s) for setting in view.settings[index].values()) - 1)
+            for index, count in rack_type.machines
+        )
+        held = sum(count for index, count in rack_type.machines if any(any(key[1:]) for key in view.settings[index]))
+        most = [0, *(min(held, len(sizes)) for sizes in view.classes), min(room, problem.workers)]
+        times.append(uplink_s(problem, view, np.ix_(*(np.arange(count + 1) for count in most))).ravel())
+    found: list[float] = np.unique(np.concatenate(times)).tolist()
+    return found[:-1] if found[-1] == math.inf else found
+
+
+def best_within(
+    problem: RackProblem, view: View, work_s: float, network_s: float, value: Value, deadline: float | None
+) -> Best | None:
+    """The most valuable placement in which nothing takes longer; None if there is none."""
+    tables = [_machine_table(problem, settings, work_s, network_s, value) for settings in view.settings]
+    total, crossing = float(sum(problem.shards)), network_s * problem.uplink_bytes_per_s / 2
+
+    def in_rack(machines: Table, counts: Sequence[NDArray[np.int64]]) -> Table:
+        workers, held = counts[-1], machines
+        least, most = view.stored(counts[1:-1])
+        if value == "most bytes":
+            held = np.minimum(held, np.minimum(most, crossing / np.maximum(problem.workers - workers, TINY)))
+        elif value == "fewest bytes":
+            held = np.minimum(held, -np.maximum(least, total - crossing / np.maximum(workers, TINY)))
+        return np.where(uplink_s(problem, view, counts) <= network_s, held, -np.inf)
+
+    goal: Tasks = (int(problem.needs_chief), *map(len, view.classes), problem.workers)
+    return problem.tree.best(tables, in_rack, goal, deadline)
+
+
+def _machine_table(problem: RackProblem, settings: Settings, work_s: float, network_s: float, value: Value) -> Table:
+    most = max(len(setting.network_s) for setting in settings.values())
+    shape = [max(counts) + 1 for counts in zip(*settings, strict=True)]
+    table: Table = np.full((*shape, most), -np.inf)
+    for state, setting in settings.items():
+        allowed = setting.network_s <= network_s
+        if setting.work_s > work_s:
+            allowed[1:] = False
+        worth = _worth(problem, setting, network_s, value)
+        table[state][: len(allowed)] = np.where(allowed, worth, -np.inf)
+    return table
+
+
+def _worth(problem: RackProblem, setting: Setting, network_s: float, value: Value) -> Floats:
+    """What the machine adds, by number of workers."""
+    if value in ("most bytes", "fewest bytes"):
+        most, fewest = setting.bytes_within(network_s)
+        return most if value == "most bytes" else -fewest
+    local = setting.shards[0][0] / problem.shards[0]
+    each = {
+        "possible": 0.0,
+        "speed": setting.steps_per_s,
+        "speed, then local": setting.steps_per_s * (1 + TIE_BREAK * local),
+        "local": local,
+    }[value]
+    return each * np.arange(len(setting.network_s), dtype=np.float64)

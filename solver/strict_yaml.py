@@ -1,0 +1,147 @@
+"""Reads YAML files into pydantic models and says in one sentence, with the line, what is wrong with one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from dike.exceptions import BadInputError
+
+
+class StrictModel(BaseModel):
+    """Takes no unknown keys and converts no types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+Content = TypeVar("Content", bound=StrictModel)
+
+
+@dataclass(frozen=True)
+class YamlFile(Generic[Content]):
+    """A file that was read.
+
+    Attributes:
+        path: the file.
+        content: what it says.
+    """
+
+    path: Path
+    content: Content
+    _tree: yaml.Node
+
+    def error(self, location: Sequence[int | str], message: str) -> BadInputError:
+        """The error for something wrong at a place in the file, such as `("nodes", 0, "name")`."""
+        return BadInputError(f"{self.path}, line {self.line(location)}: {message}")
+
+    def line(self, location: Sequence[int | str]) -> int:
+        """Line (from 1) of the deepest part of `location` that is in the file."""
+        return _line(self._tree, location)
+
+
+def read_yaml(path: Path, model: type[Content], what: str, parts: Mapping[str, type[StrictModel]]) -> YamlFile[Content]:
+    """Reads a file.
+
+    Args:
+        path: the file.
+        model: what it must be like; a mapping.
+        what: what such a file is called, as in `cluster file`.
+        parts: models of the parts by their key in the file, to name the keys they know.
+
+    Raises:
+        BadInputError: if it cannot be read or something in it is wrong.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise BadInputError(f"The {what} {path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise BadInputError(f"The {what} {path} is not UTF-8 text.") from error
+    try:
+        tree = yaml.compose(text, Loader=yaml.SafeLoader)
+        data = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError) as error:
+        raise BadInputError(_syntax_error(path, error)) from error
+    if tree is None or not isinstance(data, dict):
+        first = next(iter(model.model_fields))
+        raise BadInputError(f"{path}, line 1: a {what} is a mapping with the key '{first}'.")
+    _refuse_repeated_keys(path, tree)
+    try:
+        content = model.model_validate(data)
+    except ValidationError as error:
+        raise BadInputError(_invalid(path, tree, error, model, parts)) from error
+    return YamlFile(path, content, tree)
+
+
+def _syntax_error(path: Path, error: Exception) -> str:
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+    return f"{path}, line {mark.line + 1 if mark else 1}: this is not YAML: {problem}."
+
+
+def _refuse_repeated_keys(path: Path, node: yaml.Node) -> None:
+    if isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for key, value in node.value:
+            if key.value in seen:
+                line = key.start_mark.line + 1
+                raise BadInputError(f"{path}, line {line}: the key '{key.value}' stands here a second time.")
+            seen.add(key.value)
+            _refuse_repeated_keys(path, value)
+    elif isinstance(node, yaml.SequenceNode):
+        for value in node.value:
+            _refuse_repeated_keys(path, value)
+
+
+def _invalid(
+    path: Path,
+    tree: yaml.Node,
+    error: ValidationError,
+    model: type[StrictModel],
+    parts: Mapping[str, type[StrictModel]],
+) -> str:
+    """One sentence on the first thing wrong, by line."""
+    errors = error.errors(include_url=False)
+    first = min(errors, key=lambda item: _line(tree, item["loc"]))
+    place = ".".join(str(part) for part in first["loc"])
+    of = next((part for key, part in parts.items() if key in first["loc"][:-1]), model)
+    match first["type"]:
+        case "extra_forbidden":
+            reason = f"the key '{first['loc'][-1]}' is not known; known keys are {', '.join(of.model_fields)}"
+        case "missing":
+            reason = f"the key '{first['loc'][-1]}' is missing"
+        case "too_short" if first["loc"][-1] in parts:
+            noun = str(first["loc"][-1]).removesuffix("s")
+            reason = f"there is no {noun}; list at least one"
+        case _:
+            message = first["msg"].removeprefix("Value error, ")
+            message = message[:1].lower() + message[1:]
+            reason = f"'{place}' is {_shown(first['input'])}: {message}"
+    return f"{path}, line {_line(tree, first['loc'])}: {reason}."
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _line(tree: yaml.Node, location: Sequence[int | str]) -> int:
+    line = tree.start_mark.line
+    node = tree
+    for part in location:
+        if isinstance(node, yaml.MappingNode):
+            found = next(((key, value) for key, value in node.value if key.value == part), None)
+            if found is None:
+                break
+            line, node = found[0].start_mark.line, found[1]
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+            node = node.value[part]
+            line = node.start_mark.line
+        else:
+            break
+    return line + 1

@@ -1,0 +1,93 @@
+"""The same question for several clusters: what if there were more machines, how does the plan follow the network?"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dike.exceptions import BadInputError, InfeasibleError
+from solver.changes import FIELDS, changed
+from solver.plan import Plan
+from solver.planner import PlanRequest
+
+UNCHANGED = "as it is"
+_REQUEST_FIELDS = ("batch_size", "max_workers")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One variant and what came of it.
+
+    Attributes:
+        label: what was changed.
+        plan: the plan; None where nothing fits.
+        reason: why nothing fits; empty with a plan.
+    """
+
+    label: str
+    plan: Plan | None
+    reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The variant as JSON values."""
+        return {"label": self.label, "reason": self.reason, "plan": None if self.plan is None else self.plan.to_json()}
+
+
+def what_if(request: PlanRequest, changes: Sequence[str]) -> dict[str, PlanRequest]:
+    """The request as it is, and with each change of its cluster; commas join changes that go together.
+
+    Raises:
+        BadInputError: if a change makes no sense.
+    """
+    variants = {UNCHANGED: request}
+    for text in changes:
+        cluster = request.cluster
+        for change in text.split(","):
+            cluster = changed(cluster, change)
+        variants[text] = dataclasses.replace(request, cluster=cluster)
+    return variants
+
+
+def sweep(request: PlanRequest, text: str) -> dict[str, PlanRequest]:
+    """The request with each value of one figure: a field of the cluster, `batch_size` or `max_workers`.
+
+    Args:
+        request: everything else.
+        text: `NAME=VALUE,VALUE,...`, such as `network_gbps=1,10,25` or `k80.count=1,5,20`.
+
+    Raises:
+        BadInputError: if it is anything else, or a value makes no sense.
+    """
+    parameter, _, rest = text.partition("=")
+    parameter = parameter.strip()
+    values = [value.strip() for value in rest.split(",") if value.strip()]
+    if not parameter or not values:
+        raise BadInputError(f"'{text}' is no sweep; say NAME=VALUE,VALUE,... such as network_gbps=1,10,25.")
+    return {f"{parameter}={value}": _with(request, parameter, value) for value in values}
+
+
+def _with(request: PlanRequest, parameter: str, value: str) -> PlanRequest:
+    if parameter not in _REQUEST_FIELDS:
+        if parameter.rpartition(".")[2] not in FIELDS:
+            known = ", ".join((*FIELDS, *_REQUEST_FIELDS))
+            raise BadInputError(f"'{parameter}' cannot be swept; these can: {known}.")
+        return dataclasses.replace(request, cluster=changed(request.cluster, f"{parameter}={value}"))
+    if not value.isdecimal() or int(value) < 1:
+        raise BadInputError(f"'{parameter}' must be a whole number of at least 1, not '{value}'.")
+    if parameter == "batch_size":
+        return dataclasses.replace(request, profile=request.profile.with_batch_size(int(value)))
+    return dataclasses.replace(request, max_workers=int(value))
+
+
+def plan_variants(requests: Mapping[str, PlanRequest], plan: Callable[[PlanRequest], Plan]) -> tuple[Variant, ...]:
+    """Plans each of them; one for which nothing fits gets a reason in place of a plan."""
+    return tuple(_planned(label, request, plan) for label, request in requests.items())
+
+
+def _planned(label: str, request: PlanRequest, plan: Callable[[PlanRequest], Plan]) -> Variant:
+    try:
+        return Variant(label, plan(request))
+    except InfeasibleError as error:
+        return Variant(label, None, str(error))

@@ -1,0 +1,102 @@
+"""What the rules cost, and plans outside them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dike.exceptions import BadInputError
+from solver import Cluster, NodeClass, PlanRequest, make_plan
+from solver.explore import RulePrice, explore
+from solver.options import RULES, default_rules
+from solver.units import GIB
+from tests.solver.solver_cases import MB, digits, k80, machines, profile
+
+VGG16_SIZES = [411 * MB, 67 * MB, 16 * MB] + [9 * MB] * 7 + [4 * MB] * 2 + [2 * MB]
+
+
+def _price(prices: tuple[RulePrice, ...], rule: str) -> RulePrice:
+    return next(price for price in prices if price.rule == rule)
+
+
+def test_on_a_slow_network_using_all_gpus_would_cost_much_of_the_speed() -> None:
+    request = PlanRequest(profile(VGG16_SIZES, flops=31e9), k80(network_gbps=1.0), time_limit_s=4.0)
+    found = explore(request)
+    assert [price.rule for price in found.prices] == list(RULES)
+    price = _price(found.prices, "all_gpus_used")
+    assert price.cost is not None
+    assert not price.applied
+    assert price.proven
+    strict = make_plan(PlanRequest(request.profile, request.cluster, rules=frozenset(RULES)))
+    assert price.inside == pytest.approx(strict.samples_per_s)
+    assert price.outside == pytest.approx(found.inside.samples_per_s)
+    assert price.cost == pytest.approx(1 - strict.samples_per_s / found.inside.samples_per_s)
+    assert price.cost > 0.3
+    assert f"all_gpus_used: would cost {price.cost:.1%} of the speed." in found.sentences
+    assert found.best.samples_per_s >= found.inside.samples_per_s
+
+
+def test_on_a_fast_network_using_all_gpus_costs_nothing() -> None:
+    found = explore(PlanRequest(profile(), k80(2, network_gbps=100.0), time_limit_s=2.0))
+    assert _price(found.prices, "all_gpus_used").cost == pytest.approx(0.0, abs=0.01)
+
+
+def test_a_rule_that_excludes_a_better_plan_is_priced_and_that_plan_is_the_best() -> None:
+    # A machine without GPUs could add its samples, but workers that are alike all need GPUs.
+    plain = NodeClass(name="plain", cpus=32.0, mem_bytes=64 * GIB, network_gbps=100)
+    gpu = NodeClass(name="gpu", cpus=8.0, mem_bytes=32 * GIB, gpus=1, gpu_model="K80", network_gbps=100)
+    model = profile([4 * MB] * 4, flops=1e9)
+    found = explore(PlanRequest(model, Cluster((plain, gpu)), time_limit_s=5.0))
+    price = _price(found.prices, "identical_workers")
+    assert price.applied
+    assert price.cost is not None
+    assert price.cost > 0.05
+    assert found.best_rules == default_rules("throughput") - {"identical_workers"}
+    assert found.best.samples_per_s == price.outside
+    assert found.sentences[0].startswith(f"identical_workers: costs {price.cost:.1%} of the speed")
+
+
+def test_for_traffic_traffic_is_compared() -> None:
+    found = explore(PlanRequest(profile(), k80(2), objective="traffic", time_limit_s=4.0))
+    price = _price(found.prices, "all_gpus_used")
+    assert price.applied
+    assert price.inside == found.inside.traffic_bytes
+    assert price.outside is not None
+    assert price.outside < found.inside.traffic_bytes
+    assert price.cost == pytest.approx(found.inside.traffic_bytes / price.outside - 1)
+    assert found.best.traffic_bytes == price.outside
+    assert found.sentences[-1] == f"all_gpus_used: costs {price.cost:.1%} more traffic."
+
+
+def test_a_rule_that_no_plan_can_keep_has_no_price() -> None:
+    # Two workers of one GPU take 6.6 GiB; a ps and the chief fit beside one only.
+    cluster = k80(1, gpus=2, mem_bytes=int(6.8 * GIB))
+    found = explore(PlanRequest(profile(), cluster, time_limit_s=2.0, max_gpus_per_worker=1))
+    price = _price(found.prices, "all_gpus_used")
+    assert (price.inside, price.cost) == (None, None)
+    assert price.outside == found.inside.samples_per_s
+    assert found.sentences[-1].startswith("all_gpus_used: not explored. No plan keeps it")
+
+
+def test_an_exploration_is_json() -> None:
+    found = explore(PlanRequest(digits(), machines(2), time_limit_s=2.0))
+    data = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert data["inside"]["objective"] == "throughput"
+    assert [price["rule"] for price in data["prices"]] == list(RULES)
+    assert data["why"] == list(found.sentences)
+    assert set(data["best_rules"]) == found.best_rules
+
+
+def test_what_was_not_explored_is_said() -> None:
+    price = RulePrice("task_counts", True, None, None, None, proven=False, reason="Too many; keep task_counts.")
+    assert price.sentence("throughput") == "task_counts: not explored. Too many; keep task_counts."
+    unproven = RulePrice("task_counts", True, 90.0, 100.0, 0.1, proven=False)
+    assert unproven.sentence("throughput") == "task_counts: costs 10.0% of the speed, as far as the time allowed."
+    nothing = RulePrice("task_counts", False, 100.0, 100.0, 0.0, proven=True)
+    assert nothing.sentence("throughput") == "task_counts: would cost nothing."
+
+
+def test_a_senseless_request_is_refused() -> None:
+    with pytest.raises(BadInputError, match="is not an objective"):
+        explore(PlanRequest(digits(), machines(1), objective="speed"))  # type: ignore[arg-type]

@@ -1,0 +1,95 @@
+"""Hosts made of network namespaces: links are as slow as they are said to be, and nothing of the hosts is left."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmarks import measured
+from benchmarks.shaped_hosts import PREFIX, HostsError, ShapedHosts, why_not
+
+REASON = why_not()
+needs_namespaces = pytest.mark.skipif(REASON is not None, reason=REASON or "")
+COUNT = 1_500_000
+"""Bytes sent: far more than a filter lets through at once."""
+RATIO = 4.0
+ROOT = Path(__file__).parent.parent.parent
+
+
+def _left(pid: int) -> list[str]:
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True, timeout=30).stdout
+    return [line for line in listed.splitlines() if line.startswith(f"{PREFIX}-{pid}-")]
+
+
+def test_without_the_commands_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert list(measured.measure()) == ["Not measured: There is no 'ip' command: install the package iproute2."]
+
+
+def test_without_root_it_says_that_it_needs_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: f"/sbin/{name}")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert list(measured.measure()) == ["Not measured: Network namespaces need root: run this as root."]
+
+
+@needs_namespaces
+def test_the_slower_card_decides_in_both_directions_and_can_be_changed() -> None:
+    slow, fast = 20.0, 20.0 * RATIO
+    with ShapedHosts([slow, fast, 4 * fast]) as hosts:
+        at_fast = [hosts.transfer_mbps(*pair, COUNT) for pair in ((1, 2), (2, 1))]
+        at_slow = [hosts.transfer_mbps(*pair, COUNT) for pair in ((0, 2), (2, 0), (0, 1), (1, 0))]
+        assert all(mbps < slow * 1.1 for mbps in at_slow)
+        assert min(at_fast) / max(at_slow) == pytest.approx(RATIO, rel=0.3)
+        hosts.set_rate(0, fast)
+        assert hosts.transfer_mbps(0, 2, COUNT) / max(at_slow) == pytest.approx(RATIO, rel=0.3)
+
+
+@needs_namespaces
+def test_hosts_end_with_their_processes_whatever_happens_inside() -> None:
+    hosts = ShapedHosts([100.0, 100.0])
+
+    def fail() -> None:
+        with hosts:
+            started.append(hosts.start(1, ["sleep", "600"]))
+            assert len(_left(os.getpid())) == 3
+            raise HostsError("The work failed.")
+
+    started: list[subprocess.Popen[bytes]] = []
+    with pytest.raises(HostsError, match="The work failed"):
+        fail()
+    assert _left(os.getpid()) == []
+    with started[0] as process:
+        assert process.wait(30) == -signal.SIGKILL
+
+
+@needs_namespaces
+def test_a_link_that_cannot_be_made_names_the_command_and_leaves_nothing() -> None:
+    with pytest.raises(HostsError, match=r"^'tc .* tbf rate 0bit .* failed: "), ShapedHosts([100.0, 0.0]):
+        pass
+    assert _left(os.getpid()) == []
+
+
+@needs_namespaces
+def test_what_a_killed_run_left_is_removed_by_the_next() -> None:
+    program = (
+        "import os, signal\n"
+        "from benchmarks.shaped_hosts import ShapedHosts\n"
+        "hosts = ShapedHosts([100.0, 100.0]).__enter__()\n"
+        "print(hosts.start(0, ['sleep', '600']).pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    killed = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    with killed:
+        output, _ = killed.communicate(timeout=60)
+    sleeper = int(output)
+    assert len(_left(killed.pid)) == 3
+    with ShapedHosts([100.0]):
+        assert _left(killed.pid) == []
+        assert not psutil.pid_exists(sleeper) or psutil.Process(sleeper).status() == psutil.STATUS_ZOMBIE

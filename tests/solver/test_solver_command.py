@@ -1,0 +1,170 @@
+"""`python -m solver` as a user runs it: the questions that `dike plan` answers, from saved profiles."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dike.profile import Api
+from solver import Plan
+from solver.__main__ import main
+from solver.baselines import METHODS
+from solver.options import RULES
+from tests.solver.solver_cases import profile
+
+CLUSTERS = Path(__file__).parents[2] / "examples" / "clusters"
+FIVE = CLUSTERS / "five-k80.yaml"
+DEADLINE_S = 180.0
+
+
+@dataclass(frozen=True)
+class Done:
+    code: object
+    stdout: str
+    stderr: str
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    def call(*arguments: str | Path) -> Done:
+        monkeypatch.setattr(sys, "argv", ["solver", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return Done(ended.value.code, out, err)
+
+    return call
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "model.json"
+    path.write_text(profile(api=Api.GRAPH).dumps(), encoding="utf-8")
+    return path
+
+
+def test_it_is_a_program_of_its_own(model: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "solver",
+        str(model),
+        "--cluster",
+        str(CLUSTERS / "laptop.yaml"),
+        "--format",
+        "json",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+    assert Plan.loads(done.stdout).option.workers >= 1
+    assert done.stderr == ""
+
+
+def test_every_method_stands_in_the_comparison(model: Path, run: Run) -> None:
+    done = run(model, "--cluster", CLUSTERS / "laptop.yaml", "--compare", "--format", "json")
+    assert done.code == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert {row["method"] for row in rows} == set(METHODS)
+    assert max(rows, key=lambda row: row["samples_per_s"])["share"] == 1.0
+    table = run(model, "--cluster", CLUSTERS / "laptop.yaml", "--compare")
+    assert all(method in table.stdout for method in METHODS)
+
+
+def test_another_method_plans(model: Path, run: Run) -> None:
+    done = run(model, "--cluster", FIVE, "--method", "sar_basic", "--format", "json")
+    plan = Plan.loads(done.stdout)
+    assert plan.method == "sar_basic"
+    assert not plan.optimal
+
+
+def test_rules_can_be_chosen(model: Path, run: Run) -> None:
+    plans = {
+        rules: Plan.loads(run(model, "--cluster", FIVE, "--rules", rules, "--format", "json").stdout)
+        for rules in ("default", "all", "-cpu_gpu_ratio")
+    }
+    assert set(plans["all"].options.pruned) == set(RULES)
+    assert "cpu_gpu_ratio" not in plans["-cpu_gpu_ratio"].options.pruned
+    assert plans["all"].options.considered < 20 < plans["default"].options.considered
+
+
+def test_exploring_prices_each_rule(model: Path, run: Run) -> None:
+    done = run(model, "--cluster", CLUSTERS / "laptop.yaml", "--explore")
+    assert done.code == 0, done.stderr
+    assert all(rule in done.stdout for rule in RULES)
+    assert "The best plan found" in done.stdout
+
+
+def test_a_sweep_is_printed_and_drawn(model: Path, run: Run, tmp_path: Path) -> None:
+    picture = tmp_path / "sweep.svg"
+    done = run(model, "--cluster", FIVE, "--sweep", "network_gbps=1,10", "--picture", picture)
+    assert done.code == 0, done.stderr
+    assert "network_gbps=10" in done.stdout
+    assert "predicted samples/s" in picture.read_text(encoding="utf-8")
+
+
+def test_what_if_stands_beside_what_is(model: Path, run: Run) -> None:
+    done = run(model, "--cluster", FIVE, "--what-if", "add 2 x gpu", "--what-if", "network_gbps=1", "--format", "json")
+    as_it_is, more, slower = json.loads(done.stdout)
+    assert as_it_is["label"] == "as it is"
+    assert more["plan"]["samples_per_s"] >= as_it_is["plan"]["samples_per_s"] > slower["plan"]["samples_per_s"]
+
+
+def test_a_time_limit_still_gives_a_plan(model: Path, run: Run) -> None:
+    done = run(model, "--cluster", FIVE, "--time-limit", "60", "--format", "json")
+    assert done.code == 0, done.stderr
+    assert Plan.loads(done.stdout).optimal
+
+
+def test_many_jobs_are_planned_together(model: Path, run: Run, tmp_path: Path) -> None:
+    jobs = tmp_path / "jobs.yaml"
+    jobs.write_text("jobs:\n  - name: a\n    model: model.json\n    count: 3\n", encoding="utf-8")
+    for order in ("gain", "given"):
+        done = run("--jobs", jobs, "--cluster", FIVE, "--order", order, "--format", "json")
+        assert done.code == 0, done.stderr
+        assert [job["name"] for job in json.loads(done.stdout)["placed"]] == ["a-0", "a-1", "a-2"]
+    assert "3 jobs placed" in run("--jobs", jobs, "--cluster", FIVE).stdout
+
+
+def test_measurements_change_the_prediction_and_are_reported(model: Path, run: Run, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.csv"
+    rows.write_text(
+        "placement,cpus,gpus,seconds\nk80-0:p0+1w,1.5,1,2.0\nk80-0:p0+4w|k80-1:4w,1.5,1,2.5\n", encoding="utf-8"
+    )
+    plain = Plan.loads(run(model, "--cluster", FIVE, "--format", "json").stdout)
+    done = run(model, "--cluster", FIVE, "--measurements", rows, "--format", "json")
+    assert done.code == 0, done.stderr
+    assert Plan.loads(done.stdout).samples_per_s < plain.samples_per_s
+    assert "Calibrated with 2 measurements" in run(model, "--cluster", FIVE, "--measurements", rows).stdout
+
+
+def test_bad_input_is_one_sentence_and_exit_2(model: Path, run: Run, tmp_path: Path) -> None:
+    two = ["--cluster", FIVE]
+    cases: list[tuple[list[str | Path], str]] = [
+        ([model], "--cluster is missing"),
+        ([*two], "The model is missing"),
+        (["keras:ResNet50", *two], "dike profile"),
+        ([model, *two, "--rules", "beauty"], "'beauty' is not a rule"),
+        ([model, *two, "--method", "magic"], "There is no method 'magic'"),
+        ([model, *two, "--compare", "--explore"], "do not go together"),
+        ([model, *two, "--time-limit", "0"], "more than 0"),
+        ([model, *two, "--sweep", "taste=1"], "cannot be swept"),
+        ([model, *two, "--what-if", "add 2 x moon"], "no machines 'moon'"),
+        ([model, *two, "--measurements", tmp_path / "none.csv"], "none.csv"),
+        (["--jobs", tmp_path / "none.yaml", *two], "none.yaml"),
+        ([model, "--jobs", tmp_path / "none.yaml", *two], "leave out"),
+        ([model, *two, "--compare", "--picture", tmp_path / "a.png"], "--picture draws"),
+    ]
+    for arguments, says in cases:
+        done = run(*arguments)
+        assert done.code == 2, (arguments, done)
+        assert says in done.stderr
+        assert done.stdout == ""
+        assert len(done.stderr.strip().splitlines()) == 1
