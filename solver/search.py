@@ -148,7 +148,8 @@ class OptionSearch:
         cut_off = self._place_fastest(table, deadline)
         solved = self.placed
         if not solved:
-            return self._nothing()
+            self._raise_if_too_large()
+            return None
         fastest = max(entry.samples_per_s for entry in solved)
         floor = fastest * (1 - TIE)
         best = min((entry for entry in solved if entry.samples_per_s >= floor), key=self._key)
@@ -188,7 +189,8 @@ class OptionSearch:
             if found is not None:
                 solved = sorted([*solved, found], key=self._key)
         if not solved:
-            return self._nothing()
+            self._raise_if_too_large()
+            return None
         least_possible = min([least_possible, *(candidate.traffic_bound for candidate in self._too_large)])
         traffic = solved[0].placement.traffic_bytes
         gap = 0.0 if traffic <= 0 else max(0.0, 1 - least_possible / traffic)
@@ -231,8 +233,8 @@ class OptionSearch:
                 return self.place(other)
         return None
 
-    def _nothing(self) -> None:
-        """Raises the first `TooManyStatesError`, if options could not be looked at; else nothing fits."""
+    def _raise_if_too_large(self) -> None:
+        """Raises the first `TooManyStatesError`, if options could not be looked at."""
         for error in self._too_large.values():
             raise error
 

@@ -113,17 +113,39 @@ def solve_counts(
     if not _may_fit(problem, allowed):
         return Counts(None, proven=True)
     states = [state for state, _, _ in allowed]
-    objective = [0.0] * len(states) + [value(state) for state in states]
+    if problem.least_gpus:
+        floors = (*floors, Floor(lambda state: float(state.shape.gpus), problem.least_gpus))
+    values = [value(state) for state in states]
     machines = [_most_machines(problem, state) for state in states]
     workers = [min(problem.workers, most * count) for (_, _, most), count in zip(allowed, machines, strict=True)]
-    program = milp.Milp(objective, machines + workers, _rows(problem, allowed, floors))
+    objective, rows = [0.0] * len(states) + values, _rows(problem, allowed, floors)
+    if floors:
+        program = milp.Milp(objective, machines + workers, rows)
+    else:
+        # Once the machines are given, whole workers are no worse than parts: limits and one sum is all that binds them.
+        program = milp.Milp(objective, machines, rows, fractions=workers)
     result = milp.solve(program, time_limit_s)
     if result.values is None:
         return Counts(None, result.proven)
+    placed = result.values[: len(states)]
+    near = result.values[len(states) :] or _dealt(problem, allowed, placed, values)
     groups: list[Group] = []
     for index, state in enumerate(states):
-        groups += _spread(state, result.values[index], result.values[len(states) + index])
+        groups += _spread(state, placed[index], near[index])
     return Counts(tuple(groups), result.proven)
+
+
+def _dealt(
+    problem: PlacementProblem, allowed: list[tuple[State, int, int]], machines: Sequence[int], values: Sequence[float]
+) -> list[int]:
+    """The workers dealt to the machines: the fewest to each, the others to where they are worth most."""
+    workers = [count * fewest for count, (_, fewest, _) in zip(machines, allowed, strict=True)]
+    left = problem.workers - sum(workers)
+    for index in sorted(range(len(allowed)), key=lambda i: -values[i]):
+        more = min(left, machines[index] * allowed[index][2] - workers[index])
+        workers[index] += more
+        left -= more
+    return workers
 
 
 def _spread(state: State, machines: int, workers: int) -> list[Group]:
@@ -180,8 +202,6 @@ def _rows(problem: PlacementProblem, allowed: list[tuple[State, int, int]], floo
     rows.append(milp.Row(every_worker, lower=problem.workers, upper=problem.workers))
     if problem.needs_chief:
         rows.append(milp.Row(chief, lower=1, upper=1))
-    if problem.least_gpus:
-        floors = (*floors, Floor(lambda state: float(state.shape.gpus), problem.least_gpus))
     for floor in floors:
         terms = {
             first_worker + index: floor.coefficient(state) for index, (state, _, most) in enumerate(allowed) if most
