@@ -102,7 +102,7 @@ def read_cluster(path: Path) -> Cluster:
             within_node_cost=links.within_node_cost,
             within_rack_cost=links.within_rack_cost,
             across_racks_cost=links.across_racks_cost,
-            pairs=tuple(PairCost(*pair.between, pair.cost) for pair in links.pairs),
+            pairs=tuple(PairCost(pair.between[0], pair.between[1], pair.cost) for pair in links.pairs),
         )
     except LinkError as error:
         raise BadInputError(f"{path}, line {_line(tree, error.key)}: {error.reason}.") from error

@@ -14,9 +14,9 @@ import pulp
 from dike.exceptions import DikeError
 
 HIGHS_OPTIONS = {"presolve_rule_off": 1 << 12}
-"""HiGHS' presolve without its aggregator, which from 1.12 to 1.15.1 makes it call some of our feasible programs infeasible
-and worse answers optimal: 9 of 2,680 random ones, and the two in tests/solver/test_milp.py. Without the aggregator none
-of 20,000 is wrong, at 1.2 times the time; with no presolve at all it takes twice the time."""
+"""HiGHS' presolve without its aggregator, which from 1.12 to 1.15.1 makes it call some of our feasible programs
+infeasible and worse answers optimal: 9 of 2,680 random ones, and the two in tests/solver/test_milp.py. Without the
+aggregator none of 20,000 is wrong, at 1.2 times the time; with no presolve at all it takes twice the time."""
 THREADS = 1  # HiGHS returns nothing, without an error, when one process asks for different numbers of threads.
 INTEGRAL = 1e-5
 

@@ -103,6 +103,7 @@ def make_plan(request: PlanRequest, on_progress: Callable[[PlanProgress], None] 
         raise shortage(kinds, tried[-1] if tried else attempt.raw, sizes, hardware)
     unknown = _unknown_gpus(kinds, hardware)
     why = reasons(attempt.search, found, prunings, request.max_workers, unknown, request.objective)
+    calibrated = () if request.calibration is None else request.calibration.sentences()
     counts = OptionCounts(
         generated=attempt.raw.count,
         pruned={pruning.rule: pruning.removed for pruning in prunings},
@@ -127,7 +128,7 @@ def make_plan(request: PlanRequest, on_progress: Callable[[PlanProgress], None] 
         solve_time_s=time.monotonic() - started,
         options=counts,
         alternatives=tuple(_alternative(other, best, sizes) for other in found.others[:ALTERNATIVES]),
-        why=(*notes, *why),
+        why=(*notes, *why, *calibrated),
         formulation=_formulation(shards),
         byte_imbalance=shards.byte_imbalance,
         request_imbalance=shards.request_imbalance,

@@ -196,7 +196,7 @@ class _Block:
         for machine, number in enumerate(self._kind_of):
             kind, here, shelf_of = scenario.kinds[number], rows[:, machine], self._shelf_of[layouts, machine]
             local = self._local[number]
-            busy = card_s(model, kind, local[:, None], here, counts)
+            busy = card_s(model, kind.network_bytes_per_s, local[:, None], here, counts)
             busy[here > self._rooms[number][:, None]] = np.inf
             np.maximum(network, busy[shelf_of], out=network)
             if scenario.sizes.chief is not None:

@@ -6,7 +6,6 @@ import numpy as np
 
 from solver.baselines.setting import Setting
 from solver.bounds import Floats
-from solver.nodes import NodeKind
 from solver.resources import WorkerShape
 from solver.rooms import Ints
 from solver.shards import Shards
@@ -14,11 +13,13 @@ from solver.step_time import StepModel
 from solver.units import BYTES_PER_S_PER_GBPS
 
 
-def card_s(model: StepModel, kind: NodeKind, local_bytes: Floats, workers: Ints, all_workers: Ints) -> Floats:
-    """`StepModel.network_s`, elementwise."""
+def card_s(
+    model: StepModel, bytes_per_s: Floats | float, local_bytes: Floats, workers: Ints, all_workers: Ints
+) -> Floats:
+    """`StepModel.network_s`, elementwise, with the network card's speed in place of the kind of machine."""
     sent, received = local_bytes * (all_workers - workers), workers * (model.total_bytes - local_bytes)
     inside = 2 * local_bytes * workers / model.within_node_bytes_per_s
-    return np.maximum(2 * np.maximum(sent, received) / kind.network_bytes_per_s, inside)
+    return np.maximum(2 * np.maximum(sent, received) / bytes_per_s, inside)
 
 
 def samples_per_s(model: StepModel, cycle_s: Floats, network_s: Floats, largest_shard: int, workers: Ints) -> Floats:
@@ -42,44 +43,78 @@ def samples_per_s(model: StepModel, cycle_s: Floats, network_s: Floats, largest_
     return speed
 
 
-def prefix_speeds(setting: Setting, shape: WorkerShape, shards: Shards, ps_on: Ints, workers_on: Ints) -> Floats:
-    """Speeds with the first worker of a list, the first two, and so on.
+class Speeds:
+    """Speeds of placements with workers of one shape.
 
     Args:
-        setting: the job and the machines.
+        setting: the job and the machines; all numbers of machines are indices of its `names`.
         shape: what each worker gets.
-        shards: what each ps holds.
-        ps_on: machine of each ps, an index of the setting's.
-        workers_on: machine of each worker.
     """
-    scenario, kind_of = setting.scenario, setting.kind_of
-    model = scenario.model(shape)
-    total, counts = model.total_bytes, np.arange(1, len(workers_on) + 1)
-    local = np.bincount(ps_on, weights=shards.sizes, minlength=len(kind_of))
-    card = np.array([kind.network_bytes_per_s for kind in scenario.kinds])[kind_of]
-    here, beside = _occurrences(workers_on), local[workers_on]
-    busy = 2 * np.maximum(here * (total - beside) / card[workers_on], here * beside / model.within_node_bytes_per_s)
-    network = np.maximum.accumulate(busy)
-    for machine in np.flatnonzero(local):
-        away = counts - np.cumsum(workers_on == machine)
-        network = np.maximum(network, 2 * local[machine] * away / card[machine])
-    if scenario.cluster.across_racks_gbps is not None:
-        uplink = scenario.cluster.across_racks_gbps * BYTES_PER_S_PER_GBPS
-        racks = np.array([kind.rack or "" for kind in scenario.kinds])[kind_of]
-        for rack in np.unique(racks):
-            stored, near = local[racks == rack].sum(), np.cumsum(racks[workers_on] == rack)
-            network = np.maximum(network, 2 * np.maximum(stored * (counts - near), near * (total - stored)) / uplink)
-    hosts = np.unique(workers_on)
-    work = np.zeros(len(kind_of))
-    for number in np.unique(kind_of[hosts]):
-        work[kind_of == number] = model.work_s(scenario.kinds[number])
-    if model.profile.synchronous:
-        cycle = np.maximum.accumulate(work[workers_on])
-    else:
-        # As StepModel.transfer_s.
-        transfer = 2 * (total - local) / card + 2 * local / model.within_node_bytes_per_s
-        cycle = counts / np.cumsum(1 / (work + transfer)[workers_on])
-    return samples_per_s(model, cycle, network, shards.sizes[0], counts)
+
+    def __init__(self, setting: Setting, shape: WorkerShape) -> None:
+        kinds, kind_of = setting.scenario.kinds, setting.kind_of
+        self._model = setting.scenario.model(shape)
+        self._card = np.array([kind.network_bytes_per_s for kind in kinds])[kind_of]
+        self._work = np.array([self._model.work_s(kind) for kind in kinds])[kind_of]
+        across = setting.scenario.cluster.across_racks_gbps
+        self._uplink = None if across is None else across * BYTES_PER_S_PER_GBPS
+        self._racks = np.array([kind.rack or "" for kind in kinds])[kind_of]
+
+    def of_prefixes(self, shards: Shards, ps_on: Ints, workers_on: Ints) -> Floats:
+        """Speeds with the first of these workers, the first two, and so on.
+
+        Args:
+            shards: what each ps holds.
+            ps_on: machine of each ps.
+            workers_on: machine of each worker.
+        """
+        model, card = self._model, self._card
+        total, counts = model.total_bytes, np.arange(1, len(workers_on) + 1)
+        local = np.bincount(ps_on, weights=shards.sizes, minlength=len(card)).astype(np.float64)
+        here, beside = _occurrences(workers_on), local[workers_on]
+        busy = 2 * np.maximum(here * (total - beside) / card[workers_on], here * beside / model.within_node_bytes_per_s)
+        network = np.maximum.accumulate(busy)
+        for machine in np.flatnonzero(local):
+            away = counts - np.cumsum(workers_on == machine)
+            network = np.maximum(network, 2 * local[machine] * away / card[machine])
+        if self._uplink is not None:
+            for rack in np.unique(self._racks):
+                stored, near = local[self._racks == rack].sum(), np.cumsum(self._racks[workers_on] == rack)
+                crossing = np.maximum(stored * (counts - near), near * (total - stored))
+                network = np.maximum(network, 2 * crossing / self._uplink)
+        if model.profile.synchronous:
+            cycle = np.maximum.accumulate(self._work[workers_on])
+        else:
+            cycle = counts / np.cumsum(1 / self._rounds_s(workers_on, beside))
+        return samples_per_s(model, cycle, network, shards.sizes[0], counts)
+
+    def of_rows(self, shards: Shards, machines: Ints, local: Floats, rows: Ints) -> Floats:
+        """Speeds with these numbers of workers.
+
+        Args:
+            shards: what each ps holds.
+            machines: those in use.
+            local: shard bytes on each of them.
+            rows: workers on each of them; each row is a placement.
+        """
+        model, counts = self._model, rows.sum(axis=1)
+        network = card_s(model, self._card[machines], local, rows, counts[:, None]).max(axis=1)
+        if self._uplink is not None:
+            for rack in np.unique(self._racks[machines]):
+                inside = self._racks[machines] == rack
+                stored, near = local[inside].sum(), rows[:, inside].sum(axis=1)
+                crossing = np.maximum(stored * (counts - near), near * (model.total_bytes - stored))
+                network = np.maximum(network, 2 * crossing / self._uplink)
+        if model.profile.synchronous:
+            cycle = np.where(rows > 0, self._work[machines], 0.0).max(axis=1)
+        else:
+            cycle = counts / (rows / self._rounds_s(machines, local)).sum(axis=1)
+        return samples_per_s(model, cycle, network, shards.sizes[0], counts)
+
+    def _rounds_s(self, machines: Ints, local: Floats) -> Floats:
+        """A worker's own round on these machines; its transfer as `StepModel.transfer_s`."""
+        remote = 2 * (self._model.total_bytes - local) / self._card[machines]
+        return self._work[machines] + remote + 2 * local / self._model.within_node_bytes_per_s
 
 
 def _occurrences(values: Ints) -> Ints:

@@ -11,15 +11,16 @@ servers or the chief let through:
 
     min(sum_c samples_c r_c w_c, cap x sum_c samples_c r_c w_c / sum_c r_c w_c)
 
-A value V is reached if sum samples r w >= V and sum (cap samples - V) r w >= 0, two linear rows; each solution raises V
-until none is left (Dinkelbach's method for fractional programs). Around both goes best-first search over boxes of
-limits: what is reached within a box's upper limits, at the round of its lower ones, is more than anything in the box.
+A value V is reached if sum samples r w >= V and sum (cap samples - V) r w >= 0, two linear rows; bisection finds the
+largest. Around both goes best-first search over boxes of limits: what is reached within a box's upper limits, at the
+round of its lower ones, is at least what anything in the box reaches.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -83,7 +84,8 @@ def fastest_mixed_placement(
         for part in box.halves() or (box,):
             limits = Limits(works[part.work[1]], times[part.network[1]])
             least = Limits(works[part.work[0]], times[part.network[0]])
-            bound, counts = _most(problem, limits, least, deadline)
+            goal = max(at_least, 0.0 if best is None else best.samples_per_s)
+            bound, counts = _most(problem, limits, least, goal, deadline)
             if counts is None:
                 continue
             found = _placement(problem, counts)
@@ -105,33 +107,46 @@ def calmest_mixed_placement(problem: PlacementProblem, deadline: float | None = 
 
 
 def _most(
-    problem: PlacementProblem, limits: Limits, least: Limits, deadline: float | None
+    problem: PlacementProblem, limits: Limits, least: Limits, goal: float, deadline: float | None
 ) -> tuple[float, Counts | None]:
-    """What is reached within the limits if the round were that of the least ones, and a placement to match."""
+    """What is reached within the limits if the round were that of the least ones, and a placement to match.
+
+    Below `goal` the figure is only known to be below it.
+    """
     if problem.model.profile.synchronous:
         counts = _solve(problem, limits, deadline, lambda state: float(state.samples))
         return (0.0, None) if counts is None else (counts.samples / _round_s(problem, least), counts)
-    shared_s = problem.model.round_s(0.0, least.network_s, problem.largest_shard, problem.workers)
-    cap = problem.workers / shared_s if shared_s > 0 else float("inf")
+    cap = _cap(problem, least.network_s)
     counts = _solve(problem, limits, deadline, lambda state: state.samples * state.steps_per_s)
-    if counts is None:
-        return 0.0, None
-    largest = max(state.samples for state in problem.states)
-    while counts.steps_per_s > cap:
-        value = _capped(counts, cap)
-        more = _solve(
-            problem,
-            limits,
-            deadline,
-            lambda state, value=value: (cap * state.samples - value) * state.steps_per_s,  # type: ignore[misc]
-            [Floor(lambda state, value=value: state.samples * state.steps_per_s / value, 1.0)],  # type: ignore[misc]
-        )
-        # Workers that reach V make V / largest steps per second at least, so V is short by no more than this.
-        short = 0.0 if more is None else (cap * more.samples_per_s - value * more.steps_per_s) * largest / value
-        if more is None or short <= CLOSE * value:
-            return value + max(0.0, short), counts
-        counts = more
-    return counts.samples_per_s, counts
+    if counts is None or counts.steps_per_s <= cap:
+        return (0.0, None) if counts is None else (counts.samples_per_s, counts)
+    low, high = max(goal, _capped(counts, cap)), counts.samples_per_s
+    just_above = True
+    while high > low * (1 + CLOSE):
+        value = low * (1 + CLOSE) if just_above else (low + high) / 2
+        just_above = not just_above
+        more = _solve(problem, limits, deadline, _above(cap, value), [_alone(value)])
+        if more is None or cap * more.samples_per_s < value * more.steps_per_s:
+            high = value
+        else:
+            low, counts = max(value, _capped(more, cap)), more
+    return high, counts
+
+
+def _cap(problem: PlacementProblem, network_s: float) -> float:
+    """Steps per second that the network, the busiest ps and the chief let through."""
+    shared_s = _round_s(problem, Limits(0.0, network_s))
+    return problem.workers / shared_s if shared_s > 0 else math.inf
+
+
+def _above(cap: float, value: float) -> Callable[[State], float]:
+    """Adds up to at least 0 where workers slowed down to `cap` steps per second reach the value."""
+    return lambda state: (cap * state.samples - value) * state.steps_per_s
+
+
+def _alone(value: float) -> Floor:
+    """Workers that only limit themselves reach the value."""
+    return Floor(lambda state: state.samples * state.steps_per_s / value, 1.0)
 
 
 def _capped(counts: Counts, cap: float) -> float:
@@ -146,11 +161,8 @@ def _calmer(problem: PlacementProblem, best: Placement, deadline: float | None) 
         floors = [Floor(lambda state: state.samples / (speed * best.round_s), 1.0)]
     else:
         limits = Limits(NO_LIMITS.work_s, limits.network_s)
-        cap = problem.workers / problem.model.round_s(0.0, best.network_s, problem.largest_shard, problem.workers)
-        floors = [
-            Floor(lambda state: state.samples * state.steps_per_s / speed, 1.0),
-            Floor(lambda state: (cap * state.samples / speed - 1) * state.steps_per_s, 0.0),
-        ]
+        cap = _cap(problem, best.network_s)
+        floors = [_alone(speed)] if math.isinf(cap) else [_alone(speed), Floor(_above(cap / speed, 1.0), 0.0)]
     counts = _solve(problem, limits, deadline, _local_share(problem), floors)
     if counts is None:
         return best

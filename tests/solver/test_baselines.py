@@ -17,8 +17,8 @@ from solver import Cluster, NodeClass, Plan, PlanRequest, make_plan
 from solver.baselines import METHODS, compare, plan_with
 from solver.baselines.iterative import exhaust
 from solver.baselines.layouts import layout_count, row_count, shard_layouts, worker_rows
-from solver.baselines.setting import Choice, Setting
-from solver.baselines.speeds import prefix_speeds
+from solver.baselines.setting import Choice, On, Setting
+from solver.baselines.speeds import Speeds
 from solver.evaluation import evaluate
 from solver.nodes import NodeKind
 from solver.placement.naming import Assignment
@@ -269,18 +269,22 @@ def test_parameter_servers_together_are_faster_where_the_network_is_slow() -> No
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_speeds_of_prefixes_are_what_the_evaluation_says(seed: int) -> None:
-    request = _random_request(seed, most_gpus=seed % 3)
-    setting = Setting.of(request)
+def test_speeds_on_arrays_are_what_the_evaluation_says(seed: int) -> None:
+    setting = Setting.of(_random_request(seed, most_gpus=seed % 3))
     chance = np.random.default_rng(seed)
     shards = setting.scenario.shards(3)
     ps_on, workers_on = (chance.integers(0, len(setting.names), size) for size in (3, 7))
+    every = np.arange(len(setting.names))
+    local = np.bincount(ps_on, weights=shards.sizes, minlength=len(every))
+    rows = np.array([np.bincount(workers_on[:count], minlength=len(every)) for count in range(1, 8)])
     for shape in setting.shapes:
-        speeds = prefix_speeds(setting, shape, shards, ps_on, workers_on)
-        for count, speed in enumerate(speeds, 1):
-            names = [tuple(setting.names[i] for i in on) for on in (ps_on, workers_on[:count])]
-            worth = evaluate(setting.scenario, shape, shards, Assignment(names[0], names[1], None))
-            assert speed == pytest.approx(worth.samples_per_s, rel=1e-12)
+        prefixes = Speeds(setting, shape).of_prefixes(shards, ps_on, workers_on)
+        by_rows = Speeds(setting, shape).of_rows(shards, every, local, rows)
+        for count in range(1, 8):
+            on = setting.choice(shape, 3, On(ps_on, workers_on[:count], None), 1).assignment
+            expected = evaluate(setting.scenario, shape, shards, on).samples_per_s
+            assert prefixes[count - 1] == pytest.approx(expected, rel=1e-12)
+            assert by_rows[count - 1] == pytest.approx(expected, rel=1e-12)
 
 
 def test_what_is_too_large_for_iterative_is_a_row_with_a_reason() -> None:

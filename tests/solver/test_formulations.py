@@ -30,7 +30,7 @@ from solver.resources import TaskResources
 from tests.solver.formulation_cases import MB, best_values, instance, kind, placements, random_instance
 
 CLOSE = 1e-6
-SEEDS = range(50)
+SEEDS = range(40)
 CHIEF = TaskResources(0.5, 2048, 64)
 TAKES = {
     "uniform": set(FORMULATIONS),

@@ -1,0 +1,141 @@
+"""Placements and plans without the rules give what trying everything gives: shared machines, workers that differ."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dike.exceptions import BadInputError
+from dike.profile import Api, ModelProfile
+from solver import NodeClass, PlanRequest, make_plan
+from solver.placement.fastest import calmest_placement, fastest_placement
+from solver.placement.mixed import calmest_mixed_placement, fastest_mixed_placement
+from solver.resources import WorkerShape
+from solver.search import TIE
+from solver.shards import shard
+from solver.units import GIB
+from tests.solver import solver_brute_force as brute_force
+from tests.solver.solver_cases import MB, profile
+from tests.solver.solver_random import (
+    CLOSE,
+    case_of,
+    check_against,
+    cluster_of,
+    job_of,
+    mixed_case_of,
+    nodes,
+    option_space,
+    profiles,
+    shapes,
+)
+
+few_nodes = nodes.filter(lambda classes: len(classes) <= 3)
+few = settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+
+
+@few
+@given(few_nodes, profiles, shapes, st.integers(1, 5), st.integers(1, 4), st.booleans())
+def test_parameter_servers_that_may_share_machines_are_placed_best(
+    classes: list[NodeClass], model: ModelProfile, shape: WorkerShape, workers: int, ps: int, traffic: bool
+) -> None:
+    shards = shard(model, min(ps, len(model.variables)))
+    case = case_of(classes, model, shape, workers, shards, ps_may_share=True)
+    found = (calmest_placement if traffic else fastest_placement)(case.problem)
+    check_against(case, found, workers, traffic=traffic)
+
+
+mixed_shapes = st.lists(shapes, min_size=1, max_size=3, unique=True).map(tuple)
+
+
+@few
+@given(
+    few_nodes, profiles, mixed_shapes, st.integers(1, 5), st.integers(1, 3), st.booleans(), st.sampled_from([0, 0, 2])
+)
+def test_workers_that_may_differ_between_machines_are_placed_best(
+    classes: list[NodeClass],
+    model: ModelProfile,
+    choice: tuple[WorkerShape, ...],
+    workers: int,
+    ps: int,
+    traffic: bool,
+    least_gpus: int,
+) -> None:
+    shards = shard(model, min(ps, len(model.variables)))
+    case = mixed_case_of(classes, model, choice, workers, shards, least_gpus)
+    found = (calmest_mixed_placement if traffic else fastest_mixed_placement)(case.problem)
+    check_against(case, found, workers, traffic=traffic)
+    if found is not None:
+        kinds = [(group.state.kind, group.state.shape) for group in found.groups]
+        assert set(kinds) <= {(kind, shape) for kind in range(len(case.problem.kinds)) for shape in choice}
+
+
+gpu_nodes = st.lists(
+    st.builds(
+        lambda gpus, model, gbps: NodeClass(
+            name="x", cpus=8.0, mem_bytes=64 * GIB, gpus=gpus, gpu_model=model, network_gbps=gbps
+        ),
+        st.integers(1, 4),
+        st.sampled_from(["K80", "V100"]),
+        st.sampled_from([1.0, 4.0, 10.0]),
+    ),
+    min_size=2,
+    max_size=3,
+)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(
+    gpu_nodes,
+    st.lists(st.integers(2, 40), min_size=1, max_size=2),
+    st.booleans(),
+    st.sampled_from([1e8, 1e9, 1e10]),
+    st.integers(2, 4),
+)
+def test_samples_and_the_network_are_weighed_where_workers_differ(
+    classes: list[NodeClass], megabytes: list[int], synchronous: bool, flops: float, workers: int
+) -> None:
+    sizes = [size * MB for size in megabytes]
+    model = profile(sizes, api=Api.GRAPH, synchronous=synchronous, flops=flops, sample_bytes=100, slots=0)
+    choice = (WorkerShape(0, 1.0), WorkerShape(1, 0.5), WorkerShape(2, 1.0), WorkerShape(4, 2.0))
+    case = mixed_case_of(classes, model, choice, workers, shard(model, len(sizes)), 0)
+    check_against(case, fastest_mixed_placement(case.problem), workers, traffic=False)
+
+
+two_nodes = nodes.filter(lambda classes: len(classes) <= 2)
+
+
+@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(two_nodes, profiles)
+def test_a_plan_without_rules_on_workers_and_sharing_is_the_best_of_all(
+    classes: list[NodeClass], model: ModelProfile
+) -> None:
+    cluster, rules = cluster_of(classes), frozenset({"cpu_gpu_ratio"})
+    speeds = [0.0]
+    for entry in option_space(model, cluster, rules).ranges:
+        for workers in range(1, 4):
+            for ps in range(1, min(3, len(model.variables)) + 1):
+                job, _ = job_of(model, cluster, entry.shapes[0], workers, shard(model, ps))
+                best = brute_force.best(dataclasses.replace(job, shapes=entry.shapes, ps_may_share=True), cluster.nodes)
+                speeds.append(0.0 if best is None else best.samples_per_s)
+    request = PlanRequest(model, cluster, max_workers=3, rules=rules)
+    if max(speeds) == 0.0:
+        return
+    plan = make_plan(request)
+    # The enumeration stops at three parameter servers, the plan does not.
+    assert plan.samples_per_s >= max(speeds) * (1 - TIE) * (1 - CLOSE)
+    if plan.option.ps <= 3 and len(model.variables) <= 3:
+        assert plan.samples_per_s <= max(speeds) * (1 + CLOSE)
+        assert plan.optimal
+
+
+def test_too_many_ways_to_share_machines_are_refused() -> None:
+    model = profile([(20 + i) * MB for i in range(40)], api=Api.GRAPH)
+    with pytest.raises(
+        BadInputError, match=r"40 parameter servers of 40 sizes .* more than .* ways; keep task_counts\."
+    ):
+        case_of(
+            [NodeClass(name="x", cpus=8.0, mem_bytes=64 * GIB)], model, WorkerShape(0, 1.0), 1, shard(model, 40), True
+        )
