@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -88,51 +89,29 @@ def make_plan(request: PlanRequest, on_progress: Callable[[PlanProgress], None] 
     check_request(request)
     deadline = started + (DEFAULT_TIME_LIMIT_S if request.time_limit_s is None else request.time_limit_s)
     scenario = scenario_of(request)
-    kinds, hardware, sizes = scenario.kinds, scenario.hardware, scenario.sizes
+
+    def tell(attempt: _Attempt, found: SearchResult) -> None:
+        if on_progress is not None:
+            plan = _plan(request, scenario, attempt, found, time.monotonic() - started)
+            on_progress(PlanProgress(plan, found.placed))
+
     rules = default_rules(request.objective) if request.rules is None else request.rules
-    attempt = _search(request, scenario, rules, deadline)
+    attempt, found = _search(request, scenario, rules, deadline, tell)
     notes: tuple[str, ...] = ()
-    if attempt.found is None and "all_gpus_used" in rules:
+    if found is None and "all_gpus_used" in rules:
         rules -= {"all_gpus_used"}
-        attempt = _search(request, scenario, rules, deadline)
+        attempt, found = _search(request, scenario, rules, deadline, tell)
         notes = ("With all GPUs in use the other tasks fit nowhere, so the rule all_gpus_used is left out.",)
-    found, prunings = attempt.found, attempt.prunings
+    kinds, hardware, prunings = scenario.kinds, scenario.hardware, attempt.prunings
     if found is None:
         # Which workers do not fit is seen before their number is limited to those that do.
         tried = [pruning.space for pruning in prunings if pruning.rule in ("identical_workers", "cpu_gpu_ratio")]
-        raise shortage(kinds, tried[-1] if tried else attempt.raw, sizes, hardware)
+        raise shortage(kinds, tried[-1] if tried else attempt.raw, scenario.sizes, hardware)
     unknown = _unknown_gpus(kinds, hardware)
     why = reasons(attempt.search, found, prunings, request.max_workers, unknown, request.objective)
     calibrated = () if request.calibration is None else request.calibration.sentences()
-    counts = OptionCounts(
-        generated=attempt.raw.count,
-        pruned={pruning.rule: pruning.removed for pruning in prunings},
-        considered=attempt.space.count,
-        solved=found.placed,
-    )
-    best = found.best
-    shape, shards = best.shape, scenario.shards(best.candidate.ps)
-    return Plan(
-        profile=request.profile,
-        option=Option(
-            best.candidate.workers, best.candidate.ps, sizes.worker(shape), sizes.ps(shards.sizes[0]), sizes.chief
-        ),
-        tasks=planned_tasks(scenario, shape, shards, best.assignment),
-        variables=shards.variables,
-        step_time_s=evaluate(scenario, shape, shards, best.assignment).step_time,
-        samples_per_s=best.samples_per_s,
-        traffic_bytes=best.placement.traffic_bytes,
-        objective=request.objective,
-        optimal=found.gap <= GAP_TOLERANCE and found.complete,
-        gap=found.gap if found.gap > GAP_TOLERANCE else 0.0,
-        solve_time_s=time.monotonic() - started,
-        options=counts,
-        alternatives=tuple(_alternative(other, best, sizes) for other in found.others[:ALTERNATIVES]),
-        why=(*notes, *why, *calibrated),
-        formulation=_formulation(shards),
-        byte_imbalance=shards.byte_imbalance,
-        request_imbalance=shards.request_imbalance,
-    )
+    plan = _plan(request, scenario, attempt, found, time.monotonic() - started)
+    return dataclasses.replace(plan, why=(*notes, *why, *calibrated))
 
 
 def check_request(request: PlanRequest) -> None:
@@ -156,16 +135,21 @@ def scenario_of(request: PlanRequest) -> Scenario:
 
 @dataclass(frozen=True)
 class _Attempt:
-    """One search: all options, those that the rules leave, and the best of them."""
+    """One search: all options, those that the rules leave, and what compares them."""
 
     raw: OptionSpace
     space: OptionSpace
     prunings: tuple[Pruning, ...]
     search: OptionSearch
-    found: SearchResult | None
 
 
-def _search(request: PlanRequest, scenario: Scenario, rules: frozenset[str], deadline: float) -> _Attempt:
+def _search(
+    request: PlanRequest,
+    scenario: Scenario,
+    rules: frozenset[str],
+    deadline: float,
+    tell: Callable[[_Attempt, SearchResult], None],
+) -> tuple[_Attempt, SearchResult | None]:
     raw = raw_space(scenario.kinds, request.max_workers, request.max_gpus_per_worker)
     machines = sum(kind.count for kind in scenario.kinds)
     useful_ps = useful_ps_count(request.profile, machines, request.sharding)
@@ -174,10 +158,47 @@ def _search(request: PlanRequest, scenario: Scenario, rules: frozenset[str], dea
     known: tuple[Solved, ...] = ()
     if not rules >= _PLAIN:
         # Whatever these two rules forbid takes longer to place: then there is something to compare it with.
-        known = _search(request, scenario, rules | _PLAIN, deadline).search.placed
-    search = OptionSearch(scenario, space, ps_may_share="task_counts" not in rules, known=known)
-    found = search.fastest(deadline) if request.objective == "throughput" else search.calmest(deadline)
-    return _Attempt(raw, space, prunings, search, found)
+        known = _search(request, scenario, rules | _PLAIN, deadline, tell)[0].search.placed
+
+    def on_better(found: SearchResult) -> None:
+        tell(attempt, found)
+
+    search = OptionSearch(scenario, space, ps_may_share="task_counts" not in rules, known=known, on_better=on_better)
+    attempt = _Attempt(raw, space, prunings, search)
+    return attempt, search.fastest(deadline) if request.objective == "throughput" else search.calmest(deadline)
+
+
+def _plan(
+    request: PlanRequest, scenario: Scenario, attempt: _Attempt, found: SearchResult, solve_time_s: float
+) -> Plan:
+    """The plan of what a search has found, without reasons."""
+    best, sizes = found.best, scenario.sizes
+    shape, shards = best.shape, scenario.shards(best.candidate.ps)
+    return Plan(
+        profile=request.profile,
+        option=Option(
+            best.candidate.workers, best.candidate.ps, sizes.worker(shape), sizes.ps(shards.sizes[0]), sizes.chief
+        ),
+        tasks=planned_tasks(scenario, shape, shards, best.assignment),
+        variables=shards.variables,
+        step_time_s=evaluate(scenario, shape, shards, best.assignment).step_time,
+        samples_per_s=best.samples_per_s,
+        traffic_bytes=best.placement.traffic_bytes,
+        objective=request.objective,
+        optimal=found.gap <= GAP_TOLERANCE and found.complete,
+        gap=found.gap if found.gap > GAP_TOLERANCE else 0.0,
+        solve_time_s=solve_time_s,
+        options=OptionCounts(
+            generated=attempt.raw.count,
+            pruned={pruning.rule: pruning.removed for pruning in attempt.prunings},
+            considered=attempt.space.count,
+            solved=found.placed,
+        ),
+        alternatives=tuple(_alternative(other, best, sizes) for other in found.others[:ALTERNATIVES]),
+        formulation=_formulation(shards),
+        byte_imbalance=shards.byte_imbalance,
+        request_imbalance=shards.request_imbalance,
+    )
 
 
 def _alternative(other: Solved, best: Solved, sizes: TaskSizes) -> Alternative:

@@ -18,6 +18,8 @@ from solver.placement.fastest import OutOfTimeError, Placement, calmest_placemen
 from solver.placement.mixed import calmest_mixed_placement, fastest_mixed_placement
 from solver.placement.naming import Assignment, assign
 from solver.placement.problem import PlacementProblem, TooManyStatesError, mixed_problem, placement_problem
+from solver.rack_placement import can_reach_across_racks, fastest_across_racks
+from solver.rack_problem import RackProblem, rack_problem
 from solver.racks import Region, regions, uplink_s
 from solver.resources import WorkerShape
 from solver.rooms import Machines
@@ -51,6 +53,7 @@ class Solved:
         network_s: busiest network card or rack uplink.
         round_s: seconds in which every worker makes one step.
         samples_per_s: predicted speed.
+        samples_bound: no placement of the option is faster; infinite where nothing is known beside the program.
     """
 
     candidate: Candidate
@@ -59,6 +62,7 @@ class Solved:
     network_s: float
     round_s: float
     samples_per_s: float
+    samples_bound: float = math.inf
 
     @property
     def shape(self) -> WorkerShape:
@@ -69,7 +73,8 @@ class Solved:
     @property
     def samples_ceiling(self) -> float:
         """No placement is faster; above the speed where an uplink, which the program ignores, limits it."""
-        return max(self.samples_per_s, min(self.placement.samples_per_s, self.candidate.samples_bound))
+        bound = min(self.placement.samples_per_s, self.candidate.samples_bound, self.samples_bound)
+        return max(self.samples_per_s, bound)
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,7 @@ class OptionSearch:
         *,
         ps_may_share: bool = False,
         known: Sequence[Solved] = (),
+        on_better: Callable[[SearchResult], None] | None = None,
     ) -> None:
         """Prepares the comparison.
 
@@ -109,6 +115,7 @@ class OptionSearch:
             space: the options.
             ps_may_share: whether a machine may have several parameter servers.
             known: options already placed, in a part of the space; others are compared with them.
+            on_better: told of every option that is better than all before.
         """
         self._scenario = scenario
         self._ps_may_share = ps_may_share
@@ -117,6 +124,7 @@ class OptionSearch:
         self._rack_of = {name: kind.rack for kind in scenario.kinds for name in kind.names}
         self._solved: dict[tuple[int, tuple[WorkerShape, ...], int, int], Solved | None] = {}
         self._known = tuple(known)
+        self._on_better = on_better
         self._too_large: dict[Candidate, TooManyStatesError] = {}
         self._beaten = 0
 
@@ -188,6 +196,8 @@ class OptionSearch:
                 break
             if found is not None:
                 solved = sorted([*solved, found], key=self._key)
+                if solved[0] is found:
+                    self._tell(found, 1 - candidate.traffic_bound / max(found.placement.traffic_bytes, 1e-9))
         if not solved:
             self._raise_if_too_large()
             return None
@@ -250,11 +260,15 @@ class OptionSearch:
         if candidate.mixed:
             placement = fastest_mixed_placement(problem, deadline, samples_per_s)
         else:
-            placement = fastest_placement(problem, deadline) if can_reach(problem, samples_per_s, deadline) else None
+            reachable = can_reach(problem, samples_per_s, deadline)
+            if reachable and self._uplink_bytes_per_s is not None and self._across_racks(candidate):
+                reachable = can_reach_across_racks(self._rack_problem(candidate), samples_per_s, deadline)
+            placement = fastest_placement(problem, deadline) if reachable else None
         if placement is None:
             self._beaten += 1
             return None
-        self._solved[candidate.identity] = self._as_solved(candidate, problem, placement)
+        solved = self._as_solved(candidate, problem, placement)
+        self._solved[candidate.identity] = self._within_uplinks(solved, deadline)
         return self._solved[candidate.identity]
 
     def _problem(self, candidate: Candidate) -> PlacementProblem:
@@ -269,7 +283,45 @@ class OptionSearch:
     def _place(self, candidate: Candidate, method: Method, deadline: float | None) -> Solved | None:
         problem = self._problem(candidate)
         placement = (_MIXED[method] if candidate.mixed else method)(problem, deadline)
-        return None if placement is None else self._as_solved(candidate, problem, placement)
+        if placement is None:
+            return None
+        solved = self._as_solved(candidate, problem, placement)
+        return self._within_uplinks(solved, deadline) if method is fastest_placement else solved
+
+    @property
+    def _uplink_bytes_per_s(self) -> float | None:
+        across = self._scenario.cluster.across_racks_gbps
+        return None if across is None else across * BYTES_PER_S_PER_GBPS
+
+    def _across_racks(self, candidate: Candidate) -> bool:
+        """Whether `solver.rack_placement` takes the option: several racks, workers alike, one ps on a machine."""
+        racks = {kind.rack for kind in self._regions[candidate.region]}
+        return len(racks) > 1 and not candidate.mixed and not self._ps_may_share
+
+    def _rack_problem(self, candidate: Candidate) -> RackProblem:
+        uplink = self._uplink_bytes_per_s
+        assert uplink is not None
+        region, model = self._regions[candidate.region], self.model(candidate.shapes[0])
+        return rack_problem(region, model, self._scenario.sizes, self.shards(candidate.ps), candidate.workers, uplink)
+
+    def _within_uplinks(self, solved: Solved, deadline: float | None) -> Solved:
+        """The same option, placed with the uplinks in mind where they slow it down."""
+        limited = solved.samples_per_s < solved.placement.samples_per_s * (1 - ROUNDING)
+        if not limited or not self._across_racks(solved.candidate):
+            return solved
+        found = fastest_across_racks(self._rack_problem(solved.candidate), deadline)
+        if found is None or found.samples_per_s < solved.samples_per_s:
+            return solved if found is None else replace(solved, samples_bound=found.samples_bound)
+        placement = replace(solved.placement, cycle_s=found.cycle_s, traffic_bytes=found.traffic_bytes)
+        return replace(
+            solved,
+            placement=placement,
+            assignment=found.assignment,
+            network_s=found.network_s,
+            round_s=found.round_s,
+            samples_per_s=found.samples_per_s,
+            samples_bound=found.samples_bound,
+        )
 
     def _as_solved(self, candidate: Candidate, problem: PlacementProblem, placement: Placement) -> Solved:
         shards = self.shards(candidate.ps)
@@ -305,13 +357,19 @@ class OptionSearch:
             except OutOfTimeError:
                 return candidate
             if found is not None:
+                if found.samples_per_s > max(best, default=0.0):
+                    # Options come in the order of their bounds, so no other is faster than this one's.
+                    self._tell(found, 1 - found.samples_per_s / candidate.samples_bound)
                 speeds[candidate.label] = max(speeds.get(candidate.label, 0.0), found.samples_per_s)
         return None
 
+    def _tell(self, found: Solved, gap: float) -> None:
+        if self._on_better is not None:
+            self._on_better(self._result(found, max(0.0, gap), False, self._key))
+
     def _table(self) -> CandidateTable:
         scenario, share = self._scenario, self._ps_may_share
-        across = scenario.cluster.across_racks_gbps
-        uplink = None if across is None else across * BYTES_PER_S_PER_GBPS
+        uplink = self._uplink_bytes_per_s
 
         def bounds(region: Sequence[NodeKind], entry: OptionRange) -> Callable[[int], Bounds]:
             models, sizes, workers = [self.model(shape) for shape in entry.shapes], scenario.sizes, entry.max_workers

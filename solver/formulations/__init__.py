@@ -1,4 +1,4 @@
-"""Six ways to write the placement problem down, each exact for what it takes, behind one interface.
+"""The ways to write the placement problem down, each exact for what it takes, behind one interface.
 
 `FORMULATIONS` has them by name; `auto.choose` picks one by the shape of the instance.
 """
