@@ -55,10 +55,11 @@ def iterative(setting: Setting) -> Choice:
     return exhaust(setting)
 
 
-def exhaust(setting: Setting, *, ps_may_share: bool = True) -> Choice:
-    """As `iterative`; with `ps_may_share` False, of the placements with one ps on a machine at most."""
+def exhaust(setting: Setting, *, inside_rules: bool = False) -> Choice:
+    """As `iterative`; if `inside_rules`, of what the rules leave: their sizes of workers, one ps on a machine at most."""
     kinds, sizes = setting.scenario.kinds, setting.scenario.sizes
-    rooms = [[_room(setting, kind, shape, ()) for kind in kinds] for shape in setting.shapes]
+    shapes = setting.shapes if inside_rules else tuple(dict.fromkeys((*setting.shapes, setting.slice)))
+    rooms = [[_room(setting, kind, shape, ()) for kind in kinds] for shape in shapes]
     machines = [kind.count for kind in kinds]
     magnitude = log10_placements(machines, rooms, setting.most_ps)
     if magnitude > math.log10(MOST_PLACEMENTS):
@@ -67,7 +68,7 @@ def exhaust(setting: Setting, *, ps_may_share: bool = True) -> Choice:
     if of_ps > MOST_LAYOUTS:
         raise _too_many(f"about 10^{math.log10(of_ps):.0f} placements of the parameter servers alone", MOST_LAYOUTS)
     layouts = [
-        shard_layouts(kinds, sizes, setting.scenario.shards(ps).sizes, ps_may_share=ps_may_share)
+        shard_layouts(kinds, sizes, setting.scenario.shards(ps).sizes, ps_may_share=not inside_rules)
         for ps in range(1, setting.most_ps + 1)
     ]
     placements = sum(
@@ -80,12 +81,12 @@ def exhaust(setting: Setting, *, ps_may_share: bool = True) -> Choice:
         raise _too_many(f"{placements:,} placements", MOST_PLACEMENTS)
     best: _Found | None = None
     for ps, by_runs in enumerate(layouts, 1):
-        for shape, of_shape in zip(setting.shapes, rooms, strict=True):
+        for shape, of_shape in zip(shapes, rooms, strict=True):
             for runs, alike in by_runs.items():
                 block = _Block(setting, shape, setting.scenario.shards(ps), alike)
                 best = block.best(worker_rows(runs, of_shape), best)
     if best is None:
-        raise setting.no_room("iterative", setting.shapes[0])
+        raise setting.no_room("iterative", shapes[0])
     options = setting.most_ps * sum(
         setting.at_most(sum(kind.count * room for kind, room in zip(kinds, of_shape, strict=True)))
         for of_shape in rooms

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from dike.exceptions import InfeasibleError
 from solver.cluster import Cluster, NodeClass
 from solver.jobs.free_capacity import FreeCapacity
@@ -59,7 +61,7 @@ def plan_exactly(
     nodes.sort(key=lambda node: order[node.name])
     request = PlanRequest(
         job.profile,
-        Cluster(tuple(nodes), cluster.within_node_gbps, cluster.across_racks_gbps),
+        dataclasses.replace(cluster, nodes=tuple(nodes), pairs=()),
         max_workers=job.max_workers,
         time_limit_s=min(time_limit_s, MOST_S),
         max_gpus_per_worker=max(1, gpus_per_worker),
