@@ -56,7 +56,7 @@ def iterative(setting: Setting) -> Choice:
 
 
 def exhaust(setting: Setting, *, inside_rules: bool = False) -> Choice:
-    """As `iterative`; if `inside_rules`, of what the rules leave: their sizes of workers, one ps on a machine at most."""
+    """As `iterative`; if `inside_rules`, of what the rules leave: their sizes of workers, one ps a machine at most."""
     kinds, sizes = setting.scenario.kinds, setting.scenario.sizes
     shapes = setting.shapes if inside_rules else tuple(dict.fromkeys((*setting.shapes, setting.slice)))
     rooms = [[_room(setting, kind, shape, ()) for kind in kinds] for shape in shapes]

@@ -17,7 +17,10 @@ RULES = {
     "identical_workers": "all workers alike",
     "cpu_gpu_ratio": "CPUs per GPU",
     "task_counts": "numbers of workers and ps",
+    "all_gpus_used": "GPUs left idle",
 }
+SMALLEST_GAP = 0.0005
+"""Gaps below this show as 0.0%."""
 MAX_NAMES = 2
 MAX_GROUPS = 24
 
@@ -129,13 +132,24 @@ def _prediction(plan: Plan) -> Table:
     table.add_row("busiest ps", _seconds(time.update))
     if plan.option.chief is not None:
         table.add_row("chief", _seconds(time.dispatch))
-    overlap = "; input overlaps compute" if plan.option.worker.gpus else ""
-    how = "the sum" if plan.profile.synchronous else "a worker's round, or the busiest part if that takes longer"
-    how += overlap
-    table.add_row("total", f"{_seconds(time.total)} ({how})")
+    table.add_row("total", f"{_seconds(time.total)} ({_how_terms_add_up(plan)})")
     table.add_row("speed", f"{plan.samples_per_s:,.0f} samples/s")
     table.add_row("traffic (Eq. 1)", f"{format_bytes(plan.traffic_bytes)} weighted")
+    if plan.option.ps > 1:
+        balance = f"{plan.byte_imbalance:.2f} of the mean in bytes, {plan.request_imbalance:.2f} in variables"
+        table.add_row("fullest ps", balance)
     return table
+
+
+def _how_terms_add_up(plan: Plan) -> str:
+    time = plan.step_time_s
+    if not plan.profile.synchronous:
+        how = "a worker's round, or the busiest part if that takes longer"
+    elif time.total < (max(time.compute, time.input) + time.network + time.update + time.dispatch) * (1 - 1e-9):
+        how = "a worker's work, or what overlaps it if that takes longer"
+    else:
+        how = "the sum"
+    return f"{how}; input overlaps compute" if plan.option.worker.gpus else how
 
 
 def _alternatives(plan: Plan) -> Table:
@@ -158,6 +172,8 @@ def _proof(plan: Plan) -> str:
     measure = "speed, differences under 1% aside" if plan.objective == "throughput" else "traffic (Eq. 1)"
     if plan.optimal:
         proof = f"Proven: no other option or placement is better in {measure}"
+    elif plan.gap < SMALLEST_GAP:
+        proof = f"As good as the best in {measure}"
     else:
         proof = f"Not proven best in {measure}: a better plan could gain up to {plan.gap:.1%}"
     return f"{proof}. Solved in {plan.solve_time_s:.2f} s ({plan.formulation})."
