@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Iterator
 
 TITLE = "The solver, measured"
-PARTS = ("planning", "formulations", "optimum_share", "many_jobs", "shards", "step_time", "measured")
+PARTS = ("planning", "formulations", "rule_prices", "optimum_share", "many_jobs", "shards", "step_time", "measured")
 
 
 def measure() -> Iterator[str]:

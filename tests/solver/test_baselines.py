@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 import re
@@ -253,6 +254,14 @@ def test_the_gap_of_a_baseline_is_its_distance_from_the_best_plan() -> None:
     # First fit piles the parameter servers up on one machine.
     assert first.samples_per_s < basic.samples_per_s < best
     assert plan_with("iterative", request).optimal
+
+
+def test_traffic_alone_uses_all_gpus_whatever_the_rules_for_speed() -> None:
+    request = PlanRequest(_model(), k80(3), rules=frozenset({"identical_workers", "cpu_gpu_ratio", "task_counts"}))
+    plan = plan_with("dike_traffic", request)
+    assert plan.option.workers * plan.option.worker.gpus == 12
+    rows = {row.method: row for row in compare(dataclasses.replace(request, objective="traffic"), ["dike"]).rows}
+    assert rows["dike"].workers == 1
 
 
 def test_iterative_claims_nothing_of_options_it_does_not_see() -> None:
