@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -169,7 +170,8 @@ def test_the_v1_example_and_its_continuation(tmp_path: Path, examples: Path, mes
     assert result["succeeded"]
     variables_are_where_planned(result)
     losses = [float(text) for text in re.findall(r"loss (\d+\.\d+)", run.log.read_text())]
-    assert losses[-1] < losses[0] / 2
+    # The chief may print its first line when others have trained for long, so guessing among ten digits is the start.
+    assert losses[-1] < math.log(10) / 2
     # The second run goes on where the first one ended.
     (tmp_path / "again").mkdir()
     again = Running(tmp_path / "again", *arguments, examples / "digits_v1.py", "--steps", "260")
