@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from solver.async_rates import Machine, best_rates
 from solver.placement.naming import Assignment
 from solver.plan import PlannedTask
 from solver.racks import uplink_s
@@ -14,6 +15,9 @@ from solver.scenario import Scenario
 from solver.shards import Shards
 from solver.step_time import StepTime
 from solver.traffic import local_bytes, weighted_traffic
+
+DIGITS = 9
+"""Of a mean batch; so that rounding makes no difference between machines with like workers."""
 
 
 @dataclass(frozen=True)
@@ -51,25 +55,43 @@ def evaluate(scenario: Scenario, shape: WorkerShape, shards: Shards, assignment:
     near = Counter(assignment.workers)
     alike = Counter(zip(assignment.workers, shapes, strict=True))
     count = len(assignment.workers)
-    network = max(
-        model.network_s(kind_of[node], held.get(node, 0), near.get(node, 0), count)
-        for node in held.keys() | near.keys()
-    )
-    rack_of = {name: kind.rack for kind in scenario.kinds for name in kind.names}
-    network = max(network, uplink_s(scenario.cluster, assignment, shards.sizes, rack_of))
     work = {(node, each): models[each].work_s(kind_of[node]) for node, each in alike}
-    transfer = 0.0
-    # Samples of a step of every worker; workers that wait for nobody make more steps where they are faster.
-    samples = float(sum(models[each].samples_per_step * workers for (_, each), workers in alike.items()))
     if model.profile.synchronous:
-        cycle = max(work.values())
+        transfer = 0.0
+        network = max(
+            model.network_s(kind_of[node], held.get(node, 0), near.get(node, 0), count)
+            for node in held.keys() | near.keys()
+        )
+        rack_of = {name: kind.rack for kind in scenario.kinds for name in kind.names}
+        network = max(network, uplink_s(scenario.cluster, assignment, shards.sizes, rack_of))
+        total = model.round_s(max(work.values()), network, shards.sizes[0], count)
+        samples_per_s = sum(models[each].samples_per_step * here for (_, each), here in alike.items()) / total
     else:
         moved = {node: model.transfer_s(kind_of[node], held.get(node, 0)) for node in near}
-        rate = {(node, each): workers / (work[node, each] + moved[node]) for (node, each), workers in alike.items()}
-        cycle = count / sum(rate.values())
-        samples = cycle * sum(models[each].samples_per_step * steps for (_, each), steps in rate.items())
         transfer = sum(workers * moved[node] for node, workers in near.items()) / count
-    total = model.round_s(cycle, network, shards.sizes[0], count)
+        own: dict[str, float] = dict.fromkeys(held, 0.0)
+        samples: dict[str, float] = {}
+        for (node, each), workers in alike.items():
+            rate = workers / (work[node, each] + moved[node])
+            own[node] = own.get(node, 0.0) + rate
+            samples[node] = samples.get(node, 0.0) + rate * models[each].samples_per_step
+        # Different workers on one machine are slowed down alike.
+        machines = Counter(
+            Machine(
+                own_rate=rate,
+                stored=held.get(node, 0),
+                card=kind_of[node].network_bytes_per_s,
+                rack=kind_of[node].rack,
+                samples=round(samples.get(node, 0.0) / rate, DIGITS) if rate else 0.0,
+            )
+            for node, rate in own.items()
+        )
+        rates = best_rates(
+            [replace(machine, count=machines_alike) for machine, machines_alike in machines.items()],
+            model.shared(shards.sizes[0], scenario.uplink_bytes_per_s),
+        )
+        total, samples_per_s = count / rates.steps_per_s, rates.samples_per_s
+        network = total * rates.utilisation
     step_time = StepTime(
         compute=max(models[each].compute_s(kind_of[node]) for node, each in alike),
         input=max(models[each].input_s for each in set(shapes)),
@@ -81,7 +103,7 @@ def evaluate(scenario: Scenario, shape: WorkerShape, shards: Shards, assignment:
         total=total,
     )
     local = local_bytes(assignment.ps, shards.sizes, assignment.workers)
-    return Evaluation(step_time, samples / total, weighted_traffic(shards.total, count, local))
+    return Evaluation(step_time, samples_per_s, weighted_traffic(shards.total, count, local))
 
 
 def planned_tasks(

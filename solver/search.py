@@ -11,10 +11,11 @@ import numpy as np
 
 from solver.bounds import Bounds, ShapeBounds
 from solver.candidates import Candidate, CandidateTable, Key, Label
+from solver.evaluation import evaluate
 from solver.mixed_bounds import mixed_bounds
 from solver.nodes import NodeKind
 from solver.options import OptionRange, OptionSpace, without_spare_cpus
-from solver.placement.fastest import OutOfTimeError, Placement, calmest_placement, can_reach, fastest_placement
+from solver.placement.fastest import OutOfTimeError, Placement, calmest_placement, fastest_placement
 from solver.placement.mixed import calmest_mixed_placement, fastest_mixed_placement
 from solver.placement.naming import Assignment, assign
 from solver.placement.problem import PlacementProblem, TooManyStatesError, mixed_problem, placement_problem
@@ -63,7 +64,7 @@ class Solved:
     @property
     def shape(self) -> WorkerShape:
         """What a worker gets; where they differ, what most get."""
-        shapes = self.assignment.shapes_of_workers(self.placement.groups[0].state.shape)
+        shapes = self.assignment.shapes_of_workers(self.placement.any_shape)
         return Counter(shapes).most_common(1)[0][0]
 
     @property
@@ -247,10 +248,8 @@ class OptionSearch:
         except TooManyStatesError as error:
             self._too_large[candidate] = error
             return None
-        if candidate.mixed:
-            placement = fastest_mixed_placement(problem, deadline, samples_per_s)
-        else:
-            placement = fastest_placement(problem, deadline) if can_reach(problem, samples_per_s, deadline) else None
+        method = fastest_mixed_placement if candidate.mixed else fastest_placement
+        placement = method(problem, deadline, samples_per_s)
         if placement is None:
             self._beaten += 1
             return None
@@ -275,9 +274,14 @@ class OptionSearch:
         shards = self.shards(candidate.ps)
         assignment = assign(placement.groups, problem.kinds, problem.shard_types)
         across = uplink_s(self._scenario.cluster, assignment, shards.sizes, self._rack_of)
-        network = max(placement.network_s, across)
-        round_s = problem.model.round_s(placement.cycle_s, network, shards.sizes[0], candidate.workers)
-        samples = placement.samples_per_s * placement.round_s / round_s
+        network, round_s, samples = placement.network_s, placement.round_s, placement.samples_per_s
+        if across and problem.model.profile.synchronous:
+            network = max(network, across)
+            round_s = problem.model.round_s(placement.cycle_s, network, shards.sizes[0], candidate.workers)
+            samples *= placement.round_s / round_s
+        elif across:
+            worth = evaluate(self._scenario, placement.any_shape, shards, assignment)
+            network, round_s, samples = worth.step_time.network, worth.step_time.total, worth.samples_per_s
         return Solved(candidate, placement, assignment, network, round_s, samples)
 
     def _place_fastest(self, table: CandidateTable, deadline: float) -> Candidate | None:

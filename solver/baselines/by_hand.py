@@ -9,7 +9,7 @@ import numpy as np
 
 from solver.baselines.filling import fill_by_turns, fill_first, worker_turns
 from solver.baselines.setting import EQUAL, Choice, On, Setting
-from solver.baselines.speeds import prefix_speeds
+from solver.baselines.speeds import Speeds
 from solver.resources import TaskResources, WorkerShape
 from solver.rooms import Ints
 from solver.shards import useful_ps_count
@@ -48,6 +48,7 @@ def sar_tuned(setting: Setting) -> Choice:
     """
     free, chief = setting.free_beside_chief()
     most_ps = useful_ps_count(setting.scenario.profile, setting.most_ps, setting.scenario.sharding)
+    speeds_of = {shape: Speeds(setting, shape) for shape in setting.shapes}
     best, compared = 0.0, 0
     found: tuple[WorkerShape, int, On] | None = None
     for ps in range(1, most_ps + 1):
@@ -62,7 +63,7 @@ def sar_tuned(setting: Setting) -> Choice:
             if not len(turns):
                 continue
             compared += len(turns)
-            speeds = prefix_speeds(setting, shape, shards, ps_on, turns)
+            speeds = speeds_of[shape].of_prefixes(shards, ps_on, turns, best)
             fastest = int(speeds.argmax())
             if speeds[fastest] > best * (1 + EQUAL):
                 best, found = float(speeds[fastest]), (shape, ps, On(ps_on, turns[: fastest + 1], chief))

@@ -29,6 +29,7 @@ class Row:
         share: of the best speed of all methods.
         traffic_bytes: Eq. 1.
         seconds: how long it took.
+        optimal: whether it has proven that no plan inside the rules is better.
     """
 
     method: str
@@ -42,6 +43,7 @@ class Row:
     share: float = 0.0
     traffic_bytes: float = 0.0
     seconds: float = 0.0
+    optimal: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,4 +97,5 @@ def _row(method: str, request: PlanRequest) -> Row:
         samples_per_s=plan.samples_per_s,
         traffic_bytes=plan.traffic_bytes,
         seconds=time.monotonic() - started,
+        optimal=plan.optimal,
     )

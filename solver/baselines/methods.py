@@ -42,7 +42,11 @@ def _dike(request: PlanRequest) -> Plan:
 
 
 def _dike_traffic(request: PlanRequest) -> Plan:
-    return make_plan(dataclasses.replace(request, objective="traffic"))
+    if request.objective == "traffic":
+        return make_plan(request)
+    # Eq. 1 alone is least with one worker; rules meant for speed do not have the paper's lower bound.
+    rules = None if request.rules is None else request.rules | {"all_gpus_used"}
+    return make_plan(dataclasses.replace(request, objective="traffic", rules=rules))
 
 
 def plan_with(method: str, request: PlanRequest) -> Plan:

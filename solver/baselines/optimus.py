@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from solver.baselines.filling import amounts
+from solver.baselines.filling import amounts, rooms_for
 from solver.baselines.setting import EQUAL, Choice, On, Setting
-from solver.baselines.speeds import prefix_speeds
-from solver.resources import WorkerShape
+from solver.baselines.speeds import Speeds
+from solver.resources import TaskResources, WorkerShape
 from solver.rooms import Ints
-from solver.shards import Shards, useful_ps_count
+from solver.shards import useful_ps_count
 
 
 def optimus(setting: Setting) -> Choice:
@@ -33,48 +35,63 @@ def optimus(setting: Setting) -> Choice:
     best, compared = 0.0, 0
     found: tuple[WorkerShape, int, On] | None = None
     for shape in setting.shapes:
-        servers = _servers(setting, shape, free)
+        servers = _Servers.of(setting, shape, free)
+        speeds_of = Speeds(setting, shape)
         for ps in range(1, most_ps + 1):
             shards = setting.scenario.shards(ps)
+            tasks = np.array([amounts(task) for task in setting.ps_tasks(shards)])
             reached = 0
-            for used in range(1, len(servers) + 1):
-                placed = _equal_parts(setting, shape, shards, free, servers[:used])
-                if placed is None:
-                    continue
-                ps_on, workers_on = placed
-                workers_on = workers_on[: setting.at_most(len(workers_on))]
-                if len(workers_on) <= reached:
-                    continue
+            for used in range(1, len(servers.machines) + 1):
                 # Fewer workers fit on fewer servers.
-                speeds = prefix_speeds(setting, shape, shards, ps_on, workers_on)[reached:]
+                counts = np.arange(reached + 1, setting.at_most(servers.most_workers(tasks, used)) + 1)
+                if not len(counts):
+                    continue
+                reached = int(counts[-1])
+                local = np.bincount(np.arange(ps) % used, shards.sizes, minlength=used).astype(np.float64)
+                rows = counts[:, None] // used + (np.arange(used) < counts[:, None] % used)
+                speeds = speeds_of.of_rows(shards, servers.machines[:used], local, rows, best)
                 compared += len(speeds)
                 fastest = int(speeds.argmax())
                 if speeds[fastest] > best * (1 + EQUAL):
-                    on = On(ps_on, workers_on[: reached + fastest + 1], chief)
-                    best, found = float(speeds[fastest]), (shape, ps, on)
-                reached = len(workers_on)
+                    best = float(speeds[fastest])
+                    ps_on, workers_on = (servers.machines[np.arange(n) % used] for n in (ps, counts[fastest]))
+                    found = shape, ps, On(ps_on, workers_on, chief)
     if found is None:
         raise setting.no_room("optimus", setting.shapes[0])
     return setting.choice(*found, compared)
 
 
-def _servers(setting: Setting, shape: WorkerShape, free: Ints) -> Ints:
-    """The machines that hold workers, most free first."""
-    order = np.lexsort((-free[:, 0], -free[:, 3] if shape.gpus else np.zeros(len(free))))
-    hosts: Ints = order[setting.worker_rooms(shape, free)[order] > 0]
-    return hosts
+@dataclass(frozen=True)
+class _Servers:
+    """The machines that hold workers, most free first.
 
+    Attributes:
+        machines: indices of the setting's.
+        free: what is free on each.
+        rooms: how many workers fit on each.
+        worker: what one takes.
+    """
 
-def _equal_parts(
-    setting: Setting, shape: WorkerShape, shards: Shards, free: Ints, servers: Ints
-) -> tuple[Ints, Ints] | None:
-    """Machine of each ps, and of each worker up to the most that fit in equal parts; None if the ps do not fit."""
-    left = free.copy()
-    turns = servers[np.arange(len(shards.sizes)) % len(servers)]
-    np.subtract.at(left, turns, [amounts(task) for task in setting.ps_tasks(shards)])
-    if left.min() < 0:
-        return None
-    rooms = setting.worker_rooms(shape, left)[servers]
-    # The machine in place i of k takes worker i, i + k, ...; the first that cannot ends the list.
-    most = int((rooms * len(servers) + np.arange(len(servers))).min())
-    return turns, servers[np.arange(most) % len(servers)]
+    machines: Ints
+    free: Ints
+    rooms: Ints
+    worker: TaskResources
+
+    @classmethod
+    def of(cls, setting: Setting, shape: WorkerShape, free: Ints) -> _Servers:
+        """Sorts them."""
+        rooms = setting.worker_rooms(shape, free)
+        order = np.lexsort((-free[:, 0], -free[:, 3] if shape.gpus else np.zeros(len(free))))
+        order = order[rooms[order] > 0]
+        return cls(order, free[order], rooms[order], setting.scenario.sizes.worker(shape))
+
+    def most_workers(self, ps: Ints, used: int) -> int:
+        """Most workers that the first `used` machines hold in equal parts beside the ps; 0 if those do not fit."""
+        with_ps = min(len(ps), used)
+        left = self.free[:with_ps].copy()
+        np.subtract.at(left, np.arange(len(ps)) % used, ps)
+        if left.min() < 0:
+            return 0
+        rooms = np.r_[rooms_for(left, self.worker), self.rooms[with_ps:used]]
+        # The machine in place i of k takes worker i, i + k, ...; the first that cannot is the end.
+        return int((rooms * used + np.arange(used)).min())

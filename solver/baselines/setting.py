@@ -61,8 +61,8 @@ class Setting:
         kind_of: the kind of each of them, an index of `scenario.kinds`.
         slice: what a worker gets from those who give every task the same: a GPU where there are any, and the CPUs of a
             ps, which are an eighth of the largest machine's and 1 at most.
-        shapes: that, and what a worker may get by the first two rules; of those that differ in spare CPUs only, the
-            largest. Of equally many GPUs, most CPUs first: where it makes no difference they win, as with Dike.
+        shapes: what a worker may get by the first two rules; of those that differ in spare CPUs only, the largest. Of
+            equally many GPUs, most CPUs first: where it makes no difference they win, as with Dike.
     """
 
     request: PlanRequest
@@ -91,7 +91,7 @@ class Setting:
         index = {name: number for number, kind in enumerate(kinds) for name in kind.names}
         names = tuple(scenario.cluster.node_names())
         same_for_all = WorkerShape(int(any(kind.gpus for kind in kinds)), sizes.helper_cpus)
-        useful = without_spare_cpus([*shapes, same_for_all], kinds, sizes, ps_may_share=True)
+        useful = without_spare_cpus(shapes, kinds, sizes, ps_may_share=True)
         ordered = tuple(sorted(useful, key=lambda shape: (shape.gpus, -shape.cpus)))
         return cls(request, scenario, names, np.array([index[name] for name in names]), same_for_all, ordered)
 

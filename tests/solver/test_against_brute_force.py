@@ -18,7 +18,7 @@ from solver.hardware import known_hardware
 from solver.mixed_bounds import mixed_bounds
 from solver.nodes import node_kinds
 from solver.options import OptionSpace, default_rules, prune, raw_space
-from solver.placement.fastest import Placement, calmest_placement, fastest_placement
+from solver.placement.fastest import Placement, calmest_placement, can_reach, fastest_placement
 from solver.placement.mixed import calmest_mixed_placement, fastest_mixed_placement
 from solver.placement.problem import PlacementProblem, mixed_problem, placement_problem
 from solver.resources import TaskSizes, WorkerShape
@@ -198,6 +198,10 @@ def test_a_placement_is_the_best_where_the_network_decides(
     if found is not None and expected is not None:
         assert found.samples_per_s == pytest.approx(expected.samples_per_s, rel=CLOSE)
         assert found.traffic_bytes == pytest.approx(expected.traffic, rel=CLOSE)
+        assert can_reach(case.problem, expected.samples_per_s * (1 - CLOSE))
+        assert not can_reach(case.problem, expected.samples_per_s * (1 + CLOSE))
+        assert fastest_placement(case.problem, at_least=expected.samples_per_s * (1 - CLOSE)) is not None
+        assert fastest_placement(case.problem, at_least=expected.samples_per_s * (1 + CLOSE)) is None
 
 
 compute_bound_nodes = st.lists(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 import re
@@ -14,11 +15,11 @@ import pytest
 from dike.exceptions import BadInputError, InfeasibleError
 from dike.profile import Api, ModelProfile
 from solver import Cluster, NodeClass, Plan, PlanRequest, make_plan
-from solver.baselines import METHODS, compare, plan_with
+from solver.baselines import METHODS, compare, iterative, plan_with, speeds
 from solver.baselines.iterative import exhaust
 from solver.baselines.layouts import layout_count, row_count, shard_layouts, worker_rows
-from solver.baselines.setting import Choice, Setting
-from solver.baselines.speeds import prefix_speeds
+from solver.baselines.setting import Choice, On, Setting
+from solver.baselines.speeds import Speeds
 from solver.evaluation import evaluate
 from solver.nodes import NodeKind
 from solver.placement.naming import Assignment
@@ -71,7 +72,7 @@ def _speed(setting: Setting, choice: Choice) -> float:
     return evaluate(setting.scenario, choice.shape, choice.shards, choice.assignment).samples_per_s
 
 
-def _all_speeds(setting: Setting, *, ps_may_share: bool) -> Iterator[float]:
+def _all_speeds(setting: Setting, *, inside_rules: bool) -> Iterator[float]:
     """Every placement of every option, machine by machine and with no symmetry, by `evaluate`."""
     scenario, sizes = setting.scenario, setting.scenario.sizes
     kinds = [scenario.kinds[number] for number in setting.kind_of]
@@ -81,10 +82,11 @@ def _all_speeds(setting: Setting, *, ps_may_share: bool) -> Iterator[float]:
         most = kind.room_for(sizes.worker(shape), taken)
         return most if hosts_workers(kind, scenario.model(shape)) else min(most, 0)
 
-    for shape, ps in itertools.product(setting.shapes, range(1, setting.most_ps + 1)):
+    shapes = setting.shapes if inside_rules else {*setting.shapes, setting.slice}
+    for shape, ps in itertools.product(shapes, range(1, setting.most_ps + 1)):
         shards = scenario.shards(ps)
         for on in itertools.product(range(len(kinds)), repeat=ps):
-            if not ps_may_share and len(set(on)) < ps:
+            if inside_rules and len(set(on)) < ps:
                 continue
             shelves = [[size for size, at in zip(shards.sizes, on, strict=True) if at == i] for i in range(len(kinds))]
             rooms = [room(kind, shelf, chief=False) for kind, shelf in zip(kinds, shelves, strict=True)]
@@ -101,15 +103,18 @@ def _all_speeds(setting: Setting, *, ps_may_share: bool) -> Iterator[float]:
 
 
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("ps_may_share", [True, False])
-def test_iterative_finds_the_best_of_all_placements(seed: int, ps_may_share: bool) -> None:
+@pytest.mark.parametrize("inside_rules", [True, False])
+def test_iterative_finds_the_best_of_all_placements(
+    seed: int, inside_rules: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(iterative, "BATCH", 64)
     setting = Setting.of(_random_request(seed, most_gpus=seed % 3))
-    expected = max(_all_speeds(setting, ps_may_share=ps_may_share), default=None)
+    expected = max(_all_speeds(setting, inside_rules=inside_rules), default=None)
     if expected is None:
         with pytest.raises(InfeasibleError):
-            exhaust(setting, ps_may_share=ps_may_share)
+            exhaust(setting, inside_rules=inside_rules)
         return
-    choice = exhaust(setting, ps_may_share=ps_may_share)
+    choice = exhaust(setting, inside_rules=inside_rules)
     assert _speed(setting, choice) == pytest.approx(expected, rel=1e-9)
 
 
@@ -121,9 +126,9 @@ def test_nobody_beats_iterative_and_dike_is_as_good_where_its_rules_hold(seed: i
     assert rows.keys() == METHODS.keys()
     assert rows["iterative"].share == pytest.approx(1.0)
     setting = Setting.of(request)
-    one_each = _speed(setting, exhaust(setting, ps_may_share=False))
+    in_rules = _speed(setting, exhaust(setting, inside_rules=True))
     if request.cluster.across_racks_gbps is None:
-        assert rows["dike"].samples_per_s >= one_each * (1 - TIE) * (1 - 1e-9)
+        assert rows["dike"].samples_per_s >= in_rules * (1 - TIE) * (1 - 1e-9)
     assert rows["dike"].samples_per_s <= rows["iterative"].samples_per_s * (1 + 1e-9)
     shares = [row.share for row in comparison.rows]
     assert shares == sorted(shares, reverse=True)
@@ -202,7 +207,7 @@ def test_sar_tuned_has_the_best_counts_and_size_by_turns(synchronous: bool) -> N
 def test_optimus_takes_the_fewest_servers_and_the_roomiest_first() -> None:
     # So slow a network that only one machine makes sense; the one with most GPUs comes last in the cluster.
     cluster = Cluster((_node("small", gpus=2, gbps=0.1), _node("large", gbps=0.1)))
-    plan = plan_with("optimus", PlanRequest(_model(flops=1e8), cluster))
+    plan = plan_with("optimus", PlanRequest(_model(flops=1e8, synchronous=True), cluster))
     assert {task.node for task in plan.tasks} == {"large"}
     assert plan.option.workers * plan.option.worker.gpus == 4
 
@@ -254,6 +259,14 @@ def test_the_gap_of_a_baseline_is_its_distance_from_the_best_plan() -> None:
     assert plan_with("iterative", request).optimal
 
 
+def test_traffic_alone_uses_all_gpus_whatever_the_rules_for_speed() -> None:
+    request = PlanRequest(_model(), k80(3), rules=frozenset({"identical_workers", "cpu_gpu_ratio", "task_counts"}))
+    plan = plan_with("dike_traffic", request)
+    assert plan.option.workers * plan.option.worker.gpus == 12
+    rows = {row.method: row for row in compare(dataclasses.replace(request, objective="traffic"), ["dike"]).rows}
+    assert rows["dike"].workers == 1
+
+
 def test_iterative_claims_nothing_of_options_it_does_not_see() -> None:
     request = PlanRequest(_model(), MIXED, rules=frozenset({"identical_workers"}))
     assert not METHODS["iterative"].plan(request).optimal
@@ -265,22 +278,27 @@ def test_parameter_servers_together_are_faster_where_the_network_is_slow() -> No
     choice = exhaust(setting)
     assert len({*choice.assignment.ps, *choice.assignment.workers}) == 1
     assert len(choice.assignment.ps) > 1
-    assert _speed(setting, choice) > 1.05 * _speed(setting, exhaust(setting, ps_may_share=False))
+    assert _speed(setting, choice) > 1.05 * _speed(setting, exhaust(setting, inside_rules=True))
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_speeds_of_prefixes_are_what_the_evaluation_says(seed: int) -> None:
-    request = _random_request(seed, most_gpus=seed % 3)
-    setting = Setting.of(request)
+def test_speeds_on_arrays_are_what_the_evaluation_says(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speeds, "CELLS", 30)
+    setting = Setting.of(_random_request(seed, most_gpus=seed % 3))
     chance = np.random.default_rng(seed)
     shards = setting.scenario.shards(3)
     ps_on, workers_on = (chance.integers(0, len(setting.names), size) for size in (3, 7))
+    every = np.arange(len(setting.names))
+    local = np.bincount(ps_on, weights=shards.sizes, minlength=len(every))
+    rows = np.array([np.bincount(workers_on[:count], minlength=len(every)) for count in range(1, 8)])
     for shape in setting.shapes:
-        speeds = prefix_speeds(setting, shape, shards, ps_on, workers_on)
-        for count, speed in enumerate(speeds, 1):
-            names = [tuple(setting.names[i] for i in on) for on in (ps_on, workers_on[:count])]
-            worth = evaluate(setting.scenario, shape, shards, Assignment(names[0], names[1], None))
-            assert speed == pytest.approx(worth.samples_per_s, rel=1e-12)
+        prefixes = Speeds(setting, shape).of_prefixes(shards, ps_on, workers_on)
+        by_rows = Speeds(setting, shape).of_rows(shards, every, local, rows)
+        for count in range(1, 8):
+            on = setting.choice(shape, 3, On(ps_on, workers_on[:count], None), 1).assignment
+            expected = evaluate(setting.scenario, shape, shards, on).samples_per_s
+            assert prefixes[count - 1] == pytest.approx(expected, rel=1e-12)
+            assert by_rows[count - 1] == pytest.approx(expected, rel=1e-12)
 
 
 def test_what_is_too_large_for_iterative_is_a_row_with_a_reason() -> None:

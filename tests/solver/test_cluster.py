@@ -104,7 +104,12 @@ def test_what_is_no_size(text: object) -> None:
         ("across_racks_gbps: 5", "pairs: 7", 16, "list"),
         ("across_racks_gbps: 5", "pairs: [{between: [gpu], cost: 2}]", 16, "'between' takes two machines"),
         ("across_racks_gbps: 5", "pairs: [{between: [gpu, cpu, gpu], cost: 2}]", 16, "'between' takes two machines"),
-        ("across_racks_gbps: 5", "pairs: [{between: [gpu, cpu], cost: 2, price: 2}]", 16, "known keys are between, cost"),
+        (
+            "across_racks_gbps: 5",
+            "pairs: [{between: [gpu, cpu], cost: 2, price: 2}]",
+            16,
+            "known keys are between, cost",
+        ),
         ("across_racks_gbps: 5", "pairs: [{between: [gpu, cpu], cost: 0}]", 16, "greater than 0"),
         ("across_racks_gbps: 5", "pairs: [{between: [gpu, cpu], cost: .nan}]", 16, "finite"),
         ("across_racks_gbps: 5", "pairs: [{between: [gpu, cpu], cost: 0.05}]", 16, "costs 0.05, less than 0.1"),
