@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from solver.async_bounds import StepBounds
 from solver.nodes import NodeKind
 from solver.placement.problem import by_gpu_model, hosting
 from solver.resources import TaskSizes
@@ -65,10 +66,18 @@ class ShapeBounds:
         self._card_times = card_times(machines, self._room, model.total_bytes)
         slots = machines.counts * self._room
         self._slots = int(slots.sum())
-        self._work = np.repeat(by_gpu_model(machines.kinds, model.work_s), slots)
-        self._sorted_work = np.sort(self._work)
-        self._card = np.repeat(machines.network_bytes_per_s, slots)
-        self._alone = self._transfer_s(0)
+        work = by_gpu_model(machines.kinds, model.work_s)
+        self._sorted_work = np.sort(np.repeat(work, slots))
+        self._steps = StepBounds(
+            machines,
+            work,
+            np.maximum(self._room, 0),
+            model.total_bytes,
+            model.within_node_bytes_per_s,
+            max_workers,
+            uplink_bytes_per_s,
+            ps_may_share=ps_may_share,
+        )
 
     def of(self, shards: Shards) -> Bounds:
         """Bounds of the options with these shards."""
@@ -79,20 +88,20 @@ class ShapeBounds:
         largest, smallest = (self._rooms_beside([shards.sizes[i]]) for i in (0, -1))
         beside_ps = most_beside_ps(machines, smallest, shards, self._max_workers)
         local = most_local_bytes(smallest, shards, counts, beside_ps, ps_may_share=self._share)
-        network = least_network_s(machines, self._card_times, largest, shards, counts, beside_ps, local, self._share)
-        if self._uplink is not None:
-            uplink = busiest_uplink(machines, self._room, shards, counts, self._uplink)
-            network = np.maximum(network, uplink)
-        cycle = self._cycles(shards, counts, beside_ps)
-        update = np.array(model.update_s(shards.sizes[0], 1)) * counts
-        dispatch = np.array(model.dispatch_s(1)) * counts
         if model.profile.synchronous:
-            rest = network + update + dispatch
-            round_s = np.maximum(cycle, rest) if model.overlap else cycle + rest
+            network = least_network_s(
+                machines, self._card_times, largest, shards, counts, beside_ps, local, self._share
+            )
+            if self._uplink is not None:
+                network = np.maximum(network, busiest_uplink(machines, self._room, shards, counts, self._uplink))
+            rest = network + counts * (model.update_s(shards.sizes[0], 1) + model.dispatch_s(1))
+            slowest = self._sorted_work[np.minimum(counts, self._slots) - 1]
+            steps = counts / (np.maximum(slowest, rest) if model.overlap else slowest + rest)
         else:
-            round_s = np.maximum.reduce([cycle, network, update, dispatch])
+            steps = self._steps.of(shards, smallest, largest, beside_ps)
+            steps = np.minimum(steps, model.shared(shards.sizes[0]).most_steps)
         # Rounding must not turn a bound into something a placement can beat.
-        samples = counts * model.samples_per_step / round_s * (1 + 1e-9)
+        samples = steps * model.samples_per_step * (1 + 1e-9)
         samples[counts > self._slots] = 0.0
         return Bounds(samples, least_traffic(shards, counts, local, samples))
 
@@ -102,27 +111,6 @@ class ShapeBounds:
         room = self._machines.rooms([self._sizes.worker(self._model.shape)], [load])[:, 0, 0]
         beside: Ints = np.minimum(room, self._limit)
         return beside
-
-    def _transfer_s(self, local_bytes: int) -> Floats:
-        """One worker's own transfers for each place that a worker can have; as `StepModel.transfer_s`."""
-        remote = 2.0 * (self._model.total_bytes - local_bytes) / self._card
-        transfer: Floats = remote + 2.0 * local_bytes / self._model.within_node_bytes_per_s
-        return transfer
-
-    def _cycles(self, shards: Shards, counts: Ints, beside_ps: int) -> Floats:
-        """Synchronous: least possible work of the slowest worker. Asynchronous: least possible mean round."""
-        last = np.minimum(counts, self._slots) - 1
-        if self._model.profile.synchronous:
-            slowest: Floats = self._sorted_work[last]
-            return slowest
-        # Whether a machine's own memory or its network card is faster decides where a worker sits best.
-        beside = np.minimum(self._alone, self._transfer_s(shards.total if self._share else shards.sizes[0]))
-        near = np.sort(1 / (self._work + beside))[::-1]
-        far = np.sort(1 / (self._work + self._alone))[::-1]
-        near_sum, far_sum = np.concatenate([[0.0], np.cumsum(near)]), np.concatenate([[0.0], np.cumsum(far)])
-        # The best `beside_ps` rates with a shard beside, the others' without; both lists are sorted: a bound.
-        close = np.minimum(last + 1, beside_ps)
-        return counts / (near_sum[close] + far_sum[last + 1 - close])
 
 
 def option_bounds(

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
 
+from solver.async_rates import Machine, best_rates
+from solver.nodes import NodeKind
 from solver.placement.naming import Assignment
 from solver.plan import PlannedTask
 from solver.racks import uplink_s
 from solver.resources import TaskResources, WorkerShape
 from solver.scenario import Scenario
 from solver.shards import Shards
-from solver.step_time import StepTime
-from solver.traffic import local_bytes, weighted_traffic
+from solver.step_time import StepModel, StepTime
+
+DIGITS = 9
+"""Of a mean batch; so that rounding makes no difference between machines with like workers."""
 
 
 @dataclass(frozen=True)
@@ -23,13 +28,52 @@ class Evaluation:
     Attributes:
         step_time: seconds in which every worker makes one step, with the terms; where machines differ, compute is that
             of the slowest and transfer the mean.
+        cycle_s: synchronous: slowest worker's work; asynchronous: mean time of a worker's own round, alone.
         samples_per_s: predicted speed.
-        traffic_bytes: Eq. 1.
+        traffic_bytes: Eq. 1, by the costs of the cluster's links.
     """
 
     step_time: StepTime
+    cycle_s: float
     samples_per_s: float
     traffic_bytes: float
+
+
+@dataclass(frozen=True)
+class _Rounds:
+    """How long all workers' steps take, and what the network and the workers themselves take of it."""
+
+    cycle_s: float
+    network_s: float
+    transfer_s: float
+    total_s: float
+    samples_per_s: float
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """A placement by machine.
+
+    Attributes:
+        held: machine -> bytes of the shards on it.
+        near: machine -> workers on it.
+        alike: machine and shape -> such workers.
+        models: shape -> its step times.
+        kind_of: machine -> what it has.
+    """
+
+    held: dict[str, int]
+    near: Counter[str]
+    alike: Counter[tuple[str, WorkerShape]]
+    models: dict[WorkerShape, StepModel]
+    kind_of: dict[str, NodeKind]
+
+    def work_s(self, node: str, shape: WorkerShape) -> float:
+        return self.models[shape].work_s(self.kind_of[node])
+
+    @property
+    def nodes(self) -> AbstractSet[str]:
+        return self.held.keys() | self.near.keys()
 
 
 def evaluate(scenario: Scenario, shape: WorkerShape, shards: Shards, assignment: Assignment) -> Evaluation:
@@ -42,46 +86,85 @@ def evaluate(scenario: Scenario, shape: WorkerShape, shards: Shards, assignment:
         assignment: machine of every task; several parameter servers may share one.
     """
     shapes = assignment.shapes_of_workers(shape)
-    models = {each: scenario.model(each) for each in {shape, *shapes}}
-    model = models[shape]
-    kind_of = {name: kind for kind in scenario.kinds for name in kind.names}
     held: dict[str, int] = {}
     for node, size in zip(assignment.ps, shards.sizes, strict=True):
         held[node] = held.get(node, 0) + size
-    near = Counter(assignment.workers)
-    alike = Counter(zip(assignment.workers, shapes, strict=True))
-    count = len(assignment.workers)
-    network = max(
-        model.network_s(kind_of[node], held.get(node, 0), near.get(node, 0), count)
-        for node in held.keys() | near.keys()
+    layout = _Layout(
+        held=held,
+        near=Counter(assignment.workers),
+        alike=Counter(zip(assignment.workers, shapes, strict=True)),
+        models={each: scenario.model(each) for each in {shape, *shapes}},
+        kind_of={name: kind for kind in scenario.kinds for name in kind.names},
     )
-    rack_of = {name: kind.rack for kind in scenario.kinds for name in kind.names}
-    network = max(network, uplink_s(scenario.cluster, assignment, shards.sizes, rack_of))
-    work = {(node, each): models[each].work_s(kind_of[node]) for node, each in alike}
-    transfer = 0.0
-    # Samples of a step of every worker; workers that wait for nobody make more steps where they are faster.
-    samples = float(sum(models[each].samples_per_step * workers for (_, each), workers in alike.items()))
+    model, count = layout.models[shape], len(assignment.workers)
     if model.profile.synchronous:
-        cycle = max(work.values())
+        rounds = _synchronous(scenario, model, shards, assignment, layout)
     else:
-        moved = {node: model.transfer_s(kind_of[node], held.get(node, 0)) for node in near}
-        rate = {(node, each): workers / (work[node, each] + moved[node]) for (node, each), workers in alike.items()}
-        cycle = count / sum(rate.values())
-        samples = cycle * sum(models[each].samples_per_step * steps for (_, each), steps in rate.items())
-        transfer = sum(workers * moved[node] for node, workers in near.items()) / count
-    total = model.round_s(cycle, network, shards.sizes[0], count)
+        rounds = _asynchronous(scenario, model, shards, layout)
     step_time = StepTime(
-        compute=max(models[each].compute_s(kind_of[node]) for node, each in alike),
-        input=max(models[each].input_s for each in set(shapes)),
+        compute=max(layout.models[each].compute_s(layout.kind_of[node]) for node, each in layout.alike),
+        input=max(layout.models[each].input_s for each in set(shapes)),
         latency=model.latency_s,
-        transfer=transfer,
-        network=network,
+        transfer=rounds.transfer_s,
+        network=rounds.network_s,
         update=model.update_s(shards.sizes[0], count),
         dispatch=model.dispatch_s(count),
-        total=total,
+        total=rounds.total_s,
     )
-    local = local_bytes(assignment.ps, shards.sizes, assignment.workers)
-    return Evaluation(step_time, samples / total, weighted_traffic(shards.total, count, local))
+    traffic = scenario.cluster.costs().total(held, layout.near)
+    return Evaluation(step_time, rounds.cycle_s, rounds.samples_per_s, traffic)
+
+
+def _synchronous(
+    scenario: Scenario, model: StepModel, shards: Shards, assignment: Assignment, layout: _Layout
+) -> _Rounds:
+    """Phases follow each other: the slowest worker, then the busiest link."""
+    count = len(assignment.workers)
+    network_s = max(
+        model.network_s(layout.kind_of[node], layout.held.get(node, 0), layout.near[node], count)
+        for node in layout.nodes
+    )
+    rack_of = {name: kind.rack for kind in scenario.kinds for name in kind.names}
+    network_s = max(network_s, uplink_s(scenario.cluster, assignment, shards.sizes, rack_of))
+    cycle_s = max(layout.work_s(node, each) for node, each in layout.alike)
+    total_s = model.round_s(cycle_s, network_s, shards.sizes[0], count)
+    samples = sum(layout.models[each].samples_per_step * here for (_, each), here in layout.alike.items())
+    return _Rounds(cycle_s, network_s, 0.0, total_s, samples / total_s)
+
+
+def _asynchronous(scenario: Scenario, model: StepModel, shards: Shards, layout: _Layout) -> _Rounds:
+    """Every worker goes round by itself, as fast as its links let it (solver.async_rates)."""
+    count = sum(layout.near.values())
+    moved = {node: model.transfer_s(layout.kind_of[node], layout.held.get(node, 0)) for node in layout.near}
+    own: dict[str, float] = dict.fromkeys(layout.held, 0.0)
+    samples: dict[str, float] = {}
+    for (node, each), workers in layout.alike.items():
+        rate = workers / (layout.work_s(node, each) + moved[node])
+        own[node] = own.get(node, 0.0) + rate
+        samples[node] = samples.get(node, 0.0) + rate * layout.models[each].samples_per_step
+    # Different workers on one machine are slowed down alike.
+    machines = Counter(
+        Machine(
+            own_rate=rate,
+            stored=layout.held.get(node, 0),
+            card=layout.kind_of[node].network_bytes_per_s,
+            rack=layout.kind_of[node].rack,
+            samples=round(samples.get(node, 0.0) / rate, DIGITS) if rate else 0.0,
+        )
+        for node, rate in own.items()
+    )
+    rates = best_rates(
+        [replace(machine, count=alike) for machine, alike in machines.items()],
+        model.shared(shards.sizes[0], scenario.uplink_bytes_per_s),
+    )
+    total_s = count / rates.steps_per_s
+    return _Rounds(
+        cycle_s=count / sum(own.values()),
+        network_s=total_s * rates.utilisation,
+        transfer_s=sum(workers * moved[node] for node, workers in layout.near.items()) / count,
+        total_s=total_s,
+        samples_per_s=rates.samples_per_s,
+    )
 
 
 def planned_tasks(

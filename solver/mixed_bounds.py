@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from solver.async_bounds import StepBounds
 from solver.bounds import (
     Bounds,
     Floats,
@@ -57,47 +58,61 @@ def mixed_bounds(
         return Bounds(np.zeros(max_workers), np.full(max_workers, np.inf))
     beside_ps = most_beside_ps(machines, smallest, shards, max_workers)
     local = most_local_bytes(smallest, shards, counts, beside_ps, ps_may_share=ps_may_share)
-    times = card_times(machines, alone, shards.total)
-    network = least_network_s(machines, times, largest, shards, counts, beside_ps, local, ps_may_share)
-    if uplink_bytes_per_s is not None:
-        network = np.maximum(network, busiest_uplink(machines, alone, shards, counts, uplink_bytes_per_s))
-    samples = _samples_per_s(machines, models, room[:, :, 0], shards, counts, network) * (1 + 1e-9)
+    if models[0].profile.synchronous:
+        times = card_times(machines, alone, shards.total)
+        network = least_network_s(machines, times, largest, shards, counts, beside_ps, local, ps_may_share)
+        if uplink_bytes_per_s is not None:
+            network = np.maximum(network, busiest_uplink(machines, alone, shards, counts, uplink_bytes_per_s))
+        samples = _synchronous(machines, models, room[:, :, 0], shards, counts, network)
+    else:
+        works = _works(machines, models, room[:, :, 0]).min(axis=1)
+        within = models[0].within_node_bytes_per_s
+        bounds = StepBounds(
+            machines, works, alone, shards.total, within, max_workers, uplink_bytes_per_s, ps_may_share=ps_may_share
+        )
+        steps = bounds.of(shards, smallest, largest, beside_ps)
+        steps = np.minimum(steps, models[0].shared(shards.sizes[0]).most_steps)
+        samples = _asynchronous(machines, models, room[:, :, 0], shards, counts, steps)
+    samples *= 1 + 1e-9
     samples[counts > slots] = 0.0
     return Bounds(samples, least_traffic(shards, counts, local, samples))
 
 
-def _samples_per_s(
-    machines: Machines,
-    models: Sequence[StepModel],
-    room: Ints,
-    shards: Shards,
-    counts: Ints,
-    network: Floats,
+def _works(machines: Machines, models: Sequence[StepModel], room: Ints) -> Floats:
+    """Seconds of a step without transfers, by kind and shape; infinite where the shape does not fit."""
+    works = np.array([by_gpu_model(machines.kinds, model.work_s) for model in models]).T
+    return np.where(room > 0, works, np.inf)
+
+
+def _synchronous(
+    machines: Machines, models: Sequence[StepModel], room: Ints, shards: Shards, counts: Ints, network: Floats
 ) -> Floats:
     """Most samples per second with at least that much time on the network.
 
     No machine has more samples in a step than workers of its best shape have there, and no worker more than its shape.
     """
-    first = models[0]
-    update, dispatch = counts * first.update_s(shards.sizes[0], 1), counts * first.dispatch_s(1)
-    kinds, held = machines.kinds, machines.counts
+    first, works = models[0], _works(machines, models, room)
     samples = np.array([model.samples_per_step for model in models])
-    works = np.array([by_gpu_model(kinds, model.work_s) for model in models]).T
-    works[room <= 0] = np.inf
-    if first.profile.synchronous:
-        rest = network + update + dispatch
-        best = np.zeros(len(counts))
-        for work in np.unique(works[np.isfinite(works)]):
-            within = np.where(works <= work, samples, 0)
-            round_s = np.maximum(work, rest) if first.overlap else work + rest
-            most = np.minimum(counts * within.max(), held @ (room * within).max(axis=1))
-            best = np.maximum(best, most / round_s)
-        return best
+    rest = network + counts * (first.update_s(shards.sizes[0], 1) + first.dispatch_s(1))
+    best = np.zeros(len(counts))
+    for work in np.unique(works[np.isfinite(works)]):
+        within = np.where(works <= work, samples, 0)
+        round_s = np.maximum(work, rest) if first.overlap else work + rest
+        most = np.minimum(counts * within.max(), machines.counts @ (room * within).max(axis=1))
+        best = np.maximum(best, most / round_s)
+    return best
+
+
+def _asynchronous(
+    machines: Machines, models: Sequence[StepModel], room: Ints, shards: Shards, counts: Ints, steps: Floats
+) -> Floats:
+    """Most samples per second with at most so many steps per second: of the best shape, or each worker's own best."""
+    works = _works(machines, models, room)
+    samples = np.array([model.samples_per_step for model in models])
     transfer = np.array(
-        [[min(m.transfer_s(kind, size) for size in (0, shards.total)) for m in models] for kind in kinds]
+        [[min(m.transfer_s(kind, size) for size in (0, shards.total)) for m in models] for kind in machines.kinds]
     )
     rates = samples / (works + transfer)
-    alone = np.minimum(counts * rates.max(), held @ (room * rates).max(axis=1))
-    shared = np.maximum.reduce([network, update, dispatch])
-    together: Floats = counts * float(samples[(room > 0).any(axis=0)].max()) / np.maximum(shared, 1e-300)
-    return np.minimum(alone, together)
+    alone = np.minimum(counts * rates.max(), machines.counts @ (room * rates).max(axis=1))
+    together: Floats = np.minimum(alone, steps * float(samples[(room > 0).any(axis=0)].max()))
+    return together

@@ -16,12 +16,13 @@ from solver.evaluation import evaluate, planned_tasks
 from solver.hardware import Hardware, known_hardware
 from solver.nodes import NodeKind
 from solver.options import OptionSpace, Pruning, check_rules, default_rules, prune, raw_space
+from solver.placer import Solved
 from solver.plan import Alternative, Option, OptionCounts, Plan
 from solver.reasons import reasons
 from solver.resources import TaskSizes
 from solver.scenario import Scenario
-from solver.search import ALTERNATIVES, OptionSearch, SearchResult, Solved
-from solver.shards import DEFAULT_SHARDING, Sharding, Shards, useful_ps_count
+from solver.search import ALTERNATIVES, OptionSearch, SearchResult
+from solver.shards import DEFAULT_SHARDING, Sharding, useful_ps_count
 from solver.shortage import shortage
 
 DEFAULT_TIME_LIMIT_S = 60.0
@@ -174,6 +175,7 @@ def _plan(
     """The plan of what a search has found, without reasons."""
     best, sizes = found.best, scenario.sizes
     shape, shards = best.shape, scenario.shards(best.candidate.ps)
+    worth = evaluate(scenario, shape, shards, best.assignment)
     return Plan(
         profile=request.profile,
         option=Option(
@@ -181,9 +183,9 @@ def _plan(
         ),
         tasks=planned_tasks(scenario, shape, shards, best.assignment),
         variables=shards.variables,
-        step_time_s=evaluate(scenario, shape, shards, best.assignment).step_time,
+        step_time_s=worth.step_time,
         samples_per_s=best.samples_per_s,
-        traffic_bytes=best.placement.traffic_bytes,
+        traffic_bytes=worth.traffic_bytes,
         objective=request.objective,
         optimal=found.gap <= GAP_TOLERANCE and found.complete,
         gap=found.gap if found.gap > GAP_TOLERANCE else 0.0,
@@ -195,7 +197,7 @@ def _plan(
             solved=found.placed,
         ),
         alternatives=tuple(_alternative(other, best, sizes) for other in found.others[:ALTERNATIVES]),
-        formulation=_formulation(shards),
+        formulation=best.formulation,
         byte_imbalance=shards.byte_imbalance,
         request_imbalance=shards.request_imbalance,
     )
@@ -207,14 +209,9 @@ def _alternative(other: Solved, best: Solved, sizes: TaskSizes) -> Alternative:
         ps=other.candidate.ps,
         worker=sizes.worker(other.shape),
         samples_per_s=other.samples_per_s,
-        traffic_bytes=other.placement.traffic_bytes,
+        traffic_bytes=other.traffic_bytes,
         relative=other.samples_per_s / best.samples_per_s,
     )
-
-
-def _formulation(shards: Shards) -> str:
-    kind = "equal shards" if shards.are_equal else "unequal shards"
-    return f"counts of machines per kind and configuration, {kind}"
 
 
 def _unknown_gpus(kinds: Sequence[NodeKind], hardware: Hardware) -> tuple[str, ...]:

@@ -1,14 +1,16 @@
 """The fastest placement across racks whose uplinks limit the speed.
 
-For each T the tables of `solver.rack_problem` say whether any placement is left in which no card and no uplink is busy
-longer, or how fast the workers get round in the best one. Bisection over all distinct times of cards and uplinks does
-the rest, as in `solver.placement.fastest` without racks. That is exact for equal shards and for few classes of equal
-ones, with any kinds of machines, synchronous and asynchronous, and with a separate chief.
+For each T the tables of `solver.rack_problem` say whether any placement of synchronous training is left in which no
+card and no uplink is busy longer. Bisection over all distinct times of cards and uplinks does the rest, as in
+`solver.placement.fastest` without racks. For asynchronous training `solver.rack_rates` asks the same of a rate of all
+workers. Both are exact for equal shards and for few classes of equal ones, with any kinds of machines and with a
+separate chief.
 
 With many unequal shards the likely problem says which machines to use; the true shards are dealt out to those, and the
 outcome is evaluated as it is. No step is shorter than the optimistic problem allows with shards that add up to all
 bytes: what the machines and racks can hold at most within the limits must reach that, what they must hold at least
-must not exceed it. Bisection closes in on that bound and tries the placements that it meets on the way.
+(synchronous) must not exceed it. Asynchronous, speed and bytes are asked about one after the other, of placements that
+may differ: a weaker bound, but a bound. Bisection closes in on it and tries the placements that it meets on the way.
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from solver.rack_problem import RackProblem, View, best_within, likely, network_times, optimistic
+from solver.rack_rates import STEPS, best_at, holds_all, most_steps
 from solver.rack_tree import Best, Load
 from solver.rack_worth import RackPlacement, placed
 
@@ -42,8 +44,8 @@ class Limits:
 def fastest_across_racks(problem: RackProblem, deadline: float | None = None) -> RackPlacement | None:
     """Places an option for the shortest step, uplinks included; among equally fast placements, for least traffic.
 
-    Where `samples_bound` proves the speed so is the traffic proven the least among equally fast placements, unless
-    asynchronous workers' own rounds limit the speed and less traffic would cost some of it.
+    Where `samples_bound` proves the speed of synchronous training so is the traffic proven the least among equally fast
+    placements. Asynchronous, it is the least where the speed allows that of all placements, else merely small.
 
     Args:
         problem: the option.
@@ -57,10 +59,10 @@ def fastest_across_racks(problem: RackProblem, deadline: float | None = None) ->
     """
     best_case = optimistic(problem)
     view = best_case if best_case.exact else likely(problem)
-    limits = _fastest(problem, view, deadline)
-    if limits is None:
+    loads = _fastest(problem, view, deadline)
+    if loads is None:
         return None
-    found = placed(problem, view, _calmest_within(problem, view, limits, deadline))
+    found = placed(problem, view, loads)
     assert found is not None
     return found if best_case.exact else _with_bound(problem, best_case, found, deadline)
 
@@ -104,12 +106,13 @@ def _may_take(problem: RackProblem, view: View, round_s: float, deadline: float 
             if best is not None:
                 return best
         return None
-    if problem.round_s(0.0, 0.0) > round_s:
+    steps_per_s = problem.workers / round_s
+    if steps_per_s > problem.shared.most_steps:
         return None
-    fastest = best_within(problem, view, math.inf, round_s, "speed", deadline)
-    if fastest is None or fastest.value * round_s < problem.workers:
+    best = best_at(problem, view, steps_per_s, STEPS, deadline)
+    if best is None or best.value < steps_per_s:
         return None
-    return _holding_all(problem, view, math.inf, round_s, deadline)
+    return best if view.exact or holds_all(problem, view, steps_per_s, deadline) else None
 
 
 def _holding_all(
@@ -126,19 +129,18 @@ def _holding_all(
     return None if fewest is None or -fewest.value > total * (1 + SLACK) else most
 
 
-def _longest(problem: RackProblem, times: Sequence[float], cycle_s: float, round_s: float) -> float | None:
-    """The longest time of the network with which the step is that short; None if even the shortest is too long."""
-    count = bisect.bisect_right(times, round_s, key=functools.partial(problem.round_s, cycle_s))
-    return times[count - 1] if count else None
+def _longest(problem: RackProblem, times: Sequence[float], work_s: float, round_s: float) -> float:
+    """The longest time of the network with which a synchronous step is that short; with the shortest it is."""
+    return times[bisect.bisect_right(times, round_s, key=functools.partial(problem.round_s, work_s)) - 1]
 
 
-def _fastest(problem: RackProblem, view: View, deadline: float | None) -> Limits | None:
+def _fastest(problem: RackProblem, view: View, deadline: float | None) -> tuple[Load, ...] | None:
     if not problem.tree.rack_types:
         return None
-    times = network_times(problem, view)
-    if problem.model.profile.synchronous:
-        return _fastest_synchronous(problem, view, times, deadline)
-    return _fastest_asynchronous(problem, view, times, deadline)
+    if not problem.model.profile.synchronous:
+        return most_steps(problem, view, deadline)
+    limits = _fastest_synchronous(problem, view, network_times(problem, view), deadline)
+    return None if limits is None else _calmest_within(problem, view, limits, deadline)
 
 
 def _fastest_synchronous(problem: RackProblem, view: View, times: list[float], deadline: float | None) -> Limits | None:
@@ -159,50 +161,11 @@ def _fastest_synchronous(problem: RackProblem, view: View, times: list[float], d
     return best
 
 
-def _fastest_asynchronous(
-    problem: RackProblem, view: View, times: list[float], deadline: float | None
-) -> Limits | None:
-    """Most steps per second: the lesser of what the workers reach and what the network lets through."""
-    shortest = math.inf
-    low, high = 0, len(times)
-    while low < high:
-        middle = (low + high) // 2
-        best = best_within(problem, view, math.inf, times[middle], "speed", deadline)
-        if best is None:
-            low = middle + 1
-            continue
-        cycle_s = problem.workers / best.value
-        shortest = min(shortest, problem.round_s(cycle_s, times[middle]))
-        # Where the network has time left more freedom can help, else only less time of the network can.
-        if cycle_s > times[middle]:
-            low = middle + 1
-        else:
-            high = middle
-    if shortest == math.inf:
-        return None
-    limit_s = _longest(problem, times, 0.0, shortest)
-    assert limit_s is not None
-    return Limits(math.inf, limit_s, shortest)
-
-
 def _calmest_within(problem: RackProblem, view: View, limits: Limits, deadline: float | None) -> tuple[Load, ...]:
-    """The placement with the least traffic among the fastest; see `fastest_across_racks` for when it is that."""
+    """The placement with the least traffic among the fastest."""
     round_s = limits.round_s * (1 + SLACK)
-    work_s = limits.work_s
-    if problem.model.profile.synchronous:
-        work_s = max(work for work in problem.works if problem.round_s(work, limits.network_s) <= round_s)
-    network_s = _longest(problem, network_times(problem, view), min(work_s, limits.round_s), round_s)
-    assert network_s is not None
+    work_s = max(work for work in problem.works if problem.round_s(work, limits.network_s) <= round_s)
+    network_s = _longest(problem, network_times(problem, view), work_s, round_s)
     best = best_within(problem, view, work_s, network_s, "local", deadline)
     assert best is not None
-    loads = problem.tree.loads(best)
-    if not problem.model.profile.synchronous and problem.workers / _speed(view, loads) > round_s:
-        best = best_within(problem, view, work_s, network_s, "speed, then local", deadline)
-        assert best is not None
-        loads = problem.tree.loads(best)
-    return loads
-
-
-def _speed(view: View, loads: Sequence[Load]) -> float:
-    """Steps a second of all workers, each limited by itself only."""
-    return sum(load.state[-1] * view.settings[load.machine_type][load.state[:-1]].steps_per_s for load in loads)
+    return problem.tree.loads(best)

@@ -1,8 +1,9 @@
-"""The placement of one option across racks as data, and as tables for one limit on all cards and uplinks.
+"""The placement of one option across racks as data, and for synchronous steps as tables for one limit on all links.
 
 With n workers and M bytes of shards, a rack with S bytes and a workers keeps its uplink busy for
 2 max(S (n - a), a (M - S)) / uplink seconds a step. 'No card and no uplink is busy longer than T' therefore forbids
-states of single machines and of single racks, which is what the tables of `solver.max_plus` are made for.
+states of single machines and of single racks, which is what the tables of `solver.max_plus` are made for. The tables
+for asynchronous workers are in `solver.rack_rates`.
 
 A state counts the shards of each class. Where the shards of a class are equal that is exact. Many unequal shards would
 be too many classes; then all are one class, and two problems take the place of the true one. The optimistic one gives
@@ -23,6 +24,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from solver.async_rates import Shared
 from solver.max_plus import State as Tasks
 from solver.max_plus import Table
 from solver.nodes import NodeKind
@@ -33,15 +35,36 @@ from solver.shards import Shards
 from solver.step_time import StepModel
 
 Floats = NDArray[np.float64]
-Value = Literal["possible", "speed", "speed, then local", "local", "most bytes", "fewest bytes"]
-"""What a placement is worth: nothing but being possible; the workers' steps per second; shards that stay local; the
-most bytes its machines and racks can hold within the limits; the fewest, negative."""
+Value = Literal["possible", "local", "most bytes", "fewest bytes"]
+"""What a placement is worth: nothing but being possible; shards that stay local; the most bytes its machines and racks
+can hold within the limits; the fewest, negative."""
 MAX_STATES = 40_000
 """States that classes of equal shards may make; more are one class of unequal ones."""
 TINY = 1e-9
 """Stands for no worker where bytes are divided by workers."""
-TIE_BREAK = 1e-7
-"""Of placements that differ by less than this share in speed, the one with more local shards is worth more."""
+
+
+@dataclass(frozen=True)
+class MachineType:
+    """Machines that are alike: the states they can be in, and bytes per second of the network card, each way."""
+
+    states: tuple[State, ...]
+    card: float
+
+
+@dataclass(frozen=True)
+class Held:
+    """A shard, or none, on a machine.
+
+    Attributes:
+        bytes: its size; 0 for none.
+        network_s: by number of workers, how long the network card is busy while every worker makes one step.
+        steps_per_s: steps one worker makes in a second when only it limits itself (asynchronous).
+    """
+
+    bytes: float
+    network_s: tuple[float, ...]
+    steps_per_s: float
 
 
 @dataclass(frozen=True)
@@ -49,33 +72,47 @@ class Setting:
     """A machine with the chief or not, a ps or not: what it can do with each number of workers.
 
     Attributes:
-        shards: for each shard that can be on it, the bytes (0 for none) and by number of workers, how long its network
-            card is busy while every worker makes one step.
+        shards: what can be on it.
         work_s: one worker's step without transfers; 0 where no worker fits.
-        steps_per_s: steps one worker makes in a second when only it limits itself (asynchronous), at most.
     """
 
-    shards: tuple[tuple[int, tuple[float, ...]], ...]
+    shards: tuple[Held, ...]
     work_s: float
-    steps_per_s: float
 
     @functools.cached_property
     def network_s(self) -> Floats:
         """By number of workers, how long the card is busy with the best shard."""
         return self._times.min(axis=0)
 
+    @property
+    def local_bytes(self) -> float:
+        """Size of the first shard; where the setting is exact all are as large."""
+        return self.shards[0].bytes
+
+    @functools.cached_property
+    def sizes(self) -> Floats:
+        """Shards x 1: their bytes."""
+        return np.array([held.bytes for held in self.shards], dtype=np.float64)[:, None]
+
+    @functools.cached_property
+    def own_rates(self) -> Floats:
+        """Shards x numbers of workers: steps per second of workers that only limit themselves; -inf for no room."""
+        counts = np.arange(self._times.shape[1])
+        rates = np.array([held.steps_per_s for held in self.shards])[:, None] * counts
+        return np.where(np.isfinite(self._times), rates, -np.inf)
+
     def bytes_within(self, network_s: float) -> tuple[Floats, Floats]:
         """By number of workers, the most and the fewest bytes of a shard that keeps the card within the limit."""
-        sizes = np.array([size for size, _ in self.shards], dtype=np.float64)[:, None]
         allowed = self._times <= network_s
-        return np.where(allowed, sizes, -np.inf).max(axis=0), np.where(allowed, sizes, np.inf).min(axis=0)
+        return np.where(allowed, self.sizes, -np.inf).max(axis=0), np.where(allowed, self.sizes, np.inf).min(axis=0)
 
     @functools.cached_property
     def _times(self) -> Floats:
-        return np.array([*itertools.zip_longest(*(times for _, times in self.shards), fillvalue=math.inf)]).T
+        times = (held.network_s for held in self.shards)
+        return np.array([*itertools.zip_longest(*times, fillvalue=math.inf)]).T
 
 
-IDLE = Setting(((0, (0.0,)),), 0.0, 0.0)
+IDLE = Setting((Held(0, (0.0,), 0.0),), 0.0)
 Settings = dict[tuple[int, ...], Setting]
 """By the numbers of chiefs and of shards of each class."""
 
@@ -108,7 +145,7 @@ class RackProblem:
     """One option, to be placed across racks.
 
     Attributes:
-        tree: the machines; their types are the states that they can be in, as `placement_problem` has them.
+        tree: the machines; the states of their types are as `placement_problem` has them.
         model: the step-time model.
         shards: bytes on each ps, largest first.
         workers: how many workers.
@@ -116,7 +153,7 @@ class RackProblem:
         uplink_bytes_per_s: speed of each rack's uplink, each way.
     """
 
-    tree: RackTree[tuple[State, ...]]
+    tree: RackTree[MachineType]
     model: StepModel
     shards: tuple[int, ...]
     workers: int
@@ -132,9 +169,15 @@ class RackProblem:
     @property
     def works(self) -> list[float]:
         """Times a worker's own work takes on the machines, shortest first."""
-        return sorted({state.work_s for states in self.tree.machine_types for state in states if state.work_s})
+        return sorted({state.work_s for here in self.tree.machine_types for state in here.states if state.work_s})
+
+    @functools.cached_property
+    def shared(self) -> Shared:
+        """What limits asynchronous workers together."""
+        return self.model.shared(self.shards[0], self.uplink_bytes_per_s)
 
     def round_s(self, cycle_s: float, network_s: float) -> float:
+        """Seconds of a synchronous step."""
         return self.model.round_s(cycle_s, network_s, self.shards[0], self.workers)
 
 
@@ -165,7 +208,7 @@ def rack_problem(
         for index, kind in enumerate(problem.kinds):
             states = tuple(dataclasses.replace(state, kind=0) for state in problem.states if state.kind == index)
             if states:
-                machines.append((rack, states, kind.names))
+                machines.append((rack, MachineType(states, kind.network_bytes_per_s), kind.names))
     return RackProblem(RackTree(machines), model, shards.sizes, workers, sizes.chief is not None, uplink_bytes_per_s)
 
 
@@ -179,7 +222,7 @@ def optimistic(problem: RackProblem) -> View:
     settings = []
     for possible in problem.tree.machine_types:
         alike: dict[tuple[int, ...], list[State]] = {}
-        for state in possible:
+        for state in possible.states:
             held = [of_type[index] for index in state.shards]
             alike.setdefault((int(state.chief), *map(held.count, numbers)), []).append(state)
         here = {key: _setting(some) for key, some in alike.items()}
@@ -197,23 +240,26 @@ def likely(problem: RackProblem) -> View:
     types = dict(zip(problem.shard_types, problem.shards, strict=True))
     nearest = min(types, key=lambda index: abs(types[index] - mean))
     settings = []
-    for states in problem.tree.machine_types:
+    for possible in problem.tree.machine_types:
         here: Settings = {(0, 0): IDLE}
         for chief in (False, True):
-            loads = {state.shards: state for state in states if state.chief == chief}
+            loads = {state.shards: state for state in possible.states if state.chief == chief}
             if () in loads:
                 here[int(chief), 0] = _setting([loads.pop(())])
             if len(loads) == len(types):
                 room = min(len(state.network_s) for state in loads.values())
-                here[int(chief), 1] = _setting([loads[nearest,]], room)
+                like_mean = dataclasses.replace(loads[nearest,], network_s=loads[nearest,].network_s[:room])
+                here[int(chief), 1] = _setting([like_mean], mean)
         settings.append(here)
     return View(tuple(settings), ((mean,) * len(problem.shards),), exact=False)
 
 
-def _setting(states: Sequence[State], room: int | None = None) -> Setting:
-    """The best of some states, with fewer than `room` workers where that is given."""
-    shards = tuple((state.local_bytes, state.network_s[:room]) for state in states)
-    return Setting(shards, max(state.work_s for state in states), max(state.steps_per_s for state in states))
+def _setting(states: Sequence[State], size: float | None = None) -> Setting:
+    """The best of some states, with shards of `size` bytes where that is given."""
+    shards = tuple(
+        Held(state.local_bytes if size is None else size, state.network_s, state.steps_per_s) for state in states
+    )
+    return Setting(shards, max(state.work_s for state in states))
 
 
 def uplink_s(problem: RackProblem, view: View, counts: Sequence[NDArray[np.int64]]) -> Floats:
@@ -286,11 +332,5 @@ def _worth(problem: RackProblem, setting: Setting, network_s: float, value: Valu
     if value in ("most bytes", "fewest bytes"):
         most, fewest = setting.bytes_within(network_s)
         return most if value == "most bytes" else -fewest
-    local = setting.shards[0][0] / problem.shards[0]
-    each = {
-        "possible": 0.0,
-        "speed": setting.steps_per_s,
-        "speed, then local": setting.steps_per_s * (1 + TIE_BREAK * local),
-        "local": local,
-    }[value]
+    each = setting.local_bytes / problem.shards[0] if value == "local" else 0.0
     return each * np.arange(len(setting.network_s), dtype=np.float64)

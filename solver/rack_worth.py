@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from solver.async_rates import Machine, best_rates
 from solver.max_plus import State as Tasks
 from solver.placement.naming import Assignment
 from solver.placement.problem import State
@@ -22,7 +24,8 @@ class RackPlacement:
     Attributes:
         assignment: machine of every task.
         cycle_s: synchronous: slowest worker's work; asynchronous: mean time of a worker's own round.
-        network_s: time the busiest network card or uplink takes for one step of every worker.
+        network_s: time the busiest network card or uplink takes for one step of every worker; asynchronous: for the
+            steps all workers make in `round_s`.
         round_s: seconds in which every worker makes one step.
         samples_per_s: samples all workers train on in a second.
         traffic_bytes: Eq. 1.
@@ -72,15 +75,33 @@ def placed(problem: RackProblem, view: View, loads: Sequence[Load]) -> RackPlace
         (here[types[dealt[index]] if index in dealt else ()], workers)
         for index, (here, workers) in enumerate(zip(states, near, strict=True))
     ]
-    network_s = max(
-        *(state.network_s[workers] for state, workers in busy),
-        *(uplinks.busy_s(rack, held) for rack, held in enumerate(stored)),
-    )
     if problem.model.profile.synchronous:
+        network_s = max(
+            *(state.network_s[workers] for state, workers in busy),
+            *(uplinks.busy_s(rack, held) for rack, held in enumerate(stored)),
+        )
         cycle_s = max(state.work_s for state, workers in busy if workers)
+        round_s = problem.round_s(cycle_s, network_s)
     else:
+        alike = Counter(
+            (load.machine_type, load.rack, state, workers) for load, (state, workers) in zip(loads, busy, strict=True)
+        )
+        rates = best_rates(
+            [
+                Machine(
+                    own_rate=state.steps_per_s * workers,
+                    stored=state.local_bytes,
+                    card=problem.tree.machine_types[machine_type].card,
+                    rack=str(rack),
+                    count=count,
+                )
+                for (machine_type, rack, state, workers), count in alike.items()
+            ],
+            problem.shared,
+        )
         cycle_s = problem.workers / sum(state.steps_per_s * workers for state, workers in busy)
-    round_s = problem.round_s(cycle_s, network_s)
+        round_s = problem.workers / rates.steps_per_s
+        network_s = round_s * rates.utilisation
     samples_per_s = problem.workers * problem.model.samples_per_step / round_s
     local = sum(state.local_bytes * workers for state, workers in busy)
     traffic = weighted_traffic(sum(problem.shards), problem.workers, local)
@@ -91,7 +112,7 @@ def placed(problem: RackProblem, view: View, loads: Sequence[Load]) -> RackPlace
 
 def _states(problem: RackProblem, load: Load) -> dict[tuple[int, ...], State]:
     """What the machine can be with the chief on it or not, by the types of its shards."""
-    possible = problem.tree.machine_types[load.machine_type]
+    possible = problem.tree.machine_types[load.machine_type].states
     return {state.shards: state for state in possible if state.chief == bool(load.state[0])}
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from solver.options import Pruning
-from solver.search import TIE, OptionSearch, SearchResult, Solved
+from solver.placer import Solved
+from solver.search import TIE, OptionSearch, SearchResult
 
 
 def reasons(
@@ -86,7 +87,7 @@ def _limit(search: OptionSearch, best: Solved) -> str:
     workers = best.candidate.workers
     largest = search.shards(best.candidate.ps).sizes[0]
     terms = {
-        "the workers' own rounds (compute, input, transfer)": best.placement.cycle_s,
+        "the workers' own rounds (compute, input, transfer)": best.cycle_s,
         "the busiest network link": best.network_s,
         "the busiest parameter server": model.update_s(largest, workers),
         "the chief handing out steps": model.dispatch_s(workers),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from dike.profile import ModelProfile
@@ -43,6 +44,12 @@ class Scenario:
         kinds = node_kinds(cluster)
         sizes = TaskSizes.of(profile, max(kind.cpus for kind in kinds))
         return cls(profile, cluster, hardware, kinds, sizes, sharding)
+
+    @property
+    def uplink_bytes_per_s(self) -> float:
+        """Speed of each rack's uplink, each way; infinite where racks do not matter."""
+        across = self.cluster.across_racks_gbps
+        return math.inf if across is None else across * BYTES_PER_S_PER_GBPS
 
     def shards(self, ps: int) -> Shards:
         """The variables on that many parameter servers."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,67 +13,20 @@ from solver.candidates import Candidate, CandidateTable, Key, Label
 from solver.mixed_bounds import mixed_bounds
 from solver.nodes import NodeKind
 from solver.options import OptionRange, OptionSpace, without_spare_cpus
-from solver.placement.fastest import OutOfTimeError, Placement, calmest_placement, can_reach, fastest_placement
-from solver.placement.mixed import calmest_mixed_placement, fastest_mixed_placement
-from solver.placement.naming import Assignment, assign
-from solver.placement.problem import PlacementProblem, TooManyStatesError, mixed_problem, placement_problem
-from solver.rack_placement import can_reach_across_racks, fastest_across_racks
-from solver.rack_problem import RackProblem, rack_problem
-from solver.racks import Region, regions, uplink_s
+from solver.placement.fastest import OutOfTimeError, calmest_placement, fastest_placement
+from solver.placement.problem import TooManyStatesError
+from solver.placer import Method, OptionPlacer, Solved
+from solver.racks import Region, regions
 from solver.resources import WorkerShape
 from solver.rooms import Machines
 from solver.scenario import Scenario
 from solver.shards import Shards
 from solver.step_time import StepModel
-from solver.units import BYTES_PER_S_PER_GBPS
-
-Method = Callable[[PlacementProblem, float | None], Placement | None]
 
 TIE = 0.01
 """Predicted speeds closer than this share are equal: the model is not better than that."""
 ALTERNATIVES = 5
 ROUNDING = 1e-6
-
-_MIXED: dict[Method, Method] = {
-    fastest_placement: fastest_mixed_placement,
-    calmest_placement: calmest_mixed_placement,
-}
-"""For each way to place workers that are all alike, the one where they may differ."""
-
-
-@dataclass(frozen=True)
-class Solved:
-    """A candidate, placed.
-
-    Attributes:
-        candidate: the option.
-        placement: counts of configurations.
-        assignment: machine of every task.
-        network_s: busiest network card or rack uplink.
-        round_s: seconds in which every worker makes one step.
-        samples_per_s: predicted speed.
-        samples_bound: no placement of the option is faster; infinite where nothing is known beside the program.
-    """
-
-    candidate: Candidate
-    placement: Placement
-    assignment: Assignment
-    network_s: float
-    round_s: float
-    samples_per_s: float
-    samples_bound: float = math.inf
-
-    @property
-    def shape(self) -> WorkerShape:
-        """What a worker gets; where they differ, what most get."""
-        shapes = self.assignment.shapes_of_workers(self.placement.groups[0].state.shape)
-        return Counter(shapes).most_common(1)[0][0]
-
-    @property
-    def samples_ceiling(self) -> float:
-        """No placement is faster; above the speed where an uplink, which the program ignores, limits it."""
-        bound = min(self.placement.samples_per_s, self.candidate.samples_bound, self.samples_bound)
-        return max(self.samples_per_s, bound)
 
 
 @dataclass(frozen=True)
@@ -121,7 +73,7 @@ class OptionSearch:
         self._ps_may_share = ps_may_share
         self._ranges = tuple(_separate(scenario, space, ps_may_share=ps_may_share))
         self._regions: tuple[Region, ...] = regions(scenario.kinds)
-        self._rack_of = {name: kind.rack for kind in scenario.kinds for name in kind.names}
+        self._placer = OptionPlacer(scenario, self._regions, ps_may_share=ps_may_share)
         self._solved: dict[tuple[int, tuple[WorkerShape, ...], int, int], Solved | None] = {}
         self._known = tuple(known)
         self._on_better = on_better
@@ -197,12 +149,12 @@ class OptionSearch:
             if found is not None:
                 solved = sorted([*solved, found], key=self._key)
                 if solved[0] is found:
-                    self._tell(found, 1 - candidate.traffic_bound / max(found.placement.traffic_bytes, 1e-9))
+                    self._tell(found, 1 - candidate.traffic_bound / max(found.traffic_bytes, 1e-9))
         if not solved:
             self._raise_if_too_large()
             return None
         least_possible = min([least_possible, *(candidate.traffic_bound for candidate in self._too_large)])
-        traffic = solved[0].placement.traffic_bytes
+        traffic = solved[0].traffic_bytes
         gap = 0.0 if traffic <= 0 else max(0.0, 1 - least_possible / traffic)
         return self._result(solved[0], gap, least_possible >= traffic, self._key)
 
@@ -224,7 +176,7 @@ class OptionSearch:
         """
         if candidate.identity not in self._solved:
             try:
-                self._solved[candidate.identity] = self._place(candidate, method, deadline)
+                self._solved[candidate.identity] = self._placer.place(candidate, method, deadline)
             except TooManyStatesError as error:
                 self._too_large[candidate] = error
                 return None
@@ -253,84 +205,15 @@ class OptionSearch:
         if candidate.identity in self._solved:
             return self._solved[candidate.identity]
         try:
-            problem = self._problem(candidate)
+            found = self._placer.place_if_it_reaches(candidate, samples_per_s, deadline)
         except TooManyStatesError as error:
             self._too_large[candidate] = error
             return None
-        if candidate.mixed:
-            placement = fastest_mixed_placement(problem, deadline, samples_per_s)
-        else:
-            reachable = can_reach(problem, samples_per_s, deadline)
-            if reachable and self._uplink_bytes_per_s is not None and self._across_racks(candidate):
-                reachable = can_reach_across_racks(self._rack_problem(candidate), samples_per_s, deadline)
-            placement = fastest_placement(problem, deadline) if reachable else None
-        if placement is None:
+        if found is None:
             self._beaten += 1
             return None
-        solved = self._as_solved(candidate, problem, placement)
-        self._solved[candidate.identity] = self._within_uplinks(solved, deadline)
-        return self._solved[candidate.identity]
-
-    def _problem(self, candidate: Candidate) -> PlacementProblem:
-        region, shards, sizes = self._regions[candidate.region], self.shards(candidate.ps), self._scenario.sizes
-        models = [self.model(shape) for shape in candidate.shapes]
-        share, workers = self._ps_may_share, candidate.workers
-        if not candidate.mixed:
-            return placement_problem(region, models[0], sizes, shards, workers, ps_may_share=share)
-        gpus = candidate.least_gpus
-        return mixed_problem(region, models, sizes, shards, workers, ps_may_share=share, least_gpus=gpus)
-
-    def _place(self, candidate: Candidate, method: Method, deadline: float | None) -> Solved | None:
-        problem = self._problem(candidate)
-        placement = (_MIXED[method] if candidate.mixed else method)(problem, deadline)
-        if placement is None:
-            return None
-        solved = self._as_solved(candidate, problem, placement)
-        return self._within_uplinks(solved, deadline) if method is fastest_placement else solved
-
-    @property
-    def _uplink_bytes_per_s(self) -> float | None:
-        across = self._scenario.cluster.across_racks_gbps
-        return None if across is None else across * BYTES_PER_S_PER_GBPS
-
-    def _across_racks(self, candidate: Candidate) -> bool:
-        """Whether `solver.rack_placement` takes the option: several racks, workers alike, one ps on a machine."""
-        racks = {kind.rack for kind in self._regions[candidate.region]}
-        return len(racks) > 1 and not candidate.mixed and not self._ps_may_share
-
-    def _rack_problem(self, candidate: Candidate) -> RackProblem:
-        uplink = self._uplink_bytes_per_s
-        assert uplink is not None
-        region, model = self._regions[candidate.region], self.model(candidate.shapes[0])
-        return rack_problem(region, model, self._scenario.sizes, self.shards(candidate.ps), candidate.workers, uplink)
-
-    def _within_uplinks(self, solved: Solved, deadline: float | None) -> Solved:
-        """The same option, placed with the uplinks in mind where they slow it down."""
-        limited = solved.samples_per_s < solved.placement.samples_per_s * (1 - ROUNDING)
-        if not limited or not self._across_racks(solved.candidate):
-            return solved
-        found = fastest_across_racks(self._rack_problem(solved.candidate), deadline)
-        if found is None or found.samples_per_s < solved.samples_per_s:
-            return solved if found is None else replace(solved, samples_bound=found.samples_bound)
-        placement = replace(solved.placement, cycle_s=found.cycle_s, traffic_bytes=found.traffic_bytes)
-        return replace(
-            solved,
-            placement=placement,
-            assignment=found.assignment,
-            network_s=found.network_s,
-            round_s=found.round_s,
-            samples_per_s=found.samples_per_s,
-            samples_bound=found.samples_bound,
-        )
-
-    def _as_solved(self, candidate: Candidate, problem: PlacementProblem, placement: Placement) -> Solved:
-        shards = self.shards(candidate.ps)
-        assignment = assign(placement.groups, problem.kinds, problem.shard_types)
-        across = uplink_s(self._scenario.cluster, assignment, shards.sizes, self._rack_of)
-        network = max(placement.network_s, across)
-        round_s = problem.model.round_s(placement.cycle_s, network, shards.sizes[0], candidate.workers)
-        samples = placement.samples_per_s * placement.round_s / round_s
-        return Solved(candidate, placement, assignment, network, round_s, samples)
+        self._solved[candidate.identity] = found
+        return found
 
     def _place_fastest(self, table: CandidateTable, deadline: float) -> Candidate | None:
         """Places options, best bound first, until no bound beats the best few; returns where time cut it off.
@@ -369,7 +252,7 @@ class OptionSearch:
 
     def _table(self) -> CandidateTable:
         scenario, share = self._scenario, self._ps_may_share
-        uplink = self._uplink_bytes_per_s
+        uplink = scenario.uplink_bytes_per_s
 
         def bounds(region: Sequence[NodeKind], entry: OptionRange) -> Callable[[int], Bounds]:
             models, sizes, workers = [self.model(shape) for shape in entry.shapes], scenario.sizes, entry.max_workers
@@ -392,7 +275,7 @@ class OptionSearch:
         return self.shards(1).total
 
     def _key(self, solved: Solved) -> Key:
-        return solved.candidate.key(solved.placement.traffic_bytes, self._total)
+        return solved.candidate.key(solved.traffic_bytes, self._total)
 
     def _result(
         self, best: Solved, gap: float, complete: bool, key: Callable[[Solved], tuple[float, ...]]

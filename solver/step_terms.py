@@ -1,27 +1,75 @@
 """A placement's step time as a function of factors on its terms, so that measurements can say what the factors are.
 
 Each factor stretches one term of `docs/solver.md`, 'Step time'; all 1, it is what `solver.evaluation` predicts.
+
+Asynchronous workers make X* steps a second, the optimum of a linear program (`solver.async_rates`). It is linear in the
+workers' own rates and in the speeds of the links as long as the same limits bind. Its derivatives by the own rates come
+from X* at rates slightly higher; what they leave of X* is due to the links (Euler's theorem), all of which `network`
+stretches.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from solver.async_rates import Shared
 from solver.nnls import Floats
 from solver.placement.naming import Assignment
 from solver.racks import uplink_s
+from solver.rate_arrays import PlacementArrays, total_rates
 from solver.resources import WorkerShape
+from solver.rooms import Ints
 from solver.scenario import Scenario
+from solver.step_time import StepModel
+from solver.units import BYTES_PER_S_PER_GBPS
 
 TERMS = ("compute", "input", "network", "update", "latency", "dispatch")
 """What has a factor. `network` stretches every transfer, over cards, uplinks and inside machines; `latency` is a step's
 constant; `dispatch` is the chief's time for each worker."""
 
 _ROWS = np.eye(len(TERMS))
+_NETWORK = TERMS.index("network")
+STEP = 1e-6
+"""Share by which own rates are raised to find derivatives: between kinks X* is linear in them, so any would do."""
+
+
+@dataclass(frozen=True)
+class Links:
+    """What asynchronous workers share; arrays are by machine, those with workers first, as in `StepTerms.workers`.
+
+    Attributes:
+        stored: shard bytes.
+        cards: bytes per second of the network card, each way.
+        racks: for each rack the indices of its machines; empty where racks do not matter.
+        total_bytes: size of all variables.
+        within: bytes per second between tasks of one machine.
+        uplink: bytes per second of each rack's uplink, each way.
+    """
+
+    stored: Floats
+    cards: Floats
+    racks: tuple[Ints, ...]
+    total_bytes: int
+    within: float
+    uplink: float
+
+    def rates(self, own_rates: Floats, slower: float) -> Floats:
+        """Steps per second of all workers together.
+
+        Args:
+            own_rates: by the machines with workers, their steps per second where only they limit themselves; several
+                rows for several cases.
+            slower: how many times as long every transfer takes.
+        """
+        idle = np.zeros((*own_rates.shape[:-1], len(self.stored) - own_rates.shape[-1]))
+        shared = Shared(self.total_bytes, self.within / slower, self.uplink / slower)
+        own = np.concatenate([own_rates, idle], axis=-1)
+        return total_rates(PlacementArrays(own, self.stored, self.cards / slower, shared, racks=self.racks))
 
 
 @dataclass(frozen=True)
@@ -34,9 +82,10 @@ class StepTerms:
         computing: for each of these machines a step's work if computing limits it.
         preparing: the same if preparing the input limits it; equal to `computing` where the two do not overlap.
         transfer: for each of these machines one worker's own pull and push.
-        network: the busiest network card or uplink.
+        network: the busiest network card or uplink while every worker makes one step (synchronous).
         update: the busiest ps.
         dispatch: the separate chief.
+        links: what limits asynchronous workers together.
     """
 
     synchronous: bool
@@ -47,6 +96,7 @@ class StepTerms:
     network: Floats
     update: Floats
     dispatch: Floats
+    links: Links
 
     def gradient(self, factors: Floats, *, overlap: bool) -> Floats:
         """Derivatives of the step time by each factor; the step time is this times the factors.
@@ -63,10 +113,16 @@ class StepTerms:
             return _longest(np.stack([cycle, rest]), factors) if overlap else cycle + rest
         rounds = work + self.transfer
         times = rounds @ factors
-        # The mean round is n / sum of rates, rate = 1 / time; its derivative follows from the rates'.
-        rates = float((self.workers / times).sum())
-        cycle = self.workers.sum() / rates**2 * ((self.workers / times**2) @ rounds)
-        return _longest(np.stack([cycle, self.network, self.update, self.dispatch]), factors)
+        own = self.workers / times
+        slower = float(factors[_NETWORK])
+        together, *raised = self.links.rates(own * (1 + STEP * np.eye(len(own) + 1, len(own), -1)), slower)
+        # What a machine's own rate contributes to all steps; the rest the links contribute.
+        parts = (np.array(raised) - together) / STEP
+        parts_of_links = together - parts.sum()
+        cycle = (
+            self.workers.sum() / together**2 * ((parts / times) @ rounds + parts_of_links / slower * _ROWS[_NETWORK])
+        )
+        return _longest(np.stack([cycle, self.update, self.dispatch]), factors)
 
 
 def step_terms(scenario: Scenario, shape: WorkerShape, shard_bytes: Sequence[int], assignment: Assignment) -> StepTerms:
@@ -107,6 +163,26 @@ def step_terms(scenario: Scenario, shape: WorkerShape, shard_bytes: Sequence[int
         network=max(cards, uplink) * network,
         update=model.update_s(max(shard_bytes), count) * update,
         dispatch=model.dispatch_s(count) * dispatch,
+        links=_links(scenario, model, held, [*near, *(held.keys() - near.keys())]),
+    )
+
+
+def _links(scenario: Scenario, model: StepModel, held: Mapping[str, int], nodes: Sequence[str]) -> Links:
+    """The links between these machines."""
+    kind_of = {name: kind for kind in scenario.kinds for name in kind.names}
+    racks: dict[str | None, list[int]] = {}
+    uplink = math.inf
+    if scenario.cluster.across_racks_gbps is not None:
+        uplink = scenario.cluster.across_racks_gbps * BYTES_PER_S_PER_GBPS
+        for index, node in enumerate(nodes):
+            racks.setdefault(kind_of[node].rack, []).append(index)
+    return Links(
+        stored=np.array([held[node] for node in nodes], dtype=float),
+        cards=np.array([kind_of[node].network_bytes_per_s for node in nodes]),
+        racks=tuple(np.array(members) for members in racks.values()),
+        total_bytes=model.total_bytes,
+        within=model.within_node_bytes_per_s,
+        uplink=uplink,
     )
 
 

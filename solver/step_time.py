@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from dike.profile import ModelProfile
+from solver.async_rates import Shared
 from solver.hardware import Hardware
 from solver.nodes import NodeKind
 from solver.resources import WorkerShape, gpu_bytes
@@ -12,18 +14,20 @@ from solver.resources import WorkerShape, gpu_bytes
 
 @dataclass(frozen=True)
 class StepTime:
-    """Predicted seconds in which every worker makes one step, and what they are made of.
+    """Predicted seconds in which all workers make as many steps as there are workers, and what they are made of.
 
     Synchronous training adds the terms up (compute and input overlap on GPUs), or takes the longer of the work and all
     the rest where transfers overlap it. In asynchronous training a worker goes round by itself - compute, latency,
-    transfer - and `network`, `update` and `dispatch` are limits on all together.
+    transfer - as fast as the links let all of them (solver.async_rates); `update` and `dispatch` are the least `total`
+    that the busiest ps and the chief allow.
 
     Attributes:
         compute: forward, backward and the exchange between a worker's own GPUs.
         input: preparing the batch on the worker's CPUs.
         latency: what every step takes apart from its work.
         transfer: one worker's own pull and push, with the network to itself (asynchronous only, else 0).
-        network: the busiest network card or rack uplink.
+        network: the busiest network card or rack uplink, or the busiest machine's inside; asynchronous: how long that
+            is in use in `total`, so that the network is the limit where both are equal.
         update: the busiest ps taking in the gradients of all workers.
         dispatch: the separate chief handing out one step to each worker.
         total: the whole.
@@ -143,19 +147,27 @@ class StepModel:
         """Seconds a separate chief hands out one step to every worker."""
         return all_workers * self.hardware.apis[self.profile.api].dispatch_s
 
-    def round_s(self, cycle_s: float, network_s: float, largest_shard_bytes: int, all_workers: int) -> float:
-        """Seconds in which every worker makes one step.
+    def shared(self, largest_shard_bytes: int, uplink_bytes_per_s: float = math.inf) -> Shared:
+        """What limits asynchronous workers together (solver.async_rates).
 
         Args:
-            cycle_s: synchronous: the slowest worker's work; asynchronous: mean time of a worker's own round.
+            largest_shard_bytes: size of the largest shard.
+            uplink_bytes_per_s: speed of each rack's uplink, each way; infinite where racks do not matter.
+        """
+        busiest = max(self.update_s(largest_shard_bytes, 1), self.dispatch_s(1))
+        most_steps = 1 / busiest if busiest > 0 else math.inf
+        return Shared(self.total_bytes, self.within_node_bytes_per_s, uplink_bytes_per_s, most_steps)
+
+    def round_s(self, cycle_s: float, network_s: float, largest_shard_bytes: int, all_workers: int) -> float:
+        """Seconds in which every worker makes one step, synchronously.
+
+        Args:
+            cycle_s: the slowest worker's work.
             network_s: busiest network card.
             largest_shard_bytes: size of the largest shard.
             all_workers: workers of the job.
         """
-        update, dispatch = self.update_s(largest_shard_bytes, all_workers), self.dispatch_s(all_workers)
-        if not self.profile.synchronous:
-            return max(cycle_s, network_s, update, dispatch)
-        rest = network_s + update + dispatch
+        rest = network_s + self.update_s(largest_shard_bytes, all_workers) + self.dispatch_s(all_workers)
         return max(cycle_s, rest) if self.overlap else cycle_s + rest
 
     def network_limit_s(self, round_s: float, work_s: float, largest_shard_bytes: int, all_workers: int) -> float:

@@ -63,7 +63,7 @@ def sar_tuned(setting: Setting) -> Choice:
             if not len(turns):
                 continue
             compared += len(turns)
-            speeds = speeds_of[shape].of_prefixes(shards, ps_on, turns)
+            speeds = speeds_of[shape].of_prefixes(shards, ps_on, turns, best)
             fastest = int(speeds.argmax())
             if speeds[fastest] > best * (1 + EQUAL):
                 best, found = float(speeds[fastest]), (shape, ps, On(ps_on, turns[: fastest + 1], chief))

@@ -20,10 +20,10 @@ from solver.baselines.layouts import (
 )
 from solver.baselines.setting import EQUAL, Choice, Setting
 from solver.baselines.speeds import card_s, samples_per_s
-from solver.bounds import Floats
 from solver.nodes import NodeKind
 from solver.placement.naming import Assignment
 from solver.placement.problem import hosts_workers
+from solver.rate_arrays import Floats, PlacementArrays, total_rates
 from solver.resources import WorkerShape
 from solver.rooms import Ints
 from solver.shards import Shards
@@ -37,6 +37,8 @@ MOST_LAYOUTS = 200_000
 ROWS = 4096
 CELLS = 1 << 19
 """Rows, and placements, looked at in one go: arrays of them fit a processor's cache."""
+BATCH = 1 << 15
+"""Asynchronous placements whose rates are found in one go."""
 
 
 def iterative(setting: Setting) -> Choice:
@@ -161,6 +163,10 @@ class _Block:
             ]
         )
         self._local = [np.array([float(sum(shelf)) for shelf in shelves]) for shelves in seen]
+        self._rates = [
+            1 / (self._model.work_s(kind) + np.array([self._model.transfer_s(kind, int(size)) for size in local]))
+            for kind, local in zip(kinds, self._local, strict=True)
+        ]
         self._rooms = [self._rooms_of(kind, shelves, False) for kind, shelves in zip(kinds, seen, strict=True)]
         self._beside_chief = [self._rooms_of(kind, shelves, True) for kind, shelves in zip(kinds, seen, strict=True)]
 
@@ -177,7 +183,8 @@ class _Block:
             part = rows[start : start + ROWS]
             step = max(1, CELLS // len(part))
             for first in range(0, len(self._layouts), step):
-                speeds = self._speeds(np.arange(first, min(first + step, len(self._layouts))), part)
+                layouts = np.arange(first, min(first + step, len(self._layouts)))
+                speeds = self._speeds(layouts, part, 0.0 if best is None else best.samples_per_s)
                 found = self._top(speeds, first, part)
                 if found is not None and (best is None or found.beats(best)):
                     best = found
@@ -186,8 +193,14 @@ class _Block:
     def _rooms_of(self, kind: NodeKind, shelves: dict[Shelf, int], with_chief: bool) -> Ints:
         return np.array([_room(self._setting, kind, self._shape, shelf, with_chief=with_chief) for shelf in shelves])
 
-    def _speeds(self, layouts: Ints, rows: Ints) -> Floats:
-        """Speeds of layouts x rows; 0 where the tasks do not fit."""
+    def _speeds(self, layouts: Ints, rows: Ints, least: float) -> Floats:
+        """Speeds of layouts x rows; 0 where the tasks do not fit.
+
+        Args:
+            layouts: which of the block's.
+            rows: numbers of workers on every machine.
+            least: asynchronous placements that are slower get some speed between their own and this.
+        """
         model, scenario = self._model, self._setting.scenario
         counts = rows.sum(axis=1)
         network = np.zeros((len(layouts), len(rows)))
@@ -206,15 +219,46 @@ class _Block:
                 continue
             work = model.work_s(kind)
             slowest = np.where(here > 0, np.maximum(slowest, work), slowest)
-            if not model.profile.synchronous:
-                round_s = np.array([work + model.transfer_s(kind, int(size)) for size in local])
-                rates += (1 / round_s)[shelf_of][:, None] * here
+            rates += self._rates[number][shelf_of][:, None] * here
         if scenario.sizes.chief is not None:
             network[~has_chief_room] = np.inf
         if scenario.cluster.across_racks_gbps is not None:
             np.maximum(network, self._uplinks_s(layouts, rows, counts), out=network)
-        cycle = np.broadcast_to(slowest, network.shape) if model.profile.synchronous else counts / rates
-        return samples_per_s(model, cycle, network, self._shards.sizes[0], counts)
+        if not model.profile.synchronous:
+            return self._asynchronous_speeds(layouts, rows, np.where(np.isfinite(network), rates, 0.0), least)
+        return samples_per_s(model, np.broadcast_to(slowest, network.shape), network, self._shards.sizes[0], counts)
+
+    def _asynchronous_speeds(self, layouts: Ints, rows: Ints, rates: Floats, least: float) -> Floats:
+        """Speeds of layouts x rows whose workers make `rates` steps a second where only they limit themselves."""
+        model, scenario = self._model, self._setting.scenario
+        kinds = [scenario.kinds[number] for number in self._kind_of]
+        uplink, racks = np.inf, []
+        if scenario.cluster.across_racks_gbps is not None:
+            uplink = scenario.cluster.across_racks_gbps * BYTES_PER_S_PER_GBPS
+            racks = [
+                np.array([i for i, kind in enumerate(kinds) if kind.rack == rack]) for rack in {k.rack for k in kinds}
+            ]
+        shared = model.shared(self._shards.sizes[0], uplink)
+        steps = np.minimum(rates, shared.most_steps)
+        wanted = least / model.samples_per_step * (1 - 2 * EQUAL)
+        at, row = np.nonzero((steps > 0) & (steps >= wanted))
+        # Promising ones first: those left when none can be faster keep the rate that they cannot exceed.
+        order = np.argsort(-steps[at, row])
+        cards = np.array([kind.network_bytes_per_s for kind in kinds])
+        for start in range(0, len(order), BATCH):
+            some = order[start : start + BATCH]
+            here, beside = layouts[at[some]], rows[row[some]]
+            if steps[at[some[0]], row[some[0]]] < wanted:
+                break
+            stored, own = np.empty(beside.shape), np.empty(beside.shape)
+            for machine, number in enumerate(self._kind_of):
+                shelf = self._shelf_of[here, machine]
+                stored[:, machine] = self._local[number][shelf]
+                own[:, machine] = beside[:, machine] * self._rates[number][shelf]
+            found = total_rates(PlacementArrays(own, stored, cards, shared, racks=racks), wanted)
+            steps[at[some], row[some]] = found
+            wanted = max(wanted, float(found.max()) * (1 - 2 * EQUAL))
+        return steps * model.samples_per_step
 
     def _uplinks_s(self, layouts: Ints, rows: Ints, counts: Ints) -> Floats:
         """The busiest uplink of layouts x rows, as `solver.racks.uplink_s`."""

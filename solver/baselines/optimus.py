@@ -49,7 +49,7 @@ def optimus(setting: Setting) -> Choice:
                 reached = int(counts[-1])
                 local = np.bincount(np.arange(ps) % used, shards.sizes, minlength=used).astype(np.float64)
                 rows = counts[:, None] // used + (np.arange(used) < counts[:, None] % used)
-                speeds = speeds_of.of_rows(shards, servers.machines[:used], local, rows)
+                speeds = speeds_of.of_rows(shards, servers.machines[:used], local, rows, best)
                 compared += len(speeds)
                 fastest = int(speeds.argmax())
                 if speeds[fastest] > best * (1 + EQUAL):

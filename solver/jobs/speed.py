@@ -1,15 +1,15 @@
 """How fast a job is with p parameter servers and w workers, spread evenly over the fewest machines that hold them.
 
 Optimus (EuroSys 2018, section 4.3, theorem 1) places a job on the fewest machines with equal counts on each. For equal
-machines the step-time model (docs/solver.md, 'Step time') then is a closed form, computed here for all (p, w) at once.
-With k machines, w = a k + r and p = b k + s: r machines have a worker more and s machines a ps more, which are others
-as long as r + s <= k. So there are four groups of machines, and the busiest network card is in one of them. Shards
-count as equal on a card, but the largest decides what a ps sends and how long it updates.
+machines the step-time model (docs/solver.md, 'Step time') then knows four groups of machines at most, and is computed
+here for all (p, w) at once. With k machines, w = a k + r and p = b k + s: r machines have a worker more and s machines
+a ps more, which are others as long as r + s <= k. The busiest network card is in one of the groups. Shards count as
+equal on a card, but the largest decides how much a ps sends at most and how long it updates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from solver.jobs.free_capacity import Amounts
 from solver.nodes import NodeKind
+from solver.rate_arrays import PlacementArrays, link_ceilings, total_rates
 from solver.step_time import StepModel
 
 WORTH = 1e-4
@@ -197,22 +198,33 @@ def _groups(w: Ints, p: Ints, k: Ints) -> list[tuple[Ints, Ints, Ints]]:
 
 
 def _s_per_sample(model: StepModel, kind: NodeKind, w: Ints, p: Ints, k: Ints, largest: Floats) -> Floats:
+    groups = _groups(w, p, k)
+    if not model.profile.synchronous:
+        return 1 / (_asynchronous_rates(model, kind, groups, p, largest) * model.samples_per_step)
     total, card, within = model.total_bytes, kind.network_bytes_per_s, model.within_node_bytes_per_s
     network: Floats = np.zeros(k.shape)
-    per_s: Floats = np.zeros(k.shape)
-    work = model.work_s(kind)
-    for machines, workers, ps in _groups(w, p, k):
+    for machines, workers, ps in groups:
         held, most = total * ps / p, np.minimum(total, largest * ps)
         busy = np.maximum(most * (w - workers), workers * (total - held)) * 2 / card
         busy = np.maximum(busy, 2 * held * workers / within)
         network = np.where(machines > 0, np.maximum(network, busy), network)
-        transfer = 2 * (total - held) / card + 2 * held / within
-        per_s = per_s + machines * workers / (work + transfer)
-    update = w * largest / model.hardware.ps_update_bytes_per_s
-    dispatch = w * model.dispatch_s(1)
-    if model.profile.synchronous:
-        rest = network + update + dispatch
-        round_s = np.maximum(work, rest) if model.overlap else work + rest
-    else:
-        round_s = np.maximum.reduce([w / per_s, network, update + 0 * network, dispatch + 0 * network])
+    work = model.work_s(kind)
+    rest = network + w * largest / model.hardware.ps_update_bytes_per_s + w * model.dispatch_s(1)
+    round_s = np.maximum(work, rest) if model.overlap else work + rest
     return round_s / (w * model.samples_per_step)
+
+
+def _asynchronous_rates(
+    model: StepModel, kind: NodeKind, groups: Sequence[tuple[Ints, Ints, Ints]], p: Ints, largest: Floats
+) -> Floats:
+    """Steps of all workers in a second (`solver.async_rates`), for each number of parameter servers and workers."""
+    machines, workers, ps = (np.stack(values, axis=-1) for values in zip(*groups, strict=True))
+    total, card, within = model.total_bytes, kind.network_bytes_per_s, model.within_node_bytes_per_s
+    held, most = total * ps / p[..., None], np.minimum(total, largest[..., None] * ps)
+    round_s = model.work_s(kind) + 2 * (total - held) / card + 2 * held / within
+    own = workers / round_s
+    rates = total_rates(PlacementArrays(own, held, np.full(1, card), model.shared(0), machines))
+    # The machine with the largest shards may not keep up with that.
+    ceilings = np.where(machines > 0, link_ceilings(own, most, card, total), np.inf)
+    steps: Floats = np.minimum(rates, ceilings.min(axis=-1))
+    return np.minimum(steps, model.hardware.ps_update_bytes_per_s / largest)

@@ -9,16 +9,22 @@
                 sum_c (GPUs of a worker in c) w_c >= least GPUs   if some must be in use
                 sum_c coefficient_c w_c       >= least     for each floor
 
+Asynchronous workers add their steps per second (solver.placement.class_steps).
+
 Its size depends on the number of kinds, not of machines. A state's workers can be spread evenly over its machines, so
 one pair of variables replaces form D's column for each number of workers; both have the same linear relaxation.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from solver import milp
+from solver.async_rates import Machine
+from solver.placement.class_steps import Allowed, Steps, with_steps, workers_that_keep_up
 from solver.placement.problem import PlacementProblem, State
 
 
@@ -38,10 +44,12 @@ class Counts:
     Attributes:
         groups: the machines in use; None where nothing fits.
         proven: whether no better answer exists.
+        value: the objective, where there is an answer.
     """
 
     groups: tuple[Group, ...] | None
     proven: bool
+    value: float = 0.0
 
     @property
     def network_s(self) -> float:
@@ -52,33 +60,34 @@ class Counts:
         return max(group.state.work_s for group in self.groups or () if group.workers)
 
     @property
-    def steps_per_s(self) -> float:
-        return sum(group.state.steps_per_s * group.workers * group.machines for group in self.groups or ())
-
-    @property
     def samples(self) -> int:
         """Samples of one step of every worker."""
         return sum(group.state.samples * group.workers * group.machines for group in self.groups or ())
 
     @property
-    def samples_per_s(self) -> float:
-        """Samples of workers that only limit themselves (asynchronous)."""
-        return sum(
-            group.state.samples * group.state.steps_per_s * group.workers * group.machines
-            for group in self.groups or ()
-        )
-
-    @property
     def local_bytes(self) -> int:
         return sum(group.state.local_bytes * group.workers * group.machines for group in self.groups or ())
+
+    def machines(self, problem: PlacementProblem) -> tuple[Machine, ...]:
+        """The machines in use as solver.async_rates wants them, without racks."""
+        return tuple(
+            Machine(
+                own_rate=group.state.steps_per_s * group.workers,
+                stored=group.state.local_bytes,
+                card=problem.kinds[group.state.kind].network_bytes_per_s,
+                samples=group.state.samples,
+                count=group.machines,
+            )
+            for group in self.groups or ()
+        )
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What no machine may exceed: a worker's own work, and the time the network card is busy."""
+    """What no machine may exceed: a worker's own work, and the time the network card is busy (synchronous)."""
 
-    work_s: float
-    network_s: float
+    work_s: float = math.inf
+    network_s: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -89,12 +98,45 @@ class Floor:
     least: float
 
 
+NO_LIMITS = Limits()
+
+
+class OutOfTimeError(Exception):
+    """The deadline passed before the best placement was found and proven."""
+
+
+def proven_counts(
+    problem: PlacementProblem,
+    limits: Limits,
+    value: Callable[[State], float],
+    floors: Sequence[Floor] = (),
+    deadline: float | None = None,
+    steps: Steps | None = None,
+) -> Counts | None:
+    """Solves the program by a deadline (on `time.monotonic`'s clock); arguments as for `solve_counts`.
+
+    Returns:
+        None if nothing fits.
+
+    Raises:
+        OutOfTimeError: if the deadline passed before the best answer was found and proven.
+    """
+    left = None if deadline is None else deadline - time.monotonic()
+    if left is not None and left <= 0:
+        raise OutOfTimeError
+    counts = solve_counts(problem, limits, value, floors, left, steps)
+    if not counts.proven:
+        raise OutOfTimeError
+    return counts if counts.groups is not None else None
+
+
 def solve_counts(
     problem: PlacementProblem,
     limits: Limits,
     value: Callable[[State], float],
     floors: Sequence[Floor] = (),
     time_limit_s: float | None = None,
+    steps: Steps | None = None,
 ) -> Counts:
     """Solves the program.
 
@@ -104,10 +146,13 @@ def solve_counts(
         value: objective per worker in a state.
         floors: what the workers have to reach.
         time_limit_s: how long the solver may take.
+        steps: asynchronous workers' steps, which are then part of the program; None where they do not matter.
     """
-    allowed = []
+    allowed: Allowed = []
     for state in problem.states:
         numbers = state.workers_within(limits.work_s, limits.network_s)
+        if numbers is not None and steps is not None:
+            numbers = workers_that_keep_up(problem, state, numbers, steps)
         if numbers is not None:
             allowed.append((state, *numbers))
     if not _may_fit(problem, allowed):
@@ -119,7 +164,9 @@ def solve_counts(
     machines = [_most_machines(problem, state) for state in states]
     workers = [min(problem.workers, most * count) for (_, _, most), count in zip(allowed, machines, strict=True)]
     objective, rows = [0.0] * len(states) + values, _rows(problem, allowed, floors)
-    if floors:
+    if steps is not None:
+        program = with_steps(problem, allowed, milp.Milp(objective, machines + workers, rows), steps)
+    elif floors:
         program = milp.Milp(objective, machines + workers, rows)
     else:
         # Once the machines are given, whole workers are no worse than parts: limits and one sum is all that binds them.
@@ -128,16 +175,14 @@ def solve_counts(
     if result.values is None:
         return Counts(None, result.proven)
     placed = result.values[: len(states)]
-    near = result.values[len(states) :] or _dealt(problem, allowed, placed, values)
+    near = result.values[len(states) : 2 * len(states)] or _dealt(problem, allowed, placed, values)
     groups: list[Group] = []
     for index, state in enumerate(states):
         groups += _spread(state, placed[index], near[index])
-    return Counts(tuple(groups), result.proven)
+    return Counts(tuple(groups), result.proven, result.bound)
 
 
-def _dealt(
-    problem: PlacementProblem, allowed: list[tuple[State, int, int]], machines: Sequence[int], values: Sequence[float]
-) -> list[int]:
+def _dealt(problem: PlacementProblem, allowed: Allowed, machines: Sequence[int], values: Sequence[float]) -> list[int]:
     """The workers dealt to the machines: the fewest to each, the others to where they are worth most."""
     workers = [count * fewest for count, (_, fewest, _) in zip(machines, allowed, strict=True)]
     left = problem.workers - sum(workers)
@@ -165,7 +210,7 @@ def _most_machines(problem: PlacementProblem, state: State) -> int:
     return min(limit, 1) if state.chief else limit
 
 
-def _may_fit(problem: PlacementProblem, allowed: list[tuple[State, int, int]]) -> bool:
+def _may_fit(problem: PlacementProblem, allowed: Allowed) -> bool:
     """Cheap necessary condition: room for the workers, and a place for each shard type and the chief."""
     most: dict[int, int] = {}
     shards: set[int] = set()
@@ -178,7 +223,7 @@ def _may_fit(problem: PlacementProblem, allowed: list[tuple[State, int, int]]) -
     return chief and room >= problem.workers and shards.issuperset(range(len(problem.shard_types)))
 
 
-def _rows(problem: PlacementProblem, allowed: list[tuple[State, int, int]], floors: Sequence[Floor]) -> list[milp.Row]:
+def _rows(problem: PlacementProblem, allowed: Allowed, floors: Sequence[Floor]) -> list[milp.Row]:
     by_kind: dict[int, dict[int, float]] = {}
     by_shard: dict[int, dict[int, float]] = {}
     chief: dict[int, float] = {}

@@ -5,53 +5,79 @@ Here both depend on the placement. Synchronous training reaches
 
     sum_c samples_c w_c / round(W, N)        W: the slowest worker's work, N: the busiest network card's time
 
-and the program of solver.placement.class_counts gives the most samples within limits on W and N. Asynchronous workers
-reach the sum of their rates r_c, slowed down alike where `cap` steps per second are all that the network, the parameter
-servers or the chief let through:
+and the program of solver.placement.class_counts gives the most samples within limits on W and N. Around it goes
+best-first search over boxes of limits: what is reached within a box's upper limits, at the round of its lower ones, is
+more than anything in the box.
 
-    min(sum_c samples_c r_c w_c, cap x sum_c samples_c r_c w_c / sum_c r_c w_c)
-
-A value V is reached if sum samples r w >= V and sum (cap samples - V) r w >= 0, two linear rows; bisection finds the
-largest. Around both goes best-first search over boxes of limits: what is reached within a box's upper limits, at the
-round of its lower ones, is at least what anything in the box reaches.
+Asynchronous workers reach sum_c samples_c f_c at rates f_c that add up to X (solver.async_rates). The boxes are ranges
+of X: with the links judged at the lower end, where they allow most, any sum of the f_c in the range is allowed.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-import math
-import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from solver.placement.class_counts import Counts, Floor, Limits, solve_counts
-from solver.placement.fastest import NO_LIMITS, SLACK, OutOfTimeError, Placement
-from solver.placement.problem import PlacementProblem, State
-from solver.traffic import weighted_traffic
+from solver.placement.asynchronous import SLACK
+from solver.placement.class_counts import NO_LIMITS, Counts, Floor, Limits, proven_counts
+from solver.placement.class_steps import Reach, Steps
+from solver.placement.fastest import Placement, local_share, placement_of
+from solver.placement.problem import PlacementProblem
 
 CLOSE = 1e-6
 """Relative differences in speed below this are none."""
+NARROW = 1e-10
+"""Ranges of X whose ends differ by this share are not cut further."""
 
 
 @dataclass(frozen=True)
 class _Box:
-    """Ranges of indices into the possible limits on work and network time, both ends included."""
+    """Synchronous: ranges of possible limits on work and network time, both ends included, ascending."""
 
-    work: tuple[int, int]
-    network: tuple[int, int]
+    works: tuple[float, ...]
+    times: tuple[float, ...]
 
-    def halves(self) -> tuple[_Box, _Box] | None:
-        """The box cut in two across its longer side; None if it is a single point."""
-        low, high = self.network
-        if high - low >= self.work[1] - self.work[0]:
-            if low == high:
-                return None
-            middle = (low + high) // 2
-            return _Box(self.work, (low, middle)), _Box(self.work, (middle + 1, high))
-        low, high = self.work
-        middle = (low + high) // 2
-        return _Box((low, middle), self.network), _Box((middle + 1, high), self.network)
+    def parts(self) -> tuple[_Box, ...]:
+        """The box cut in two across its longer side; none if it is a single point."""
+        if len(self.times) >= len(self.works):
+            middle = len(self.times) // 2
+            return (_Box(self.works, self.times[:middle]), _Box(self.works, self.times[middle:])) if middle else ()
+        middle = len(self.works) // 2
+        return _Box(self.works[:middle], self.times), _Box(self.works[middle:], self.times)
+
+    def most(self, problem: PlacementProblem, deadline: float | None) -> tuple[float, Counts | None]:
+        """More samples per second than anything in the box, and a placement within the box's limits."""
+        limits = Limits(self.works[-1], self.times[-1])
+        largest = max(state.samples for state in problem.states)
+        counts = proven_counts(problem, limits, lambda state: state.samples / largest, deadline=deadline)
+        if counts is None:
+            return 0.0, None
+        round_s = problem.model.round_s(self.works[0], self.times[0], problem.largest_shard, problem.workers)
+        return counts.samples / round_s, counts
+
+
+@dataclass(frozen=True)
+class _Range:
+    """Asynchronous: a range of the rate of all workers."""
+
+    low: float
+    high: float
+
+    def parts(self) -> tuple[_Range, ...]:
+        """The range cut in two; none if it is narrow."""
+        middle = (self.low + self.high) / 2
+        if self.high - self.low <= NARROW * self.high:
+            return ()
+        return _Range(self.low, middle), _Range(middle, self.high)
+
+    def most(self, problem: PlacementProblem, deadline: float | None) -> tuple[float, Counts | None]:
+        """More samples per second than anything in the range, and a placement that may be in it."""
+        scale = self.high * max(state.samples for state in problem.states)
+        within = Reach(lambda state: 1 / self.high, self.low / self.high, 1.0)
+        steps = Steps(self.low, lambda state: state.samples / scale, (within,))
+        counts = proven_counts(problem, NO_LIMITS, lambda state: 0.0, deadline=deadline, steps=steps)
+        return (0.0, None) if counts is None else (counts.value * scale, counts)
 
 
 def fastest_mixed_placement(
@@ -70,28 +96,22 @@ def fastest_mixed_placement(
     Raises:
         OutOfTimeError: if the deadline passed before the best placement was found and proven.
     """
-    works = sorted({state.work_s for state in problem.states if state.work_s})
-    times = sorted({network_s for state in problem.states for network_s in state.network_s})
-    if not works or not times:
+    whole = _whole(problem)
+    if whole is None:
         return None
-    if not problem.model.profile.synchronous:
-        works = [NO_LIMITS.work_s]
     best: Placement | None = None
     order = itertools.count()
-    boxes = [(-float("inf"), next(order), _Box((0, len(works) - 1), (0, len(times) - 1)))]
+    boxes: list[tuple[float, int, _Box | _Range]] = [(-float("inf"), next(order), whole)]
     while boxes and -boxes[0][0] > max(at_least, 0.0 if best is None else best.samples_per_s * (1 + CLOSE)):
         _, _, box = heapq.heappop(boxes)
-        for part in box.halves() or (box,):
-            limits = Limits(works[part.work[1]], times[part.network[1]])
-            least = Limits(works[part.work[0]], times[part.network[0]])
-            goal = max(at_least, 0.0 if best is None else best.samples_per_s)
-            bound, counts = _most(problem, limits, least, goal, deadline)
+        for part in box.parts() or (box,):
+            bound, counts = part.most(problem, deadline)
             if counts is None:
                 continue
-            found = _placement(problem, counts)
+            found = placement_of(problem, counts)
             if best is None or found.samples_per_s > best.samples_per_s:
                 best = found
-            if part.halves() is not None:
+            if part.parts():
                 heapq.heappush(boxes, (-bound, next(order), part))
     return None if best is None or best.samples_per_s < at_least else _calmer(problem, best, deadline)
 
@@ -102,113 +122,39 @@ def calmest_mixed_placement(problem: PlacementProblem, deadline: float | None = 
     Raises:
         OutOfTimeError: if the deadline passed before the best placement was found and proven.
     """
-    counts = _solve(problem, NO_LIMITS, deadline, _local_share(problem))
-    return None if counts is None else _placement(problem, counts)
+    counts = proven_counts(problem, NO_LIMITS, local_share(problem), deadline=deadline)
+    return None if counts is None else placement_of(problem, counts)
 
 
-def _most(
-    problem: PlacementProblem, limits: Limits, least: Limits, goal: float, deadline: float | None
-) -> tuple[float, Counts | None]:
-    """What is reached within the limits if the round were that of the least ones, and a placement to match.
-
-    Below `goal` the figure is only known to be below it.
-    """
+def _whole(problem: PlacementProblem) -> _Box | _Range | None:
+    """The box with every placement; None if no worker fits anywhere."""
+    works = tuple(sorted({state.work_s for state in problem.states if state.work_s}))
+    if not works:
+        return None
     if problem.model.profile.synchronous:
-        counts = _solve(problem, limits, deadline, lambda state: float(state.samples))
-        return (0.0, None) if counts is None else (counts.samples / _round_s(problem, least), counts)
-    cap = _cap(problem, least.network_s)
-    counts = _solve(problem, limits, deadline, lambda state: state.samples * state.steps_per_s)
-    if counts is None or counts.steps_per_s <= cap:
-        return (0.0, None) if counts is None else (counts.samples_per_s, counts)
-    low, high = max(goal, _capped(counts, cap)), counts.samples_per_s
-    just_above = True
-    while high > low * (1 + CLOSE):
-        value = low * (1 + CLOSE) if just_above else (low + high) / 2
-        just_above = not just_above
-        more = _solve(problem, limits, deadline, _above(cap, value), [_alone(value)])
-        if more is None or cap * more.samples_per_s < value * more.steps_per_s:
-            high = value
-        else:
-            low, counts = max(value, _capped(more, cap)), more
-    return high, counts
-
-
-def _cap(problem: PlacementProblem, network_s: float) -> float:
-    """Steps per second that the network, the busiest ps and the chief let through."""
-    shared_s = _round_s(problem, Limits(0.0, network_s))
-    return problem.workers / shared_s if shared_s > 0 else math.inf
-
-
-def _above(cap: float, value: float) -> Callable[[State], float]:
-    """Adds up to at least 0 where workers slowed down to `cap` steps per second reach the value."""
-    return lambda state: (cap * state.samples - value) * state.steps_per_s
-
-
-def _alone(value: float) -> Floor:
-    """Workers that only limit themselves reach the value."""
-    return Floor(lambda state: state.samples * state.steps_per_s / value, 1.0)
-
-
-def _capped(counts: Counts, cap: float) -> float:
-    return counts.samples_per_s * min(1.0, cap / counts.steps_per_s)
+        return _Box(works, tuple(sorted({time for state in problem.states for time in state.network_s})))
+    fastest = max(state.steps_per_s for state in problem.states)
+    return _Range(0.0, min(problem.shared.most_steps, problem.workers * fastest))
 
 
 def _calmer(problem: PlacementProblem, best: Placement, deadline: float | None) -> Placement:
     """The placement with the least traffic among those as fast within the same limits."""
-    limits = Limits(best.cycle_s * (1 + SLACK), best.network_s * (1 + SLACK))
+    limits, floors, steps = NO_LIMITS, [], None
     speed = best.samples_per_s * (1 - SLACK)
     if problem.model.profile.synchronous:
+        limits = Limits(best.cycle_s * (1 + SLACK), best.network_s * (1 + SLACK))
         floors = [Floor(lambda state: state.samples / (speed * best.round_s), 1.0)]
     else:
-        limits = Limits(NO_LIMITS.work_s, limits.network_s)
-        cap = _cap(problem, best.network_s)
-        floors = [_alone(speed)] if math.isinf(cap) else [_alone(speed), Floor(_above(cap / speed, 1.0), 0.0)]
-    counts = _solve(problem, limits, deadline, _local_share(problem), floors)
+        rate = problem.workers / best.round_s
+        reaches = (
+            Reach(lambda state: 1 / rate, 1 - SLACK, 1 + SLACK),
+            Reach(lambda state: state.samples / speed, 1.0),
+        )
+        steps = Steps(rate * (1 - SLACK), reaches=reaches)
+    counts = proven_counts(problem, limits, local_share(problem), floors, deadline, steps)
     if counts is None:
         return best
-    calmer = _placement(problem, counts)
+    calmer = placement_of(problem, counts)
     # Rounding inside the solver must not cost speed.
     slower = calmer.samples_per_s < best.samples_per_s * (1 - 1e-5)
     return best if slower or calmer.traffic_bytes >= best.traffic_bytes else calmer
-
-
-def _local_share(problem: PlacementProblem) -> Callable[[State], float]:
-    # In units of one whole model, so that coefficients stay near 1.
-    scale = max(1, problem.model.total_bytes)
-    return lambda state: state.local_bytes / scale
-
-
-def _solve(
-    problem: PlacementProblem,
-    limits: Limits,
-    deadline: float | None,
-    value: Callable[[State], float],
-    floors: Sequence[Floor] = (),
-) -> Counts | None:
-    left = None if deadline is None else deadline - time.monotonic()
-    if left is not None and left <= 0:
-        raise OutOfTimeError
-    scale = max((abs(value(state)) for state in problem.states), default=0.0) or 1.0
-    counts = solve_counts(problem, limits, lambda state: value(state) / scale, floors, left)
-    if not counts.proven:
-        raise OutOfTimeError
-    return counts if counts.groups is not None else None
-
-
-def _round_s(problem: PlacementProblem, at: Limits) -> float:
-    return problem.model.round_s(at.work_s, at.network_s, problem.largest_shard, problem.workers)
-
-
-def _placement(problem: PlacementProblem, counts: Counts) -> Placement:
-    synchronous = problem.model.profile.synchronous
-    cycle = counts.work_s if synchronous else problem.workers / counts.steps_per_s
-    round_s = _round_s(problem, Limits(cycle, counts.network_s))
-    assert counts.groups is not None
-    return Placement(
-        groups=counts.groups,
-        cycle_s=cycle,
-        network_s=counts.network_s,
-        round_s=round_s,
-        samples_per_s=(counts.samples if synchronous else counts.samples_per_s * cycle) / round_s,
-        traffic_bytes=weighted_traffic(problem.model.total_bytes, problem.workers, counts.local_bytes),
-    )

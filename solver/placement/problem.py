@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dike.exceptions import BadInputError
+from solver.async_rates import Shared
 from solver.nodes import NodeKind
 from solver.resources import TaskResources, TaskSizes, WorkerShape
 from solver.rooms import Ints, Machines
@@ -55,9 +56,9 @@ class State:
         shape: what each worker on it gets.
         samples: samples of one worker's step.
         network_s: by number of workers on it, from 0 to the most that fit: how long its network card is busy while
-            every worker makes one step.
+            every worker makes one step (synchronous).
         work_s: one worker's step without transfers; 0 where no worker fits.
-        steps_per_s: steps one worker makes in a second when only it limits itself (asynchronous); 0 where none fits.
+        steps_per_s: steps one worker makes in a second, alone on the network (asynchronous); 0 where none fits.
         local_bytes: shard bytes on it.
     """
 
@@ -106,6 +107,11 @@ class PlacementProblem:
     @property
     def largest_shard(self) -> int:
         return self.shard_types[0].size_bytes
+
+    @property
+    def shared(self) -> Shared:
+        """What limits asynchronous workers together, uplinks left out."""
+        return self.model.shared(self.largest_shard)
 
 
 def shard_types(shards: Shards) -> tuple[ShardType, ...]:

@@ -110,8 +110,9 @@ def _evaluate(
     n, total = job.workers, sum(job.shards)
     within = job.within_gbps * 1e9 / 8
     flops = profile.batch_size * profile.flops_step_per_sample
-    network, works, rounds, samples, samples_alone = 0.0, [], 0.0, 0, 0.0
-    for node, shard, workers, shape in zip(nodes, shards, split, shapes, strict=True):
+    network, works, samples = 0.0, [], 0
+    own_rates, batches = [0.0] * len(nodes), [0] * len(nodes)
+    for i, (node, shard, workers, shape) in enumerate(zip(nodes, shards, split, shapes, strict=True)):
         card = node.network_gbps * 1e9 / 8
         busiest = 2 * max(shard * (n - workers), workers * (total - shard)) / card
         network = max(network, busiest, 2 * shard * workers / within)
@@ -131,10 +132,9 @@ def _evaluate(
             work = flops / (speed * hardware.core_training_flops_per_s) + prepare
         work += hardware.step_latency_s + hardware.apis[profile.api].latency_s
         works.append(work)
-        own = work + 2 * (total - shard) / card + 2 * shard / within
-        rounds += workers / own
+        own_rates[i] = workers / (work + 2 * (total - shard) / card + 2 * shard / within)
+        batches[i] = batch
         samples += workers * batch
-        samples_alone += workers * batch / own
     if job.uplink_gbps is not None:
         for rack in {node.rack for node in nodes}:
             here = [i for i, node in enumerate(nodes) if node.rack == rack]
@@ -147,10 +147,56 @@ def _evaluate(
         step = max(*works, network + update + dispatch)
     elif profile.synchronous:
         step = max(works) + network + update + dispatch
-    else:
-        step = max(n / rounds, network, update, dispatch)
     local = sum(shard * workers for shard, workers in zip(shards, split, strict=True))
     if not profile.synchronous:
-        # Slowed down alike, workers keep the shares that they have alone.
-        return Result(samples_alone * (n / rounds) / step, n * total - 0.9 * local)
+        most = n / max(update, dispatch) if max(update, dispatch) > 0 else float("inf")
+        speed = most_samples(job, nodes, shards, own_rates, batches, most)
+        return Result(speed, n * total - 0.9 * local)
     return Result(samples / step, n * total - 0.9 * local)
+
+
+def most_samples(
+    job: Job,
+    nodes: Sequence[NodeClass],
+    shards: Sequence[int],
+    own_rates: Sequence[float],
+    batches: Sequence[int],
+    most_steps: float,
+) -> float:
+    """The linear program of asynchronous rates, with X written out as the sum of every machine's own rate."""
+    total, within = sum(job.shards), job.within_gbps * 1e9 / 8
+    links = [({i}, node.network_gbps * 1e9 / 8) for i, node in enumerate(nodes)]
+    if job.uplink_gbps is not None:
+        for rack in {node.rack for node in nodes}:
+            links.append(({i for i, node in enumerate(nodes) if node.rack == rack}, job.uplink_gbps * 1e9 / 8))
+    busy = [i for i, rate in enumerate(own_rates) if rate]
+    # Shares of the most that a machine's workers and its inside allow.
+    highest = [min(own_rates[i], within / (2 * shards[i])) if shards[i] else own_rates[i] for i in busy]
+    rows = [[float(i == other) for other in busy] for i in busy]
+    rows.append([high / most_steps for high in highest])
+    for members, speed in links:
+        stored = sum(shards[i] for i in members)
+        costs = [total - stored if i in members else stored for i in busy]
+        rows.append([cost * high / speed for cost, high in zip(costs, highest, strict=True)])
+    return _simplex([batches[i] * high for i, high in zip(busy, highest, strict=True)], rows)
+
+
+def _simplex(values: Sequence[float], rows: Sequence[Sequence[float]]) -> float:
+    """Maximises values z with rows z <= 1 and z >= 0, from z = 0 on; nothing is negative."""
+    if all(sum(row) <= 1 for row in rows):
+        return sum(values)
+    size = len(rows)
+    table = [[*row, *(float(i == j) for j in range(size)), 1.0] for i, row in enumerate(rows)]
+    costs = [*values, *([0.0] * (size + 1))]
+    while True:
+        entering = next((j for j, cost in enumerate(costs[:-1]) if cost > 1e-12 * max(values)), None)
+        if entering is None:
+            return -costs[-1]
+        # Bland's rule, so that it cannot go in circles: the first column, and the first of the tightest rows.
+        _, leaving = min((row[-1] / row[entering], i) for i, row in enumerate(table) if row[entering] > 1e-12)
+        pivot = table[leaving][entering]
+        table[leaving] = [entry / pivot for entry in table[leaving]]
+        for other in [*(row for i, row in enumerate(table) if i != leaving), costs]:
+            factor = other[entering]
+            if factor:
+                other[:] = [a - factor * b for a, b in zip(other, table[leaving], strict=True)]

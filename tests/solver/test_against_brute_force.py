@@ -13,7 +13,7 @@ from dike.exceptions import InfeasibleError
 from dike.profile import Api, ModelProfile
 from solver import Cluster, NodeClass, PlanRequest, make_plan
 from solver.options import default_rules
-from solver.placement.fastest import calmest_placement, fastest_placement
+from solver.placement.fastest import calmest_placement, can_reach, fastest_placement
 from solver.resources import WorkerShape
 from solver.search import TIE
 from solver.shards import Shards, shard
@@ -87,6 +87,10 @@ def test_a_placement_is_the_best_where_the_network_decides(
     if found is not None and expected is not None:
         assert found.samples_per_s == pytest.approx(expected.samples_per_s, rel=CLOSE)
         assert found.traffic_bytes == pytest.approx(expected.traffic, rel=CLOSE)
+        assert can_reach(case.problem, expected.samples_per_s * (1 - CLOSE))
+        assert not can_reach(case.problem, expected.samples_per_s * (1 + CLOSE))
+        assert fastest_placement(case.problem, at_least=expected.samples_per_s * (1 - CLOSE)) is not None
+        assert fastest_placement(case.problem, at_least=expected.samples_per_s * (1 + CLOSE)) is None
 
 
 compute_bound_nodes = st.lists(

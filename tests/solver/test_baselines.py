@@ -15,7 +15,7 @@ import pytest
 from dike.exceptions import BadInputError, InfeasibleError
 from dike.profile import Api, ModelProfile
 from solver import Cluster, NodeClass, Plan, PlanRequest, make_plan
-from solver.baselines import METHODS, compare, plan_with
+from solver.baselines import METHODS, compare, iterative, plan_with, speeds
 from solver.baselines.iterative import exhaust
 from solver.baselines.layouts import layout_count, row_count, shard_layouts, worker_rows
 from solver.baselines.setting import Choice, On, Setting
@@ -104,7 +104,10 @@ def _all_speeds(setting: Setting, *, inside_rules: bool) -> Iterator[float]:
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("inside_rules", [True, False])
-def test_iterative_finds_the_best_of_all_placements(seed: int, inside_rules: bool) -> None:
+def test_iterative_finds_the_best_of_all_placements(
+    seed: int, inside_rules: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(iterative, "BATCH", 64)
     setting = Setting.of(_random_request(seed, most_gpus=seed % 3))
     expected = max(_all_speeds(setting, inside_rules=inside_rules), default=None)
     if expected is None:
@@ -204,7 +207,7 @@ def test_sar_tuned_has_the_best_counts_and_size_by_turns(synchronous: bool) -> N
 def test_optimus_takes_the_fewest_servers_and_the_roomiest_first() -> None:
     # So slow a network that only one machine makes sense; the one with most GPUs comes last in the cluster.
     cluster = Cluster((_node("small", gpus=2, gbps=0.1), _node("large", gbps=0.1)))
-    plan = plan_with("optimus", PlanRequest(_model(flops=1e8), cluster))
+    plan = plan_with("optimus", PlanRequest(_model(flops=1e8, synchronous=True), cluster))
     assert {task.node for task in plan.tasks} == {"large"}
     assert plan.option.workers * plan.option.worker.gpus == 4
 
@@ -279,7 +282,8 @@ def test_parameter_servers_together_are_faster_where_the_network_is_slow() -> No
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_speeds_on_arrays_are_what_the_evaluation_says(seed: int) -> None:
+def test_speeds_on_arrays_are_what_the_evaluation_says(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speeds, "CELLS", 30)
     setting = Setting.of(_random_request(seed, most_gpus=seed % 3))
     chance = np.random.default_rng(seed)
     shards = setting.scenario.shards(3)

@@ -100,6 +100,30 @@ def test_the_terms_predict_what_the_planner_does_with_the_speeds_changed(
         assert terms.gradient(vector, overlap=overlap) @ vector == pytest.approx(expected, rel=1e-9)
 
 
+def test_the_gradient_of_asynchronous_steps_is_their_derivative() -> None:
+    shape = WorkerShape(1, 2.0)
+    racked = dataclasses.replace(
+        MIXED, nodes=tuple(dataclasses.replace(n, rack=n.name) for n in MIXED.nodes), across_racks_gbps=1.5
+    )
+    random = np.random.default_rng(3)
+    by_links = 0
+    for flops in (1e7, 1e9):
+        scenario = Scenario.of(profile([40 * MB, 20 * MB, MB], flops=flops, api=Api.KERAS), racked, known_hardware())
+        for _, assignment, _ in _placements(racked, [shape], 5, 20):
+            terms = step_terms(scenario, shape, scenario.shards(len(assignment.ps)).sizes, assignment)
+            factors = random.uniform(0.5, 2.0, len(TERMS))
+            gradient = terms.gradient(factors, overlap=False)
+            by_links += gradient[TERMS.index("network")] * 1.2 > gradient @ factors
+            for index in range(len(TERMS)):
+                high, low = factors.copy(), factors.copy()
+                high[index] *= 1 + 1e-4
+                low[index] *= 1 - 1e-4
+                change = terms.gradient(high, overlap=False) @ high - terms.gradient(low, overlap=False) @ low
+                slope = change / (high[index] - low[index])
+                assert gradient[index] == pytest.approx(slope, rel=1e-3, abs=1e-6 * float(gradient @ factors))
+    assert 5 < by_links < 35
+
+
 @pytest.mark.parametrize(("synchronous", "overlap"), [(True, False), (True, True), (False, False)])
 def test_factors_that_are_there_are_found(synchronous: bool, overlap: bool) -> None:
     model = profile([MB, MB, MB], synchronous=synchronous, flops=2e9, api=Api.KERAS)

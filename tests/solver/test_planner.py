@@ -113,7 +113,7 @@ def test_a_job_stays_in_its_rack_where_crossing_is_slow() -> None:
         )
         return Cluster(racks, across_racks_gbps=across)
 
-    slow, fast = (make_plan(PlanRequest(profile(), cluster(across))) for across in (0.05, None))
+    slow, fast = (make_plan(PlanRequest(profile(), cluster(across))) for across in (0.01, None))
     assert len({task.node.split("-")[0] for task in slow.tasks}) == 1
     assert len({task.node.split("-")[0] for task in fast.tasks}) == 2
     assert slow.samples_per_s < fast.samples_per_s

@@ -1,0 +1,261 @@
+"""How fast asynchronous workers go together: each at a rate of its own, as far as the links let all of them.
+
+Machine i stores S_i of the M shard bytes, its link carries c_i bytes a second each way, and its workers make z_i steps
+a second together; X = sum z_i. A worker pulls and pushes M bytes a step. Links are full duplex and one worker's pulls
+overlap another's pushes, so what a machine sends (pulls served to workers elsewhere, its own workers' pushes) is what
+it receives:
+
+    0 <= z_i <= a_i / (work_i + transfer_i)          its a_i workers, each alone on the network
+    S_i (X - z_i) + (M - S_i) z_i <= c_i             its network card; the same for a rack and its uplink
+    2 S_i z_i <= within                              the exchange inside the machine
+    max_j s_j X <= a ps' update rate,  X <= 1 / a step's dispatch time
+
+A worker beside its ps runs on while remote ones wait, and a slow machine slows its own workers only. The model takes
+the rates with the most samples per second; with workers that are all alike that is the greatest X.
+
+Why no general program is needed: for a given X every constraint is one machine's (or rack's) own and leaves it an
+interval [low_i, high_i] for z_i. X is feasible if every interval is one and sum low <= X <= sum high. All feasible (X,
+z) are a polyhedron with 0 in it, so the feasible X are an interval [0, X*] and bisection finds X*; for a given X the
+most samples come from the workers with the largest batches first, and that value is concave in X. An interval's ends
+are linear in X and in a_i between their kinks, high_i concave and low_i convex, so of workers that are alike on
+machines that are alike an even deal is best.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+PRECISION = 1e-13
+"""Relative width at which bisection stops."""
+_GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine, or several that are alike, with their workers.
+
+    Attributes:
+        own_rate: steps per second of one machine's workers together where only they limit themselves.
+        stored: shard bytes on it.
+        card: bytes per second of its network card, each way.
+        rack: its rack; None where racks do not matter.
+        samples: samples of one worker's step.
+        count: how many machines are like this.
+    """
+
+    own_rate: float
+    stored: int
+    card: float
+    rack: str | None = None
+    samples: float = 1.0
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What all machines have in common.
+
+    Attributes:
+        total_bytes: size of all variables.
+        within: bytes per second between tasks of one machine.
+        uplink: bytes per second of each rack's uplink, each way; infinite where racks do not matter.
+        most_steps: steps per second that the busiest ps and the chief let through.
+    """
+
+    total_bytes: int
+    within: float
+    uplink: float = math.inf
+    most_steps: float = math.inf
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a placement reaches.
+
+    Attributes:
+        steps_per_s: X, the steps of all workers together.
+        samples_per_s: their samples.
+        utilisation: share of the time for which the busiest link (network card, rack uplink or a machine's inside) is
+            in use. Where the rates of the machines are not unique, those with samples alike go to the same share of
+            what their links leave them.
+    """
+
+    steps_per_s: float
+    samples_per_s: float
+    utilisation: float
+
+
+Range = tuple[float, float]
+
+
+def link_range(
+    stored: float,
+    total_bytes: float,
+    steps_per_s: float,
+    link: float,
+    within: float = math.inf,
+    own_rate: float = math.inf,
+) -> Range | None:
+    """Least and most steps per second of the workers behind a link, at `steps_per_s` of all workers.
+
+    Args:
+        stored: shard bytes behind the link.
+        total_bytes: all shard bytes.
+        steps_per_s: X, the steps of all workers together.
+        link: bytes per second of the link, each way.
+        within: bytes per second between tasks of one machine; infinite for a rack.
+        own_rate: steps per second the workers behind the link reach where only they limit themselves.
+
+    Returns:
+        None if no rate keeps the link's speed.
+    """
+    left, each = link - stored * steps_per_s, total_bytes - 2 * stored
+    low, high = 0.0, own_rate
+    if stored:
+        high = min(high, within / (2 * stored))
+    if each > 0:
+        high = min(high, left / each)
+    elif each < 0:
+        # Each step of a worker here saves the link more than it costs: it needs none of the shards served.
+        low = max(low, left / each)
+    elif left < 0:
+        return None
+    return (low, high) if low <= high else None
+
+
+def total_rate(machines: Sequence[Machine], shared: Shared) -> float:
+    """X*: the most steps per second of all workers together (0 if there are none)."""
+    low, high = 0.0, min(shared.most_steps, sum(machine.own_rate * machine.count for machine in machines))
+    if _ranges(machines, shared, high) is not None:
+        return high
+    while high - low > PRECISION * high:
+        middle = (low + high) / 2
+        if _ranges(machines, shared, middle) is None:
+            high = middle
+        else:
+            low = middle
+    return low
+
+
+def best_rates(machines: Sequence[Machine], shared: Shared) -> Rates:
+    """The rates with the most samples per second."""
+    steps_per_s = total_rate(machines, shared)
+    if len({machine.samples for machine in machines if machine.own_rate}) > 1:
+        steps_per_s = _argmax(lambda rate: _samples_at(machines, shared, rate), steps_per_s)
+    each = _rates_at(machines, shared, steps_per_s)
+    samples = sum(rate * machine.samples * machine.count for rate, machine in zip(each, machines, strict=True))
+    return Rates(steps_per_s, samples, _utilisation(machines, shared, each, steps_per_s))
+
+
+def _argmax(value: Callable[[float], float], high: float) -> float:
+    """Where from 0 to `high` a concave function is greatest (golden section)."""
+    low, ends = 0.0, high
+    left, right = high - _GOLDEN * high, _GOLDEN * high
+    at_left, at_right = value(left), value(right)
+    while high - low > PRECISION * ends:
+        if at_left > at_right:
+            high, right, at_right = right, left, at_left
+            left = high - _GOLDEN * (high - low)
+            at_left = value(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + _GOLDEN * (high - low)
+            at_right = value(right)
+    return max((ends, low), key=value)
+
+
+def _samples_at(machines: Sequence[Machine], shared: Shared, steps_per_s: float) -> float:
+    each = _rates_at(machines, shared, steps_per_s)
+    return sum(rate * machine.samples * machine.count for rate, machine in zip(each, machines, strict=True))
+
+
+@dataclass(frozen=True)
+class _Ranges:
+    """At one X: the range of each machine, the machines of each rack, and the range of each rack."""
+
+    machines: list[Range]
+    racks: dict[str | None, list[int]]
+    of_rack: dict[str | None, Range]
+
+
+def _ranges(machines: Sequence[Machine], shared: Shared, steps_per_s: float) -> _Ranges | None:
+    """What each machine and rack may do at that X; None if X is not feasible."""
+    each: list[Range] = []
+    racks: dict[str | None, list[int]] = {}
+    for index, machine in enumerate(machines):
+        found = link_range(
+            machine.stored, shared.total_bytes, steps_per_s, machine.card, shared.within, machine.own_rate
+        )
+        if found is None:
+            return None
+        each.append(found)
+        racks.setdefault(machine.rack, []).append(index)
+    of_rack: dict[str | None, Range] = {}
+    for rack, members in racks.items():
+        low, high = (sum(each[i][end] * machines[i].count for i in members) for end in (0, 1))
+        if math.isfinite(shared.uplink):
+            stored = sum(machines[i].stored * machines[i].count for i in members)
+            clipped = link_range(stored, shared.total_bytes, steps_per_s, shared.uplink)
+            if clipped is None:
+                return None
+            low, high = max(low, clipped[0]), min(high, clipped[1])
+        if low > high:
+            return None
+        of_rack[rack] = low, high
+    least, most = (sum(ends[end] for ends in of_rack.values()) for end in (0, 1))
+    return _Ranges(each, racks, of_rack) if least <= steps_per_s <= most else None
+
+
+def _rates_at(machines: Sequence[Machine], shared: Shared, steps_per_s: float) -> list[float]:
+    """Steps per second of each machine (one, where several are alike) with the most samples at that feasible X."""
+    ranges = _ranges(machines, shared, steps_per_s)
+    assert ranges is not None, "these steps per second are feasible"
+    rates = [low for low, _ in ranges.machines]
+    tiers = [
+        {
+            rack: [i for i in members if machines[i].samples == samples and machines[i].own_rate]
+            for rack, members in ranges.racks.items()
+        }
+        for samples in sorted({machine.samples for machine in machines}, reverse=True)
+    ]
+
+    def total(members: Sequence[int]) -> float:
+        return sum(rates[i] * machines[i].count for i in members)
+
+    def room(tier: Sequence[int]) -> float:
+        return sum((ranges.machines[i][1] - rates[i]) * machines[i].count for i in tier)
+
+    def lift(tier: Sequence[int], wanted: float) -> None:
+        left = room(tier)
+        share = min(1.0, max(0.0, wanted / left)) if left > 0 else 0.0
+        for i in tier:
+            rates[i] += share * (ranges.machines[i][1] - rates[i])
+
+    for tier in tiers:
+        for rack, members in tier.items():
+            lift(members, ranges.of_rack[rack][0] - total(ranges.racks[rack]))
+    for tier in tiers:
+        rooms = {
+            rack: max(0.0, min(ranges.of_rack[rack][1] - total(ranges.racks[rack]), room(members)))
+            for rack, members in tier.items()
+        }
+        wanted, left = steps_per_s - total(range(len(machines))), sum(rooms.values())
+        for rack, members in tier.items():
+            lift(members, rooms[rack] * min(1.0, wanted / left) if left > 0 else 0.0)
+    return rates
+
+
+def _utilisation(machines: Sequence[Machine], shared: Shared, rates: Sequence[float], steps_per_s: float) -> float:
+    """Share of the time for which the busiest link is in use."""
+    busiest, stored, own = 0.0, dict[str | None, float](), dict[str | None, float]()
+    for machine, rate in zip(machines, rates, strict=True):
+        moved = machine.stored * (steps_per_s - rate) + (shared.total_bytes - machine.stored) * rate
+        busiest = max(busiest, moved / machine.card, 2 * machine.stored * rate / shared.within)
+        stored[machine.rack] = stored.get(machine.rack, 0.0) + machine.stored * machine.count
+        own[machine.rack] = own.get(machine.rack, 0.0) + rate * machine.count
+    for rack, here in stored.items():
+        crossing = here * (steps_per_s - own[rack]) + (shared.total_bytes - here) * own[rack]
+        busiest = max(busiest, crossing / shared.uplink)
+    return busiest

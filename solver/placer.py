@@ -1,0 +1,229 @@
+"""Places one option: with the program for its kind of workers, within the uplinks, by the costs of the links."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from solver.candidates import Candidate
+from solver.costs import UniformCosts
+from solver.evaluation import evaluate
+from solver.formulations import auto
+from solver.formulations.instance import Instance
+from solver.placement.fastest import OutOfTimeError, Placement, calmest_placement, fastest_placement
+from solver.placement.mixed import calmest_mixed_placement, fastest_mixed_placement
+from solver.placement.naming import Assignment, assign
+from solver.placement.problem import PlacementProblem, hosts_workers, mixed_problem, placement_problem
+from solver.rack_placement import can_reach_across_racks, fastest_across_racks
+from solver.rack_problem import RackProblem, rack_problem
+from solver.racks import Region, uplink_s
+from solver.resources import WorkerShape
+from solver.scenario import Scenario
+
+Method = Callable[[PlacementProblem, float | None], Placement | None]
+
+ROUNDING = 1e-6
+COUNTS = "class counts"
+ACROSS_RACKS = "two-level racks"
+
+_MIXED: dict[Method, Method] = {
+    fastest_placement: fastest_mixed_placement,
+    calmest_placement: calmest_mixed_placement,
+}
+"""For each way to place workers that are all alike, the one where they may differ."""
+
+
+@dataclass(frozen=True)
+class Solved:
+    """A candidate, placed.
+
+    Attributes:
+        candidate: the option.
+        assignment: machine of every task.
+        formulation: what placed it, and why that.
+        cycle_s: synchronous: slowest worker's work; asynchronous: mean time of a worker's own round, alone.
+        network_s: busiest network card or rack uplink.
+        round_s: seconds in which every worker makes one step.
+        samples_per_s: predicted speed.
+        traffic_bytes: Eq. 1.
+        samples_bound: no placement of the option is faster.
+    """
+
+    candidate: Candidate
+    assignment: Assignment
+    formulation: str
+    cycle_s: float
+    network_s: float
+    round_s: float
+    samples_per_s: float
+    traffic_bytes: float
+    samples_bound: float
+
+    @property
+    def shape(self) -> WorkerShape:
+        """What a worker gets; where they differ, what most get."""
+        return Counter(self.assignment.shapes_of_workers(self.candidate.shapes[0])).most_common(1)[0][0]
+
+    @property
+    def samples_ceiling(self) -> float:
+        """No placement is faster, by the option's bound or by that of the program that placed it."""
+        return max(self.samples_per_s, min(self.samples_bound, self.candidate.samples_bound))
+
+
+class OptionPlacer:
+    """Places options of one job in parts of one cluster.
+
+    Args:
+        scenario: the model and the machines.
+        regions: the parts of the cluster, by index.
+        ps_may_share: whether a machine may have several parameter servers.
+    """
+
+    def __init__(self, scenario: Scenario, regions: Sequence[Region], *, ps_may_share: bool) -> None:
+        self._scenario = scenario
+        self._regions = regions
+        self._ps_may_share = ps_may_share
+        self._rack_of = {name: kind.rack for kind in scenario.kinds for name in kind.names}
+        self._costs = scenario.cluster.costs()
+
+    def place(self, candidate: Candidate, method: Method, deadline: float | None) -> Solved | None:
+        """Places an option.
+
+        Args:
+            candidate: the option.
+            method: `fastest_placement` or `calmest_placement`.
+            deadline: on `time.monotonic`'s clock; None for none.
+
+        Raises:
+            OutOfTimeError: if the deadline passed before the best placement was found and proven.
+            TooManyStatesError: if parameter servers can share machines in too many ways.
+        """
+        if method is calmest_placement and not candidate.mixed and not isinstance(self._costs, UniformCosts):
+            return self._cheapest(candidate, deadline)
+        problem = self._problem(candidate)
+        placement = (_MIXED[method] if candidate.mixed else method)(problem, deadline)
+        if placement is None:
+            return None
+        solved = self._solved(candidate, problem, placement)
+        return self._within_uplinks(solved, deadline) if method is fastest_placement else solved
+
+    def place_if_it_reaches(self, candidate: Candidate, samples_per_s: float, deadline: float | None) -> Solved | None:
+        """Places an option if it can be that fast; None if it cannot, or does not fit.
+
+        Raises:
+            OutOfTimeError: if the deadline passed before the answer was proven.
+            TooManyStatesError: if parameter servers can share machines in too many ways.
+        """
+        problem = self._problem(candidate)
+        method = fastest_mixed_placement if candidate.mixed else fastest_placement
+        placement = method(problem, deadline, samples_per_s)
+        if placement is None:
+            return None
+        solved = self._solved(candidate, problem, placement)
+        if self._is_slowed_down(solved) and self._crosses_racks(candidate):
+            if not can_reach_across_racks(self._rack_problem(candidate), samples_per_s, deadline):
+                return None
+            return self._within_uplinks(solved, deadline)
+        return solved
+
+    def _problem(self, candidate: Candidate) -> PlacementProblem:
+        scenario, share, workers = self._scenario, self._ps_may_share, candidate.workers
+        region, shards, sizes = self._regions[candidate.region], scenario.shards(candidate.ps), scenario.sizes
+        models = [scenario.model(shape) for shape in candidate.shapes]
+        if not candidate.mixed:
+            return placement_problem(region, models[0], sizes, shards, workers, ps_may_share=share)
+        gpus = candidate.least_gpus
+        return mixed_problem(region, models, sizes, shards, workers, ps_may_share=share, least_gpus=gpus)
+
+    def _solved(self, candidate: Candidate, problem: PlacementProblem, placement: Placement) -> Solved:
+        shards = self._scenario.shards(candidate.ps)
+        assignment = assign(placement.groups, problem.kinds, problem.shard_types)
+        network_s, round_s, samples_per_s = placement.network_s, placement.round_s, placement.samples_per_s
+        if uplink_s(self._scenario.cluster, assignment, shards.sizes, self._rack_of):
+            worth = evaluate(self._scenario, candidate.shapes[0], shards, assignment)
+            network_s, round_s, samples_per_s = worth.step_time.network, worth.step_time.total, worth.samples_per_s
+        return Solved(
+            candidate=candidate,
+            assignment=assignment,
+            formulation=f"{COUNTS}: {'equal' if shards.are_equal else 'unequal'} shards, uniform cost",
+            cycle_s=placement.cycle_s,
+            network_s=network_s,
+            round_s=round_s,
+            samples_per_s=samples_per_s,
+            traffic_bytes=placement.traffic_bytes,
+            samples_bound=placement.samples_per_s,
+        )
+
+    def _is_slowed_down(self, solved: Solved) -> bool:
+        """Whether an uplink, which the program leaves out, slows the placement down."""
+        return solved.samples_per_s < solved.samples_bound * (1 - ROUNDING)
+
+    def _crosses_racks(self, candidate: Candidate) -> bool:
+        """Whether `solver.rack_placement` takes the option: several racks, workers alike, one ps on a machine."""
+        racks = {kind.rack for kind in self._regions[candidate.region]}
+        return len(racks) > 1 and not candidate.mixed and not self._ps_may_share
+
+    def _rack_problem(self, candidate: Candidate) -> RackProblem:
+        scenario = self._scenario
+        region, model = self._regions[candidate.region], scenario.model(candidate.shapes[0])
+        uplink, shards = scenario.uplink_bytes_per_s, scenario.shards(candidate.ps)
+        return rack_problem(region, model, scenario.sizes, shards, candidate.workers, uplink)
+
+    def _within_uplinks(self, solved: Solved, deadline: float | None) -> Solved:
+        """The same option, placed with the uplinks in mind where they slow it down."""
+        if not self._is_slowed_down(solved) or not self._crosses_racks(solved.candidate):
+            return solved
+        found = fastest_across_racks(self._rack_problem(solved.candidate), deadline)
+        if found is None:
+            return solved
+        if found.samples_per_s < solved.samples_per_s:
+            return replace(solved, samples_bound=min(solved.samples_bound, found.samples_bound))
+        return replace(
+            solved,
+            assignment=found.assignment,
+            formulation=f"{ACROSS_RACKS}: an uplink limits the speed",
+            cycle_s=found.cycle_s,
+            network_s=found.network_s,
+            round_s=found.round_s,
+            samples_per_s=found.samples_per_s,
+            traffic_bytes=found.traffic_bytes,
+            samples_bound=min(solved.samples_bound, found.samples_bound),
+        )
+
+    def _cheapest(self, candidate: Candidate, deadline: float | None) -> Solved | None:
+        """Least Eq. 1 where bytes cost differently between different machines."""
+        scenario, shape = self._scenario, candidate.shapes[0]
+        shards, sizes, region = scenario.shards(candidate.ps), scenario.sizes, self._regions[candidate.region]
+        model = scenario.model(shape)
+        instance = Instance(
+            # GPUs whose memory is too small for the model are none.
+            kinds=tuple(kind if hosts_workers(kind, model) else replace(kind, gpus=0) for kind in region),
+            worker=sizes.worker(shape),
+            workers=candidate.workers,
+            shards=shards.sizes,
+            ps=tuple(sizes.ps(size) for size in shards.sizes),
+            chief=sizes.chief,
+            ps_per_node=None if self._ps_may_share else 1,
+            costs=self._costs,
+        )
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        solution, choice = auto.solve(instance, left)
+        if solution is None:
+            return None
+        if not solution.proven:
+            raise OutOfTimeError
+        worth = evaluate(scenario, shape, shards, solution.assignment)
+        return Solved(
+            candidate=candidate,
+            assignment=solution.assignment,
+            formulation=choice.why,
+            cycle_s=worth.cycle_s,
+            network_s=worth.step_time.network,
+            round_s=worth.step_time.total,
+            samples_per_s=worth.samples_per_s,
+            traffic_bytes=solution.traffic_bytes,
+            samples_bound=math.inf,
+        )
