@@ -6,8 +6,6 @@ nothing ties Conn_jk to the placement; here Conn_jk is 1 exactly when ps j and w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 COST_WITHIN_NODE = 0.1
 COST_BETWEEN_NODES = 1.0
 
@@ -21,11 +19,3 @@ def weighted_traffic(total_bytes: int, workers: int, local_bytes: float) -> floa
         local_bytes: sum over machines of shard bytes times workers there: what needs no network.
     """
     return COST_BETWEEN_NODES * total_bytes * workers - (COST_BETWEEN_NODES - COST_WITHIN_NODE) * local_bytes
-
-
-def local_bytes(ps_nodes: Sequence[str], shard_bytes: Sequence[int], worker_nodes: Sequence[str]) -> int:
-    """Bytes that workers exchange with parameter servers on their own machine."""
-    on_node: dict[str, int] = {}
-    for node in worker_nodes:
-        on_node[node] = on_node.get(node, 0) + 1
-    return sum(size * on_node.get(node, 0) for node, size in zip(ps_nodes, shard_bytes, strict=True))
