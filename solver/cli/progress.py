@@ -32,7 +32,7 @@ class PlanningStatus:
 
     def __call__(self, progress: PlanProgress) -> None:
         """Shows how far the planner is."""
-        self._status.update(f"{self._text}: {progress.placed} options placed, {_worth(progress)} so far")
+        self._status.update(f"{self._text}; options placed: {progress.placed}; best so far: {_worth(progress)}")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -44,4 +44,4 @@ class PlanningStatus:
 
 def _worth(progress: PlanProgress) -> str:
     option = progress.plan.option
-    return f"{option.workers} workers and {option.ps} ps with {progress.plan.samples_per_s:,.0f} samples/s"
+    return f"{option.workers} w, {option.ps} ps, {progress.plan.samples_per_s:,.0f} samples/s"
