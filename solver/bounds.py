@@ -18,7 +18,7 @@ from solver.resources import TaskSizes
 from solver.rooms import Ints, Machines
 from solver.shards import Shards
 from solver.step_time import StepModel
-from solver.traffic import weighted_traffic
+from solver.traffic import COST_BETWEEN_NODES, COST_WITHIN_NODE, weighted_traffic
 
 Floats = NDArray[np.float64]
 
@@ -34,6 +34,16 @@ class Bounds:
 
     samples_per_s: Floats
     traffic_bytes: Floats
+
+    def weighed(self, total_bytes: int, within_node: float, between_nodes: float) -> Bounds:
+        """The same with other weights in Eq. 1 than its usual ones; none may be dearer than what is really paid."""
+        if (within_node, between_nodes) == (COST_WITHIN_NODE, COST_BETWEEN_NODES):
+            return self
+        every = float(total_bytes) * np.arange(1, len(self.traffic_bytes) + 1)
+        fits = np.isfinite(self.traffic_bytes)
+        local = (COST_BETWEEN_NODES * every - self.traffic_bytes) / (COST_BETWEEN_NODES - COST_WITHIN_NODE)
+        saved = np.multiply(local, between_nodes - within_node, where=fits, out=np.zeros_like(every))
+        return Bounds(self.samples_per_s, np.where(fits, between_nodes * every - saved, np.inf))
 
 
 class ShapeBounds:

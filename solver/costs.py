@@ -16,6 +16,11 @@ class Costs(Protocol):
         """The weight; the same in both directions."""
         ...
 
+    @property
+    def cheapest(self) -> tuple[float, float]:
+        """The least weight on one machine, and between any two."""
+        ...
+
     def total(self, stored: Mapping[str, int], workers: Mapping[str, int]) -> float:
         """Eq. 1, in weighted bytes: every worker moves every shard once.
 
@@ -35,6 +40,10 @@ class UniformCosts:
 
     def between(self, first: str, second: str) -> float:
         return self.within_node if first == second else self.between_nodes
+
+    @property
+    def cheapest(self) -> tuple[float, float]:
+        return self.within_node, self.between_nodes
 
     def total(self, stored: Mapping[str, int], workers: Mapping[str, int]) -> float:
         every = sum(stored.values()) * sum(workers.values())
@@ -61,6 +70,10 @@ class RackCosts:
         if first == second:
             return self.within_node
         return self.within_rack if self.rack_of[first] == self.rack_of[second] else self.across_racks
+
+    @property
+    def cheapest(self) -> tuple[float, float]:
+        return self.within_node, min(self.within_rack, self.across_racks)
 
     def total(self, stored: Mapping[str, int], workers: Mapping[str, int]) -> float:
         every = sum(stored.values()) * sum(workers.values())
@@ -97,6 +110,10 @@ class NodeCosts:
         if first == second:
             return self.within_node
         return self.pairs.get((first, second), self.pairs.get((second, first), self.otherwise))
+
+    @property
+    def cheapest(self) -> tuple[float, float]:
+        return self.within_node, min([self.otherwise, *self.pairs.values()])
 
     def total(self, stored: Mapping[str, int], workers: Mapping[str, int]) -> float:
         return sum(

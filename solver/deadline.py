@@ -67,11 +67,11 @@ def plan_within(
     return made
 
 
-def call_within(work: Callable[[Observer], Any], limit_s: float, on_progress: Observer) -> Any:
+def call_within(work: Callable[..., Any], limit_s: float, on_progress: Callable[[Any], None]) -> Any:
     """Calls `work` in a process of its own and ends that when the time is over.
 
     Args:
-        work: importable by name; gets a function that passes progress on.
+        work: importable by name; gets a function that passes progress of any kind on.
         limit_s: seconds for the work; starting the process comes on top.
         on_progress: gets the progress, in this process.
 
@@ -95,7 +95,7 @@ def call_within(work: Callable[[Observer], Any], limit_s: float, on_progress: Ob
         ours.close()
 
 
-def _watch(ours: Connection, limit_s: float, on_progress: Observer) -> Any:
+def _watch(ours: Connection, limit_s: float, on_progress: Callable[[Any], None]) -> Any:
     deadline = time.monotonic() + START_S
     try:
         while ours.poll(max(0.0, deadline - time.monotonic())):
@@ -113,7 +113,7 @@ def _watch(ours: Connection, limit_s: float, on_progress: Observer) -> Any:
     raise TimeOverError(f"There was no result within {limit_s:g} s; give --time-limit more, or ask for less.")
 
 
-def _work(theirs: Connection, work: Callable[[Observer], Any]) -> None:
+def _work(theirs: Connection, work: Callable[..., Any]) -> None:
     theirs.send(("ready", None))
     try:
         theirs.send(("done", work(lambda progress: theirs.send(("progress", progress)))))

@@ -93,7 +93,12 @@ class _Reader:
             plan = self._plan()
             nodes = {role: tuple(t.node for t in plan.tasks if t.role == role) for role in ("ps", "worker")}
             assignment = Assignment(nodes["ps"], nodes["worker"], None)
-            shape = WorkerShape(plan.option.worker.gpus, plan.option.worker.cpus)
+            shapes = {WorkerShape(task.gpus, task.cpus) for task in plan.tasks if task.role == "worker"}
+            if len(shapes) > 1:
+                raise BadInputError(
+                    f"{self._where}: the plan's workers differ; measure one whose workers are all alike."
+                )
+            shape = shapes.pop()
             batch_size, shard_bytes = batch_size or plan.profile.batch_size, plan.ps_bytes
         else:
             assignment = self._assignment()

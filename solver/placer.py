@@ -22,6 +22,7 @@ from solver.rack_problem import RackProblem, rack_problem
 from solver.racks import Region, uplink_s
 from solver.resources import WorkerShape
 from solver.scenario import Scenario
+from solver.shards import Shards
 
 Method = Callable[[PlacementProblem, float | None], Placement | None]
 
@@ -153,9 +154,16 @@ class OptionPlacer:
             network_s=network_s,
             round_s=round_s,
             samples_per_s=samples_per_s,
-            traffic_bytes=placement.traffic_bytes,
+            traffic_bytes=self._traffic(assignment, shards),
             samples_bound=placement.samples_per_s,
         )
+
+    def _traffic(self, assignment: Assignment, shards: Shards) -> float:
+        """Eq. 1 by the costs of the cluster's links."""
+        stored: Counter[str] = Counter()
+        for node, size in zip(assignment.ps, shards.sizes, strict=True):
+            stored[node] += size
+        return self._costs.total(stored, Counter(assignment.workers))
 
     def _is_slowed_down(self, solved: Solved) -> bool:
         """Whether an uplink, which the program leaves out, slows the placement down."""
@@ -189,7 +197,7 @@ class OptionPlacer:
             network_s=found.network_s,
             round_s=found.round_s,
             samples_per_s=found.samples_per_s,
-            traffic_bytes=found.traffic_bytes,
+            traffic_bytes=self._traffic(found.assignment, self._scenario.shards(solved.candidate.ps)),
             samples_bound=min(solved.samples_bound, found.samples_bound),
         )
 

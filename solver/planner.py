@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from dike.exceptions import BadInputError
 from dike.profile import ModelProfile
 from solver.calibration import Calibration
 from solver.cluster import Cluster
+from solver.costs import UniformCosts
 from solver.evaluation import evaluate, planned_tasks
 from solver.hardware import Hardware, known_hardware
 from solver.nodes import NodeKind
@@ -123,7 +125,14 @@ def check_request(request: PlanRequest) -> None:
         limit = getattr(request, name)
         if limit is not None and limit < 1:
             raise BadInputError(f"'{name}' is {limit}; it must be at least 1.")
-    check_rules(sorted(request.rules or ()))
+    limit_s = request.time_limit_s
+    if limit_s is not None and not 0 < limit_s < math.inf:
+        raise BadInputError(f"'time_limit_s' is {limit_s:g}; it must be more than 0.")
+    rules = default_rules(request.objective) if request.rules is None else request.rules
+    check_rules(sorted(rules))
+    costs = request.cluster.costs()
+    if request.objective == "traffic" and "identical_workers" not in rules and not isinstance(costs, UniformCosts):
+        raise BadInputError("Where links differ in cost, least traffic needs the rule 'identical_workers'; keep it.")
 
 
 def scenario_of(request: PlanRequest) -> Scenario:
@@ -159,7 +168,14 @@ def _search(
     known: tuple[Solved, ...] = ()
     if not rules >= _PLAIN:
         # Whatever these two rules forbid takes longer to place: then there is something to compare it with.
-        known = _search(request, scenario, rules | _PLAIN, deadline, tell)[0].search.placed
+        # What is proven of that part is not proven of the whole.
+        known = _search(
+            request,
+            scenario,
+            rules | _PLAIN,
+            deadline,
+            lambda attempt, found: tell(attempt, dataclasses.replace(found, gap=1.0)),
+        )[0].search.placed
 
     def on_better(found: SearchResult) -> None:
         tell(attempt, found)

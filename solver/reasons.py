@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from solver.options import Pruning
+from solver.placement.fastest import OutOfTimeError
 from solver.placer import Solved
 from solver.search import TIE, OptionSearch, SearchResult
 
@@ -58,7 +59,10 @@ def _workers(search: OptionSearch, best: Solved, max_workers: int | None) -> str
     text = _count(workers, "worker")
     if workers == max_workers:
         return f"{text}: the most that --max-workers allows."
-    more = search.neighbour(best, workers + 1, ps)
+    try:
+        more = search.neighbour(best, workers + 1, ps)
+    except OutOfTimeError:
+        return f"{text}: there was no time to look at {workers + 1}."
     if more is None:
         of_size = "" if best.candidate.mixed else " of this size"
         return f"{text}{of_size}: no more fit beside the other tasks."
@@ -72,7 +76,11 @@ def _parameter_servers(search: OptionSearch, best: Solved) -> str:
     workers, ps = best.candidate.workers, best.candidate.ps
     clauses = []
     for other_count in (ps - 1, ps + 1):
-        other = search.neighbour(best, workers, other_count)
+        try:
+            other = search.neighbour(best, workers, other_count)
+        except OutOfTimeError:
+            clauses.append(f"there was no time to look at {other_count}")
+            continue
         if other is not None:
             outcome = _compared(other, best)
             clauses.append(f"{other_count} {outcome.removesuffix(', ')}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,6 +28,7 @@ TIE = 0.01
 """Predicted speeds closer than this share are equal: the model is not better than that."""
 ALTERNATIVES = 5
 ROUNDING = 1e-6
+NEIGHBOUR_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ class OptionSearch:
         self._on_better = on_better
         self._too_large: dict[Candidate, TooManyStatesError] = {}
         self._beaten = 0
+        self._deadline = 0.0
 
     @property
     def placements_are_simple(self) -> bool:
@@ -104,6 +107,7 @@ class OptionSearch:
         Returns:
             None if no option fits.
         """
+        self._deadline = deadline
         table = self._table()
         cut_off = self._place_fastest(table, deadline)
         solved = self.placed
@@ -183,7 +187,12 @@ class OptionSearch:
         return self._solved[candidate.identity]
 
     def neighbour(self, solved: Solved, workers: int, ps: int) -> Solved | None:
-        """The option with other counts, placed; None if it is not in the space or does not fit."""
+        """The option with other counts, placed; None if it is not in the space or does not fit.
+
+        Raises:
+            OutOfTimeError: if that takes longer than the search had, and a second.
+        """
+        deadline = max(self._deadline, time.monotonic() + NEIGHBOUR_S)
         region = solved.candidate.region
         for entry in self._ranges:
             if (
@@ -192,7 +201,7 @@ class OptionSearch:
                 and 1 <= ps <= min(entry.max_ps, self._max_ps(self._regions[region]))
             ):
                 other = replace(solved.candidate, workers=workers, ps=ps, samples_bound=math.inf, traffic_bound=0.0)
-                return self.place(other)
+                return self.place(other, deadline=deadline)
         return None
 
     def _raise_if_too_large(self) -> None:
@@ -252,16 +261,16 @@ class OptionSearch:
 
     def _table(self) -> CandidateTable:
         scenario, share = self._scenario, self._ps_may_share
-        uplink = scenario.uplink_bytes_per_s
+        uplink, cheapest = scenario.uplink_bytes_per_s, scenario.cluster.costs().cheapest
 
         def bounds(region: Sequence[NodeKind], entry: OptionRange) -> Callable[[int], Bounds]:
             models, sizes, workers = [self.model(shape) for shape in entry.shapes], scenario.sizes, entry.max_workers
             if entry.mixed:
                 return lambda ps: mixed_bounds(
                     region, models, sizes, self.shards(ps), workers, uplink, ps_may_share=share
-                )
+                ).weighed(self._total, *cheapest)
             alike = ShapeBounds(Machines(region), models[0], sizes, workers, uplink, ps_may_share=share)
-            return lambda ps: alike.of(self.shards(ps))
+            return lambda ps: alike.of(self.shards(ps)).weighed(self._total, *cheapest)
 
         return CandidateTable(self._regions, self._ranges, self._total, bounds, self._max_ps)
 

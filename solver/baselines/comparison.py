@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,17 +52,28 @@ class Comparison:
 
     rows: tuple[Row, ...]
 
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> Comparison:
+        """Sorts the rows and gives each its share of the best."""
+        best = max((row.samples_per_s for row in rows), default=0.0) or 1.0
+        shared = [dataclasses.replace(row, share=row.samples_per_s / best) for row in rows]
+        # Of those equal but for rounding, first the one that was named first.
+        return cls(tuple(sorted(shared, key=lambda row: -round(row.share, 9))))
+
     def to_json(self) -> list[dict[str, Any]]:
         """The rows as JSON values."""
         return [dataclasses.asdict(row) for row in self.rows]
 
 
-def compare(request: PlanRequest, methods: Sequence[str] | None = None) -> Comparison:
+def compare(
+    request: PlanRequest, methods: Sequence[str] | None = None, on_row: Callable[[Row], None] | None = None
+) -> Comparison:
     """Plans by each method.
 
     Args:
         request: what to plan.
         methods: names; None for all.
+        on_row: told of each row when it is known, its share not yet.
 
     Raises:
         BadInputError: if there is no such method or the request makes no sense.
@@ -71,13 +82,14 @@ def compare(request: PlanRequest, methods: Sequence[str] | None = None) -> Compa
     names = tuple(METHODS) if methods is None else tuple(methods)
     check_methods(names)
     check_request(request)
-    rows = [_row(name, request) for name in names]
-    best = max((row.samples_per_s for row in rows), default=0.0)
-    if not best:
+    rows = []
+    for name in names:
+        rows.append(_row(name, request))
+        if on_row is not None:
+            on_row(rows[-1])
+    if all(row.reason for row in rows):
         raise InfeasibleError(rows[0].reason if rows else "No method was given; name one at least.")
-    rows = [dataclasses.replace(row, share=row.samples_per_s / best) for row in rows]
-    # Of those equal but for rounding, first the one that was named first.
-    return Comparison(tuple(sorted(rows, key=lambda row: -round(row.share, 9))))
+    return Comparison.of(rows)
 
 
 def _row(method: str, request: PlanRequest) -> Row:

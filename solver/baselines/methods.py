@@ -64,10 +64,14 @@ def plan_with(method: str, request: PlanRequest) -> Plan:
     if plan.gap < NOTHING_PROVEN:
         return plan
     best = make_plan(dataclasses.replace(request, objective="throughput"))
-    if best.samples_per_s < plan.samples_per_s:
-        why = (*plan.why, "It is faster than any plan inside the rules: parameter servers share machines here.")
-        return dataclasses.replace(plan, gap=0.0, why=why)
-    return dataclasses.replace(plan, gap=1 - plan.samples_per_s / best.samples_per_s * (1 - best.gap))
+    # Of options within 1% the planner takes the calmest; another may be a little faster.
+    fastest = max([best.samples_per_s, *(other.samples_per_s for other in best.alternatives)])
+    why = plan.why
+    ps_nodes = [task.node for task in plan.tasks if task.role == "ps"]
+    if plan.samples_per_s > fastest and len(set(ps_nodes)) < len(ps_nodes):
+        why = (*why, "It is faster than any plan inside the rules: parameter servers share machines here.")
+    gap = max(0.0, 1 - plan.samples_per_s / fastest * (1 - best.gap))
+    return dataclasses.replace(plan, gap=gap, why=why)
 
 
 def check_methods(names: Sequence[str]) -> None:

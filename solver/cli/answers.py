@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from solver.baselines import compare, plan_with
+from solver.baselines import METHODS, Comparison, Row, compare, plan_with
 from solver.cli.comparison_tables import print_comparison, print_exploration, print_variants
 from solver.cli.jobs_tables import print_jobs_plan
 from solver.cli.output import Format, console, print_json
 from solver.cli.progress import PlanningStatus
 from solver.cli.tables import print_plan, print_profile
 from solver.cluster import Cluster
-from solver.deadline import Observer, call_within, plan_within
+from solver.deadline import OWN_SHARE, Observer, TimeOverError, call_within, plan_within
 from solver.explore import explore
 from solver.jobs import Job, Order, plan_jobs
 from solver.plan import Plan
@@ -71,18 +72,37 @@ class Answers:
 
     def comparison(self, request: PlanRequest) -> None:
         """All methods side by side."""
-        made = self._within("comparing methods", compare, request)
+        rows: list[Row] = []
+        with PlanningStatus(console(stderr=True), "comparing methods"):
+            if self.time_limit_s is None:
+                made = compare(request)
+            else:
+                try:
+                    work = functools.partial(_compare, self._limited(request))
+                    made = call_within(work, self.time_limit_s, rows.append)
+                except TimeOverError as error:
+                    if all(row.reason for row in rows):
+                        raise
+                    late = [Row(name, str(error)) for name in METHODS if name not in {row.method for row in rows}]
+                    made = Comparison.of([*rows, *late])
         self._print(made, print_comparison)
 
     def exploration(self, request: PlanRequest) -> None:
         """What each rule costs."""
-        made = self._within("looking outside the rules", explore, request)
+        made = self._within("looking outside the rules", explore, self._limited(request))
         self._print(made, print_exploration)
 
     def jobs(self, jobs: Sequence[Job], cluster: Cluster, order: Order) -> None:
         """Many jobs together."""
-        made = self._within(f"planning {len(jobs)} jobs", plan_jobs, jobs, cluster, order)
+        own_limit_s = None if self.time_limit_s is None else OWN_SHARE * self.time_limit_s
+        made = self._within(f"planning {len(jobs)} jobs", plan_jobs, jobs, cluster, order, own_limit_s)
         self._print(made, print_jobs_plan)
+
+    def _limited(self, request: PlanRequest) -> PlanRequest:
+        """The request with a limit that it keeps by itself, before the child process is ended."""
+        if self.time_limit_s is None:
+            return request
+        return dataclasses.replace(request, time_limit_s=OWN_SHARE * self.time_limit_s)
 
     def _planned(self, request: PlanRequest) -> Plan:
         planner = functools.partial(_plan, self.method)
@@ -115,3 +135,7 @@ def _plan(method: str, request: PlanRequest, on_progress: Observer) -> Plan:
 
 def _call(function: Callable[..., Result], arguments: Sequence[Any], on_progress: Observer) -> Result:
     return function(*arguments)
+
+
+def _compare(request: PlanRequest, on_row: Callable[[Row], None]) -> Comparison:
+    return compare(request, on_row=on_row)

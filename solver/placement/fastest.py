@@ -15,7 +15,6 @@ from solver.async_rates import best_rates
 from solver.placement.asynchronous import SLACK, can_make_steps, keep_up, most_steps
 from solver.placement.class_counts import NO_LIMITS, Counts, Group, Limits, OutOfTimeError, proven_counts
 from solver.placement.problem import PlacementProblem, State
-from solver.resources import WorkerShape
 from solver.traffic import weighted_traffic
 
 __all__ = [
@@ -50,11 +49,6 @@ class Placement:
     round_s: float
     samples_per_s: float
     traffic_bytes: float
-
-    @property
-    def any_shape(self) -> WorkerShape:
-        """What the first worker gets."""
-        return next(group.state.shape for group in self.groups if group.workers)
 
 
 def fastest_placement(

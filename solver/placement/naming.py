@@ -19,7 +19,7 @@ class Assignment:
         ps: machines of the parameter servers; ps 0 holds the largest shard.
         workers: machines of the workers.
         chief: machine of the separate chief; None where there is none.
-        shapes: what each worker gets, where they are not all alike; else empty.
+        shapes: what each worker gets; empty where somebody else knows that they are all alike.
     """
 
     ps: tuple[str, ...]
@@ -28,7 +28,7 @@ class Assignment:
     shapes: tuple[WorkerShape, ...] = ()
 
     def shapes_of_workers(self, shape: WorkerShape) -> tuple[WorkerShape, ...]:
-        """What each worker gets; `shape` where they are all alike."""
+        """What each worker gets; `shape` where the assignment does not say."""
         return self.shapes or (shape,) * len(self.workers)
 
 
@@ -54,4 +54,4 @@ def assign(groups: Sequence[Group], kinds: Sequence[NodeKind], shard_types: Sequ
             if group.state.chief:
                 chief = node
     of_ps = tuple(node for index in sorted(ps) for node in ps[index])
-    return Assignment(of_ps, tuple(workers), chief, tuple(shapes) if len(set(shapes)) > 1 else ())
+    return Assignment(of_ps, tuple(workers), chief, tuple(shapes))
