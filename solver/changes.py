@@ -50,7 +50,10 @@ def _resized(cluster: Cluster, name: str, by: int) -> Cluster:
     if left < 0:
         raise BadInputError(f"'{chosen.name}' has {chosen.count} machines, so {-by} cannot be taken away.")
     nodes = [dataclasses.replace(node, count=left) if node is chosen else node for node in cluster.nodes]
-    return dataclasses.replace(cluster, nodes=tuple(node for node in nodes if node.count))
+    nodes = [node for node in nodes if node.count]
+    names = {name for node in nodes for name in (node.name, *node.node_names)} if cluster.pairs else set()
+    pairs = tuple(pair for pair in cluster.pairs if {pair.first, pair.second} <= names)
+    return dataclasses.replace(cluster, nodes=tuple(nodes), pairs=pairs)
 
 
 def _set(cluster: Cluster, name: str | None, field: str, text: str) -> Cluster:

@@ -12,6 +12,7 @@ from solver.costs import Costs, NodeCosts, RackCosts, UniformCosts
 from solver.traffic import COST_BETWEEN_NODES, COST_WITHIN_NODE
 from solver.units import GIB
 
+MAX_NODES = 100_000
 DEFAULT_NETWORK_GBPS = 10.0
 DEFAULT_WITHIN_NODE_GBPS = 64.0
 DEFAULT_DISK_BYTES = 10 * GIB
@@ -107,6 +108,8 @@ class Cluster:
     def __post_init__(self) -> None:
         if not self.nodes:
             raise BadInputError("A cluster needs at least one node.")
+        if self.node_count > MAX_NODES:
+            raise BadInputError(f"A cluster of {self.node_count:,} nodes is too large; {MAX_NODES:,} are the most.")
         seen: set[str] = set()
         for name in self.node_names():
             if name in seen:

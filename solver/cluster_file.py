@@ -11,6 +11,7 @@ from solver.cluster import (
     DEFAULT_DISK_BYTES,
     DEFAULT_NETWORK_GBPS,
     DEFAULT_WITHIN_NODE_GBPS,
+    MAX_NODES,
     Cluster,
     LinkError,
     NodeClass,
@@ -20,7 +21,8 @@ from solver.strict_yaml import StrictModel, YamlFile, read_yaml
 from solver.traffic import COST_BETWEEN_NODES, COST_WITHIN_NODE
 from solver.units import parse_bytes
 
-MAX_NODES = 100_000
+MAX_CPUS = 10_000
+MAX_GPUS = 1_000
 
 Size = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
 Speed = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -36,9 +38,9 @@ def _two(names: list[str]) -> list[str]:
 class _Node(StrictModel):
     name: Annotated[str, Field(min_length=1)]
     count: Annotated[int, Field(gt=0, le=MAX_NODES)] = 1
-    cpus: Speed
+    cpus: Annotated[float, Field(gt=0, le=MAX_CPUS, allow_inf_nan=False)]
     mem: Size
-    gpus: Annotated[int, Field(ge=0)] = 0
+    gpus: Annotated[int, Field(ge=0, le=MAX_GPUS)] = 0
     gpu_model: str | None = None
     disk: Size = DEFAULT_DISK_BYTES
     network_gbps: Speed = DEFAULT_NETWORK_GBPS

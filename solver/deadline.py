@@ -1,7 +1,7 @@
 """A time limit that holds: the work is done in a child process, which is ended when its time is over.
 
-HiGHS overran a limit of 60 s to more than 260 s on a large program and cannot be interrupted from inside the process
-(solver FACTS 6). The child sends every plan that is better than the last one, so the best so far is never lost.
+HiGHS overran a limit of 60 s to more than 260 s on a large program and cannot be interrupted from inside the process.
+The child sends every plan that is better than the last one, so the best so far is never lost.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ of each, -inf where it is impossible. Tables of disjoint sets combine to that of
 
     union[x] = max over y of first[y] + second[x - y]
 
-which is exact for every objective that is a sum over machines, or over the nodes of a tree of machines (solver FACTS
-3, 'DP'). Three things keep it small:
+which is exact for every objective that is a sum over machines, or over the nodes of a tree of machines.
+Three things keep it small:
 
 * Like sets share one table: k of them take about 2 log2 k convolutions (doubling).
 * Of a set that can hold at most u of the goal g, where all sets together can hold U, only max(0, g - (U - u)) to

@@ -62,6 +62,9 @@ def _check_header(path: Path, names: object) -> None:
         raise BadInputError(f"{path}, line 1: a column is named twice.")
 
 
+SMALLEST, LARGEST = 1e-7, 1e9
+
+
 class _Reader:
     """Reads one row.
 
@@ -125,6 +128,8 @@ class _Reader:
             value = math.nan
         if not (math.isfinite(value) and value > 0):
             raise BadInputError(f"{self._where}: '{column}' is '{text}'; it must be a number above 0.")
+        if not SMALLEST <= value <= LARGEST:
+            raise BadInputError(f"{self._where}: '{column}' is '{text}', which no machine does; check the unit.")
         return value
 
     def _whole(self, column: str, least: int) -> int | None:

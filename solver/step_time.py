@@ -124,7 +124,7 @@ class StepModel:
         return remote_s + 2 * local_bytes / self.within_node_bytes_per_s
 
     def network_s(self, kind: NodeKind, local_bytes: int, workers: int, all_workers: int) -> float:
-        """Seconds a machine's network card is busy while every worker makes one step (solver FACTS 4: T_i).
+        """Seconds a machine's network card is busy while every worker makes one step.
 
         Args:
             kind: the machine.

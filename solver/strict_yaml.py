@@ -65,12 +65,15 @@ def read_yaml(path: Path, model: type[Content], what: str, parts: Mapping[str, t
     try:
         tree = yaml.compose(text, Loader=yaml.SafeLoader)
         data = yaml.safe_load(text)
+        if tree is not None:
+            _refuse_repeated_keys(path, tree)
     except (yaml.YAMLError, ValueError) as error:
         raise BadInputError(_syntax_error(path, error)) from error
+    except RecursionError:
+        raise BadInputError(f"{path}, line 1: something is nested too deeply, or in itself.") from None
     if tree is None or not isinstance(data, dict):
         first = next(iter(model.model_fields))
         raise BadInputError(f"{path}, line 1: a {what} is a mapping with the key '{first}'.")
-    _refuse_repeated_keys(path, tree)
     try:
         content = model.model_validate(data)
     except ValidationError as error:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dike.exceptions import BadInputError, InfeasibleError
+from dike.exceptions import BadInputError
 from solver.changes import FIELDS, changed
 from solver.plan import Plan
 from solver.planner import PlanRequest
@@ -74,8 +75,8 @@ def _with(request: PlanRequest, parameter: str, value: str) -> PlanRequest:
             known = ", ".join((*FIELDS, *_REQUEST_FIELDS))
             raise BadInputError(f"'{parameter}' cannot be swept; these can: {known}.")
         return dataclasses.replace(request, cluster=changed(request.cluster, f"{parameter}={value}"))
-    if not value.isdecimal() or int(value) < 1:
-        raise BadInputError(f"'{parameter}' must be a whole number of at least 1, not '{value}'.")
+    if not re.fullmatch("[0-9]{1,9}", value) or int(value) < 1:
+        raise BadInputError(f"'{parameter}' must be a whole number from 1 to 999999999, not '{value[:40]}'.")
     if parameter == "batch_size":
         return dataclasses.replace(request, profile=request.profile.with_batch_size(int(value)))
     return dataclasses.replace(request, max_workers=int(value))
@@ -89,5 +90,5 @@ def plan_variants(requests: Mapping[str, PlanRequest], plan: Callable[[PlanReque
 def _planned(label: str, request: PlanRequest, plan: Callable[[PlanRequest], Plan]) -> Variant:
     try:
         return Variant(label, plan(request))
-    except InfeasibleError as error:
+    except BadInputError as error:
         return Variant(label, None, str(error))

@@ -16,9 +16,10 @@ from solver.baselines.setting import Choice, Setting
 from solver.evaluation import evaluate, planned_tasks
 from solver.options import default_rules
 from solver.plan import Option, OptionCounts, Plan
-from solver.planner import PlanRequest, make_plan
+from solver.planner import PlanProgress, PlanRequest, make_plan
 
 NOTHING_PROVEN = 1.0
+PROOF_S = 20.0
 """The gap of a plan that nothing is known of."""
 _ITERATIVE_SEES = frozenset({"identical_workers", "cpu_gpu_ratio", "task_counts"})
 """All plans inside these rules are among the placements that `iterative` tries."""
@@ -49,11 +50,16 @@ def _dike_traffic(request: PlanRequest) -> Plan:
     return make_plan(dataclasses.replace(request, objective="traffic", rules=rules))
 
 
-def plan_with(method: str, request: PlanRequest) -> Plan:
+def plan_with(method: str, request: PlanRequest, on_progress: Callable[[PlanProgress], None] | None = None) -> Plan:
     """Plans by the method of that name.
 
     All but the two of Dike plan for speed, whatever the request's objective, keep its limits, and know the first two
     rules only: `Plan.gap` says how far their plans are from the best one inside the request's rules.
+
+    Args:
+        method: its name.
+        request: what to plan.
+        on_progress: told of the plan before its gap is looked for, which can take longer.
 
     Raises:
         BadInputError: if there is no such method, the request makes no sense, or the cluster is too large for it.
@@ -61,9 +67,12 @@ def plan_with(method: str, request: PlanRequest) -> Plan:
     """
     check_methods([method])
     plan = METHODS[method].plan(request)
+    if on_progress is not None:
+        on_progress(PlanProgress(plan, placed=0))
     if plan.gap < NOTHING_PROVEN:
         return plan
-    best = make_plan(dataclasses.replace(request, objective="throughput"))
+    limit_s = PROOF_S if request.time_limit_s is None else request.time_limit_s
+    best = make_plan(dataclasses.replace(request, objective="throughput", time_limit_s=limit_s))
     # Of options within 1% the planner takes the calmest; another may be a little faster.
     fastest = max([best.samples_per_s, *(other.samples_per_s for other in best.alternatives)])
     why = plan.why

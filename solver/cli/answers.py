@@ -59,7 +59,8 @@ class Answers:
 
     def variants(self, requests: Mapping[str, PlanRequest], title: str) -> None:
         """One plan for each request, side by side."""
-        made = plan_variants(requests, self._planned)
+        share = None if self.time_limit_s is None else self.time_limit_s / len(requests)
+        made = plan_variants(requests, dataclasses.replace(self, time_limit_s=share)._planned)
         if self.picture is not None:
             from solver.variants_plot import draw_variants
 
@@ -130,7 +131,7 @@ class Answers:
 
 
 def _plan(method: str, request: PlanRequest, on_progress: Observer) -> Plan:
-    return make_plan(request, on_progress) if method == "dike" else plan_with(method, request)
+    return make_plan(request, on_progress) if method == "dike" else plan_with(method, request, on_progress)
 
 
 def _call(function: Callable[..., Result], arguments: Sequence[Any], on_progress: Observer) -> Result:

@@ -24,6 +24,8 @@ from solver.shards import Sharding
 from solver.variants import sweep as sweep_requests
 from solver.variants import what_if as what_if_requests
 
+NOT_FOR_MANY_JOBS = ("method", "rules", "sharding", "objective", "max_workers", "batch_size", "measurements")
+"""A file of jobs says these of each job, or they are the same for all."""
 LoadProfile = Callable[[str, int | None], ModelProfile]
 """Gets the profile of a model, with this batch size or its own; the application passes one as the context's object."""
 
@@ -37,7 +39,7 @@ def plan(
         ),
     ] = None,
     cluster: Annotated[Path | None, typer.Option(help="The cluster file (YAML); required.", show_default=False)] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Samples per worker and step.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, max=10**9, help="Samples per worker and step.")] = None,
     objective: Annotated[
         Objective, typer.Option(help="What to plan for: speed, or the paper's Eq. 1 (traffic).")
     ] = "throughput",
@@ -86,8 +88,12 @@ def plan(
     if jobs is not None:
         if model is not None:
             raise BadInputError(f"--jobs names the models itself; leave out '{model}'.")
+        _refuse(context, "--jobs", NOT_FOR_MANY_JOBS)
         answers.jobs(read_jobs(jobs, load_profile), machines, order)
         return
+    _refuse(context, "a single job", ("order",))
+    if chosen in ("--compare", "--explore"):
+        _refuse(context, chosen, ("method",))
     if model is None:
         raise BadInputError("The model is missing; give one, or a file of many jobs with --jobs.")
     measured = None if measurements is None else read_measurements(measurements)
@@ -112,6 +118,14 @@ def plan(
         answers.variants(what_if_requests(request, what_if), "What if")
     else:
         answers.plan(request)
+
+
+def _refuse(context: typer.Context, beside: str, names: tuple[str, ...]) -> None:
+    """Refuses options that would have no effect."""
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise BadInputError(f"--{name.replace('_', '-')} does not go with {beside}; leave one out.")
 
 
 def _mode(**given: bool) -> str:

@@ -9,8 +9,8 @@ and its number of workers alone, workers are all alike, and so are machines of a
 each configuration matters (`solver.formulations.configurations` has the program and says why it is exact; here value_g
 = (Cost_out - Cost_in) S_g and the limits are 0 and the workers that fit).
 
-With equal shards a configuration is a number of parameter servers, and 16,000 machines take tens of columns (solver
-FACTS 3, form D). Unequal shards are taken too as long as machines can hold them in few ways: with one ps a machine that
+With equal shards a configuration is a number of parameter servers, and 16,000 machines take tens of columns.
+Unequal shards are taken too as long as machines can hold them in few ways: with one ps a machine that
 is one way a shard size.
 """
 

@@ -16,7 +16,7 @@ Where equal parameter servers share their variables, their number stands before 
 v_ijl <= n_l (McCormick's other row) shares n_l out among them.
 
 N^2 m fractions and about as many rows. This is where the problem is hard: with all GPUs used 100 machines take under a
-second, but with half of them idle 50 machines are not proven in a minute (solver FACTS 3, form F), as the machines to
+second, but with half of them idle 50 machines are not proven in a minute, as the machines to
 use are then to be chosen like a dense subgraph.
 """
 

@@ -7,7 +7,7 @@ With n_i workers on machine i and y_ij = P_ij n_i of them beside ps j,
                 y_ij <= cap_ij P_ij,  y_ij <= n_i
 
 where cap_ij workers fit on machine i beside ps j. Exact: the objective drives y_ij up to the lesser of its two limits,
-which is P_ij n_i. This is solver FACTS' form B. Compared with the literal program the m n binaries Conn and the N m n
+which is P_ij n_i. Compared with the literal program the m n binaries Conn and the N m n
 rows are gone: N (m + 1) integers, N m fractions, N (2 m + 5) rows. Machines are not merged: those alike make the solver
 search their permutations, which class counts avoid.
 """

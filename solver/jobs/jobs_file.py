@@ -16,7 +16,7 @@ from solver.strict_yaml import StrictModel, YamlFile, read_yaml
 MAX_JOBS = 100_000
 _KERAS = "keras:"
 
-Positive = Annotated[int, Field(ge=1)]
+Positive = Annotated[int, Field(ge=1, le=10**12)]
 
 
 class _Job(StrictModel):
@@ -40,7 +40,7 @@ class _File(StrictModel):
 
 
 def read_jobs(path: Path, load_profile: Callable[[str, int | None], ModelProfile]) -> tuple[Job, ...]:
-    """Reads a file of jobs; `docs/solver.md` has the format.
+    """Reads a file of jobs; `docs/many-jobs.md` has the format.
 
     Args:
         path: the file.

@@ -1,4 +1,4 @@
-"""Plans many jobs at once: docs/solver.md, 'Many jobs'."""
+"""Plans many jobs at once: docs/many-jobs.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The exact placement program: how many machines of each kind are in each state (solver FACTS 3, form D).
+"""The exact placement program: how many machines of each kind are in each state.
 
     maximise    sum_c value_c w_c                    y_c: machines in state c, w_c: workers on all of them; integers
     subject to  sum_{c of kind k} y_c         <= machines of kind k

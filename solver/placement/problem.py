@@ -2,8 +2,8 @@
 
 A state is the shards on the machine, the separate chief or not, and what each worker there gets; workers come on top,
 as many as fit. Two parameter servers on one machine share its network card, so a machine gets one at most (the paper's
-third rule) unless that rule is switched off. Shards of the same size are one shard type; with a single type this is
-solver FACTS' form D, with several it is form B (unequal shards) with its rows for single machines folded into counts.
+third rule) unless that rule is switched off. Shards of the same size are one shard type; a plan of equal
+shards has a single one.
 """
 
 from __future__ import annotations

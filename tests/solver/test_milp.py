@@ -1,4 +1,4 @@
-"""The way to HiGHS and CBC, and the traps on it (solver FACTS 6)."""
+"""The way to HiGHS and CBC, and the traps on it."""
 
 from __future__ import annotations
 

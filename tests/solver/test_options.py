@@ -223,7 +223,7 @@ def test_the_example_of_the_paper_has_fewer_than_twenty_options() -> None:
     cluster = k80(cpus=4.0, mem_bytes=16 * GIB)
     prunings = _prune(cluster, frozenset(RULES), _sizes(cluster))
     assert [pruning.rule for pruning in prunings] == list(RULES)
-    # 1, 2 or 4 GPUs a worker, all in use, and 1 to 5 parameter servers (solver FACTS 5).
+    # 1, 2 or 4 GPUs a worker, all in use, and 1 to 5 parameter servers.
     assert prunings[-1].space.count == 15
     assert sum(pruning.removed for pruning in prunings) + 15 == raw_space(_kinds(cluster)).count
     plan = make_plan(PlanRequest(profile(), cluster, rules=frozenset(RULES)))
