@@ -16,8 +16,8 @@ from benchmarks.measured_task import Training
 from benchmarks.shaped_hosts import ShapedHosts, why_not
 from solver import Cluster
 from solver.calibration import fit
-from solver.figure_files import new_figure, save_figure
-from solver.measured_rows import Measurement
+from solver.calibration.measured_rows import Measurement
+from solver.drawing.figure_files import new_figure, save_figure
 
 TITLE = "Measured, not modelled: parameter servers on shaped links"
 PLOT = Path(__file__).parent / "results" / "measured.svg"

@@ -17,8 +17,8 @@ from solver import Cluster, NodeClass, PlanRequest
 from solver.baselines import METHODS, compare
 from solver.baselines.iterative import exhaust
 from solver.baselines.setting import Setting
+from solver.drawing.figure_files import new_figure, save_figure
 from solver.evaluation import evaluate
-from solver.figure_files import new_figure, save_figure
 from solver.units import GIB
 
 TITLE = "Per cent of the best throughput, by method"

@@ -12,7 +12,7 @@ import numpy as np
 
 from framework.profiling import load_profile
 from solver import Cluster, NodeClass, Plan, PlanRequest, make_plan
-from solver.figure_files import new_figure, save_figure
+from solver.drawing.figure_files import new_figure, save_figure
 
 TITLE = "Planning time by size of the cluster"
 SIZES = (5, 20, 100, 300, 1000, 4000, 16_000)

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from solver.nnls import Floats
-from solver.relative_fit import Fit, Gradients, fit_factors, predictions
+from solver.calibration.nnls import Floats
+from solver.calibration.relative_fit import Fit, Gradients, fit_factors, predictions
 
 FOLDER = Path(__file__).parent / "data" / "pollux"
 MODELS = ("bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3")

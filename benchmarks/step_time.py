@@ -10,9 +10,9 @@ import numpy as np
 from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
 from benchmarks.pollux_traces import FORMS, MODELS, Form, Trace, large_placements, small_placements
-from solver.figure_files import new_figure, save_figure
+from solver.calibration.nnls import Floats
+from solver.drawing.figure_files import new_figure, save_figure
 from solver.hardware import known_hardware
-from solver.nnls import Floats
 
 TITLE = "Step times: predicted against recorded"
 SEED = 7
@@ -54,7 +54,7 @@ def measure() -> Iterator[str]:
         "and a time per sample. The network is either what the busiest link carries at a speed ('bytes', the way Dike "
         "counts), or a constant and a time per further GPU ('GPUs', Pollux); each inside one machine and between "
         "machines. The step is their sum, the longer of the two, or Pollux' norm between these. Fitted by "
-        "`solver.relative_fit`, the fit behind `--measurements`; every figure is of placements not fitted to."
+        "`solver.calibration`, the fit behind `--measurements`; every figure is of placements not fitted to."
     )
     splits = _splits()
     predicted = {

@@ -18,12 +18,12 @@ from solver.evaluation import evaluate, planned_tasks
 from solver.hardware import Hardware, known_hardware
 from solver.nodes import NodeKind
 from solver.options import OptionSpace, Pruning, check_rules, default_rules, prune, raw_space
-from solver.placer import Solved
 from solver.plan import Alternative, Option, OptionCounts, Plan
 from solver.reasons import reasons
 from solver.resources import TaskSizes
 from solver.scenario import Scenario
-from solver.search import ALTERNATIVES, OptionSearch, SearchResult
+from solver.search.option_search import ALTERNATIVES, OptionSearch, SearchResult
+from solver.search.placer import Solved
 from solver.shards import DEFAULT_SHARDING, Sharding, useful_ps_count
 from solver.shortage import shortage
 
@@ -126,8 +126,8 @@ def check_request(request: PlanRequest) -> None:
         if limit is not None and limit < 1:
             raise BadInputError(f"'{name}' is {limit}; it must be at least 1.")
     limit_s = request.time_limit_s
-    if limit_s is not None and not 0 < limit_s < math.inf:
-        raise BadInputError(f"'time_limit_s' is {limit_s:g}; it must be more than 0.")
+    if limit_s is not None and not 0 <= limit_s < math.inf:
+        raise BadInputError(f"'time_limit_s' is {limit_s:g}; it must be at least 0.")
     rules = default_rules(request.objective) if request.rules is None else request.rules
     check_rules(sorted(rules))
     costs = request.cluster.costs()

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from solver.options import Pruning
 from solver.placement.fastest import OutOfTimeError
-from solver.placer import Solved
-from solver.search import TIE, OptionSearch, SearchResult
+from solver.search.option_search import TIE, OptionSearch, SearchResult
+from solver.search.placer import Solved
 
 
 def reasons(

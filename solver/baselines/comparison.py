@@ -92,7 +92,8 @@ def compare(
         if on_row is not None:
             on_row(rows[-1])
     if all(row.reason for row in rows):
-        raise InfeasibleError(rows[0].reason if rows else "No method was given; name one at least.")
+        reasons = {row.method: row.reason for row in rows}
+        raise InfeasibleError(reasons[names[0]] if names else "No method was given; name one at least.")
     return Comparison.of(rows)
 
 

@@ -47,7 +47,7 @@ class Answers:
         made = self._planned(request)
         if self.picture is not None:
             # matplotlib takes a while to load, and most runs draw nothing.
-            from solver.picture import draw_plan
+            from solver.drawing.picture import draw_plan
 
             draw_plan(made, self.picture)
         if self.output_format is Format.JSON:
@@ -62,7 +62,7 @@ class Answers:
         share = None if self.time_limit_s is None else self.time_limit_s / len(requests)
         made = plan_variants(requests, dataclasses.replace(self, time_limit_s=share)._planned)
         if self.picture is not None:
-            from solver.variants_plot import draw_variants
+            from solver.drawing.variants_plot import draw_variants
 
             draw_variants(made, title, self.picture)
         if self.output_format is Format.JSON:

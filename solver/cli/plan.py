@@ -12,12 +12,12 @@ from dike.exceptions import BadInputError
 from dike.profile import ModelProfile
 from solver.baselines import METHODS
 from solver.calibration import fit
+from solver.calibration.measurements import read_measurements
 from solver.cli.answers import Answers
 from solver.cli.output import Format
 from solver.cluster import Cluster
-from solver.figure_files import check_picture_path
+from solver.drawing.figure_files import check_picture_path
 from solver.jobs import Order, read_jobs
-from solver.measurements import read_measurements
 from solver.options import RULES, parse_rules
 from solver.planner import Objective, PlanRequest
 from solver.shards import Sharding

@@ -7,7 +7,7 @@ parameter servers and a_i workers on machine i, q_r and a_r in rack r, and M = m
     cost = c_across n M  -  (c_across - c_rack) s sum_r q_r a_r  -  (c_rack - c_node) s sum_i q_i a_i
 
 since every pair in one rack saves c_across - c_rack, and c_rack - c_node more if it shares a machine. What is saved is
-a sum over the nodes of a tree - machines, racks - so the tables of `solver.max_plus` are exact:
+a sum over the nodes of a tree - machines, racks - so the tables of `solver.racks.max_plus` are exact:
 
     machine  best[c, q, a] = (c_rack - c_node) q a    if c chiefs, q ps and a workers fit (Eq. 2), else -inf
     rack     best[c, q, a] = (c_across - c_rack) q a + max over all ways to share c, q, a out among its machines
@@ -36,10 +36,10 @@ from solver.formulations.instance import (
     network_s,
     traffic_bytes,
 )
-from solver.max_plus import Table
 from solver.nodes import NodeKind
 from solver.placement.naming import Assignment
-from solver.rack_tree import Load, RackTree
+from solver.racks.max_plus import Table
+from solver.racks.tree import Load, RackTree
 
 MAX_STATES = 1_500_000
 """Tables may get this large; that takes some 15 seconds."""

@@ -18,7 +18,7 @@ import numpy as np
 from solver.jobs.forms import Form
 from solver.jobs.free_capacity import NOTHING, Amounts, FreeCapacity
 from solver.jobs.job import Job
-from solver.search import TIE
+from solver.search.option_search import TIE
 
 Counts = tuple[int, int]
 """Workers and parameter servers."""

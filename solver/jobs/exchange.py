@@ -10,7 +10,7 @@ from solver.jobs.forms import Form
 from solver.jobs.job import Job
 from solver.jobs.one_job import OneJob
 from solver.jobs.packing import Packer, Placement
-from solver.search import TIE
+from solver.search.option_search import TIE
 
 MOST_JOBS = 12
 """With more jobs there are too many pairs, and they average out what a pair can win."""

@@ -11,7 +11,7 @@ from solver.jobs.forms import Form
 from solver.jobs.free_capacity import FreeCapacity
 from solver.jobs.job import Job
 from solver.jobs.packing import Packer, Placement
-from solver.search import TIE
+from solver.search.option_search import TIE
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from solver.jobs.report import placed_by_plan, placed_job
 from solver.jobs.result import JobsPlan, Order, PlacedJob, UnplacedJob
 from solver.nodes import node_kinds
 from solver.plan import Plan
-from solver.search import TIE
+from solver.search.option_search import TIE
 
 ROUNDS = 3
 """Growing ends after so many rounds at most: each hands out what the one before promised and could not place."""

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from dike.profile import Api, ModelProfile
 from solver import Cluster, NodeClass
-from solver.bounds import Bounds, option_bounds
 from solver.hardware import known_hardware
-from solver.mixed_bounds import mixed_bounds
 from solver.nodes import node_kinds
 from solver.options import OptionSpace, prune, raw_space
 from solver.placement.fastest import Placement
 from solver.placement.problem import PlacementProblem, mixed_problem, placement_problem
 from solver.resources import TaskSizes, WorkerShape
+from solver.search.bounds import Bounds, option_bounds
+from solver.search.mixed_bounds import mixed_bounds
 from solver.shards import Shards, useful_ps_count
 from solver.step_time import StepModel
 from solver.units import BYTES_PER_S_PER_GBPS, GIB

@@ -15,7 +15,7 @@ from solver import Cluster, NodeClass, PlanRequest, make_plan
 from solver.options import default_rules
 from solver.placement.fastest import calmest_placement, can_reach, fastest_placement
 from solver.resources import WorkerShape
-from solver.search import TIE
+from solver.search.option_search import TIE
 from solver.shards import Shards, shard
 from solver.units import GIB
 from tests.solver import solver_brute_force as brute_force

@@ -24,7 +24,7 @@ from solver.evaluation import evaluate
 from solver.nodes import NodeKind
 from solver.placement.naming import Assignment
 from solver.placement.problem import hosts_workers
-from solver.search import TIE
+from solver.search.option_search import TIE
 from solver.units import GIB
 from tests.solver.solver_cases import MB, k80, machines, profile
 

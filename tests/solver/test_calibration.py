@@ -16,14 +16,14 @@ from dike.exceptions import BadInputError
 from dike.profile import Api, ModelProfile
 from solver import Cluster, NodeClass, PlanRequest, make_plan
 from solver.calibration import Calibration, fit
+from solver.calibration.measured_rows import Measurement
+from solver.calibration.measurements import read_measurements
+from solver.calibration.step_terms import TERMS, step_terms
 from solver.evaluation import evaluate
 from solver.hardware import known_hardware
-from solver.measured_rows import Measurement
-from solver.measurements import read_measurements
 from solver.placement.naming import Assignment
 from solver.resources import WorkerShape
 from solver.scenario import Scenario
-from solver.step_terms import TERMS, step_terms
 from solver.units import GIB
 from tests.solver.solver_cases import MB, digits, k80, profile
 

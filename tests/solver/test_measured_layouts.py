@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.measured import CASES, METHODS, rank_correlation
 from benchmarks.measured_layouts import Case, cluster, layouts
-from solver.search import TIE
+from solver.search.option_search import TIE
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from solver.nnls import Floats, nnls
+from solver.calibration.nnls import Floats, nnls
 
 entries = st.one_of(st.integers(-3, 3).map(float), st.floats(-10, 10, allow_subnormal=False))
 problems = st.tuples(st.integers(1, 7), st.integers(1, 5)).flatmap(

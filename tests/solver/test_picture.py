@@ -10,8 +10,8 @@ from matplotlib import image
 
 from dike.exceptions import BadInputError
 from solver import PlanRequest, make_plan
+from solver.drawing.picture import COLOURS, draw_plan
 from solver.grouping import group_nodes
-from solver.picture import COLOURS, draw_plan
 from tests.solver.solver_cases import digits, k80, machines, profile
 
 

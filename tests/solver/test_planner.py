@@ -11,6 +11,7 @@ import pytest
 from dike.exceptions import BadInputError, InfeasibleError
 from dike.profile import Api
 from solver import Cluster, NodeClass, PlanRequest, make_plan
+from solver.cluster import PairCost
 from solver.units import GIB
 from tests.solver.solver_cases import MB, digits, k80, machines, profile
 
@@ -173,3 +174,24 @@ def test_a_graph_job_has_no_separate_chief() -> None:
     plan = make_plan(PlanRequest(digits(Api.GRAPH), machines(1)))
     assert {task.role for task in plan.tasks} == {"ps", "worker"}
     assert plan.step_time_s.dispatch == 0
+
+
+@pytest.mark.parametrize("cost", [0.11, 1.0, 4.0])
+def test_least_traffic_is_by_the_costs_of_the_links(cost: float) -> None:
+    """One machine that stores everything is best where bytes to it cost next to nothing, and only there."""
+    gpus = NodeClass(name="g", count=3, cpus=8, mem_bytes=17 * GIB, gpus=1, gpu_model="K80", disk_bytes=100 * GIB)
+    store = NodeClass(name="store", cpus=8, mem_bytes=64 * GIB, disk_bytes=100 * GIB)
+    cluster = Cluster((gpus, store), pairs=(PairCost("store", "g", cost),))
+    model = profile([200 * MB] * 3, api=Api.GRAPH, synchronous=True, slots=0)
+    plan = make_plan(PlanRequest(model, cluster, objective="traffic"))
+    costs = cluster.costs()
+    # All workers work, one on each machine; the ps are 1 to 3, on any machines that differ.
+    machines = tuple(cluster.node_names())
+    least = min(
+        costs.total({node: 600 * MB // len(ps) for node in ps}, dict.fromkeys(machines[:3], 1))
+        for count in (1, 2, 3)
+        for ps in itertools.combinations(machines, count)
+    )
+    assert plan.optimal
+    assert plan.traffic_bytes == pytest.approx(least)
+    assert all(other.traffic_bytes >= plan.traffic_bytes * (1 - 1e-9) for other in plan.alternatives)

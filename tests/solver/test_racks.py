@@ -15,22 +15,22 @@ from hypothesis import strategies as st
 
 from dike.profile import Api
 from solver import Cluster, NodeClass
-from solver import rack_problem as rack_problem_module
 from solver.evaluation import evaluate, planned_tasks
 from solver.formulations.instance import Instance, NodeCosts, RackCosts, UniformCosts, misfit, network_s, traffic_bytes
 from solver.formulations.racks import MAX_STATES, TwoLevelRacks
 from solver.hardware import known_hardware
-from solver.max_plus import Frame, State, Table, plus, table_capacity, trace
 from solver.nodes import NodeKind
 from solver.placement.fastest import OutOfTimeError, calmest_placement, fastest_placement
 from solver.placement.naming import Assignment
 from solver.placement.problem import placement_problem
-from solver.rack_placement import can_reach_across_racks, fastest_across_racks
-from solver.rack_problem import RackProblem, rack_problem
-from solver.rack_worth import RackPlacement
+from solver.racks import problem as rack_problem_module
+from solver.racks.dealing import Place, Uplinks, deal
+from solver.racks.max_plus import Frame, State, Table, plus, table_capacity, trace
+from solver.racks.placement import can_reach_across_racks, fastest_across_racks
+from solver.racks.problem import RackProblem, rack_problem
+from solver.racks.worth import RackPlacement
 from solver.resources import TaskResources, WorkerShape
 from solver.scenario import Scenario
-from solver.shard_dealing import Place, Uplinks, deal
 from solver.shards import Shards
 from solver.units import BYTES_PER_S_PER_GBPS, GIB
 from tests.solver import solver_brute_force as brute_force

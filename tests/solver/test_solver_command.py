@@ -20,6 +20,7 @@ from tests.solver.solver_cases import profile
 
 CLUSTERS = Path(__file__).parents[2] / "examples" / "clusters"
 FIVE = CLUSTERS / "five-k80.yaml"
+EXAMPLE_JOBS = CLUSTERS.parent / "jobs" / "team.yaml"
 DEADLINE_S = 180.0
 
 
@@ -164,6 +165,10 @@ def test_bad_input_is_one_sentence_and_exit_2(model: Path, run: Run, tmp_path: P
         (["--jobs", tmp_path / "none.yaml", *two], "none.yaml"),
         ([model, "--jobs", tmp_path / "none.yaml", *two], "leave out"),
         ([model, *two, "--compare", "--picture", tmp_path / "a.png"], "--picture draws"),
+        ([model, *two, "--compare", "--method", "optimus"], "--method does not go with --compare"),
+        ([model, *two, "--order", "given"], "--order does not go with a single job"),
+        (["--jobs", EXAMPLE_JOBS, *two, "--rules", "all"], "--rules does not go with --jobs"),
+        ([model, *two, "--sweep", "batch_size=" + "9" * 400], "batch_size"),
     ]
     for arguments, says in cases:
         done = run(*arguments)
@@ -171,3 +176,16 @@ def test_bad_input_is_one_sentence_and_exit_2(model: Path, run: Run, tmp_path: P
         assert says in done.stderr
         assert done.stdout == ""
         assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_time_limit_that_is_over_keeps_what_there_is(model: Path, run: Run) -> None:
+    """Without any rule the search has far more to prove than it has time; what is quick is there all the same."""
+    slow = [model, "--cluster", CLUSTERS / "mixed.yaml", "--rules", "none", "--format", "json"]
+    plan = Plan.loads(run(*slow, "--time-limit", "4").stdout)
+    assert not plan.optimal
+    assert 0 < plan.gap <= 1
+    baseline = Plan.loads(run(*slow, "--time-limit", "2", "--method", "sar_basic").stdout)
+    assert baseline.method == "sar_basic"
+    rows = {row["method"]: row for row in json.loads(run(*slow, "--time-limit", "4", "--compare").stdout)}
+    assert rows["optimus"]["samples_per_s"] > 0
+    assert set(rows) == set(METHODS)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from benchmarks.pollux_traces import FORMS, large_placements, small_placements
 from dike.profile import Api
 from solver import Cluster, NodeClass
-from solver.bounds import option_bounds
 from solver.evaluation import evaluate
 from solver.hardware import Hardware, known_hardware
 from solver.nodes import node_kinds
@@ -22,6 +21,7 @@ from solver.placement.naming import Assignment
 from solver.placement.problem import placement_problem
 from solver.resources import TaskSizes, WorkerShape
 from solver.scenario import Scenario
+from solver.search.bounds import option_bounds
 from solver.shards import shard
 from solver.step_time import StepModel
 from solver.units import BYTES_PER_S_PER_GBPS, GIB

@@ -8,13 +8,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dike.exceptions import BadInputError
+from dike.exceptions import BadInputError, InfeasibleError
 from dike.profile import Api, ModelProfile
-from solver import NodeClass, PlanRequest, make_plan
+from solver import NodeClass, Objective, PlanRequest, make_plan
+from solver.evaluation import evaluate
 from solver.placement.fastest import calmest_placement, fastest_placement
 from solver.placement.mixed import calmest_mixed_placement, fastest_mixed_placement
+from solver.placement.naming import Assignment
+from solver.planner import scenario_of
 from solver.resources import WorkerShape
-from solver.search import TIE
+from solver.search.option_search import TIE
 from solver.shards import shard
 from solver.units import GIB
 from tests.solver import solver_brute_force as brute_force
@@ -139,3 +142,30 @@ def test_too_many_ways_to_share_machines_are_refused() -> None:
         case_of(
             [NodeClass(name="x", cpus=8.0, mem_bytes=64 * GIB)], model, WorkerShape(0, 1.0), 1, shard(model, 40), True
         )
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(few_nodes, profiles, st.integers(1, 3), st.sampled_from(["throughput", "traffic"]))
+def test_a_plan_of_workers_that_may_differ_is_worth_what_its_tasks_are(
+    classes: list[NodeClass], model: ModelProfile, most: int, objective: Objective
+) -> None:
+    """The plan's tasks are those that were placed, with their own resources."""
+    cluster = cluster_of(classes)
+    rules = frozenset({"cpu_gpu_ratio", "task_counts"})
+    request = PlanRequest(model, cluster, objective, max_workers=most, rules=rules, time_limit_s=20)
+    try:
+        plan = make_plan(request)
+    except InfeasibleError:
+        return
+    workers = [task for task in plan.tasks if task.role == "worker"]
+    shapes_of = tuple(WorkerShape(task.gpus, task.cpus) for task in workers)
+    ps = tuple(task.node for task in plan.tasks if task.role == "ps")
+    assignment = Assignment(ps, tuple(task.node for task in workers), None, shapes_of)
+    scenario = scenario_of(request)
+    worth = evaluate(scenario, shapes_of[0], scenario.shards(len(ps)), assignment)
+    assert plan.samples_per_s == pytest.approx(worth.samples_per_s, rel=CLOSE)
+    assert plan.step_time_s.total == pytest.approx(worth.step_time.total, rel=CLOSE)
+    for node in cluster.nodes:
+        here = [task for task in plan.tasks if task.node == node.name]
+        assert sum(task.cpus for task in here) <= node.cpus + 1e-6
+        assert sum(task.gpus for task in here) <= node.gpus

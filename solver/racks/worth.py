@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from solver.async_rates import Machine, best_rates
-from solver.max_plus import State as Tasks
 from solver.placement.naming import Assignment
 from solver.placement.problem import State
-from solver.rack_problem import RackProblem, View
-from solver.rack_tree import Load
-from solver.shard_dealing import Place, Uplinks, deal
+from solver.racks.dealing import Place, Uplinks, deal
+from solver.racks.max_plus import State as Tasks
+from solver.racks.problem import RackProblem, View
+from solver.racks.tree import Load
 from solver.traffic import weighted_traffic
 
 

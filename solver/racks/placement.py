@@ -1,8 +1,8 @@
 """The fastest placement across racks whose uplinks limit the speed.
 
-For each T the tables of `solver.rack_problem` say whether any placement of synchronous training is left in which no
+For each T the tables of `solver.racks.problem` say whether any placement of synchronous training is left in which no
 card and no uplink is busy longer. Bisection over all distinct times of cards and uplinks does the rest, as in
-`solver.placement.fastest` without racks. For asynchronous training `solver.rack_rates` asks the same of a rate of all
+`solver.placement.fastest` without racks. For asynchronous training `solver.racks.rates` asks the same of a rate of all
 workers. Both are exact for equal shards and for few classes of equal ones, with any kinds of machines and with a
 separate chief.
 
@@ -21,10 +21,10 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from solver.rack_problem import RackProblem, View, best_within, likely, network_times, optimistic
-from solver.rack_rates import STEPS, best_at, holds_all, most_steps
-from solver.rack_tree import Best, Load
-from solver.rack_worth import RackPlacement, placed
+from solver.racks.problem import RackProblem, View, best_within, likely, network_times, optimistic
+from solver.racks.rates import STEPS, best_at, holds_all, most_steps
+from solver.racks.tree import Best, Load
+from solver.racks.worth import RackPlacement, placed
 
 SLACK = 1e-9
 """Relative room for rounding."""

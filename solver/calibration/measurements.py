@@ -21,7 +21,7 @@ import re
 from pathlib import Path
 
 from dike.exceptions import BadInputError
-from solver.measured_rows import Measurement
+from solver.calibration.measured_rows import Measurement
 from solver.placement.naming import Assignment
 from solver.plan import Plan
 from solver.resources import WorkerShape

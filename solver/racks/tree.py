@@ -1,4 +1,4 @@
-"""Machines in racks, as the two-level tree over which the (max,+) tables of `solver.max_plus` are combined."""
+"""Machines in racks, as the two-level tree over which the (max,+) tables of `solver.racks.max_plus` are combined."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from solver.max_plus import Frame, Part, State, Table, plus, table_capacity, times, trace
+from solver.racks.max_plus import Frame, Part, State, Table, plus, table_capacity, times, trace
 
 Key = TypeVar("Key", bound=Hashable)
 

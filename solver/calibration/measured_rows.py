@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,20 +10,18 @@ import numpy as np
 
 from dike.exceptions import BadInputError
 from dike.profile import ModelProfile
+from solver.calibration.nnls import Floats
+from solver.calibration.relative_fit import Fit, Gradients, descend, fit_factors, predictions
+from solver.calibration.step_terms import TERMS, StepTerms, step_terms
 from solver.cluster import Cluster
 from solver.hardware import Hardware
-from solver.nnls import Floats
 from solver.placement.naming import Assignment
-from solver.relative_fit import Fit, Gradients, descend, fit_factors, predictions
 from solver.resources import WorkerShape
 from solver.scenario import Scenario
-from solver.step_terms import TERMS, StepTerms, step_terms
 from solver.units import format_bytes
 
 NAMES_SHOWN = 5
 """Machines that a message lists."""
-
-ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
@@ -140,14 +137,12 @@ def _check_machines(measurement: Measurement, scenario: Scenario) -> None:
         if node not in kind_of:
             known = ", ".join(list(kind_of)[:NAMES_SHOWN]) + (", ..." if len(kind_of) > NAMES_SHOWN else "")
             raise BadInputError(f"{measurement.where}: machine '{node}' is not in the cluster; it has {known}.")
-    for node, workers in Counter(measurement.assignment.workers).items():
-        gpus, cpus = workers * measurement.shape.gpus, workers * measurement.shape.cpus
-        for need, have, what in ((gpus, kind_of[node].gpus, "GPUs"), (cpus, kind_of[node].cpus, "CPUs")):
-            if need > have + ROUNDING:
-                raise BadInputError(
-                    f"{measurement.where}: {workers} workers with {need:g} {what} cannot have run on '{node}', "
-                    f"which has {have:g}; check the cluster file."
-                )
+    for node in measurement.assignment.workers:
+        if kind_of[node].gpus < measurement.shape.gpus:
+            raise BadInputError(
+                f"{measurement.where}: a worker with {measurement.shape.gpus} GPUs cannot have run on '{node}', which "
+                f"has {kind_of[node].gpus}; check the cluster file."
+            )
 
 
 def _shard_bytes(measurement: Measurement, scenario: Scenario) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 At a given rate X of all workers together (`solver.async_rates`) every machine's workers may go at up to a rate of their
 own, if its card can serve the shards on it; those of a rack at up to the sum, or what its uplink leaves them. X is
-feasible if the racks' rates add up to X. So the tables of `solver.max_plus` say which placement makes most steps F(X)
+feasible if the racks' rates add up to X. So the tables of `max_plus.py` say which placement makes most steps F(X)
 where the links are judged at X. F falls with X, and the placement found has a greatest rate of its own, from which the
 search goes on; it ends where a rate just above the best is not feasible.
 
@@ -19,10 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from solver.max_plus import State as Tasks
-from solver.max_plus import Table
-from solver.rack_problem import Floats, RackProblem, Setting, View
-from solver.rack_tree import Best, Load
+from solver.racks.max_plus import State as Tasks
+from solver.racks.max_plus import Table
+from solver.racks.problem import Floats, RackProblem, Setting, View
+from solver.racks.tree import Best, Load
 from solver.rate_arrays import PlacementArrays, high_ends, total_rates
 
 SLACK = 1e-7

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from solver.nnls import Floats, nnls
+from solver.calibration.nnls import Floats, nnls
 
 Gradients = Callable[[Floats], Floats]
 """Factors -> derivatives in seconds of each row's prediction (rows x terms)."""

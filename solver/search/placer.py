@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from solver.candidates import Candidate
 from solver.costs import UniformCosts
 from solver.evaluation import evaluate
 from solver.formulations import auto
@@ -17,11 +16,12 @@ from solver.placement.fastest import OutOfTimeError, Placement, calmest_placemen
 from solver.placement.mixed import calmest_mixed_placement, fastest_mixed_placement
 from solver.placement.naming import Assignment, assign
 from solver.placement.problem import PlacementProblem, hosts_workers, mixed_problem, placement_problem
-from solver.rack_placement import can_reach_across_racks, fastest_across_racks
-from solver.rack_problem import RackProblem, rack_problem
 from solver.racks import Region, uplink_s
+from solver.racks.placement import can_reach_across_racks, fastest_across_racks
+from solver.racks.problem import RackProblem, rack_problem
 from solver.resources import WorkerShape
 from solver.scenario import Scenario
+from solver.search.candidates import Candidate
 from solver.shards import Shards
 
 Method = Callable[[PlacementProblem, float | None], Placement | None]
@@ -170,7 +170,7 @@ class OptionPlacer:
         return solved.samples_per_s < solved.samples_bound * (1 - ROUNDING)
 
     def _crosses_racks(self, candidate: Candidate) -> bool:
-        """Whether `solver.rack_placement` takes the option: several racks, workers alike, one ps on a machine."""
+        """Whether `solver.racks.placement` takes the option: several racks, workers alike, one ps on a machine."""
         racks = {kind.rack for kind in self._regions[candidate.region]}
         return len(racks) > 1 and not candidate.mixed and not self._ps_may_share
 

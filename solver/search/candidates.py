@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from solver.bounds import Bounds
 from solver.nodes import NodeKind
 from solver.options import OptionRange
 from solver.resources import WorkerShape
+from solver.search.bounds import Bounds
 
 Key = tuple[float, int, float, int, int, int]
 """What ranks options that are equally fast: traffic, tasks, CPUs (more is better), GPUs, region, parameter servers."""

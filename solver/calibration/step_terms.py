@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from solver.async_rates import Shared
-from solver.nnls import Floats
+from solver.calibration.nnls import Floats
 from solver.placement.naming import Assignment
 from solver.racks import uplink_s
 from solver.rate_arrays import PlacementArrays, total_rates

@@ -1,4 +1,4 @@
-"""What an option can reach at best whose workers may differ between machines (compare solver.bounds)."""
+"""What an option can reach at best whose workers may differ between machines (compare solver.search.bounds)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from solver.async_bounds import StepBounds
-from solver.bounds import (
+from solver.nodes import NodeKind
+from solver.placement.problem import by_gpu_model, hosting
+from solver.resources import TaskSizes
+from solver.rooms import Ints, Machines
+from solver.search.async_bounds import StepBounds
+from solver.search.bounds import (
     Bounds,
     Floats,
     busiest_uplink,
@@ -17,10 +21,6 @@ from solver.bounds import (
     most_beside_ps,
     most_local_bytes,
 )
-from solver.nodes import NodeKind
-from solver.placement.problem import by_gpu_model, hosting
-from solver.resources import TaskSizes
-from solver.rooms import Ints, Machines
 from solver.shards import Shards
 from solver.step_time import StepModel
 

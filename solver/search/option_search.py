@@ -9,18 +9,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from solver.bounds import Bounds, ShapeBounds
-from solver.candidates import Candidate, CandidateTable, Key, Label
-from solver.mixed_bounds import mixed_bounds
 from solver.nodes import NodeKind
 from solver.options import OptionRange, OptionSpace, without_spare_cpus
 from solver.placement.fastest import OutOfTimeError, calmest_placement, fastest_placement
 from solver.placement.problem import TooManyStatesError
-from solver.placer import Method, OptionPlacer, Solved
 from solver.racks import Region, regions
 from solver.resources import WorkerShape
 from solver.rooms import Machines
 from solver.scenario import Scenario
+from solver.search.bounds import Bounds, ShapeBounds
+from solver.search.candidates import Candidate, CandidateTable, Key, Label
+from solver.search.mixed_bounds import mixed_bounds
+from solver.search.placer import Method, OptionPlacer, Solved
 from solver.shards import Shards
 from solver.step_time import StepModel
 

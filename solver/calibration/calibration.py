@@ -12,10 +12,10 @@ import numpy as np
 
 from dike.exceptions import BadInputError
 from dike.profile import ModelProfile
+from solver.calibration.measured_rows import MeasuredRows, Measurement
+from solver.calibration.step_terms import TERMS
 from solver.cluster import Cluster
 from solver.hardware import Gpu, Hardware, known_hardware
-from solver.measured_rows import MeasuredRows, Measurement
-from solver.step_terms import TERMS
 
 LEAVE_ONE_OUT_FROM = 4
 """With fewer rows than this, what is left says too little."""
@@ -147,7 +147,7 @@ def fit(
 ) -> Calibration:
     """The factors with which the model's step times come nearest to the measurements.
 
-    Least squares of the relative errors with factors of at least 0 (`solver.relative_fit`), once with transfers that
+    Least squares of the relative errors with factors of at least 0 (`relative_fit.py`), once with transfers that
     overlap the work and once without; the better is kept.
 
     Args:

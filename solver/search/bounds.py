@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from solver.async_bounds import StepBounds
 from solver.nodes import NodeKind
 from solver.placement.problem import by_gpu_model, hosting
 from solver.resources import TaskSizes
 from solver.rooms import Ints, Machines
+from solver.search.async_bounds import StepBounds
 from solver.shards import Shards
 from solver.step_time import StepModel
 from solver.traffic import COST_BETWEEN_NODES, COST_WITHIN_NODE, weighted_traffic

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from solver.figure_files import new_figure, save_figure
+from solver.drawing.figure_files import new_figure, save_figure
 from solver.variants import Variant
 
 SPEED_COLOUR = "#5b8fd6"

@@ -2,8 +2,8 @@
 
 With n workers and M bytes of shards, a rack with S bytes and a workers keeps its uplink busy for
 2 max(S (n - a), a (M - S)) / uplink seconds a step. 'No card and no uplink is busy longer than T' therefore forbids
-states of single machines and of single racks, which is what the tables of `solver.max_plus` are made for. The tables
-for asynchronous workers are in `solver.rack_rates`.
+states of single machines and of single racks, which is what the tables of `max_plus.py` are made for. The tables
+for asynchronous workers are in `rates.py`.
 
 A state counts the shards of each class. Where the shards of a class are equal that is exact. Many unequal shards would
 be too many classes; then all are one class, and two problems take the place of the true one. The optimistic one gives
@@ -25,11 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver.async_rates import Shared
-from solver.max_plus import State as Tasks
-from solver.max_plus import Table
 from solver.nodes import NodeKind
 from solver.placement.problem import State, placement_problem
-from solver.rack_tree import Best, RackTree
+from solver.racks.max_plus import State as Tasks
+from solver.racks.max_plus import Table
+from solver.racks.tree import Best, RackTree
 from solver.resources import TaskSizes
 from solver.shards import Shards
 from solver.step_time import StepModel

@@ -10,7 +10,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
-from solver.figure_files import check_picture_path, new_figure, save_figure
+from solver.drawing.figure_files import check_picture_path, new_figure, save_figure
 from solver.grouping import NodeGroup, group_nodes
 from solver.plan import Plan, PlannedTask
 from solver.units import format_bytes
