@@ -13,12 +13,12 @@ import numpy as np
 from framework.profiling import load_profile
 from solver import Cluster, NodeClass, Plan, PlanRequest, make_plan
 from solver.drawing.figure_files import new_figure, save_figure
+from solver.units import GIB
 
 TITLE = "Planning time by size of the cluster"
 SIZES = (5, 20, 100, 300, 1000, 4000, 16_000)
 RUNS = 3
 LARGEST_COUNT = 10**300
-GIB = 2**30
 PLOT = Path(__file__).parent / "results" / "planning.svg"
 COLOURS = {"homogeneous": "#5b8fd6", "heterogeneous": "#e8a33d", "fragmented": "#7ab37a"}
 
