@@ -41,15 +41,15 @@ class Reporter:
 
     def started(self) -> None:
         """The user's script is about to train, or the server serves."""
-        self._send({"type": "started"})
+        self.send({"type": "started"})
 
     def placement(self, variables: Mapping[str, str]) -> None:
         """Which device each variable really is on."""
-        self._send({"type": "placement", "variables": dict(variables)})
+        self.send({"type": "placement", "variables": dict(variables)})
 
     def checkpoint(self, path: str, step: int) -> None:
         """A checkpoint was written."""
-        self._send({"type": "checkpoint", "path": path, "step": step})
+        self.send({"type": "checkpoint", "path": path, "step": step})
 
     def progress(self, step: int, **numbers: float | None) -> None:
         """Where training is; kept back when the last report is younger than `PROGRESS_INTERVAL_S`.
@@ -77,18 +77,19 @@ class Reporter:
 
     def _flush_progress(self) -> None:
         if self._pending is not None:
-            self._send(self._pending)
+            self.send(self._pending)
             self._pending = None
 
-    def _send(self, message: dict[str, Any]) -> None:
+    def send(self, message: Mapping[str, Any], wait_s: float = 0.0) -> None:
+        """Writes one line; gives it up if nobody has read the lines before it `wait_s` seconds later."""
         if self._fd is None:
             return
         if self._thread is None:
             self._thread = threading.Thread(target=self._write_lines, name="dike-reports", daemon=True)
             self._thread.start()
-        line = json.dumps({key: _jsonable(value) for key, value in message.items()}) + "\n"
+        line = json.dumps(_jsonable(message)) + "\n"
         try:
-            self._lines.put_nowait(line.encode())
+            self._lines.put(line.encode(), block=wait_s > 0, timeout=wait_s or None)
         except queue.Full:
             return  # nobody reads: training is worth more than its report
 
@@ -103,6 +104,8 @@ class Reporter:
 
 
 def _jsonable(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _jsonable(part) for key, part in value.items()}
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 

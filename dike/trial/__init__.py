@@ -1,0 +1,1 @@
+"""A trial of a hyper-parameter search: its parameters, reports, suspension and return."""

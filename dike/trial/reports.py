@@ -1,0 +1,20 @@
+"""What a trial's process tells its executor: one JSON object a line, written to `TrialSpec.report_fd`.
+
+    {"type": "started"}                                  the script is about to run
+    {"type": "restored", "path": p, "step": n}           a checkpoint has been restored
+    {"type": "training", "preemptible": true}            the first step is about to be taken, and whether a request to
+                                                         suspend will be obeyed
+    {"type": "progress", "step": n, "train_s": t, "loss": x, "low": x, "high": x, "count": k,
+     "metrics": {name: x}, "value": x}                   a stretch of training, see below
+    {"type": "checkpoint", "path": p, "step": n, "train_s": t}
+    {"type": "result", "value": x, "values": {...}}      what the function given to `dike.tune` returned
+    {"type": "bad_input", "message": "one sentence"}     the process ends with EXIT_BAD_INPUT; a retry would not help
+    {"type": "failed", "message": "ValueError: ..."}     the script ended with an exception
+    {"type": "suspended", "path": p, "step": n}          the last line of a run that ends with EXIT_SUSPENDED
+
+In `progress`: `step` counts the steps of all runs of the trial; `train_s` the seconds it has trained in all runs;
+`loss`, `low`, `high` and `count` describe the training losses since the last such line (mean, least, greatest, number)
+and are absent where there were none; `metrics` are the newest values of everything else by name, an epoch's results
+among them; `value` is the objective's newest value where the script states one (`logs` at the end of a Keras epoch, a
+metric in `dike.report`), absent until then. A number that JSON cannot hold is written as text: "nan", "inf", "-inf".
+"""

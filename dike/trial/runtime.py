@@ -1,0 +1,202 @@
+"""What the interceptions and `dike.report` share in a trial's process: reports out, requests in, the trial's clock.
+
+One thread trains; it calls `progress` after each step and then asks `suspend_requested`. A thread of its own reads
+requests, so that one that arrives in the middle of a step is seen at its end.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import NoReturn
+
+from dike.exceptions import BadInputError
+from dike.reporting import PROGRESS_INTERVAL_S, Reporter
+from dike.trial import spec as specs
+from dike.trial.spec import EXIT_SUSPENDED, TrialSpec
+
+REPORT_WAIT_S = 5.0
+"""How long a report that must not be lost may wait for a slow reader."""
+
+
+class TrialRuntime:
+    """The trial this process is a run of.
+
+    Args:
+        spec: the trial.
+        clock: seconds, monotonic.
+
+    Attributes:
+        suspend_requested: whether the slot is wanted back; to be asked between two steps.
+    """
+
+    def __init__(self, spec: TrialSpec, clock: Callable[[], float] = time.monotonic) -> None:
+        self.spec = spec
+        self.suspend_requested = False
+        self._clock = clock
+        self._reporter = Reporter(spec.report_fd)
+        self._step = 0
+        self._trained_before_s = 0.0
+        self._training_since_s: float | None = None
+        self._checkpoint_s = clock()
+        self._reported_s = -math.inf
+        self._losses: list[float] = []
+        self._metrics: dict[str, float] = {}
+        self._value: float | None = None
+
+    def listen(self) -> None:
+        """Reads requests from now on."""
+        if self.spec.control_fd is not None:
+            threading.Thread(target=self._listen, name="dike-control", daemon=True).start()
+
+    def _listen(self) -> None:
+        assert self.spec.control_fd is not None
+        with os.fdopen(self.spec.control_fd, encoding="utf-8") as requests:
+            for request in requests:
+                if request.strip() == "suspend":
+                    self.suspend_requested = True
+
+    @property
+    def step(self) -> int:
+        """Steps done in all runs of the trial."""
+        return self._step
+
+    @property
+    def train_s(self) -> float:
+        """Seconds of training in all runs of the trial, up to the checkpoint each went on from."""
+        since = self._training_since_s
+        return self._trained_before_s + (0.0 if since is None else self._clock() - since)
+
+    def started(self) -> None:
+        """The script is about to run."""
+        self._tell({"type": "started"})
+
+    def restored(self, path: str, step: int, train_s: float) -> None:
+        """A checkpoint has been restored: counting goes on from there."""
+        self._step = step
+        self._trained_before_s = train_s
+        self._tell({"type": "restored", "path": path, "step": step})
+
+    def training(self, *, preemptible: bool) -> None:
+        """The first step is about to be taken. Said again only if `preemptible` changes."""
+        if self._training_since_s is None:
+            self._training_since_s = self._checkpoint_s = self._clock()
+        self._tell({"type": "training", "preemptible": preemptible})
+
+    def progress(
+        self,
+        step: int,
+        loss: float | None = None,
+        metrics: Mapping[str, float] | None = None,
+        value: float | None = None,
+    ) -> None:
+        """A step has been done; written with those of the next half second.
+
+        Args:
+            step: steps done in all runs of the trial.
+            loss: the training loss of the step.
+            metrics: newest values of other figures.
+            value: the objective's value, where it is stated rather than derived from the losses.
+        """
+        self._step = step
+        if loss is not None:
+            self._losses.append(loss)
+        if metrics:
+            self._metrics.update(metrics)
+        if value is not None:
+            self._value = value
+        if self._clock() - self._reported_s >= PROGRESS_INTERVAL_S:
+            self.flush_progress()
+
+    def flush_progress(self) -> None:
+        """Writes what has been kept back."""
+        if not self._losses and not self._metrics and self._value is None:
+            return
+        line: dict[str, object] = {"type": "progress", "step": self._step, "train_s": self.train_s}
+        if self._losses:
+            # NaN is contagious in a sum, but not in min and max.
+            mean = math.fsum(self._losses) / len(self._losses) if all(map(math.isfinite, self._losses)) else math.nan
+            is_nan = any(map(math.isnan, self._losses))
+            line["loss"] = mean if math.isfinite(mean) or is_nan else self._losses[-1]
+            line["low"] = math.nan if is_nan else min(self._losses)
+            line["high"] = math.nan if is_nan else max(self._losses)
+            line["count"] = len(self._losses)
+        if self._metrics:
+            line["metrics"] = dict(self._metrics)
+        if self._value is not None:
+            line["value"] = self._value
+        self._reporter.send(line)
+        self._losses.clear()
+        self._metrics.clear()
+        self._value = None
+        self._reported_s = self._clock()
+
+    @property
+    def checkpoint_due(self) -> bool:
+        """Whether the last checkpoint is older than the search's interval."""
+        return self._clock() - self._checkpoint_s >= self.spec.checkpoint_interval_s
+
+    def checkpoint_written(self, path: str, step: int) -> None:
+        """A checkpoint is complete."""
+        self._checkpoint_s = self._clock()
+        self.flush_progress()
+        self._tell({"type": "checkpoint", "path": path, "step": step, "train_s": self.train_s})
+
+    def suspend(self, path: str, step: int) -> NoReturn:
+        """Gives the slot back: the state is in the checkpoint at `path`."""
+        self.flush_progress()
+        self._tell({"type": "suspended", "path": path, "step": step})
+        self.leave(EXIT_SUSPENDED)
+
+    def result(self, value: float | None, values: Mapping[str, float]) -> None:
+        """What the function given to `dike.tune` returned."""
+        self.flush_progress()
+        self._tell({"type": "result", "value": value, "values": dict(values)})
+
+    def refuse(self, message: str) -> None:
+        """The input cannot be used."""
+        self._tell({"type": "bad_input", "message": message})
+
+    def failed(self, message: str) -> None:
+        """The script has ended with an exception."""
+        self.flush_progress()
+        self._tell({"type": "failed", "message": message})
+
+    def check_metric(self, reported: Collection[str]) -> None:
+        """To be called with the names of what an epoch has reported.
+
+        Raises:
+            BadInputError: if the search's metric is not among them.
+        """
+        metric = self.spec.metric
+        if metric not in reported:
+            names = ", ".join(sorted(reported))
+            raise BadInputError(
+                f"The script does not report a metric '{metric}', only {names}; name one of these with --metric."
+            )
+
+    def _tell(self, line: Mapping[str, object]) -> None:
+        self._reporter.send(line, REPORT_WAIT_S)
+
+    def leave(self, code: int) -> NoReturn:
+        """Ends the process at once, its reports and output written; TensorFlow's own teardown takes a second."""
+        self.flush_progress()
+        self._reporter.close()
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError:
+                continue  # nobody reads it any more
+        os._exit(code)
+
+
+@functools.cache
+def runtime() -> TrialRuntime | None:
+    """The runtime of this process; None where it is no trial."""
+    spec = specs.current()
+    return None if spec is None else TrialRuntime(spec)

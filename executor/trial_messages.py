@@ -1,0 +1,285 @@
+"""What the framework and a slot of a search say to each other.
+
+Mesos promises nothing for framework messages, so both sides say what is, not what happened: the framework repeats what
+it wants the slot to hold until the slot has said that it knows (`Wanted.number`), and the slot repeats how its last
+runs ended until the framework has said that it knows (`Wanted.known_ends`). Only `Losses` may get lost; they are
+numbered by step, and the last of them is repeated in `RunEnd`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+from dike.trial.spec import TrialSpec
+from executor.messages import decode, encode
+
+
+@dataclass(frozen=True)
+class SlotOrder:
+    """What an executor has to know of its slot; travels in `TaskInfo.data`.
+
+    Attributes:
+        search: name of the search.
+        bundle_url: where the script's folder can be fetched, token included.
+        script: path of the script inside the bundle.
+        preload: modules that the zygote imports, so that trials find them in memory.
+        environment: variables set for the trials on top of the executor's own.
+        cpus: CPUs that Mesos gave to the slot; sizes thread pools.
+        gpu_devices: device indices for `CUDA_VISIBLE_DEVICES`; None where Mesos isolates GPUs itself.
+        suspend_timeout_s: how long a trial may take to save and end before it is killed.
+    """
+
+    search: str
+    bundle_url: str
+    script: str
+    preload: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    cpus: float = 1.0
+    gpu_devices: tuple[int, ...] | None = None
+    suspend_timeout_s: float = 30.0
+
+    def encode(self) -> str:
+        """The order as base64 text, the form of bytes in Mesos' JSON."""
+        return encode({"kind": "slot", **dataclasses.asdict(self)})
+
+    @classmethod
+    def decode(cls, data: str) -> SlotOrder:
+        """Reads what `encode` wrote.
+
+        Raises:
+            ValueError: if it is something else.
+        """
+        try:
+            values = dict(decode(data))
+            if values.pop("kind", None) != "slot":
+                raise ValueError("not an order for a slot")
+            devices = values["gpu_devices"]
+            return cls(
+                **{
+                    **values,
+                    "preload": tuple(values["preload"]),
+                    "gpu_devices": None if devices is None else tuple(devices),
+                }
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"malformed order for a slot: {error}") from error
+
+
+@dataclass(frozen=True)
+class TrialRun:
+    """A run that a slot is to hold.
+
+    Attributes:
+        trial: what the process has to know; file descriptors are the executor's to fill in.
+        arguments: the script's arguments.
+    """
+
+    trial: TrialSpec
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> RunKey:
+        return (self.trial.number, self.trial.run)
+
+
+RunKey = tuple[int, int]
+"""Number of a trial and of its run."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the framework wants a slot to hold; sent to the executor, repeated until answered.
+
+    Attributes:
+        number: grows with each change; an executor ignores what is older than it knows.
+        run: the run to hold. One that has ended already is not started again. Any other run in the slot is suspended
+            first. None: nothing.
+        leave: whether the executor is to end once nothing runs; its task is then finished.
+        known_ends: runs whose end the framework has recorded.
+    """
+
+    number: int
+    run: TrialRun | None = None
+    leave: bool = False
+    known_ends: tuple[RunKey, ...] = ()
+
+    def encode(self) -> str:
+        """The message as base64 text."""
+        run = None
+        if self.run is not None:
+            run = {"trial": self.run.trial.dumps(), "arguments": list(self.run.arguments)}
+        return encode(
+            {
+                "kind": "wanted",
+                "number": self.number,
+                "run": run,
+                "leave": self.leave,
+                "known_ends": [list(key) for key in self.known_ends],
+            }
+        )
+
+    @classmethod
+    def decode(cls, data: str) -> Wanted:
+        """Reads what `encode` wrote.
+
+        Raises:
+            ValueError: if it is something else.
+        """
+        values = decode(data)
+        try:
+            if values["kind"] != "wanted":
+                raise ValueError(f"not what a slot is told: {values['kind']!r}")
+            run = values["run"]
+            return cls(
+                number=int(values["number"]),
+                run=None if run is None else TrialRun(TrialSpec.loads(run["trial"]), tuple(run["arguments"])),
+                leave=bool(values["leave"]),
+                known_ends=tuple((int(trial), int(number)) for trial, number in values["known_ends"]),
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"malformed message to a slot: {error}") from error
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a run uses of its machine; None where nobody could tell.
+
+    Attributes:
+        rss_bytes: resident memory of its processes.
+        cpu: CPUs it keeps busy, such as 1.7, since the last look.
+        gpu_mem_bytes: GPU memory of its processes.
+        gpu_utilisation: busy share of its GPUs, 0 to 1.
+    """
+
+    rss_bytes: int | None = None
+    cpu: float | None = None
+    gpu_mem_bytes: int | None = None
+    gpu_utilisation: float | None = None
+
+
+@dataclass(frozen=True)
+class RunEnd:
+    """How a run ended.
+
+    Attributes:
+        trial, run: which.
+        outcome: `finished` (the script ran to its end), `suspended` (state saved), `stopped` (killed because it did not
+            save in time; it goes on from its last checkpoint), `bad_input` (the script refused its arguments or Dike
+            its input; a retry would not help), `failed`.
+        exit_code: minus the signal's number if one ended it; None if it never started.
+        checkpoint: the newest checkpoint the trial has, of this or an earlier run; None if there is none.
+        step: steps done at that checkpoint.
+        message: one sentence about a failure; else empty.
+        tail: the end of its output, both streams.
+        last: content of its last `progress` report; empty if there was none.
+        preemptible: whether it ever could have been suspended.
+        suspend_s: seconds from the request to the slot being free; None without request.
+        seconds: how long the process lived.
+        usage: the greatest of each figure.
+        sandbox: the folder on the agent that holds its output.
+    """
+
+    trial: int
+    run: int
+    outcome: str
+    exit_code: int | None = None
+    checkpoint: str | None = None
+    step: int = 0
+    message: str = ""
+    tail: str = ""
+    last: dict[str, Any] = field(default_factory=dict)
+    preemptible: bool = False
+    suspend_s: float | None = None
+    seconds: float = 0.0
+    usage: Usage = Usage()
+    sandbox: str = ""
+
+    @property
+    def key(self) -> RunKey:
+        return (self.trial, self.run)
+
+
+@dataclass(frozen=True)
+class SlotStatus:
+    """How a slot is; sent at every change, and every second so that a lost message does no harm.
+
+    Attributes:
+        task_id: the slot's Mesos task.
+        number: the newest `Wanted.number` it knows; 0 before the first.
+        run: the run in the slot, from the decision to start it until its end; None if it is empty.
+        training: whether that run has taken its first step in this run.
+        preemptible: whether it can be suspended.
+        suspending: whether it has been asked to.
+        step: its last step.
+        checkpoint: its newest checkpoint, and
+        checkpoint_step: the step of that.
+        ends: runs that have ended and that the framework may not know of, oldest first.
+        usage: what the run uses at the moment.
+        zygote_ready: whether the zygote has imported what it should.
+    """
+
+    task_id: str
+    number: int = 0
+    run: RunKey | None = None
+    training: bool = False
+    preemptible: bool = False
+    suspending: bool = False
+    step: int = 0
+    checkpoint: str | None = None
+    checkpoint_step: int = 0
+    ends: tuple[RunEnd, ...] = ()
+    usage: Usage = Usage()
+    zygote_ready: bool = False
+
+    def encode(self) -> str:
+        """The message as base64 text."""
+        return encode({"kind": "slot_status", **dataclasses.asdict(self)})
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What a run reported of its training: the content of its report lines, oldest first.
+
+    Attributes:
+        task_id: the slot's Mesos task.
+        trial, run: which.
+        reports: contents of `progress` reports (see `dike.trial.reports`).
+    """
+
+    task_id: str
+    trial: int
+    run: int
+    reports: tuple[dict[str, Any], ...]
+
+    def encode(self) -> str:
+        """The message as base64 text."""
+        return encode({"kind": "losses", **dataclasses.asdict(self)})
+
+
+def decode_slot_message(data: str) -> SlotStatus | Losses:
+    """Reads what a slot sent.
+
+    Raises:
+        ValueError: if it is none of the two.
+    """
+    values = decode(data)
+    kind = values.pop("kind", None) if isinstance(values, dict) else None
+    try:
+        if kind == "losses":
+            return Losses(**{**values, "reports": tuple(dict(report) for report in values["reports"])})
+        if kind == "slot_status":
+            ends = tuple(RunEnd(**{**end, "usage": Usage(**end["usage"])}) for end in values["ends"])
+            run = values["run"]
+            return SlotStatus(
+                **{
+                    **values,
+                    "run": None if run is None else (int(run[0]), int(run[1])),
+                    "ends": ends,
+                    "usage": Usage(**values["usage"]),
+                }
+            )
+    except (KeyError, TypeError, IndexError, ValueError) as error:
+        raise ValueError(f"malformed '{kind}' message: {error}") from error
+    raise ValueError(f"unknown message kind {kind!r}")

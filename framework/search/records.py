@@ -1,0 +1,235 @@
+"""A search's data: what was asked for, its trials, their time slices, how it ended."""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from dike.trial.spec import Value
+from framework.policies.interface import PolicySettings, Reading
+
+Mode = Literal["min", "max"]
+Sampler = Literal["grid", "random", "tpe"]
+OnFailure = Literal["continue", "abort"]
+
+
+class TrialState(enum.StrEnum):
+    """Where a trial stands."""
+
+    WAITING = "waiting"
+    """Has never run."""
+    RUNNING = "running"
+    """Holds a slot, starting and suspending included."""
+    SUSPENDED = "suspended"
+    """Has given its slot back, with a checkpoint, or was stopped and goes on from its last one."""
+    FINISHED = "finished"
+    FAILED = "failed"
+
+    def has_ended(self) -> bool:
+        """Whether it will never run again."""
+        return self in (TrialState.FINISHED, TrialState.FAILED)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One dimension of a search space.
+
+    Attributes:
+        name: as the user wrote it.
+        choices: the values it can take; empty for a range.
+        low, high: bounds of a range, both included.
+        is_integer: whether a range holds whole numbers only.
+        log: whether a range is searched by orders of magnitude.
+    """
+
+    name: str
+    choices: tuple[Value, ...] = ()
+    low: float = 0.0
+    high: float = 0.0
+    is_integer: bool = False
+    log: bool = False
+
+
+@dataclass(frozen=True)
+class SearchSpec:
+    """What was asked for. Kept in the database, so that `--resume` needs nothing but the name.
+
+    Attributes:
+        name: the search's name, unique in its storage.
+        script: absolute path of the script on the user's machine.
+        arguments: arguments that every trial gets.
+        flags: parameter -> the flag that carries it, such as `--batch-size`; parameters without one reach the script by
+            `dike.params` alone.
+        space: what is searched.
+        sampler: how points of the space are chosen.
+        trial_count: how many trials.
+        seed: of sampler and policy.
+        policy: name of the policy.
+        settings: what it is told.
+        metric, mode: the objective; `loss` is the training loss.
+        slot_cpus, slot_mem_mib: what a slot gets; on agents with GPUs the CPUs are a GPU's share of them at least.
+        slot_gpus: GPUs of a slot; 0 where slots are shares of CPUs. None: 1 on agents that have GPUs, else 0.
+        max_slots: at most this many slots; None for as many as there is use and room for.
+        checkpoint_dir: folder for the trials' folders; the same path on all agents.
+        checkpoint_interval_s: seconds between periodic checkpoints.
+        suspend_timeout_s: how long a trial may take to give its slot back before it is stopped.
+        blacklist_s: how long an agent is left out after a trial has failed twice.
+        on_failure: whether one failed trial ends the search.
+        timeout_s: end of the search after this time, trials suspended; None for none.
+        call: which call of `dike.tune` in the script this is; None for a search over a whole script.
+        earlier_results: what the calls before it returned.
+        environment: variables for the trials' processes.
+    """
+
+    name: str
+    script: str
+    arguments: tuple[str, ...]
+    flags: dict[str, str]
+    space: tuple[Parameter, ...]
+    sampler: Sampler
+    trial_count: int
+    seed: int = 0
+    policy: str = "hermes"
+    settings: PolicySettings = field(default_factory=PolicySettings)
+    metric: str = "loss"
+    mode: Mode = "min"
+    slot_cpus: float = 1.0
+    slot_mem_mib: float = 2048.0
+    slot_gpus: int | None = None
+    max_slots: int | None = None
+    checkpoint_dir: str = ""
+    checkpoint_interval_s: float = 60.0
+    suspend_timeout_s: float = 30.0
+    blacklist_s: float = 300.0
+    on_failure: OnFailure = "continue"
+    timeout_s: float | None = None
+    call: int | None = None
+    earlier_results: tuple[dict[str, Any], ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class TrialRecord:
+    """One trial.
+
+    Attributes:
+        number: its number in the search, from 0.
+        parameters: name -> value.
+        state: where it stands.
+        runs: how often it has been started.
+        failures: how often a run of it has failed.
+        step: training steps done, as last reported.
+        train_s: seconds trained, as last reported.
+        slot_s: seconds for which it held a slot, starts and saves included.
+        loss: the last training loss reported; None before the first.
+        value: its objective: the last one stated, or the mean of its last losses where none was (not negated).
+        metrics: the newest value of each metric.
+        convergence: what the policy last compared it by; None before.
+        checkpoint, checkpoint_step, checkpoint_train_s: its newest checkpoint; None before the first.
+        agent, slot: where it last ran; empty and None before.
+        error: why it failed: the end of its output, traceback included; empty if it did not.
+        readings: what the policy sees of it (objective to be minimised).
+        slices: for each time slice, the number of readings before it.
+        created_s, ended_s: wall-clock times, seconds since the epoch; None before the end.
+    """
+
+    number: int
+    parameters: dict[str, Value]
+    state: TrialState = TrialState.WAITING
+    runs: int = 0
+    failures: int = 0
+    step: int = 0
+    train_s: float = 0.0
+    slot_s: float = 0.0
+    loss: float | None = None
+    value: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    convergence: float | None = None
+    checkpoint: str | None = None
+    checkpoint_step: int = 0
+    checkpoint_train_s: float = 0.0
+    agent: str = ""
+    slot: int | None = None
+    error: str = ""
+    readings: list[Reading] = field(default_factory=list)
+    slices: list[int] = field(default_factory=list)
+    created_s: float = 0.0
+    ended_s: float | None = None
+
+    def beats(self, other: TrialRecord | None, mode: Mode) -> bool:
+        """Whether its value is better than the other's; NaN, infinities and nothing never win."""
+        if self.value is None or not math.isfinite(self.value):
+            return False
+        if other is None or other.value is None or not math.isfinite(other.value):
+            return True
+        return self.value < other.value if mode == "min" else self.value > other.value
+
+
+@dataclass
+class SliceRecord:
+    """One time slice: a run of a trial in a slot.
+
+    Attributes:
+        trial, run: which.
+        slot: number of the slot.
+        agent: name of its agent.
+        start_s, end_s: wall-clock times, from the decision to the slot being free; None while it runs.
+        first_step_s: when it took its first step; None if it never did.
+        reason, convergence: why the policy chose it, and by what figure.
+        from_step, to_step: steps done before and after.
+        outcome: how it ended (see `executor.trial_messages.RunEnd.outcome`); `lost` if its slot went with it; empty
+            while it runs.
+        suspend_s: seconds from the request to suspend to the slot being free; None without request.
+        rss_bytes, cpu, gpu_mem_bytes, gpu_utilisation: the most it used; None where nobody could tell.
+    """
+
+    trial: int
+    run: int
+    slot: int
+    agent: str
+    start_s: float
+    end_s: float | None = None
+    first_step_s: float | None = None
+    reason: str = ""
+    convergence: float | None = None
+    from_step: int = 0
+    to_step: int = 0
+    outcome: str = ""
+    suspend_s: float | None = None
+    rss_bytes: int | None = None
+    cpu: float | None = None
+    gpu_mem_bytes: int | None = None
+    gpu_utilisation: float | None = None
+
+
+@dataclass
+class SearchResult:
+    """What became of a search; what `dike tune --format json` prints.
+
+    Attributes:
+        name: the search's name.
+        complete: whether every trial has ended.
+        trials: all trials, by number.
+        mode: whether the least or the greatest value is best.
+        checkpoint_dir: where the checkpoints are.
+        failure: why the search ended early; empty if it did not.
+    """
+
+    name: str
+    complete: bool
+    trials: list[TrialRecord]
+    mode: Mode
+    checkpoint_dir: str
+    failure: str = ""
+
+    @property
+    def best(self) -> TrialRecord | None:
+        """The finished trial with the best value; if none has finished, the best of the others."""
+        finished = [trial for trial in self.trials if trial.state is TrialState.FINISHED]
+        best: TrialRecord | None = None
+        for trial in finished or self.trials:
+            if trial.state is not TrialState.FAILED and trial.beats(best, self.mode):
+                best = trial
+        return best

@@ -1,0 +1,1 @@
+"""Policies in virtual time, on recorded learning curves."""
