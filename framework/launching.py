@@ -101,16 +101,55 @@ def launch_operation(
     return {"type": "LAUNCH", "launch": {"task_infos": infos}}
 
 
-def _take(pool: ResourcePool, planned: PlannedTask) -> tuple[list[Resource], list[Resource]]:
-    """Takes a task's resources, port aside: the executor's small part and the rest."""
-    cpus = min(EXECUTOR_CPUS, planned.cpus / 2)
-    mem = min(EXECUTOR_MEM_MIB, planned.mem_mb / 2)
-    own = pool.take_scalar("cpus", cpus) + pool.take_scalar("mem", mem)
-    rest = pool.take_scalar("cpus", planned.cpus - cpus) + pool.take_scalar("mem", planned.mem_mb - mem)
-    for name, amount in (("disk", planned.disk_mb), ("gpus", planned.gpus)):
+def take_resources(
+    pool: ResourcePool, *, cpus: float, mem_mib: float, disk_mib: float = 0, gpus: int = 0
+) -> tuple[list[Resource], list[Resource]]:
+    """Takes a task's resources, ports aside: the executor's small part and the rest.
+
+    Raises:
+        ValueError: if the pool has too little.
+    """
+    own_cpus = min(EXECUTOR_CPUS, cpus / 2)
+    own_mem = min(EXECUTOR_MEM_MIB, mem_mib / 2)
+    own = pool.take_scalar("cpus", own_cpus) + pool.take_scalar("mem", own_mem)
+    rest = pool.take_scalar("cpus", cpus - own_cpus) + pool.take_scalar("mem", mem_mib - own_mem)
+    for name, amount in (("disk", disk_mib), ("gpus", gpus)):
         if amount:
             rest += pool.take_scalar(name, amount)
     return own, rest
+
+
+def executor_info(
+    executor_id: str, name: str, source: str, python: str, image: str | None, resources: Sequence[Resource]
+) -> dict[str, Any]:
+    """Mesos' ExecutorInfo of our executor.
+
+    Args:
+        executor_id: unique in the framework.
+        name: for people.
+        source: the job or search it belongs to.
+        python: interpreter on the agent.
+        image: container image; None for the agent's own file system.
+        resources: what it gets beside its task.
+    """
+    info: dict[str, Any] = {
+        "type": "CUSTOM",
+        "executor_id": {"value": executor_id},
+        "name": name,
+        "source": source,
+        "command": {"shell": False, "value": python, "arguments": [python, "-m", "executor"]},
+        "resources": list(resources),
+    }
+    if image is not None:
+        info["container"] = {
+            "type": "MESOS",
+            "mesos": {"image": {"type": "DOCKER", "docker": {"name": image}}},
+        }
+    return info
+
+
+def _take(pool: ResourcePool, planned: PlannedTask) -> tuple[list[Resource], list[Resource]]:
+    return take_resources(pool, cpus=planned.cpus, mem_mib=planned.mem_mb, disk_mib=planned.disk_mb, gpus=planned.gpus)
 
 
 def _task_info(
@@ -124,19 +163,7 @@ def _task_info(
     planned = task.planned
     own, rest = _take(pool, planned)
     rest += pool.take_ports([task.port])
-    executor: dict[str, Any] = {
-        "type": "CUSTOM",
-        "executor_id": {"value": task.task_id},
-        "name": f"dike {task.name}",
-        "source": spec.job_id,
-        "command": {"shell": False, "value": spec.python, "arguments": [spec.python, "-m", "executor"]},
-        "resources": own,
-    }
-    if spec.image is not None:
-        executor["container"] = {
-            "type": "MESOS",
-            "mesos": {"image": {"type": "DOCKER", "docker": {"name": spec.image}}},
-        }
+    executor = executor_info(task.task_id, f"dike {task.name}", spec.job_id, spec.python, spec.image, own)
     return {
         "name": f"{spec.job_id} {task.name}",
         "task_id": {"value": task.task_id},

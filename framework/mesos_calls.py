@@ -19,6 +19,7 @@ class MesosCalls(Protocol):
     def acknowledgeStatusUpdate(self, status: dict[str, Any]) -> None: ...  # noqa: N802
     def reviveOffers(self) -> None: ...  # noqa: N802
     def suppressOffers(self) -> None: ...  # noqa: N802
+    def sendFrameworkMessage(self, executor_id: Any, agent_id: Any, data: str) -> None: ...  # noqa: N802
     def kill(self, task_id: str, agent_id: str) -> None: ...
     def reconcile(self, tasks: dict[str, str]) -> None: ...
 

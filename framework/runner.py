@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime
-import getpass
-import ipaddress
 import os
-import queue
 import secrets
-import signal
-import socket
-import sys
-import time
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 
 from dike import checkpoints
-from dike.exceptions import BadInputError, InterruptedByUserError, JobFailedError
+from dike.exceptions import InterruptedByUserError
 from dike.profile import Api, ModelProfile
 from framework import bundle, events
-from framework import master as mesos_master
-from framework.driver import Driver, FrameworkSettings, driver_failure
-from framework.embedded import AgentSpec, EmbeddedCluster
+from framework.driver import Driver
 from framework.job import JobResult, JobSpec
 from framework.master import Master
 from framework.observer import JobObserver
+from framework.session import MesosAccess, drive, is_on_this_machine, sigterm_as_interrupt
 from framework.training import TrainingJob
 from solver import Objective, Plan
 
-EVENT_WAIT_S = 0.1
 CANCEL_TIMEOUT_S = 20.0
-SUBSCRIBE_TIMEOUT_S = 20.0
 RUNS_FOLDER = "dike-runs"
 
 
@@ -46,27 +33,16 @@ class RunRequest:
         script: the user's script.
         arguments: its arguments.
         profile: the model's numbers.
-        master: `host:port` or `zk://...`; None starts a private Mesos on this machine.
-        agents: the private Mesos' agents.
-        connect_timeout_s: how long to wait for the master.
-        role, principal, secret: how to subscribe.
-        image: container image for the tasks; None for the agent's own file system.
-        agent_python: interpreter on the agents; None takes ours for a Mesos on this machine and `python3` for another.
+        mesos: where to run it.
         checkpoint_dir: where checkpoints go; None makes a new folder below `dike-runs`.
         checkpoint_interval_s, max_restarts, objective, max_workers, plan, plan_only, stream_all_logs: see `JobSpec`.
+        environment: variables for the script's processes.
     """
 
     script: Path
     arguments: tuple[str, ...]
     profile: ModelProfile
-    master: str | None = None
-    agents: Sequence[AgentSpec] = (AgentSpec(),)
-    connect_timeout_s: float = 10.0
-    role: str = "*"
-    principal: str | None = None
-    secret: str | None = None
-    image: str | None = None
-    agent_python: str | None = None
+    mesos: MesosAccess = field(default_factory=MesosAccess)
     checkpoint_dir: str | None = None
     checkpoint_interval_s: float = 60.0
     max_restarts: int = 3
@@ -89,18 +65,17 @@ def run_training(request: RunRequest, observer: JobObserver) -> JobResult:
     # The bundle is the folder the script really is in, wherever a link to it may be.
     request = dataclasses.replace(request, script=request.script.resolve())
     job_id = new_job_id(request.script)
-    checkpoint_dir = request.checkpoint_dir or str(Path.cwd() / RUNS_FOLDER / job_id)
-    if "://" not in checkpoint_dir:
-        checkpoint_dir = str(Path(checkpoint_dir).absolute())
+    checkpoint_dir = absolute_folder(request.checkpoint_dir or f"{RUNS_FOLDER}/{job_id}")
     checkpoints.check_folder(checkpoint_dir, request.profile)
     archive = bundle.pack(request.script)
-    with _sigterm_as_interrupt(), contextlib.ExitStack() as stack:
+    with sigterm_as_interrupt():
         try:
-            master = _master(request, stack)
-            host = "127.0.0.1" if request.master is None else bundle.address_towards(master.host, master.port)
-            server = stack.enter_context(bundle.BundleServer(archive, host))
-            spec = _job_spec(request, job_id, checkpoint_dir, server.url, on_this_machine=_is_loopback(master.host))
-            return _drive(spec, request, master, observer)
+            with (
+                request.mesos.connect() as master,
+                bundle.BundleServer(archive, request.mesos.our_address(master)) as server,
+            ):
+                spec = _job_spec(request, job_id, checkpoint_dir, server.url, master)
+                return _run(spec, request.mesos, master, observer, has_folder=request.checkpoint_dir is not None)
         except KeyboardInterrupt:
             raise InterruptedByUserError("Interrupted; everything that was started has been told to end.") from None
 
@@ -111,23 +86,12 @@ def new_job_id(script: Path) -> str:
     return f"{stem}-{datetime.datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
-def _master(request: RunRequest, stack: contextlib.ExitStack) -> Master:
-    if request.master is not None:
-        return mesos_master.connect(request.master, request.connect_timeout_s)
-    cluster = stack.enter_context(EmbeddedCluster(request.agents))
-    return mesos_master.connect(cluster.master, request.connect_timeout_s)
+def absolute_folder(path: str) -> str:
+    """A folder's path as any process understands it; URLs such as `gs://bucket/x` stay as they are."""
+    return path if "://" in path else str(Path(path).absolute())
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
-    except (OSError, ValueError):
-        return False
-
-
-def _job_spec(
-    request: RunRequest, job_id: str, checkpoint_dir: str, bundle_url: str, *, on_this_machine: bool
-) -> JobSpec:
+def _job_spec(request: RunRequest, job_id: str, checkpoint_dir: str, bundle_url: str, master: Master) -> JobSpec:
     return JobSpec(
         job_id=job_id,
         script=request.script.name,
@@ -135,35 +99,27 @@ def _job_spec(
         profile=request.profile,
         checkpoint_dir=checkpoint_dir,
         bundle_url=bundle_url,
-        python=request.agent_python or (sys.executable if on_this_machine and not request.image else "python3"),
+        python=request.mesos.python(master),
         checkpoint_interval_s=request.checkpoint_interval_s,
         max_restarts=request.max_restarts,
         objective=request.objective,
         max_workers=request.max_workers,
         plan=request.plan,
-        image=request.image,
+        image=request.mesos.image,
         plan_only=request.plan_only,
-        hand_out_gpus=on_this_machine,
+        hand_out_gpus=is_on_this_machine(master),
         stream_all_logs=request.stream_all_logs,
         environment=request.environment,
     )
 
 
-def _drive(spec: JobSpec, request: RunRequest, master: Master, observer: JobObserver) -> JobResult:
+def _run(spec: JobSpec, mesos: MesosAccess, master: Master, observer: JobObserver, *, has_folder: bool) -> JobResult:
     scheduler = events.EventScheduler()
-    settings = FrameworkSettings(
-        name=f"dike {spec.job_id}",
-        user=_user_name(),
-        role=request.role,
-        principal=request.principal,
-        secret=request.secret,
-    )
-    driver = Driver(settings, master.uri, scheduler)
+    driver = Driver(mesos.settings(f"dike {spec.job_id}"), master.uri, scheduler)
     job = TrainingJob(spec, driver, observer, master.agents)
-    driver.start()
-    try:
-        _subscribe(job, scheduler, master)
-        if request.master is not None and request.checkpoint_dir is None and not spec.plan_only:
+
+    def subscribed(_: str) -> None:
+        if mesos.master is not None and not has_folder and not spec.plan_only:
             observer.note(
                 f"checkpoints go to {spec.checkpoint_dir} on the chief's agent; name a folder that all agents share "
                 "with --checkpoint-dir, so that a restart can find them anywhere"
@@ -173,63 +129,17 @@ def _drive(spec: JobSpec, request: RunRequest, master: Master, observer: JobObse
                 "the script's own coordinator loop saves and restores by itself, if at all; DIKE_CHECKPOINT_DIR in its "
                 "environment names the folder"
             )
-        try:
-            _pump(job, scheduler, deadline=None)
-        except KeyboardInterrupt:
-            if reason := driver_failure():
-                raise JobFailedError(f"The connection to the Mesos master broke down: {reason}.") from None
-            observer.note("interrupted: ending all tasks (Ctrl-C again leaves that to Mesos)")
-            job.cancel()
-            _pump(job, scheduler, deadline=time.monotonic() + CANCEL_TIMEOUT_S)
-            raise
-    finally:
-        # Also ends every task that might still run: Mesos kills what belongs to a framework that is torn down.
-        driver.stop()
-        driver.join()
+
+    drive(
+        job,
+        driver,
+        scheduler,
+        master,
+        subscribed=subscribed,
+        interrupted=lambda: observer.note("interrupted: ending all tasks (Ctrl-C again leaves that to Mesos)"),
+        cancel_timeout_s=CANCEL_TIMEOUT_S,
+    )
     return job.result
-
-
-def _subscribe(job: TrainingJob, scheduler: events.EventScheduler, master: Master) -> None:
-    deadline = time.monotonic() + SUBSCRIBE_TIMEOUT_S
-    while True:
-        try:
-            event = scheduler.events.get(timeout=max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
-            raise BadInputError(
-                f"The Mesos master at {master.address} did not take the framework in within {SUBSCRIBE_TIMEOUT_S:g} s."
-            ) from None
-        job.handle(event)
-        if isinstance(event, events.Subscribed):
-            return
-
-
-def _pump(job: TrainingJob, scheduler: events.EventScheduler, deadline: float | None) -> None:
-    while not job.done and (deadline is None or time.monotonic() < deadline):
-        with contextlib.suppress(queue.Empty):
-            job.handle(scheduler.events.get(timeout=EVENT_WAIT_S))
-        job.tick()
-
-
-def _user_name() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        # A container may run under a number that has no name.
-        return "nobody"
-
-
-@contextlib.contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    """Makes SIGTERM end a run in the same orderly way as Ctrl-C."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 def environment_for_tasks() -> dict[str, str]:

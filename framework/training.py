@@ -12,28 +12,26 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dike.exceptions import BadInputError, InfeasibleError, JobFailedError
+from dike.exceptions import InfeasibleError
 from dike.task import Role
 from framework import events
+from framework.connection import Connection
 from framework.driver import CallRefusedError, MasterUnavailableError
-from framework.gathering import NO_OFFER_S, Gathering, describe_offers
+from framework.gathering import NO_OFFER_S, describe_offers
 from framework.job import JobResult, JobSpec, JobTask, TaskState
 from framework.job_plan import AllAgents, check_ever_fits, plan_for
 from framework.launching import DoesNotFitError, cluster_spec, launch_operation, place
 from framework.mesos_calls import MesosCalls, try_now
 from framework.observer import JobObserver
+from framework.offer_desk import OfferDesk
 from framework.offers import AgentOffer
 from framework.reports import ReportReader, read_outcome
 from solver import Plan
 
 logger = logging.getLogger(__name__)
 
-REFUSE_S = 2.0
-"""How long Mesos keeps back what was declined while the job waits for more."""
 REJOIN_S = 20.0
 """How long a lost worker may wait for its agent to offer its place again."""
-RECONCILE_AFTER_S = 15.0
-"""How long after a reconnection the tasks' states are asked for."""
 KILL_AGAIN_S = 5.0
 LOGS_S = 3.0
 """How long the end of the output may lag behind the end of the process."""
@@ -79,11 +77,9 @@ class TrainingJob:
         self._all_agents = all_agents
         self._clock = clock
         self._phase = Phase.WAITING
-        self._connected = False
-        self._attached = False
-        self._reconcile_at: float | None = None
-        self._offers = Gathering(clock())
-        self._unwanted: list[dict[str, str]] = []
+        self._connection = Connection(observer.note)
+        self._desk = OfferDesk(mesos, clock())
+        self._offers = self._desk.gathering
         self._plan: Plan | None = spec.plan
         self._tasks: dict[str, JobTask] = {}
         self._cluster: dict[str, list[str]] = {}
@@ -132,7 +128,7 @@ class TrainingJob:
             case events.MessageArrived():
                 self._reports.read(event.data, self._tasks)
             case events.Refused():
-                self._refused(event)
+                self._connection.refused(event)
             case events.AgentLost() | events.ExecutorLost():
                 # Mesos also sends a status update for each task that went with it.
                 logger.info("%s", event)
@@ -144,9 +140,8 @@ class TrainingJob:
             BadInputError: if the job can never fit any cluster of the agents there are.
         """
         now = self._clock()
-        self._give_back()
-        if self._reconcile_at is not None and now >= self._reconcile_at:
-            self._reconcile_at = None
+        self._desk.give_back()
+        if self._connection.must_reconcile(now):
             try_now(self._mesos.reconcile, self._live())
         if self._phase is Phase.WAITING:
             if self._offers.settled(now):
@@ -166,21 +161,13 @@ class TrainingJob:
     # The connection.
 
     def _subscribed(self) -> None:
-        if not self._connected and self._attached:
-            self._observer.note("connected to the Mesos master again")
-            # Not at once: a master that has just started knows none of its agents yet, and would call their tasks lost.
-            self._reconcile_at = self._clock() + RECONCILE_AFTER_S
-        self._connected = self._attached = True
+        self._connection.subscribed(self._clock())
         if self._phase is Phase.RUNNING and not self._rejoining:
             try_now(self._mesos.suppressOffers)
 
     def _disconnected(self) -> None:
-        # Offers do not outlive the connection.
-        self._offers.take_all()
-        self._unwanted.clear()
-        if self._connected:
-            self._observer.note("the connection to the Mesos master is lost; tasks go on, trying again")
-        self._connected = False
+        self._desk.forget()
+        self._connection.disconnected()
 
     # Offers.
 
@@ -188,26 +175,7 @@ class TrainingJob:
         if self._phase is Phase.WAITING or self._rejoining:
             self._offers.add(offers, self._clock())
         else:
-            self._unwanted += [offer["id"] for offer in offers]
-            self._give_back()
-
-    def _decline(self, agents: Sequence[AgentOffer]) -> None:
-        self._unwanted += [{"value": offer_id} for agent in agents for offer_id in agent.offer_ids]
-        self._give_back()
-
-    def _give_back(self) -> None:
-        """Declines what is not wanted; what the master did not take stays noted for the next tick."""
-        if not self._unwanted:
-            return
-        try:
-            self._mesos.declineOffer(self._unwanted, {"refuse_seconds": REFUSE_S})
-        except MasterUnavailableError as error:
-            logger.info("%s", error)
-            return
-        except CallRefusedError as error:
-            # Void offers: a master that was just restarted does not know the subscription they came by.
-            logger.info("%s", error)
-        self._unwanted = []
+            self._desk.refuse(offers)
 
     def _try_to_start(self) -> None:
         agents = [agent for agent in self._offers.agents if agent.pool.ports()]
@@ -220,12 +188,12 @@ class TrainingJob:
                 # Later the agents that carried the job may only be away for a while.
                 check_ever_fits(self._spec, self._all_agents(), error)
             self._observer.waiting(f"{error} On offer: {describe_offers(self._offers.agents)}.")
-            self._decline(self._offers.take_all())
+            self._desk.decline_rest()
             return
         self.result.plan = self._plan = plan
         if self._spec.plan_only:
             self.result.succeeded = True
-            self._decline(self._offers.take_all())
+            self._desk.decline_rest()
             self._phase = Phase.DONE
         else:
             self._launch(plan, tasks, operations)
@@ -243,7 +211,7 @@ class TrainingJob:
         return operations
 
     def _no_offer(self) -> None:
-        if not self._connected:
+        if not self._connection.connected:
             return
         # In case the master never heard that offers are wanted again.
         try_now(self._mesos.reviveOffers)
@@ -269,7 +237,9 @@ class TrainingJob:
         self._phase = Phase.RUNNING
         try:
             for agent_id, operation in operations.items():
-                self._accept(agent_id, operation)
+                agent = self._offers.agent(agent_id)
+                assert agent is not None
+                self._desk.accept(agent, operation)
             self._mesos.suppressOffers()
         except MasterUnavailableError as error:
             # What the master did take is found and ended by reconciliation.
@@ -279,15 +249,8 @@ class TrainingJob:
         except CallRefusedError as error:
             self._fail(str(error), None)
             return
-        self._decline(self._offers.take_all())
+        self._desk.decline_rest()
         self._observer.launched(tasks)
-
-    def _accept(self, agent_id: str, operation: dict[str, Any]) -> None:
-        agent = self._offers.agent(agent_id)
-        assert agent is not None
-        ids = [{"value": offer_id} for offer_id in agent.offer_ids]
-        self._mesos.acceptOffers(ids, [operation], {"refuse_seconds": REFUSE_S})
-        self._offers.take(agent_id)
 
     # Tasks.
 
@@ -367,7 +330,7 @@ class TrainingJob:
                 return
         if not self._rejoining:
             try_now(self._mesos.suppressOffers)
-        self._decline(self._offers.take_all())
+        self._desk.decline_rest()
 
     def _rejoin(self, lost: JobTask, agent: AgentOffer) -> bool:
         task = JobTask(
@@ -382,7 +345,7 @@ class TrainingJob:
         assert self._plan is not None
         try:
             operation = launch_operation(self._spec, self._plan, [task], self._cluster, agent, self._attempt)
-            self._accept(agent.agent_id, operation)
+            self._desk.accept(agent, operation)
         except DoesNotFitError:
             return False
         except (MasterUnavailableError, CallRefusedError) as error:
@@ -429,7 +392,7 @@ class TrainingJob:
         self._after_stop = then
         self._rejoining.clear()
         self._stopping_since = self._clock()
-        self._decline(self._offers.take_all())
+        self._desk.decline_rest()
         self._kill_live()
 
     def _kill_live(self) -> None:
@@ -462,15 +425,6 @@ class TrainingJob:
                     f"agent {task.node}"
                 )
         self._phase = Phase.DONE
-
-    def _refused(self, event: events.Refused) -> None:
-        if event.http_status in (401, 403):
-            raise BadInputError(
-                "The Mesos master does not accept these credentials; check --principal and --secret-file."
-            )
-        if event.http_status is not None or not self._attached:
-            raise BadInputError(f"The Mesos master refused the framework: {event.reason}.")
-        raise JobFailedError(f"The Mesos master has ended this framework: {event.reason}.")
 
 
 def _early_failure(task: JobTask) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import sys
 import time
 from pathlib import Path
@@ -15,7 +14,7 @@ from dike.checkpoints import fingerprint
 from dike.exceptions import BadInputError, JobFailedError
 from dike.profile import ModelProfile
 from framework.cli.console import LiveObserver, PlainObserver
-from framework.embedded import private_agents
+from framework.cli.mesos_options import mesos_access
 from framework.profiling import load_profile
 from framework.runner import RunRequest, environment_for_tasks, run_training
 from solver import Objective, Plan
@@ -67,12 +66,19 @@ def run(
     if logs not in ("chief", "all"):
         raise BadInputError(f"'{logs}' is not a value of --logs; say chief or all.")
     started = time.monotonic()
-    if image is not None and master is None:
-        raise BadInputError("--image needs --master: the private Mesos runs tasks in this machine's own file system.")
-    if not re.fullmatch(r"\*|[^\s/*.-][^\s*]*", role):
-        raise BadInputError(f"'{role}' is not a Mesos role; a role is one word without '*', or '*' alone.")
+    mesos = mesos_access(
+        master=master,
+        agents=agents,
+        resources=resources,
+        attributes=attributes,
+        connect_timeout=connect_timeout,
+        role=role,
+        principal=principal,
+        secret_file=secret_file,
+        image=image,
+        agent_python=agent_python,
+    )
     fixed_plan = _read_plan(plan) if plan is not None else None
-    secret = _read_secret(secret_file, principal)
     profile = _profile(script, arguments or [], batch_size, handed_over or saved_profile)
     if handed_over is not None:
         # `DIKE_MASTER=... python train.py` has written it for us alone.
@@ -85,14 +91,7 @@ def run(
         script=script,
         arguments=tuple(arguments or ()),
         profile=profile,
-        master=master,
-        agents=private_agents(agents, resources, attributes),
-        connect_timeout_s=connect_timeout,
-        role=role,
-        principal=principal,
-        secret=secret,
-        image=image,
-        agent_python=agent_python,
+        mesos=mesos,
         checkpoint_dir=checkpoint_dir,
         checkpoint_interval_s=checkpoint_interval,
         max_restarts=max_restarts,
@@ -145,18 +144,3 @@ def _read_plan(path: Path) -> Plan:
         raise BadInputError(f"The plan {path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise BadInputError(f"The plan {path} is not text.") from error
-
-
-def _read_secret(path: Path | None, principal: str | None) -> str | None:
-    if path is None:
-        if principal is not None:
-            raise BadInputError("--principal needs --secret-file, the file that holds its secret.")
-        return None
-    if principal is None:
-        raise BadInputError("--secret-file needs --principal, the name the secret belongs to.")
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except OSError as error:
-        raise BadInputError(f"The secret file {path} cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise BadInputError(f"The secret in {path} has to be ASCII text, as HTTP authentication wants it.") from error

@@ -12,13 +12,14 @@ from dike.exceptions import BadInputError, InfeasibleError
 from dike.profile import Api, ModelProfile, VariableSpec
 from executor.messages import LaunchOrder, LogChunk, Outcome, Report
 from framework import events
+from framework.connection import RECONCILE_AFTER_S
 from framework.driver import CallRefusedError, MasterUnavailableError
 from framework.gathering import COLLECT_S, NO_OFFER_S, SETTLE_S
 from framework.job import JobSpec, JobTask, TaskState
 from framework.launching import place
 from framework.observer import JobObserver
 from framework.offers import OfferBook
-from framework.training import KILL_AGAIN_S, LOGS_S, RECONCILE_AFTER_S, REJOIN_S, TrainingJob
+from framework.training import KILL_AGAIN_S, LOGS_S, REJOIN_S, TrainingJob
 from solver import NodeClass, Plan, PlannedTask
 
 GIB = 2**30

@@ -1,0 +1,178 @@
+"""What a training job and a search have in common: a master, a subscription, events until the work is done."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import ipaddress
+import queue
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Protocol
+
+from dike.exceptions import BadInputError, JobFailedError
+from framework import events
+from framework import master as mesos_master
+from framework.bundle import address_towards
+from framework.driver import Driver, FrameworkSettings, driver_failure
+from framework.embedded import AgentSpec, EmbeddedCluster
+from framework.master import Master
+
+EVENT_WAIT_S = 0.1
+SUBSCRIBE_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True)
+class MesosAccess:
+    """Which Mesos to use, and how.
+
+    Attributes:
+        master: `host:port` or `zk://...`; None starts a private Mesos on this machine.
+        agents: the private Mesos' agents.
+        connect_timeout_s: how long to wait for the master.
+        role, principal, secret: how to subscribe.
+        image: container image for the tasks; None for the agent's own file system.
+        agent_python: interpreter on the agents; None takes ours for a Mesos on this machine and `python3` for another.
+    """
+
+    master: str | None = None
+    agents: Sequence[AgentSpec] = (AgentSpec(),)
+    connect_timeout_s: float = 10.0
+    role: str = "*"
+    principal: str | None = None
+    secret: str | None = None
+    image: str | None = None
+    agent_python: str | None = None
+
+    @contextlib.contextmanager
+    def connect(self) -> Iterator[Master]:
+        """The master; a private one lives as long as the context."""
+        with contextlib.ExitStack() as stack:
+            address = self.master
+            if address is None:
+                address = stack.enter_context(EmbeddedCluster(self.agents)).master
+            yield mesos_master.connect(address, self.connect_timeout_s)
+
+    def settings(self, name: str) -> FrameworkSettings:
+        """How a framework of this name presents itself."""
+        return FrameworkSettings(
+            name=name, user=_user_name(), role=self.role, principal=self.principal, secret=self.secret
+        )
+
+    def our_address(self, master: Master) -> str:
+        """This machine's address as the agents see it."""
+        return "127.0.0.1" if self.master is None else address_towards(master.host, master.port)
+
+    def python(self, master: Master) -> str:
+        """The interpreter that runs executors on the agents."""
+        return self.agent_python or (sys.executable if is_on_this_machine(master) and not self.image else "python3")
+
+
+def is_on_this_machine(master: Master) -> bool:
+    """Whether the master is reached by loopback, and so its agents are on this machine too."""
+    try:
+        return ipaddress.ip_address(socket.gethostbyname(master.host)).is_loopback
+    except (OSError, ValueError):
+        return False
+
+
+class Work(Protocol):
+    """What is driven by Mesos' events, on one thread."""
+
+    @property
+    def done(self) -> bool: ...
+    def handle(self, event: events.Event) -> None: ...
+    def tick(self) -> None: ...
+    def cancel(self) -> None: ...
+
+
+def drive(
+    work: Work,
+    driver: Driver,
+    scheduler: events.EventScheduler,
+    master: Master,
+    *,
+    subscribed: Callable[[str], None],
+    interrupted: Callable[[], None],
+    cancel_timeout_s: float,
+) -> None:
+    """Subscribes and feeds events to the work until it is done.
+
+    Args:
+        work: gets the events.
+        driver: not started yet.
+        scheduler: files what the driver hears.
+        master: for messages.
+        subscribed: called with the framework's id once the master has taken it in.
+        interrupted: called after Ctrl-C, before the work is cancelled.
+        cancel_timeout_s: how long the cancelled work may take.
+
+    Raises:
+        BadInputError: if the master refuses the framework.
+        JobFailedError: if the connection broke down for good.
+        KeyboardInterrupt: after Ctrl-C, when the work has been cancelled.
+    """
+    driver.start()
+    try:
+        subscribed(_subscribe(work, scheduler, master))
+        try:
+            _pump(work, scheduler, deadline=None)
+        except KeyboardInterrupt:
+            if reason := driver_failure():
+                raise JobFailedError(f"The connection to the Mesos master broke down: {reason}.") from None
+            interrupted()
+            work.cancel()
+            _pump(work, scheduler, deadline=time.monotonic() + cancel_timeout_s)
+            raise
+    finally:
+        # Also ends every task that might still run: Mesos kills what belongs to a framework that is torn down.
+        driver.stop()
+        driver.join()
+
+
+def _subscribe(work: Work, scheduler: events.EventScheduler, master: Master) -> str:
+    deadline = time.monotonic() + SUBSCRIBE_TIMEOUT_S
+    while True:
+        try:
+            event = scheduler.events.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            raise BadInputError(
+                f"The Mesos master at {master.address} did not take the framework in within {SUBSCRIBE_TIMEOUT_S:g} s."
+            ) from None
+        work.handle(event)
+        if isinstance(event, events.Subscribed):
+            return event.framework_id
+
+
+def _pump(work: Work, scheduler: events.EventScheduler, deadline: float | None) -> None:
+    while not work.done and (deadline is None or time.monotonic() < deadline):
+        with contextlib.suppress(queue.Empty):
+            work.handle(scheduler.events.get(timeout=EVENT_WAIT_S))
+        work.tick()
+
+
+def _user_name() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        # A container may run under a number that has no name.
+        return "nobody"
+
+
+@contextlib.contextmanager
+def sigterm_as_interrupt() -> Iterator[None]:
+    """Makes SIGTERM end a run in the same orderly way as Ctrl-C."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
