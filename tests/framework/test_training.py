@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from dike.profile import Api, ModelProfile, VariableSpec
 from executor.messages import LaunchOrder, LogChunk, Outcome, Report
 from framework import events
 from framework.connection import RECONCILE_AFTER_S
-from framework.driver import CallRefusedError, MasterUnavailableError
 from framework.gathering import COLLECT_S, NO_OFFER_S, SETTLE_S
 from framework.job import JobSpec, JobTask, TaskState
 from framework.launching import place
@@ -21,6 +19,7 @@ from framework.observer import JobObserver
 from framework.offers import OfferBook
 from framework.training import KILL_AGAIN_S, LOGS_S, REJOIN_S, TrainingJob
 from solver import NodeClass, Plan, PlannedTask
+from tests.framework.played_mesos import PlayedMesos
 
 GIB = 2**30
 
@@ -55,72 +54,6 @@ def spec(**changes: Any) -> JobSpec:
     return JobSpec(**{**values, **changes})
 
 
-def scalar(name: str, value: float) -> dict[str, Any]:
-    return {"name": name, "type": "SCALAR", "scalar": {"value": value}, "role": "*"}
-
-
-class Mesos:
-    """Plays the master: hands out offers, remembers calls."""
-
-    def __init__(self) -> None:
-        self.accepted: list[dict[str, Any]] = []
-        self.declined: list[str] = []
-        self.killed: list[str] = []
-        self.acknowledged: list[dict[str, Any]] = []
-        self.calls: list[str] = []
-        self.reconciled: list[dict[str, str]] = []
-        self.unavailable = False
-        self.refusal = ""
-        self.decline_refusal = ""
-        self._serial = itertools.count()
-
-    def offer(self, agent: int = 0, cpus: float = 2, mem: float = 8192, ports: bool = True) -> dict[str, Any]:
-        first = 31000 + 100 * agent
-        resources = [scalar("cpus", cpus), scalar("mem", mem), scalar("disk", 10_000)]
-        if ports:
-            resources.append(
-                {"name": "ports", "type": "RANGES", "ranges": {"range": [{"begin": first, "end": first + 99}]}}
-            )
-        return {
-            "id": {"value": f"O{next(self._serial)}"},
-            "agent_id": {"value": f"S{agent}"},
-            "hostname": f"agent-{agent}",
-            "url": {"address": {"hostname": f"agent-{agent}", "ip": "127.0.0.1", "port": 5051}},
-            "resources": resources,
-        }
-
-    def acceptOffers(self, offer_ids: Any, operations: Any, filters: Any = None) -> None:  # noqa: N802
-        if self.unavailable:
-            raise MasterUnavailableError("gone")
-        if self.refusal:
-            raise CallRefusedError(self.refusal)
-        for operation in operations:
-            self.accepted += operation["launch"]["task_infos"]
-
-    def declineOffer(self, offer_ids: Any, filters: Any = None) -> None:  # noqa: N802
-        assert filters["refuse_seconds"] > 0
-        if self.unavailable:
-            raise MasterUnavailableError("gone")
-        if self.decline_refusal:
-            raise CallRefusedError(self.decline_refusal)
-        self.declined += [offer_id["value"] for offer_id in offer_ids]
-
-    def acknowledgeStatusUpdate(self, status: dict[str, Any]) -> None:  # noqa: N802
-        self.acknowledged.append(status)
-
-    def reviveOffers(self) -> None:  # noqa: N802
-        self.calls.append("revive")
-
-    def suppressOffers(self) -> None:  # noqa: N802
-        self.calls.append("suppress")
-
-    def kill(self, task_id: str, agent_id: str) -> None:
-        self.killed.append(task_id)
-
-    def reconcile(self, tasks: dict[str, str]) -> None:
-        self.reconciled.append(tasks)
-
-
 class Watcher(JobObserver):
     def __init__(self) -> None:
         self.waits: list[str] = []
@@ -146,7 +79,7 @@ class Stage:
 
     def __init__(self, job_spec: JobSpec, all_agents: list[NodeClass] | None = None) -> None:
         self.now = 1000.0
-        self.mesos = Mesos()
+        self.mesos = PlayedMesos()
         self.watcher = Watcher()
         self.job = TrainingJob(job_spec, self.mesos, self.watcher, lambda: all_agents, lambda: self.now)
         self.job.handle(events.Subscribed("F", "127.0.0.1:5050"))
@@ -565,11 +498,10 @@ def test_a_plan_for_other_agents_is_refused() -> None:
 
 def test_gpus_of_one_machine_are_numbered_across_its_agents() -> None:
     planned = tuple(PlannedTask("worker", index, f"agent-{index}", 1.0, 512, 0, 1) for index in range(2))
-    mesos = Mesos()
+    mesos = PlayedMesos()
     offers = OfferBook()
     for agent in range(2):
-        offer = mesos.offer(agent)
-        offer["resources"].append(scalar("gpus", 1))
+        offer = mesos.offer(agent, gpus=1)
         offers.add(offer)
     tasks = place(spec(), dataclasses.replace(any_plan(), tasks=planned), offers.agents, 0)
     assert [task.gpu_devices for task in tasks] == [(0,), (1,)]

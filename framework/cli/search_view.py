@@ -1,0 +1,151 @@
+"""Shows a running search: a live table of its trials on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from framework.cli.search_tables import trials_table
+from framework.search.observer import SearchObserver
+from framework.search.records import Mode, SearchResult, SearchSpec, TrialRecord, TrialState
+from framework.search.slots import Slot
+
+SUMMARY_EVERY_S = 10.0
+BEST_SHOWN = 5
+LINES_BESIDE_TABLE = 9
+"""Lines of a terminal that the live table leaves to headings and notes."""
+
+
+class PlainSearchView(SearchObserver):
+    """Lines for pipes, logs and CI: what starts for the first time, what ends, a summary now and then.
+
+    Args:
+        console: where they go.
+        spec: the search.
+    """
+
+    def __init__(self, console: Console, spec: SearchSpec) -> None:
+        self._console = console
+        self._spec = spec
+        self._waiting_for = ""
+        self._summary_s = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """Prints one line of Dike's own."""
+        self._console.print(f"dike: {text}", markup=False, highlight=False, soft_wrap=True)
+
+    def waiting(self, reason: str) -> None:
+        if reason != self._waiting_for:
+            self._waiting_for = reason
+            self.say(f"waiting: {reason}")
+
+    def trials_changed(self, trials: Sequence[TrialRecord]) -> None:
+        now = time.monotonic()
+        if now - self._summary_s >= SUMMARY_EVERY_S:
+            self._summary_s = now
+            self.say(summary(trials, self._spec))
+
+    def slot_changed(self, slot: Slot) -> None:
+        if slot.is_gone:
+            self.say(f"slot {slot.id} on {slot.node} has ended")
+        elif slot.is_up:
+            self.say(f"slot {slot.id} on {slot.node} is up")
+
+    def trial_started(self, trial: TrialRecord, slot: Slot, reason: str) -> None:
+        if trial.runs == 1:
+            self.say(f"trial {trial.number} ({describe(trial)}) starts in slot {slot.id}")
+
+    def trial_ended(self, trial: TrialRecord, slot: Slot, outcome: str) -> None:
+        if trial.state is TrialState.FINISHED:
+            value = "no value" if trial.value is None else f"{self._spec.metric} {trial.value:.4g}"
+            self.say(f"trial {trial.number} ({describe(trial)}) finished at step {trial.step}: {value}")
+
+    def output(self, text: str) -> None:
+        self._console.print("end of the failed trial's output:", style="bold")
+        self._console.print(text.rstrip(), markup=False, highlight=False)
+
+    def note(self, text: str) -> None:
+        self.say(text)
+
+
+class LiveSearchView(PlainSearchView):
+    """The same on a terminal, with a table of the trials that is kept up to date below."""
+
+    def __init__(self, console: Console, spec: SearchSpec) -> None:
+        super().__init__(console, spec)
+        self._live = Live(console=console, refresh_per_second=4, transient=True)
+
+    def __enter__(self) -> LiveSearchView:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def trials_changed(self, trials: Sequence[TrialRecord]) -> None:
+        room = max(3, self._console.size.height - LINES_BESIDE_TABLE)
+        shown = most_interesting(trials, self._spec.mode, room)
+        parts: list[Table | Text] = [trials_table(shown, self._spec.mode), Text(summary(trials, self._spec))]
+        self._live.update(Group(*parts))
+
+    def slot_changed(self, slot: Slot) -> None:
+        """The table says which slots hold what."""
+
+    def trial_started(self, trial: TrialRecord, slot: Slot, reason: str) -> None:
+        """The table says so."""
+
+
+def most_interesting(trials: Sequence[TrialRecord], mode: Mode, count: int) -> list[TrialRecord]:
+    """The trials that a screen has room for: those that run, then the best ones, then those that come next."""
+    running = [trial for trial in trials if trial.state is TrialState.RUNNING]
+    others = ranked([trial for trial in trials if trial.state is not TrialState.RUNNING], mode)
+    return [*running, *others][:count]
+
+
+def ranked(trials: Sequence[TrialRecord], mode: Mode) -> list[TrialRecord]:
+    """Trials by value, best first; those without one come last, in the order of their numbers."""
+    left = sorted(trials, key=lambda trial: trial.number)
+    with_value = [trial for trial in left if trial.beats(None, mode)]
+    with_value.sort(key=lambda trial: (trial.value or 0.0) * (1 if mode == "min" else -1))
+    return with_value + [trial for trial in left if not trial.beats(None, mode)]
+
+
+def summary(trials: Sequence[TrialRecord], spec: SearchSpec) -> str:
+    """How the search stands, in one line."""
+    counts = {state: sum(trial.state is state for trial in trials) for state in TrialState}
+    states = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    best = ranked([trial for trial in trials if trial.state is not TrialState.FAILED], spec.mode)[:1]
+    told = f"; best so far: trial {best[0].number}, {spec.metric} {best[0].value:.4g}" if best and best[0].value else ""
+    return f"{len(trials)} trials: {states or 'none yet'}{told}"
+
+
+def describe(trial: TrialRecord) -> str:
+    """A trial's parameters in words."""
+    return ", ".join(f"{name}={value}" for name, value in trial.parameters.items())
+
+
+def print_result(console: Console, result: SearchResult, spec: SearchSpec) -> None:
+    """The last word: the best trials and where their checkpoints are."""
+    best = [trial for trial in ranked(result.trials, result.mode) if trial.state is not TrialState.FAILED][:BEST_SHOWN]
+    table = Table(title="Best trials", title_justify="left", title_style="")
+    for heading in (
+        "trial",
+        *[parameter.name for parameter in spec.space],
+        spec.metric,
+        "steps",
+        "state",
+        "checkpoint",
+    ):
+        table.add_column(heading, overflow="fold")
+    for trial in best:
+        values = [str(trial.parameters.get(parameter.name, "")) for parameter in spec.space]
+        value = "" if trial.value is None else f"{trial.value:.5g}"
+        where = (trial.checkpoint or "").removeprefix(f"{result.checkpoint_dir.rstrip('/')}/")
+        table.add_row(str(trial.number), *values, value, str(trial.step), str(trial.state), where)
+    console.print(table)
+    console.print(f"Checkpoints are in {result.checkpoint_dir}", markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,193 @@
+"""`dike tune SCRIPT`: a hyper-parameter search."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dike.exceptions import BadInputError, JobFailedError
+from framework.cli.mesos_options import mesos_access
+from framework.cli.search_options import milestones_of, search_spec
+from framework.cli.search_report import report, to_json
+from framework.cli.search_view import LiveSearchView, PlainSearchView
+from framework.policies.registry import POLICIES
+from framework.search.runner import SearchRequest, run_search
+from framework.search.store import Store, default_storage
+from solver.cli.output import Format, console, print_json
+
+
+class Sampler(enum.StrEnum):
+    """How points of the space are chosen."""
+
+    GRID = "grid"
+    RANDOM = "random"
+    TPE = "tpe"
+
+
+class Mode(enum.StrEnum):
+    """Which values of the metric are good."""
+
+    MIN = "min"
+    MAX = "max"
+
+
+class OnFailure(enum.StrEnum):
+    """What a failed trial means for the others."""
+
+    CONTINUE = "continue"
+    ABORT = "abort"
+
+
+def tune(
+    script: Annotated[Path | None, typer.Argument(help="The training script.", show_default=False)] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="Arguments for every trial, after '--'.", show_default=False)
+    ] = None,
+    param: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=a,b,c or NAME=1e-5:1e-1:log or NAME=2:8:int; once for each parameter."),
+    ] = None,
+    space: Annotated[
+        Path | None, typer.Option(help="YAML file of parameters, NAME: [a, b] or NAME: 1e-5:1e-1:log.")
+    ] = None,
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="How many trials; a grid has as many as it has points.")
+    ] = None,
+    sampler: Annotated[
+        Sampler | None, typer.Option(help="How points are chosen; grid for lists without --trials, else tpe.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the sampler and the policy.")] = 0,
+    policy: Annotated[str, typer.Option(help=f"Which trials run: {', '.join(sorted(POLICIES))}.")] = "dike",
+    quantum: Annotated[float, typer.Option(min=0.1, help="Seconds between two decisions on a slot.")] = 10.0,
+    jobs_per_gpu: Annotated[int, typer.Option(min=1, help="Trials bound to one slot (hermes, fifo, rr, slaq).")] = 4,
+    milestones: Annotated[str, typer.Option(help="Longer quanta for trials that have come far: 50%:20s,75%:40s.")] = "",
+    metric: Annotated[str, typer.Option(help="The objective: loss is the training loss.")] = "loss",
+    mode: Annotated[Mode, typer.Option(help="Whether the least or the greatest value is best.")] = Mode.MIN,
+    name: Annotated[str | None, typer.Option(help="The search's name; made up if not given.")] = None,
+    resume: Annotated[str | None, typer.Option(help="Go on with the search of this name.")] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            envvar="DIKE_STORAGE", help="Database: sqlite:///FILE or postgresql://...; dike-runs/searches.db."
+        ),
+    ] = None,
+    slots: Annotated[int | None, typer.Option(min=1, help="At most this many slots.")] = None,
+    slot_cpus: Annotated[float, typer.Option(min=0.1, help="CPUs of a slot.")] = 1.0,
+    slot_mem: Annotated[float, typer.Option(min=64, help="Memory of a slot, MiB.")] = 2048.0,
+    slot_gpus: Annotated[int | None, typer.Option(min=0, help="GPUs of a slot; 1 where agents have GPUs.")] = None,
+    checkpoint_dir: Annotated[
+        str | None, typer.Option(help="Where trials are saved; the same path on all agents.")
+    ] = None,
+    checkpoint_interval: Annotated[float, typer.Option(min=1, help="Seconds between a trial's checkpoints.")] = 60.0,
+    suspend_timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds a trial has to save before it is stopped.")
+    ] = 30.0,
+    blacklist_for: Annotated[float, typer.Option(min=0, help="Seconds an agent is left out after failures.")] = 300.0,
+    on_failure: Annotated[
+        OnFailure, typer.Option(help="What a failed trial means for the others.")
+    ] = OnFailure.CONTINUE,
+    timeout: Annotated[float | None, typer.Option(min=1, help="End after so many seconds, trials suspended.")] = None,
+    no_flags: Annotated[
+        bool, typer.Option("--no-flags", help="Parameters reach the script by dike.params() only.")
+    ] = False,
+    logdir: Annotated[Path | None, typer.Option(help="Write TensorBoard logs with HParams there.")] = None,
+    master: Annotated[
+        str | None,
+        typer.Option(
+            envvar="DIKE_MASTER", help="HOST:PORT or zk://HOST:PORT/PATH; without it, a private Mesos on this machine."
+        ),
+    ] = None,
+    role: Annotated[str, typer.Option(help="Mesos role.")] = "*",
+    principal: Annotated[str | None, typer.Option(help="Mesos principal.")] = None,
+    secret_file: Annotated[Path | None, typer.Option(help="File that holds the principal's secret.")] = None,
+    image: Annotated[str | None, typer.Option(help="Container image for the slots (Mesos containerizer).")] = None,
+    agent_python: Annotated[str | None, typer.Option(help="Python on the agents that has Dike installed.")] = None,
+    connect_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for the master.")] = 10.0,
+    agents: Annotated[int, typer.Option(min=1, help="Private Mesos: how many agents.")] = 1,
+    resources: Annotated[
+        str, typer.Option(help="Private Mesos: what each agent declares, as in 'cpus:4;mem:4096;gpus:1'.")
+    ] = "",
+    attributes: Annotated[str, typer.Option(help="Private Mesos: attributes of each agent, as in 'rack:r1'.")] = "",
+    function_call: Annotated[int | None, typer.Option(hidden=True)] = None,
+    earlier_results: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
+) -> None:
+    """Searches hyper-parameters: many trials share the slots, and the policy says whose turn it is."""
+    mesos = mesos_access(
+        master=master,
+        agents=agents,
+        resources=resources,
+        attributes=attributes,
+        connect_timeout=connect_timeout,
+        role=role,
+        principal=principal,
+        secret_file=secret_file,
+        image=image,
+        agent_python=agent_python,
+    )
+    url = storage or default_storage()
+    if resume is not None:
+        if script is not None or param or space is not None or name is not None:
+            raise BadInputError(
+                f"--resume {resume} goes on as the search was first asked for; leave out the script, --param, --space "
+                "and --name."
+            )
+        with contextlib.closing(Store(url)) as store:
+            spec = store.open_search(resume)
+    else:
+        spec = search_spec(
+            script=script,
+            arguments=tuple(arguments or ()),
+            param=param or [],
+            space_file=space,
+            trials=trials,
+            sampler=None if sampler is None else sampler.value,
+            seed=seed,
+            policy=policy,
+            quantum_s=quantum,
+            jobs_per_slot=jobs_per_gpu,
+            milestones=milestones_of(milestones),
+            metric=metric,
+            mode=mode.value,
+            name=name,
+            use_flags=not no_flags and function_call is None,
+            max_slots=slots,
+            slot_cpus=slot_cpus,
+            slot_mem_mib=slot_mem,
+            slot_gpus=slot_gpus,
+            checkpoint_dir=checkpoint_dir,
+            checkpoint_interval_s=checkpoint_interval,
+            suspend_timeout_s=suspend_timeout,
+            blacklist_s=blacklist_for,
+            on_failure=on_failure.value,
+            timeout_s=timeout,
+            call=function_call,
+            earlier_results=_read_results(earlier_results),
+        )
+    as_json = output_format is Format.JSON
+    request = SearchRequest(spec, url, resume is not None, mesos, logdir)
+    with contextlib.ExitStack() as stack:
+        out = console(stderr=as_json)
+        view = PlainSearchView(out, spec)
+        if sys.stdout.isatty() and not as_json:
+            view = stack.enter_context(LiveSearchView(out, spec))
+        view.say(f"search {spec.name}: {spec.trial_count} trials, policy {spec.policy}")
+        result = run_search(request, view)
+    if as_json:
+        print_json(to_json(result))
+    else:
+        report(out, result, spec, url)
+    if result.failure:
+        raise JobFailedError(f"The search has ended early: {result.failure}; dike tune --resume {spec.name} goes on.")
+    if result.best is None:
+        raise JobFailedError(f"No trial of the search {spec.name} has succeeded; dike trials {spec.name} says more.")
+
+
+def _read_results(path: Path | None) -> tuple[dict[str, Any], ...]:
+    return () if path is None else tuple(json.loads(path.read_text(encoding="utf-8")))

@@ -1,0 +1,23 @@
+"""Agents that are left out for a while because trials failed there (paper 'Hops': blacklisting)."""
+
+from __future__ import annotations
+
+
+class Exclusions:
+    """Which agents are left out, and until when.
+
+    Args:
+        cool_down_s: how long; after it an agent is tried again.
+    """
+
+    def __init__(self, cool_down_s: float) -> None:
+        self._cool_down_s = cool_down_s
+        self._until_s: dict[str, float] = {}
+
+    def exclude(self, agent_id: str, now_s: float) -> None:
+        """Leaves an agent out from now on."""
+        self._until_s[agent_id] = now_s + self._cool_down_s
+
+    def excludes(self, agent_id: str, now_s: float) -> bool:
+        """Whether an agent is left out at the moment."""
+        return now_s < self._until_s.get(agent_id, now_s)

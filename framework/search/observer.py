@@ -1,0 +1,36 @@
+"""What a search tells whoever watches it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from framework.search.records import TrialRecord
+from framework.search.slots import Slot
+
+
+class SearchObserver:
+    """Hears of everything worth showing; this base class ignores it all.
+
+    All methods are called on the search's thread and must return soon.
+    """
+
+    def waiting(self, reason: str) -> None:
+        """No slot can start yet; `reason` says what is missing."""
+
+    def trials_changed(self, trials: Sequence[TrialRecord]) -> None:
+        """Something of the trials is new: a state, a loss."""
+
+    def slot_changed(self, slot: Slot) -> None:
+        """A slot came or went."""
+
+    def trial_started(self, trial: TrialRecord, slot: Slot, reason: str) -> None:
+        """A trial was given a slot."""
+
+    def trial_ended(self, trial: TrialRecord, slot: Slot, outcome: str) -> None:
+        """A run of a trial has ended; see `executor.trial_messages.RunEnd.outcome`."""
+
+    def output(self, text: str) -> None:
+        """The end of a failed run's output."""
+
+    def note(self, text: str) -> None:
+        """Anything else a user should know."""

@@ -1,0 +1,207 @@
+"""The trials of a search: who is there, what they reported, how their runs ended. Every change goes to the database."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from executor.trial_messages import RunEnd
+from framework.policies.interface import TrialView
+from framework.search.objective import Objective
+from framework.search.records import SearchSpec, TrialRecord, TrialState
+from framework.search.store import Store
+from framework.search.study import Study
+
+logger = logging.getLogger(__name__)
+
+MAX_FAILURES = 3
+"""Failures in a row, without a new checkpoint between them, after which a trial is given up (as in Hops)."""
+MAX_LOSSES = 10
+"""How often a trial may go down with its slot before it is taken for the cause."""
+
+
+class Remedy(enum.Enum):
+    """What is to be done about the place where a run ended."""
+
+    NONE = enum.auto()
+    REPLACE_SLOT = enum.auto()
+    """A trial has failed for the first time: another executor gets it."""
+    AVOID_AGENT = enum.auto()
+    """It has failed again: another agent gets it."""
+
+
+class Roster:
+    """The trials of one search.
+
+    Args:
+        spec: the search.
+        store: keeps the records.
+        study: gives points of the space and is told the results.
+        records: trials of an interrupted search that goes on.
+    """
+
+    def __init__(self, spec: SearchSpec, store: Store, study: Study, records: Iterable[TrialRecord] = ()) -> None:
+        self._spec = spec
+        self._store = store
+        self._study = study
+        self._objective = Objective(spec.metric, spec.mode)
+        self._stated: set[int] = set()
+        self._arrived_s: dict[int, float] = {}
+        self._lost: dict[int, int] = {}
+        self._failed_from: dict[int, int] = {}
+        self._unsaved: dict[int, list[tuple[int, dict[str, Any]]]] = {}
+        self.records: dict[int, TrialRecord] = {record.number: record for record in records}
+        self.has_trained = any(record.step for record in self.records.values())
+
+    @property
+    def all(self) -> list[TrialRecord]:
+        """All trials, by number."""
+        return [self.records[number] for number in sorted(self.records)]
+
+    @property
+    def open(self) -> list[TrialRecord]:
+        """The trials that have not ended, by number."""
+        return [record for record in self.all if not record.state.has_ended()]
+
+    @property
+    def to_come(self) -> int:
+        """How many trials the sampler has yet to give."""
+        return self._study.remaining
+
+    def admit(self, limit: int, now_s: float, wall_s: float) -> bool:
+        """Asks the sampler for trials until `limit` are open; whether any came.
+
+        Args:
+            limit: how many may be open at a time.
+            now_s: the time on the search's clock.
+            wall_s: the time in seconds since the epoch.
+        """
+        open_count = len(self.open)
+        came = False
+        while open_count < limit and self._study.remaining > 0:
+            number, parameters = self._study.ask()
+            record = TrialRecord(number, parameters, created_s=wall_s)
+            self._store.save_trial(record)
+            self.records[number] = record
+            open_count += 1
+            came = True
+        for record in self.open:
+            self._arrived_s.setdefault(record.number, now_s)
+        return came
+
+    def views(self, preemptible: dict[int, bool]) -> list[TrialView]:
+        """What a policy sees of the open trials.
+
+        Args:
+            preemptible: trial that holds a slot -> whether it can be suspended.
+        """
+        return [
+            TrialView(
+                id=record.number,
+                arrived_s=self._arrived_s.get(record.number, 0.0),
+                readings=record.readings,
+                slices=record.slices,
+                runnable=record.state is not TrialState.RUNNING,
+                preemptible=preemptible.get(record.number, True),
+            )
+            for record in self.open
+        ]
+
+    def starts(self, record: TrialRecord, slot: int, agent: str, score: float | None) -> int:
+        """Notes that a trial is about to be started, before anything happens; returns the number of its run."""
+        run = record.runs
+        record.runs += 1
+        record.state = TrialState.RUNNING
+        record.slot, record.agent = slot, agent
+        record.convergence = score if score is not None else record.convergence
+        record.slices.append(len(record.readings))
+        self._store.save_trial(record)
+        return run
+
+    def reported(self, record: TrialRecord, run: int, reports: Sequence[dict[str, Any]]) -> None:
+        """Takes `progress` reports in; malformed ones are logged and left out."""
+        for report in reports:
+            before = len(record.readings)
+            try:
+                stated = self._objective.take(record, report, has_stated=record.number in self._stated)
+            except ValueError as error:
+                logger.warning("report of trial %d ignored: %s", record.number, error)
+                continue
+            if stated:
+                self._stated.add(record.number)
+            self.has_trained = True
+            self._unsaved.setdefault(record.number, []).append((run, report))
+            if record.value is not None and len(record.readings) > before:
+                self._study.report(record.number, record.step, record.value)
+
+    def save_losses(self) -> None:
+        """Writes what was reported since the last time."""
+        for number, reports in self._unsaved.items():
+            record = self.records[number]
+            self._store.add_reports(record, reports)
+            self._store.save_trial(record)
+        self._unsaved.clear()
+
+    def checkpointed(self, record: TrialRecord, path: str | None, step: int) -> None:
+        """A trial's newest checkpoint is there."""
+        if path is not None and path != record.checkpoint:
+            record.checkpoint, record.checkpoint_step = path, step
+            self._store.save_trial(record)
+
+    def ended(self, record: TrialRecord, end: RunEnd, wall_s: float) -> Remedy:
+        """A run has ended; the trial ends with it, or waits for another slot.
+
+        Returns:
+            What is to be done about the place.
+        """
+        # The checkpoint that this run went on from, if it wrote none itself.
+        progressed = end.checkpoint is not None and end.step > self._failed_from.get(record.number, -1)
+        self.checkpointed(record, end.checkpoint, end.step)
+        if end.last:
+            self.reported(record, end.run, [{"step": record.step, "train_s": record.train_s, **end.last}])
+        self.save_losses()
+        remedy = Remedy.NONE
+        if end.outcome == "finished":
+            self._finish(record, wall_s)
+        elif end.outcome in ("suspended", "stopped"):
+            self._put_aside(record)
+        elif end.outcome == "bad_input":
+            self._fail(record, end, wall_s)
+        else:
+            record.failures = 1 if progressed else record.failures + 1
+            self._failed_from[record.number] = record.checkpoint_step if record.checkpoint else 0
+            if record.failures >= MAX_FAILURES:
+                self._fail(record, end, wall_s)
+            else:
+                record.error = end.tail or end.message
+                self._put_aside(record)
+            remedy = Remedy.REPLACE_SLOT if record.failures == 1 else Remedy.AVOID_AGENT
+        self._store.save_trial(record)
+        return remedy
+
+    def lost(self, record: TrialRecord, reason: str, wall_s: float) -> None:
+        """A trial's slot is gone, and its run with it."""
+        self._lost[record.number] = self._lost.get(record.number, 0) + 1
+        self.save_losses()
+        if self._lost[record.number] >= MAX_LOSSES:
+            end = RunEnd(record.number, record.runs - 1, "failed", message=f"{reason} ({MAX_LOSSES} times)")
+            self._fail(record, end, wall_s)
+        else:
+            self._put_aside(record)
+        self._store.save_trial(record)
+
+    def _put_aside(self, record: TrialRecord) -> None:
+        record.state = TrialState.SUSPENDED if record.checkpoint is not None else TrialState.WAITING
+        record.slot = None
+
+    def _finish(self, record: TrialRecord, wall_s: float) -> None:
+        record.state, record.slot, record.ended_s, record.error = TrialState.FINISHED, None, wall_s, ""
+        self._study.tell(record.number, record.value, failed=record.value is None or math.isnan(record.value))
+
+    def _fail(self, record: TrialRecord, end: RunEnd, wall_s: float) -> None:
+        record.state, record.slot, record.ended_s = TrialState.FAILED, None, wall_s
+        record.error = f"{end.message}\n{end.tail}".strip()
+        self._study.tell(record.number, None, failed=True)

@@ -1,0 +1,149 @@
+"""Runs a search from its request to its result: records, Mesos, bundle, driver, events."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from dike.exceptions import BadInputError, InterruptedByUserError
+from framework import bundle, events
+from framework.driver import Driver
+from framework.master import Master
+from framework.policies.registry import make_policy
+from framework.search.launching import SlotLaunch
+from framework.search.observer import SearchObserver
+from framework.search.records import SearchResult, SearchSpec, TrialRecord, TrialState
+from framework.search.roster import Roster
+from framework.search.script_facts import script_facts
+from framework.search.search import Search
+from framework.search.store import Store
+from framework.search.study import Study
+from framework.session import MesosAccess, drive, is_on_this_machine, sigterm_as_interrupt
+
+logger = logging.getLogger(__name__)
+
+CANCEL_MARGIN_S = 15.0
+TEARDOWN_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True)
+class SearchRequest:
+    """What `dike tune` was asked to do.
+
+    Attributes:
+        spec: the search; for one that goes on, as it was first asked for.
+        storage: URL of the database.
+        resume: whether the search is in the database already.
+        mesos: where to run it.
+    """
+
+    spec: SearchSpec
+    storage: str
+    resume: bool = False
+    mesos: MesosAccess = field(default_factory=MesosAccess)
+
+
+def run_search(request: SearchRequest, observer: SearchObserver) -> SearchResult:
+    """Runs a search to its end.
+
+    Raises:
+        BadInputError: if the input cannot be used, or the script does not take it.
+        JobFailedError: if the master ended the framework.
+        InterruptedByUserError: after Ctrl-C or SIGTERM, when every trial has been suspended.
+    """
+    spec = request.spec
+    script = Path(spec.script)
+    if not script.is_file():
+        raise BadInputError(f"There is no script {script}.")
+    facts = script_facts(script, [parameter.name for parameter in spec.space])
+    archive = bundle.pack(script)
+    policy = make_policy(spec.policy, spec.settings)
+    with sigterm_as_interrupt(), _records(request) as (store, study):
+        records = prepared(store.load_trials()) if request.resume else []
+        for record in records:
+            store.save_trial(record)
+        roster = Roster(spec, store, study, records)
+        try:
+            with (
+                request.mesos.connect() as master,
+                bundle.BundleServer(archive, request.mesos.our_address(master)) as server,
+            ):
+                if request.resume:
+                    _end_predecessor(store, master, request.mesos)
+                launch = SlotLaunch(
+                    spec=spec,
+                    bundle_url=server.url,
+                    script=script.name,
+                    preload=facts.preload,
+                    python=request.mesos.python(master),
+                    image=request.mesos.image,
+                    hand_out_gpus=is_on_this_machine(master),
+                )
+                scheduler = events.EventScheduler()
+                driver = Driver(request.mesos.settings(f"dike {spec.name}"), master.uri, scheduler)
+                first_slot = max((piece.slot for piece in store.load_slices()), default=-1) + 1
+                search = Search(launch, policy, driver, observer, roster, store, master.agents, first_slot)
+                drive(
+                    search,
+                    driver,
+                    scheduler,
+                    master,
+                    subscribed=store.set_framework_id,
+                    interrupted=lambda: observer.note("interrupted: suspending all trials (Ctrl-C again stops them)"),
+                    cancel_timeout_s=spec.suspend_timeout_s + CANCEL_MARGIN_S,
+                )
+        except KeyboardInterrupt:
+            raise InterruptedByUserError(
+                f"Interrupted; every trial is saved up to its last checkpoint: dike tune --resume {spec.name} goes on."
+            ) from None
+        return search.result
+
+
+@contextlib.contextmanager
+def _records(request: SearchRequest) -> Iterator[tuple[Store, Study]]:
+    store = Store(request.storage)
+    try:
+        if not request.resume:
+            store.create_search(request.spec)
+        with store.lock(request.spec.name):
+            if request.resume:
+                yield store, Study.open(request.storage, request.spec)
+            else:
+                yield store, Study.create(request.storage, request.spec)
+    finally:
+        store.close()
+
+
+def prepared(records: list[TrialRecord]) -> list[TrialRecord]:
+    """The trials of an interrupted search, ready to go on: what ran is suspended at its last checkpoint."""
+    for record in records:
+        if record.state is TrialState.RUNNING:
+            record.state = TrialState.WAITING if record.checkpoint is None else TrialState.SUSPENDED
+            record.slot = None
+    return records
+
+
+def _end_predecessor(store: Store, master: Master, mesos: MesosAccess) -> None:
+    """Ends the framework of a `dike tune` that was killed: its slots hold GPUs until Mesos gives it up."""
+    framework_id = store.framework_id
+    if framework_id is None:
+        return
+    auth = (mesos.principal, mesos.secret or "") if mesos.principal is not None else None
+    try:
+        answer = httpx.post(
+            f"http://{master.address}/master/teardown",
+            data={"frameworkId": framework_id},
+            auth=auth,
+            timeout=TEARDOWN_TIMEOUT_S,
+            trust_env=False,
+        )
+        # Mesos says 400 for a framework it does not know, which is what was wanted.
+        logger.info("teardown of %s: HTTP %d", framework_id, answer.status_code)
+    except httpx.HTTPError as error:
+        # No harm to the trials: runs never write to each other's files.
+        logger.warning("the framework %s of the interrupted search was not ended: %s", framework_id, error)

@@ -1,0 +1,168 @@
+"""A slot as the framework sees it: a Mesos task that holds one trial at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from executor.trial_messages import RunEnd, RunKey, SlotStatus, TrialRun, Wanted
+from framework.job import TaskState
+from framework.policies.interface import Choice, SlotView
+from framework.search.records import SliceRecord, TrialRecord
+
+REPEAT_S = 1.0
+"""How often a slot is told what it is to hold until it has answered."""
+KNOWN_ENDS = 8
+"""How many recorded ends a slot is reminded of; it keeps no more than two of its own."""
+
+
+@dataclass
+class ActiveRun:
+    """A run that a slot holds or is to hold next.
+
+    Attributes:
+        record: its trial.
+        order: what the executor is sent.
+        choice: why it was chosen.
+        since_s: when it got the slot, on the search's clock; None while another run is still being suspended there.
+        slice: its time slice; None for as long.
+        training: whether it has taken its first step.
+    """
+
+    record: TrialRecord
+    order: TrialRun
+    choice: Choice
+    since_s: float | None = None
+    slice: SliceRecord | None = None
+    training: bool = False
+
+    @property
+    def key(self) -> RunKey:
+        return self.order.key
+
+
+@dataclass
+class Slot:
+    """One slot.
+
+    Attributes:
+        id: its number in the search.
+        task_id: Mesos' id of its task and of its executor.
+        agent_id, node, address: where it is: for Mesos, for people, and its host or IP address.
+        gpu_devices: device indices it was given; empty if none.
+        state: the last state Mesos reported.
+        message, reason: what came with it.
+        executor_seen: whether its executor ever reported.
+        current: the run that holds it; None if it is empty.
+        next: the run that gets it when the current one is out; None if there is none.
+        leaving: whether it has been told to end.
+        status: what it last said of itself; None before.
+        heard_s: when that was, on the search's clock.
+    """
+
+    id: int
+    task_id: str
+    agent_id: str
+    node: str
+    address: str
+    gpu_devices: tuple[int, ...] = ()
+    state: TaskState = TaskState.STAGING
+    message: str = ""
+    reason: str = ""
+    executor_seen: bool = False
+    current: ActiveRun | None = None
+    next: ActiveRun | None = None
+    leaving: bool = False
+    status: SlotStatus | None = None
+    heard_s: float = 0.0
+    _wanted: Wanted = field(default_factory=lambda: Wanted(0))
+    _ends: tuple[RunKey, ...] = ()
+    _told_s: float | None = None
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it can hold a trial: its executor runs and it is not about to end."""
+        return self.state is TaskState.RUNNING and not self.leaving
+
+    @property
+    def is_gone(self) -> bool:
+        return self.state.is_terminal()
+
+    @property
+    def suspending(self) -> bool:
+        """Whether its current run is to make place."""
+        return self.current is not None and (self._wanted.run is None or self._wanted.run.key != self.current.key)
+
+    @property
+    def preemptible(self) -> bool:
+        """Whether its current run can be suspended."""
+        return self.status is not None and self.status.run == self._current_key and self.status.preemptible
+
+    def view(self) -> SlotView:
+        """What a policy sees of it."""
+        if self.current is None:
+            return SlotView(self.id)
+        since_s = self.current.since_s or 0.0
+        busy = self.suspending or not self.current.training
+        return SlotView(self.id, self.current.record.number, since_s, busy)
+
+    def hold(self, run: ActiveRun | None) -> None:
+        """Wants this run in the slot and no other; None: none at all."""
+        if self.current is None:
+            self.current = run
+        else:
+            self.next = run
+        self._want(run.order if run is not None else None)
+
+    def leave(self) -> None:
+        """Wants the slot to end, as soon as its run is suspended."""
+        if not self.leaving:
+            self.leaving = True
+            self.next = None
+            self._want(None)
+
+    def run_ended(self, end: RunEnd) -> ActiveRun | None:
+        """Takes the end of a run in: the next one, if there is one, becomes the current.
+
+        Returns:
+            The run that ended; None if it is not ours, or its end is known already.
+        """
+        if end.key in self._ends:
+            return None
+        self._ends = (*self._ends, end.key)[-KNOWN_ENDS:]
+        ended = None
+        if self.current is not None and self.current.key == end.key:
+            ended, self.current, self.next = self.current, self.next, None
+        elif self.next is not None and self.next.key == end.key:
+            ended, self.next = self.next, None
+        wanted = self._wanted.run
+        self._want(None if wanted is None or wanted.key == end.key else wanted)
+        return ended
+
+    def to_tell(self, now_s: float) -> Wanted | None:
+        """What has to be sent to the slot now; None if it knows, or was told a moment ago."""
+        if self.state is not TaskState.RUNNING or self._wanted.number == 0:
+            return None
+        if self.status is not None and self.status.number >= self._wanted.number:
+            return None
+        if self._told_s is not None and now_s - self._told_s < REPEAT_S:
+            return None
+        self._told_s = now_s
+        return self._wanted
+
+    def failure(self) -> str:
+        """Why it ended, in one sentence."""
+        reason = self.message or self.reason or str(self.state)
+        if self.reason == "REASON_EXECUTOR_TERMINATED" and not self.executor_seen:
+            reason += (
+                "; the executor ended before it could report, so Dike is probably not installed for the Python there "
+                "(--agent-python, --image)"
+            )
+        return f"slot {self.id} on agent {self.node} is {self.state}: {reason}"
+
+    @property
+    def _current_key(self) -> RunKey | None:
+        return None if self.current is None else self.current.key
+
+    def _want(self, run: TrialRun | None) -> None:
+        self._wanted = Wanted(self._wanted.number + 1, run, self.leaving, self._ends)
+        self._told_s = None
