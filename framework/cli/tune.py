@@ -17,8 +17,9 @@ from framework.cli.search_options import milestones_of, search_spec
 from framework.cli.search_report import report, to_json
 from framework.cli.search_view import LiveSearchView, PlainSearchView
 from framework.policies.registry import POLICIES
+from framework.search.database import default_storage
 from framework.search.runner import SearchRequest, run_search
-from framework.search.store import Store, default_storage
+from framework.search.store import Store
 from solver.cli.output import Format, console, print_json
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import logging
 import math
 from collections.abc import Iterable, Sequence
@@ -140,9 +141,9 @@ class Roster:
     def save_losses(self) -> None:
         """Writes what was reported since the last time."""
         for number, reports in self._unsaved.items():
-            record = self.records[number]
-            self._store.add_reports(record, reports)
-            self._store.save_trial(record)
+            for run, contents in itertools.groupby(reports, key=lambda report: report[0]):
+                self._store.add_losses(number, run, [content for _, content in contents])
+            self._store.save_trial(self.records[number])
         self._unsaved.clear()
 
     def checkpointed(self, record: TrialRecord, path: str | None, step: int) -> None:

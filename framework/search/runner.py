@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 
 from dike.exceptions import BadInputError, InterruptedByUserError
+from dike.trial.spec import Value
 from framework import bundle, events
 from framework.driver import Driver
 from framework.master import Master
@@ -40,12 +41,14 @@ class SearchRequest:
         storage: URL of the database.
         resume: whether the search is in the database already.
         mesos: where to run it.
+        logdir: folder for TensorBoard; None for none.
     """
 
     spec: SearchSpec
     storage: str
     resume: bool = False
     mesos: MesosAccess = field(default_factory=MesosAccess)
+    logdir: Path | None = None
 
 
 def run_search(request: SearchRequest, observer: SearchObserver) -> SearchResult:
@@ -64,7 +67,7 @@ def run_search(request: SearchRequest, observer: SearchObserver) -> SearchResult
     archive = bundle.pack(script)
     policy = make_policy(spec.policy, spec.settings)
     with sigterm_as_interrupt(), _records(request) as (store, study):
-        records = prepared(store.load_trials()) if request.resume else []
+        records = prepared(store.load_trials(), study.asked()) if request.resume else []
         for record in records:
             store.save_trial(record)
         roster = Roster(spec, store, study, records)
@@ -74,7 +77,7 @@ def run_search(request: SearchRequest, observer: SearchObserver) -> SearchResult
                 bundle.BundleServer(archive, request.mesos.our_address(master)) as server,
             ):
                 if request.resume:
-                    _end_predecessor(store, master, request.mesos)
+                    _end_predecessor(store.framework_id(spec.name), master, request.mesos)
                 launch = SlotLaunch(
                     spec=spec,
                     bundle_url=server.url,
@@ -93,10 +96,11 @@ def run_search(request: SearchRequest, observer: SearchObserver) -> SearchResult
                     driver,
                     scheduler,
                     master,
-                    subscribed=store.set_framework_id,
+                    subscribed=lambda framework_id: store.set_framework_id(spec.name, framework_id),
                     interrupted=lambda: observer.note("interrupted: suspending all trials (Ctrl-C again stops them)"),
                     cancel_timeout_s=spec.suspend_timeout_s + CANCEL_MARGIN_S,
                 )
+            store.finish_search(search.result.failure)
         except KeyboardInterrupt:
             raise InterruptedByUserError(
                 f"Interrupted; every trial is saved up to its last checkpoint: dike tune --resume {spec.name} goes on."
@@ -108,7 +112,9 @@ def run_search(request: SearchRequest, observer: SearchObserver) -> SearchResult
 def _records(request: SearchRequest) -> Iterator[tuple[Store, Study]]:
     store = Store(request.storage)
     try:
-        if not request.resume:
+        if request.resume:
+            store.open_search(request.spec.name)
+        else:
             store.create_search(request.spec)
         with store.lock(request.spec.name):
             if request.resume:
@@ -119,8 +125,15 @@ def _records(request: SearchRequest) -> Iterator[tuple[Store, Study]]:
         store.close()
 
 
-def prepared(records: list[TrialRecord]) -> list[TrialRecord]:
-    """The trials of an interrupted search, ready to go on: what ran is suspended at its last checkpoint."""
+def prepared(records: list[TrialRecord], asked: Mapping[int, dict[str, Value]]) -> list[TrialRecord]:
+    """The trials of an interrupted search, ready to go on: what ran is suspended at its last checkpoint.
+
+    Args:
+        records: what was written of them.
+        asked: number -> parameters of every trial that the sampler gave; the last may have left no record.
+    """
+    known = {record.number for record in records}
+    records = [*records, *(TrialRecord(number, point) for number, point in asked.items() if number not in known)]
     for record in records:
         if record.state is TrialState.RUNNING:
             record.state = TrialState.WAITING if record.checkpoint is None else TrialState.SUSPENDED
@@ -128,9 +141,8 @@ def prepared(records: list[TrialRecord]) -> list[TrialRecord]:
     return records
 
 
-def _end_predecessor(store: Store, master: Master, mesos: MesosAccess) -> None:
+def _end_predecessor(framework_id: str | None, master: Master, mesos: MesosAccess) -> None:
     """Ends the framework of a `dike tune` that was killed: its slots hold GPUs until Mesos gives it up."""
-    framework_id = store.framework_id
     if framework_id is None:
         return
     auth = (mesos.principal, mesos.secret or "") if mesos.principal is not None else None

@@ -1,0 +1,178 @@
+"""A search with a played Mesos, played slots and a clock moved by hand; database, sampler and policy are real."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from executor.trial_messages import Losses, RunEnd, RunKey, SlotStatus, Usage, Wanted
+from framework import events
+from framework.gathering import SETTLE_S
+from framework.policies.interface import PolicySettings
+from framework.policies.registry import make_policy
+from framework.search.launching import SlotLaunch
+from framework.search.observer import SearchObserver
+from framework.search.records import Parameter, SearchSpec, TrialRecord
+from framework.search.roster import Roster
+from framework.search.search import Search
+from framework.search.slots import Slot
+from framework.search.store import Store
+from framework.search.study import Study
+from solver import NodeClass
+from tests.framework.played_mesos import PlayedMesos
+
+QUANTUM_S = 10.0
+
+
+def search_spec(folder: Path, trials: int = 3, **changes: Any) -> SearchSpec:
+    values: dict[str, Any] = {
+        "name": "s",
+        "script": str(folder / "train.py"),
+        "arguments": ("--epochs", "2"),
+        "flags": {"lr": "--lr"},
+        "space": (Parameter("lr", choices=tuple(round(0.1 * (i + 1), 1) for i in range(trials))),),
+        "sampler": "grid",
+        "trial_count": trials,
+        "policy": "fifo",
+        "settings": PolicySettings(quantum_s=QUANTUM_S),
+        "checkpoint_dir": str(folder / "checkpoints"),
+        "slot_mem_mib": 1024.0,
+    }
+    return SearchSpec(**{**values, **changes})
+
+
+class Watcher(SearchObserver):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.waits: list[str] = []
+        self.outputs: list[str] = []
+
+    def waiting(self, reason: str) -> None:
+        self.waits.append(reason)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def output(self, text: str) -> None:
+        self.outputs.append(text)
+
+
+class PlayedSlot:
+    """The executor's side of a slot."""
+
+    def __init__(self, stage: SearchStage, slot: Slot) -> None:
+        self._stage = stage
+        self.slot = slot
+        self.status = SlotStatus(slot.task_id)
+
+    @property
+    def wanted(self) -> Wanted:
+        """What it was told last."""
+        told = [data for task_id, data in self._stage.mesos.messages if task_id == self.slot.task_id]
+        return Wanted.decode(told[-1]) if told else Wanted(0)
+
+    def update(self, state: str, **more: Any) -> None:
+        status = {
+            "task_id": {"value": self.slot.task_id},
+            "agent_id": {"value": self.slot.agent_id},
+            "state": state,
+            "source": "SOURCE_EXECUTOR",
+            **more,
+        }
+        self._stage.search.handle(events.StatusUpdate(status))
+
+    def say(self, **changes: Any) -> None:
+        self.status = dataclasses.replace(self.status, **changes)
+        self._stage.send(self.slot, self.status.encode())
+
+    def train(self) -> RunKey:
+        """Does what it is told: the run it is to hold takes its first step."""
+        run = self.wanted.run
+        assert run is not None
+        self.say(number=self.wanted.number, run=run.key, training=True, preemptible=True)
+        return run.key
+
+    def report(self, step: int, loss: float, **more: Any) -> None:
+        assert self.status.run is not None
+        report = {"type": "progress", "step": step, "train_s": float(step), "loss": loss, "low": loss, "high": loss}
+        trial, run = self.status.run
+        self._stage.send(self.slot, Losses(self.slot.task_id, trial, run, ({**report, "count": 1, **more},)).encode())
+
+    def end(self, outcome: str, **more: Any) -> RunEnd:
+        """The run in it ends."""
+        assert self.status.run is not None
+        trial, run = self.status.run
+        end = RunEnd(trial, run, outcome, usage=Usage(rss_bytes=1000), **more)
+        self.say(run=None, training=False, ends=(*self.status.ends, end), number=self.wanted.number)
+        self._stage.tick()
+        return end
+
+
+class SearchStage:
+    """A search on the stage.
+
+    Args:
+        spec: the search.
+        storage: URL of its database.
+        nodes: all agents there are.
+        records: trials of an interrupted search.
+    """
+
+    def __init__(
+        self,
+        spec: SearchSpec,
+        storage: str,
+        nodes: list[NodeClass] | None = None,
+        records: list[TrialRecord] | None = None,
+    ) -> None:
+        self.now = 1000.0
+        self.mesos = PlayedMesos()
+        self.watcher = Watcher()
+        self.store = Store(storage)
+        if records is None:
+            self.store.create_search(spec)
+            study = Study.create(storage, spec)
+        else:
+            self.store.open_search(spec.name)
+            study = Study.open(storage, spec)
+        self.roster = Roster(spec, self.store, study, records or ())
+        launch = SlotLaunch(spec, "http://127.0.0.1:1/bundle/token", "train.py", ("tensorflow",), "python3")
+        self.search = Search(
+            launch,
+            make_policy(spec.policy, spec.settings),
+            self.mesos,
+            self.watcher,
+            self.roster,
+            self.store,
+            lambda: nodes,
+            clock=lambda: self.now,
+            wall_clock=lambda: self.now + 1e9,
+        )
+        self.played: dict[int, PlayedSlot] = {}
+        self.search.handle(events.Subscribed("F", "127.0.0.1:5050"))
+
+    @property
+    def trials(self) -> Mapping[int, TrialRecord]:
+        return self.roster.records
+
+    def tick(self, seconds: float = 0.0) -> None:
+        self.now += seconds
+        self.search.tick()
+
+    def send(self, slot: Slot, data: str) -> None:
+        self.search.handle(events.MessageArrived(slot.agent_id, slot.task_id, data))
+
+    def offer(self, agents: int = 1, cpus: float = 2, gpus: int = 0, first: int = 0) -> list[PlayedSlot]:
+        """Offers come and settle; the slots that are launched come up."""
+        self.tick()
+        offers = tuple(self.mesos.offer(agent, cpus=cpus, gpus=gpus) for agent in range(first, first + agents))
+        self.search.handle(events.OffersArrived(offers))
+        self.tick(SETTLE_S + 0.1)
+        new = [PlayedSlot(self, slot) for slot in self.search.slots if slot.id not in self.played]
+        for played in new:
+            self.played[played.slot.id] = played
+            played.update("TASK_RUNNING")
+        self.tick(0.1)
+        return new
