@@ -92,6 +92,7 @@ class PlayedSlot:
         run = self.wanted.run
         assert run is not None
         self.say(number=self.wanted.number, run=run.key, training=True, preemptible=True)
+        self._stage.tick()
         return run.key
 
     def report(self, step: int, loss: float, **more: Any) -> None:

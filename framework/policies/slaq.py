@@ -1,0 +1,113 @@
+"""The greatest predicted progress first, as in 'SLAQ' (SoCC 2017)."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from framework.policies.interface import PolicySettings, TrialView
+from framework.policies.scored import ScoredPolicy
+
+WINDOW = 20
+"""So many of the newest readings are fitted."""
+DECAY = 0.9
+"""Weight of a reading, as a share of the weight of the next one."""
+SHAPES = np.array([0.1, 0.3, 1.0, 3.0, 10.0])
+"""Offsets and time constants that are tried, as shares of the time that the readings span."""
+LEAST = 3
+"""With fewer readings no curve is fitted."""
+
+
+class LossPrediction:
+    """How far one trial's loss will fall in its next quantum.
+
+    As in the paper (section 4) two families of curves are fitted to the newest losses, the newer the heavier:
+    a / (t + b) + c for sublinear convergence (the paper's quadratic term is left out) and a * exp(-t / b) + c for
+    linear convergence; a and c by weighted least squares for each b of a small grid. The curve with the least error
+    predicts. t is training time in place of the paper's iterations, so trials with steps of different length can be
+    compared. What it predicts is normalised by the greatest change of loss between two readings of the trial so far.
+
+    Args:
+        settings: the length of a quantum.
+    """
+
+    def __init__(self, settings: PolicySettings) -> None:
+        self.quantum_s = settings.quantum_s
+        self._seen = 0
+        self._recent: deque[tuple[float, float]] = deque(maxlen=WINDOW)
+        self._greatest_change = 0.0
+        self._score: float | None = None
+
+    @property
+    def score(self) -> float | None:
+        """The normalised fall predicted for the next quantum; negative where the loss will rise.
+
+        None with less than three readings, -inf if the newest loss is NaN or infinite, 0 where no curve can be fitted.
+        """
+        return self._score
+
+    def update(self, trial: TrialView) -> None:
+        """Takes in what is new."""
+        if len(trial.readings) == self._seen:
+            return
+        for reading in trial.readings[self._seen :]:
+            if self._recent and math.isfinite(change := abs(reading.loss - self._recent[-1][1])):
+                self._greatest_change = max(self._greatest_change, change)
+            self._recent.append((reading.train_s, reading.loss))
+        self._seen = len(trial.readings)
+        self._score = self._predict()
+
+    def _predict(self) -> float | None:
+        if not math.isfinite(self._recent[-1][1]):
+            return -math.inf
+        points = [point for point in self._recent if math.isfinite(point[1])]
+        if self._seen < LEAST:
+            return None if len(points) == self._seen else 0.0
+        if len(points) < LEAST or not self._greatest_change:
+            return 0.0
+        times_s, losses = np.array(points).T
+        span_s = times_s[-1] - times_s[0]
+        if span_s <= 0 or not all(math.isfinite(later - earlier) for earlier, later in pairwise(losses)):
+            return 0.0
+        fall = predicted_fall((times_s - times_s[0]) / span_s, losses / self._greatest_change, self.quantum_s / span_s)
+        return fall if math.isfinite(fall) else 0.0
+
+
+def predicted_fall(times: NDArray[np.float64], losses: NDArray[np.float64], ahead: float) -> float:
+    """How far the curve that fits best falls beyond its last point.
+
+    Args:
+        times: from 0 to 1, ascending, shape `(n,)`.
+        losses: shape `(n,)`.
+        ahead: how far beyond 1.
+
+    Returns:
+        The fall, in units of `losses`; 0 if the losses do not change.
+    """
+    weights = DECAY ** np.arange(len(times) - 1, -1, -1)
+    weights /= weights.sum()
+    at = np.append(times, 1 + ahead)
+    curves = np.concatenate([1 / (at + SHAPES[:, None]), np.exp(-at / SHAPES[:, None])])
+    observed = curves[:, :-1] - (curves[:, :-1] @ weights)[:, None]
+    centred = losses - losses @ weights
+    slopes = (observed @ (weights * centred)) / (observed**2 @ weights)
+    errors = (centred - slopes[:, None] * observed) ** 2 @ weights
+    best = int(np.argmin(errors))
+    return float(slopes[best] * (curves[best, -2] - curves[best, -1]))
+
+
+class SlaqPolicy(ScoredPolicy):
+    """Trials are bound to slots (`Binding`); in each slot the one runs whose loss will fall most in the next quantum.
+
+    SLAQ gives out cores, and one at least to each job; here a slot goes to one trial at a time, and `ScoredPolicy` sees
+    to it that nobody starves.
+    """
+
+    name = "slaq"
+
+    def __init__(self, settings: PolicySettings) -> None:
+        super().__init__(settings, LossPrediction, "greatest predicted fall")
