@@ -20,3 +20,5 @@ def __dir__() -> list[str]:
 
 
 _namespace.install()
+
+from dike.trial.script_api import checkpoint, params, report  # noqa: E402, F401 (beside TensorFlow's own names)

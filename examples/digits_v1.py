@@ -2,6 +2,8 @@
 
     python examples/digits_v1.py          trains here, as with plain TensorFlow
     dike run examples/digits_v1.py        trains on a Mesos cluster with parameter servers and workers
+    dike tune examples/digits_v1.py --param lr=0.01,0.003,0.001
+                                          runs one trial for each learning rate
 
 There is no ClusterSpec, no Server and no device function in it: Dike brings them.
 """
@@ -19,6 +21,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=0.003, help="learning rate")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--steps", type=int, default=400, help="training steps of all workers together")
+    parser.add_argument("--seed", type=int, help="seed of the batches; by default they differ from run to run")
     return parser.parse_args()
 
 
@@ -60,7 +63,7 @@ def main() -> None:
     global_step = tf.train.get_or_create_global_step()
     train_op = tf.train.AdamOptimizer(arguments.lr).minimize(loss, global_step=global_step)
 
-    random = np.random.default_rng()
+    random = np.random.default_rng(arguments.seed)
     own_steps = 0  # the global step also counts the other workers' steps
     test_accuracy = 0.0
     hooks = [tf.train.StopAtStepHook(last_step=arguments.steps)]

@@ -7,8 +7,8 @@ import os
 import sys
 from pathlib import Path
 
+from executor.dispatch import Dispatcher
 from executor.driver import ExecutorDriver
-from executor.slot import Slot
 
 
 def main() -> None:
@@ -17,10 +17,10 @@ def main() -> None:
         sys.exit("python -m executor is started by a Mesos agent; it has nothing to do by itself")
     sandbox = Path(os.environ.get("MESOS_SANDBOX") or os.environ["MESOS_DIRECTORY"])
     log_to(sandbox / "executor.log")
-    slot = Slot(sandbox)
-    driver = ExecutorDriver(slot)
+    dispatcher = Dispatcher(sandbox)
+    driver = ExecutorDriver(dispatcher)
     driver.start()
-    slot.main(driver)
+    dispatcher.main(driver)
     # The driver's thread waits in a select for up to two seconds; nothing is left for it to do.
     os._exit(0)
 

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -128,11 +128,8 @@ class ChildProcess:
             self._signal_group(signal.SIGKILL)
 
     def _signal_group(self, number: signal.Signals) -> None:
-        if self._process is None:
-            return
-        # A group that is gone already is what was wanted.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
+        if self._process is not None:
+            signal_group(self._process.pid, number)
 
     def _pump(self, name: str, source: int, copy: int) -> None:
         while data := _read_for_a_moment(source):
@@ -170,3 +167,40 @@ def _write_all(descriptor: int, data: bytes) -> None:
             # A full disk must not end the training; the framework still gets the output.
             logger.error("copying output into the sandbox failed: %s", error)
             return
+
+
+def describe_exit(exit_code: int | None) -> str:
+    """An exit code in words: `exited with status 3`, `ended by signal 9 (SIGKILL)`."""
+    if exit_code is None:
+        return "was never started"
+    if exit_code >= 0:
+        return f"exited with status {exit_code}"
+    try:
+        name = signal.Signals(-exit_code).name
+    except ValueError:
+        name = "unknown"
+    return f"ended by signal {-exit_code} ({name})"
+
+
+def signal_group(leader: int, number: signal.Signals) -> None:
+    """Sends a signal to a process group; one that is gone already is what was wanted."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, number)
+
+
+def wait_readable(descriptors: Iterable[int], timeout_s: float) -> set[int]:
+    """Waits until one of the file descriptors can be read or has no writer left; returns those, none at the timeout."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return {descriptor for descriptor, _ in poll.poll(max(0.0, timeout_s) * 1000)}
+
+
+def tail_of(path: Path) -> str:
+    """The end of a file of output; empty if there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            return file.read().decode(errors="replace")
+    except FileNotFoundError:
+        return ""

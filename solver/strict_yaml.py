@@ -56,6 +56,23 @@ def read_yaml(path: Path, model: type[Content], what: str, parts: Mapping[str, t
     Raises:
         BadInputError: if it cannot be read or something in it is wrong.
     """
+    tree, data = load_yaml(path, what)
+    if tree is None or not isinstance(data, dict):
+        first = next(iter(model.model_fields))
+        raise BadInputError(f"{path}, line 1: a {what} is a mapping with the key '{first}'.")
+    try:
+        content = model.model_validate(data)
+    except ValidationError as error:
+        raise BadInputError(_invalid(path, tree, error, model, parts)) from error
+    return YamlFile(path, content, tree)
+
+
+def load_yaml(path: Path, what: str) -> tuple[yaml.Node | None, Any]:
+    """Reads a file that may hold anything: its tree, for the lines, and its data.
+
+    Raises:
+        BadInputError: if it cannot be read, is not YAML, or has a key twice.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -71,14 +88,7 @@ def read_yaml(path: Path, model: type[Content], what: str, parts: Mapping[str, t
         raise BadInputError(_syntax_error(path, error)) from error
     except RecursionError:
         raise BadInputError(f"{path}, line 1: something is nested too deeply, or in itself.") from None
-    if tree is None or not isinstance(data, dict):
-        first = next(iter(model.model_fields))
-        raise BadInputError(f"{path}, line 1: a {what} is a mapping with the key '{first}'.")
-    try:
-        content = model.model_validate(data)
-    except ValidationError as error:
-        raise BadInputError(_invalid(path, tree, error, model, parts)) from error
-    return YamlFile(path, content, tree)
+    return tree, data
 
 
 def _syntax_error(path: Path, error: Exception) -> str:

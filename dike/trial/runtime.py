@@ -48,6 +48,8 @@ class TrialRuntime:
         self._losses: list[float] = []
         self._metrics: dict[str, float] = {}
         self._value: float | None = None
+        self._names: set[str] = set()
+        self._has_objective = spec.resume_from is not None
 
     def listen(self) -> None:
         """Reads requests from now on."""
@@ -65,6 +67,11 @@ class TrialRuntime:
     def step(self) -> int:
         """Steps done in all runs of the trial."""
         return self._step
+
+    @property
+    def is_training(self) -> bool:
+        """Whether the first step of this run has been announced."""
+        return self._training_since_s is not None
 
     @property
     def train_s(self) -> float:
@@ -106,10 +113,13 @@ class TrialRuntime:
         self._step = step
         if loss is not None:
             self._losses.append(loss)
+            self._names.add("loss")
         if metrics:
             self._metrics.update(metrics)
+            self._names.update(metrics)
         if value is not None:
             self._value = value
+        self._has_objective |= value is not None or (loss is not None and self.spec.metric == "loss")
         if self._clock() - self._reported_s >= PROGRESS_INTERVAL_S:
             self.flush_progress()
 
@@ -155,6 +165,7 @@ class TrialRuntime:
 
     def result(self, value: float | None, values: Mapping[str, float]) -> None:
         """What the function given to `dike.tune` returned."""
+        self._has_objective = True
         self.flush_progress()
         self._tell({"type": "result", "value": value, "values": dict(values)})
 
@@ -175,13 +186,28 @@ class TrialRuntime:
         """
         metric = self.spec.metric
         if metric not in reported:
-            names = ", ".join(sorted(reported))
+            names = ", ".join(sorted(reported)) or "nothing"
             raise BadInputError(
-                f"The script does not report a metric '{metric}', only {names}; name one of these with --metric."
+                f"The script does not report a metric '{metric}', only {names}; name what it reports with --metric."
             )
 
     def _tell(self, line: Mapping[str, object]) -> None:
         self._reporter.send(line, REPORT_WAIT_S)
+
+    def check_reported(self) -> None:
+        """To be called at the end of the script.
+
+        Raises:
+            BadInputError: if the objective was never reported.
+        """
+        if self._has_objective:
+            return
+        if self.spec.metric == "loss":
+            raise BadInputError(
+                "The script has reported no training loss, neither by fit nor by a session with an optimizer; let it call "
+                "dike.report(step, loss=...)."
+            )
+        self.check_metric(self._names)
 
     def leave(self, code: int) -> NoReturn:
         """Ends the process at once, its reports and output written; TensorFlow's own teardown takes a second."""

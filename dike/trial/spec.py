@@ -68,6 +68,12 @@ class TrialSpec:
         return cls(**{**values, "earlier_results": tuple(values["earlier_results"])})
 
 
+def step_of_checkpoint(path: str) -> int:
+    """The step in a path that `TrialSpec.checkpoint_path` made; 0 for any other path."""
+    step = path.rstrip("/").rpartition("-step-")[2]
+    return int(step) if step.isdecimal() else 0
+
+
 def current(environ: Mapping[str, str] = os.environ) -> TrialSpec | None:
     """The trial this process is a run of, or None when it is none."""
     text = environ.get(VARIABLE)

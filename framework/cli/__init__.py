@@ -11,8 +11,12 @@ import typer
 from dike.exceptions import DikeError
 from dike.profile import ModelProfile
 from framework.cli import mesos
+from framework.cli.plot import plot
 from framework.cli.profile import profile
 from framework.cli.run import CONTEXT_SETTINGS, run
+from framework.cli.slices import slices
+from framework.cli.trials import trials
+from framework.cli.tune import tune
 from framework.profiling import load_profile
 from solver.cli.plan import plan
 
@@ -29,6 +33,10 @@ app = typer.Typer(
 app.command("run", context_settings=CONTEXT_SETTINGS)(run)
 app.command("plan")(plan)
 app.command("profile")(profile)
+app.command("tune")(tune)
+app.command("trials")(trials)
+app.command("slices")(slices)
+app.command("plot")(plot)
 app.add_typer(mesos.app, name="mesos")
 
 

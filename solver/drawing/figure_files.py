@@ -10,17 +10,17 @@ from matplotlib.figure import Figure
 
 from dike.exceptions import BadInputError
 
-SUFFIXES = (".png", ".svg")
+SUFFIXES = (".pdf", ".png", ".svg")
 
 
 def check_picture_path(path: Path) -> None:
     """Refuses a file that could not be written.
 
     Raises:
-        BadInputError: if the suffix is neither .png nor .svg, or the folder does not exist.
+        BadInputError: if the suffix is none of these, or the folder does not exist.
     """
     if path.suffix.lower() not in SUFFIXES:
-        raise BadInputError(f"'{path}' is no picture file; give --picture a name that ends in .png or .svg.")
+        raise BadInputError(f"'{path}' is no picture file; give it a name that ends in .pdf, .png or .svg.")
     if not path.absolute().parent.is_dir():
         raise BadInputError(f"The folder of the picture '{path}' does not exist; make it first.")
 
@@ -33,13 +33,13 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Writes a PNG or SVG file.
+    """Writes a PNG, SVG or PDF file.
 
     Raises:
         BadInputError: if the file cannot be written.
     """
     check_picture_path(path)
-    metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
+    metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix.lower())
     try:
         # As text, so that an SVG can be searched.
         with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dike"}):

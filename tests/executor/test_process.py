@@ -11,8 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from executor.process import ChildProcess, Command
-from executor.slot import describe_exit
+from executor.process import ChildProcess, Command, describe_exit
 
 DEADLINE_S = 30.0
 

@@ -168,7 +168,7 @@ class PlainSession:
         self._session.run(list(split.others))
 
     def _wait_until_initialised(self, variables: Sequence[Any]) -> None:
-        with _open(self._session.graph):
+        with training.opened(self._session.graph):
             missing = tf.compat.v1.report_uninitialized_variables(list(variables))
         deadline_s = time.monotonic() + INITIALISED_TIMEOUT_S
         while len(self._session.run(missing)):
@@ -191,7 +191,7 @@ class PlainSession:
             variables = tf.compat.v1.global_variables()
         if path is None:
             return False
-        with _open(graph):
+        with training.opened(graph):
             saver = tf.compat.v1.train.Saver(variables)
         saver.restore(self._session, path)
         print(f"dike: restored '{path}'.", flush=True)
@@ -226,7 +226,7 @@ class PlainSession:
         with graph.as_default():
             variables = tf.compat.v1.global_variables()
         if self._saver is None or variables != self._saved_variables:
-            with _open(graph):
+            with training.opened(graph):
                 self._saver = tf.compat.v1.train.Saver(variables)
             self._saved_variables = variables
         global_step = tf.compat.v1.train.get_global_step(graph)
@@ -235,20 +235,6 @@ class PlainSession:
         path = self._saver.save(self._session, checkpoint_prefix(self._task), global_step=step)
         self._saved_s = time.monotonic()
         reporter().checkpoint(path, step)
-
-
-@contextlib.contextmanager
-def _open(graph: Any) -> Iterator[None]:
-    """Adds ops to `graph`, even when the script has finalised it; a later run sees them."""
-    finalised = graph.finalized
-    if finalised:
-        graph._unsafe_unfinalize()
-    try:
-        with graph.as_default():
-            yield
-    finally:
-        if finalised:
-            graph.finalize()
 
 
 def install(task: TaskSpec) -> None:

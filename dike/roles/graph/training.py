@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.ops import gradients_util
 from tensorflow.python.training import optimizer as optimizers
+
+_READS = {"ReadVariableOp", "VarHandleOp", "VariableV2", "Variable", "VarIsInitializedOp"}
+"""Stateful ops that change nothing."""
 
 
 @dataclass
@@ -18,11 +23,14 @@ class TrainingGraph:
 
     Attributes:
         loss: the tensor given to the first optimizer; None before that.
+        differentiated: the first tensor whose gradients with respect to variables were asked for without an optimizer,
+            as scripts that clip gradients do.
         updates: ops that optimizers returned; a run that needs one of them is a training step.
         closures: fetched names -> ops the run needs; filled as runs come.
     """
 
     loss: Any = None
+    differentiated: Any = None
     updates: set[Any] = field(default_factory=set)
     closures: dict[tuple[str, ...], frozenset[Any]] = field(default_factory=dict)
 
@@ -31,21 +39,29 @@ class TrainingGraph:
 
         Keys are `step` and `loss`. The loss is left out where it needs an input that the run does not.
         """
-        if not self.updates:
-            return None
         ops = _fetched_ops(graph, fetches)
-        needed = self._closure(ops)
-        if not needed & self.updates:
+        if not self.trains(ops):
             return None
         observed = {}
         step = tf.compat.v1.train.get_global_step(graph)
         if step is not None:
             observed["step"] = step
-        if self.loss is not None:
-            inputs = {op for op in self._closure([self.loss.op]) if op.type == "Placeholder"}
-            if inputs <= needed:
-                observed["loss"] = tf.squeeze(self.loss) if self.loss.shape.rank is None else self.loss
+        loss = self.loss_beside(ops)
+        if loss is not None:
+            observed["loss"] = tf.squeeze(loss) if loss.shape.rank is None else loss
         return observed
+
+    def trains(self, ops: Iterable[Any]) -> bool:
+        """Whether a run that needs `ops` is a training step."""
+        return bool(self.updates) and not self.updates.isdisjoint(self._closure(ops))
+
+    def loss_beside(self, ops: Iterable[Any]) -> Any:
+        """The loss, if a run that needs `ops` can fetch it too and changes no more by it; else None."""
+        loss = self.differentiated if self.loss is None else self.loss
+        if loss is None or not loss.graph.is_fetchable(loss):
+            return None
+        added = self._closure([loss.op]) - self._closure(ops)
+        return None if any(_is_input(op) for op in added) else loss
 
     def _closure(self, ops: Iterable[Any]) -> frozenset[Any]:
         ops = list(ops)
@@ -64,6 +80,11 @@ def _fetched_ops(graph: Any, fetches: Any) -> list[Any]:
             continue  # the session itself complains of what cannot be fetched
         found.append(element if isinstance(element, tf.Operation) else element.op)
     return found
+
+
+def _is_input(op: Any) -> bool:
+    """Whether it has to be fed, or reads from a queue, a dataset or a random generator."""
+    return op.type == "Placeholder" or (op.op_def.is_stateful and op.type not in _READS)
 
 
 def _ancestors(ops: Iterable[Any]) -> frozenset[Any]:
@@ -98,6 +119,16 @@ def install() -> None:
     base = optimizers.Optimizer
     minimize, compute_gradients, apply_gradients = base.minimize, base.compute_gradients, base.apply_gradients
 
+    gradients = gradients_util._GradientsHelper
+
+    def watched_gradients(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
+        # Others are means to an end, such as a penalty on the gradients of the inputs.
+        if all(isinstance(x, tf.Variable) for x in tf.nest.flatten(xs)):
+            for loss in tf.nest.flatten(ys):
+                if isinstance(loss, tf.Tensor) and not tf.executing_eagerly() and of(loss.graph).differentiated is None:
+                    of(loss.graph).differentiated = loss
+        return gradients(ys, xs, *args, **kwargs)
+
     def note_loss(loss: Any) -> None:
         # The outermost call comes first: an optimizer that scales the loss passes another one on.
         if isinstance(loss, tf.Tensor) and not tf.executing_eagerly() and of(loss.graph).loss is None:
@@ -119,6 +150,7 @@ def install() -> None:
     base.minimize = watched_minimize
     base.compute_gradients = watched_compute_gradients
     base.apply_gradients = watched_apply_gradients
+    gradients_util._GradientsHelper = watched_gradients
 
 
 def note_update(update: Any) -> None:
@@ -126,3 +158,17 @@ def note_update(update: Any) -> None:
     op = update if isinstance(update, tf.Operation) else getattr(update, "op", None)
     if op is not None and not tf.executing_eagerly():
         of(op.graph).updates.add(op)
+
+
+@contextlib.contextmanager
+def opened(graph: Any) -> Iterator[None]:
+    """Adds ops to `graph`, even when the script has finalised it; a later run sees them."""
+    finalised = graph.finalized
+    if finalised:
+        graph._unsafe_unfinalize()
+    try:
+        with graph.as_default():
+            yield
+    finally:
+        if finalised:
+            graph.finalize()

@@ -1,0 +1,241 @@
+"""The random state of a trial's process: saved with a checkpoint, and put back where the trial goes on.
+
+Known are Python's `random`, NumPy's global state, every generator that was made with `random.Random`,
+`numpy.random.default_rng` or `numpy.random.RandomState`, TensorFlow's eager global seed and global generator, and
+PyTorch's default generators. A generator is recognised in a later run of the script by the line that made it and by
+how many that line had made before. Generators that no longer exist are forgotten.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import random
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from types import FrameType, ModuleType
+from typing import Any
+
+from dike.interception import after_import
+
+State = dict[str, Any]
+"""Something that JSON can hold."""
+
+
+class _Generators:
+    """The generators that live, by the place that made them."""
+
+    def __init__(self) -> None:
+        self._living: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+        self._made: Counter[str] = Counter()
+        self._awaited: dict[str, Any] = {}
+
+    def add(self, generator: Any, maker: FrameType | None) -> None:
+        """Registers a generator just made; one that a restored state speaks of goes on from there."""
+        place = f"{maker.f_globals.get('__name__')}:{maker.f_lineno}" if maker is not None else ""
+        key = f"{place}:{self._made[place]}"
+        self._made[place] += 1
+        self._living[key] = generator
+        if key in self._awaited:
+            _set_state(generator, self._awaited.pop(key))
+
+    def states(self) -> State:
+        """Where every generator is; those still to be made are where they were."""
+        living = {key: _state_of(generator) for key, generator in sorted(self._living.items())}
+        return {**self._awaited, **living}
+
+    def restore(self, states: State) -> None:
+        """Puts back those that live; the others wait."""
+        self._awaited = dict(states)
+        for key, generator in sorted(self._living.items()):
+            if key in self._awaited:
+                _set_state(generator, self._awaited.pop(key))
+
+
+_generators = _Generators()
+
+
+@functools.cache
+def install() -> None:
+    """Watches from now on which generators are made; to be called before the script runs."""
+    _watch_python()
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()  # a fork would share its global state with every other fork
+    after_import("numpy.random", _watch_numpy)
+
+
+def _watch_python() -> None:
+    initialise = random.Random.__init__
+
+    def own_initialise(self: random.Random, *args: Any, **kwargs: Any) -> None:
+        initialise(self, *args, **kwargs)
+        if type(self) is random.Random:  # a SystemRandom has no state
+            _generators.add(self, sys._getframe(1))
+
+    random.Random.__init__ = own_initialise  # type: ignore[method-assign]
+
+
+def _watch_numpy(numpy_random: ModuleType) -> None:
+    """NumPy's own classes cannot be referred to weakly, so generators become instances of subclasses."""
+    make = numpy_random.default_rng
+    generator = type("Generator", (numpy_random.Generator,), {"__module__": "numpy.random"})
+    original = numpy_random.RandomState
+
+    @functools.wraps(make)
+    def default_rng(seed: Any = None) -> Any:
+        made = make(seed)
+        if made is seed:
+            return made
+        tracked = generator(made.bit_generator)
+        _generators.add(tracked, sys._getframe(1))
+        return tracked
+
+    class Meta(type):
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, original)
+
+    def initialise(self: Any, seed: Any = None) -> None:
+        original.__init__(self, seed)
+        _generators.add(self, sys._getframe(1))
+
+    numpy_random.default_rng = default_rng
+    numpy_random.RandomState = Meta(
+        "RandomState", (original,), {"__init__": initialise, "__module__": "numpy.random", "__doc__": original.__doc__}
+    )
+
+
+def _state_of(generator: Any) -> Any:
+    if isinstance(generator, random.Random):
+        return _python_state(generator)
+    if hasattr(generator, "bit_generator"):
+        return _encode(generator.bit_generator.state)
+    return _encode(generator.get_state(legacy=False))
+
+
+def _set_state(generator: Any, state: Any) -> None:
+    if isinstance(generator, random.Random):
+        _set_python_state(generator, state)
+    elif hasattr(generator, "bit_generator"):
+        generator.bit_generator.state = _decode(state)
+    else:
+        generator.set_state(_decode(state))
+
+
+def _python_state(generator: random.Random) -> list[Any]:
+    version, numbers, gauss = generator.getstate()
+    return [version, list(numbers), gauss]
+
+
+def _set_python_state(generator: random.Random, state: list[Any]) -> None:
+    version, numbers, gauss = state
+    generator.setstate((version, tuple(numbers), gauss))
+
+
+def _encode(value: Any) -> Any:
+    """NumPy's dictionaries of integers, text and arrays of integers as JSON values."""
+    if isinstance(value, dict):
+        return {key: _encode(inner) for key, inner in value.items()}
+    return {"dtype": value.dtype.name, "values": value.tolist()} if hasattr(value, "dtype") else value
+
+
+def _decode(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {"dtype", "values"}:
+        import numpy as np
+
+        return np.array(value["values"], dtype=value["dtype"])
+    return {key: _decode(inner) for key, inner in value.items()}
+
+
+def _default_python_state() -> Any:
+    return _python_state(random._inst)  # type: ignore[attr-defined]
+
+
+def _set_default_python_state(state: Any) -> None:
+    _set_python_state(random._inst, state)  # type: ignore[attr-defined]
+
+
+def _numpy_state() -> Any:
+    return _encode(sys.modules["numpy.random"].get_state(legacy=False))
+
+
+def _set_numpy_state(state: Any) -> None:
+    sys.modules["numpy.random"].set_state(_decode(state))
+
+
+def _tensorflow_state() -> Any:
+    from tensorflow.python.eager import context
+    from tensorflow.python.ops import stateful_random_ops
+
+    current = context.context_safe()
+    state: State = {}
+    if current is not None and current._seed is not None:
+        state["eager"] = {"seed": int(current._seed), "operations": _python_state(current._rng)}
+    generator = stateful_random_ops.global_generator
+    if generator is not None and context.executing_eagerly():
+        state["generator"] = {"state": generator.state.numpy().tolist(), "algorithm": int(generator.algorithm)}
+    return state
+
+
+def _set_tensorflow_state(state: Any) -> None:
+    from tensorflow.python.eager import context
+    from tensorflow.python.ops import stateful_random_ops
+
+    if "eager" in state:
+        context.set_global_seed(state["eager"]["seed"])
+        _set_python_state(context.context()._rng, state["eager"]["operations"])
+    if "generator" in state:
+        saved = state["generator"]
+        stateful_random_ops.set_global_generator(
+            stateful_random_ops.Generator.from_state(saved["state"], saved["algorithm"])
+        )
+
+
+def _torch_state() -> Any:
+    torch = sys.modules["torch"]
+    tensors = {"cpu": [torch.get_rng_state()]}
+    if torch.cuda.is_initialized():
+        tensors["cuda"] = torch.cuda.get_rng_state_all()
+    return {
+        device: [base64.b64encode(bytes(tensor.tolist())).decode("ascii") for tensor in each]
+        for device, each in tensors.items()
+    }
+
+
+def _set_torch_state(state: Any) -> None:
+    torch = sys.modules["torch"]
+    tensors = {
+        device: [torch.tensor(list(base64.b64decode(text)), dtype=torch.uint8) for text in each]
+        for device, each in state.items()
+    }
+    torch.set_rng_state(tensors["cpu"][0])
+    for index, tensor in enumerate(tensors.get("cuda", ())):
+        if index < torch.cuda.device_count():
+            torch.cuda.set_rng_state(tensor, index)
+
+
+_SOURCES: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
+    "random": (_default_python_state, _set_default_python_state),
+    "numpy.random": (_numpy_state, _set_numpy_state),
+    "tensorflow": (_tensorflow_state, _set_tensorflow_state),
+    "torch": (_torch_state, _set_torch_state),
+}
+"""Module -> how its global state is read and put back; only modules that the script has imported have one."""
+
+
+def state() -> State:
+    """Where all known generators are now, as JSON values."""
+    found = {name: read() for name, (read, _) in _SOURCES.items() if name in sys.modules}
+    return {**found, "generators": _generators.states()}
+
+
+def restore(saved: State) -> None:
+    """Puts back what `state` returned; generators that the script has yet to make get their state when it does."""
+    for name, (_, put_back) in _SOURCES.items():
+        if name in saved and name in sys.modules:
+            put_back(saved[name])
+    _generators.restore(saved["generators"])

@@ -1,0 +1,56 @@
+"""The processes of the run in a slot: all that descend from the executor, its zygote aside.
+
+Whatever a trial leaves behind, in its process group or out of it, becomes a child of the executor, which has asked the
+kernel for that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+
+import psutil
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of every descendant whose own parent ends; Linux only.
+
+    Raises:
+        OSError: if the kernel refuses.
+    """
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+
+
+def processes(zygote: int | None) -> list[psutil.Process]:
+    """The processes of the run.
+
+    Args:
+        zygote: process id of the zygote, which is left out with all that it has not given away; None if there is none.
+    """
+    found = []
+    for child in psutil.Process().children():
+        if child.pid != zygote:
+            found.append(child)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found.extend(child.children(recursive=True))
+    return found
+
+
+def clear(zygote: int | None) -> bool:
+    """Kills and reaps the processes of the run; to be called until nothing is left.
+
+    Returns:
+        Whether none was found.
+    """
+    left = processes(zygote)
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+        # A grandchild is its parent's to reap.
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(process.pid, os.WNOHANG)
+    return not left

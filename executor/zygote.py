@@ -1,0 +1,215 @@
+"""The executor's side of a slot's zygote: keeps one alive and asks it for processes.
+
+A zygote (`dike.trial.zygote`) has imported what trials need and run nothing. Over a connected pair of sockets it says
+that it is ready, then answers each request, a JSON object with four file descriptors, with the id of the process
+that it has forked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from executor.process import describe_exit, tail_of
+
+logger = logging.getLogger(__name__)
+
+COMMAND = (sys.executable, "-P", "-m", "dike.trial.zygote")
+MAX_DEATHS = 3
+"""How many zygotes in a row may end before they have forked anything."""
+READY_TIMEOUT_S = 300.0
+FORK_TIMEOUT_S = 60.0
+MESSAGE_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class ForkRequest:
+    """A process that a zygote is to fork.
+
+    Attributes:
+        script: absolute path.
+        arguments: the script's arguments.
+        folder: working directory.
+        environment: changes to the zygote's own.
+    """
+
+    script: Path
+    arguments: Sequence[str]
+    folder: Path
+    environment: Mapping[str, str]
+
+    def encode(self) -> bytes:
+        """The request as the zygote reads it."""
+        values = {
+            "argv": [str(self.script), *self.arguments],
+            "cwd": str(self.folder),
+            "environment": dict(self.environment),
+            "parent": os.getpid(),
+        }
+        return json.dumps(values).encode()
+
+
+class Zygote:
+    """Keeps a zygote alive; one request at a time.
+
+    The owner calls `poll` whenever one of `watched` can be read, and now and then for the sake of the deadlines.
+
+    Args:
+        preload: modules to import.
+        environment: its whole environment, which its forks inherit.
+        log: file that gets its output.
+        command: the program; its arguments are the socket's file descriptor and what it is to preload.
+
+    Attributes:
+        ready: whether it has imported what it should.
+        asked: whether it owes an answer to a request.
+        failure: why no more zygotes are started; empty as long as they are.
+    """
+
+    def __init__(
+        self, preload: Sequence[str], environment: Mapping[str, str], log: Path, command: Sequence[str] = COMMAND
+    ) -> None:
+        self._preload = preload
+        self._environment = environment
+        self._log = log
+        self._command = command
+        self._deaths = 0
+        self._answer: int | str | None = None
+        self.ready = False
+        self.asked = False
+        self.failure = ""
+        self._start()
+
+    @property
+    def pid(self) -> int | None:
+        return None if self.failure else self._process.pid
+
+    @property
+    def watched(self) -> tuple[int, ...]:
+        """File descriptors that can be read when there is something to `poll`; others after each restart."""
+        return () if self.failure else (self._socket.fileno(), self._pidfd)
+
+    def ask(self, request: ForkRequest, descriptors: Sequence[int]) -> None:
+        """Asks for a process.
+
+        Args:
+            request: what to fork.
+            descriptors: stdout, stderr, where it reports, and where it reads requests.
+        """
+        self.asked = True
+        self._deadline_s = time.monotonic() + FORK_TIMEOUT_S
+        try:
+            socket.send_fds(self._socket, [request.encode()], list(descriptors))
+        except (BrokenPipeError, ConnectionResetError):
+            return  # its end is seen in `poll`
+        except OSError as error:
+            self.asked, self._answer = False, f"the zygote could not be asked: {error}"
+
+    def take_answer(self) -> int | str | None:
+        """The new process' id, or why there is none; None while the zygote owes the answer or has died over it."""
+        answer, self._answer = self._answer, None
+        return answer
+
+    def poll(self) -> None:
+        """Reads what has come, and starts a new zygote if this one has ended."""
+        if self.failure:
+            return
+        while (message := self._receive()) is not None:
+            self._take(message)
+        if self._process.poll() is not None:
+            self._ended()
+        elif (self.asked or not self.ready) and time.monotonic() > self._deadline_s:
+            logger.error("the zygote did not answer in time")
+            self.kill()
+
+    def kill(self) -> None:
+        """Ends the zygote; `poll` sees it. What it has forked is not touched."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+    def close(self) -> None:
+        """Ends the zygote for good."""
+        if not self.failure:
+            self.failure = "closed"
+            self.ready = False
+            self.kill()
+            self._process.wait()
+            self._release()
+
+    def _start(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setblocking(False)
+        self._deadline_s = time.monotonic() + READY_TIMEOUT_S
+        preload = ["--preload", ",".join(self._preload)] if self._preload else []
+        try:
+            with theirs, self._log.open("ab") as output:
+                self._process = subprocess.Popen(
+                    [*self._command, str(theirs.fileno()), *preload],
+                    env=dict(self._environment),
+                    cwd=self._log.parent,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
+                )
+        except OSError:
+            self._socket.close()
+            raise
+        # The socket alone would not tell: whoever has inherited it holds it open.
+        self._pidfd = os.pidfd_open(self._process.pid)
+
+    def _receive(self) -> Any:
+        try:
+            data = self._socket.recv(MESSAGE_BYTES)
+            if not data:
+                self.kill()  # nobody can talk to it any more
+                return None
+            return json.loads(data)
+        except (BlockingIOError, ConnectionResetError):
+            return None
+        except ValueError:
+            logger.warning("not a message of a zygote: %r", data[:200])
+            return {}
+
+    def _take(self, message: Mapping[str, Any]) -> None:
+        match message:
+            case {"ready": True}:
+                self.ready = True
+                logger.info("the zygote is ready: %s", message)
+            case {"pid": int(pid)}:
+                self.asked, self._answer, self._deaths = False, pid, 0
+            case {"error": error}:
+                self.asked, self._answer = False, str(error)
+            case _:
+                logger.warning("unknown message of a zygote: %r", message)
+
+    def _ended(self) -> None:
+        code = self._process.returncode
+        how = describe_exit(code)
+        logger.error("the zygote %s", how)
+        if self.asked or not self.ready:
+            self._deaths += 1
+        self._release()
+        self.ready = self.asked = False
+        if self._deaths >= MAX_DEATHS:
+            self.failure = f"the zygote {how}, {self._deaths} times in a row; {tail_of(self._log)}".rstrip("; ")
+            return
+        try:
+            self._start()
+        except OSError as error:
+            self.failure = f"the zygote could not be started: {error}"
+
+    def _release(self) -> None:
+        self._socket.close()
+        os.close(self._pidfd)

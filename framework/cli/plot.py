@@ -1,0 +1,30 @@
+"""`dike plot NAME`: a search as a picture."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from framework.cli.trials import StorageOption
+from framework.search.database import default_storage
+from framework.search.plots import plot_search
+from framework.search.store import Store
+from solver.cli.output import console
+
+
+def plot(
+    name: Annotated[str, typer.Argument(help="The search.", show_default=False)],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file, .png, .svg or .pdf; NAME.png if not given.")
+    ] = None,
+    storage: StorageOption = None,
+) -> None:
+    """Draws a search: losses of the trials, who held which slot, the best value over time."""
+    path = output or Path(f"{name}.png")
+    with contextlib.closing(Store(storage or default_storage(), must_exist=True)) as store:
+        spec = store.open_search(name)
+        plot_search(spec, store.load_trials(), store.load_slices(), path)
+    console().print(f"The picture is in {path}.", markup=False, soft_wrap=True)

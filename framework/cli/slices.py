@@ -1,0 +1,36 @@
+"""`dike slices NAME`: which trial held which slot, when, and why."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import Annotated, Any
+
+import typer
+
+from framework.cli.search_tables import slices_table
+from framework.cli.trials import FormatOption, StorageOption
+from framework.search.database import default_storage
+from framework.search.objective import finite_or_none
+from framework.search.records import SliceRecord
+from framework.search.store import Store
+from solver.cli.output import Format, console, print_json
+
+
+def slices(
+    name: Annotated[str, typer.Argument(help="The search.", show_default=False)],
+    storage: StorageOption = None,
+    output_format: FormatOption = Format.TABLE,
+) -> None:
+    """Shows a search's time slices: which trial held which slot, when, and why it was chosen."""
+    with contextlib.closing(Store(storage or default_storage(), must_exist=True)) as store:
+        store.open_search(name)
+        records = store.load_slices()
+    if output_format is Format.JSON:
+        print_json({"name": name, "slices": [_to_json(record) for record in records]})
+    else:
+        console().print(slices_table(records) if records else "No trial has run yet.")
+
+
+def _to_json(record: SliceRecord) -> dict[str, Any]:
+    return {**dataclasses.asdict(record), "convergence": finite_or_none(record.convergence)}

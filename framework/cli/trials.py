@@ -1,0 +1,69 @@
+"""`dike trials [NAME]`: the searches there are, or the trials of one."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import Annotated
+
+import typer
+
+from framework.cli.search_report import trial_to_json
+from framework.cli.search_tables import search_state, searches_table, trials_table
+from framework.search.database import STORAGE_VARIABLE, default_storage
+from framework.search.store import SearchSummary, Store
+from solver.cli.output import Format, console, print_json
+
+StorageOption = Annotated[
+    str | None,
+    typer.Option(envvar=STORAGE_VARIABLE, help="Database: sqlite:///FILE or postgresql://...; dike-runs/searches.db."),
+]
+FormatOption = Annotated[Format, typer.Option("--format", help="How to print the result.")]
+
+
+def trials(
+    name: Annotated[str | None, typer.Argument(help="The search; without it, all searches are listed.")] = None,
+    storage: StorageOption = None,
+    output_format: FormatOption = Format.TABLE,
+) -> None:
+    """Shows a search's trials as they stand, or which searches there are."""
+    with contextlib.closing(Store(storage or default_storage(), must_exist=True)) as store:
+        if name is None:
+            _list(store.searches(), output_format)
+            return
+        spec = store.open_search(name)
+        records = store.load_trials()
+    if output_format is Format.JSON:
+        print_json({"name": name, "trials": [trial_to_json(record) for record in records]})
+        return
+    out = console()
+    out.print(trials_table(records, spec.mode))
+    for record in records:
+        if record.error:
+            out.print(f"trial {record.number}: {record.error.strip().splitlines()[-1]}", markup=False, soft_wrap=True)
+
+
+def _list(searches: list[SearchSummary], output_format: Format) -> None:
+    if output_format is Format.JSON:
+        print_json({"searches": [_to_json(search) for search in searches]})
+    else:
+        console().print(searches_table(searches) if searches else "There are no searches yet.")
+
+
+def _to_json(search: SearchSummary) -> dict[str, object]:
+    spec = search.spec
+    return {
+        "name": spec.name,
+        "script": spec.script,
+        "policy": spec.policy,
+        "sampler": spec.sampler,
+        "metric": spec.metric,
+        "mode": spec.mode,
+        "space": [dataclasses.asdict(parameter) for parameter in spec.space],
+        "trial_count": spec.trial_count,
+        "state": search_state(search),
+        "failure": search.failure,
+        "created_s": search.created_s,
+        "ended_s": search.ended_s,
+        "trials": {str(state): count for state, count in search.states.items()},
+    }

@@ -1,0 +1,298 @@
+"""The database of searches: how it is opened, and its tables.
+
+Dike's tables (`dike_...`) stand beside Optuna's in one database. SQLite and PostgreSQL are tried and tested; what is
+written here is plain SQLAlchemy.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Engine,
+    Float,
+    ForeignKey,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    create_engine,
+    event,
+    func,
+    inspect,
+    select,
+)
+from sqlalchemy.engine import URL, Connection, Dialect, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.types import TypeDecorator, TypeEngine
+
+from dike.exceptions import BadInputError
+
+STORAGE_VARIABLE = "DIKE_STORAGE"
+BUSY_TIMEOUT_S = 30.0
+"""How long a statement waits for another process that writes to the same SQLite file."""
+NAME_LENGTH = 200
+_TABLES_LOCK = 0x64696B65
+"""Number of PostgreSQL's advisory lock under which tables are made."""
+_EXAMPLES = "sqlite:///searches.db or postgresql://user@host/database"
+
+
+def default_storage() -> str:
+    """Where searches are kept if the user does not say: `$DIKE_STORAGE`, else a file under the current folder."""
+    return os.environ.get(STORAGE_VARIABLE) or "sqlite:///dike-runs/searches.db"
+
+
+class _UnconvertedFloat(Float[float]):
+    """Leaves values as they are on the way into the database."""
+
+    def bind_processor(self, dialect: Dialect) -> None:
+        """None: nothing is done to values."""
+
+
+class Number(TypeDecorator[float]):
+    """A float that may be infinite or not a number.
+
+    SQLite turns NaN into NULL, so it gets it as text, which it sorts behind all numbers as PostgreSQL sorts NaN.
+    Databases that know neither NaN nor infinities get NULL.
+    """
+
+    impl = Float(53)
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        """The type in this kind of database."""
+        return dialect.type_descriptor(_UnconvertedFloat(53) if dialect.name == "sqlite" else Float(53))
+
+    def process_bind_param(self, value: float | None, dialect: Dialect) -> Any:
+        """The value as the database takes it."""
+        if value is None or math.isfinite(value) or dialect.name == "postgresql":
+            return value
+        return repr(float(value)) if dialect.name == "sqlite" else None
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> float | None:
+        """The value as it was."""
+        return None if value is None else float(value)
+
+
+METADATA = MetaData()
+
+SEARCHES = Table(
+    "dike_searches",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("name", String(NAME_LENGTH), nullable=False, unique=True),
+    Column("spec", Text, nullable=False),
+    Column("created_s", Float(53), nullable=False),
+    Column("ended_s", Float(53)),
+    Column("failure", Text, nullable=False, default=""),
+    Column("framework_id", String(NAME_LENGTH)),
+    # Who runs it: see framework.search.lease.
+    Column("owner", String(64)),
+    Column("owner_machine", String(NAME_LENGTH)),
+    Column("owner_host", String(NAME_LENGTH)),
+    Column("owner_pid", Integer),
+    Column("owner_started_s", Float(53)),
+    Column("owner_since_s", Float(53)),
+    Column("heartbeat_s", Float(53)),
+)
+
+TRIALS = Table(
+    "dike_trials",
+    METADATA,
+    Column("search_id", ForeignKey(SEARCHES.c.id, ondelete="CASCADE"), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("parameters", Text, nullable=False),
+    Column("state", String(20), nullable=False),
+    Column("runs", Integer, nullable=False),
+    Column("failures", Integer, nullable=False),
+    Column("step", BigInteger, nullable=False),
+    Column("train_s", Float(53), nullable=False),
+    Column("slot_s", Float(53), nullable=False),
+    Column("loss", Number),
+    Column("value", Number),
+    Column("metrics", Text, nullable=False),
+    Column("convergence", Number),
+    Column("checkpoint", Text),
+    Column("checkpoint_step", BigInteger, nullable=False),
+    Column("checkpoint_train_s", Float(53), nullable=False),
+    Column("agent", Text, nullable=False),
+    Column("slot", Integer),
+    Column("error", Text, nullable=False),
+    Column("created_s", Float(53), nullable=False),
+    Column("ended_s", Float(53)),
+)
+
+SLICES = Table(
+    "dike_slices",
+    METADATA,
+    Column("search_id", ForeignKey(SEARCHES.c.id, ondelete="CASCADE"), primary_key=True),
+    Column("trial", Integer, primary_key=True, autoincrement=False),
+    Column("run", Integer, primary_key=True, autoincrement=False),
+    Column("slot", Integer, nullable=False),
+    Column("agent", Text, nullable=False),
+    Column("start_s", Float(53), nullable=False),
+    Column("end_s", Float(53)),
+    Column("first_step_s", Float(53)),
+    Column("reason", Text, nullable=False),
+    Column("convergence", Number),
+    Column("from_step", BigInteger, nullable=False),
+    Column("to_step", BigInteger, nullable=False),
+    Column("outcome", String(40), nullable=False),
+    Column("suspend_s", Float(53)),
+    Column("rss_bytes", BigInteger),
+    Column("cpu", Float(53)),
+    Column("gpu_mem_bytes", BigInteger),
+    Column("gpu_utilisation", Float(53)),
+)
+
+LOSSES = Table(
+    "dike_losses",
+    METADATA,
+    Column("search_id", ForeignKey(SEARCHES.c.id, ondelete="CASCADE"), primary_key=True),
+    Column("trial", Integer, primary_key=True, autoincrement=False),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("run", Integer, nullable=False),
+    Column("step", BigInteger, nullable=False),
+    Column("train_s", Float(53), nullable=False),
+    Column("loss", Number),
+    Column("low", Number),
+    Column("high", Number),
+    Column("count", Integer, nullable=False),
+    Column("value", Number),
+    Column("metrics", Text, nullable=False),
+    # How many reports have been merged into this row.
+    Column("reports", Integer, nullable=False),
+)
+
+
+def parse_url(url: str) -> URL:
+    """Reads a database URL; PostgreSQL's driver is psycopg where none is named.
+
+    Raises:
+        BadInputError: if it is none.
+    """
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        raise BadInputError(f"The storage '{url}' is not a database URL, such as {_EXAMPLES}.") from None
+    if parsed.drivername in ("postgresql", "postgres"):
+        return parsed.set(drivername="postgresql+psycopg")
+    return parsed
+
+
+def shown(url: URL) -> str:
+    """The URL for messages, without password."""
+    return url.render_as_string(hide_password=True)
+
+
+def open_database(url: str, *, must_exist: bool = False) -> Engine:
+    """Opens a database and makes Dike's tables in it where they are missing.
+
+    Args:
+        url: where it is.
+        must_exist: makes neither a database file nor tables.
+
+    Raises:
+        BadInputError: if it cannot be reached, is no database, or holds no searches although it must.
+    """
+    parsed = parse_url(url)
+    path = _sqlite_path(parsed)
+    if path is not None:
+        if must_exist and not path.exists():
+            raise BadInputError(f"There is no database of searches at {path}; name the right one with --storage.")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadInputError(f"The folder of the storage {path} cannot be made: {error.strerror}.") from error
+    try:
+        engine = create_engine(parsed, **engine_arguments(parsed))
+    except NoSuchModuleError:
+        raise BadInputError(
+            f"The storage '{shown(parsed)}' is of a kind that SQLAlchemy does not know; use {_EXAMPLES}."
+        ) from None
+    except ImportError as error:
+        hint = "pip install 'dike[postgresql]'" if parsed.drivername == "postgresql+psycopg" else "install it"
+        raise BadInputError(f"The storage '{shown(parsed)}' needs the driver {error.name or error}; {hint}.") from error
+    if path is not None:
+        event.listen(engine, "connect", _prepare_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+    with storage_errors(parsed):
+        if must_exist and not inspect(engine).has_table(SEARCHES.name):
+            raise BadInputError(f"The storage {shown(parsed)} holds no searches; name the right one with --storage.")
+        if not must_exist:
+            with making_tables(parsed):
+                METADATA.create_all(engine)
+    return engine
+
+
+@contextmanager
+def making_tables(url: URL) -> Iterator[None]:
+    """While it lasts no other process makes tables in this database: two that begin to would be in each other's way."""
+    with ExitStack() as stack:
+        path = _sqlite_path(url)
+        if path is not None:
+            folder = os.open(path.absolute().parent, os.O_RDONLY)
+            stack.callback(os.close, folder)
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        elif url.get_backend_name() == "postgresql":
+            engine = create_engine(url, **engine_arguments(url))
+            stack.callback(engine.dispose)
+            connection = stack.enter_context(engine.connect())
+            connection.execute(select(func.pg_advisory_lock(_TABLES_LOCK)))
+        yield
+
+
+def engine_arguments(url: URL) -> dict[str, Any]:
+    """What engines on this database are to be made with, Optuna's included."""
+    if url.get_backend_name() == "sqlite":
+        return {"connect_args": {"timeout": BUSY_TIMEOUT_S}}
+    if url.get_backend_name() == "postgresql":
+        return {"pool_pre_ping": True, "connect_args": {"connect_timeout": 10}}
+    return {"pool_pre_ping": True}
+
+
+@contextmanager
+def storage_errors(url: URL) -> Iterator[None]:
+    """Says in one sentence what a database that does not answer says in twenty lines.
+
+    Raises:
+        BadInputError: for every error of the database.
+    """
+    try:
+        yield
+    except SQLAlchemyError as error:
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        reason = (str(cause).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise BadInputError(f"The storage {shown(url)} cannot be used: {reason}.") from error
+
+
+def _sqlite_path(url: URL) -> Path | None:
+    if url.get_backend_name() != "sqlite":
+        return None
+    if not url.database or url.database == ":memory:":
+        raise BadInputError("A search is not kept in memory; name a file, such as sqlite:///searches.db.")
+    return Path(url.database)
+
+
+def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
+    # Transactions are begun by _begin_sqlite; the driver's own way takes the write lock too late to wait for it.
+    connection.isolation_level = None
+    # Readers then never wait. The mode stays with the file, and to change it nobody else may be there.
+    if connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
+        connection.execute("PRAGMA journal_mode=WAL").close()
+    connection.execute("PRAGMA foreign_keys=ON").close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    writes = connection.get_execution_options().get("dike_writes")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

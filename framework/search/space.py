@@ -1,0 +1,171 @@
+"""Reads search spaces: `--param name=a,b,c`, `--param name=1e-5:1e-1:log`, or a YAML file of such."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dike.exceptions import BadInputError
+from dike.trial.spec import Value
+from framework.search.records import Parameter
+from solver.strict_yaml import load_yaml
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+# A number with leading zeros is a name for people, and stays as it was typed.
+_INTEGER = re.compile(r"[+-]?(0|[1-9][0-9]*)")
+_FLOAT = re.compile(r"[+-]?([0-9]+\.[0-9]*|\.?[0-9]+)([eE][+-]?[0-9]+)?")
+_FIELD = re.compile(r'\s*(?:"([^"]*)"|([^",]*))\s*(,|$)')
+_YAML_NULL = "tag:yaml.org,2002:null"
+_BOOLEANS = {"true": True, "True": True, "false": False, "False": False}
+_OPTIONS = ("log", "int")
+_FORMS = "NAME=A,B,C or NAME=LOW:HIGH with :log or :int behind it"
+
+
+def parse_parameter(text: str) -> Parameter:
+    """Reads `name=a,b,c`, `name=0.1:0.9`, `name=1e-5:1e-1:log`, `name=2:8:int` or `name=2:64:int:log`.
+
+    Values are whole numbers, numbers, `true` and `false`, or text; in double quotes they are text.
+
+    Raises:
+        BadInputError: if it is nothing of that.
+    """
+    name, equals, values = text.partition("=")
+    name = name.strip()
+    if not equals or not name:
+        raise BadInputError(f"--param '{text}' has no values; write {_FORMS}.")
+    parameter = _parse_values(name, values, f"--param {text}")
+    check_space((parameter,))
+    return parameter
+
+
+def read_space(path: Path) -> tuple[Parameter, ...]:
+    """Reads a space from YAML: a mapping from names to a list of values, a range as text (`1e-5:1e-1:log`) or a value.
+
+    Raises:
+        BadInputError: if the file cannot be read or something in it is wrong.
+    """
+    tree, _ = load_yaml(path, "space file")
+    if not isinstance(tree, yaml.MappingNode) or not tree.value:
+        raise BadInputError(f"{path} is not a search space; write a line such as `lr: [0.1, 0.01]` for each parameter.")
+    space = tuple(_from_yaml(str(key.value), value, path) for key, value in tree.value)
+    check_space(space)
+    return space
+
+
+def check_space(space: Sequence[Parameter]) -> None:
+    """Refuses a space that cannot be searched.
+
+    Raises:
+        BadInputError: if it is empty, or a parameter is wrong.
+    """
+    if not space:
+        raise BadInputError("The search space is empty; name a parameter, as in --param lr=0.1,0.01.")
+    seen: set[str] = set()
+    for parameter in space:
+        name = parameter.name
+        if not _NAME.fullmatch(name):
+            raise BadInputError(
+                f"'{name}' cannot be the name of a parameter: a name is letters, digits, '_' and '-', a letter first."
+            )
+        if (spelled := name.replace("-", "_")) in seen:
+            raise BadInputError(f"The parameter '{name}' is given twice; give all its values at once.")
+        seen.add(spelled)
+        if parameter.choices:
+            _check_choices(parameter)
+        else:
+            _check_range(parameter)
+
+
+def parse_value(text: str) -> Value:
+    """A value as typed: a whole number, a number, `true` or `false`, else text."""
+    if text in _BOOLEANS:
+        return _BOOLEANS[text]
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    if _FLOAT.fullmatch(text) and not re.match(r"[+-]?0[0-9]", text):
+        return float(text)
+    return text
+
+
+def _parse_values(name: str, text: str, where: str) -> Parameter:
+    text = text.strip()
+    if ":" in text and '"' not in text and "," not in text:
+        parts = [part.strip() for part in text.split(":")]
+        low, high, options = parse_value(parts[0]), parse_value(parts[1]), parts[2:]
+        if _is_number(low) and _is_number(high):
+            return _range(name, low, high, options, where)
+        if _is_number(low) or _is_number(high):
+            raise BadInputError(f"{where}: '{text}' is no range; write {_FORMS}.")
+    return Parameter(name, tuple(_split(text, where)))
+
+
+def _range(name: str, low: Any, high: Any, options: Sequence[str], where: str) -> Parameter:
+    for option in options:
+        if option not in _OPTIONS:
+            near = difflib.get_close_matches(option, _OPTIONS, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else "a range may be followed by :log and :int."
+            raise BadInputError(f"{where}: '{option}' says nothing of a range; {hint}")
+    if "int" in options and not (float(low).is_integer() and float(high).is_integer()):
+        raise BadInputError(f"{where}: the bounds of whole numbers are whole numbers, not {low} and {high}.")
+    return Parameter(name, low=float(low), high=float(high), is_integer="int" in options, log="log" in options)
+
+
+def _split(text: str, where: str) -> list[Value]:
+    values: list[Value] = []
+    at, separator = 0, ","
+    while separator:
+        field = _FIELD.match(text, at)
+        if field is None:
+            raise BadInputError(f"{where}: the quotes in {text} do not enclose whole values.")
+        quoted, plain, separator = field.groups()
+        if quoted is None and not plain.strip():
+            raise BadInputError(f"{where}: a value is missing; write {_FORMS}.")
+        values.append(parse_value(plain.strip()) if quoted is None else quoted)
+        at = field.end()
+    return values
+
+
+def _from_yaml(name: str, node: yaml.Node, path: Path) -> Parameter:
+    """Reads a value as `--param` would: YAML itself takes 1e-5 for text, 2:8 for 128 and `on` for true."""
+    where = f"{path}, line {node.start_mark.line + 1}"
+    if isinstance(node, yaml.ScalarNode) and ":" in node.value:
+        return _parse_values(name, node.value, where)
+    nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
+    if not nodes:
+        raise BadInputError(f"{where}: '{name}' has no values; list some.")
+    values: list[Value] = []
+    for item in nodes:
+        if not isinstance(item, yaml.ScalarNode) or item.tag == _YAML_NULL:
+            raise BadInputError(f"{where}: '{name}' takes numbers, true, false and text, nothing else.")
+        # Plain text has no style; what is quoted is text.
+        values.append(item.value if item.style else parse_value(item.value))
+    return Parameter(name, tuple(values))
+
+
+def _is_number(value: Value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _check_choices(parameter: Parameter) -> None:
+    for at, value in enumerate(parameter.choices):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise BadInputError(f"The parameter '{parameter.name}' has the value {value}, which nobody can train with.")
+        # True equals 1 and 1 equals 1.0: samplers could not tell them apart.
+        if value in parameter.choices[:at]:
+            raise BadInputError(f"The parameter '{parameter.name}' has the value {value} twice; leave one out.")
+
+
+def _check_range(parameter: Parameter) -> None:
+    name, low, high = parameter.name, parameter.low, parameter.high
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise BadInputError(f"The range of '{name}' has no end; give two numbers.")
+    if low >= high:
+        raise BadInputError(f"The range of '{name}' is empty: {low:g} is not below {high:g}.")
+    if parameter.log and low <= 0:
+        raise BadInputError(f"The range of '{name}' begins at {low:g}, where there is no logarithm; begin above 0.")

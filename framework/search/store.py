@@ -1,0 +1,312 @@
+"""Keeps searches in a database: what was asked for, the trials, their time slices, their losses.
+
+The process that runs a search is the only one that writes it (`Store.lock`); any number may read at the same time. Each
+method is one short transaction, durable when the method returns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import time
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from pydantic import TypeAdapter
+from sqlalchemy import Table, func, insert, select, update
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import IntegrityError
+
+from dike.exceptions import BadInputError
+from framework.policies.interface import Reading
+from framework.search import losses
+from framework.search.database import (
+    NAME_LENGTH,
+    SEARCHES,
+    SLICES,
+    TRIALS,
+    open_database,
+    parse_url,
+    storage_errors,
+)
+from framework.search.lease import Lease, database_time_s, is_held
+from framework.search.objective import Objective
+from framework.search.records import SearchSpec, SliceRecord, TrialRecord, TrialState
+
+_SPEC = TypeAdapter(SearchSpec)
+_TRIAL_COLUMNS = [column.name for column in TRIALS.c if column.name != "search_id"]
+_SLICE_COLUMNS = [column.name for column in SLICES.c if column.name != "search_id"]
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchSummary:
+    """A search in the list of searches.
+
+    Attributes:
+        spec: what was asked for.
+        created_s, ended_s: wall-clock times, seconds since the epoch; None while it has not ended.
+        failure: why it ended early; empty if it did not.
+        is_running: whether a process runs it now.
+        states: how many of its trials are in which state.
+    """
+
+    spec: SearchSpec
+    created_s: float
+    ended_s: float | None
+    failure: str
+    is_running: bool
+    states: dict[TrialState, int]
+
+
+class Store:
+    """A database of searches, and one search in it once `create_search` or `open_search` has been called.
+
+    Args:
+        url: an SQLAlchemy URL.
+        must_exist: whether to refuse a database without searches instead of making one.
+
+    Raises:
+        BadInputError: if the database cannot be used; every method may.
+    """
+
+    def __init__(self, url: str, *, must_exist: bool = False) -> None:
+        self._engine = open_database(url, must_exist=must_exist)
+        self._writing_engine = self._engine.execution_options(dike_writes=True)
+        self._url = parse_url(url)
+        self._lease: Lease | None = None
+        self._search_id: int | None = None
+        self._spec: SearchSpec | None = None
+
+    def close(self) -> None:
+        """Closes all connections."""
+        self._engine.dispose()
+
+    @property
+    def spec(self) -> SearchSpec:
+        """What was asked for in the open search."""
+        assert self._spec is not None, "no search has been opened"
+        return self._spec
+
+    def create_search(self, spec: SearchSpec) -> None:
+        """Begins a search.
+
+        Raises:
+            BadInputError: if there is one of that name.
+        """
+        if not spec.name or len(spec.name) > NAME_LENGTH:
+            raise BadInputError(f"A search's name has 1 to {NAME_LENGTH} letters; choose another --name.")
+        values = {"name": spec.name, "spec": json.dumps(dataclasses.asdict(spec)), "created_s": time.time()}
+        try:
+            with self._transaction() as connection:
+                key = connection.execute(insert(SEARCHES).values(values)).inserted_primary_key
+        except BadInputError as error:
+            if not isinstance(error.__cause__, IntegrityError):
+                raise
+            raise BadInputError(
+                f"There is a search '{spec.name}' already; go on with it by --resume {spec.name}, or choose another "
+                "--name."
+            ) from None
+        assert key is not None
+        self._search_id, self._spec = key[0], spec
+
+    def open_search(self, name: str) -> SearchSpec:
+        """Opens a search, to read it or to go on with it.
+
+        Raises:
+            BadInputError: if there is none of that name.
+        """
+        with self._reading() as connection:
+            rows = {
+                row.name: row for row in connection.execute(select(SEARCHES.c.id, SEARCHES.c.name, SEARCHES.c.spec))
+            }
+        if name not in rows:
+            near = difflib.get_close_matches(name, rows, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else "`dike trials` lists the searches there are."
+            raise BadInputError(f"There is no search '{name}' in this storage; {hint}")
+        self._search_id, self._spec = rows[name].id, read_spec(rows[name].spec)
+        return self._spec
+
+    def searches(self) -> list[SearchSummary]:
+        """All searches, oldest first."""
+        counted = select(TRIALS.c.search_id, TRIALS.c.state, func.count()).group_by(TRIALS.c.search_id, TRIALS.c.state)
+        with self._reading() as connection:
+            now_s = database_time_s(connection)
+            rows = connection.execute(select(SEARCHES).order_by(SEARCHES.c.created_s, SEARCHES.c.id)).all()
+            states: dict[int, dict[TrialState, int]] = defaultdict(dict)
+            for search_id, state, count in connection.execute(counted):
+                states[search_id][TrialState(state)] = count
+        return [
+            SearchSummary(
+                spec=read_spec(row.spec),
+                created_s=row.created_s,
+                ended_s=row.ended_s,
+                failure=row.failure,
+                is_running=is_held(row, now_s),
+                states=states[row.id],
+            )
+            for row in rows
+        ]
+
+    @contextmanager
+    def lock(self, name: str) -> Iterator[None]:
+        """Makes this process the only one that runs the search, while the context lasts.
+
+        From then on each writing method raises `JobFailedError` if another process has taken the search over.
+
+        Raises:
+            BadInputError: if another process runs it; the message says which.
+        """
+        lease = Lease(self._writing_engine, self._id_of(name), name)
+        with storage_errors(self._url):
+            lease.take()
+        self._lease = lease
+        try:
+            yield
+        finally:
+            self._lease = None
+            with storage_errors(self._url):
+                lease.give_back()
+
+    def set_framework_id(self, name: str, framework_id: str | None) -> None:
+        """Notes under which id the search is known to Mesos, so that a successor can take its tasks over."""
+        with self._transaction() as connection:
+            connection.execute(update(SEARCHES).where(SEARCHES.c.name == name).values(framework_id=framework_id))
+
+    def framework_id(self, name: str) -> str | None:
+        """The id noted last; None if there is none."""
+        with self._reading() as connection:
+            return connection.execute(select(SEARCHES.c.framework_id).where(SEARCHES.c.name == name)).scalar()
+
+    def finish_search(self, failure: str = "") -> None:
+        """Notes that the search is over.
+
+        Args:
+            failure: why it ended early; empty if every trial has ended.
+        """
+        with self._transaction() as connection:
+            values = {"ended_s": time.time(), "failure": failure}
+            connection.execute(update(SEARCHES).where(SEARCHES.c.id == self._search_id).values(values))
+
+    def save_trial(self, record: TrialRecord) -> None:
+        """Writes a trial as it is now; its readings and slices have methods of their own."""
+        self._save(TRIALS, ("number",), _row(record, _TRIAL_COLUMNS))
+
+    def load_trials(self) -> list[TrialRecord]:
+        """All trials of the search by number, with readings and slices."""
+        objective = Objective(self.spec.metric, self.spec.mode)
+        with self._reading() as connection:
+            rows = connection.execute(self._select(TRIALS).order_by(TRIALS.c.number)).mappings().all()
+            reports = losses.load(connection, self._require_id())
+            from_steps: dict[int, list[int]] = defaultdict(list)
+            for record in self._load_slices(connection):
+                from_steps[record.trial].append(record.from_step)
+        return [_trial(dict(row), objective, reports.get(row["number"], ()), from_steps[row["number"]]) for row in rows]
+
+    def add_slice(self, record: SliceRecord) -> None:
+        """Writes a time slice that begins."""
+        self._save(SLICES, ("trial", "run"), _row(record, _SLICE_COLUMNS))
+
+    def close_slice(self, record: SliceRecord) -> None:
+        """Writes how a time slice ended."""
+        self.add_slice(record)
+
+    def load_slices(self) -> list[SliceRecord]:
+        """All time slices of the search, in the order in which they began."""
+        with self._reading() as connection:
+            return self._load_slices(connection)
+
+    def add_losses(self, trial: int, run: int, reports: Sequence[Mapping[str, Any]]) -> None:
+        """Keeps what a run reported; what an earlier run has reported for the same steps stays.
+
+        Args:
+            trial: number of the trial.
+            run: number of its run.
+            reports: contents of `progress` reports (`dike.trial.reports`), oldest first.
+
+        Raises:
+            ValueError: if a report is malformed.
+        """
+        with self._transaction() as connection:
+            losses.add(connection, self._require_id(), trial, run, reports)
+
+    def load_losses(self) -> dict[int, list[dict[str, Any]]]:
+        """Trial -> its reports, oldest first, in the form of `dike.trial.reports` with the key `run` besides."""
+        with self._reading() as connection:
+            return losses.load(connection, self._require_id())
+
+    def drop_losses_after(self, trial: int, step: int) -> None:
+        """Forgets what a trial reported of later steps, because it goes on from a checkpoint of this one."""
+        with self._transaction() as connection:
+            losses.drop_after(connection, self._require_id(), trial, step)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        with storage_errors(self._url), self._writing_engine.begin() as connection:
+            if self._lease is not None:
+                self._lease.check(connection)
+            yield connection
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        with storage_errors(self._url), self._engine.connect() as connection:
+            yield connection
+
+    def _require_id(self) -> int:
+        assert self._search_id is not None, "no search has been opened"
+        return self._search_id
+
+    def _id_of(self, name: str) -> int:
+        if self._spec is None or self._spec.name != name:
+            self.open_search(name)
+        return self._require_id()
+
+    def _save(self, table: Table, keys: tuple[str, ...], values: dict[str, Any]) -> None:
+        search_id = self._require_id()
+        where = [table.c.search_id == search_id, *(table.c[key] == values[key] for key in keys)]
+        with self._transaction() as connection:
+            if connection.execute(update(table).where(*where).values(values)).rowcount == 0:
+                connection.execute(insert(table).values(search_id=search_id, **values))
+
+    def _select(self, table: Table) -> Any:
+        return select(table).where(table.c.search_id == self._require_id())
+
+    def _load_slices(self, connection: Connection) -> list[SliceRecord]:
+        rows = connection.execute(self._select(SLICES).order_by(SLICES.c.start_s, SLICES.c.run, SLICES.c.trial))
+        return [SliceRecord(**{name: row[name] for name in _SLICE_COLUMNS}) for row in rows.mappings()]
+
+
+def read_spec(text: str) -> SearchSpec:
+    """Reads what `create_search` wrote."""
+    return _SPEC.validate_python(json.loads(text))
+
+
+def _row(record: TrialRecord | SliceRecord, columns: Sequence[str]) -> dict[str, Any]:
+    values = {name: getattr(record, name) for name in columns}
+    return {name: _plain(value) for name, value in values.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, TrialState):
+        return value.value
+    return json.dumps(value) if isinstance(value, dict) else value
+
+
+def _trial(
+    row: Mapping[str, Any], objective: Objective, reports: Sequence[Mapping[str, Any]], from_steps: Sequence[int]
+) -> TrialRecord:
+    values = {name: row[name] for name in _TRIAL_COLUMNS}
+    for name in ("parameters", "metrics"):
+        values[name] = json.loads(values[name])
+    record = TrialRecord(**{**values, "state": TrialState(values["state"])})
+    for report in reports:
+        reading: Reading | None = objective.reading(report)
+        if reading is not None and (not record.readings or reading.step > record.readings[-1].step):
+            record.readings.append(reading)
+    steps = [reading.step for reading in record.readings]
+    for step in from_steps:
+        record.slices.append(max([bisect_right(steps, step), *record.slices[-1:]]))
+    return record

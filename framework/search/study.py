@@ -1,0 +1,262 @@
+"""A search as an Optuna study: samplers, and a storage that `optuna-dashboard` opens.
+
+Dike's trial numbers are Optuna's. A trial stays RUNNING in Optuna from the moment it is asked for until it has ended,
+however often it is suspended in between.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from dike.exceptions import BadInputError
+from dike.trial.spec import Value
+from framework.search.database import engine_arguments, making_tables, open_database, parse_url, storage_errors
+from framework.search.records import Parameter, Sampler, SearchSpec
+
+if TYPE_CHECKING:
+    import optuna
+    from optuna.samplers import BaseSampler
+    from optuna.storages import RDBStorage
+
+REPORT_GROWTH = 1.15
+"""Each intermediate value comes at a step this much later than the one before: about 100 of them in a million steps."""
+_MARK = "dike"
+"""Attribute of studies that Dike has made."""
+
+
+def default_sampler(space: Sequence[Parameter], trials: int | None) -> Sampler:
+    """`grid` where every point can be tried, else `tpe`.
+
+    Args:
+        space: what is searched.
+        trials: how many trials the user asked for; None if he did not say.
+    """
+    return "grid" if trials is None and all(parameter.choices for parameter in space) else "tpe"
+
+
+def grid_size(space: Sequence[Parameter]) -> int:
+    """How many points the grid of a space has.
+
+    Raises:
+        BadInputError: if there is no grid of it.
+    """
+    return math.prod(map(len, _axes(space)))
+
+
+class Study:
+    """The study of one search. Made by `create` and `open`."""
+
+    def __init__(self, study: optuna.Study, spec: SearchSpec) -> None:
+        self._study = study
+        self._spec = spec
+        self._asked = len(study.get_trials(deepcopy=False))
+        self._reported: dict[int, int] = {}
+
+    @classmethod
+    def create(cls, url: str, spec: SearchSpec) -> Study:
+        """Makes the study of a new search.
+
+        Raises:
+            BadInputError: if the storage cannot be used, or holds a study of that name already.
+        """
+        study = _study(url, spec)
+        if study.get_trials(deepcopy=False):
+            raise BadInputError(f"The storage holds an Optuna study '{spec.name}' already; choose another --name.")
+        return cls(study, spec)
+
+    @classmethod
+    def open(cls, url: str, spec: SearchSpec) -> Study:
+        """Opens the study of an earlier search, or makes it if that search came to an end before it could.
+
+        Raises:
+            BadInputError: if the storage cannot be used, or the study of that name is not Dike's.
+        """
+        return cls(_study(url, spec), spec)
+
+    @property
+    def remaining(self) -> int:
+        """How many trials can still be asked for."""
+        return max(0, self._spec.trial_count - self._asked)
+
+    def ask(self) -> tuple[int, dict[str, Value]]:
+        """A new trial: its number and its parameters.
+
+        Points of a grid come in the order in which the user listed the values, the last parameter changing fastest.
+        What is random depends on the seed, the trial's number and the trials told so far, and so is the same after
+        `open`.
+
+        Raises:
+            ValueError: if none remains.
+        """
+        if not self.remaining:
+            raise ValueError("all trials have been asked for")
+        number = self._asked
+        self._study.sampler = _sampler(self._spec, number)
+        trial = self._study.ask()
+        self._asked += 1
+        return trial.number, _suggest(trial, self._spec.space)
+
+    def asked(self) -> dict[int, dict[str, Value]]:
+        """All trials that have been asked for: number -> parameters.
+
+        A process that was killed may have asked for one of which it has left no other trace.
+        """
+        asked = {}
+        for frozen in self._study.get_trials(deepcopy=False):
+            parameters: dict[str, Value] = dict(frozen.params)
+            if not frozen.state.is_finished() and len(parameters) < len(self._spec.space):
+                # The process was killed between two parameters.
+                self._study.sampler = _sampler(self._spec, frozen.number)
+                parameters = _suggest(self._trial(frozen.number), self._spec.space)
+            asked[frozen.number] = parameters
+        return asked
+
+    def report(self, number: int, step: int, value: float) -> None:
+        """An intermediate value of a trial; only some are kept, ever fewer as steps become many."""
+        if number not in self._reported:
+            self._reported[number] = max(self._frozen(number).intermediate_values, default=-1)
+        last = self._reported[number]
+        if step > last and step >= last * REPORT_GROWTH:
+            self._trial(number).report(value, step)
+            self._reported[number] = step
+
+    def annotate(self, number: int, attributes: Mapping[str, Any]) -> None:
+        """Notes about a trial that has not ended, such as its state and its checkpoint, for people who look at it."""
+        trial = self._trial(number)
+        for name, value in attributes.items():
+            trial.set_user_attr(name, value)
+
+    def tell(
+        self, number: int, value: float | None, *, failed: bool, attributes: Mapping[str, Any] | None = None
+    ) -> None:
+        """A trial has ended. Nothing happens if that has been told before.
+
+        Args:
+            number: which.
+            value: its objective; NaN makes it a failure, as Optuna has no place for it.
+            failed: whether it could not be completed.
+            attributes: notes about it, see `annotate`.
+        """
+        from optuna.trial import TrialState as State
+
+        if self._frozen(number).state.is_finished():
+            return
+        notes = dict(attributes or {})
+        is_number = value is not None and not math.isnan(value)
+        if value is not None and not is_number:
+            notes["objective"] = "nan"
+        self.annotate(number, notes)
+        if failed or not is_number:
+            self._study.tell(number, state=State.FAIL)
+        else:
+            self._study.tell(number, value, state=State.COMPLETE)
+
+    def _frozen(self, number: int) -> optuna.trial.FrozenTrial:
+        return self._study.get_trials(deepcopy=False)[number]
+
+    def _trial(self, number: int) -> optuna.Trial:
+        import optuna
+
+        return optuna.Trial(self._study, self._frozen(number)._trial_id)
+
+
+def _study(url: str, spec: SearchSpec) -> optuna.Study:
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    storage = _storage(url)
+    with storage_errors(parse_url(url)):
+        direction: Literal["minimize", "maximize"] = "minimize" if spec.mode == "min" else "maximize"
+        study = optuna.create_study(
+            storage=storage, study_name=spec.name, direction=direction, load_if_exists=True, sampler=_sampler(spec, 0)
+        )
+        if _MARK not in study.user_attrs:
+            if study.get_trials(deepcopy=False):
+                raise BadInputError(
+                    f"The storage holds an Optuna study '{spec.name}' that is not Dike's; choose another --name."
+                )
+            study.set_user_attr(_MARK, {"script": spec.script, "metric": spec.metric, "policy": spec.policy})
+        return study
+
+
+def _storage(url: str) -> RDBStorage:
+    from optuna.storages import RDBStorage
+
+    open_database(url).dispose()
+    parsed = parse_url(url)
+    with storage_errors(parsed):
+        try:
+            with making_tables(parsed):
+                return RDBStorage(parsed.render_as_string(hide_password=False), engine_kwargs=engine_arguments(parsed))
+        except RuntimeError as error:
+            raise BadInputError(
+                "The storage was made by another version of Optuna; run `optuna storage upgrade`, or choose another "
+                "--storage."
+            ) from error
+
+
+def _sampler(spec: SearchSpec, number: int) -> BaseSampler:
+    """A sampler for one trial; the same whichever process asks."""
+    from optuna.exceptions import ExperimentalWarning
+    from optuna.samplers import PartialFixedSampler, RandomSampler, TPESampler
+
+    seed = int(np.random.SeedSequence([spec.seed, number]).generate_state(1)[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        if spec.sampler == "tpe":
+            # Trials that still run count as bad ones, so that those asked for meanwhile do not all go to one place.
+            return TPESampler(seed=seed, constant_liar=True)
+        if spec.sampler == "grid" and number < spec.trial_count:
+            return PartialFixedSampler(_grid_point(spec, number), RandomSampler(seed=seed))
+        return RandomSampler(seed=seed)
+
+
+def _suggest(trial: optuna.Trial, space: Sequence[Parameter]) -> dict[str, Value]:
+    return {parameter.name: _suggest_one(trial, parameter) for parameter in space}
+
+
+def _suggest_one(trial: optuna.Trial, parameter: Parameter) -> Value:
+    name = parameter.name
+    if parameter.choices:
+        value = trial.suggest_categorical(name, parameter.choices)
+        assert value is not None
+        return value
+    if parameter.is_integer:
+        return trial.suggest_int(name, int(parameter.low), int(parameter.high), log=parameter.log)
+    return trial.suggest_float(name, parameter.low, parameter.high, log=parameter.log)
+
+
+def _grid_point(spec: SearchSpec, number: int) -> dict[str, Value]:
+    """The values of a trial; with fewer trials than points these are some points at random, in the grid's order."""
+    axes = _axes(spec.space)
+    count = math.prod(map(len, axes))
+    index = number
+    if spec.trial_count < count:
+        index = sorted(random.Random(spec.seed).sample(range(count), spec.trial_count))[number]  # noqa: S311
+    point: dict[str, Value] = {}
+    for parameter, values in zip(reversed(spec.space), reversed(axes), strict=True):
+        index, at = divmod(index, len(values))
+        point[parameter.name] = values[at]
+    return point
+
+
+def _axes(space: Sequence[Parameter]) -> list[tuple[Value, ...]]:
+    """The values of each parameter in a grid: its choices, or the whole numbers of its range."""
+    axes: list[tuple[Value, ...]] = []
+    for parameter in space:
+        if parameter.choices:
+            axes.append(parameter.choices)
+        elif parameter.is_integer and not parameter.log:
+            axes.append(tuple(range(int(parameter.low), int(parameter.high) + 1)))
+        else:
+            raise BadInputError(
+                f"The parameter '{parameter.name}' is a range, of which there is no grid; list its values, or take "
+                "--sampler tpe with --trials N."
+            )
+    return axes

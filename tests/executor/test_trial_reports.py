@@ -1,0 +1,117 @@
+"""What report lines add up to, whatever pieces they come in."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dike.trial.spec import TrialSpec, step_of_checkpoint
+from executor.trial_reports import RunReports
+
+TRIAL = TrialSpec("search", 3, 1, {"lr": 0.1}, "/checkpoints/3/", resume_from="/checkpoints/3/run-0-step-20")
+
+
+def lines(*contents: dict[str, Any]) -> bytes:
+    return b"".join(json.dumps(content).encode() + b"\n" for content in contents)
+
+
+def reports(*contents: dict[str, Any]) -> RunReports:
+    read = RunReports(TRIAL)
+    read.feed(lines(*contents))
+    return read
+
+
+PROGRESS = [{"type": "progress", "step": step, "loss": "nan", "metrics": {"a": step}} for step in range(21, 60)]
+
+
+@given(st.integers(1, 200))
+def test_lines_may_come_in_pieces(size: int) -> None:
+    read = RunReports(TRIAL)
+    data = lines(*PROGRESS)
+    for start in range(0, len(data), size):
+        read.feed(data[start : start + size])
+    assert list(read.take_losses()) == PROGRESS
+    assert read.take_losses() == ()
+    assert (read.step, read.last) == (59, PROGRESS[-1])
+
+
+def test_the_newest_checkpoint_is_the_one_the_trial_came_with_until_it_writes_its_own() -> None:
+    read = reports(*PROGRESS[:2])
+    assert (read.checkpoint, read.checkpoint_step) == (TRIAL.resume_from, 20)
+    read.feed(lines({"type": "checkpoint", "path": "/checkpoints/3/run-1-step-22", "step": 22, "train_s": 1.0}))
+    assert (read.checkpoint, read.checkpoint_step) == ("/checkpoints/3/run-1-step-22", 22)
+
+
+@pytest.mark.parametrize("step", [0, 7, 10**9])
+def test_the_step_of_a_checkpoint_is_in_its_name(step: int) -> None:
+    assert step_of_checkpoint(TRIAL.checkpoint_path(step)) == step
+
+
+@pytest.mark.parametrize("path", ["/checkpoints/3", "run-1-step-x", ""])
+def test_other_names_hold_no_step(path: str) -> None:
+    assert step_of_checkpoint(path) == 0
+
+
+def test_a_run_may_become_preemptible_and_cease_to_be() -> None:
+    read = reports({"type": "training", "preemptible": False})
+    assert (read.training, read.preemptible, read.was_preemptible) == (True, False, False)
+    read.feed(lines({"type": "training", "preemptible": True}, {"type": "training", "preemptible": False}))
+    assert (read.preemptible, read.was_preemptible) == (False, True)
+
+
+def test_a_result_stands_in_for_value_and_metrics() -> None:
+    read = reports(PROGRESS[0], {"type": "result", "value": 0.5, "values": {"b": 2}})
+    assert read.last == {**PROGRESS[0], "value": 0.5, "metrics": {"a": 21, "b": 2}}
+
+
+SUSPENDED = {"type": "suspended", "path": "/checkpoints/3/run-1-step-30", "step": 30}
+REFUSAL = {"type": "bad_input", "message": "no flag --lr"}
+FAILURE = {"type": "failed", "message": "ValueError: no"}
+
+
+@pytest.mark.parametrize(
+    ("content", "exit_code", "stopped", "outcome"),
+    [
+        (SUSPENDED, 75, "", ("suspended", "")),
+        (SUSPENDED, 75, "too slow", ("suspended", "")),
+        (SUSPENDED, -9, "too slow", ("stopped", "too slow")),
+        (FAILURE, 75, "", ("failed", "ValueError: no")),
+        (REFUSAL, 2, "", ("bad_input", "no flag --lr")),
+        (REFUSAL, 1, "", ("failed", "exited with status 1")),
+        (FAILURE, 2, "", ("failed", "ValueError: no")),
+        (FAILURE, 0, "too slow", ("finished", "")),
+        (FAILURE, -15, "its slot was killed", ("stopped", "its slot was killed")),
+        ({"type": "started"}, -11, "", ("failed", "ended by signal 11 (SIGSEGV)")),
+    ],
+)
+def test_an_outcome_needs_both_the_exit_code_and_the_last_words(
+    content: dict[str, Any], exit_code: int, stopped: str, outcome: tuple[str, str]
+) -> None:
+    assert reports(content).outcome(exit_code, stopped) == outcome
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"no JSON",
+        b"\xff\xfe",
+        b"3",
+        b"[]",
+        b"{}",
+        b'{"type": "other"}',
+        b'{"type": "progress"}',
+        b'{"type": "progress", "step": "many"}',
+        b'{"type": "progress", "step": null}',
+        b'{"type": "checkpoint", "path": "p"}',
+        b'{"type": "result", "values": 3, "value": 1}',
+    ],
+)
+def test_nonsense_changes_nothing(line: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    read = RunReports(TRIAL)
+    read.feed(line + b"\n" + lines(PROGRESS[0]))
+    assert (read.step, read.last, read.checkpoint) == (21, PROGRESS[0], TRIAL.resume_from)
+    assert "report" in caplog.text

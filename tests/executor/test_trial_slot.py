@@ -1,0 +1,366 @@
+"""A slot of a search with real processes: it holds what is wanted, and says how each run ended until that is known."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from dike.trial.spec import TrialSpec
+from executor.trial_messages import (
+    Losses,
+    RunEnd,
+    RunKey,
+    SlotOrder,
+    SlotStatus,
+    TrialRun,
+    Wanted,
+    decode_slot_message,
+)
+from framework import bundle
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+STANDIN = (sys.executable, str(HERE / "standin_zygote.py"))
+DEADLINE_S = 30.0
+SUSPEND_TIMEOUT_S = 20.0
+
+
+class SlotProcess:
+    """A slot in a process of its own, seen from the framework."""
+
+    def __init__(self, folder: Path, order: SlotOrder) -> None:
+        self.sandbox = folder / "sandbox"
+        self.sandbox.mkdir()
+        self.updates: list[dict[str, Any]] = []
+        self.statuses: list[SlotStatus] = []
+        self.losses: list[Losses] = []
+        self._number = 0
+        self._changed = threading.Condition()
+        with (folder / "slot.log").open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, str(HERE / "slot_process.py"), str(self.sandbox), order.encode(), *STANDIN],
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._take(json.loads(line))
+
+    def _take(self, line: dict[str, Any]) -> None:
+        with self._changed:
+            if "update" in line:
+                self.updates.append(line["update"])
+            else:
+                message = decode_slot_message(line["message"])
+                if isinstance(message, SlotStatus):
+                    self.statuses.append(message)
+                else:
+                    self.losses.append(message)
+            self._changed.notify_all()
+
+    def wants(
+        self, run: TrialRun | None, *, leave: bool = False, known: tuple[RunKey, ...] = (), number: int | None = None
+    ) -> None:
+        if number is None:
+            self._number += 1
+        self._say("wanted " + Wanted(number or self._number, run, leave, known).encode())
+
+    def kill(self, grace_s: float) -> None:
+        self._say(f"kill {grace_s}")
+
+    def _say(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def status_when(self, condition: Callable[[SlotStatus], bool]) -> SlotStatus:
+        """The first status from now on, the newest one included, that is as said."""
+        first = max(0, len(self.statuses) - 1)
+        found: list[SlotStatus] = []
+
+        def search() -> bool:
+            found[:] = [status for status in self.statuses[first:] if condition(status)]
+            return bool(found)
+
+        with self._changed:
+            assert self._changed.wait_for(search, DEADLINE_S), self.statuses[-1:]
+        return found[0]
+
+    def end_of(self, trial: int, run: int = 0) -> RunEnd:
+        status = self.status_when(lambda status: any(end.key == (trial, run) for end in status.ends))
+        return next(end for end in status.ends if end.key == (trial, run))
+
+    def trains(self, trial: int) -> SlotStatus:
+        return self.status_when(lambda status: status.run == (trial, 0) and status.training and status.step > 0)
+
+    def task_end(self) -> tuple[str, SlotStatus]:
+        """State and last words of the slot's task, whose process has ended."""
+        self.process.wait(DEADLINE_S)
+        self._reader.join(DEADLINE_S)
+        last = self.updates[-1]
+        status = decode_slot_message(last["data"])
+        assert isinstance(status, SlotStatus)
+        return last["state"], status
+
+    def children(self, output: str) -> list[psutil.Process]:
+        """The slot's children whose output goes to a file whose name begins like that."""
+        found = psutil.Process(self.process.pid).children()
+        return [child for child in found if Path(os.readlink(f"/proc/{child.pid}/fd/1")).name.startswith(output)]
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._reader.join(DEADLINE_S)
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+@pytest.fixture(scope="module")
+def bundle_url() -> Iterator[str]:
+    with bundle.BundleServer(bundle.pack(HERE / "trial_script.py"), "127.0.0.1") as server:
+        yield server.url
+
+
+@pytest.fixture
+def order(bundle_url: str) -> SlotOrder:
+    return SlotOrder("search", bundle_url, "trial_script.py", gpu_devices=(), suspend_timeout_s=SUSPEND_TIMEOUT_S)
+
+
+@pytest.fixture
+def slot(tmp_path: Path, order: SlotOrder) -> Iterator[SlotProcess]:
+    process = SlotProcess(tmp_path, order)
+    yield process
+    process.close()
+
+
+def trial(number: int, way: str, run: int = 0, resume_from: str | None = None) -> TrialRun:
+    spec = TrialSpec("search", number, run, {"lr": 0.1}, f"/checkpoints/{number}", resume_from)
+    return TrialRun(spec, (way,))
+
+
+def wait_gone(pid: int) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while psutil.pid_exists(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_run_that_ends_by_itself_is_told_until_that_is_known(slot: SlotProcess) -> None:
+    slot.wants(trial(0, "finish"))
+    end = slot.end_of(0)
+    assert (end.outcome, end.exit_code, end.message, end.suspend_s) == ("finished", 0, "", None)
+    assert end.preemptible
+    assert end.last == {
+        "type": "progress",
+        "step": 3,
+        "loss": 1 / 3,
+        "value": 0.25,
+        "metrics": {"accuracy": 0.3, "f1": 0.75},
+    }
+    assert "parameters {'lr': 0.1}" in end.tail
+    assert end.seconds > 0
+    assert end.usage.rss_bytes is not None
+    assert end.usage.rss_bytes > 1 << 20
+    assert [report["step"] for losses in slot.losses for report in losses.reports] == [1, 2, 3]
+    assert (slot.sandbox / "trial-0-run-0.out").read_text() == end.tail
+    # Said again though nothing has changed, and not started again though it is still wanted.
+    told = len(slot.statuses)
+    slot.status_when(lambda _: len(slot.statuses) > told)
+    assert slot.statuses[-1].ends == (end,)
+    slot.wants(None, known=((0, 0),))
+    assert slot.status_when(lambda status: status.number == 2).ends == ()
+    assert [update["state"] for update in slot.updates] == ["TASK_STARTING", "TASK_RUNNING"]
+
+
+def test_a_suspended_run_makes_place_and_goes_on_later(slot: SlotProcess) -> None:
+    slot.wants(trial(0, "train"))
+    slot.trains(0)
+    slot.wants(trial(1, "train"))
+    first = slot.end_of(0)
+    assert (first.outcome, first.exit_code, first.message) == ("suspended", 75, "")
+    assert first.checkpoint == f"/checkpoints/0/run-0-step-{first.step}"
+    assert first.suspend_s is not None
+    assert 0 < first.suspend_s < SUSPEND_TIMEOUT_S
+    slot.trains(1)
+    slot.wants(trial(0, "train", 1, first.checkpoint), known=((0, 0),))
+    assert slot.end_of(1).outcome == "suspended"
+    slot.status_when(lambda status: status.run == (0, 1) and status.step > first.step)
+    slot.wants(None)
+    second = slot.end_of(0, 1)
+    assert second.step > first.step
+    steps = [report["step"] for losses in slot.losses if losses.trial == 0 for report in losses.reports]
+    assert steps == list(range(1, second.step + 1))
+    # There was never more than one of them: a run is in the slot until its end is told.
+    for status in slot.statuses:
+        assert status.run not in [end.key for end in status.ends]
+    assert slot.status_when(lambda status: status.run is None).zygote_ready
+
+
+def test_a_run_that_does_not_suspend_in_time_is_stopped(tmp_path: Path, order: SlotOrder) -> None:
+    slot = SlotProcess(tmp_path, dataclasses.replace(order, suspend_timeout_s=0.3))
+    slot.wants(trial(0, "deaf"))
+    slot.status_when(lambda status: status.checkpoint_step == 3)
+    slot.wants(trial(1, "finish"))
+    assert slot.status_when(lambda status: status.suspending).run == (0, 0)
+    end = slot.end_of(0)
+    assert (end.outcome, end.exit_code, end.checkpoint, end.step) == ("stopped", -9, "/checkpoints/0/run-0-step-3", 3)
+    assert "0.3 s" in end.message
+    assert slot.end_of(1).outcome == "finished"
+    slot.close()
+    assert "is killed" in (tmp_path / "slot.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("way", "outcome", "exit_code", "message"),
+    [
+        ("fail", "failed", 1, "ValueError: negative learning rate"),
+        ("refuse", "bad_input", 2, "The script has no flag --lr."),
+        ("vanish", "failed", -9, "ended by signal 9 (SIGKILL)"),
+    ],
+)
+def test_a_run_that_fails_says_why(slot: SlotProcess, way: str, outcome: str, exit_code: int, message: str) -> None:
+    slot.wants(trial(0, way, 2, "/checkpoints/0/run-1-step-40"))
+    end = slot.end_of(0, 2)
+    assert (end.outcome, end.exit_code, end.message) == (outcome, exit_code, message)
+    assert (end.checkpoint, end.step) == ("/checkpoints/0/run-1-step-40", 40)
+    if way == "fail":
+        assert "about to fail" in end.tail
+
+
+def test_the_newest_wish_counts(slot: SlotProcess) -> None:
+    slot.wants(trial(0, "train"))
+    slot.trains(0)
+    slot.wants(trial(1, "finish"))
+    slot.wants(trial(2, "train"))
+    slot.wants(trial(1, "finish"), number=2)
+    slot.trains(2)
+    slot.wants(None)
+    assert slot.end_of(2).outcome == "suspended"
+    assert {end.trial for status in slot.statuses for end in status.ends} == {0, 2}
+
+
+def test_a_run_that_cannot_be_suspended_stays_unless_the_slot_is_to_leave(slot: SlotProcess) -> None:
+    slot.wants(trial(0, "fixed"))
+    before = slot.trains(0)
+    slot.wants(trial(1, "finish"))
+    slot.status_when(lambda status: status.number == 2)
+    after = slot.status_when(lambda status: status.step > before.step + 10)
+    assert after.run == (0, 0)
+    assert not after.suspending
+    slot.wants(None, leave=True)
+    state, status = slot.task_end()
+    assert state == "TASK_FINISHED"
+    (end,) = status.ends
+    assert (end.outcome, end.preemptible) == ("stopped", False)
+    assert "cannot be suspended" in end.message
+
+
+def test_a_slot_that_leaves_suspends_first_and_ends_at_once_when_its_ends_are_known(slot: SlotProcess) -> None:
+    slot.wants(trial(0, "train"))
+    slot.trains(0)
+    slot.wants(None, leave=True)
+    assert slot.end_of(0).outcome == "suspended"
+    slot.wants(None, leave=True, known=((0, 0),))
+    state, status = slot.task_end()
+    assert (state, status.ends, status.run) == ("TASK_FINISHED", (), None)
+
+
+def test_a_killed_slot_kills_even_the_stubborn_and_tells_their_end(slot: SlotProcess) -> None:
+    slot.wants(trial(0, "stubborn"))
+    slot.trains(0)
+    (process,) = slot.children("trial")
+    slot.kill(0.2)
+    state, status = slot.task_end()
+    assert state == "TASK_KILLED"
+    assert (status.ends[0].outcome, status.ends[0].exit_code) == ("stopped", -9)
+    assert not psutil.pid_exists(process.pid)
+
+
+def test_trials_die_with_their_executor(slot: SlotProcess) -> None:
+    slot.wants(trial(0, "train"))
+    slot.trains(0)
+    (process,) = slot.children("trial")
+    slot.process.kill()
+    wait_gone(process.pid)
+
+
+def test_the_death_of_the_zygote_is_nothing_to_a_running_trial(slot: SlotProcess) -> None:
+    slot.wants(trial(0, "train"))
+    step = slot.trains(0).step
+    (zygote,) = slot.children("zygote")
+    zygote.kill()
+    slot.status_when(lambda status: not status.zygote_ready)
+    slot.status_when(lambda status: status.zygote_ready and status.step > step)
+    slot.wants(trial(1, "finish"))
+    assert slot.end_of(0).outcome == "suspended"
+    assert slot.end_of(1).outcome == "finished"
+
+
+def test_a_zygote_that_dies_over_a_request_is_replaced_and_asked_again(slot: SlotProcess, tmp_path: Path) -> None:
+    (tmp_path / "frail").touch()
+    slot.wants(trial(0, "finish"))
+    assert slot.end_of(0).outcome == "finished"
+    assert not (tmp_path / "frail").exists()
+
+
+def test_a_zygote_that_cannot_start_fails_the_slot_with_its_last_words(tmp_path: Path, order: SlotOrder) -> None:
+    (tmp_path / "mute").touch()
+    slot = SlotProcess(tmp_path, order)
+    slot.wants(trial(0, "finish"))
+    state, status = slot.task_end()
+    slot.close()
+    assert state == "TASK_FAILED"
+    assert "no module named nothing" in slot.updates[-1]["message"]
+    assert [end.outcome for end in status.ends] in ([], ["stopped"])
+
+
+def test_a_process_that_cannot_be_forked_is_a_failed_run(slot: SlotProcess, tmp_path: Path) -> None:
+    (tmp_path / "refuses").touch()
+    slot.wants(trial(0, "finish"))
+    end = slot.end_of(0)
+    assert (end.outcome, end.exit_code) == ("failed", None)
+    assert "no memory" in end.message
+
+
+def test_what_a_trial_leaves_behind_is_gone_before_its_end_is_told(slot: SlotProcess) -> None:
+    slot.wants(trial(0, "litter"))
+    end = slot.end_of(0)
+    assert end.outcome == "finished"
+    assert not psutil.pid_exists(int(end.last["loss"]))
+
+
+def test_figures_of_a_running_trial_are_told(slot: SlotProcess) -> None:
+    slot.wants(trial(0, "train"))
+    usage = slot.status_when(lambda status: status.usage.rss_bytes is not None).usage
+    assert usage.rss_bytes is not None
+    assert usage.rss_bytes > 1 << 20
+    assert usage.cpu is not None
+    assert 0 <= usage.cpu < 64
+    assert usage.gpu_mem_bytes is None
+
+
+def test_a_bundle_that_cannot_be_fetched_fails_the_slot(tmp_path: Path, order: SlotOrder) -> None:
+    slot = SlotProcess(tmp_path, dataclasses.replace(order, bundle_url=order.bundle_url + "x"))
+    slot.process.wait(DEADLINE_S)
+    slot.close()
+    assert slot.updates[-1]["state"] == "TASK_FAILED"
+    assert "HTTP 404" in slot.updates[-1]["message"]

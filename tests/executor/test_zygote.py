@@ -1,0 +1,92 @@
+"""A zygote that does not do its part is ended, replaced, and given up at last."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from executor import zygote
+from executor.process import wait_readable
+from executor.zygote import ForkRequest, Zygote
+
+DEADLINE_S = 30.0
+DEAF = (
+    "import socket, sys, time; s = socket.socket(fileno=int(sys.argv[1])); s.send(b'{\"ready\": true}'); time.sleep(60)"
+)
+SLOW = "import time; time.sleep(60)"
+
+
+@pytest.fixture
+def opened() -> Iterator[list[Zygote]]:
+    zygotes: list[Zygote] = []
+    yield zygotes
+    for each in zygotes:
+        each.close()
+
+
+def started(opened: list[Zygote], tmp_path: Path, program: str) -> Zygote:
+    opened.append(Zygote((), dict(os.environ), tmp_path / "zygote.out", (sys.executable, "-c", program)))
+    return opened[-1]
+
+
+def poll_until(slow: Zygote, what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not getattr(slow, what):
+        assert time.monotonic() < deadline
+        wait_readable(slow.watched, 0.05)
+        slow.poll()
+
+
+def test_one_that_never_becomes_ready_is_given_up(
+    opened: list[Zygote], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zygote, "READY_TIMEOUT_S", 0.05)
+    slow = started(opened, tmp_path, SLOW)
+    first = slow.pid
+    poll_until(slow, "failure")
+    assert slow.failure == "the zygote ended by signal 9 (SIGKILL), 3 times in a row"
+    assert (slow.pid, slow.watched, slow.ready) == (None, (), False)
+    assert first is not None
+    assert not psutil.pid_exists(first)
+
+
+def test_one_that_does_not_answer_a_request_is_replaced(
+    opened: list[Zygote], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zygote, "FORK_TIMEOUT_S", 0.05)
+    deaf = started(opened, tmp_path, DEAF)
+    poll_until(deaf, "ready")
+    first = deaf.pid
+    deaf.ask(ForkRequest(tmp_path / "script.py", (), tmp_path, {}), (0, 1, 2, 2))
+    while deaf.pid == first:
+        poll_until(deaf, "pid")
+    assert (deaf.asked, deaf.take_answer()) == (False, None)
+    poll_until(deaf, "ready")
+
+
+def test_a_request_that_cannot_be_sent_is_answered(opened: list[Zygote], tmp_path: Path) -> None:
+    deaf = started(opened, tmp_path, DEAF)
+    poll_until(deaf, "ready")
+    deaf.ask(ForkRequest(tmp_path / "script.py", ("x" * (8 << 20),), tmp_path, {}), (0, 1, 2, 2))
+    assert not deaf.asked
+    assert "Message too long" in str(deaf.take_answer())
+    assert deaf.take_answer() is None
+
+
+def test_a_program_that_does_not_exist_is_an_os_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Zygote((), {}, tmp_path / "zygote.out", (str(tmp_path / "nothing"),))
+
+
+def test_closing_ends_it(opened: list[Zygote], tmp_path: Path) -> None:
+    deaf = started(opened, tmp_path, DEAF)
+    process = psutil.Process(deaf.pid)
+    deaf.close()
+    assert not process.is_running()
+    assert not deaf.ready

@@ -1,0 +1,73 @@
+"""A trial of few lines: `python trial_script.py WAY`, as an executor runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+TRIAL = json.loads(os.environ["DIKE_TRIAL"])
+FIRST_STEP = int(TRIAL["resume_from"].rpartition("-")[2]) if TRIAL["resume_from"] else 0
+
+
+def tell(**line: Any) -> None:
+    os.write(TRIAL["report_fd"], (json.dumps(line) + "\n").encode())
+
+
+def suspension_requested() -> bool:
+    return bool(select.select([TRIAL["control_fd"]], [], [], 0.01)[0])
+
+
+def train(*, preemptible: bool, obeys: bool = True) -> None:
+    if TRIAL["resume_from"]:
+        tell(type="restored", path=TRIAL["resume_from"], step=FIRST_STEP)
+    tell(type="training", preemptible=preemptible)
+    step = FIRST_STEP
+    while not (suspension_requested() and obeys):
+        step += 1
+        tell(type="progress", step=step, loss=1 / step, metrics={"accuracy": 0.5})
+        if not obeys and step == 3:
+            tell(type="checkpoint", path=f"{TRIAL['folder']}/run-{TRIAL['run']}-step-3", step=3, train_s=0.1)
+        if not obeys:
+            time.sleep(0.01)
+    path = f"{TRIAL['folder']}/run-{TRIAL['run']}-step-{step}"
+    tell(type="checkpoint", path=path, step=step, train_s=0.1)
+    tell(type="suspended", path=path, step=step)
+    sys.exit(75)
+
+
+print("parameters", TRIAL["parameters"], flush=True)
+tell(type="started")
+match sys.argv[1]:
+    case "train":
+        train(preemptible=True)
+    case "deaf":
+        train(preemptible=True, obeys=False)
+    case "fixed":
+        train(preemptible=False, obeys=False)
+    case "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        train(preemptible=False, obeys=False)
+    case "finish":
+        tell(type="training", preemptible=True)
+        for step in (1, 2, 3):
+            tell(type="progress", step=step, loss=1 / step, metrics={"accuracy": step / 10})
+        os.write(TRIAL["report_fd"], b"no JSON\n[1]\n")
+        tell(type="result", value=0.25, values={"f1": 0.75})
+    case "litter":
+        left = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        tell(type="progress", step=1, loss=float(left.pid))
+    case "fail":
+        print("about to fail", file=sys.stderr)
+        tell(type="failed", message="ValueError: negative learning rate")
+        sys.exit(1)
+    case "refuse":
+        tell(type="bad_input", message="The script has no flag --lr.")
+        sys.exit(2)
+    case "vanish":
+        os.kill(os.getpid(), signal.SIGKILL)

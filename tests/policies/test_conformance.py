@@ -1,0 +1,141 @@
+"""What every policy keeps to, whatever it decides by."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dike.exceptions import BadInputError
+from framework.policies.interface import Decision, Milestone, PolicySettings, SlotView, TrialView
+from framework.policies.registry import POLICIES, make_policy
+from tests.policies.world import PlannedSlot, PlannedTrial, World
+
+SETTINGS = PolicySettings(quantum_s=10.0, jobs_per_slot=3, milestones=(Milestone(0.5, 20.0), Milestone(0.9, 40.0)))
+BLIND = {"fifo", "rr"}
+"""These do not look at losses."""
+each_policy = pytest.mark.parametrize("name", sorted(POLICIES))
+ONE_AFTER_THE_OTHER = {"fifo", "asha"}
+"""With these the others wait for the end of a trial that is the best, or the first: they need trials that end."""
+
+
+def falling(start: float, floor: float, pace: float, noise: float = 0.0, seed: int = 0) -> Callable[[float], float]:
+    """A loss that falls exponentially, `pace` a second, with noise that depends on the time alone."""
+
+    def loss(train_s: float) -> float:
+        wobble = random.Random(f"{seed}:{train_s:.6f}").uniform(-noise, noise)
+        return floor + (start - floor) * math.exp(-pace * train_s) + wobble
+
+    return loss
+
+
+def breaking(loss: Callable[[float], float], at_s: float, value: float) -> Callable[[float], float]:
+    """Becomes NaN or infinite."""
+    return lambda train_s: loss(train_s) if train_s < at_s else value
+
+
+@st.composite
+def losses(draw: st.DrawFn) -> Callable[[float], float]:
+    start, floor = draw(st.floats(-5, 10)), draw(st.floats(-5, 10))
+    loss = falling(start, floor, draw(st.floats(0.0, 0.2)), draw(st.sampled_from([0.0, 0.3])), draw(st.integers(0, 9)))
+    value = draw(st.sampled_from([None, None, math.nan, math.inf, 1e300]))
+    return loss if value is None else breaking(loss, draw(st.floats(0, 100)), value)
+
+
+def planned_trials() -> st.SearchStrategy[PlannedTrial]:
+    return st.builds(
+        PlannedTrial,
+        loss=losses(),
+        length_s=st.floats(0.5, 200),
+        arrives_s=st.one_of(st.just(0.0), st.floats(0, 300)),
+        report_s=st.sampled_from([0.5, 2.5, 2.5, 35.0, math.inf]),
+        preemptible=st.sampled_from([True, True, True, False]),
+        refused=st.frozensets(st.integers(1, 3), max_size=2),
+    )
+
+
+def planned_slots() -> st.SearchStrategy[list[PlannedSlot]]:
+    """The first one stays, and no trial refuses it; others come and go."""
+    others = st.builds(
+        lambda comes_s, stays_s: PlannedSlot(comes_s, comes_s + stays_s),
+        st.floats(0, 200),
+        st.one_of(st.floats(1, 200), st.just(math.inf)),
+    )
+    first = st.builds(PlannedSlot, comes_s=st.sampled_from([0.0, 40.0]))
+    return st.builds(lambda slot, more: [slot, *more], first, st.lists(others, max_size=3))
+
+
+@each_policy
+@given(
+    trials=st.lists(planned_trials(), min_size=1, max_size=14),
+    slots=planned_slots(),
+    switch_s=st.sampled_from([0.0, 1.0, 15.0]),
+)
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_in_any_world_the_contract_is_kept_and_every_trial_ends(
+    name: str, trials: list[PlannedTrial], slots: list[PlannedSlot], switch_s: float
+) -> None:
+    worlds = [World(make_policy(name, SETTINGS), trials, slots, switch_s).run(until_s=100_000.0) for _ in range(2)]
+    assert [number for number in range(len(trials)) if not worlds[0].has_ended(number)] == []
+    assert worlds[0].starts == worlds[1].starts, "the same world twice"
+
+
+@each_policy
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("at_s", [0.0, 12.0, 200.0])
+def test_a_trial_whose_loss_is_no_number_never_wins(name: str, value: float, at_s: float) -> None:
+    if name in BLIND:
+        pytest.skip("does not look at losses")
+    broken = PlannedTrial(breaking(falling(5.0, 0.0, 0.5), at_s, value), length_s=300.0)
+    sound = [PlannedTrial(falling(4.0, 0.1, 0.005 * pace), length_s=500.0) for pace in (1, 2)]
+    world = World(make_policy(name, SETTINGS), [broken, *sound], [PlannedSlot()])
+    world.run(until_s=1000.0)
+    assert world.train_s(0) <= at_s + 2.5 * SETTINGS.quantum_s
+    assert world.train_s(1) + world.train_s(2) > 500.0
+    assert world.run(until_s=5000.0).has_ended(0), "it runs when nothing else can"
+
+
+@each_policy
+def test_nobody_starves_behind_a_trial_that_does_not_end(name: str) -> None:
+    if name in ONE_AFTER_THE_OTHER:
+        pytest.skip("relies on trials that end")
+    best = PlannedTrial(lambda train_s: -0.01 * train_s, length_s=math.inf)
+    others = [PlannedTrial(falling(3.0, 2.0, 0.01, 0.1, seed), length_s=1e6) for seed in (1, 2)]
+    world = World(make_policy(name, SETTINGS), [best, *others], [PlannedSlot()])
+    world.run(until_s=20_000.0)
+    before = [world.train_s(number) for number in (1, 2)]
+    world.run(until_s=40_000.0)
+    assert all(world.train_s(number) > trained for number, trained in zip((1, 2), before, strict=True))
+
+
+@each_policy
+def test_a_policy_takes_over_a_search_that_runs(name: str) -> None:
+    """What it has not decided itself it learns from what it sees."""
+    plans = [PlannedTrial(falling(3.0, pace, 0.02 * pace), length_s=60.0) for pace in (1, 2, 3, 4, 5)]
+    world = World(make_policy(name, SETTINGS), plans, [PlannedSlot(), PlannedSlot()])
+    world.run(until_s=75.0)
+    world.policy = make_policy(name, SETTINGS)
+    world.run(until_s=2000.0)
+    assert all(map(world.has_ended, range(5)))
+
+
+@each_policy
+def test_without_slots_or_trials_nothing_is_decided(name: str) -> None:
+    policy = make_policy(name, SETTINGS)
+    trial, slot = TrialView(0, 0.0), SlotView(0)
+    assert [policy.decide(0.0, *seen) for seen in (([], []), ([], [slot]), ([trial], []))] == [Decision()] * 3
+    assert policy.decide(0.0, [trial], [slot]).runs[0].trial == 0
+
+
+@each_policy
+def test_every_policy_says_its_name(name: str) -> None:
+    assert make_policy(name, SETTINGS).name == name
+
+
+def test_an_unknown_policy_is_bad_input() -> None:
+    with pytest.raises(BadInputError, match=r"no policy 'hermez'; did you mean hermes.*asha, .*fifo, hermes, rr, slaq"):
+        make_policy("hermez", SETTINGS)

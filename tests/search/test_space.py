@@ -1,0 +1,125 @@
+"""Search spaces: every way to write one, and what is said of those that cannot be searched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dike.exceptions import BadInputError
+from framework.search.records import Parameter
+from framework.search.space import check_space, parse_parameter, read_space
+
+
+@pytest.mark.parametrize(
+    ("text", "parameter"),
+    [
+        ("lr=0.1,0.03,1e-4", Parameter("lr", (0.1, 0.03, 1e-4))),
+        ("batch_size=16, 32", Parameter("batch_size", (16, 32))),
+        ("optimizer=sgd,adam", Parameter("optimizer", ("sgd", "adam"))),
+        ("nesterov=true,false", Parameter("nesterov", (True, False))),
+        ("mixed=1,2.5,x,-3,.5,+1e3", Parameter("mixed", (1, 2.5, "x", -3, 0.5, 1000.0))),
+        ("one=7", Parameter("one", (7,))),
+        ('text="1","a,b", "c d" ,""', Parameter("text", ("1", "a,b", "c d", ""))),
+        ("code=007,1_000,nan", Parameter("code", ("007", "1_000", "nan"))),
+        ("path=hdfs://a:9000/b,/c", Parameter("path", ("hdfs://a:9000/b", "/c"))),
+        ("url=a:b", Parameter("url", ("a:b",))),
+        ("expr=a=b", Parameter("expr", ("a=b",))),
+        ("dropout=0.1:0.9", Parameter("dropout", low=0.1, high=0.9)),
+        ("lr=1e-5:1e-1:log", Parameter("lr", low=1e-5, high=0.1, log=True)),
+        ("layers=2:8:int", Parameter("layers", low=2, high=8, is_integer=True)),
+        ("units=2:64:int:log", Parameter("units", low=2, high=64, is_integer=True, log=True)),
+        ("units=2:64:log:int", Parameter("units", low=2, high=64, is_integer=True, log=True)),
+        ("shift=-1:1", Parameter("shift", low=-1, high=1)),
+    ],
+)
+def test_a_parameter_is_read_as_meant(text: str, parameter: Parameter) -> None:
+    read = parse_parameter(text)
+    assert read == parameter
+    assert [type(value) for value in read.choices] == [type(value) for value in parameter.choices]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("lr", "'lr' has no values"),
+        ("=1,2", "has no values"),
+        ("lr=", "a value is missing"),
+        ("lr=0.1,,0.2", "a value is missing"),
+        ("lr=0.1,", "a value is missing"),
+        ('lr="0.1', "quotes"),
+        ('lr="a"b', "quotes"),
+        ("lr=0.1:x", "is no range"),
+        ("lr=0.9:0.1", "0.9 is not below 0.1"),
+        ("lr=0.1:0.1", "is empty"),
+        ("lr=0:1:log", "no logarithm"),
+        ("lr=0.1:0.9:lgo", "did you mean 'log'"),
+        ("lr=0.1:0.9:int", "whole numbers"),
+        ("lr=1:2:3:4", "'3' says nothing of a range"),
+        ("lr=1e999,1", "nobody can train with"),
+        ("lr=1:1e999", "has no end"),
+        ("lr=0.1,0.1", "has the value 0.1 twice"),
+        ("flag=true,1", "twice"),
+        ("--lr=1,2", "cannot be the name"),
+        ("l r=1,2", "cannot be the name"),
+        ("1st=1,2", "cannot be the name"),
+    ],
+)
+def test_a_wrong_parameter_is_named(text: str, message: str) -> None:
+    with pytest.raises(BadInputError) as caught:
+        parse_parameter(text)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_space_needs_parameters_each_once() -> None:
+    with pytest.raises(BadInputError, match="is empty"):
+        check_space(())
+    with pytest.raises(BadInputError, match="'batch-size' is given twice"):
+        check_space((Parameter("batch_size", (1,)), Parameter("batch-size", (2,))))
+
+
+def test_a_file_holds_lists_ranges_and_values(tmp_path: Path) -> None:
+    path = tmp_path / "space.yaml"
+    path.write_text(
+        "lr: [1e-3, 0.1]\noptimizer: [sgd, adam]\ncode: ['1e-3', '7']\nnesterov: [true, false]\n"
+        "dropout: 0.1:0.9\nunits: '2:64:int:log'\nseed: 7\nlayers: 2:8\nschedule: [on, off]\n"
+    )
+    assert read_space(path) == (
+        Parameter("lr", (1e-3, 0.1)),
+        Parameter("optimizer", ("sgd", "adam")),
+        Parameter("code", ("1e-3", "7")),
+        Parameter("nesterov", (True, False)),
+        Parameter("dropout", low=0.1, high=0.9),
+        Parameter("units", low=2, high=64, is_integer=True, log=True),
+        Parameter("seed", (7,)),
+        Parameter("layers", low=2, high=8),
+        Parameter("schedule", ("on", "off")),
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is not a search space"),
+        ("- lr\n", "is not a search space"),
+        ("lr: [0.1\n", "this is not YAML"),
+        ("lr: []\n", "line 1: 'lr' has no values"),
+        ("lr: {a: 1}\n", "takes numbers, true, false and text"),
+        ("lr: [[1]]\n", "takes numbers, true, false and text"),
+        ("lr: null\n", "takes numbers, true, false and text"),
+        ("lr: [1]\nlr: [2]\n", "a second time"),
+        ("lr: 1:0\n", "is not below"),
+        ("3: [1, 2]\n", "cannot be the name"),
+    ],
+)
+def test_a_wrong_file_is_named(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "space.yaml"
+    path.write_text(content)
+    with pytest.raises(BadInputError, match=message):
+        read_space(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match=r"space file .*none\.yaml cannot be read"):
+        read_space(tmp_path / "none.yaml")

@@ -1,0 +1,203 @@
+"""The Optuna study of a search: samplers, what a second process goes on with, what optuna-dashboard would show."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from dike.exceptions import BadInputError
+from framework.search.records import Parameter, SearchSpec
+from framework.search.study import Study, default_sampler, grid_size
+
+GRID = (Parameter("lr", (0.1, 0.03)), Parameter("optimizer", ("sgd", "adam", "lion")), Parameter("nesterov", (True,)))
+RANGES = (
+    Parameter("lr", low=1e-5, high=0.1, log=True),
+    Parameter("units", low=2, high=64, is_integer=True, log=True),
+    Parameter("layers", low=1, high=3, is_integer=True),
+    Parameter("optimizer", ("sgd", "adam")),
+    Parameter("nesterov", (True, False)),
+)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/searches.db"
+
+
+def spec_of(space: tuple[Parameter, ...], sampler: str, count: int, **changes: object) -> SearchSpec:
+    spec = SearchSpec(
+        name="s",
+        script="/train.py",
+        arguments=(),
+        flags={},
+        space=space,
+        sampler=sampler,  # type: ignore[arg-type]
+        trial_count=count,
+    )
+    return dataclasses.replace(spec, **changes)  # type: ignore[arg-type]
+
+
+def load(url: str) -> optuna.Study:
+    return optuna.load_study(study_name="s", storage=url)
+
+
+def test_a_grid_is_tried_once_in_the_users_order(url: str) -> None:
+    study = Study.create(url, spec_of(GRID, "grid", grid_size(GRID)))
+    asked = [study.ask() for _ in range(study.remaining)]
+    assert [number for number, _ in asked] == list(range(6))
+    assert [tuple(parameters.values()) for _, parameters in asked] == [
+        (lr, optimizer, True) for lr in (0.1, 0.03) for optimizer in ("sgd", "adam", "lion")
+    ]
+    assert list(asked[0][1]) == ["lr", "optimizer", "nesterov"]
+    assert study.remaining == 0
+    with pytest.raises(ValueError, match="asked for"):
+        study.ask()
+
+
+def test_a_part_of_a_grid_has_points_from_all_over_it(url: str) -> None:
+    space = (Parameter("a", low=1, high=1000, is_integer=True), Parameter("b", tuple(range(1000))))
+    assert grid_size(space) == 10**6
+    study = Study.create(url, spec_of(space, "grid", 20))
+    points = [tuple(study.ask()[1].values()) for _ in range(20)]
+    assert len(set(points)) == 20
+    assert max(point[0] for point in points) > 500 > min(point[0] for point in points)
+
+
+@pytest.mark.parametrize("sampler", ["random", "tpe", "grid"])
+def test_a_second_process_goes_on_as_the_first_would_have(tmp_path: Path, sampler: str) -> None:
+    space = GRID if sampler == "grid" else RANGES
+    spec = spec_of(space, sampler, 6)
+    whole = Study.create(f"sqlite:///{tmp_path}/whole.db", spec)
+    parts = Study.create(f"sqlite:///{tmp_path}/parts.db", spec)
+    expected, got = [], []
+    for number in range(6):
+        expected.append(whole.ask())
+        whole.tell(number, 0.1 * number, failed=False)
+        got.append(parts.ask())
+        parts.tell(number, 0.1 * number, failed=False)
+        if number in (1, 4):
+            parts = Study.open(f"sqlite:///{tmp_path}/parts.db", spec)
+    assert got == expected
+    assert len({str(parameters) for _, parameters in got}) == 6
+    assert parts.asked() == dict(expected)
+
+
+def test_the_seed_changes_what_is_random(tmp_path: Path) -> None:
+    asked = [
+        Study.create(f"sqlite:///{tmp_path}/{seed}.db", spec_of(RANGES, "random", 1, seed=seed)).ask()
+        for seed in (0, 1)
+    ]
+    assert asked[0] != asked[1]
+
+
+@pytest.mark.parametrize("sampler", ["random", "tpe"])
+def test_ranges_are_kept_to_and_values_have_their_types(url: str, sampler: str) -> None:
+    study = Study.create(url, spec_of(RANGES, sampler, 15))
+    while study.remaining:
+        number, parameters = study.ask()
+        assert 1e-5 <= float(parameters["lr"]) <= 0.1
+        assert parameters["units"] in range(2, 65)
+        assert type(parameters["units"]) is int
+        assert parameters["layers"] in (1, 2, 3)
+        assert parameters["optimizer"] in ("sgd", "adam")
+        assert type(parameters["nesterov"]) is bool
+        study.tell(number, float(parameters["lr"]), failed=False)
+
+
+def test_tpe_looks_near_what_was_good(url: str) -> None:
+    study = Study.create(url, spec_of((Parameter("x", low=0.0, high=1.0),), "tpe", 30))
+    values = []
+    while study.remaining:
+        number, parameters = study.ask()
+        values.append(float(parameters["x"]))
+        study.tell(number, abs(values[-1] - 0.3), failed=False)
+    late, early = values[-10:], values[:10]
+    assert sum(abs(x - 0.3) for x in late) < sum(abs(x - 0.3) for x in early)
+
+
+def test_a_trial_whose_asking_was_cut_short_gets_its_parameters(url: str) -> None:
+    spec = spec_of(GRID, "grid", 6)
+    study = Study.create(url, spec)
+    study.ask()
+    load(url).ask()  # as a process that was killed before the first parameter was written
+    opened = Study.open(url, spec)
+    assert opened.asked() == {
+        0: {"lr": 0.1, "optimizer": "sgd", "nesterov": True},
+        1: {"lr": 0.1, "optimizer": "adam", "nesterov": True},
+    }
+    assert opened.remaining == 4
+    assert opened.ask() == (2, {"lr": 0.1, "optimizer": "lion", "nesterov": True})
+
+
+def test_optuna_shows_how_the_trials_stand(url: str) -> None:
+    study = Study.create(url, spec_of(GRID, "grid", 6, mode="max"))
+    for _ in range(5):
+        study.ask()
+    study.report(0, 10, 0.5)
+    study.annotate(0, {"state": "suspended", "checkpoint": "/a"})
+    study.tell(0, 0.75, failed=False, attributes={"checkpoint": "/b"})
+    study.tell(0, 0.1, failed=True)
+    study.tell(1, math.nan, failed=False)
+    study.tell(2, None, failed=True, attributes={"error": "ValueError"})
+    study.tell(3, math.inf, failed=False)
+    trials = load(url).trials
+    assert [trial.state for trial in trials] == [
+        TrialState.COMPLETE,
+        TrialState.FAIL,
+        TrialState.FAIL,
+        TrialState.COMPLETE,
+        TrialState.RUNNING,
+    ]
+    assert (trials[0].value, trials[0].intermediate_values) == (0.75, {10: 0.5})
+    assert trials[0].user_attrs == {"state": "suspended", "checkpoint": "/b"}
+    assert trials[0].params == {"lr": 0.1, "optimizer": "sgd", "nesterov": True}
+    assert trials[1].user_attrs == {"objective": "nan"}
+    assert trials[2].user_attrs == {"error": "ValueError"}
+    assert trials[3].value == math.inf
+    assert load(url).direction == optuna.study.StudyDirection.MAXIMIZE
+
+
+def test_intermediate_values_become_fewer_and_go_on_after_a_restart(url: str) -> None:
+    spec = spec_of(GRID, "grid", 6)
+    study = Study.create(url, spec)
+    study.ask()
+    for step in range(0, 50_000, 10):
+        study.report(0, step, 1 / (step + 1))
+    study = Study.open(url, spec)
+    for step in range(40_000, 100_000, 10):
+        study.report(0, step, math.nan if step > 90_000 else 0.5)
+    steps = sorted(load(url).trials[0].intermediate_values)
+    assert 30 <= len(steps) <= 100
+    assert steps[:3] == [0, 10, 20]
+    assert steps[-1] > 80_000
+
+
+def test_a_study_that_is_not_dikes_is_left_alone(url: str) -> None:
+    foreign = optuna.create_study(study_name="s", storage=url)
+    foreign.ask()
+    spec = spec_of(GRID, "grid", 6)
+    for make in (Study.create, Study.open):
+        with pytest.raises(BadInputError, match=r"not Dike's; choose another --name"):
+            make(url, spec)
+
+
+def test_create_refuses_a_name_that_is_taken_and_open_makes_what_is_missing(url: str) -> None:
+    spec = spec_of(GRID, "grid", 6)
+    assert Study.open(url, spec).remaining == 6
+    Study.create(url, spec).ask()
+    with pytest.raises(BadInputError, match="choose another --name"):
+        Study.create(url, spec)
+
+
+def test_the_sampler_follows_from_the_space() -> None:
+    assert default_sampler(GRID, None) == "grid"
+    assert default_sampler(GRID, 3) == "tpe"
+    assert default_sampler(RANGES, None) == "tpe"
+    with pytest.raises(BadInputError, match="'lr' is a range"):
+        grid_size(RANGES)
+    assert grid_size((Parameter("n", low=2, high=8, is_integer=True), *GRID)) == 42

@@ -1,0 +1,263 @@
+"""`dike tune` from outside: a real Mesos, real processes, the command as a user types it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from framework.embedded import AgentSpec, EmbeddedCluster
+from tests.framework.conftest import dike_command, dike_environment
+
+pytestmark = [pytest.mark.mesos, pytest.mark.timeout(300)]
+
+DEADLINE_S = 120.0
+OBSERVATION_S = 1.0
+"""What it takes to ask a master on a busy machine for its state."""
+COUNTING = Path(__file__).parent / "scripts" / "counting.py"
+SLOT = ("--slot-mem", "256", "--slot-cpus", "0.5")
+
+
+class Tune:
+    """Runs `dike` in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.diary = folder / "diary.txt"
+
+    def start(self, *arguments: str | Path) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            dike_command(*arguments),
+            cwd=self.folder,
+            env=dike_environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            dike_command(*arguments),
+            cwd=self.folder,
+            env=dike_environment(),
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+        )
+
+    def json(self, *arguments: str | Path) -> Any:
+        done = self.run(arguments[0], "--format", "json", *arguments[1:])
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def trajectories(self) -> dict[str, dict[int, str]]:
+        """Learning rate -> step -> loss, as the trials wrote them; what was trained twice has to be the same."""
+        losses: dict[str, dict[int, str]] = defaultdict(dict)
+        for line in self.diary.read_text().splitlines():
+            lr, _, step, loss = line.split()
+            assert losses[lr].setdefault(int(step), loss) == loss, line
+        return losses
+
+    def last_step(self, lr: str) -> int:
+        """The last step that a trial has written."""
+        lines = self.diary.read_text().splitlines() if self.diary.exists() else []
+        return max((int(line.split()[2]) for line in lines if line.startswith(f"{lr} ")), default=0)
+
+    def newest_process(self) -> int:
+        """The process that wrote last."""
+        return int(self.diary.read_text().splitlines()[-1].split()[1])
+
+    def processes(self) -> set[int]:
+        """Processes that the trials have had."""
+        text = self.diary.read_text() if self.diary.exists() else ""
+        return {int(line.split()[1]) for line in text.splitlines() if len(line.split()) == 4}
+
+
+@pytest.fixture
+def tune(tmp_path: Path) -> Tune:
+    return Tune(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def mesos() -> Iterator[EmbeddedCluster]:
+    with EmbeddedCluster([AgentSpec(resources="cpus:2;mem:2048;gpus:2"), AgentSpec(resources="cpus:2;mem:2048")]) as up:
+        up.wait_for_agents(60)
+        yield up
+
+
+def wait_for(condition: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + DEADLINE_S
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.05)
+    return value
+
+
+def expected(lr: str, steps: int) -> dict[int, str]:
+    loss, losses = 1.0, {}
+    for step in range(1, steps + 1):
+        loss *= 1 - float(lr)
+        losses[step] = loss.hex()
+    return losses
+
+
+def command(tune: Tune, *more: str | Path, lr: str = "0.1,0.2,0.05,0.02", steps: int = 30) -> list[str | Path]:
+    extra = ["--", "--steps", str(steps), "--diary", tune.diary]
+    if "--" in more:
+        at = more.index("--")
+        more, extra = more[:at], [*extra, *more[at + 1 :]]
+    return ["tune", COUNTING, "--param", f"lr={lr}", "--name", "count", "--quantum", "0.3", *SLOT, *more, *extra]
+
+
+def test_trials_take_turns_and_lose_nothing(tune: Tune) -> None:
+    result = tune.json(*command(tune, "--policy", "rr", "--slots", "2"))
+    assert result["complete"]
+    assert result["best"]["parameters"] == {"lr": 0.2}
+    assert {trial["state"] for trial in result["trials"]} == {"finished"}
+    assert max(trial["runs"] for trial in result["trials"]) > 1
+    assert tune.trajectories() == {lr: expected(lr, 30) for lr in ("0.1", "0.2", "0.05", "0.02")}
+    slices = tune.json("slices", "count")
+    outcomes = [piece["outcome"] for piece in (slices["slices"] if isinstance(slices, dict) else slices)]
+    assert outcomes.count("finished") == 4
+    assert set(outcomes) == {"finished", "suspended"}
+    assert tune.run("trials", "count").returncode == 0
+    assert tune.run("plot", "count", "-o", "plot.svg").returncode == 0
+    assert (tune.folder / "plot.svg").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("policy", ["dike", "hermes", "fifo", "slaq", "asha"])
+def test_every_policy_brings_all_trials_to_their_end(tune: Tune, policy: str) -> None:
+    result = tune.json(*command(tune, "--policy", policy, "--slots", "2", steps=12))
+    assert result["complete"]
+    assert tune.trajectories() == {lr: expected(lr, 12) for lr in ("0.1", "0.2", "0.05", "0.02")}
+
+
+def test_another_metric_is_maximised(tune: Tune) -> None:
+    result = tune.json(*command(tune, "--metric", "accuracy", "--mode", "max", lr="0.1,0.2", steps=8))
+    assert result["best"]["parameters"] == {"lr": 0.2}
+    assert result["best"]["value"] == pytest.approx(1 - 0.8**8)
+
+
+def used_gpus(mesos: EmbeddedCluster) -> float:
+    return float(sum(agent["used_resources"].get("gpus", 0) for agent in mesos.state()["slaves"]))
+
+
+def test_mesos_has_a_gpu_back_when_nothing_waits_for_it(tune: Tune, mesos: EmbeddedCluster) -> None:
+    # Two slots of one GPU each; one trial is soon over, the other is not.
+    steps = 4000
+    process = tune.start(*command(tune, "--master", mesos.master, "--policy", "fifo", lr="0.5,0.25", steps=steps))
+    try:
+        wait_for(lambda: used_gpus(mesos) == 2, "two slots")
+        wait_for(lambda: len(tune.processes()) == 2, "two trials")
+        first = tune.last_step("0.5")
+        wait_for(lambda: tune.last_step("0.5") > first, "a step")
+        (tune.folder / "end-0.5").touch()
+        pid = next(int(line.split()[1]) for line in tune.diary.read_text().splitlines() if line.startswith("0.5 "))
+        wait_for(lambda: not psutil.pid_exists(pid), "the trial's end")
+        ended = time.monotonic()
+        wait_for(lambda: used_gpus(mesos) == 1, "the GPU's return")
+        assert time.monotonic() - ended < 2 + OBSERVATION_S
+        assert process.poll() is None
+        assert tune.last_step("0.25") < steps
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 130
+    wait_for(lambda: used_gpus(mesos) == 0, "both GPUs' return")
+
+
+def executors() -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        line = process.info["cmdline"] or []
+        if line[-2:] == ["-m", "executor"]:
+            found.append(process)
+    return found
+
+
+def test_killed_trials_zygotes_and_executors_cost_only_what_came_after_the_last_checkpoint(tune: Tune) -> None:
+    process = tune.start(
+        *command(
+            tune,
+            *("--policy", "rr", "--slots", "2", "--checkpoint-interval", "1", "--format", "json"),
+            lr="0.1,0.05,0.02",
+            steps=80,
+        )
+    )
+    wait_for(lambda: len(tune.processes()) >= 2, "two trials")
+    psutil.Process(tune.newest_process()).kill()
+    seen = tune.processes()
+    wait_for(lambda: tune.processes() - seen, "another trial")
+    zygotes = [
+        child
+        for executor in executors()
+        for child in executor.children()
+        if any("dike.trial.zygote" in part for part in child.cmdline())
+    ]
+    assert zygotes
+    zygotes[0].kill()
+    seen = tune.processes()
+    wait_for(lambda: tune.processes() - seen, "a trial after the zygote's death")
+    executors()[0].kill()
+    stdout, stderr = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, stderr
+    assert json.loads(stdout)["complete"]
+    assert tune.trajectories() == {lr: expected(lr, 80) for lr in ("0.1", "0.05", "0.02")}
+    assert "ended by signal 9 (SIGKILL)" in stderr
+
+
+def test_a_killed_search_goes_on_without_running_what_had_finished(tune: Tune) -> None:
+    lrs = ("0.1", "0.05", "0.02")
+    process = tune.start(
+        *command(tune, "--policy", "fifo", "--slots", "1", "--checkpoint-interval", "1", lr=",".join(lrs), steps=60)
+    )
+    # The first has ended, the second has a checkpoint.
+    folder = tune.folder / "dike-runs" / "count" / "trial-1"
+    wait_for(lambda: list(folder.glob("*/dike-trial.json")), "a checkpoint of the second trial")
+    process.kill()
+    process.communicate(timeout=DEADLINE_S)
+    wait_for(lambda: not any(psutil.pid_exists(pid) for pid in tune.processes()), "the end of the killed search")
+    lines = tune.diary.read_text().count("0.1 ")
+    result = tune.json("tune", "--resume", "count")
+    assert result["complete"]
+    assert [trial["state"] for trial in result["trials"]] == ["finished"] * 3
+    assert tune.diary.read_text().count("0.1 ") == lines
+    assert tune.trajectories() == {lr: expected(lr, 60) for lr in lrs}
+
+
+def test_an_interrupted_search_is_suspended_and_goes_on(tune: Tune) -> None:
+    process = tune.start(*command(tune, "--policy", "rr", lr="0.1,0.05", steps=60))
+    wait_for(lambda: len(tune.processes()) == 2, "two trials")
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 130
+    assert "dike tune --resume count goes on" in stderr
+    before = tune.diary.read_text().count("\n")
+    assert before < 120
+    assert tune.json("tune", "--resume", "count")["complete"]
+    # Not a step was done twice.
+    assert tune.diary.read_text().count("\n") == 120
+
+
+def test_a_trial_that_fails_three_times_is_given_up_with_its_traceback(tune: Tune) -> None:
+    result = tune.json(*command(tune, "--", "--fail-at", "3", "--fail-lr", "0.1", lr="0.1,0.2", steps=6))
+    states = {trial["parameters"]["lr"]: trial for trial in result["trials"]}
+    assert (states[0.1]["state"], states[0.1]["runs"]) == ("failed", 3)
+    assert "ValueError: no further than 3" in states[0.1]["error"]
+    assert states[0.2]["state"] == "finished"
+
+
+def test_a_trial_that_does_not_save_in_time_is_stopped_and_said_so(tune: Tune) -> None:
+    more = ("--policy", "rr", "--slots", "1", "--suspend-timeout", "1")
+    done = tune.run(*command(tune, *more, "--", "--hang-once", tune.folder / "hung", lr="0.1,0.2", steps=20))
+    assert done.returncode == 0, done.stderr
+    assert "was stopped" in done.stdout
+    assert tune.trajectories() == {lr: expected(lr, 20) for lr in ("0.1", "0.2")}
