@@ -30,6 +30,7 @@ MAX_DEATHS = 3
 READY_TIMEOUT_S = 300.0
 FORK_TIMEOUT_S = 60.0
 MESSAGE_BYTES = 1 << 16
+"""The longest message; what a zygote reads at once."""
 
 
 @dataclass(frozen=True)
@@ -106,14 +107,16 @@ class Zygote:
             request: what to fork.
             descriptors: stdout, stderr, where it reports, and where it reads requests.
         """
+        data = request.encode()
+        if len(data) > MESSAGE_BYTES:
+            self._answer = f"its parameters and arguments take {len(data)} bytes, more than {MESSAGE_BYTES}"
+            return
         self.asked = True
         self._deadline_s = time.monotonic() + FORK_TIMEOUT_S
         try:
-            socket.send_fds(self._socket, [request.encode()], list(descriptors))
+            socket.send_fds(self._socket, [data], list(descriptors))
         except (BrokenPipeError, ConnectionResetError):
             return  # its end is seen in `poll`
-        except OSError as error:
-            self.asked, self._answer = False, f"the zygote could not be asked: {error}"
 
     def take_answer(self) -> int | str | None:
         """The new process' id, or why there is none; None while the zygote owes the answer or has died over it."""

@@ -61,6 +61,8 @@ def _run_script(trial: TrialRuntime, argv: Sequence[str]) -> int:
         return 130
     join_threads()
     trial.check_reported()
+    if trial.save_at_end is not None:
+        trial.save_at_end()
     return 0
 
 

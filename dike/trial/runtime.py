@@ -33,11 +33,13 @@ class TrialRuntime:
 
     Attributes:
         suspend_requested: whether the slot is wanted back; to be asked between two steps.
+        save_at_end: writes the last checkpoint of a script that has run to its end; None where nothing can be saved.
     """
 
     def __init__(self, spec: TrialSpec, clock: Callable[[], float] = time.monotonic) -> None:
         self.spec = spec
         self.suspend_requested = False
+        self.save_at_end: Callable[[], object] | None = None
         self._clock = clock
         self._reporter = Reporter(spec.report_fd)
         self._step = 0

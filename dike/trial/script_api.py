@@ -31,6 +31,7 @@ class _ScriptTrial:
 
     def register(self, hooks: _Hooks) -> int:
         self._hooks = hooks
+        self._trial.save_at_end = lambda: self._save(self._trial.step)
         self._training()
         path = self._trial.spec.resume_from
         if path is None:

@@ -32,7 +32,7 @@ def trials(
             _list(store.searches(), output_format)
             return
         spec = store.open_search(name)
-        records = store.load_trials()
+        records = store.load_trials(readings=False)
     if output_format is Format.JSON:
         print_json({"name": name, "trials": [trial_to_json(record) for record in records]})
         return

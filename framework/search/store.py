@@ -195,14 +195,18 @@ class Store:
         """Writes a trial as it is now; its readings and slices have methods of their own."""
         self._save(TRIALS, ("number",), _row(record, _TRIAL_COLUMNS))
 
-    def load_trials(self) -> list[TrialRecord]:
-        """All trials of the search by number, with readings and slices."""
+    def load_trials(self, *, readings: bool = True) -> list[TrialRecord]:
+        """All trials of the search by number.
+
+        Args:
+            readings: whether with readings and slices, which may take seconds where there are many.
+        """
         objective = Objective(self.spec.metric, self.spec.mode)
         with self._reading() as connection:
             rows = connection.execute(self._select(TRIALS).order_by(TRIALS.c.number)).mappings().all()
-            reports = losses.load(connection, self._require_id())
+            reports = losses.load(connection, self._require_id()) if readings else {}
             from_steps: dict[int, list[int]] = defaultdict(list)
-            for record in self._load_slices(connection):
+            for record in self._load_slices(connection) if readings else ():
                 from_steps[record.trial].append(record.from_step)
         return [_trial(dict(row), objective, reports.get(row["number"], ()), from_steps[row["number"]]) for row in rows]
 

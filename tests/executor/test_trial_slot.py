@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import random
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import psutil
 import pytest
 
 from dike.trial.spec import TrialSpec
+from executor import zygote
 from executor.trial_messages import (
     Losses,
     RunEnd,
@@ -39,7 +41,7 @@ SUSPEND_TIMEOUT_S = 20.0
 class SlotProcess:
     """A slot in a process of its own, seen from the framework."""
 
-    def __init__(self, folder: Path, order: SlotOrder) -> None:
+    def __init__(self, folder: Path, order: SlotOrder, zygote: Sequence[str] = STANDIN) -> None:
         self.sandbox = folder / "sandbox"
         self.sandbox.mkdir()
         self.updates: list[dict[str, Any]] = []
@@ -49,7 +51,7 @@ class SlotProcess:
         self._changed = threading.Condition()
         with (folder / "slot.log").open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, str(HERE / "slot_process.py"), str(self.sandbox), order.encode(), *STANDIN],
+                [sys.executable, str(HERE / "slot_process.py"), str(self.sandbox), order.encode(), *zygote],
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -364,3 +366,26 @@ def test_a_bundle_that_cannot_be_fetched_fails_the_slot(tmp_path: Path, order: S
     slot.close()
     assert slot.updates[-1]["state"] == "TASK_FAILED"
     assert "HTTP 404" in slot.updates[-1]["message"]
+
+
+def test_with_the_real_zygote_a_trial_goes_on_as_if_never_interrupted(tmp_path: Path, order: SlotOrder) -> None:
+    order = dataclasses.replace(order, script="api_script.py", preload=("decimal", "no_such_module"))
+    slot = SlotProcess(tmp_path, order, zygote.COMMAND)
+    spec = TrialSpec("search", 0, 0, {"seed": 7}, str(tmp_path / "checkpoints"))
+    slot.wants(TrialRun(spec))
+    slot.status_when(lambda status: status.run == (0, 0) and status.preemptible)
+    slot.wants(None)
+    first = slot.end_of(0)
+    assert (first.outcome, first.message) == ("suspended", "")
+    assert first.step < 60
+    slot.wants(TrialRun(dataclasses.replace(spec, run=1, resume_from=first.checkpoint)), known=((0, 0),))
+    second = slot.end_of(0, 1)
+    assert (second.outcome, second.last["step"]) == ("finished", 60)
+    numbers, total = random.Random(7), 0.0
+    for _ in range(60):
+        total += numbers.random()
+    assert f"sum {total!r}\n" in second.tail
+    (process,) = slot.children("zygote")
+    slot.close()
+    wait_gone(process.pid)
+    assert "no_such_module is not preloaded" in (slot.sandbox / "zygote.out").read_text()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -35,12 +35,12 @@ def started(opened: list[Zygote], tmp_path: Path, program: str) -> Zygote:
     return opened[-1]
 
 
-def poll_until(slow: Zygote, what: str) -> None:
+def poll_until(polled: Zygote, condition: Callable[[], bool | str]) -> None:
     deadline = time.monotonic() + DEADLINE_S
-    while not getattr(slow, what):
+    while not condition():
         assert time.monotonic() < deadline
-        wait_readable(slow.watched, 0.05)
-        slow.poll()
+        wait_readable(polled.watched, 0.05)
+        polled.poll()
 
 
 def test_one_that_never_becomes_ready_is_given_up(
@@ -49,7 +49,7 @@ def test_one_that_never_becomes_ready_is_given_up(
     monkeypatch.setattr(zygote, "READY_TIMEOUT_S", 0.05)
     slow = started(opened, tmp_path, SLOW)
     first = slow.pid
-    poll_until(slow, "failure")
+    poll_until(slow, lambda: slow.failure)
     assert slow.failure == "the zygote ended by signal 9 (SIGKILL), 3 times in a row"
     assert (slow.pid, slow.watched, slow.ready) == (None, (), False)
     assert first is not None
@@ -61,21 +61,20 @@ def test_one_that_does_not_answer_a_request_is_replaced(
 ) -> None:
     monkeypatch.setattr(zygote, "FORK_TIMEOUT_S", 0.05)
     deaf = started(opened, tmp_path, DEAF)
-    poll_until(deaf, "ready")
+    poll_until(deaf, lambda: deaf.ready)
     first = deaf.pid
     deaf.ask(ForkRequest(tmp_path / "script.py", (), tmp_path, {}), (0, 1, 2, 2))
-    while deaf.pid == first:
-        poll_until(deaf, "pid")
+    poll_until(deaf, lambda: deaf.pid != first)
     assert (deaf.asked, deaf.take_answer()) == (False, None)
-    poll_until(deaf, "ready")
+    poll_until(deaf, lambda: deaf.ready)
 
 
 def test_a_request_that_cannot_be_sent_is_answered(opened: list[Zygote], tmp_path: Path) -> None:
     deaf = started(opened, tmp_path, DEAF)
-    poll_until(deaf, "ready")
-    deaf.ask(ForkRequest(tmp_path / "script.py", ("x" * (8 << 20),), tmp_path, {}), (0, 1, 2, 2))
+    poll_until(deaf, lambda: deaf.ready)
+    deaf.ask(ForkRequest(tmp_path / "script.py", ("x" * zygote.MESSAGE_BYTES,), tmp_path, {}), (0, 1, 2, 2))
     assert not deaf.asked
-    assert "Message too long" in str(deaf.take_answer())
+    assert "more than 65536" in str(deaf.take_answer())
     assert deaf.take_answer() is None
 
 

@@ -16,11 +16,10 @@ from framework.policies.registry import POLICIES, make_policy
 from tests.policies.world import PlannedSlot, PlannedTrial, World
 
 SETTINGS = PolicySettings(quantum_s=10.0, jobs_per_slot=3, milestones=(Milestone(0.5, 20.0), Milestone(0.9, 40.0)))
-BLIND = {"fifo", "rr"}
-"""These do not look at losses."""
 each_policy = pytest.mark.parametrize("name", sorted(POLICIES))
-ONE_AFTER_THE_OTHER = {"fifo", "asha"}
-"""With these the others wait for the end of a trial that is the best, or the first: they need trials that end."""
+each_that_sees_losses = pytest.mark.parametrize("name", sorted(POLICIES.keys() - {"fifo", "rr"}))
+each_that_takes_turns = pytest.mark.parametrize("name", sorted(POLICIES.keys() - {"fifo", "asha"}))
+"""With the others all wait for the end of the first trial, or of the best."""
 
 
 def falling(start: float, floor: float, pace: float, noise: float = 0.0, seed: int = 0) -> Callable[[float], float]:
@@ -84,12 +83,10 @@ def test_in_any_world_the_contract_is_kept_and_every_trial_ends(
     assert worlds[0].starts == worlds[1].starts, "the same world twice"
 
 
-@each_policy
+@each_that_sees_losses
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("at_s", [0.0, 12.0, 200.0])
 def test_a_trial_whose_loss_is_no_number_never_wins(name: str, value: float, at_s: float) -> None:
-    if name in BLIND:
-        pytest.skip("does not look at losses")
     broken = PlannedTrial(breaking(falling(5.0, 0.0, 0.5), at_s, value), length_s=300.0)
     sound = [PlannedTrial(falling(4.0, 0.1, 0.005 * pace), length_s=500.0) for pace in (1, 2)]
     world = World(make_policy(name, SETTINGS), [broken, *sound], [PlannedSlot()])
@@ -99,10 +96,8 @@ def test_a_trial_whose_loss_is_no_number_never_wins(name: str, value: float, at_
     assert world.run(until_s=5000.0).has_ended(0), "it runs when nothing else can"
 
 
-@each_policy
+@each_that_takes_turns
 def test_nobody_starves_behind_a_trial_that_does_not_end(name: str) -> None:
-    if name in ONE_AFTER_THE_OTHER:
-        pytest.skip("relies on trials that end")
     best = PlannedTrial(lambda train_s: -0.01 * train_s, length_s=math.inf)
     others = [PlannedTrial(falling(3.0, 2.0, 0.01, 0.1, seed), length_s=1e6) for seed in (1, 2)]
     world = World(make_policy(name, SETTINGS), [best, *others], [PlannedSlot()])

@@ -103,14 +103,14 @@ def test_a_suspended_trial_goes_on_in_a_new_file_that_voids_what_it_repeats(tmp_
     log.reported(trial, [report(10, 1.0), report(20, 0.5)])
     log.run_ended(trial)
     trial.step = 30
-    log.reported(trial, [report(20, 0.5), report(30, 0.4)])
+    log.reported(trial, [report(20, 0.5), report(30, 0.25)])
     trial.state = TrialState.FAILED
     log.run_ended(trial)
     folder = tmp_path / "trial-0"
     assert len(list(folder.iterdir())) == 2
     starts = [event.step for event in events(folder) if event.session_log.status == SessionLog.START]
     assert starts == [10, 20]
-    assert scalars(folder, "loss") == [(10, 1.0), (20, 0.5), (20, 0.5), (30, 0.4)]
+    assert scalars(folder, "loss") == [(10, 1.0), (20, 0.5), (20, 0.5), (30, 0.25)]
     end = hparams(folder)["_hparams_/session_end_info"].session_end_info
     assert end.status == Status.Value("STATUS_FAILURE")
 

@@ -114,6 +114,8 @@ def command(tune: Tune, *more: str | Path, lr: str = "0.1,0.2,0.05,0.02", steps:
     if "--" in more:
         at = more.index("--")
         more, extra = more[:at], [*extra, *more[at + 1 :]]
+    if "--policy" not in more:
+        more = (*more, "--policy", "fifo")
     return ["tune", COUNTING, "--param", f"lr={lr}", "--name", "count", "--quantum", "0.3", *SLOT, *more, *extra]
 
 

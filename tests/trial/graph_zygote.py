@@ -7,6 +7,7 @@ TensorFlow's import is most of the time of a small script; a fork that has run n
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -15,7 +16,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import sklearn.datasets
+import sklearn.model_selection
 import tensorflow as tf
 
 from dike.exceptions import BadInputError
@@ -63,8 +65,12 @@ def run(case: dict[str, Any], folder: Path, spec: TrialSpec) -> None:
     work = folder / f"{name}-work"
     work.mkdir(exist_ok=True)
     os.chdir(work)
-    np.random.seed(None)
+    if case.get("ask") and spec.run == 0:
+        requests, control = os.pipe()
+        os.write(control, b"suspend\n")
+        spec = dataclasses.replace(spec, control_fd=requests)
     runtime = ObservedRuntime(spec, case, folder / f"{name}.losses")
+    runtime.listen()
     randomness.install()
     code = 1
     try:
@@ -114,7 +120,7 @@ def play(case: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Plays every case."""
-    assert tf.__version__
+    assert tf.__version__ and sklearn.__version__
     folder = Path(sys.argv[1])
     for case in json.loads((folder / "cases.json").read_text()):
         (folder / f"{case['name']}.json").write_text(json.dumps(play(case, folder)))

@@ -17,6 +17,9 @@ import numpy as np
 LIMIT_BYTES = 64 << 20
 """Most that may be kept; scripts that fetch large arrays at every step reach it."""
 
+_LINE_BYTES = 64
+"""About what a run takes beside its results."""
+
 _END = "end of the data"
 
 
@@ -42,13 +45,13 @@ class RunLog:
             key: what was run.
             results: what it returned; None if it came to the end of the data.
         """
-        kept: list[Any] | None = None if results is None else []
-        self.size_bytes += 64
+        kept = []
+        self.size_bytes += _LINE_BYTES
         for result in results or ():
             # The script may change in place what it was given.
             kept.append(result.copy() if isinstance(result, np.ndarray) else result)
             self.size_bytes += len(result) if isinstance(result, bytes) else result.nbytes
-        self._new.append((key, kept))
+        self._new.append((key, None if results is None else kept))
 
     def dumps(self) -> bytes:
         """The log as text, one run a line."""

@@ -1,0 +1,217 @@
+"""Recorded learning curves: files of them, and what a trial that follows one reports."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Literal, TextIO
+
+from dike.exceptions import BadInputError
+from framework.policies.interface import Reading
+
+LONG_METRIC = "train_loss"
+WIDE_METRIC = "acc"
+_WIDE_EVALUATION_S = 1.0
+
+Mode = Literal["min", "max"]
+
+
+class Curve:
+    """The loss of one training run over its training time.
+
+    Between two recorded points the loss and the step are interpolated linearly; before the first the loss is the first
+    one. A loss that is NaN or infinite lasts from its own moment to the next recorded one.
+
+    Args:
+        name: the trial's name.
+        times_s: seconds of training, ascending, above 0 at the end.
+        steps: training steps done by then.
+        losses: what is to be minimised.
+    """
+
+    def __init__(self, name: str, times_s: Sequence[float], steps: Sequence[float], losses: Sequence[float]) -> None:
+        self.name = name
+        if times_s[0] > 0:
+            times_s, steps, losses = [0.0, *times_s], [0.0, *steps], [losses[0], *losses]
+        self._times_s = list(times_s)
+        self._steps = list(steps)
+        self._losses = list(losses)
+        # A stretch from one point to the next ends at the loss it leads to, unless one of the two is no number.
+        self._ends = [
+            following if math.isfinite(loss) and math.isfinite(following) else loss
+            for loss, following in pairwise(self._losses)
+        ]
+        areas = (
+            (after - before) * (loss + end) / 2 if math.isfinite(loss) else 0.0
+            for (before, after), loss, end in zip(pairwise(self._times_s), self._losses, self._ends, strict=False)
+        )
+        self._areas = list(accumulate(areas, initial=0.0))
+
+    @property
+    def length_s(self) -> float:
+        """Seconds of training that were recorded."""
+        return self._times_s[-1]
+
+    @property
+    def first_loss(self) -> float:
+        return self._losses[0]
+
+    @property
+    def final_loss(self) -> float:
+        return self._losses[-1]
+
+    def time_to(self, target: float) -> float:
+        """Seconds of training until the loss is at most `target`; infinite if it never is."""
+        for place, loss in enumerate(self._losses):
+            if loss <= target:
+                return self._times_s[place]
+            if place < len(self._ends) and self._ends[place] <= target:
+                share = (loss - target) / (loss - self._ends[place])
+                return self._times_s[place] + share * (self._times_s[place + 1] - self._times_s[place])
+        return math.inf
+
+    def reading(self, begin_s: float, end_s: float) -> Reading:
+        """What the trial reports of its training from `begin_s` to `end_s`, one loss for each step.
+
+        Args:
+            begin_s: seconds it had trained before.
+            end_s: seconds it has trained now, more than `begin_s` and at most `length_s`.
+        """
+        first = bisect_right(self._times_s, begin_s)
+        last = bisect_right(self._times_s, end_s)
+        begin = self._at(first - 1, begin_s)
+        end = self._at(last - 1, end_s)
+        losses = [begin[0], *self._losses[first:last], end[0]]
+        total = sum(losses)
+        step = round(end[1])
+        if math.isfinite(total):
+            low, high = min(losses), max(losses)
+            loss = min(max((end[2] - begin[2]) / (end_s - begin_s), low), high)
+        elif math.isnan(total):
+            loss = low = high = math.nan
+        else:
+            loss, low, high = total, min(losses), max(losses)
+        return Reading(end_s, step, loss, low, high, max(1, step - round(begin[1])))
+
+    def _at(self, place: int, time_s: float) -> tuple[float, float, float]:
+        """Loss, step and the area under the curve at a time that lies behind the point of this place."""
+        if place >= len(self._ends):
+            return self._losses[-1], self._steps[-1], self._areas[-1]
+        passed_s = time_s - self._times_s[place]
+        share = passed_s / (self._times_s[place + 1] - self._times_s[place])
+        loss, step = self._losses[place], self._steps[place]
+        if not math.isfinite(loss):
+            return loss, step + share * (self._steps[place + 1] - step), self._areas[place]
+        now = loss + share * (self._ends[place] - loss)
+        area = self._areas[place] + passed_s * (loss + now) / 2
+        return now, step + share * (self._steps[place + 1] - step), area
+
+
+@dataclass(frozen=True)
+class _Point:
+    time_s: float
+    step: float
+    loss: float
+
+
+def read_curves(path: Path, metric: str | None = None, mode: Mode = "min") -> tuple[Curve, ...]:
+    """Reads a file of curves, plain or gzipped, in one of two forms.
+
+    Long: columns `trial`, `step`, `seconds` (of training) and the metric, one row for each evaluation, in any order;
+    further columns do not matter. Wide: columns `METRIC_0`, `METRIC_1`, ..., one row for each trial, one second and one
+    step from an evaluation to the next; further columns do not matter. An empty cell is a NaN, at the end of a wide row
+    it is no evaluation.
+
+    Args:
+        path: the CSV file.
+        metric: the column; without it `train_loss`, and in the wide form `acc`, an accuracy: the loss is 1 - acc.
+        mode: whether small or great values of the metric are good; great ones count as losses negated.
+
+    Raises:
+        BadInputError: if there is no such file or column, or a cell is no number.
+    """
+    try:
+        with _open(path) as file:
+            rows = csv.DictReader(file)
+            columns = rows.fieldnames or []
+            is_wide = f"{metric or WIDE_METRIC}_0" in columns
+            if is_wide:
+                curves = tuple(_read_wide(path, rows, columns, metric, mode))
+            else:
+                curves = tuple(_read_long(path, rows, columns, metric or LONG_METRIC, mode))
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is no CSV text"
+        raise BadInputError(f"The curves in {path} cannot be read: {reason}.") from error
+    if not curves:
+        raise BadInputError(f"There is no trial in {path}; give a file of recorded learning curves.")
+    return curves
+
+
+def _open(path: Path) -> TextIO:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8", newline="")
+    return path.open(encoding="utf-8", newline="")
+
+
+def _read_long(
+    path: Path, rows: csv.DictReader[str], columns: Sequence[str], metric: str, mode: Mode
+) -> Iterator[Curve]:
+    for column in ("trial", "step", "seconds", metric):
+        if column not in columns:
+            known = ", ".join(columns) or "none"
+            raise BadInputError(f"There is no column '{column}' in {path}; there are {known}.")
+    points: dict[str, dict[float, _Point]] = {}
+    for row in rows:
+        time_s = _number(path, rows.line_num, "seconds", row["seconds"])
+        step = _number(path, rows.line_num, "step", row["step"])
+        if not (0 <= time_s < math.inf and 0 <= step < math.inf):
+            raise BadInputError(f"Line {rows.line_num} of {path}: seconds and step must be finite and not negative.")
+        value = _number(path, rows.line_num, metric, row[metric], empty=math.nan)
+        points.setdefault(row["trial"], {})[time_s] = _Point(time_s, step, value if mode == "min" else -value)
+    for name, by_time in points.items():
+        recorded = sorted(by_time.values(), key=lambda point: point.time_s)
+        if recorded[-1].time_s <= 0:
+            raise BadInputError(f"Trial {name} in {path} has no evaluation after second 0; leave it out.")
+        yield _curve(name, recorded)
+
+
+def _read_wide(
+    path: Path, rows: csv.DictReader[str], columns: Sequence[str], metric: str | None, mode: Mode
+) -> Iterator[Curve]:
+    prefix = f"{metric or WIDE_METRIC}_"
+    known = set(columns)
+    evaluations: list[str] = []
+    while (column := f"{prefix}{len(evaluations)}") in known:
+        evaluations.append(column)
+    for number, row in enumerate(rows):
+        values = [_number(path, rows.line_num, column, row[column], empty=math.nan) for column in evaluations]
+        while values and not row[evaluations[len(values) - 1]]:
+            values.pop()
+        if not values:
+            raise BadInputError(f"Line {rows.line_num} of {path} holds no evaluation; leave it out.")
+        losses = (
+            [1 - value for value in values] if metric is None else values if mode == "min" else [-v for v in values]
+        )
+        recorded = [_Point(place * _WIDE_EVALUATION_S, place, loss) for place, loss in enumerate(losses, start=1)]
+        yield _curve(str(number), recorded)
+
+
+def _curve(name: str, points: Sequence[_Point]) -> Curve:
+    return Curve(
+        name, [point.time_s for point in points], [point.step for point in points], [point.loss for point in points]
+    )
+
+
+def _number(path: Path, line: int, column: str, text: str | None, empty: float | None = None) -> float:
+    if not text and empty is not None:
+        return empty
+    try:
+        return float(text or "")
+    except ValueError:
+        raise BadInputError(f"Line {line} of {path}: '{text or ''}' in column {column} is no number.") from None

@@ -1,0 +1,105 @@
+"""The paper's rule and what it leaves open, on one slot."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+
+from framework.policies.hermes import HermesPolicy
+from framework.policies.interface import Choice, Milestone, PolicySettings, Reading, SlotView, TrialView
+from tests.policies.world import PlannedSlot, PlannedTrial, World
+
+SETTINGS = PolicySettings(quantum_s=10.0, jobs_per_slot=4)
+
+
+def after_one_quantum(number: int, fall: float, runnable: bool = True, preemptible: bool = True) -> TrialView:
+    """A trial of one quantum, with this convergence."""
+    reading = Reading(10.0, 100, 1 - fall / 2, 1 - fall, 1.0, 1)
+    return TrialView(number, 0.0, [reading], [0], runnable, preemptible)
+
+
+def at_the_end_of_a_quantum(running: TrialView, *waiting: TrialView) -> Choice | None:
+    """What the policy decides of a slot that held the trial for a quantum."""
+    policy = HermesPolicy(SETTINGS)
+    trials = sorted([running, *waiting], key=lambda trial: trial.id)
+    slots = [SlotView(0, running.id, since_s=100.0)]
+    first = policy.decide(101.0, trials, slots)
+    assert (dict(first.runs), first.wake_at_s) == ({}, 111.0), "the quantum begins when the slot has been filled"
+    return policy.decide(111.0, trials, slots).runs.get(0)
+
+
+def test_the_fastest_convergence_runs() -> None:
+    trials = [after_one_quantum(number, fall) for number, fall in enumerate([0.1, 0.3, 0.2])]
+    choice = HermesPolicy(SETTINGS).decide(0.0, trials, [SlotView(0)]).runs[0]
+    assert choice == Choice(1, "fastest convergence", pytest.approx(0.3))
+
+
+def test_a_trial_that_never_ran_comes_first() -> None:
+    choice = at_the_end_of_a_quantum(after_one_quantum(0, 0.5, runnable=False), TrialView(1, 0.0), TrialView(2, 0.0))
+    assert choice == Choice(1, "first slice")
+
+
+def test_the_running_trial_is_a_candidate_and_goes_on_at_equal_convergence() -> None:
+    for running, waiting, chosen in ((0.2, 0.1, 1), (0.2, 0.2, 1), (0.1, 0.2, 0)):
+        choice = at_the_end_of_a_quantum(after_one_quantum(1, running, runnable=False), after_one_quantum(0, waiting))
+        assert choice is not None
+        assert choice.trial == chosen
+
+
+def test_of_equal_ones_the_first_runs() -> None:
+    choice = at_the_end_of_a_quantum(
+        after_one_quantum(0, 0.1, runnable=False), after_one_quantum(1, 0.2), after_one_quantum(2, 0.2)
+    )
+    assert choice == Choice(1, "fastest convergence", pytest.approx(0.2))
+
+
+def test_only_preemptible_trials_are_preempted() -> None:
+    running = after_one_quantum(0, 0.1, runnable=False, preemptible=False)
+    assert at_the_end_of_a_quantum(running, after_one_quantum(1, 0.2)) is None
+
+
+def test_a_trial_is_not_interrupted_before_its_first_report() -> None:
+    silent = TrialView(5, 0.0, [], [0], runnable=False)
+    assert at_the_end_of_a_quantum(silent, TrialView(1, 0.0)) == Choice(5, "no report yet")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_broken_trial_comes_after_one_whose_loss_rises(value: float) -> None:
+    broken = TrialView(0, 0.0, [Reading(10.0, 100, value, value, value)], [0], runnable=False)
+    rising = TrialView(1, 0.0, [Reading(at_s, int(at_s), at_s, at_s, at_s) for at_s in (10.0, 20.0)], [0])
+    assert at_the_end_of_a_quantum(broken, rising) == Choice(1, "fastest convergence", pytest.approx(-10.0))
+    assert at_the_end_of_a_quantum(broken) == Choice(0, "no other waits"), "but it runs when nothing else can"
+
+
+def test_a_trial_passed_over_too_often_gets_one_quantum() -> None:
+    falling = PlannedTrial(lambda train_s: 100.0 - train_s, length_s=100_000.0)
+    flat = [PlannedTrial(lambda train_s: 1.0, length_s=100_000.0) for _ in range(2)]
+    world = World(HermesPolicy(SETTINGS), [falling, *flat], [PlannedSlot()]).run(until_s=5000.0)
+    aged = [start for start in world.starts if start.reason == "waited long"]
+    assert Counter(start.trial for start in aged).keys() == {1, 2}
+    share = (world.train_s(1) + world.train_s(2)) / world.now_s
+    assert 0.02 < share < 0.1
+    assert not any(start.trial == follower.trial for start, follower in zip(aged, aged[1:], strict=False))
+    for trial in (1, 2):
+        times_s = [start.at_s for start in aged if start.trial == trial]
+        assert max(later - earlier for earlier, later in zip(times_s, times_s[1:], strict=False)) < 45 * 12.0
+
+
+def test_the_quantum_grows_at_milestones() -> None:
+    settings = PolicySettings(10.0, 4, (Milestone(0.5, 30.0),))
+    policy = HermesPolicy(settings)
+    readings = [Reading(10.0, 10, 4.0, 4.0, 4.0)]
+    trial, slot = TrialView(0, 0.0, readings, [0], runnable=False), SlotView(0, 0)
+    assert policy.decide(0.0, [trial], [slot]).wake_at_s == 10.0
+    readings.append(Reading(20.0, 20, 1.0, 1.0, 1.0))
+    assert policy.decide(10.0, [trial], [slot]).wake_at_s == 40.0
+
+
+def test_the_paper_order_of_a_small_search() -> None:
+    """Each trial has its first quantum, then the one that falls fastest runs to its end."""
+    paces = [1.0, 3.0, 2.0]
+    plans = [PlannedTrial(lambda train_s, pace=pace: 1000.0 - pace * train_s, length_s=50.0) for pace in paces]
+    world = World(HermesPolicy(SETTINGS), plans, [PlannedSlot()]).run(until_s=1000.0)
+    assert [start.trial for start in world.starts] == [0, 1, 2, 1, 2, 0]

@@ -1,0 +1,166 @@
+"""`dike trials`, `dike slices` and `dike plot`, and what they say of a search that is not there."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from dike.exceptions import BadInputError
+from framework.cli import app
+from framework.cli.search_tables import format_duration
+from framework.search.plots import plot_search
+from framework.search.records import Parameter, SearchSpec, SliceRecord, TrialRecord, TrialState
+from framework.search.store import Store
+
+Dike = Callable[..., Result]
+BEGIN_S = 1.7e9
+
+
+def fill(url: str, name: str, count: int) -> None:
+    """A search as it is after some time: each trial has had a slice, the first one two, and runs."""
+    lr = tuple(round(0.1 / (number + 1), 5) for number in range(count))
+    spec = SearchSpec(
+        name=name,
+        script="/home/u/train.py",
+        arguments=(),
+        flags={},
+        space=(Parameter("lr", lr),),
+        sampler="grid",
+        trial_count=count,
+    )
+    with closing(Store(url)) as store:
+        store.create_search(spec)
+        for number in range(count):
+            loss = math.nan if number == 1 else 1.0 / (number + 1)
+            state = TrialState.FAILED if number == 1 else TrialState.FINISHED
+            trial = TrialRecord(number, {"lr": lr[number]}, state, step=100, loss=loss, value=loss, slot_s=65.0)
+            trial.error = "Traceback\nValueError: loss is NaN" if number == 1 else ""
+            record = SliceRecord(number, 0, number % 4, "node-1", BEGIN_S + 10 * (number // 4), reason="first slice")
+            record.first_step_s, record.end_s = record.start_s + 1, record.start_s + 10
+            record.to_step, record.outcome, record.rss_bytes = 100, "finished", 2**29
+            store.save_trial(trial)
+            store.add_slice(record)
+            lines = [(step, 2.0 if step < 100 else loss) for step in range(10, 101, 10)]
+            store.add_losses(
+                number,
+                0,
+                [
+                    {"step": step, "train_s": step * 0.09, "loss": x, "low": x, "high": x, "count": 10}
+                    for step, x in lines
+                ],
+            )
+        store.save_trial(TrialRecord(0, {"lr": lr[0]}, TrialState.RUNNING, runs=2, slot=3, step=100, value=1.0))
+        store.add_slice(SliceRecord(0, 1, 3, "node-1", BEGIN_S + 300, from_step=100, convergence=0.5, reason="fastest"))
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/searches.db"
+
+
+@pytest.fixture
+def dike(url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Dike:
+    monkeypatch.setenv("DIKE_STORAGE", url)
+    monkeypatch.chdir(tmp_path)
+    fill(url, "digits", 3)
+    return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_without_a_name_the_searches_are_listed(dike: Dike) -> None:
+    shown = dike("trials").stdout
+    for word in ("digits", "/home/u/train.py", "hermes", "interrupted", "3: 1 running, 1 finished, 1 failed"):
+        assert word in shown
+    (search,) = json.loads(dike("trials", "--format", "json").stdout)["searches"]
+    assert (search["name"], search["state"], search["trials"]["running"]) == ("digits", "interrupted", 1)
+
+
+def test_the_trials_of_a_search_are_shown(dike: Dike) -> None:
+    shown = dike("trials", "digits").stdout
+    for word in (
+        "lr=0.1",
+        "running",
+        "finished",
+        "failed",
+        "nan",
+        "0.3333",
+        "1:05",
+        "trial 1: ValueError: loss is NaN",
+    ):
+        assert word in shown
+    answer = json.loads(dike("trials", "digits", "--format", "json").stdout)
+    assert [trial["state"] for trial in answer["trials"]] == ["running", "failed", "finished"]
+    assert answer["trials"][1]["loss"] == "nan"
+
+
+def test_the_slices_of_a_search_are_shown(dike: Dike) -> None:
+    shown = dike("slices", "digits").stdout
+    for word in ("+5:00", "10.0 s", "3 on node-1", "fastest", "0.5", "0 to 100", "512.0 MiB", "runs"):
+        assert word in shown
+    assert "GPU" not in shown
+    slices = json.loads(dike("slices", "digits", "--format", "json").stdout)["slices"]
+    assert [(piece["trial"], piece["run"]) for piece in slices] == [(0, 0), (1, 0), (2, 0), (0, 1)]
+    assert slices[-1]["end_s"] is None
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
+def test_a_search_is_drawn(dike: Dike, tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"picture{suffix}"
+    assert dike("plot", "digits", "-o", path).exit_code == 0
+    content = path.read_bytes()
+    assert content.startswith({".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}[suffix])
+    if suffix == ".svg":
+        text = content.decode()
+        for word in ("digits: 3 trials, policy hermes", "0: lr=0.1", "slot 3", "best loss so far", "training loss"):
+            assert word in text
+
+
+def test_many_trials_are_drawn_with_the_best_ones_named(tmp_path: Path, url: str) -> None:
+    fill(url, "many", 100)
+    path = tmp_path / "many.svg"
+    with closing(Store(url)) as store:
+        spec = store.open_search("many")
+        plot_search(spec, store.load_trials(), store.load_slices(), path)
+    text = path.read_text()
+    assert [f">{number}: lr=" in text for number in (95, 96, 97, 98, 99)] == [True] * 5
+    assert ">94: lr=" not in text
+
+
+def test_a_search_that_has_not_begun_can_be_shown_and_drawn(dike: Dike, url: str, tmp_path: Path) -> None:
+    with closing(Store(url)) as store:
+        store.create_search(SearchSpec("new", "/t.py", (), {}, (Parameter("lr", (1,)),), "grid", 1))
+    assert dike("trials", "new").exit_code == 0
+    assert "No trial has run yet" in dike("slices", "new").stdout
+    assert dike("plot", "new").exit_code == 0
+    assert (tmp_path / "new.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("trials", "digit"), "did you mean 'digits'"),
+        (("slices", "digit"), "did you mean 'digits'"),
+        (("plot", "digit"), "did you mean 'digits'"),
+        (("plot", "digits", "-o", "x.gif"), "ends in .pdf, .png or .svg"),
+        (("plot", "digits", "-o", "none/x.png"), "folder of the picture"),
+        (("trials", "--storage", "sqlite:///none.db"), "There is no database of searches at none.db"),
+        (("trials", "--storage", "none.db"), "not a database URL"),
+    ],
+)
+def test_what_is_not_there_is_named(dike: Dike, arguments: tuple[str, ...], message: str) -> None:
+    result = dike(*arguments)
+    assert isinstance(result.exception, BadInputError)
+    assert result.exception.exit_code == 2
+    assert message in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(0.0, "0.0 s"), (59.94, "59.9 s"), (61, "1:01"), (3599.7, "1:00:00"), (90061, "25:01:01")]
+)
+def test_durations_are_short(seconds: float, shown: str) -> None:
+    assert format_duration(seconds) == shown

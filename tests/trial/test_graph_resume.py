@@ -1,0 +1,185 @@
+"""Trials of TensorFlow 1 scripts: suspended or killed and resumed, they train as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.tensorflow
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+DIGITS = str(ROOT / "examples" / "digits_v1.py")
+KILLED = -9
+SUSPENDED = 75
+
+
+def case(name: str, script: str, *arguments: str, **options: Any) -> dict[str, Any]:
+    path = script if script == DIGITS else str(HERE / "scripts" / script)
+    return {"name": name, "script": path, "arguments": arguments, **options}
+
+
+def interrupted(name: str, script: str, *arguments: str, at: list[int]) -> list[dict[str, Any]]:
+    return [
+        case(name, script, *arguments),
+        case(f"{name}-suspended", script, *arguments, suspend_at=at),
+        case(f"{name}-killed", script, *arguments, kill_at=at[-1], checkpoint_interval_s=0.0),
+    ]
+
+
+CASES = [
+    *interrupted("digits", DIGITS, "--seed", "5", "--steps", "24", at=[10, 11, 23]),
+    *interrupted("monitored", "v1_monitored.py", "25", at=[1, 7, 20]),
+    *interrupted("plain", "v1_plain.py", "5", at=[3, 6, 13]),
+    case("folds", "v1_folds.py"),
+    case("folds-suspended", "v1_folds.py", suspend_at=[2, 10]),
+    case("unseeded", "v1_plain.py", suspend_at=[9]),
+    case("asked", "v1_monitored.py", "25", ask=True),
+    case("python-data", "v1_python_data.py", suspend_at=[5]),
+    case("queue", "v1_queue.py", suspend_at=[5]),
+    case("threads", "v1_threads.py", suspend_at=[2]),
+    case("other-way", "v1_other_way.py", suspend_at=[2]),
+    case("other-model", "v1_monitored.py", "25", suspend_at=[4], then_script=str(HERE / "scripts/v1_python_data.py")),
+]
+
+
+@dataclass(frozen=True)
+class Played:
+    """How a trial went.
+
+    Attributes:
+        codes: exit codes of its runs.
+        reports: all that it reported.
+        losses: (run, step, loss) of every step taken, the loss in hexadecimal.
+        output: what it printed.
+    """
+
+    codes: list[int]
+    reports: list[dict[str, Any]]
+    losses: list[tuple[int, int, str]]
+    output: str
+
+    def last_losses(self) -> dict[int, str]:
+        """Step -> its loss, as the last run that took it had it."""
+        return {step: loss for _, step, loss in self.losses}
+
+    def told(self, kind: str) -> list[dict[str, Any]]:
+        """The reports of one kind."""
+        return [report for report in self.reports if report["type"] == kind]
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Played]:
+    folder = tmp_path_factory.mktemp("graph")
+    (folder / "cases.json").write_text(json.dumps(CASES))
+    subprocess.run(
+        [sys.executable, str(HERE / "graph_zygote.py"), str(folder)],
+        check=True,
+        timeout=300,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"},
+    )
+    return {each["name"]: read(folder, each["name"]) for each in CASES}
+
+
+def read(folder: Path, name: str) -> Played:
+    lines = [line.split() for line in (folder / f"{name}.losses").read_text().splitlines()]
+    return Played(
+        **json.loads((folder / f"{name}.json").read_text()),
+        losses=[(int(run), int(step), loss) for run, step, loss in lines],
+        output=(folder / f"{name}.out").read_text(),
+    )
+
+
+@pytest.mark.parametrize("name", ["digits", "monitored", "plain"])
+def test_a_suspended_trial_has_the_losses_of_an_uninterrupted_one(played: dict[str, Played], name: str) -> None:
+    whole, suspended = played[name], played[f"{name}-suspended"]
+    assert whole.codes == [0]
+    assert suspended.codes == [SUSPENDED, SUSPENDED, SUSPENDED, 0]
+    assert [step for _, step, _ in suspended.losses] == [step for _, step, _ in whole.losses]
+    assert suspended.last_losses() == whole.last_losses()
+    assert len(set(whole.last_losses().values())) > len(whole.losses) // 2
+
+
+@pytest.mark.parametrize("name", ["digits", "monitored", "plain"])
+def test_a_killed_trial_goes_on_from_its_newest_checkpoint(played: dict[str, Played], name: str) -> None:
+    whole, killed = played[name], played[f"{name}-killed"]
+    assert killed.codes == [KILLED, 0]
+    done = max(step for run, step, _ in killed.losses if run == 0)
+    again = [step for run, step, _ in killed.losses if run == 1]
+    assert again == list(range(done, max(whole.last_losses()) + 1))
+    assert killed.last_losses() == whole.last_losses()
+
+
+def test_folds_and_optimizers_that_take_turns_go_on(played: dict[str, Played]) -> None:
+    whole, suspended = played["folds"], played["folds-suspended"]
+    assert suspended.codes == [SUSPENDED, SUSPENDED, 0]
+    assert [loss for _, _, loss in suspended.losses] == [loss for _, _, loss in whole.losses]
+    assert len(whole.losses) == 12
+    assert suspended.output.splitlines()[-1] == whole.output.splitlines()[-1]
+
+
+def test_a_script_with_its_own_loop_gets_back_its_lists_and_counters(played: dict[str, Played]) -> None:
+    for name in ("plain", "plain-suspended", "unseeded"):
+        trial = played[name]
+        history = trial.output.splitlines()[-1].removeprefix("history ").split()
+        assert history == [loss for _, _, loss in trial.losses]
+
+
+def test_what_a_trial_tells(played: dict[str, Played]) -> None:
+    trial = played["monitored-suspended"]
+    assert [(report["path"].rpartition("/")[2], report["step"]) for report in trial.told("suspended")] == [
+        ("run-0-step-1", 1),
+        ("run-1-step-7", 7),
+        ("run-2-step-20", 20),
+    ]
+    assert [report["path"] for report in trial.told("restored")] == [
+        report["path"] for report in trial.told("suspended")
+    ]
+    assert [report["preemptible"] for report in trial.told("training")] == [True] * 4
+    assert sum(report.get("count", 0) for report in trial.told("progress")) == 25
+    assert trial.told("checkpoint")[-1]["step"] == 25
+
+
+def test_a_request_is_obeyed_after_the_step(played: dict[str, Played]) -> None:
+    trial = played["asked"]
+    assert trial.codes == [SUSPENDED, 0]
+    assert trial.last_losses() == played["monitored"].last_losses()
+
+
+def test_each_run_has_its_own_folder_for_the_scripts_checkpoints(played: dict[str, Played]) -> None:
+    trial = played["monitored-suspended"]
+    assert "checkpoints for 'model' go to" in trial.output
+    assert "kept model.ckpt-" in trial.output
+    assert trial.last_losses().keys() == set(range(1, 26))
+
+
+def test_data_read_by_python_begin_anew_and_the_trial_says_so(played: dict[str, Played]) -> None:
+    trial = played["python-data"]
+    assert trial.codes == [SUSPENDED, 0]
+    assert [step for _, step, _ in trial.losses] == list(range(1, 13))
+    assert "a resumed run reads them from the start" in trial.output
+
+
+@pytest.mark.parametrize(("name", "why"), [("queue", "from queues"), ("threads", "in several threads")])
+def test_a_trial_that_cannot_be_saved_says_so_and_runs_on(played: dict[str, Played], name: str, why: str) -> None:
+    trial = played[name]
+    assert trial.codes == [0]
+    assert trial.told("training")[-1]["preemptible"] is False
+    assert why in trial.output
+    assert trial.told("checkpoint") == []
+    assert len(trial.told("progress")) > 0
+
+
+@pytest.mark.parametrize(("name", "why"), [("other-way", "did not run the same ops"), ("other-model", "another model")])
+def test_a_changed_script_is_refused(played: dict[str, Played], name: str, why: str) -> None:
+    trial = played[name]
+    assert trial.codes == [SUSPENDED, 2]
+    assert why in trial.output.splitlines()[-1]
