@@ -14,6 +14,7 @@ from framework.cli import mesos
 from framework.cli.plot import plot
 from framework.cli.profile import profile
 from framework.cli.run import CONTEXT_SETTINGS, run
+from framework.cli.simulate import simulate_policies
 from framework.cli.slices import slices
 from framework.cli.trials import trials
 from framework.cli.tune import tune
@@ -37,6 +38,7 @@ app.command("tune")(tune)
 app.command("trials")(trials)
 app.command("slices")(slices)
 app.command("plot")(plot)
+app.command("simulate")(simulate_policies)
 app.add_typer(mesos.app, name="mesos")
 
 

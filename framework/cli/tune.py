@@ -139,7 +139,7 @@ def tune(
                 f"--resume {resume} goes on as the search was first asked for; leave out the script, --param, --space "
                 "and --name."
             )
-        with contextlib.closing(Store(url)) as store:
+        with contextlib.closing(Store(url, must_exist=True)) as store:
             spec = store.open_search(resume)
     else:
         spec = search_spec(

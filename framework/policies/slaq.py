@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +15,7 @@ WINDOW = 20
 """So many of the newest readings are fitted."""
 DECAY = 0.9
 """Weight of a reading, as a share of the weight of the next one."""
-SHAPES = np.array([0.1, 0.3, 1.0, 3.0, 10.0])
+SHAPES = np.geomspace(0.05, 20.0, 40)
 """Offsets and time constants that are tried, as shares of the time that the readings span."""
 LEAST = 3
 """With fewer readings no curve is fitted."""
@@ -69,12 +68,13 @@ class LossPrediction:
             return None if len(points) == self._seen else 0.0
         if len(points) < LEAST or not self._greatest_change:
             return 0.0
-        times_s, losses = np.array(points).T
-        span_s = times_s[-1] - times_s[0]
-        if span_s <= 0 or not all(math.isfinite(later - earlier) for earlier, later in pairwise(losses)):
+        span_s = points[-1][0] - points[0][0]
+        lowest = min(loss for _, loss in points)
+        heights = [(loss - lowest) / self._greatest_change for _, loss in points]
+        if span_s <= 0 or not all(map(math.isfinite, heights)):
             return 0.0
-        fall = predicted_fall((times_s - times_s[0]) / span_s, losses / self._greatest_change, self.quantum_s / span_s)
-        return fall if math.isfinite(fall) else 0.0
+        times = [(time_s - points[0][0]) / span_s for time_s, _ in points]
+        return predicted_fall(np.array(times), np.array(heights), self.quantum_s / span_s)
 
 
 def predicted_fall(times: NDArray[np.float64], losses: NDArray[np.float64], ahead: float) -> float:

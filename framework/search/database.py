@@ -1,13 +1,8 @@
-"""The database of searches: how it is opened, and its tables.
-
-Dike's tables (`dike_...`) stand beside Optuna's in one database. SQLite and PostgreSQL are tried and tested; what is
-written here is plain SQLAlchemy.
-"""
+"""The database of searches: where it is, how it is opened, and what is said if it cannot be."""
 
 from __future__ import annotations
 
 import fcntl
-import math
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -15,33 +10,16 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Engine,
-    Float,
-    ForeignKey,
-    Integer,
-    MetaData,
-    String,
-    Table,
-    Text,
-    create_engine,
-    event,
-    func,
-    inspect,
-    select,
-)
-from sqlalchemy.engine import URL, Connection, Dialect, make_url
+from sqlalchemy import Engine, create_engine, event, func, inspect, select
+from sqlalchemy.engine import URL, Connection, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
-from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from dike.exceptions import BadInputError
+from framework.search.tables import METADATA, SEARCHES
 
 STORAGE_VARIABLE = "DIKE_STORAGE"
 BUSY_TIMEOUT_S = 30.0
 """How long a statement waits for another process that writes to the same SQLite file."""
-NAME_LENGTH = 200
 _TABLES_LOCK = 0x64696B65
 """Number of PostgreSQL's advisory lock under which tables are made."""
 _EXAMPLES = "sqlite:///searches.db or postgresql://user@host/database"
@@ -50,129 +28,6 @@ _EXAMPLES = "sqlite:///searches.db or postgresql://user@host/database"
 def default_storage() -> str:
     """Where searches are kept if the user does not say: `$DIKE_STORAGE`, else a file under the current folder."""
     return os.environ.get(STORAGE_VARIABLE) or "sqlite:///dike-runs/searches.db"
-
-
-class _UnconvertedFloat(Float[float]):
-    """Leaves values as they are on the way into the database."""
-
-    def bind_processor(self, dialect: Dialect) -> None:
-        """None: nothing is done to values."""
-
-
-class Number(TypeDecorator[float]):
-    """A float that may be infinite or not a number.
-
-    SQLite turns NaN into NULL, so it gets it as text, which it sorts behind all numbers as PostgreSQL sorts NaN.
-    Databases that know neither NaN nor infinities get NULL.
-    """
-
-    impl = Float(53)
-    cache_ok = True
-
-    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        """The type in this kind of database."""
-        return dialect.type_descriptor(_UnconvertedFloat(53) if dialect.name == "sqlite" else Float(53))
-
-    def process_bind_param(self, value: float | None, dialect: Dialect) -> Any:
-        """The value as the database takes it."""
-        if value is None or math.isfinite(value) or dialect.name == "postgresql":
-            return value
-        return repr(float(value)) if dialect.name == "sqlite" else None
-
-    def process_result_value(self, value: Any, dialect: Dialect) -> float | None:
-        """The value as it was."""
-        return None if value is None else float(value)
-
-
-METADATA = MetaData()
-
-SEARCHES = Table(
-    "dike_searches",
-    METADATA,
-    Column("id", Integer, primary_key=True),
-    Column("name", String(NAME_LENGTH), nullable=False, unique=True),
-    Column("spec", Text, nullable=False),
-    Column("created_s", Float(53), nullable=False),
-    Column("ended_s", Float(53)),
-    Column("failure", Text, nullable=False, default=""),
-    Column("framework_id", String(NAME_LENGTH)),
-    # Who runs it: see framework.search.lease.
-    Column("owner", String(64)),
-    Column("owner_machine", String(NAME_LENGTH)),
-    Column("owner_host", String(NAME_LENGTH)),
-    Column("owner_pid", Integer),
-    Column("owner_started_s", Float(53)),
-    Column("owner_since_s", Float(53)),
-    Column("heartbeat_s", Float(53)),
-)
-
-TRIALS = Table(
-    "dike_trials",
-    METADATA,
-    Column("search_id", ForeignKey(SEARCHES.c.id, ondelete="CASCADE"), primary_key=True),
-    Column("number", Integer, primary_key=True, autoincrement=False),
-    Column("parameters", Text, nullable=False),
-    Column("state", String(20), nullable=False),
-    Column("runs", Integer, nullable=False),
-    Column("failures", Integer, nullable=False),
-    Column("step", BigInteger, nullable=False),
-    Column("train_s", Float(53), nullable=False),
-    Column("slot_s", Float(53), nullable=False),
-    Column("loss", Number),
-    Column("value", Number),
-    Column("metrics", Text, nullable=False),
-    Column("convergence", Number),
-    Column("checkpoint", Text),
-    Column("checkpoint_step", BigInteger, nullable=False),
-    Column("checkpoint_train_s", Float(53), nullable=False),
-    Column("agent", Text, nullable=False),
-    Column("slot", Integer),
-    Column("error", Text, nullable=False),
-    Column("created_s", Float(53), nullable=False),
-    Column("ended_s", Float(53)),
-)
-
-SLICES = Table(
-    "dike_slices",
-    METADATA,
-    Column("search_id", ForeignKey(SEARCHES.c.id, ondelete="CASCADE"), primary_key=True),
-    Column("trial", Integer, primary_key=True, autoincrement=False),
-    Column("run", Integer, primary_key=True, autoincrement=False),
-    Column("slot", Integer, nullable=False),
-    Column("agent", Text, nullable=False),
-    Column("start_s", Float(53), nullable=False),
-    Column("end_s", Float(53)),
-    Column("first_step_s", Float(53)),
-    Column("reason", Text, nullable=False),
-    Column("convergence", Number),
-    Column("from_step", BigInteger, nullable=False),
-    Column("to_step", BigInteger, nullable=False),
-    Column("outcome", String(40), nullable=False),
-    Column("suspend_s", Float(53)),
-    Column("rss_bytes", BigInteger),
-    Column("cpu", Float(53)),
-    Column("gpu_mem_bytes", BigInteger),
-    Column("gpu_utilisation", Float(53)),
-)
-
-LOSSES = Table(
-    "dike_losses",
-    METADATA,
-    Column("search_id", ForeignKey(SEARCHES.c.id, ondelete="CASCADE"), primary_key=True),
-    Column("trial", Integer, primary_key=True, autoincrement=False),
-    Column("number", Integer, primary_key=True, autoincrement=False),
-    Column("run", Integer, nullable=False),
-    Column("step", BigInteger, nullable=False),
-    Column("train_s", Float(53), nullable=False),
-    Column("loss", Number),
-    Column("low", Number),
-    Column("high", Number),
-    Column("count", Integer, nullable=False),
-    Column("value", Number),
-    Column("metrics", Text, nullable=False),
-    # How many reports have been merged into this row.
-    Column("reports", Integer, nullable=False),
-)
 
 
 def parse_url(url: str) -> URL:

@@ -23,7 +23,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from dike.exceptions import BadInputError, JobFailedError
-from framework.search.database import SEARCHES
+from framework.search.tables import SEARCHES
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, delete, func, insert, select
 from sqlalchemy.engine import Connection
 
-from framework.search.database import LOSSES
+from framework.search.tables import LOSSES
 
 LIMIT = 2000
 """Rows of a trial; beyond it, neighbours are merged until half as many are left."""

@@ -23,6 +23,8 @@ LABEL_SHARE = 0.025
 LOG_RATIO = 20
 """Values that differ by more than this factor are drawn by orders of magnitude."""
 LABEL_LENGTH = 48
+DARK = 1.5
+"""Colours with a smaller sum of red, green and blue get white letters."""
 _GOLDEN = 0.618034
 _FAINT = 0.35
 
@@ -53,8 +55,11 @@ def plot_search(spec: SearchSpec, trials: Sequence[TrialRecord], slices: Sequenc
     colours = {trial.number: _colour(place) for place, trial in enumerate(by_importance)}
     _draw_losses(losses, spec, trials, colours, named)
     begin_s = min((record.start_s for record in slices), default=0.0)
-    _draw_slots(timeline, slices, slots, begin_s, colours)
-    _draw_best(best, spec, trials, slices, begin_s)
+    timed = sorted(_timed_losses(trials, slices))
+    known_s = [record.end_s or record.first_step_s or record.start_s for record in slices]
+    end_s = max([*known_s, *(at_s for at_s, _, _ in timed)], default=0.0)
+    _draw_slots(timeline, slices, slots, (begin_s, end_s), colours)
+    _draw_best(best, spec, timed, (begin_s, end_s))
     figure.suptitle(f"{spec.name}: {len(trials)} trials, policy {spec.policy}")
     figure.tight_layout()
     save_figure(figure, path)
@@ -90,20 +95,26 @@ def _draw_losses(
 
 
 def _draw_slots(
-    axes: Axes, slices: Sequence[SliceRecord], slots: Sequence[int], begin_s: float, colours: dict[int, Any]
+    axes: Axes,
+    slices: Sequence[SliceRecord],
+    slots: Sequence[int],
+    whole_s: tuple[float, float],
+    colours: dict[int, Any],
 ) -> None:
-    end_s = _last_known_s(slices)
+    begin_s, end_s = whole_s
     row = {slot: place for place, slot in enumerate(slots)}
     for record in slices:
         trained_s = record.first_step_s
         until_s = end_s if record.end_s is None else record.end_s
         start, width = record.start_s - begin_s, until_s - record.start_s
-        colour = colours.get(record.trial, "grey")
+        colour = colours.get(record.trial, (0.5, 0.5, 0.5))
         axes.barh(row[record.slot], width, left=start, height=0.8, color=colour, alpha=_FAINT)
         if trained_s is not None:
             axes.barh(row[record.slot], until_s - trained_s, left=trained_s - begin_s, height=0.8, color=colour)
         if width > LABEL_SHARE * (end_s - begin_s):
-            axes.text(start + width / 2, row[record.slot], str(record.trial), ha="center", va="center", fontsize=7)
+            label_colour = "white" if sum(colour) < DARK else "black"
+            place = (start + width / 2, row[record.slot])
+            axes.text(*place, str(record.trial), ha="center", va="center", fontsize=7, color=label_colour)
     axes.set_yticks(range(len(slots)), [f"slot {slot}" for slot in slots])
     axes.invert_yaxis()
     axes.set_xlim(0, max(end_s - begin_s, 1e-3))
@@ -111,21 +122,21 @@ def _draw_slots(
 
 
 def _draw_best(
-    axes: Axes, spec: SearchSpec, trials: Sequence[TrialRecord], slices: Sequence[SliceRecord], begin_s: float
+    axes: Axes, spec: SearchSpec, timed: Sequence[tuple[float, float, int]], whole_s: tuple[float, float]
 ) -> None:
     sign = 1 if spec.mode == "min" else -1
     times: list[float] = []
     values: list[float] = []
     leader: int | None = None
-    for at_s, loss, trial in sorted(_timed_losses(trials, slices)):
+    for at_s, loss, trial in timed:
         if values and loss >= sign * values[-1]:
             continue
-        times.append(at_s - begin_s)
+        times.append(at_s - whole_s[0])
         values.append(sign * loss)
         if trial != leader:
             axes.annotate(str(trial), (times[-1], values[-1]), (0, 4), textcoords="offset points", fontsize=7)
             leader = trial
-    end = max(_last_known_s(slices) - begin_s, 1e-3)
+    end = max(whole_s[1] - whole_s[0], 1e-3)
     axes.step([*times, end], [*values, *values[-1:]] if values else [math.nan], where="post", color="black")
     if values and min(values) > 0 and max(values) > LOG_RATIO * min(values):
         axes.set_yscale("log")
@@ -152,11 +163,6 @@ def _timed_losses(trials: Sequence[TrialRecord], slices: Sequence[SliceRecord]) 
                 assert first_step_s is not None
                 yield first_step_s + reading.train_s - before_s[place], reading.loss, trial.number
             train_s = reading.train_s
-
-
-def _last_known_s(slices: Sequence[SliceRecord]) -> float:
-    """The last moment of which the slices tell."""
-    return max((record.end_s or record.first_step_s or record.start_s for record in slices), default=0.0)
 
 
 def _named(spec: SearchSpec, trials: Sequence[TrialRecord]) -> set[int]:

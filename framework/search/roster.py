@@ -15,6 +15,7 @@ from framework.search.objective import Objective
 from framework.search.records import SearchSpec, TrialRecord, TrialState
 from framework.search.store import Store
 from framework.search.study import Study
+from framework.search.tensorboard import TensorBoardLog
 
 logger = logging.getLogger(__name__)
 
@@ -42,12 +43,21 @@ class Roster:
         store: keeps the records.
         study: gives points of the space and is told the results.
         records: trials of an interrupted search that goes on.
+        log: gets what TensorBoard shows; None for nothing.
     """
 
-    def __init__(self, spec: SearchSpec, store: Store, study: Study, records: Iterable[TrialRecord] = ()) -> None:
+    def __init__(
+        self,
+        spec: SearchSpec,
+        store: Store,
+        study: Study,
+        records: Iterable[TrialRecord] = (),
+        log: TensorBoardLog | None = None,
+    ) -> None:
         self._spec = spec
         self._store = store
         self._study = study
+        self._log = log
         self._objective = Objective(spec.metric, spec.mode)
         self._stated: set[int] = set()
         self._arrived_s: dict[int, float] = {}
@@ -137,6 +147,8 @@ class Roster:
             self._unsaved.setdefault(record.number, []).append((run, report))
             if record.value is not None and len(record.readings) > before:
                 self._study.report(record.number, record.step, record.value)
+            if self._log is not None:
+                self._log.reported(record, [report])
 
     def save_losses(self) -> None:
         """Writes what was reported since the last time."""
@@ -180,7 +192,7 @@ class Roster:
                 record.error = end.tail or end.message
                 self._put_aside(record)
             remedy = Remedy.REPLACE_SLOT if record.failures == 1 else Remedy.AVOID_AGENT
-        self._store.save_trial(record)
+        self._run_is_over(record)
         return remedy
 
     def lost(self, record: TrialRecord, reason: str, wall_s: float) -> None:
@@ -192,7 +204,14 @@ class Roster:
             self._fail(record, end, wall_s)
         else:
             self._put_aside(record)
+        self._run_is_over(record)
+
+    def _run_is_over(self, record: TrialRecord) -> None:
         self._store.save_trial(record)
+        if not record.state.has_ended():
+            self._study.annotate(record.number, _notes(record))
+        if self._log is not None:
+            self._log.run_ended(record)
 
     def _put_aside(self, record: TrialRecord) -> None:
         record.state = TrialState.SUSPENDED if record.checkpoint is not None else TrialState.WAITING
@@ -200,9 +219,15 @@ class Roster:
 
     def _finish(self, record: TrialRecord, wall_s: float) -> None:
         record.state, record.slot, record.ended_s, record.error = TrialState.FINISHED, None, wall_s, ""
-        self._study.tell(record.number, record.value, failed=record.value is None or math.isnan(record.value))
+        failed = record.value is None or math.isnan(record.value)
+        self._study.tell(record.number, record.value, failed=failed, attributes=_notes(record))
 
     def _fail(self, record: TrialRecord, end: RunEnd, wall_s: float) -> None:
         record.state, record.slot, record.ended_s = TrialState.FAILED, None, wall_s
         record.error = f"{end.message}\n{end.tail}".strip()
-        self._study.tell(record.number, None, failed=True)
+        self._study.tell(record.number, None, failed=True, attributes=_notes(record))
+
+
+def _notes(record: TrialRecord) -> dict[str, Any]:
+    """What someone who looks at the study with Optuna's tools is told of a trial besides."""
+    return {"state": str(record.state), "checkpoint": record.checkpoint}

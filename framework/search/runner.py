@@ -24,6 +24,7 @@ from framework.search.script_facts import script_facts
 from framework.search.search import Search
 from framework.search.store import Store
 from framework.search.study import Study
+from framework.search.tensorboard import TensorBoardLog
 from framework.session import MesosAccess, drive, is_on_this_machine, sigterm_as_interrupt
 
 logger = logging.getLogger(__name__)
@@ -66,11 +67,13 @@ def run_search(request: SearchRequest, observer: SearchObserver) -> SearchResult
     facts = script_facts(script, [parameter.name for parameter in spec.space])
     archive = bundle.pack(script)
     policy = make_policy(spec.policy, spec.settings)
-    with sigterm_as_interrupt(), _records(request) as (store, study):
+    with sigterm_as_interrupt(), contextlib.ExitStack() as stack:
+        store, study = stack.enter_context(_records(request))
         records = prepared(store.load_trials(), study.asked()) if request.resume else []
         for record in records:
             store.save_trial(record)
-        roster = Roster(spec, store, study, records)
+        log = stack.enter_context(contextlib.closing(TensorBoardLog(request.logdir, spec))) if request.logdir else None
+        roster = Roster(spec, store, study, records, log)
         try:
             with (
                 request.mesos.connect() as master,

@@ -480,7 +480,7 @@ class Search:
                 f"{record.checkpoint_step}"
             )
         elif end.outcome in ("failed", "bad_input"):
-            where = f"trial {record.number} failed on agent {slot.node}: {end.message}; its output is in {end.sandbox}"
+            where = f"trial {record.number} failed on {slot.node}: {end.message}; its output is in {end.sandbox}"
             if record.state is TrialState.FAILED:
                 self._observer.output(end.tail)
                 self._observer.note(f"{where}; it is given up")

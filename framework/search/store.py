@@ -8,38 +8,24 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import json
 import time
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from pydantic import TypeAdapter
 from sqlalchemy import Table, func, insert, select, update
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
 from dike.exceptions import BadInputError
-from framework.policies.interface import Reading
 from framework.search import losses
-from framework.search.database import (
-    NAME_LENGTH,
-    SEARCHES,
-    SLICES,
-    TRIALS,
-    open_database,
-    parse_url,
-    storage_errors,
-)
+from framework.search.database import open_database, parse_url, storage_errors
 from framework.search.lease import Lease, database_time_s, is_held
 from framework.search.objective import Objective
 from framework.search.records import SearchSpec, SliceRecord, TrialRecord, TrialState
-
-_SPEC = TypeAdapter(SearchSpec)
-_TRIAL_COLUMNS = [column.name for column in TRIALS.c if column.name != "search_id"]
-_SLICE_COLUMNS = [column.name for column in SLICES.c if column.name != "search_id"]
+from framework.search.rows import read_slice, read_spec, read_trial, slice_values, trial_values, write_spec
+from framework.search.tables import NAME_LENGTH, SEARCHES, SLICES, TRIALS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,17 +85,15 @@ class Store:
         """
         if not spec.name or len(spec.name) > NAME_LENGTH:
             raise BadInputError(f"A search's name has 1 to {NAME_LENGTH} letters; choose another --name.")
-        values = {"name": spec.name, "spec": json.dumps(dataclasses.asdict(spec)), "created_s": time.time()}
-        try:
-            with self._transaction() as connection:
+        values = {"name": spec.name, "spec": write_spec(spec), "created_s": time.time()}
+        with self._transaction() as connection:
+            try:
                 key = connection.execute(insert(SEARCHES).values(values)).inserted_primary_key
-        except BadInputError as error:
-            if not isinstance(error.__cause__, IntegrityError):
-                raise
-            raise BadInputError(
-                f"There is a search '{spec.name}' already; go on with it by --resume {spec.name}, or choose another "
-                "--name."
-            ) from None
+            except IntegrityError:
+                raise BadInputError(
+                    f"There is a search '{spec.name}' already; go on with it by --resume {spec.name}, or choose "
+                    "another --name."
+                ) from None
         assert key is not None
         self._search_id, self._spec = key[0], spec
 
@@ -193,7 +177,7 @@ class Store:
 
     def save_trial(self, record: TrialRecord) -> None:
         """Writes a trial as it is now; its readings and slices have methods of their own."""
-        self._save(TRIALS, ("number",), _row(record, _TRIAL_COLUMNS))
+        self._save(TRIALS, ("number",), trial_values(record))
 
     def load_trials(self, *, readings: bool = True) -> list[TrialRecord]:
         """All trials of the search by number.
@@ -208,11 +192,11 @@ class Store:
             from_steps: dict[int, list[int]] = defaultdict(list)
             for record in self._load_slices(connection) if readings else ():
                 from_steps[record.trial].append(record.from_step)
-        return [_trial(dict(row), objective, reports.get(row["number"], ()), from_steps[row["number"]]) for row in rows]
+        return [read_trial(row, objective, reports.get(row["number"], ()), from_steps[row["number"]]) for row in rows]
 
     def add_slice(self, record: SliceRecord) -> None:
         """Writes a time slice that begins."""
-        self._save(SLICES, ("trial", "run"), _row(record, _SLICE_COLUMNS))
+        self._save(SLICES, ("trial", "run"), slice_values(record))
 
     def close_slice(self, record: SliceRecord) -> None:
         """Writes how a time slice ended."""
@@ -280,37 +264,4 @@ class Store:
 
     def _load_slices(self, connection: Connection) -> list[SliceRecord]:
         rows = connection.execute(self._select(SLICES).order_by(SLICES.c.start_s, SLICES.c.run, SLICES.c.trial))
-        return [SliceRecord(**{name: row[name] for name in _SLICE_COLUMNS}) for row in rows.mappings()]
-
-
-def read_spec(text: str) -> SearchSpec:
-    """Reads what `create_search` wrote."""
-    return _SPEC.validate_python(json.loads(text))
-
-
-def _row(record: TrialRecord | SliceRecord, columns: Sequence[str]) -> dict[str, Any]:
-    values = {name: getattr(record, name) for name in columns}
-    return {name: _plain(value) for name, value in values.items()}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, TrialState):
-        return value.value
-    return json.dumps(value) if isinstance(value, dict) else value
-
-
-def _trial(
-    row: Mapping[str, Any], objective: Objective, reports: Sequence[Mapping[str, Any]], from_steps: Sequence[int]
-) -> TrialRecord:
-    values = {name: row[name] for name in _TRIAL_COLUMNS}
-    for name in ("parameters", "metrics"):
-        values[name] = json.loads(values[name])
-    record = TrialRecord(**{**values, "state": TrialState(values["state"])})
-    for report in reports:
-        reading: Reading | None = objective.reading(report)
-        if reading is not None and (not record.readings or reading.step > record.readings[-1].step):
-            record.readings.append(reading)
-    steps = [reading.step for reading in record.readings]
-    for step in from_steps:
-        record.slices.append(max([bisect_right(steps, step), *record.slices[-1:]]))
-    return record
+        return [read_slice(row) for row in rows.mappings()]

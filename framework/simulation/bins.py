@@ -13,7 +13,7 @@ from dike.exceptions import BadInputError
 from framework.simulation.curves import Curve
 
 BEST_SHARE = 0.02
-WAY = 0.9
+TARGET_SHARE = 0.9
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,12 @@ class Bin:
         return sum(map(math.isfinite, self.target_s))
 
 
-def default_target(curves: Sequence[Curve]) -> float:
+def default_target(curves: Sequence[Curve], share: float = TARGET_SHARE) -> float:
     """The loss that lies 90% of the way from the median first loss to the final loss that the best 2% reach.
+
+    Args:
+        curves: all trials that were recorded.
+        share: another share of the way than 90%.
 
     Raises:
         BadInputError: if the best do not end below the median first loss.
@@ -51,7 +55,12 @@ def default_target(curves: Sequence[Curve]) -> float:
             f"The best trials end at {best:g}, and trials begin at {first:g}: nothing is learned; check --metric and "
             "--mode, or give the loss to reach by --target."
         )
-    return first + WAY * (best - first)
+    return first + share * (best - first)
+
+
+def count_good(curves: Sequence[Curve], target: float) -> int:
+    """How many trials reach the target."""
+    return sum(math.isfinite(curve.time_to(target)) for curve in curves)
 
 
 def draw_bin(curves: Sequence[Curve], target: float, jobs: int, good: int, seed: int) -> Bin:
@@ -68,7 +77,7 @@ def draw_bin(curves: Sequence[Curve], target: float, jobs: int, good: int, seed:
         if len(kinds[kind]) < wanted:
             raise BadInputError(
                 f"{len(kinds[True])} of the {len(curves)} trials reach the target {target:g}, so there is no bin of "
-                f"{jobs} with {good} good ones; change --jobs, --good or --target."
+                f"{jobs} with {good} good ones; change --jobs, --good, --target or --target-share."
             )
     rng = np.random.default_rng(seed)
     chosen = [

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
 from dike.exceptions import BadInputError
 from framework.policies.interface import Milestone, Policy, PolicySettings
-from framework.policies.registry import make_policy
-from framework.simulation.bins import Bin, default_target, draw_bin
+from framework.policies.registry import POLICIES, make_policy
+from framework.simulation.bins import TARGET_SHARE, Bin, count_good, default_target, draw_bin
 from framework.simulation.curves import Curve
 from framework.simulation.oracle import OraclePolicy
 from framework.simulation.world import Outcome, Until, World, WorldSettings
@@ -19,6 +21,8 @@ QUANTUM_SHARE = 0.01
 OVERHEAD_S = 1.5
 OVERHEAD_SHARE = 0.1
 REPORTS_PER_QUANTUM = 4
+
+POLICY_NAMES = (*POLICIES, OraclePolicy.name)
 
 PolicyFactory = Callable[[Bin, PolicySettings], Policy]
 """Makes the policy for one bin; only the oracle looks at the bin."""
@@ -33,6 +37,8 @@ class SimulationSettings:
         jobs: trials of a bin.
         good: how many of them reach the target.
         target: the loss to reach.
+        target_share: the share of the way from the median first loss to the best 2% of final losses where the target
+            is, if it is not given.
         quantum_s: the policies' quantum, in seconds of the curves.
         overhead_s: seconds that putting a trial into a slot costs.
         report_s: seconds of training between two readings.
@@ -46,20 +52,31 @@ class SimulationSettings:
     jobs: int = 16
     good: int = 4
     target: float | None = None
+    target_share: float = TARGET_SHARE
     quantum_s: float | None = None
     overhead_s: float | None = None
     report_s: float | None = None
     jobs_per_gpu: int = 4
     milestones: tuple[Milestone, ...] = ()
     arrival_s: float = 0.0
-    until: Until = "end"
+    until: Until = "target"
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """The settings with nothing left open."""
+    """The settings with nothing left open.
+
+    Attributes:
+        target: the loss to reach.
+        recorded: how many trials there are to draw from.
+        recorded_good: how many of them reach the target.
+        quantum_s, jobs, good, jobs_per_gpu, milestones: as in `SimulationSettings`.
+        world: what the policies decide in.
+    """
 
     target: float
+    recorded: int
+    recorded_good: int
     quantum_s: float
     jobs: int
     good: int
@@ -102,25 +119,54 @@ class PolicyResult:
 
 
 def resolve(curves: Sequence[Curve], settings: SimulationSettings) -> Scenario:
-    """Puts in what was left open: the default target; a quantum of 1% of the median curve's length; an overhead of
-    1.5 s, but at most a tenth of the quantum; four reports in a quantum.
+    """Puts in what was left open.
+
+    The default target, see `default_target`; a quantum of 1% of the median curve's length; an overhead of 1.5 s, but at
+    most a tenth of the quantum; four reports in a quantum.
 
     Raises:
         BadInputError: if it makes no sense.
     """
+    _check(settings)
+    if settings.jobs > len(curves):
+        raise BadInputError(f"--jobs {settings.jobs} is more than the {len(curves)} trials of the file; ask for fewer.")
+    target = default_target(curves, settings.target_share) if settings.target is None else settings.target
+    quantum_s = settings.quantum_s or QUANTUM_SHARE * median(curve.length_s for curve in curves)
+    overhead_s = min(OVERHEAD_S, OVERHEAD_SHARE * quantum_s) if settings.overhead_s is None else settings.overhead_s
+    report_s = settings.report_s or quantum_s / REPORTS_PER_QUANTUM
+    world = WorldSettings(settings.gpus, overhead_s, report_s, settings.arrival_s, settings.until)
+    return Scenario(
+        target=target,
+        recorded=len(curves),
+        recorded_good=count_good(curves, target),
+        quantum_s=quantum_s,
+        jobs=settings.jobs,
+        good=settings.good,
+        jobs_per_gpu=settings.jobs_per_gpu,
+        milestones=settings.milestones,
+        world=world,
+    )
+
+
+def _check(settings: SimulationSettings) -> None:
     if not 1 <= settings.good <= settings.jobs:
         raise BadInputError(
             f"--good {settings.good} of --jobs {settings.jobs} cannot be; of the trials of a bin one at least is good, "
             "and at most all are."
         )
-    if settings.jobs > len(curves):
-        raise BadInputError(f"--jobs {settings.jobs} are more than the {len(curves)} trials of the file.")
-    target = default_target(curves) if settings.target is None else settings.target
-    quantum_s = settings.quantum_s or QUANTUM_SHARE * median(curve.length_s for curve in curves)
-    overhead_s = min(OVERHEAD_S, OVERHEAD_SHARE * quantum_s) if settings.overhead_s is None else settings.overhead_s
-    report_s = settings.report_s or quantum_s / REPORTS_PER_QUANTUM
-    world = WorldSettings(settings.gpus, overhead_s, report_s, settings.arrival_s, settings.until)
-    return Scenario(target, quantum_s, settings.jobs, settings.good, settings.jobs_per_gpu, settings.milestones, world)
+    for option, count in (("--gpus", settings.gpus), ("--jobs-per-gpu", settings.jobs_per_gpu)):
+        if count < 1:
+            raise BadInputError(f"{option} {count} cannot be; give 1 or more.")
+    for option, seconds in (("--quantum", settings.quantum_s), ("--report-every", settings.report_s)):
+        if seconds is not None and not 0 < seconds < math.inf:
+            raise BadInputError(f"{option} {seconds:g} cannot be; give seconds, more than 0.")
+    for option, seconds in (("--overhead", settings.overhead_s), ("--arrival-every", settings.arrival_s)):
+        if seconds is not None and not 0 <= seconds < math.inf:
+            raise BadInputError(f"{option} {seconds:g} cannot be; give seconds, 0 or more.")
+    if settings.target is not None and not math.isfinite(settings.target):
+        raise BadInputError(f"--target {settings.target:g} cannot be; give a finite number.")
+    if not 0 < settings.target_share < 1:
+        raise BadInputError(f"--target-share {settings.target_share:g} cannot be; give a share between 0 and 1.")
 
 
 def simulate(
@@ -159,15 +205,27 @@ def simulate(
     return tuple(PolicyResult(name, tuple(of_seeds)) for name, of_seeds in outcomes.items())
 
 
+def reference(results: Sequence[PolicyResult]) -> PolicyResult:
+    """What results are normalised to: the oracle, or without it the policy with the least mean time."""
+    for result in results:
+        if result.name == OraclePolicy.name:
+            return result
+    return min(results, key=lambda result: result.mean_time_good_s)
+
+
 def policies_named(names: Sequence[str]) -> dict[str, PolicyFactory]:
-    """The policies of these names, and the oracle.
+    """The policies of these names, `oracle` among them.
 
     Raises:
         BadInputError: if there is none of a name.
     """
-    return {name: OraclePolicy if name == OraclePolicy.name else _factory(name) for name in names}
+    for name in names:
+        if name not in POLICY_NAMES:
+            near = difflib.get_close_matches(name.lower(), POLICY_NAMES, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise BadInputError(f"There is no policy '{name}'; {hint}choose of {', '.join(POLICY_NAMES)}.")
+    return {name: OraclePolicy if name == OraclePolicy.name else _registered(name) for name in names}
 
 
-def _factory(name: str) -> PolicyFactory:
-    make_policy(name, PolicySettings())
+def _registered(name: str) -> PolicyFactory:
     return lambda _, settings: make_policy(name, settings)

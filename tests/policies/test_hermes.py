@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 
@@ -81,10 +82,10 @@ def test_a_trial_passed_over_too_often_gets_one_quantum() -> None:
     assert Counter(start.trial for start in aged).keys() == {1, 2}
     share = (world.train_s(1) + world.train_s(2)) / world.now_s
     assert 0.02 < share < 0.1
-    assert not any(start.trial == follower.trial for start, follower in zip(aged, aged[1:], strict=False))
+    assert not any(start.trial == follower.trial for start, follower in pairwise(aged))
     for trial in (1, 2):
         times_s = [start.at_s for start in aged if start.trial == trial]
-        assert max(later - earlier for earlier, later in zip(times_s, times_s[1:], strict=False)) < 45 * 12.0
+        assert max(later - earlier for earlier, later in pairwise(times_s)) < 45 * 12.0
 
 
 def test_the_quantum_grows_at_milestones() -> None:

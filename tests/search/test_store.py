@@ -17,16 +17,18 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 from sqlalchemy import text, update
 
 from dike.exceptions import BadInputError, JobFailedError
 from framework.policies.interface import Milestone, PolicySettings, Reading
 from framework.search import lease, losses
-from framework.search.database import SEARCHES, default_storage, open_database
+from framework.search.database import default_storage, open_database, parse_url
 from framework.search.records import Parameter, SearchSpec, SliceRecord, TrialRecord, TrialState
 from framework.search.store import Store
 from framework.search.study import Study
+from framework.search.tables import SEARCHES
 from tests.search.postgresql_server import postgresql_server
 
 DEADLINE_S = 60.0
@@ -295,14 +297,10 @@ def test_the_heartbeat_goes_on_while_the_search_is_run(store: Store, monkeypatch
 
 
 def test_optuna_and_dike_share_the_database(store: Store, url: str) -> None:
-    import optuna
-
     spec = dataclasses.replace(SPEC, name="shared", space=(Parameter("lr", low=0.1, high=1.0),))
     study = Study.create(url, spec)
     number, parameters = study.ask()
     study.tell(number, 0.5, failed=False)
-    from framework.search.database import parse_url
-
     loaded = optuna.load_study(study_name="shared", storage=parse_url(url).render_as_string(hide_password=False))
     assert loaded.best_params == parameters
 
