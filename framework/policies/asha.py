@@ -25,7 +25,7 @@ class _Progress:
     Attributes:
         level: the highest rung it has reached; -1 before the first.
         loss: its loss there; inf if that was no finite number.
-        aim: the rung to which it runs; None if it is paused.
+        aim: the rung to which it was last let run; None before.
         seen: how many of its readings have been looked at.
     """
 
@@ -88,7 +88,6 @@ class AshaPolicy:
             if trial.preemptible:
                 best = self._best([trial, *waiting.values()], slot) or trial
             if best is not trial:
-                self._progress[trial.id].aim = None
                 del waiting[best.id]
             runs[slot.id] = self._start(best)
         waits_s = [
@@ -154,7 +153,7 @@ class AshaPolicy:
         """Seconds until a running trial may have reached its rung, a quantum at most: its loss may become NaN."""
         trained_s = trial.readings[-1].train_s if trial.readings else 0.0
         rest_s = self._time_s(self._progress[trial.id].level + 1) - trained_s
-        return min(max(rest_s, self._quantum_s / 10), self._quantum_s)
+        return min(rest_s, self._quantum_s)
 
 
 def _is_lost(trial: TrialView) -> bool:

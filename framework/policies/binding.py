@@ -1,4 +1,4 @@
-"""Which slot a trial belongs to (paper 'Hermes', section 4.1, Algorithms 1 and 2)."""
+"""Which slot a trial belongs to (paper 'Hermes', Algorithms 1 and 2)."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ class BoundPolicy(ABC):
     """Chooses, slot by slot, among the trials bound to the slot (`Binding`).
 
     A slot that is empty gets the trial of the greatest rank. When the quantum of a running trial is over it is compared
-    with those that wait, if it can be suspended: it goes on if its rank is the greatest. A quantum that is over while
-    nobody waits ends for the next one who comes.
+    with those that wait, if it can be suspended: it goes on if its rank is the greatest. The same if nobody waits: then
+    a new quantum begins.
 
     Args:
         settings: what the search tells its policy.

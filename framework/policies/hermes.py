@@ -1,4 +1,4 @@
-"""The fastest converging first (paper 'Hermes', section 4, Algorithms 1 to 3)."""
+"""The fastest converging first (paper 'Hermes', Algorithms 1 to 3)."""
 
 from __future__ import annotations
 

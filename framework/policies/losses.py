@@ -1,4 +1,4 @@
-"""A trial's losses quantum by quantum, and how fast they fall (paper 'Hermes', section 4.2)."""
+"""A trial's losses quantum by quantum, and how fast they fall (paper 'Hermes', Algorithm 3)."""
 
 from __future__ import annotations
 

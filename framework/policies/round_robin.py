@@ -9,7 +9,7 @@ from framework.policies.interface import Choice, TrialView
 
 
 class RoundRobinPolicy(BoundPolicy):
-    """Time slicing as in 'Gandiva' (OSDI 2018, section 3.1): each trial of a slot in turn, for a quantum.
+    """Time slicing as in 'Gandiva' (OSDI 2018): each trial of a slot in turn, for a quantum.
 
     The turn is with the trial that has been passed over most often since its last one; of equal ones with one that
     never ran, then with the one that arrived first. The running one goes on if it is alone.

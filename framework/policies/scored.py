@@ -56,6 +56,7 @@ class ScoredPolicy(BoundPolicy):
         self._limit = PATIENCE * settings.jobs_per_slot
 
     def decide(self, now_s: float, trials: Sequence[TrialView], slots: Sequence[SlotView]) -> Decision:
+        """See `framework.policies.interface.Policy`."""
         known = self._scorers
         self._scorers = {trial.id: known.get(trial.id) or self._new_scorer(self.settings) for trial in trials}
         for trial in trials:

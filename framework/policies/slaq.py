@@ -24,7 +24,7 @@ LEAST = 3
 class LossPrediction:
     """How far one trial's loss will fall in its next quantum.
 
-    As in the paper (section 4) two families of curves are fitted to the newest losses, the newer the heavier:
+    As in the paper two families of curves are fitted to the newest losses, the newer the heavier:
     a / (t + b) + c for sublinear convergence (the paper's quadratic term is left out) and a * exp(-t / b) + c for
     linear convergence; a and c by weighted least squares for each b of a small grid. The curve with the least error
     predicts. t is training time in place of the paper's iterations, so trials with steps of different length can be

@@ -40,6 +40,8 @@ SAVE_S = 1.0
 """How often what trials report is written to the database."""
 SILENCE_S = 60.0
 """A slot that says nothing for so long, while the master is there, is ended."""
+MAX_BARREN = 3
+"""Slots in a row that end by themselves before anything has trained in them: more would do no better."""
 KILL_AGAIN_S = 5.0
 LEAVE_MARGIN_S = 10.0
 """How much longer than a suspension the end of a slot may take before it is killed."""
@@ -109,6 +111,7 @@ class Search:
         self._started_s = clock()
         self._leaving_since_s = 0.0
         self._killed_s = 0.0
+        self._barren = 0
         self._failure = ""
 
     @property
@@ -413,9 +416,14 @@ class Search:
             if run is not None:
                 self._close_slice(run, "lost", None)
                 self._roster.lost(run.record, slot.failure(), self._wall())
-        if not slot.executor_seen and slot.reason != "REASON_INVALID_OFFERS" and not expected:
-            self._exclude_agent(slot, "an executor could not be started there")
         slot.current = slot.next = None
+        if slot.state is TaskState.FAILED and not slot.has_trained:
+            self._barren += 1
+            if self._barren >= MAX_BARREN and self._phase is Phase.RUNNING:
+                self._failure = f"{slot.failure()}, as {MAX_BARREN - 1} slots before it"
+                self._leave()
+            elif not slot.executor_seen:
+                self._exclude_agent(slot, "an executor could not be started there")
 
     # What slots say.
 
@@ -443,7 +451,8 @@ class Search:
         if run is not None and status.run == run.key:
             self._roster.checkpointed(run.record, status.checkpoint, status.checkpoint_step)
             if status.training and not run.training:
-                run.training = True
+                run.training = slot.has_trained = True
+                self._barren = 0
                 # A slice counts from its first step: what it takes to get there is not the trial's.
                 run.since_s = self._clock()
                 if run.slice is not None:

@@ -55,6 +55,7 @@ class Slot:
         current: the run that holds it; None if it is empty.
         next: the run that gets it when the current one is out; None if there is none.
         leaving: whether it has been told to end.
+        has_trained: whether a run has ever taken a step in it.
         status: what it last said of itself; None before.
         heard_s: when that was, on the search's clock.
     """
@@ -72,6 +73,7 @@ class Slot:
     current: ActiveRun | None = None
     next: ActiveRun | None = None
     leaving: bool = False
+    has_trained: bool = False
     status: SlotStatus | None = None
     heard_s: float = 0.0
     _wanted: Wanted = field(default_factory=lambda: Wanted(0))

@@ -13,7 +13,7 @@ from framework import events
 from framework.search.records import TrialState
 from framework.search.roster import MAX_FAILURES, MAX_LOSSES
 from framework.search.runner import prepared
-from framework.search.search import SILENCE_S
+from framework.search.search import MAX_BARREN, SILENCE_S
 from framework.search.slots import REPEAT_S
 from framework.search.store import Store
 from solver import NodeClass
@@ -297,6 +297,16 @@ def test_a_trial_that_takes_its_slots_down_is_given_up(begin: Any) -> None:
         slot.train()
         slot.update("TASK_FAILED", message="executor terminated")
     assert stage.trials[0].state is TrialState.FAILED
+
+
+def test_slots_that_never_train_anything_end_the_search(begin: Any) -> None:
+    stage = begin(trials=1)
+    for attempt in range(MAX_BARREN):
+        slot = stage.offer(cpus=1, first=attempt)[0]
+        slot.update("TASK_FAILED", message="the zygote cannot start")
+    stage.tick(0.1)
+    assert stage.search.done
+    assert "the zygote cannot start" in stage.search.result.failure
 
 
 def test_arguments_that_the_script_refuses_end_the_search(begin: Any) -> None:
