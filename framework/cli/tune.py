@@ -67,7 +67,9 @@ def tune(
     policy: Annotated[str, typer.Option(help=f"Which trials run: {', '.join(sorted(POLICIES))}.")] = "dike",
     quantum: Annotated[float, typer.Option(min=0.1, help="Seconds between two decisions on a slot.")] = 10.0,
     jobs_per_gpu: Annotated[int, typer.Option(min=1, help="Trials bound to one slot (hermes, fifo, rr, slaq).")] = 4,
-    milestones: Annotated[str, typer.Option(help="Longer quanta for trials that have come far: 50%:20s,75%:40s.")] = "",
+    milestones: Annotated[
+        str, typer.Option(help="hermes: longer quanta for trials that have come far, as in 50%:20s,75%:40s.")
+    ] = "",
     metric: Annotated[str, typer.Option(help="The objective: loss is the training loss.")] = "loss",
     mode: Annotated[Mode, typer.Option(help="Whether the least or the greatest value is best.")] = Mode.MIN,
     name: Annotated[str | None, typer.Option(help="The search's name; made up if not given.")] = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from framework.policies.asha import AshaPolicy
 from framework.policies.interface import Choice, PolicySettings, Reading, SlotView, TrialView
@@ -40,6 +41,8 @@ def test_losses_that_are_no_numbers_are_never_promoted_and_run_last() -> None:
     broken = [paused(number, 40.0, loss) for number, loss in enumerate([math.nan, -math.inf, math.inf, math.nan])]
     assert choice(*broken, TrialView(4, 0.0)).trial == 4
     assert choice(*broken, paused(4, 10.0, 5.0)).trial == 4
+    mended = [replace(trial, readings=[*trial.readings, Reading(50.0, 2, 1.0, 1.0, 1.0)]) for trial in broken]
+    assert choice(*mended, TrialView(4, 0.0)).trial == 4
     assert choice(*broken) == Choice(0, "nothing else can run")
 
 

@@ -28,8 +28,18 @@ def test_fifo_runs_each_to_its_end_and_never_wakes() -> None:
 
 
 def test_round_robin_gives_each_a_quantum_in_turn() -> None:
-    world = World(RoundRobinPolicy(SETTINGS), plans(3), [PlannedSlot()]).run(until_s=1000.0)
+    policy = RoundRobinPolicy(SETTINGS)
+    world = World(policy, plans(3), [PlannedSlot()]).run(until_s=1000.0)
     assert [start.trial for start in world.starts] == [0, 1, 2] * 3
+    policy.decide(1000.0, [], [])
+    assert policy.passed_over == {}, "trials that have ended are forgotten"
+
+
+def test_round_robin_turns_to_one_that_waits_whatever_it_knows_of_it() -> None:
+    policy = RoundRobinPolicy(SETTINGS)
+    trials = [TrialView(0, 0.0, slices=[0], runnable=False), TrialView(1, 0.0, slices=[0])]
+    policy.decide(0.0, trials, [SlotView(0, 0)])
+    assert policy.decide(10.0, trials, [SlotView(0, 0)]).runs[0].trial == 1
 
 
 def test_round_robin_lets_one_that_comes_late_in_once_a_round() -> None:
@@ -62,6 +72,18 @@ def test_a_curve_between_the_grid_s_is_predicted_nearly_and_noise_does_no_harm()
     noise = np.random.default_rng(0).normal(scale=0.02, size=20)
     assert predicted_fall(times, losses + noise, 0.2) == pytest.approx(truth, rel=0.5)
     assert predicted_fall(times, np.full(20, 0.1), 0.2) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_newer_losses_weigh_more() -> None:
+    """A line with a bump at either end, which it has the same leverage on."""
+    times = np.linspace(0, 1, 20)
+
+    def bumped(at: int) -> float:
+        losses = 1.0 - times
+        losses[at] += 0.1
+        return abs(predicted_fall(times, losses, 0.2) - 0.2)
+
+    assert bumped(-1) > 1.5 * bumped(0)
 
 
 def readings(losses: list[float], every_s: float = 10.0) -> list[Reading]:

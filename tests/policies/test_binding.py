@@ -125,6 +125,28 @@ def test_an_idle_slot_takes_nothing_that_refuses_it() -> None:
     assert bench.come(2) == {0: [0], 1: [], 2: [1]}
 
 
+def test_a_slot_keeps_the_trial_that_is_about_to_get_it() -> None:
+    bench = Bench()
+    bench.come(0)
+    bench.arrive(0, 1, 2)
+    bench.run(slot0=0)
+    bench.slots[0] = replace(bench.slots[0], busy=True)
+    bench.trials[1] = replace(bench.trials[1], runnable=False)
+    assert bench.follow() == {0: [0, 1]}
+
+
+def test_a_trial_that_cannot_run_is_bound_to_nothing_but_the_slot_that_has_it() -> None:
+    bench = Bench()
+    bench.come(0)
+    bench.arrive(0, 1, 2)
+    bench.trials[1] = replace(bench.trials[1], runnable=False)
+    assert bench.follow() == {0: [0, 2]}
+    bench.end(0)
+    assert bench.follow() == {0: [2]}
+    bench.trials[1] = replace(bench.trials[1], runnable=True)
+    assert bench.follow() == {0: [2, 1]}
+
+
 def test_trials_that_run_already_are_bound_where_they_run() -> None:
     bench = Bench()
     bench.trials = {number: TrialView(number, 0.0, runnable=number != 2) for number in range(4)}

@@ -66,6 +66,11 @@ def test_a_trial_is_not_interrupted_before_its_first_report() -> None:
     assert at_the_end_of_a_quantum(silent, TrialView(1, 0.0)) == Choice(5, "no report yet")
 
 
+def test_of_unknown_trials_one_that_never_ran_comes_first() -> None:
+    trials = [TrialView(0, 0.0, [], [0]), TrialView(1, 0.0)]
+    assert HermesPolicy(SETTINGS).decide(0.0, trials, [SlotView(0)]).runs[0] == Choice(1, "first slice")
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_broken_trial_comes_after_one_whose_loss_rises(value: float) -> None:
     broken = TrialView(0, 0.0, [Reading(10.0, 100, value, value, value)], [0], runnable=False)

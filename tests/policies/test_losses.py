@@ -66,6 +66,11 @@ def test_slices_and_quanta_without_a_reading_do_not_count() -> None:
     assert history(rare, [0]).score == pytest.approx(1.0)
 
 
+def test_after_a_stretch_of_many_quanta_they_are_as_long_as_ever() -> None:
+    readings = [reading(4, 8.0), reading(66, 6.0), reading(67, 5.0), reading(68, 3.0)]
+    assert history(readings, [0]).score == pytest.approx((6 - 4) / 10)
+
+
 def test_convergence_is_negative_where_losses_rise() -> None:
     assert history([reading(10, 6.0), reading(20, 8.0)], [0]).score == pytest.approx(-2 / 5)
 
@@ -96,6 +101,12 @@ def test_the_quantum_grows_at_milestones_and_does_not_shrink_again() -> None:
         lengths_s.append(followed.quantum_s)
     assert lengths_s == [10.0, 10.0, 20.0, 20.0, 40.0, 40.0]
     assert followed.score == pytest.approx((2 - 7) / 5), "quanta are as long as they were when they began"
+
+
+def test_milestones_count_from_the_first_quantum_with_a_loss() -> None:
+    settings = PolicySettings(10.0, milestones=(Milestone(0.5, 20.0),))
+    readings = [reading(10, math.nan), reading(20, 8.0), reading(30, 6.0), reading(40, 4.0)]
+    assert [history(readings[:seen], [0], settings).quantum_s for seen in (2, 3, 4)] == [10.0, 10.0, 20.0]
 
 
 def test_an_objective_that_was_maximised_counts_by_the_size_of_its_first_value() -> None:
