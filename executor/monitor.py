@@ -108,14 +108,15 @@ class RunMonitor:
         self._pids |= cpu_s.keys()
         self._take(Usage(rss_bytes, cpu, self._gpu_bytes(), self._gpus.utilisation()))
 
-    def ended(self, max_rss_bytes: int) -> None:
-        """The run's first process has ended.
+    def ended(self, max_rss_bytes: int, cpu: float) -> None:
+        """The run's first process has ended; the kernel says what a run too short to be looked at has used.
 
         Args:
-            max_rss_bytes: the most memory it ever held, as the kernel says.
+            max_rss_bytes: the most memory it ever held.
+            cpu: CPUs it kept busy, the mean over its life.
         """
         self.now = Usage()
-        self.peak = _greatest(self.peak, Usage(rss_bytes=max_rss_bytes))
+        self.peak = _greatest(self.peak, Usage(max_rss_bytes, cpu))
 
     def gpus_free(self) -> bool:
         """Whether the run, whose processes are gone, is seen to hold no GPU memory."""

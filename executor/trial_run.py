@@ -135,15 +135,16 @@ class SlotRun:
         assert self.pid is not None
         # Before its own process is reaped no other group can have its number.
         signal_group(self.pid, signal.SIGKILL)
+        self.over_s = time.monotonic()
         try:
             _, status, resources = os.wait4(self.pid, 0)
             self._exit_code = os.waitstatus_to_exitcode(status)
-            self.monitor.ended(resources.ru_maxrss << 10)
+            busy_s = resources.ru_utime + resources.ru_stime
+            self.monitor.ended(resources.ru_maxrss << 10, busy_s / max(self.over_s - self._since_s, 1e-3))
         except ChildProcessError:
             self._failure = "its process was not a child of the executor, so nobody knows its exit code"
         os.close(pidfd)
         self._pidfd = None
-        self.over_s = time.monotonic()
 
     def suspend(self, timeout_s: float) -> None:
         """Asks it to save its state and end; asks once.

@@ -29,8 +29,8 @@ MAX_DEATHS = 3
 """How many zygotes in a row may end before they have forked anything."""
 READY_TIMEOUT_S = 300.0
 FORK_TIMEOUT_S = 60.0
-MESSAGE_BYTES = 1 << 16
-"""The longest message; what a zygote reads at once."""
+MESSAGE_BYTES = 1 << 17
+"""The longest message. With a longer variable in its environment a trial could start no program."""
 
 
 @dataclass(frozen=True)

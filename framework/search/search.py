@@ -406,7 +406,19 @@ class Search:
             self._must_decide = True
             self._observer.slot_changed(slot)
         if slot.is_gone:
+            # Its last words: how the runs ended that we may not have heard of.
+            if event.status.get("data"):
+                self._last_words(slot, event.status["data"])
             self._slot_ended(slot)
+
+    def _last_words(self, slot: Slot, data: str) -> None:
+        try:
+            message = decode_slot_message(data)
+        except ValueError as error:
+            logger.warning("last status of slot %d not readable: %s", slot.id, error)
+            return
+        if isinstance(message, SlotStatus):
+            self._slot_status(slot, message)
 
     def _slot_ended(self, slot: Slot) -> None:
         expected = slot.leaving and slot.state is TaskState.FINISHED
@@ -459,6 +471,12 @@ class Search:
                     run.slice.first_step_s = self._wall()
         for end in status.ends:
             self._run_ended(slot, end)
+        unknown = slot.unknown_run()
+        if unknown is not None:
+            logger.info("slot %d has never heard of run %s", slot.id, unknown.key)
+            trial = unknown.order.trial
+            step = unknown.record.checkpoint_step
+            self._run_ended(slot, RunEnd(trial.number, trial.run, "stopped", checkpoint=trial.resume_from, step=step))
         if slot.view() != before:
             self._must_decide = True
 
@@ -482,7 +500,7 @@ class Search:
 
     def _tell_of(self, record: TrialRecord, slot: Slot, end: RunEnd) -> None:
         self._observer.trial_ended(record, slot, end.outcome)
-        if end.outcome == "stopped":
+        if end.outcome == "stopped" and end.exit_code is not None:
             why = f" ({end.message})" if end.message else ""
             self._observer.note(
                 f"trial {record.number} was stopped{why}; it goes on from its last checkpoint, step "

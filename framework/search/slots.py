@@ -140,6 +140,15 @@ class Slot:
         self._want(None if wanted is None or wanted.key == end.key else wanted)
         return ended
 
+    def unknown_run(self) -> ActiveRun | None:
+        """The current run, if the slot knows the newest wish and yet neither holds that run nor has seen its end.
+
+        It was superseded before the slot had heard of it.
+        """
+        if self.current is None or self.status is None or self.status.number < self._wanted.number:
+            return None
+        return None if self.status.run == self.current.key else self.current
+
     def to_tell(self, now_s: float) -> Wanted | None:
         """What has to be sent to the slot now; None if it knows, or was told a moment ago."""
         if self.state is not TaskState.RUNNING or self._wanted.number == 0:

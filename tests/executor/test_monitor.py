@@ -106,8 +106,8 @@ def test_the_peak_outlives_the_processes(child: Start) -> None:
     monitor.look([handle])
     assert monitor.now.rss_bytes == 0
     assert monitor.peak.rss_bytes == seen
-    monitor.ended(seen + MIB)
-    assert (monitor.now, monitor.peak.rss_bytes) == (Usage(), seen + MIB)
+    monitor.ended(seen + MIB, 64.0)
+    assert (monitor.now, monitor.peak) == (Usage(), Usage(seen + MIB, 64.0))
 
 
 def test_gpu_memory_is_that_of_the_processes_that_the_library_knows(child: Start) -> None:

@@ -182,6 +182,7 @@ def test_a_run_that_ends_by_itself_is_told_until_that_is_known(slot: SlotProcess
     assert end.seconds > 0
     assert end.usage.rss_bytes is not None
     assert end.usage.rss_bytes > 1 << 20
+    assert end.usage.cpu is not None
     assert [report["step"] for losses in slot.losses for report in losses.reports] == [1, 2, 3]
     assert (slot.sandbox / "trial-0-run-0.out").read_text() == end.tail
     # Said again though nothing has changed, and not started again though it is still wanted.

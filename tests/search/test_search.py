@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dike.exceptions import BadInputError, InfeasibleError
-from executor.trial_messages import SlotOrder
+from executor.trial_messages import RunEnd, SlotOrder
 from framework import events
 from framework.search.records import TrialState
 from framework.search.roster import MAX_FAILURES, MAX_LOSSES
@@ -161,6 +162,31 @@ def test_the_next_run_waits_until_the_slot_is_free(begin: Any) -> None:
     assert slot.slot.next.record.number == 1
     slot.end("suspended", checkpoint="/c/a", step=5)
     assert slot.slot.current.record.number == 1
+
+
+def test_a_run_that_its_slot_never_heard_of_is_given_out_again(begin: Any) -> None:
+    stage = begin(trials=1)
+    slot = stage.offer(cpus=1)[0]
+    assert slot.wanted.run.key == (0, 0)
+    stage.search.cancel()
+    stage.tick(0.1)
+    # The slot hears only the last wish: hold nothing and leave.
+    slot.say(number=slot.wanted.number)
+    assert stage.trials[0].state is TrialState.WAITING
+    slot.update("TASK_FINISHED")
+    stage.tick(0.1)
+    assert stage.search.done
+
+
+def test_the_last_words_of_a_slot_are_heard(begin: Any) -> None:
+    stage = begin(trials=1)
+    slot = stage.offer(cpus=1)[0]
+    slot.train()
+    slot.report(9, 0.5)
+    end = RunEnd(0, 0, "finished", last={"step": 9, "train_s": 9.0, "value": 0.5})
+    last = dataclasses.replace(slot.status, run=None, ends=(end,))
+    slot.update("TASK_FINISHED", data=last.encode())
+    assert stage.trials[0].state is TrialState.FINISHED
 
 
 def test_an_end_that_is_repeated_counts_once(begin: Any) -> None:
