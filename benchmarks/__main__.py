@@ -1,6 +1,6 @@
 """Runs the benchmarks named on the command line, or all of them, and writes `benchmarks/results/NAME.md`.
 
-A part of the solver's document can be run alone; it is then only printed.
+A part of the solver's or the search's document can be run alone; it is then only printed.
 """
 
 from __future__ import annotations
@@ -10,25 +10,27 @@ import importlib
 from pathlib import Path
 
 from benchmarks.machine import describe_machine
-from benchmarks.solver import PARTS
+from benchmarks.search import PARTS as SEARCH_PARTS
+from benchmarks.solver import PARTS as SOLVER_PARTS
 
-NAMES = ("solver", "embedded_mesos")
+NAMES = ("solver", "embedded_mesos", "search")
+MODULES = {name: f"benchmarks.{name}" for name in (*NAMES, *SOLVER_PARTS)} | {
+    name: f"benchmarks.search.{name}" for name in SEARCH_PARTS
+}
 RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    known = ", ".join((*NAMES, *PARTS))
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"which: {known}; {' and '.join(NAMES)} if none is given"
-    )
+    known = ", ".join(MODULES)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {known}; {', '.join(NAMES)} if none is given")
     names = parser.parse_args().names or NAMES
     for name in names:
-        if name not in (*NAMES, *PARTS):
+        if name not in MODULES:
             parser.error(f"there is no benchmark '{name}'; there are {known}")
     for name in names:
-        module = importlib.import_module(f"benchmarks.{name}")
+        module = importlib.import_module(MODULES[name])
         lines = [
             f"# {module.TITLE}",
             "",

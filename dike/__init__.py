@@ -1,7 +1,8 @@
 """TensorFlow under the name `dike`: `import dike as tf` gives TensorFlow's own objects.
 
 TensorFlow is imported when its first name is asked for. `dike.__version__` is TensorFlow's, as a drop-in's must be;
-Dike's own is in `dike._version`. Dike's own modules, such as `dike.profile`, do not import TensorFlow.
+Dike's own is in `dike._version`. Dike's own modules, such as `dike.profile`, do not import TensorFlow, nor do the
+functions for hyper-parameter searches: `params`, `report`, `checkpoint`, `tune`, `grid_search`.
 """
 
 from __future__ import annotations
@@ -20,5 +21,3 @@ def __dir__() -> list[str]:
 
 
 _namespace.install()
-
-from dike.trial.script_api import checkpoint, params, report  # noqa: E402, F401 (beside TensorFlow's own names)

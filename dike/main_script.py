@@ -7,10 +7,13 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
+from typing import TypeVar
 
 from dike.exceptions import DikeError
+
+T = TypeVar("T")
 
 
 class ScriptFailedError(Exception):
@@ -50,15 +53,41 @@ def run_as_main(script: str, arguments: Sequence[str]) -> None:
         line = f" in line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         reason = error.msg if isinstance(error, SyntaxError) else str(error)
         raise ScriptSyntaxError(f"has a syntax error{line} ({reason})") from error
+    call_script(lambda: exec(code, module.__dict__))  # noqa: S102 - running the script is what this module is for
+
+
+def call_script(function: Callable[[], T]) -> T:
+    """Calls what is the script's own, and returns what it returns.
+
+    Args:
+        function: calls it at once: its own frame is left out of tracebacks.
+
+    Raises:
+        ScriptFailedError: if it raises anything but what follows.
+        SystemExit, KeyboardInterrupt: if it raises it.
+        DikeError: what Dike itself raised inside.
+    """
     try:
-        exec(code, module.__dict__)  # noqa: S102 - running the user's script is what this module is for
+        return function()
     except DikeError:
         raise
     except Exception as error:
-        # The first frame is this function, which Python itself would not show.
-        trace = error.__traceback__.tb_next if error.__traceback__ else None
+        # The first frames are this function and the one given, which Python itself would not show.
+        trace = error.__traceback__
+        for _ in range(2):
+            trace = trace.tb_next if trace is not None else None
         traceback.print_exception(type(error), error, trace)
         raise ScriptFailedError(f"failed ({one_line(error)})") from error
+
+
+def exit_code_of(request: SystemExit) -> int:
+    """The exit code that Python itself would end with; text is printed as it would be."""
+    if request.code is None:
+        return 0
+    if isinstance(request.code, int):
+        return request.code
+    print(request.code, file=sys.stderr)
+    return 1
 
 
 def join_threads() -> None:

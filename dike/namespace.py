@@ -22,6 +22,15 @@ from dike.interception import after_import
 
 _PACKAGE = "dike"
 _TENSORFLOW = "tensorflow"
+_FUNCTIONS = {
+    "params": "dike.trial.script_api",
+    "report": "dike.trial.script_api",
+    "checkpoint": "dike.trial.script_api",
+    "tune": "dike.trial.tuning",
+    "grid_search": "dike.trial.tuning",
+}
+"""Dike's own functions -> their modules. TensorFlow has none of these names."""
+
 # Tools ask any module for names such as `__wrapped__`; that must not import TensorFlow.
 _TENSORFLOW_DUNDERS = frozenset(
     {
@@ -39,12 +48,12 @@ def install() -> None:
     """Makes `dike` an alias of TensorFlow for the import machinery; called once, when `dike` is imported."""
     sys.modules[_PACKAGE].__class__ = _Package
     sys.meta_path.insert(0, _Finder())
-    if os.environ.get("DIKE_MASTER") and not os.environ.get("DIKE_TASK"):
+    if os.environ.get("DIKE_MASTER") and not (os.environ.get("DIKE_TASK") or os.environ.get("DIKE_TRIAL")):
         after_import(_TENSORFLOW, _hand_over_to_cluster)
 
 
 def attribute(name: str) -> Any:
-    """What `dike.NAME` is: our own module of that name, else TensorFlow's attribute.
+    """What `dike.NAME` is: our own function or module of that name, else TensorFlow's attribute.
 
     Raises:
         AttributeError: if TensorFlow has no such name either.
@@ -53,6 +62,8 @@ def attribute(name: str) -> Any:
         return [public for public in names() if not public.startswith("_")]
     if name.startswith("__") and name not in _TENSORFLOW_DUNDERS:
         raise AttributeError(f"module '{_PACKAGE}' has no attribute '{name}'")
+    if name in _FUNCTIONS:
+        return getattr(importlib.import_module(_FUNCTIONS[name]), name)
     if _is_own_module(name):
         return importlib.import_module(f"{_PACKAGE}.{name}")
     try:
@@ -73,9 +84,10 @@ def _is_own_module(name: str) -> bool:
 
 
 def _hand_over_to_cluster(_: ModuleType) -> None:
-    from dike.capture.client import hand_over
+    if os.environ.get("DIKE_MASTER"):  # a zygote takes it away
+        from dike.capture.client import hand_over
 
-    hand_over()
+        hand_over()
 
 
 class _Package(ModuleType):

@@ -22,11 +22,16 @@ PARENT_VARIABLE = "DIKE_PARENT_PID"
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent() -> None:
-    """Makes the kernel kill this process when the thread that started it ends; Linux only."""
+def die_with_parent(parent: int | None = None) -> None:
+    """Makes the kernel kill this process when the thread that started it ends; Linux only.
+
+    Args:
+        parent: the process that must be alive for this one to live; None for the one that `PARENT_VARIABLE` names.
+    """
     if not sys.platform.startswith("linux"):
         return
-    parent = int(os.environ.get(PARENT_VARIABLE, os.getppid()))
+    if parent is None:
+        parent = int(os.environ.get(PARENT_VARIABLE, os.getppid()))
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it ended before the call
         os._exit(EXIT_CODE_TERMINATED)

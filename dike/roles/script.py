@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import atexit
-import sys
 from collections.abc import Sequence
 from types import ModuleType
 
 from dike.interception import after_import
-from dike.main_script import ScriptFailedError, join_threads, run_as_main
+from dike.main_script import ScriptFailedError, exit_code_of, join_threads, run_as_main
 from dike.profile import Api
 from dike.reporting import reporter
 from dike.roles.process import teardown, termination
@@ -29,7 +28,7 @@ def run(task: TaskSpec, argv: Sequence[str]) -> int:
     try:
         run_as_main(argv[0], argv[1:])
     except SystemExit as exit_request:
-        code = _exit_code(exit_request)
+        code = exit_code_of(exit_request)
     except ScriptFailedError:
         code = 1
     except KeyboardInterrupt:
@@ -62,12 +61,3 @@ def _install(task: TaskSpec, tensorflow: ModuleType) -> None:
         from dike.roles import coordinated
 
         coordinated.install(task)
-
-
-def _exit_code(exit_request: SystemExit) -> int:
-    if exit_request.code is None:
-        return 0
-    if isinstance(exit_request.code, int):
-        return exit_request.code
-    print(exit_request.code, file=sys.stderr)
-    return 1

@@ -1,119 +1,180 @@
-"""Checkpoint folders of trials: files, and at last the one that makes the checkpoint complete.
+"""Checkpoint folders of trials: complete or not there at all, on a local disk or wherever `tf.io.gfile` reaches.
 
-Any path that `tf.io.gfile` understands will do; for a local one TensorFlow is not needed.
+A checkpoint is complete once `dike-trial.json`, written last, is in its folder. A local path needs no TensorFlow.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import shutil
-import tempfile
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from dike.exceptions import BadInputError
-from dike.trial.spec import step_of_checkpoint
+from dike.trial.spec import TrialSpec
 
 META = "dike-trial.json"
-KEPT = 3
-"""How many checkpoints of a trial are kept: the newest, and those that a slow report may still name."""
+"""File whose presence makes a checkpoint complete. Under `needs` it may name folders beside its own."""
 
 Reader = Callable[[str], bytes]
+"""Content of one of a checkpoint's files, by name."""
+
+_NAME = re.compile(r"run-(\d+)-step-(\d+)")
 
 
 def write(path: str, files: Mapping[str, bytes], meta: Mapping[str, Any]) -> None:
-    """Writes files into a checkpoint folder, which may hold others already, and completes it.
+    """Writes a checkpoint; `path` may exist and hold other files, and is not complete while this writes.
 
     Args:
-        path: the folder; made if it does not exist.
+        path: its folder.
         files: name -> content.
-        meta: JSON values, `kind`, `step` and `train_s` among them.
+        meta: JSON values; `kind` (who can read it), `step` and `train_s` among them.
     """
-    _make_folder(path)
+    if _is_remote(path):
+        import tensorflow as tf
+
+        tf.io.gfile.makedirs(path)
+    else:
+        os.makedirs(path, exist_ok=True)
+    _make_incomplete(path)
     for name, content in files.items():
-        _write(f"{path}/{name}", content)
-    _write(f"{path}/{META}", json.dumps(meta).encode())
+        _write_file(f"{path}/{name}", content)
+    text = json.dumps(meta).encode()
+    if _is_remote(path):
+        _write_file(f"{path}/{META}", text)
+        return
+    temporary = f"{path}/.{META}.{os.getpid()}"
+    _write_file(temporary, text)
+    os.replace(temporary, f"{path}/{META}")
 
 
 def read(path: str) -> tuple[dict[str, Any], Reader]:
-    """What `write` was given as `meta`, and a function that reads a file of the checkpoint by its name.
+    """What `write` noted, and a function that reads the files.
 
     Raises:
-        BadInputError: if there is no complete checkpoint.
+        BadInputError: if the checkpoint is not complete.
     """
-    try:
-        meta = json.loads(_read(f"{path}/{META}"))
-    except (OSError, ValueError) as error:
-        raise BadInputError(f"There is no complete checkpoint in '{path}' ({error}).") from error
-    return meta, lambda name: _read(f"{path}/{name}")
-
-
-def is_complete(path: str) -> bool:
-    """Whether `path` is a checkpoint whose last file was written."""
-    if _is_remote(path):
-        return bool(_gfile().exists(f"{path}/{META}"))
-    return os.path.exists(f"{path}/{META}")
+    meta = _meta(path)
+    if meta is None:
+        raise BadInputError(f"There is no complete checkpoint in '{path}'; name another one.")
+    return meta, lambda name: _read_file(f"{path}/{name}")
 
 
 def newest(folder: str) -> str | None:
-    """The complete checkpoint with the most steps in a trial's folder; None if there is none."""
-    complete = [path for path in _checkpoints(folder) if is_complete(path)]
-    return max(complete, key=step_of_checkpoint, default=None)
+    """The complete checkpoint of the highest step in a trial's folder; None if there is none."""
+    for _, _, name in sorted(_checkpoints(folder), key=lambda found: (found[1], found[0]), reverse=True):
+        path = f"{folder.rstrip('/')}/{name}"
+        if _meta(path) is not None:
+            return path
+    return None
 
 
-def prune(folder: str, keep: int = KEPT) -> None:
-    """Deletes all but the newest complete checkpoints of a trial's folder."""
-    complete = sorted((path for path in _checkpoints(folder) if is_complete(path)), key=step_of_checkpoint)
-    for path in complete[: max(0, len(complete) - keep)]:
-        if _is_remote(path):
-            _gfile().rmtree(path)
-        else:
-            # First the file that makes it complete: a half-deleted checkpoint must not look like one.
-            os.remove(f"{path}/{META}")
-            shutil.rmtree(path)
+def to_resume(spec: TrialSpec) -> str | None:
+    """The checkpoint a run goes on from: the one it was given, or the newest if that is not complete; None to begin."""
+    path = spec.resume_from
+    if path is None or _meta(path) is not None:
+        return path
+    other = newest(spec.folder)
+    instead = f"going on from '{other}'" if other else "beginning anew"
+    print(f"dike: there is no complete checkpoint in '{path}'; {instead}.", file=sys.stderr, flush=True)
+    return other
 
 
-def _checkpoints(folder: str) -> list[str]:
+def prune(path: str, keep: int = 3) -> None:
+    """Removes what the complete checkpoint at `path` makes superfluous: older ones, but not what the others need.
+
+    Those of later runs are left alone: a run that has lost touch must not take away what its successor goes on from.
+
+    Args:
+        path: the newest checkpoint of a run.
+        keep: how many to keep, this one included.
+    """
+    folder, _, name = path.rstrip("/").rpartition("/")
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return
+    own = (int(match[1]), int(match[2]))
+    older = sorted((run, step, other) for run, step, other in _checkpoints(folder) if (run, step) <= own)
+    kept = {other for run, step, other in _checkpoints(folder) if (run, step) > own}
+    kept.update(other for _, _, other in older[-keep:])
+    for other in list(kept):
+        kept.update((_meta(f"{folder}/{other}") or {}).get("needs", ()))
+    for _, _, other in older:
+        if other not in kept:
+            _remove(f"{folder}/{other}")
+
+
+def _checkpoints(folder: str) -> list[tuple[int, int, str]]:
+    """Run, step and name of everything in the folder that is named like a checkpoint."""
     if _is_remote(folder):
-        names = _gfile().listdir(folder) if _gfile().exists(folder) else []
+        import tensorflow as tf
+
+        names = [name.rstrip("/") for name in tf.io.gfile.listdir(folder)] if tf.io.gfile.isdir(folder) else []
     else:
         names = os.listdir(folder) if os.path.isdir(folder) else []
-    return [f"{folder.rstrip('/')}/{name.rstrip('/')}" for name in names if name.startswith("run-")]
+    matches = [match for name in names if (match := _NAME.fullmatch(name))]
+    return [(int(match[1]), int(match[2]), match[0]) for match in matches]
 
 
-def _make_folder(path: str) -> None:
+def _meta(path: str) -> dict[str, Any] | None:
+    """What the checkpoint's writer noted; None if it is not complete."""
+    try:
+        meta = json.loads(_read_file(f"{path}/{META}"))
+    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
+        return None
+    return meta if isinstance(meta, dict) else None
+
+
+def _remove(path: str) -> None:
+    _make_incomplete(path)
     if _is_remote(path):
-        _gfile().makedirs(path)
+        import tensorflow as tf
+
+        tf.io.gfile.rmtree(path)
     else:
-        os.makedirs(path, exist_ok=True)
+        # Whoever else prunes may be faster.
+        shutil.rmtree(path, ignore_errors=True)
 
 
-def _write(path: str, content: bytes) -> None:
+def _make_incomplete(path: str) -> None:
     if _is_remote(path):
-        with _gfile().GFile(path, "wb") as file:
-            file.write(content)
+        import tensorflow as tf
+
+        if tf.io.gfile.exists(f"{path}/{META}"):
+            tf.io.gfile.remove(f"{path}/{META}")
         return
-    with tempfile.NamedTemporaryFile(dir=os.path.dirname(path), delete=False) as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(file.name, path)
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(f"{path}/{META}")
 
 
-def _read(path: str) -> bytes:
+def _write_file(path: str, content: bytes) -> None:
     if _is_remote(path):
-        with _gfile().GFile(path, "rb") as file:
-            return bytes(file.read())
-    with open(path, "rb") as file:
-        return file.read()
+        import tensorflow as tf
+
+        with tf.io.gfile.GFile(path, "wb") as remote:
+            remote.write(content)
+        return
+    with open(path, "wb") as file:
+        file.write(content)
+
+
+def _read_file(path: str) -> bytes:
+    """Raises FileNotFoundError if there is no such file."""
+    if not _is_remote(path):
+        with open(path, "rb") as file:
+            return file.read()
+    import tensorflow as tf
+
+    try:
+        with tf.io.gfile.GFile(path, "rb") as remote:
+            return bytes(remote.read())
+    except tf.errors.NotFoundError as error:
+        raise FileNotFoundError(path) from error
 
 
 def _is_remote(path: str) -> bool:
     return "://" in path
-
-
-def _gfile() -> Any:
-    import tensorflow as tf
-
-    return tf.io.gfile

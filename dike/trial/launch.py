@@ -1,104 +1,122 @@
 """Runs the trial that `DIKE_TRIAL` describes: `python -P -m dike.trial.launch SCRIPT [ARGS...]`.
 
-A zygote's forks call `run` instead. Exit codes: see `dike.trial.spec`.
+A zygote's forks call `run` instead. Exit code: 0 at the end of the script, EXIT_SUSPENDED (see `dike.trial.spec`), 2
+for input that cannot be used, else the script's own.
 """
 
 from __future__ import annotations
 
+import argparse
 import atexit
+import functools
+import importlib
 import os
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import NoReturn
 
 from dike.exceptions import BadInputError, DikeError
 from dike.interception import after_import
-from dike.main_script import ScriptFailedError, join_threads, run_as_main
+from dike.main_script import ScriptFailedError, exit_code_of, join_threads, run_as_main
+from dike.roles import process
 from dike.trial import randomness
 from dike.trial.runtime import TrialRuntime, runtime
 from dike.trial.spec import EXIT_BAD_INPUT
+
+INTERCEPTIONS = {
+    "tensorflow": "dike.trial.graph",
+    "keras": "dike.trial.keras_fit",
+    "tf_keras": "dike.trial.tf_keras_fit",
+}
+"""Library -> our module whose `install` makes its training loops report and suspend. It may import the library."""
+
+_EXIT_INTERRUPTED = 130
 
 
 def run(argv: Sequence[str]) -> NoReturn:
     """Runs `argv[0]` with the arguments after it as `__main__`, and ends the process."""
     trial = runtime()
     if trial is None or not argv:
-        print("dike: this is no trial; start searches with 'dike tune SCRIPT'.", file=sys.stderr)
+        print("dike: This is no trial; start searches with 'dike tune SCRIPT'.", file=sys.stderr)
         sys.exit(EXIT_BAD_INPUT)
     os.environ["DIKE_CHECKPOINT_DIR"] = trial.spec.folder
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     randomness.install()
     trial.listen()
     trial.started()
-    after_import("tensorflow", lambda _: _watch_sessions(trial))
-    after_import("keras", lambda _: _watch_fit(trial))
-    try:
-        code = _run_script(trial, argv)
-        atexit._run_exitfuncs()
-    except BadInputError as error:
-        trial.refuse(str(error))
-        print(f"dike: {error}", file=sys.stderr)
-        code = EXIT_BAD_INPUT
-    except DikeError as error:
-        trial.failed(str(error))
-        print(f"dike: {error}", file=sys.stderr)
-        code = error.exit_code
+    for library, module in INTERCEPTIONS.items():
+        after_import(library, functools.partial(_install, trial, module))
+    conclude(trial, lambda: run_as_main(argv[0], argv[1:]))
+
+
+def conclude(trial: TrialRuntime, body: Callable[[], object]) -> NoReturn:
+    """Does the rest of a trial, reports how that ended, and ends the process."""
+    code = _do(trial, body)
+    process.teardown.exit_code = code
+    # Those of the script; the ones of TensorFlow have limited time.
+    atexit._run_exitfuncs()
     trial.leave(code)
 
 
-def _run_script(trial: TrialRuntime, argv: Sequence[str]) -> int:
+def _do(trial: TrialRuntime, body: Callable[[], object]) -> int:
     try:
-        run_as_main(argv[0], argv[1:])
+        try:
+            body()
+        except SystemExit as request:
+            code = exit_code_of(request)
+            if code:
+                return _explain_exit(trial, request, code)
+        join_threads()
+        trial.check_reported()
+    except DikeError as error:
+        print(f"dike: {error}", file=sys.stderr)
+        (trial.refuse if isinstance(error, BadInputError) else trial.failed)(str(error))
+        return error.exit_code
     except ScriptFailedError as error:
-        trial.failed(str(error))
+        trial.failed(f"the script {error}")
         return 1
-    except SystemExit as request:
-        code = _exit_code(request)
-        if code != 0:
-            _explain_exit(trial, code)
-            return code
     except KeyboardInterrupt:
-        return 130
-    join_threads()
-    trial.check_reported()
-    if trial.save_at_end is not None:
-        trial.save_at_end()
+        return _EXIT_INTERRUPTED
     return 0
 
 
-def _explain_exit(trial: TrialRuntime, code: int) -> None:
-    """A script that ends with 2 before its first step has refused its arguments, as argparse does."""
-    if code == EXIT_BAD_INPUT and not trial.is_training:
-        trial.refuse("The script has refused its arguments; its own message is above.")
-    else:
-        trial.failed(f"the script has ended itself with exit code {code}")
+def _explain_exit(trial: TrialRuntime, request: SystemExit, code: int) -> int:
+    """What ends a script before its first step is an argument that it does not know."""
+    complaint = None if trial.is_training else _complaint(request)
+    if complaint is None and (trial.is_training or code != EXIT_BAD_INPUT):
+        why = f": {request.code}" if isinstance(request.code, str) else f" with exit code {code}"
+        trial.failed(f"the script has ended itself{why}")
+        return code
+    said = f": {complaint.rstrip('.')}" if complaint else ", see its own message"
+    trial.refuse(
+        f"The script refuses its arguments{said}; name the parameters as its flags, or read them with dike.params()."
+    )
+    return EXIT_BAD_INPUT
 
 
-def _exit_code(request: SystemExit) -> int:
-    if request.code is None:
-        return 0
-    if isinstance(request.code, int):
-        return request.code
-    print(request.code, file=sys.stderr)
-    return 1
+def _complaint(request: SystemExit) -> str | None:
+    """What a parser of arguments found wrong before it ended the script; None if none has."""
+    cause = request.__context__
+    if type(cause).__module__.startswith("absl.flags"):
+        return str(cause).partition("\n")[0]
+    for frame, _ in traceback.walk_tb(request.__traceback__):
+        if frame.f_code.co_name == "error" and isinstance(frame.f_locals.get("self"), argparse.ArgumentParser):
+            return str(frame.f_locals.get("message"))
+    return None
 
 
-def _watch_sessions(trial: TrialRuntime) -> None:
-    from dike.trial import graph
-
-    graph.install(trial)
-
-
-def _watch_fit(trial: TrialRuntime) -> None:
-    from dike.trial import keras_fit
-
-    keras_fit.install(trial)
+def _install(trial: TrialRuntime, module: str, library: ModuleType) -> None:
+    """Imports an interception only now, because it needs its library."""
+    if library.__name__ == "tensorflow":
+        # Last in, first out: what the script does at exit has all the time it needs, TensorFlow's own has not.
+        atexit.register(process.teardown.begin)
+    importlib.import_module(module).install(trial)
 
 
 def main() -> NoReturn:
     """Entry point of a trial that starts cold."""
-    from dike.roles import process
-
     process.die_with_parent()
     run(sys.argv[1:])
 

@@ -23,6 +23,9 @@ from dike.interception import after_import
 State = dict[str, Any]
 """Something that JSON can hold."""
 
+_OTHERS = ("tempfile", "tensorflow.python.eager.context")
+"""Modules whose generators are not the script's: one names files, the other is known by TensorFlow's own state."""
+
 
 class _Generators:
     """The generators that live, by the place that made them."""
@@ -72,14 +75,16 @@ def _watch_python() -> None:
 
     def own_initialise(self: random.Random, *args: Any, **kwargs: Any) -> None:
         initialise(self, *args, **kwargs)
-        if type(self) is random.Random:  # a SystemRandom has no state
-            _generators.add(self, sys._getframe(1))
+        maker = sys._getframe(1)
+        if type(self) is random.Random and maker.f_globals.get("__name__") not in _OTHERS:  # SystemRandom has no state
+            _generators.add(self, maker)
 
     random.Random.__init__ = own_initialise  # type: ignore[method-assign]
 
 
-def _watch_numpy(numpy_random: ModuleType) -> None:
+def _watch_numpy(module: ModuleType) -> None:
     """NumPy's own classes cannot be referred to weakly, so generators become instances of subclasses."""
+    numpy_random: Any = module
     make = numpy_random.default_rng
     generator = type("Generator", (numpy_random.Generator,), {"__module__": "numpy.random"})
     original = numpy_random.RandomState
@@ -152,11 +157,11 @@ def _decode(value: Any) -> Any:
 
 
 def _default_python_state() -> Any:
-    return _python_state(random._inst)  # type: ignore[attr-defined]
+    return _python_state(random._inst)
 
 
 def _set_default_python_state(state: Any) -> None:
-    _set_python_state(random._inst, state)  # type: ignore[attr-defined]
+    _set_python_state(random._inst, state)
 
 
 def _numpy_state() -> Any:

@@ -173,6 +173,7 @@ class TrialRuntime:
 
     def refuse(self, message: str) -> None:
         """The input cannot be used."""
+        self.flush_progress()
         self._tell({"type": "bad_input", "message": message})
 
     def failed(self, message: str) -> None:
@@ -184,8 +185,12 @@ class TrialRuntime:
         """To be called with the names of what an epoch has reported.
 
         Raises:
-            BadInputError: if the search's metric is not among them.
+            BadInputError: if the search's metric is not among them, nor can a function return it.
         """
+        if self.spec.call is None:
+            self._require_metric(reported)
+
+    def _require_metric(self, reported: Collection[str]) -> None:
         metric = self.spec.metric
         if metric not in reported:
             names = ", ".join(sorted(reported)) or "nothing"
@@ -209,7 +214,7 @@ class TrialRuntime:
                 "The script has reported no training loss, neither by fit nor by a session with an optimizer; let it call "
                 "dike.report(step, loss=...)."
             )
-        self.check_metric(self._names)
+        self._require_metric(self._names)
 
     def leave(self, code: int) -> NoReturn:
         """Ends the process at once, its reports and output written; TensorFlow's own teardown takes a second."""

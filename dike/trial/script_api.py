@@ -1,18 +1,70 @@
-"""What a script may say to a search by itself: `dike.params`, `dike.report`, `dike.checkpoint`; without TensorFlow."""
+"""What a script may say to a search: `dike.params`, `dike.report`, `dike.checkpoint`. No TensorFlow needed."""
 
 from __future__ import annotations
 
 import functools
 import json
-import os
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from dike.trial import folders, randomness
+from dike.exceptions import BadInputError
+from dike.trial import folders, randomness, user_folders
 from dike.trial.runtime import TrialRuntime, runtime
 from dike.trial.spec import Value
 
 KIND = "script"
+"""The kind of such a trial's checkpoints."""
+
+_FILES = "script"
+_RANDOMNESS = "randomness.json"
+
+
+def params(**defaults: Value) -> dict[str, Value]:
+    """The trial's hyper-parameters by name.
+
+    Args:
+        defaults: values outside a search, and of parameters that the search leaves alone.
+    """
+    trial = runtime()
+    return {**defaults, **(trial.spec.parameters if trial is not None else {})}
+
+
+def report(step: int, **metrics: float) -> None:
+    """Says that `step` steps are done, and what came of them; outside a search it does nothing.
+
+    A trial whose script has called `dike.checkpoint` may be suspended here: then this call does not return, and the
+    script is run again later.
+
+    Args:
+        step: steps done since the beginning of the trial, those before a suspension included.
+        metrics: figures by name; `loss` is the training loss. The search's metric is among them, if not always.
+
+    Raises:
+        BadInputError: if the step or a figure is no number.
+    """
+    trial = _script_trial()
+    if trial is not None:
+        trial.report(_step(step), {name: _figure(name, value) for name, value in metrics.items()})
+
+
+def checkpoint(save: Callable[[str], object], restore: Callable[[str], object]) -> int:
+    """Lets the search suspend the script at any `dike.report`; to be called once, before the first of them.
+
+    Python's, NumPy's, TensorFlow's and PyTorch's global random generators are saved and restored beside.
+
+    Args:
+        save: called with an empty folder; writes all that the script needs to go on.
+        restore: called with a folder that `save` has filled: at once, if the trial goes on from there.
+
+    Returns:
+        The steps that are done: 0 for a trial that begins, and outside a search.
+
+    Raises:
+        BadInputError: if it is called twice, or the checkpoint is gone.
+    """
+    trial = _script_trial()
+    return 0 if trial is None else trial.register(_Hooks(save, restore))
 
 
 @dataclass(frozen=True)
@@ -27,49 +79,58 @@ class _ScriptTrial:
     def __init__(self, trial: TrialRuntime) -> None:
         self._trial = trial
         self._hooks: _Hooks | None = None
-        self._told = False
+        self._saved: str | None = None
 
     def register(self, hooks: _Hooks) -> int:
+        if self._hooks is not None:
+            raise BadInputError(
+                "The script calls dike.checkpoint twice; call it once, with functions that save and restore everything."
+            )
         self._hooks = hooks
-        self._trial.save_at_end = lambda: self._save(self._trial.step)
-        self._training()
-        path = self._trial.spec.resume_from
+        step = self._restore(hooks)
+        self._trial.training(preemptible=True)
+        return step
+
+    def report(self, step: int, metrics: Mapping[str, float]) -> None:
+        trial = self._trial
+        if not trial.is_training:
+            trial.training(preemptible=self._hooks is not None)
+        metric = trial.spec.metric
+        # Losses are many and noisy: the value they make is not ours to choose.
+        value = metrics.get(metric) if metric != "loss" else None
+        trial.progress(step, metrics.get("loss"), {name: metrics[name] for name in metrics if name != "loss"}, value)
+        if self._hooks is None:
+            return
+        if trial.suspend_requested:
+            trial.suspend(self._save(self._hooks, step), step)
+        if trial.checkpoint_due:
+            self._save(self._hooks, step)
+
+    def _restore(self, hooks: _Hooks) -> int:
+        path = folders.to_resume(self._trial.spec)
         if path is None:
             return 0
         meta, read = folders.read(path)
-        hooks.restore(path)
-        randomness.restore(json.loads(read("random.json")))
+        if meta["kind"] != KIND:
+            return 0  # saved within fit or a session, which go on by themselves
+        with user_folders.to_read(f"{path}/{_FILES}") as folder:
+            hooks.restore(folder)
+        randomness.restore(json.loads(read(_RANDOMNESS)))
         self._trial.restored(path, meta["step"], meta["train_s"])
         return int(meta["step"])
 
-    def report(self, step: int, metrics: dict[str, float]) -> None:
-        trial = self._trial
-        if not self._told:
-            self._training()
-        loss = metrics.get("loss")
-        others = {name: value for name, value in metrics.items() if name != "loss"}
-        value = metrics.get(trial.spec.metric) if trial.spec.metric != "loss" else None
-        trial.progress(step, loss, others, value)
-        if self._hooks is not None and trial.suspend_requested:
-            path = self._save(step)
-            trial.suspend(path, step)
-        if self._hooks is not None and trial.checkpoint_due:
-            self._save(step)
-
-    def _training(self) -> None:
-        self._told = True
-        self._trial.training(preemptible=self._hooks is not None)
-
-    def _save(self, step: int) -> str:
-        assert self._hooks is not None
+    def _save(self, hooks: _Hooks, step: int) -> str:
         trial = self._trial
         path = trial.spec.checkpoint_path(step)
-        os.makedirs(path, exist_ok=True)
-        self._hooks.save(path)
-        meta = {"kind": KIND, "step": step, "train_s": trial.train_s}
-        folders.write(path, {"random.json": json.dumps(randomness.state()).encode()}, meta)
+        if path == self._saved:
+            return path  # the step has been reported twice
+        random_state = json.dumps(randomness.state()).encode()
+        with user_folders.to_fill(f"{path}/{_FILES}") as folder:
+            hooks.save(folder)
+        folders.write(path, {_RANDOMNESS: random_state}, {"kind": KIND, "step": step, "train_s": trial.train_s})
         trial.checkpoint_written(path, step)
-        folders.prune(trial.spec.folder)
+        folders.prune(path)
+        self._saved = path
         return path
 
 
@@ -79,33 +140,15 @@ def _script_trial() -> _ScriptTrial | None:
     return None if trial is None else _ScriptTrial(trial)
 
 
-def params(**defaults: Value) -> dict[str, Value]:
-    """The trial's hyper-parameters by name; outside a search, the defaults."""
-    trial = runtime()
-    return {**defaults, **(trial.spec.parameters if trial is not None else {})}
+def _step(step: int) -> int:
+    try:
+        return operator.index(step)
+    except TypeError:
+        raise BadInputError(f"dike.report counts steps in whole numbers, not {step!r}.") from None
 
 
-def report(step: int, **metrics: float) -> None:
-    """Says that `step` steps are done, and what came of them. May not return: the trial may be suspended here.
-
-    Args:
-        step: steps done since the start of the trial.
-        metrics: figures by name; `loss` is the training loss.
-    """
-    trial = _script_trial()
-    if trial is not None:
-        trial.report(step, {name: float(value) for name, value in metrics.items()})
-
-
-def checkpoint(save: Callable[[str], object], restore: Callable[[str], object]) -> int:
-    """Lets the search suspend the script at any `dike.report`.
-
-    Args:
-        save: called with an empty folder; writes all that the script needs to go on.
-        restore: called with a folder that `save` has filled, now, if the trial goes on.
-
-    Returns:
-        The steps that are done: 0 for a trial that begins.
-    """
-    trial = _script_trial()
-    return 0 if trial is None else trial.register(_Hooks(save, restore))
+def _figure(name: str, value: float) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise BadInputError(f"dike.report takes numbers, but '{name}' is {value!r}.") from None

@@ -1,31 +1,37 @@
 """The zygote of a slot: `python -P -m dike.trial.zygote FD [--preload a,b]`. It imports, and forks trials on request.
 
-It runs no TensorFlow op before it forks: a fork after one may deadlock. The process that it forks is the child of a
-child that ends at once, so that the executor - a subreaper - adopts it, and a zygote that dies takes no trial along.
+Over the connected socket FD (AF_UNIX, SOCK_SEQPACKET) it says `{"ready": true, "preloaded": [...], "skipped": [...]}`.
+Then it is asked: `{"argv": [script, ...], "cwd": folder, "environment": {name: value or null}, "parent": pid}` with
+four file descriptors - stdout, stderr, where the trial reports, where it reads requests - and answers `{"pid": n}` or
+`{"error": "..."}`.
+
+It runs no TensorFlow op: a fork after one may deadlock. The trial is forked by a child that ends at once, so that the
+executor, which adopts orphans, becomes its parent; a zygote that dies takes no trial along.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
+import fcntl
 import gc
 import importlib
 import json
 import os
 import select
-import signal
 import socket
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from dike.roles import process
 from dike.trial import launch
 
-REQUEST_BYTES = 1 << 16
-FIRST_FD = 3
-"""Where a trial finds what it reports to; it reads requests from the next one."""
-ADOPTION_TIMEOUT_S = 10.0
-_PR_SET_PDEATHSIG = 1
+REQUEST_BYTES = 1 << 18
+"""More than the executor ever asks with."""
+TRIAL_FDS = (1, 2, 3, 4)
+"""Where a trial finds what comes with a request: its output, where it reports, and where it reads requests."""
+_FIRST_OWN_FD = 10
 
 
 def main() -> None:
@@ -34,27 +40,32 @@ def main() -> None:
     parser.add_argument("fd", type=int)
     parser.add_argument("--preload", default="")
     arguments = parser.parse_args()
-    connection = socket.socket(fileno=arguments.fd)
-    loaded, skipped = preload([name for name in arguments.preload.split(",") if name])
-    # What is there now is shared with every trial, as long as no collection touches it.
-    gc.collect()
-    gc.freeze()
-    connection.send(json.dumps({"ready": True, "preloaded": loaded, "skipped": skipped}).encode())
-    while True:
-        data, descriptors, _, _ = socket.recv_fds(connection, REQUEST_BYTES, 4)
-        if not data:
-            return
-        connection.send(json.dumps(answer(connection, json.loads(data), descriptors)).encode())
-        for descriptor in descriptors:
-            os.close(descriptor)
+    process.die_with_parent()
+    # A trial must not hand its script over to a cluster, which this variable asks of plain scripts.
+    os.environ.pop("DIKE_MASTER", None)
+    with _take_over(arguments.fd) as connection:
+        loaded, skipped = preload([name for name in arguments.preload.split(",") if name])
+        # What is there now is shared with every trial, as long as no collection touches it.
+        gc.collect()
+        gc.freeze()
+        connection.send(json.dumps({"ready": True, "preloaded": loaded, "skipped": skipped}).encode())
+        while True:
+            data, descriptors, _, _ = socket.recv_fds(connection, REQUEST_BYTES, len(TRIAL_FDS))
+            if not data:
+                return
+            connection.send(json.dumps(_fork(connection, json.loads(data), descriptors)).encode())
+            for descriptor in descriptors:
+                os.close(descriptor)
 
 
 def preload(names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Imports modules; returns those that could be, and those that could not."""
+    """Imports modules, and what Dike adds to them; returns those that could be imported, and those that could not."""
     loaded, skipped = [], []
     for name in names:
         try:
             importlib.import_module(name)
+            if name in launch.INTERCEPTIONS:
+                importlib.import_module(launch.INTERCEPTIONS[name])
         except ImportError as error:
             print(f"dike: {name} is not preloaded: {error}", file=sys.stderr)
             skipped.append(name)
@@ -63,42 +74,69 @@ def preload(names: Sequence[str]) -> tuple[list[str], list[str]]:
     return loaded, skipped
 
 
-def answer(connection: socket.socket, request: dict[str, Any], descriptors: Sequence[int]) -> dict[str, Any]:
-    """Forks the process that is asked for."""
+def _take_over(fd: int) -> socket.socket:
+    """The socket, under a number that no trial needs; the numbers that trials need are kept free of all else."""
+    own = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_OWN_FD)
+    os.close(fd)
+    with open(os.devnull, "rb") as null:
+        held = fcntl.fcntl(null, fcntl.F_DUPFD_CLOEXEC, _FIRST_OWN_FD)
+    for target in TRIAL_FDS[2:]:
+        os.dup2(held, target, inheritable=False)
+    os.close(held)
+    return socket.socket(fileno=own)
+
+
+def _fork(connection: socket.socket, request: dict[str, Any], descriptors: Sequence[int]) -> dict[str, Any]:
+    """Forks the trial; returns the answer."""
+    sys.stdout.flush()
     reader, writer = os.pipe()
     try:
         middle = os.fork()
     except OSError as error:
         os.close(reader)
         os.close(writer)
-        return {"error": f"the trial could not be forked: {error.strerror}"}
+        return {"error": f"no process could be forked: {error.strerror}"}
     if middle == 0:
-        try:
-            child = os.fork()
-            if child:
-                os.write(writer, str(child).encode())
-                os._exit(0)
-            become(connection, request, descriptors)
-        finally:
-            os._exit(1)
+        os.close(reader)
+        _go_between(connection, writer, request, descriptors)
     os.close(writer)
+    with os.fdopen(reader) as answers:
+        pid = answers.read()
     os.waitpid(middle, 0)
-    with os.fdopen(reader) as written:
-        pid = written.read()
-    return {"pid": int(pid)} if pid else {"error": "the trial could not be forked"}
+    return {"pid": int(pid)} if pid else {"error": "no process could be forked, see the zygote's output"}
 
 
-def become(connection: socket.socket, request: dict[str, Any], descriptors: Sequence[int]) -> NoReturn:
-    """Turns this fork into the trial."""
+def _go_between(
+    connection: socket.socket, writer: int, request: dict[str, Any], descriptors: Sequence[int]
+) -> NoReturn:
+    """Forks the trial, tells its process id, and ends. The fork must never get back into the zygote's loop."""
+    try:
+        connection.close()
+        go_between = os.pidfd_open(os.getpid())
+        trial = os.fork()
+        if trial:
+            os.write(writer, str(trial).encode())
+            os._exit(0)
+        os.close(writer)
+        _become(request, descriptors, go_between)
+    finally:
+        error = sys.exception()
+        if error is not None:
+            traceback.print_exception(error)
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _become(request: dict[str, Any], descriptors: Sequence[int], go_between: int) -> NoReturn:
+    """Turns this process into the trial."""
     os.setsid()
-    _await_adoption(request["parent"])
-    # First out of the way of the numbers they are to have.
-    held = [os.dup2(descriptor, 200 + index, inheritable=False) for index, descriptor in enumerate(descriptors)]
-    connection.detach()
-    os.closerange(FIRST_FD, 200)
-    for target, descriptor in zip((1, 2, FIRST_FD, FIRST_FD + 1), held, strict=True):
-        os.dup2(descriptor, target, inheritable=target < FIRST_FD)
-    os.closerange(200, 200 + len(held))
+    for descriptor, target in zip(descriptors, TRIAL_FDS, strict=True):
+        os.dup2(descriptor, target, inheritable=target <= 2)
+        os.close(descriptor)
+    # It can be read as soon as that process is dead and its children have another parent.
+    select.select([go_between], [], [])
+    os.close(go_between)
+    process.die_with_parent(int(request["parent"]))
     for name, value in request["environment"].items():
         if value is None:
             os.environ.pop(name, None)
@@ -106,20 +144,6 @@ def become(connection: socket.socket, request: dict[str, Any], descriptors: Sequ
             os.environ[name] = value
     os.chdir(request["cwd"])
     launch.run(request["argv"])
-
-
-def _await_adoption(parent: int) -> None:
-    """Waits until the executor is the parent, and makes the kernel kill this process when it dies."""
-    deadline = select.poll()
-    waited_ms = 0
-    while os.getppid() != parent:
-        if waited_ms > ADOPTION_TIMEOUT_S * 1000:
-            os._exit(1)
-        waited_ms += 1
-        deadline.poll(1)
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 if __name__ == "__main__":

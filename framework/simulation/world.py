@@ -138,11 +138,9 @@ class World:
             self._push(trial.id * self._settings.arrival_s, _Event.ARRIVAL, trial.id)
         wake_s = math.inf
         while self._missing:
-            self._now_s = min(self._events[0][0] if self._events else math.inf, wake_s)
-            if self._now_s == math.inf:
-                raise PolicyViolationError(
-                    f"{self._policy.name} leaves {len(self._trial_views)} trials waiting for ever"
-                )
+            if not self._events and all(slot.trial is None for slot in self._slots):
+                raise PolicyViolationError(f"{self._policy.name} leaves {len(self._trial_views)} trials waiting")
+            self._now_s = min(self._events[0][0], wake_s) if self._events else wake_s
             something_happened = self._now_s == wake_s
             while self._events and self._events[0][0] <= self._now_s:
                 _, _, event, number, fills = heapq.heappop(self._events)

@@ -76,6 +76,8 @@ def run(case: dict[str, Any], folder: Path, spec: TrialSpec) -> None:
     try:
         graph.install(runtime)
         run_as_main(case["script"], case.get("arguments", ()))
+        if runtime.save_at_end is not None:
+            runtime.save_at_end()
         code = 0
     except BadInputError as error:
         print(error)
@@ -120,7 +122,8 @@ def play(case: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Plays every case."""
-    assert tf.__version__ and sklearn.__version__
+    assert tf.__version__
+    assert sklearn.__version__
     folder = Path(sys.argv[1])
     for case in json.loads((folder / "cases.json").read_text()):
         (folder / f"{case['name']}.json").write_text(json.dumps(play(case, folder)))

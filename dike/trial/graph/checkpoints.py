@@ -7,7 +7,6 @@ replayed, the results of its runs.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -84,18 +83,13 @@ def write(runtime: TrialRuntime, step: int, sessions: Mapping[int, Any], log: Ru
         files[RUNS] = log.dumps()
         meta["runs"] = len(log)
     folders.write(path, files, meta)
-    folders.prune(runtime.spec.folder)
+    folders.prune(path)
     return path
 
 
 def find(spec: TrialSpec) -> Checkpoint | None:
     """The checkpoint that a run of the trial goes on from; None to begin anew."""
-    path = spec.resume_from
-    if path is not None and not folders.is_complete(path):
-        newest = folders.newest(spec.folder)
-        instead = f"goes on from '{newest}'" if newest else "begins anew"
-        print(f"dike: there is no complete checkpoint in '{path}'; the trial {instead}.", file=sys.stderr, flush=True)
-        path = newest
+    path = folders.to_resume(spec)
     if path is None:
         return None
     meta, read = folders.read(path)

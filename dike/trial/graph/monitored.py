@@ -59,7 +59,9 @@ def install(trial: GraphTrial, spec: TrialSpec) -> None:
 
     def own_run_step_fn(self: Any, step_fn: Any) -> Any:
         trial.leave_if_saved()
-        return run_step_fn(self, step_fn)
+        result = run_step_fn(self, step_fn)
+        trial.settle(self._tf_sess())  # the function may train without hooks
+        return result
 
     base.__init__, base.run, base.run_step_fn = own_initialise, own_run, own_run_step_fn
     _move_checkpoints(spec)

@@ -7,7 +7,8 @@ from typing import Any
 
 from tensorflow.python.client import session as sessions
 
-from dike.trial.graph.sessions import GraphTrial, TrackedSession
+from dike.trial.graph.sessions import GraphTrial
+from dike.trial.graph.tracked import TrackedSession
 
 
 def install(trial: GraphTrial) -> None:

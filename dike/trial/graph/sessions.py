@@ -13,58 +13,19 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from dike.exceptions import BadInputError
-from dike.roles.graph import training
 from dike.trial.graph import checkpoints
-from dike.trial.graph.runs import LIMIT_BYTES, RunLog, key_of
+from dike.trial.graph.runs import LIMIT_BYTES, RunLog
 from dike.trial.graph.state import SessionState
+from dike.trial.graph.tracked import Plan, TrackedSession
 from dike.trial.runtime import TrialRuntime
 
-
-@dataclass
-class Plan:
-    """What is known of a run that a script does again and again.
-
-    Attributes:
-        key: short name of what is run.
-        trains: whether it is a training step.
-        more: the loss, where it is not fetched but can be.
-        loss: where among all values the loss is; None where it is not.
-        advance: by how much it moves the global step; None before its first time.
-    """
-
-    key: str
-    trains: bool
-    more: list[Any]
-    loss: int | None
-    advance: int | None = None
-
-
-@dataclass
-class TrackedSession:
-    """What is known of a session.
-
-    Attributes:
-        number: how many sessions the script had made before.
-        state: saves and restores it.
-        plans: names of what is run -> what is known of it.
-        is_monitored: whether a monitored session owns it.
-        has_run: whether it may hold anything.
-        counts: whether a training step of it has been seen to move the global step.
-    """
-
-    number: int
-    state: SessionState
-    plans: dict[tuple[str, ...], Plan] = field(default_factory=dict)
-    is_monitored: bool = False
-    has_run: bool = False
-    counts: bool = False
+_TOO_MUCH = f"it has fetched more than {LIMIT_BYTES >> 20} MiB in a plain session; use MonitoredTrainingSession"
 
 
 class GraphTrial:
@@ -144,6 +105,12 @@ class GraphTrial:
             with self._for_own_runs():
                 self._save()
 
+    def _finish_open(self) -> None:
+        """Saves a session that the script has left open."""
+        session = None if self._trainee is None else self._sessions.get(self._trainee.number)
+        if session is not None:
+            self.finish(session)
+
     def give_up(self, why: str) -> None:
         """The trial can no longer be saved; it runs on to its end."""
         if not self._given_up:
@@ -172,7 +139,7 @@ class GraphTrial:
             return run([])
         if not _in_main_thread():
             return self._run_aside(tracked, session, targets, fetches, run)
-        plan = self._plan(tracked, session.graph, targets, fetches)
+        plan = tracked.plan(session.graph, targets, fetches)
         tracked.has_run = True
         if self._replayed is not None:
             return self._replay(plan, bool(fetches), run)
@@ -198,7 +165,7 @@ class GraphTrial:
         self, tracked: TrackedSession, session: Any, targets: Any, fetches: Any, run: Callable[[list[Any]], Any]
     ) -> Any:
         """A run in another thread; such a thread cannot be stopped between two steps."""
-        plan = self._plan(tracked, session.graph, targets, fetches)
+        plan = tracked.plan(session.graph, targets, fetches)
         if not plan.trains:
             return run([])
         values = run(plan.more)
@@ -209,20 +176,6 @@ class GraphTrial:
             self._stepped(plan, 1, values)
         return values[: len(fetches)] if plan.more else values
 
-    @staticmethod
-    def _plan(tracked: TrackedSession, graph: Any, targets: list[Any], fetches: list[Any]) -> Plan:
-        names = (*[op.name for op in targets], *[tensor.name for tensor in fetches])
-        plan = tracked.plans.get(names)
-        if plan is None:
-            known = training.of(graph)
-            ops = [*targets, *(tensor.op for tensor in fetches)]
-            trains = known.trains(ops)
-            loss = known.loss_beside(ops) if trains else None
-            more = [] if loss is None or loss.name in names else [loss]
-            position = None if loss is None else [*(tensor.name for tensor in fetches), loss.name].index(loss.name)
-            plan = tracked.plans[names] = Plan(key_of([str(tracked.number), *names]), trains, more, position)
-        return plan
-
     def _begin(self, session: Any, tracked: TrackedSession) -> None:
         """A session is about to take its first step."""
         first = self._trainee is None
@@ -230,12 +183,16 @@ class GraphTrial:
             self._step = self._global_step(session) or 0
         if tracked.is_monitored and first:
             self._log = None
-        elif self._log is None or tracked.is_monitored:
-            self.give_up("it trains in several sessions")
+        elif tracked.is_monitored or (self._trainee is not None and self._trainee.is_monitored):
+            self.give_up("it trains in several sessions, monitored ones among them")
+        elif self._log is None:
+            self.give_up(_TOO_MUCH)
         if session.graph.get_collection(tf.compat.v1.GraphKeys.QUEUE_RUNNERS):
             self.give_up("it reads its data from queues, whose content cannot be saved; use tf.data")
         self._trainee = tracked
         if first:
+            if self._runtime.save_at_end is None:
+                self._runtime.save_at_end = self._finish_open
             self._runtime.training(preemptible=not self._given_up)
 
     def _stepped(self, plan: Plan, advance: int, values: list[Any]) -> None:
@@ -250,15 +207,16 @@ class GraphTrial:
             if self._log.size_bytes > LIMIT_BYTES:
                 self._log = None
                 if self._trainee is not None:
-                    self.give_up(f"it has fetched more than {LIMIT_BYTES >> 20} MiB; use MonitoredTrainingSession")
+                    self.give_up(_TOO_MUCH)
 
     def _replay(self, plan: Plan, fetches: bool, run: Callable[[list[Any]], Any]) -> Any:
-        assert self._log is not None and self._replayed is not None
+        assert self._log is not None
+        assert self._replayed is not None
         key, results = self._log.get(self._replayed)
         if key != plan.key:
             raise BadInputError(
-                f"The script did not run the same ops again up to step {self._runtime.spec.resume_from}: it cannot be "
-                "resumed; seed what it decides by, or train in a MonitoredTrainingSession."
+                f"The script did not run the same ops again as before checkpoint '{self._runtime.spec.resume_from}'; "
+                "seed what it decides by, or train in a MonitoredTrainingSession."
             )
         self._replayed += 1
         if not plan.trains and not fetches:

@@ -1,4 +1,4 @@
-"""What a session holds: its variables, tables and the positions of its `tf.data` iterators, as TensorFlow checkpoints."""
+"""What a session holds, as TensorFlow checkpoints: variables, tables and the positions of `tf.data` iterators."""
 
 from __future__ import annotations
 

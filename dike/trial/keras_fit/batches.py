@@ -1,0 +1,228 @@
+"""The batches of a `fit`: Keras' own iterator, which knows where it is and can be brought to where it was."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import tensorflow as tf
+from keras.src.backend.tensorflow.trainer import TFEpochIterator
+from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+
+from dike.trial import randomness
+from dike.trial.keras_fit.plain_values import Attributes
+
+
+@dataclass
+class DataPosition:
+    """Where a `fit` is in its data.
+
+    Attributes:
+        made: iterators over the data set that have been made, the current one included. A data set that shuffles
+            gives each of them another order.
+        drawn: batches taken from the current one.
+        kept: whether the next epoch goes on with the current one.
+        seen: Keras' count of batches taken from it.
+        per_epoch: batches in an epoch; None if that is not known yet.
+        attributes: attributes of a `PyDataset`, packed: when the current iterator was made if that will be needed
+            again, else now.
+        randomness: the random state when the current iterator was made.
+    """
+
+    made: int = 0
+    drawn: int = 0
+    kept: bool = False
+    seen: int = 0
+    per_epoch: int | None = None
+    attributes: dict[str, Any] = field(default_factory=dict)
+    randomness: dict[str, Any] = field(default_factory=dict)
+
+
+class Watcher(Protocol):
+    """Who wants to know where in an epoch the training is."""
+
+    def entered(self) -> None:
+        """The callbacks know of the epoch; its first batch, or the first after an interruption, is due."""
+
+    def between_steps(self, batch: int) -> None:
+        """`batch` batches of the epoch are done, and there may be another."""
+
+
+class Batches(TFEpochIterator):
+    """Keras' iterator over the batches of an epoch; one that nobody tracks or counts does the same as Keras' own."""
+
+    _watcher: Watcher | None = None
+    _attributes: Attributes | None = None
+    _is_counted = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._at = DataPosition()
+        self._arrays: list[Any] = []
+        self._skip = 0
+        self._to_resume: Callable[[], Any] | None = None
+        if _takers:
+            _takers[-1](self)
+
+    @property
+    def made(self) -> int:
+        """Iterators made since it is counted."""
+        return self._at.made
+
+    @property
+    def is_python(self) -> bool:
+        """Whether Python code makes the batches, maybe with Python's random numbers, and ahead of the training."""
+        return self._is_py_dataset or isinstance(self.data_adapter, GeneratorDataAdapter)
+
+    @property
+    def _is_py_dataset(self) -> bool:
+        return isinstance(self.data_adapter, PyDatasetAdapter)
+
+    def count(self, made: int = 0) -> None:
+        """Counts the iterators made from now on; begins as if `made` had been."""
+        self._is_counted = True
+        self._at.made = made
+        for _ in range(0 if self.is_python else made):
+            iter(self._distributed_dataset)
+
+    def track(self, watcher: Watcher) -> None:
+        """Keeps its position from now on and tells `watcher` about every batch."""
+        self._is_counted = True
+        self._watcher = watcher
+        if self._is_py_dataset:
+            self._attributes = Attributes(self.data_adapter.py_dataset)
+
+    def position(self, batch: int, arrays: list[Any]) -> DataPosition:
+        """Where it is, between two steps or two epochs.
+
+        Args:
+            batch: batches of the running epoch that are done; 0 between two epochs.
+            arrays: gets the arrays among a `PyDataset`'s attributes.
+        """
+        at = self._at
+        at.kept = self._current_iterator is not None and self.steps_per_epoch is not None
+        at.seen, at.per_epoch = self._steps_seen, self._num_batches
+        if self._attributes is not None and not (batch or at.kept):
+            self._snapshot(self._attributes)
+        arrays.extend(self._arrays)
+        return at
+
+    def resume(self, position: DataPosition, arrays: list[Any], batch: int) -> Iterator[Any]:
+        """Goes back to a position.
+
+        Args:
+            position: what `position` returned.
+            arrays: the arrays it gave.
+            batch: batches of the running epoch that are done; 0 between two epochs.
+
+        Returns:
+            Batches for one call of the training function, whose effects are to be undone.
+        """
+        self._at, self._arrays = position, arrays
+        self._num_batches = position.per_epoch
+        self._skip = batch
+        goes_on = bool(batch) or position.kept
+        if self._attributes is not None and not goes_on:
+            self._attributes.restore(position.attributes, arrays)
+        if self.is_python:
+            self._to_resume = self._remake if goes_on else None
+            position.made -= goes_on
+            return self._first_batches()
+        self.count(position.made - 2)
+        earlier = iter(self._distributed_dataset) if position.made > 1 else None
+        current = iter(self._distributed_dataset)
+        self._to_resume = (lambda: current) if goes_on else None
+        position.made -= goes_on
+        _draw(current, position.drawn - (self.steps_per_execution if earlier is None else 0))
+        return current if earlier is None else earlier
+
+    def _remake(self) -> Iterator[Any]:
+        """The current iterator once more, by the same Python code with the same random numbers."""
+        if self._attributes is not None:
+            self._attributes.restore(self._at.attributes, self._arrays)
+        randomness.restore(self._at.randomness)
+        iterator = iter(self._distributed_dataset)
+        _draw(iterator, self._at.drawn)
+        return iterator
+
+    def _first_batches(self) -> Iterator[Any]:
+        """Batches past what is used up, and without a thread that would make more of them."""
+        adapter, count = self.data_adapter, self.steps_per_execution
+        if self._is_py_dataset:
+            length = adapter.num_batches or count
+            batches = [adapter._standardize_batch(adapter.py_dataset[number % length]) for number in range(count)]
+        else:
+            batches = list(itertools.islice(itertools.cycle(adapter._first_batches), count))
+        signature = self._distributed_dataset.element_spec
+        return iter(tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=signature))
+
+    def _get_iterator(self) -> Any:
+        return _Iterable(self._make) if self._is_counted else super()._get_iterator()
+
+    def _make(self) -> Any:
+        to_resume, self._to_resume = self._to_resume, None
+        self._at.made += 1
+        if to_resume is not None:
+            return to_resume()
+        self._at.drawn = 0
+        if self._watcher is not None:
+            self._at.randomness = randomness.state()
+        if self._attributes is not None:
+            self._snapshot(self._attributes)
+        return iter(self._distributed_dataset)
+
+    def _snapshot(self, attributes: Attributes) -> None:
+        self._arrays = []
+        self._at.attributes = attributes.save(self._arrays)
+
+    def _enumerate_iterator(self) -> Iterator[tuple[int, int, Any]]:
+        if self._watcher is None:
+            yield from super()._enumerate_iterator()
+            return
+        skip, self._skip = self._skip, 0
+        # Keras counts from 0 for the iterator it is handed, but that may have been used in epochs before this one.
+        seen = self._at.seen - skip if self._to_resume is not None else 0
+        is_first = True
+        for begin, end, iterator in super()._enumerate_iterator():
+            if begin < skip:
+                continue
+            if is_first:
+                self._steps_seen += seen
+                self._watcher.entered()
+            else:
+                self._watcher.between_steps(begin)
+            is_first = False
+            self._at.drawn += self.steps_per_execution
+            yield begin, end, iterator
+
+
+class _Iterable:
+    """Something whose iterator `make` makes."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+
+    def __iter__(self) -> Any:
+        return self._make()
+
+
+def _draw(iterator: Iterator[Any], count: int) -> None:
+    for _ in range(count):
+        next(iterator)
+
+
+_takers: list[Callable[[Batches], None]] = []
+
+
+@contextlib.contextmanager
+def handing_to(taker: Callable[[Batches], None]) -> Iterator[None]:
+    """While this lasts, `taker` gets every iterator that Keras makes, and nobody else does."""
+    _takers.append(taker)
+    try:
+        yield
+    finally:
+        _takers.remove(taker)

@@ -1,0 +1,116 @@
+"""Checkpoints of trials that train with Keras 3 `fit`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from dike.trial import folders
+from dike.trial.keras_fit.batches import DataPosition
+from dike.trial.keras_fit.plain_values import dump_arrays, load_arrays
+from dike.trial.runtime import TrialRuntime
+from dike.trial.spec import TrialSpec
+
+KIND = "keras"
+_STATE, _VARIABLES, _ARRAYS = "state.json", "variables.npz", "arrays.npz"
+
+
+@dataclass
+class FitState:
+    """Where a script is in a `fit`.
+
+    Attributes:
+        fit: which call of `fit` in the script, from 0.
+        is_finished: whether it has returned.
+        epoch: the epoch that is running, or the next.
+        batch: batches of that epoch that are done.
+        step: batches trained by all `fit`s.
+        data: where it is in its data.
+        evaluations: iterators made over its validation data.
+        logs: the last step's figures.
+        callbacks: of each callback its type's name and its attributes, packed.
+        randomness: the random state.
+        finished: earlier `fit`s by number, and the name of the checkpoint at the end of each.
+    """
+
+    fit: int
+    is_finished: bool
+    epoch: int
+    batch: int
+    step: int
+    data: DataPosition
+    evaluations: int = 0
+    logs: dict[str, float] = field(default_factory=dict)
+    callbacks: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    randomness: dict[str, Any] = field(default_factory=dict)
+    finished: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FitCheckpoint:
+    """A checkpoint.
+
+    Attributes:
+        path: its folder.
+        train_s: seconds of training until then.
+        state: where the script was.
+        values: name of a variable -> its value.
+        arrays: those that the callbacks' attributes refer to.
+        data_arrays: those that the data's attributes refer to.
+    """
+
+    path: str
+    train_s: float
+    state: FitState
+    values: dict[str, Any]
+    arrays: list[Any]
+    data_arrays: list[Any]
+
+
+def write(
+    runtime: TrialRuntime, state: FitState, values: dict[str, Any], arrays: list[Any], data_arrays: list[Any]
+) -> str:
+    """Writes a checkpoint, and removes those it makes superfluous; returns its path."""
+    path = runtime.spec.checkpoint_path(state.step)
+    named = {
+        f"{kind}-{number}": array
+        for kind, group in (("callbacks", arrays), ("data", data_arrays))
+        for number, array in enumerate(group)
+    }
+    files = {
+        _STATE: json.dumps(dataclasses.asdict(state)).encode(),
+        _VARIABLES: dump_arrays(values),
+        _ARRAYS: dump_arrays(named),
+    }
+    needs = list(state.finished.values())
+    folders.write(path, files, {"kind": KIND, "step": state.step, "train_s": runtime.train_s, "needs": needs})
+    folders.prune(path)
+    return path
+
+
+def find(spec: TrialSpec) -> FitCheckpoint | None:
+    """The checkpoint that a run goes on from; None to begin anew."""
+    path = folders.to_resume(spec)
+    return None if path is None else read(path)
+
+
+def read(path: str) -> FitCheckpoint | None:
+    """The checkpoint at `path`; None if it is of another kind of script.
+
+    Raises:
+        BadInputError: if it is not complete.
+    """
+    meta, content = folders.read(path)
+    if meta["kind"] != KIND:
+        return None
+    saved = json.loads(content(_STATE))
+    state = FitState(**{**saved, "data": DataPosition(**saved["data"])})
+    named = load_arrays(content(_ARRAYS))
+    groups = {
+        kind: [named[f"{kind}-{number}"] for number in range(sum(name.startswith(f"{kind}-") for name in named))]
+        for kind in ("callbacks", "data")
+    }
+    values = load_arrays(content(_VARIABLES))
+    return FitCheckpoint(path, meta["train_s"], state, values, groups["callbacks"], groups["data"])

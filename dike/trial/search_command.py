@@ -1,0 +1,140 @@
+"""Runs a search for `dike.tune`: the `dike tune` command in a process of its own, with this script as its script."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dike.exceptions import BadInputError, DikeError, JobFailedError
+
+COMMAND = (sys.executable, "-P", "-m", "framework", "tune")
+OPTIONS = frozenset(
+    {
+        *("agent_python", "agents", "attributes", "blacklist_for", "checkpoint_dir", "checkpoint_interval"),
+        *("connect_timeout", "image", "jobs_per_gpu", "logdir", "master", "metric", "milestones", "mode", "name"),
+        *("on_failure", "policy", "principal", "quantum", "resources", "resume", "role", "sampler", "secret_file"),
+        *("seed", "slot_cpus", "slot_gpus", "slot_mem", "slots", "storage", "suspend_timeout", "timeout", "trials"),
+    }
+)
+"""What `dike.tune` passes on: long options of `dike tune`, spelled with '_'."""
+
+_PREFIX = "dike: "
+
+
+def search(space: str, options: Mapping[str, object], earlier: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Runs a search to its end; what it says goes to this process' standard error.
+
+    Args:
+        space: the space as YAML.
+        options: names among `OPTIONS` -> values; None leaves an option out.
+        earlier: how the earlier calls of `dike.tune` in this script ended, one each.
+
+    Returns:
+        What the command has printed as JSON.
+
+    Raises:
+        BadInputError: if the command refuses its input, or there is no script file.
+        JobFailedError: if the search ends early, or no trial succeeds.
+        KeyboardInterrupt: after Ctrl-C, when all trials are suspended.
+    """
+    script = own_script()
+    with tempfile.TemporaryDirectory(prefix="dike-tune-") as folder:
+        arguments = _arguments(Path(folder), script, space, options, earlier)
+        output = Path(folder) / "result.json"
+        code, message = _run([*COMMAND, *arguments], output)
+        if code == BadInputError.exit_code:
+            raise BadInputError(message or "The search was refused; the reason is above.")
+        if code < 0 or code == 128 + signal.SIGINT:
+            raise KeyboardInterrupt
+        if code:
+            raise JobFailedError(message or f"The search ended with exit code {code}; the reason is above.")
+        document: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
+        return document
+
+
+def own_script() -> str:
+    """The file that Python was started with.
+
+    Raises:
+        BadInputError: if there is none, as in a notebook.
+    """
+    main = sys.modules.get("__main__")
+    path = getattr(main, "__file__", None)
+    if path is None or getattr(main, "__spec__", None) is not None or not os.path.isfile(path):
+        raise BadInputError(
+            "dike.tune runs the script that calls it once for each trial, and here is none; put the call into a file "
+            "and run it with 'python FILE'."
+        )
+    return os.path.abspath(path)
+
+
+def check_options(options: Mapping[str, object]) -> None:
+    """Refuses unknown options.
+
+    Raises:
+        BadInputError: if there is one; names the nearest known one.
+    """
+    for name in options:
+        if name not in OPTIONS:
+            near = difflib.get_close_matches(name, OPTIONS, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else f"the options are {', '.join(sorted(OPTIONS))}."
+            raise BadInputError(f"dike.tune has no option '{name}'; {hint}")
+
+
+def _arguments(
+    folder: Path, script: str, space: str, options: Mapping[str, object], earlier: Sequence[dict[str, Any]]
+) -> list[str]:
+    given = {name: value for name, value in options.items() if value is not None}
+    arguments = ["--format", "json"]
+    for name, value in given.items():
+        arguments += [f"--{name.replace('_', '-')}", str(value)]
+    if "resume" in given:
+        return arguments  # the search knows all the rest
+    (folder / "space.yaml").write_text(space, encoding="utf-8")
+    (folder / "earlier.json").write_text(json.dumps(list(earlier)), encoding="utf-8")
+    arguments += ["--space", str(folder / "space.yaml"), "--function-call", str(len(earlier))]
+    arguments += ["--earlier-results", str(folder / "earlier.json")]
+    return [*arguments, script, "--", *sys.argv[1:]]
+
+
+def _run(command: Sequence[str], output: Path) -> tuple[int, str]:
+    """Runs the command; returns its exit code and the last sentence it has said by itself."""
+    message = ""
+    with (
+        output.open("wb") as result,
+        # Ctrl-C reaches it by us alone: it takes a second one for impatience.
+        subprocess.Popen(
+            command, stdout=result, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True
+        ) as process,
+    ):
+        assert process.stderr is not None
+        while True:
+            try:
+                for line in process.stderr:
+                    sys.stderr.write(line)
+                    if line.startswith(_PREFIX):
+                        message = line.removeprefix(_PREFIX).strip()
+                return process.wait(), message
+            except KeyboardInterrupt:
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(signal.SIGINT)
+
+
+def outcome_of(error: DikeError) -> dict[str, Any]:
+    """A call that failed, as `earlier` lists it."""
+    return {"error": str(error), "exit_code": error.exit_code}
+
+
+def raise_again(outcome: Mapping[str, Any]) -> None:
+    """Raises what a call that failed raised, if this one did."""
+    if "error" in outcome:
+        raise (BadInputError if outcome["exit_code"] == BadInputError.exit_code else JobFailedError)(outcome["error"])

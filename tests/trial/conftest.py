@@ -1,0 +1,16 @@
+"""What the tests of trials share: a slot with a zygote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.trial.slot import Slot, slot
+
+
+@pytest.fixture(scope="module")
+def plain_slot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slot]:
+    """A slot whose zygote has NumPy."""
+    with slot(tmp_path_factory.mktemp("slot"), ["numpy", "no_such_module"]) as plain:
+        yield plain

@@ -1,0 +1,122 @@
+"""How a trial's script is run, and what is said of its end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trial.slot import Slot, trial
+
+PARSED = """
+import argparse
+import dike
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float)
+parser.parse_args()
+dike.report(1, loss=0.5)
+"""
+ABSL = """
+from absl import app, flags
+flags.DEFINE_float("lr", 0.1, "learning rate")
+app.run(lambda argv: None)
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "arguments", "complaint"),
+    [
+        (PARSED, ["--batch", "3"], "unrecognized arguments: --batch 3"),
+        (PARSED, ["--lr", "big"], "argument --lr: invalid float value: 'big'"),
+        (ABSL, ["--batch=3"], "Unknown command line flag 'batch'"),
+    ],
+)
+def test_a_flag_that_the_script_does_not_know(
+    plain_slot: Slot, tmp_path: Path, source: str, arguments: list[str], complaint: str
+) -> None:
+    run = plain_slot.run(plain_slot.write("flags.py", source), trial(tmp_path), arguments)
+    assert run.code == 2, run.output
+    assert [report["type"] for report in run.reports] == ["started", "bad_input"]
+    message = run.reports[-1]["message"]
+    assert message.startswith("The script refuses its arguments: ")
+    assert complaint in message
+    assert message.endswith("read them with dike.params().")
+    assert complaint in run.output  # its own usage message
+
+
+ENDS: list[tuple[str, dict[str, Any], int, str, str]] = [
+    ("dike.report(1, loss=0.5)", {}, 0, "progress", ""),
+    ("dike.report(1, loss=0.5); sys.exit()", {}, 0, "progress", ""),
+    ("dike.report(1, loss=0.5); sys.exit(3)", {}, 3, "failed", "the script has ended itself with exit code 3"),
+    ("dike.report(1, loss=0.5); sys.exit(2)", {}, 2, "failed", "the script has ended itself with exit code 2"),
+    ("sys.exit(2)", {}, 2, "bad_input", "The script refuses its arguments, see its own message"),
+    ("sys.exit('no data')", {}, 1, "failed", "the script has ended itself: no data"),
+    ("dike.report(1, loss=0.5); raise ValueError('bad lr')", {}, 1, "failed", "failed (ValueError: bad lr)"),
+    ("1 +", {}, 1, "failed", "the script has a syntax error in line 4"),
+    ("pass", {}, 2, "bad_input", "The script has reported no training loss"),
+    ("dike.report(1, accuracy=0.5)", {}, 2, "bad_input", "The script has reported no training loss"),
+    ("dike.report(1, loss=0.5)", {"metric": "f1"}, 2, "bad_input", "not report a metric 'f1', only loss;"),
+    ("dike.report(1, f1=0.5)", {"metric": "f1"}, 0, "progress", ""),
+    ("dike.report(1, loss='low')", {}, 2, "bad_input", "dike.report takes numbers, but 'loss' is 'low'."),
+    ("dike.report(0.5, loss=1.0)", {}, 2, "bad_input", "dike.report counts steps in whole numbers, not 0.5."),
+    ("dike.checkpoint(f, f); dike.checkpoint(f, f)", {}, 2, "bad_input", "calls dike.checkpoint twice"),
+    # What an interrupted run has reported its predecessor told.
+    ("dike.checkpoint(f, f)", {"resume_from": "/gone/run-0-step-3", "run": 1}, 0, "training", ""),
+    ("dike.tune(f, {'lr': [1]})", {}, 2, "bad_input", "run it with 'python', not with 'dike tune'"),
+]
+
+
+@pytest.mark.parametrize(("source", "spec", "code", "last", "message"), ENDS)
+def test_how_a_script_ends(
+    plain_slot: Slot, tmp_path: Path, source: str, spec: dict[str, Any], code: int, last: str, message: str
+) -> None:
+    script = plain_slot.write("end.py", f"import sys\nimport dike\nf = print\n{source}\n")
+    run = plain_slot.run(script, trial(tmp_path, **spec))
+    assert run.code == code, run.output
+    assert run.reports[-1]["type"] == last
+    assert message in run.reports[-1].get("message", "")
+    if "ValueError" in message:
+        assert "bad lr" in run.output
+        assert "/dike/" not in run.output
+        assert f'"{script}", line 4' in run.output
+
+
+LATE = """
+import atexit, threading, time
+import dike
+dike.report(1, loss=0.5)
+atexit.register(lambda: print("at exit"))
+threading.Thread(target=lambda: (time.sleep(0.1), dike.report(2, loss=0.25), print("thread"))).start()
+print("buffered", end="")
+"""
+
+
+def test_threads_and_what_is_to_be_done_at_exit_are_waited_for(plain_slot: Slot, tmp_path: Path) -> None:
+    run = plain_slot.run(plain_slot.write("late.py", LATE), trial(tmp_path), environment={"PYTHONUNBUFFERED": None})
+    assert run.code == 0
+    assert run.output == "bufferedthread\nat exit\n"
+    assert run.reports[-1]["step"] == 2
+
+
+def test_a_trial_that_starts_cold_does_the_same(tmp_path: Path) -> None:
+    cold = Slot(tmp_path, None)
+    run = cold.run(cold.write("flags.py", PARSED), trial(tmp_path, parameters={"lr": 0.1}), ["--lr", "0.1"])
+    assert run.code == 0, run.output
+    assert [report["type"] for report in run.reports] == ["started", "training", "progress"]
+    assert run.of("training") == [{"type": "training", "preemptible": False}]
+    assert run.of("progress")[0]["loss"] == 0.5
+
+
+
+def test_without_a_trial_nothing_is_run(tmp_path: Path) -> None:
+    script = tmp_path / "never.py"
+    script.write_text("print('ran')")
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "dike.trial.launch", str(script)], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "start searches with 'dike tune SCRIPT'" in done.stderr
+    assert "RuntimeWarning" not in done.stderr

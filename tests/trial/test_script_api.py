@@ -1,0 +1,159 @@
+"""`dike.params`, `dike.report` and `dike.checkpoint` in a script: a trial that is interrupted loses nothing."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+import dike
+from dike.exceptions import BadInputError
+from dike.trial import folders, user_folders
+from tests.trial.slot import Run, Slot, trial
+
+STEPS = 30
+SCRIPT = """
+import os, random, signal, sys, time
+from pathlib import Path
+import numpy as np
+from dike import checkpoint, params, report
+
+noise = np.random.default_rng(params()["seed"])
+random.seed(3); np.random.seed(4)
+state = {"loss": 1.0}
+save = lambda folder: Path(folder, "loss").write_text(state["loss"].hex())
+restore = lambda folder: state.update(loss=float.fromhex(Path(folder, "loss").read_text()))
+first = checkpoint(save, restore) + 1
+for step in range(first, STEPS + 1):
+    state["loss"] *= 0.9 + 0.01 * (noise.random() + random.random() + np.random.rand())
+    with open(params()["diary"], "a") as diary:
+        diary.write(f"{step} {state['loss'].hex()}\\n")
+    report(step, loss=state["loss"], f1=step / STEPS)
+    if step == params().get("kill_at") and first == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if step == params().get("wait_at"):
+        while True:  # the request to suspend comes now
+            report(step, loss=state["loss"]); time.sleep(0.01)
+"""
+
+
+def losses(diary: Path) -> dict[int, str]:
+    """Step -> loss; what was done twice has to be the same."""
+    found: dict[int, set[str]] = defaultdict(set)
+    for line in diary.read_text().splitlines():
+        step, loss = line.split()
+        found[int(step)].add(loss)
+    assert all(len(each) == 1 for each in found.values())
+    return {step: each.pop() for step, each in found.items()}
+
+
+@pytest.fixture
+def script(plain_slot: Slot) -> Path:
+    return plain_slot.write("counting.py", SCRIPT.replace("STEPS", str(STEPS)))
+
+
+@pytest.fixture
+def uninterrupted(plain_slot: Slot, script: Path, tmp_path: Path) -> dict[int, str]:
+    spec = trial(tmp_path / "alone", parameters={"seed": 1, "diary": str(tmp_path / "alone.txt")})
+    run = plain_slot.run(script, spec)
+    assert run.code == 0, run.output
+    assert run.of("progress")[-1]["metrics"] == {"f1": 1.0}
+    assert not run.of("checkpoint")
+    return losses(tmp_path / "alone.txt")
+
+
+def interrupted(slot: Slot, script: Path, folder: Path, number: int, resume: str | None, **parameters: int) -> Run:
+    spec = trial(
+        folder,
+        run=number,
+        resume_from=resume,
+        checkpoint_interval_s=0.0 if "kill_at" in parameters else 1000.0,
+        parameters={"seed": 1, "diary": str(folder / "diary.txt"), **parameters},
+    )
+    run = slot.start(script, spec)
+    if "wait_at" in parameters:
+        run.read(until=lambda report: report["type"] == "training")
+        run.suspend()
+    run.read()
+    return run
+
+
+def test_a_suspended_trial_goes_on_as_if_nothing_had_been(
+    plain_slot: Slot, script: Path, tmp_path: Path, uninterrupted: dict[int, str]
+) -> None:
+    resume = None
+    for number, wait_at in enumerate((7, 19)):
+        run = interrupted(plain_slot, script, tmp_path, number, resume, wait_at=wait_at)
+        assert run.code == 75, run.output
+        assert run.of("training") == [{"type": "training", "preemptible": True}]
+        if resume is not None:
+            assert run.of("restored") == [{"type": "restored", "path": resume, "step": run.of("restored")[0]["step"]}]
+        written, suspended = run.reports[-2:]
+        assert (written["type"], suspended["type"]) == ("checkpoint", "suspended")
+        assert suspended["path"] == written["path"] == folders.newest(str(tmp_path))
+        assert suspended["step"] == written["step"] <= wait_at
+        resume = suspended["path"]
+    run = interrupted(plain_slot, script, tmp_path, 2, resume)
+    assert run.code == 0
+    assert run.of("progress")[-1]["step"] == STEPS
+    assert losses(tmp_path / "diary.txt") == uninterrupted
+
+
+def test_a_killed_trial_goes_on_from_its_last_checkpoint(
+    plain_slot: Slot, script: Path, tmp_path: Path, uninterrupted: dict[int, str]
+) -> None:
+    run = interrupted(plain_slot, script, tmp_path, 0, None, kill_at=12)
+    assert run.code == -signal.SIGKILL
+    newest = folders.newest(str(tmp_path))
+    assert newest == f"{tmp_path}/run-0-step-12"
+    assert len(list(tmp_path.glob("run-*"))) == 3  # no more are kept
+    assert json.loads(Path(newest, folders.META).read_text())["kind"] == "script"
+    run = interrupted(plain_slot, script, tmp_path, 1, newest)
+    assert run.code == 0
+    assert run.of("restored")[0]["step"] == 12
+    assert losses(tmp_path / "diary.txt") == uninterrupted
+
+
+def test_an_objective_that_is_reported_by_name(plain_slot: Slot, script: Path, tmp_path: Path) -> None:
+    spec = trial(tmp_path, metric="f1", parameters={"seed": 1, "diary": str(tmp_path / "diary.txt")})
+    run = plain_slot.run(script, spec)
+    assert run.of("progress")[-1]["value"] == 1.0
+
+
+def test_a_script_without_checkpoint_is_not_preemptible(plain_slot: Slot, tmp_path: Path) -> None:
+    script = plain_slot.write("plain.py", "import dike\nfor step in range(1, 4): dike.report(step, loss=1 / step)\n")
+    run = plain_slot.start(script, trial(tmp_path))
+    run.suspend()
+    run.read()
+    assert run.code == 0
+    assert run.of("training") == [{"type": "training", "preemptible": False}]
+
+
+def test_outside_a_search_all_of_it_does_nothing() -> None:
+    assert dike.params() == {}
+    assert dike.params(lr=0.1, units=3) == {"lr": 0.1, "units": 3}
+    assert dike.report(1, loss=0.5) is None
+    assert dike.checkpoint(lambda folder: 1 / 0, lambda folder: 1 / 0) == 0
+
+
+@pytest.mark.tensorflow
+def test_a_folder_on_a_file_system_of_tensorflow(tmp_path: Path) -> None:
+    path = f"file://{tmp_path}/remote/script"
+    with user_folders.to_fill(path) as folder:
+        Path(folder, "inner").mkdir()
+        Path(folder, "inner", "weights").write_bytes(b"\x00\x01")
+        Path(folder, "step").write_text("3")
+    assert (tmp_path / "remote" / "script" / "inner" / "weights").read_bytes() == b"\x00\x01"
+    with user_folders.to_read(path) as folder:
+        assert not folder.startswith(str(tmp_path))
+        assert {str(file.relative_to(folder)) for file in Path(folder).rglob("*")} == {"inner", "inner/weights", "step"}
+
+
+def test_a_remote_folder_without_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    with pytest.raises(BadInputError, match="name a local folder with --checkpoint-dir"):
+        user_folders.to_fill("gs://bucket/trial").__enter__()

@@ -1,0 +1,278 @@
+"""`dike.tune` and `dike.grid_search`: what they ask for, and what they do in a trial's process."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dike.exceptions import BadInputError, JobFailedError
+from dike.trial import search_command, search_space
+from dike.trial.search_result import SearchResult
+from dike.trial.tuning import arguments_for, grid_search, tune
+from framework.cli.tune import tune as command
+from framework.search.records import Parameter
+from framework.search.space import read_space
+from tests.framework.conftest import dike_environment
+from tests.trial.slot import Slot, trial
+
+RESULT: dict[str, Any] = {
+    "name": "first",
+    "complete": True,
+    "failure": "",
+    "checkpoint_dir": "/checkpoints",
+    "best": None,
+    "trials": [
+        {
+            **{"number": number, "parameters": {"lr": lr}, "state": "finished", "step": 3, "loss": loss, "value": value},
+            **{"metrics": {"f1": value}, "checkpoint": None, "train_s": 1.5, "slot_s": 2.0, "runs": 1, "error": ""},
+        }
+        for number, lr, loss, value in ((0, 0.1, 0.25, 0.5), (1, 0.2, "nan", "inf"))
+    ],
+}
+RESULT["best"] = RESULT["trials"][0]
+
+
+def test_a_space_is_written_as_the_command_reads_it(tmp_path: Path) -> None:
+    space = {
+        "lr": [0.1, 1e-05, 3],
+        "rate": (1e-5, 0.1, "log"),
+        "units": (2, 64),
+        "width": (2, 64.0, "int", "log"),
+        "share": (0.0, 1),
+        "optimizer": ["sgd", "0.5", "on", "1:2", 'a "b", c'],
+        "flag": [True, False],
+        "numpy": np.logspace(-2, -1, 2),
+        "layers": np.int64(3),
+        "steps": range(1, 4),
+        "batch-size": 32,
+    }
+    path = tmp_path / "space.yaml"
+    path.write_text(search_space.to_yaml(space))
+    assert read_space(path) == (
+        Parameter("lr", (0.1, 1e-05, 3)),
+        Parameter("rate", low=1e-5, high=0.1, log=True),
+        Parameter("units", low=2, high=64, is_integer=True),
+        Parameter("width", low=2, high=64, is_integer=True, log=True),
+        Parameter("share", low=0, high=1),
+        Parameter("optimizer", ("sgd", "0.5", "on", "1:2", 'a "b", c')),
+        Parameter("flag", (True, False)),
+        Parameter("numpy", (0.01, 0.1)),
+        Parameter("layers", (3,)),
+        Parameter("steps", (1, 2, 3)),
+        Parameter("batch-size", (32,)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("space", "sentence"),
+    [
+        ({}, "The search space is empty"),
+        ([0.1], "The search space is empty"),
+        ({"lr": (0.1,)}, r"The range of 'lr' is \(0.1,\)"),
+        ({"lr": (0.1, "high")}, "or a list to choose from"),
+        ({"lr": (0.1, 0.2, "lag")}, r"write \(low, high\)"),
+        ({"lr": (True, False)}, r"write \(low, high\)"),
+        ({"lr": [0.1, None]}, "The parameter 'lr' takes numbers, booleans and text, not None"),
+        ({"lr": [[0.1]]}, r"not \[0.1\]"),
+        ({"lr": [float("nan")]}, "nobody can train with"),
+    ],
+)
+def test_a_space_that_is_none(space: Any, sentence: str) -> None:
+    with pytest.raises(BadInputError, match=sentence):
+        tune(lambda **parameters: 0.0, space)
+
+
+def test_a_grid_has_lists() -> None:
+    with pytest.raises(BadInputError, match=r"A grid needs a list of values of 'lr', not \(0.1, 0.2\)"):
+        grid_search(lambda lr: lr, {"lr": (0.1, 0.2)})
+
+
+def test_every_option_is_one_of_the_command() -> None:
+    known = set(inspect.signature(command).parameters)
+    assert known >= search_command.OPTIONS
+    with pytest.raises(BadInputError, match="no option 'quantom'; did you mean 'quantum'?"):
+        tune(lambda lr: lr, {"lr": [1]}, quantom=3)
+
+
+def test_there_has_to_be_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "__main__", type(sys)("__main__"))
+    with pytest.raises(BadInputError, match="put the call into a file"):
+        tune(lambda lr: lr, {"lr": [1]})
+
+
+def test_a_job_does_not_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dike.task.current", lambda: object())
+    with pytest.raises(BadInputError, match="cannot search inside a job of 'dike run'"):
+        tune(lambda lr: lr, {"lr": [1]})
+
+
+def takes_some(lr: float, *, batch_size: int = 8) -> None:
+    """A function of two parameters."""
+
+
+def takes_by_place(lr: float, /) -> None:
+    """A function that cannot be called by name."""
+
+
+def test_a_function_gets_the_parameters_it_takes() -> None:
+    parameters = {"lr": 0.1, "batch-size": 32, "other": True}
+    assert arguments_for(takes_some, parameters) == {"lr": 0.1, "batch_size": 32}
+    assert arguments_for(lambda **every: every, parameters) == {"lr": 0.1, "batch_size": 32, "other": True}
+    assert arguments_for(lambda: None, parameters) == {}
+    with pytest.raises(BadInputError, match="needs 'lr', which the search space does not have"):
+        arguments_for(takes_some, {"batch_size": 3})
+    with pytest.raises(BadInputError, match="needs 'lr'"):
+        arguments_for(takes_by_place, parameters)
+
+
+def test_a_result_is_read() -> None:
+    result = SearchResult.from_json(json.loads(json.dumps(RESULT)))
+    assert (result.name, result.best_params, result.best_value) == ("first", {"lr": 0.1}, 0.5)
+    assert result.trials[0] == result.best
+    assert str(result.trials[1].loss) == "nan"
+    assert result.trials[1].metrics == {"f1": float("inf")}
+
+
+TWO_CALLS = """
+import dike
+offset = 1.0  # the functions need not be importable, nor the script guarded
+
+def second():
+    def train(lr, units=3):
+        dike.report(1, accuracy=0.5)
+        BODY
+    return dike.tune(train, {"lr": [first.best_params["lr"]]})
+
+print("first call")
+first = dike.tune(lambda lr: lr + offset, {"lr": [0.1, 0.2]})
+print("second call", first.best_value)
+try:
+    second()
+except Exception:
+    print("swallowed")
+print("never")
+"""
+
+
+def in_second_call(slot: Slot, folder: Path, body: str, **spec: Any) -> Any:
+    values = {"call": 1, "earlier_results": (RESULT,), "parameters": {"lr": 0.1, "other": 5}, **spec}
+    return slot.run(slot.write("two.py", TWO_CALLS.replace("BODY", body)), trial(folder, **values))
+
+
+def test_the_first_call_trains_and_ends_the_process(plain_slot: Slot, tmp_path: Path) -> None:
+    script = plain_slot.write("two.py", TWO_CALLS.replace("BODY", "pass"))
+    run = plain_slot.run(script, trial(tmp_path, call=0, parameters={"lr": 0.25}))
+    assert (run.code, run.output) == (0, "first call\n")
+    assert run.reports[-1] == {"type": "result", "value": 1.25, "values": {}}
+
+
+@pytest.mark.parametrize(
+    ("body", "spec", "last"),
+    [
+        ("return lr + units", {}, {"type": "result", "value": 3.1, "values": {}}),
+        (
+            "return {'f1': lr, 'loss': 2}",
+            {"metric": "f1"},
+            {"type": "result", "value": 0.1, "values": {"f1": 0.1, "loss": 2.0}},
+        ),
+    ],
+)
+def test_what_the_function_returns(
+    plain_slot: Slot, tmp_path: Path, body: str, spec: dict[str, Any], last: dict[str, Any]
+) -> None:
+    run = in_second_call(plain_slot, tmp_path, body, **spec)
+    assert run.code == 0
+    assert run.output == "first call\nsecond call 0.5\n"
+    assert run.reports[-1] == last
+
+
+@pytest.mark.parametrize(
+    ("body", "spec", "code", "message"),
+    [
+        ("raise ValueError('too deep')", {}, 1, "the script failed (ValueError: too deep)"),
+        ("return 'good'", {}, 2, "The function given to dike.tune returned a str"),
+        ("return {'f2': 1}", {"metric": "f1"}, 2, "does not report a metric 'f1', only accuracy, f2;"),
+        ("return None", {}, 2, "The script has reported no training loss"),
+        ("dike.tune(train, {'lr': [1]})", {}, 2, "called by the function that it was given"),
+        ("pass", {"parameters": {}}, 2, "needs 'lr', which the search space does not have"),
+    ],
+)
+def test_how_a_function_fails(
+    plain_slot: Slot, tmp_path: Path, body: str, spec: dict[str, Any], code: int, message: str
+) -> None:
+    run = in_second_call(plain_slot, tmp_path, body, **spec)
+    assert run.code == code
+    assert message in run.reports[-1]["message"]
+    assert "swallowed" not in run.output
+
+
+def test_a_function_that_has_reported_its_objective_need_not_return_it(plain_slot: Slot, tmp_path: Path) -> None:
+    run = in_second_call(plain_slot, tmp_path, "pass", metric="accuracy")
+    assert run.code == 0
+    assert run.reports[-1]["value"] == 0.5
+
+
+def test_an_earlier_call_that_failed_fails_again(plain_slot: Slot, tmp_path: Path) -> None:
+    source = """
+import dike
+from dike.exceptions import JobFailedError
+try:
+    dike.tune(print, {"lr": [0.1]})
+except JobFailedError as error:
+    print(error)
+dike.tune(lambda lr: lr, {"lr": [0.1]})
+"""
+    failed = search_command.outcome_of(JobFailedError("No trial has succeeded."))
+    spec = trial(tmp_path, call=1, earlier_results=(failed,), parameters={"lr": 0.1})
+    run = plain_slot.run(plain_slot.write("again.py", source), spec)
+    assert (run.code, run.output) == (0, "No trial has succeeded.\n")
+
+
+SEARCH = """
+import sys
+import dike
+from dike.exceptions import BadInputError
+
+def train(lr, steps=3):
+    start = dike.checkpoint(lambda folder: None, lambda folder: None)
+    for step in range(start + 1, steps + 1):
+        dike.report(step, loss=lr / step)
+    return lr * 2 + float(sys.argv[1])
+
+options = dict(slots=1, slot_mem=256, slot_cpus=0.5, policy="fifo")
+try:
+    dike.grid_search(train, {"lr": [1]}, name="wrong", policy="fiffo")
+except BadInputError as error:
+    print(error)
+found = dike.grid_search(train, {"lr": [0.3, 0.1, 0.2]}, name="grid", **options)
+best = found.best_params["lr"]
+finer = dike.tune(train, {"lr": (best / 2, best)}, trials=2, name="finer", mode="max", **options)
+print(found.complete, best, found.best_value, len(finer.trials), all(best / 2 <= t.parameters["lr"] <= best for t in finer.trials))
+print(finer.best_value == max(trial.value for trial in finer.trials))
+"""
+
+
+@pytest.mark.mesos
+def test_a_script_that_searches_twice(tmp_path: Path) -> None:
+    (tmp_path / "search.py").write_text(SEARCH)
+    done = subprocess.run(
+        [sys.executable, "search.py", "10"],
+        cwd=tmp_path,
+        env={**dike_environment(), "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    refusal, numbers, is_best = done.stdout.splitlines()
+    assert "fiffo" in refusal
+    assert numbers == "True 0.1 10.2 2 True"
+    assert is_best == "True"
