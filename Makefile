@@ -1,13 +1,14 @@
 # make demo   install into .venv and run the main job on the embedded Mesos
 # make test   install the test needs and run everything that CI runs
 # make bench-solver   measure all that is claimed of the solver; writes benchmarks/results/solver.md
+# make bench-search   measure all that is claimed of searches; writes benchmarks/results/search.md
 # make clean  remove all that make has made; checkpoints in dike-runs/ are left alone
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test lint bench bench-solver clean
+.PHONY: demo test lint bench bench-solver bench-search clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-examples
@@ -26,6 +27,9 @@ bench: $(VENV)/.installed-bench
 
 bench-solver: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks solver
+
+bench-search: $(VENV)/.installed-bench
+	$(BIN)/python -m benchmarks search
 
 # One stamp for each extra: an install runs again only when the metadata changes.
 $(VENV)/.installed-%: setup.cfg pyproject.toml $(wildcard compat/http_parser/*.* compat/http_parser/http_parser/*.py)

@@ -54,9 +54,9 @@ def measure() -> Iterator[str]:
     yield "length of a curve; overhead of putting a trial on a GPU: 1.5 s, at most a tenth of the quantum. The *oracle*"
     yield "knows the curves. AlexNet's seconds are evaluations. What is simulated: [here](../../docs/simulate.md)."
     yield ""
-    yield "Times are from the start of the search until a good trial reaches the target: the mean over the good ones, the"
-    yield f"first, and the first {TOP}; in brackets as a multiple of the oracle's. *To the end*: the mean if trials do not leave"
-    yield "at the target but at the end of their curve, so that only the oracle gives way in time."
+    yield "Times are from the start of the search until a good trial reaches the target: the mean over the good ones,"
+    yield f"the first, and the first {TOP}; in brackets as a multiple of the oracle's. *To the end*: the mean if trials"
+    yield "do not leave at the target but at the end of their curve, so that only the oracle gives way in time."
     yield ""
     for one in SETS:
         curves = read_curves(DATA / one.file)

@@ -31,6 +31,9 @@ REQUEST_BYTES = 1 << 18
 """More than the executor ever asks with."""
 TRIAL_FDS = (1, 2, 3, 4)
 """Where a trial finds what comes with a request: its output, where it reports, and where it reads requests."""
+COMPANIONS = {**launch.INTERCEPTIONS, "torch": "torch._dynamo"}
+"""Module -> what a trial that uses it will import too: Dike's part, and what PyTorch leaves to the first optimizer."""
+
 _FIRST_OWN_FD = 10
 
 
@@ -59,13 +62,13 @@ def main() -> None:
 
 
 def preload(names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Imports modules, and what Dike adds to them; returns those that could be imported, and those that could not."""
+    """Imports modules and their companions; returns the modules that could be imported, and those that could not."""
     loaded, skipped = [], []
     for name in names:
         try:
             importlib.import_module(name)
-            if name in launch.INTERCEPTIONS:
-                importlib.import_module(launch.INTERCEPTIONS[name])
+            if name in COMPANIONS:
+                importlib.import_module(COMPANIONS[name])
         except ImportError as error:
             print(f"dike: {name} is not preloaded: {error}", file=sys.stderr)
             skipped.append(name)

@@ -55,11 +55,6 @@ def load(connection: Connection, search_id: int) -> dict[int, list[dict[str, Any
     return dict(reports)
 
 
-def drop_after(connection: Connection, search_id: int, trial: int, step: int) -> None:
-    """Removes what a trial reported of later steps."""
-    connection.execute(delete(LOSSES).where(_of(search_id, trial), LOSSES.c.step > step))
-
-
 def merge(rows: Sequence[Row], limit: int) -> list[Row]:
     """Merges neighbours so that about `limit` rows are left that stand for equally many reports each.
 

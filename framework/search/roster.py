@@ -65,7 +65,6 @@ class Roster:
         self._failed_from: dict[int, int] = {}
         self._unsaved: dict[int, list[tuple[int, dict[str, Any]]]] = {}
         self.records: dict[int, TrialRecord] = {record.number: record for record in records}
-        self.has_trained = any(record.step for record in self.records.values())
 
     @property
     def all(self) -> list[TrialRecord]:
@@ -76,6 +75,11 @@ class Roster:
     def open(self) -> list[TrialRecord]:
         """The trials that have not ended, by number."""
         return [record for record in self.all if not record.state.has_ended()]
+
+    @property
+    def has_readings(self) -> bool:
+        """Whether any trial has ever reported the objective."""
+        return any(record.readings for record in self.records.values())
 
     @property
     def to_come(self) -> int:
@@ -143,7 +147,6 @@ class Roster:
                 continue
             if stated:
                 self._stated.add(record.number)
-            self.has_trained = True
             self._unsaved.setdefault(record.number, []).append((run, report))
             if record.value is not None and len(record.readings) > before:
                 self._study.report(record.number, record.step, record.value)

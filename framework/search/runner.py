@@ -104,6 +104,12 @@ def run_search(request: SearchRequest, observer: SearchObserver) -> SearchResult
                     cancel_timeout_s=spec.suspend_timeout_s + CANCEL_MARGIN_S,
                 )
             store.finish_search(search.result.failure)
+        except BadInputError:
+            if not request.resume and not roster.has_readings:
+                # The same name is free for the next attempt.
+                study.delete()
+                store.delete_search()
+            raise
         except KeyboardInterrupt:
             raise InterruptedByUserError(
                 f"Interrupted; every trial is saved up to its last checkpoint: dike tune --resume {spec.name} goes on."

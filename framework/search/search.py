@@ -486,7 +486,7 @@ class Search:
             return
         self._must_decide = True
         self._close_slice(run, end.outcome, end)
-        if end.outcome == "bad_input" and not self._roster.has_trained:
+        if end.outcome == "bad_input" and not self._roster.has_readings:
             self._observer.output(end.tail)
             raise BadInputError(end.message)
         remedy = self._roster.ended(run.record, end, self._wall())

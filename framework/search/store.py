@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Table, func, insert, select, update
+from sqlalchemy import Table, delete, func, insert, select, update
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
@@ -175,6 +175,13 @@ class Store:
             values = {"ended_s": time.time(), "failure": failure}
             connection.execute(update(SEARCHES).where(SEARCHES.c.id == self._search_id).values(values))
 
+    def delete_search(self) -> None:
+        """Removes the search, because nothing came of it."""
+        with self._transaction() as connection:
+            for table in (losses.LOSSES, SLICES, TRIALS):
+                connection.execute(delete(table).where(table.c.search_id == self._require_id()))
+            connection.execute(delete(SEARCHES).where(SEARCHES.c.id == self._require_id()))
+
     def save_trial(self, record: TrialRecord) -> None:
         """Writes a trial as it is now; its readings and slices have methods of their own."""
         self._save(TRIALS, ("number",), trial_values(record))
@@ -225,11 +232,6 @@ class Store:
         """Trial -> its reports, oldest first, in the form of `dike.trial.reports` with the key `run` besides."""
         with self._reading() as connection:
             return losses.load(connection, self._require_id())
-
-    def drop_losses_after(self, trial: int, step: int) -> None:
-        """Forgets what a trial reported of later steps, because it goes on from a checkpoint of this one."""
-        with self._transaction() as connection:
-            losses.drop_after(connection, self._require_id(), trial, step)
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:

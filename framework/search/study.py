@@ -79,6 +79,10 @@ class Study:
         """
         return cls(_study(url, spec), spec)
 
+    def delete(self) -> None:
+        """Removes the study and its trials."""
+        self._study._storage.delete_study(self._study._study_id)
+
     @property
     def remaining(self) -> int:
         """How many trials can still be asked for."""

@@ -180,7 +180,7 @@ def test_slices_come_back_and_count_the_readings_before_them(store: Store) -> No
     assert store.load_trials()[0].slices == [0, 2]
 
 
-def test_what_a_run_repeats_is_kept_once_and_can_be_dropped(store: Store) -> None:
+def test_what_a_run_repeats_is_kept_once(store: Store) -> None:
     store.save_trial(TrialRecord(0, {}))
     store.add_losses(0, 0, [report(10, 3.0), report(20, 2.0), report(30, 1.0)])
     store.add_losses(0, 1, [report(20, 7.0), report(40, 0.5)])
@@ -190,9 +190,16 @@ def test_what_a_run_repeats_is_kept_once_and_can_be_dropped(store: Store) -> Non
         (0, 30, 1.0),
         (1, 40, 0.5),
     ]
-    store.drop_losses_after(0, 20)
-    store.add_losses(0, 2, [report(30, 1.1)])
-    assert [reading.loss for reading in store.load_trials()[0].readings] == [3.0, 2.0, 1.1]
+    assert [reading.loss for reading in store.load_trials()[0].readings] == [3.0, 2.0, 1.0, 0.5]
+
+
+def test_a_deleted_search_leaves_its_name_free(store: Store) -> None:
+    store.save_trial(TrialRecord(0, {}))
+    store.add_losses(0, 0, [report(10, 3.0)])
+    store.delete_search()
+    assert store.searches() == []
+    store.create_search(SPEC)
+    assert store.load_trials() == []
 
 
 def test_a_malformed_report_is_refused_whole(store: Store) -> None:
@@ -347,7 +354,7 @@ def test_searches_that_begin_and_write_at_once_wait_for_each_other(sqlite_url: s
     def run(name: str) -> int:
         spec = dataclasses.replace(SPEC, name=name, space=(Parameter("lr", low=0.1, high=1.0),))
         with closing(Store(sqlite_url)) as store:
-            store.create_search(spec)
+            store.create_search(SPEC)
             study = Study.create(sqlite_url, spec)
             for step in range(20):
                 store.save_trial(TrialRecord(0, {}, step=step))

@@ -7,6 +7,7 @@ TensorFlow's import is most of the time of a small script; a fork that has run n
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
@@ -28,6 +29,36 @@ _DEADLINE_S = 60
 _MOST_RUNS = 20
 
 
+class ObservedRuntime(TrialRuntime):
+    """Writes down every loss; may request a suspension by itself.
+
+    Args:
+        spec: the trial.
+        patience: how often it answers that nobody wants the slot back.
+    """
+
+    def __init__(self, spec: TrialSpec, patience: float) -> None:
+        self._patience = patience
+        self._is_requested = False
+        super().__init__(spec)
+
+    @property
+    def suspend_requested(self) -> bool:
+        self._patience -= 1
+        return self._is_requested or self._patience < 0
+
+    @suspend_requested.setter
+    def suspend_requested(self, value: bool) -> None:
+        self._is_requested = value
+
+    def progress(self, step: int, loss: float | None = None, metrics: Any = None, value: float | None = None) -> None:
+        """As the base class."""
+        super().progress(step, loss, metrics, value)
+        if loss is not None:
+            with open("steps.txt", "a", encoding="utf-8") as file:
+                file.write(f"{step} {loss.hex()}\n")
+
+
 def run(case: dict[str, Any], work: Path, spec: TrialSpec) -> None:
     """One run of the trial; in a process of its own."""
     signal.alarm(_DEADLINE_S)
@@ -36,7 +67,7 @@ def run(case: dict[str, Any], work: Path, spec: TrialSpec) -> None:
     os.dup2(output, 2)
     os.chdir(work)
     os.environ.update(case.get("environment", {}))
-    runtime = TrialRuntime(spec)
+    runtime = ObservedRuntime(spec, case.get("patience", math.inf) if spec.run == 0 else math.inf)
 
     def request(*_: object) -> None:
         runtime.suspend_requested = True
@@ -87,7 +118,7 @@ def play(case: dict[str, Any], folder: Path) -> dict[str, Any]:
                 os._exit(99)
         codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         resume_from = folders.newest(str(checkpoints))
-        if case.get("spoil") and len(codes) == 1:
+        if case.get("loses_checkpoint") and len(codes) == 1:
             resume_from = str(checkpoints / "run-0-step-9999")
         case = {**case, "arguments": case.get("then_arguments", case["arguments"])}
     return {"codes": codes, "reports": [json.loads(line) for line in reports.read_text().splitlines()]}

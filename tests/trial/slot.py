@@ -164,7 +164,12 @@ def slot(folder: Path, preload: Sequence[str] = ()) -> Iterator[Slot]:
     """A slot whose zygote has preloaded some modules; this process adopts the trials, as executors do."""
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    environment = {
+        **os.environ,
+        **{"PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "2", "OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"},
+        # Trials are never to be handed over to a cluster.
+        "DIKE_MASTER": "127.0.0.1:1",
+    }
     zygote = Zygote(preload, environment, folder / "zygote.out")
     try:
         _wait(zygote, lambda: zygote.ready)

@@ -65,6 +65,7 @@ class Batches(TFEpochIterator):
         self._arrays: list[Any] = []
         self._skip = 0
         self._to_resume: Callable[[], Any] | None = None
+        self._randomness_used: dict[str, Any] | None = None
         if _takers:
             _takers[-1](self)
 
@@ -86,7 +87,11 @@ class Batches(TFEpochIterator):
         """Counts the iterators made from now on; begins as if `made` had been."""
         self._is_counted = True
         self._at.made = made
-        for _ in range(0 if self.is_python else made):
+        self._pass_over(made)
+
+    def _pass_over(self, count: int) -> None:
+        """Does as if `count` more iterators had been made; nothing depends on how many of those over Python code."""
+        for _ in range(0 if self.is_python else count):
             iter(self._distributed_dataset)
 
     def track(self, watcher: Watcher) -> None:
@@ -105,7 +110,9 @@ class Batches(TFEpochIterator):
         """
         at = self._at
         at.kept = self._current_iterator is not None and self.steps_per_epoch is not None
-        at.seen, at.per_epoch = self._steps_seen, self._num_batches
+        # In an epoch Keras has already counted the batches of the step that is due.
+        at.seen = self._steps_seen - (self.steps_per_execution if batch else 0)
+        at.per_epoch = self._num_batches
         if self._attributes is not None and not (batch or at.kept):
             self._snapshot(self._attributes)
         arrays.extend(self._arrays)
@@ -132,7 +139,7 @@ class Batches(TFEpochIterator):
             self._to_resume = self._remake if goes_on else None
             position.made -= goes_on
             return self._first_batches()
-        self.count(position.made - 2)
+        self._pass_over(position.made - 2)
         earlier = iter(self._distributed_dataset) if position.made > 1 else None
         current = iter(self._distributed_dataset)
         self._to_resume = (lambda: current) if goes_on else None
@@ -144,10 +151,21 @@ class Batches(TFEpochIterator):
         """The current iterator once more, by the same Python code with the same random numbers."""
         if self._attributes is not None:
             self._attributes.restore(self._at.attributes, self._arrays)
+        now = randomness.state()
         randomness.restore(self._at.randomness)
         iterator = iter(self._distributed_dataset)
         _draw(iterator, self._at.drawn)
+        self._randomness_used = randomness.state()
+        randomness.restore(self.unused(now))
         return iterator
+
+    def unused(self, random_state: dict[str, Any]) -> dict[str, Any]:
+        """The part of a random state that the data, brought to where it was, has not used.
+
+        Python code makes batches ahead of the training, so where its generators were says little.
+        """
+        used = self._randomness_used
+        return random_state if used is None else _where_equal(random_state, self._at.randomness, used)
 
     def _first_batches(self) -> Iterator[Any]:
         """Batches past what is used up, and without a thread that would make more of them."""
@@ -208,6 +226,17 @@ class _Iterable:
 
     def __iter__(self) -> Any:
         return self._make()
+
+
+def _where_equal(state: dict[str, Any], before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """Those generators of `state` that are the same before and after."""
+    generators = {
+        key: value
+        for key, value in state["generators"].items()
+        if before["generators"].get(key) == after["generators"].get(key)
+    }
+    others = {key: value for key, value in state.items() if before.get(key) == after.get(key)}
+    return {**others, "generators": generators}
 
 
 def _draw(iterator: Iterator[Any], count: int) -> None:

@@ -41,6 +41,7 @@ class Fit:
         self._steps_before = self._reports.step
         self._epoch = arguments["initial_epoch"]
         self._logs: Any = {}
+        self._is_reentering = self._saved is not None and self._saved.state.batch > 0
         self._has_stepped = False
 
     @property
@@ -107,7 +108,12 @@ class Fit:
         self._steps_before = state.step - state.batch
         self._script.has_restored(self._saved)
 
-    def _restore(self, *, with_randomness: bool = True) -> None:
+    def _restore(self, random_state: dict[str, Any] | None = None) -> None:
+        """Puts back what has been saved.
+
+        Args:
+            random_state: another random state than that.
+        """
         assert self._saved is not None
         variables.restore(self._model, self._saved.values, self._saved.path)
         saved = self._saved.state.callbacks
@@ -116,15 +122,15 @@ class Fit:
         ):
             if type(callback).__qualname__ == kind:
                 attributes.restore(values, self._saved.arrays)
-        if with_randomness:
-            randomness.restore(self._saved.state.randomness)
+        randomness.restore(random_state or self._saved.state.randomness)
 
     def entered(self) -> None:
         """See `Watcher`."""
         assert self._batches is not None
-        if self._saved is not None and self._saved.state.batch and not self._has_stepped:
+        if self._saved is not None and self._is_reentering:
             # What Keras and the callbacks do as an epoch begins has been done before, by an earlier run.
-            self._restore(with_randomness=not self._batches.is_python)
+            self._is_reentering = False
+            self._restore(self._batches.unused(self._saved.state.randomness))
         self._reports.training(preemptible=True)
 
     def step_done(self, last_batch: int, logs: Any) -> None:

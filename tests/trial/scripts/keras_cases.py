@@ -62,7 +62,13 @@ def arrays():
     csv = keras.callbacks.CSVLogger("log.csv")
     recorder = Recorder(0)
     result = model.fit(
-        X, Y, 8, 6, callbacks=[recorder, stop, plateau, csv], validation_split=0.2, class_weight={0: 1.0, 1: 2.0, 2: 1.5}
+        X,
+        Y,
+        8,
+        6,
+        callbacks=[recorder, stop, plateau, csv],
+        validation_split=0.2,
+        class_weight={0: 1.0, 1: 2.0, 2: 1.5},
     )
     return result, model, [stop.stopped_epoch, stop.wait, recorder.epochs_begun, open("log.csv").read()]
 
@@ -78,6 +84,7 @@ def dataset():
 
 
 def repeated():
+    keras.mixed_precision.set_global_policy("mixed_float16")
     model = classifier(layers.GaussianNoise(0.1))
     model.compile("adam", loss(), steps_per_execution=2)
     data = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(44).batch(10).repeat()
@@ -137,11 +144,10 @@ def bfloat16():
     return model.fit(X, Y, epochs=4, initial_epoch=1, verbose=0, callbacks=[Recorder(0)], shuffle="batch"), model, []
 
 
-def float16():
-    keras.mixed_precision.set_global_policy("mixed_float16")
-    model = classifier(layers.Dense(5))
-    model.compile("adam", loss())
-    return model.fit(X, Y, epochs=2, batch_size=11, verbose=0, callbacks=[Recorder(0)]), model, []
+def other_shape():
+    model = keras.Sequential([layers.Input((6,)), layers.Dense(7, dtype="bfloat16"), layers.Dense(3, dtype="float32")])
+    model.compile(keras.optimizers.Lion(0.01), loss())
+    return model.fit(X, Y, epochs=4, initial_epoch=1, verbose=0, callbacks=[Recorder(0)]), model, []
 
 
 class TwoOptimizers(keras.Model):
@@ -201,7 +207,7 @@ def main():
             generator,
             unknown_length,
             bfloat16,
-            float16,
+            other_shape,
             several,
         )
     }[sys.argv[1]]()

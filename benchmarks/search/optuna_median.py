@@ -1,0 +1,69 @@
+"""The trials of the measured searches under Optuna with a median pruner, in as many processes as there are slots.
+
+    python -m benchmarks.search.optuna_median POINTS EPOCHS DIARIES
+
+POINTS is a file of JSON lines, one configuration each.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import optuna
+from optuna.study import MaxTrialsCallback
+from optuna.trial import TrialState
+
+SLOTS = 2
+STUDY = "digits"
+
+
+def main() -> None:
+    """Makes the study, and runs the processes that work on it."""
+    points, epochs, diaries = Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    storage = f"sqlite:///{diaries.parent / 'optuna.db'}"
+    study = optuna.create_study(storage=storage, study_name=STUDY)
+    configurations = points.read_text(encoding="utf-8").splitlines()
+    for number in range(len(configurations)):
+        study.enqueue_trial({"point": number})
+    command = [sys.executable, "-m", "benchmarks.search.optuna_median", *sys.argv[1:], storage]
+    workers = [subprocess.Popen(command) for _ in range(SLOTS)]
+    codes = [worker.wait() for worker in workers]
+    sys.exit(max(codes, key=abs))
+
+
+def work(points: Path, epochs: int, diaries: Path, storage: str) -> None:
+    """Runs trials until none is left."""
+    from benchmarks.search.scripts.digits import train
+
+    configurations = [json.loads(line) for line in points.read_text(encoding="utf-8").splitlines()]
+    count = len(configurations)
+    study = optuna.load_study(study_name=STUDY, storage=storage, pruner=optuna.pruners.MedianPruner())
+
+    def objective(trial: optuna.Trial) -> float:
+        if trial.number >= count:
+            raise optuna.TrialPruned  # both processes have asked for the last one
+        last = float("nan")
+
+        def tell(done: int, loss: float) -> None:
+            nonlocal last
+            last = loss
+            trial.report(loss, done)
+            if trial.should_prune():
+                raise optuna.TrialPruned
+
+        number = trial.suggest_categorical("point", range(count))
+        train(**configurations[number], epochs=epochs, diaries=diaries, tell=tell)
+        return last
+
+    begun = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
+    study.optimize(objective, callbacks=[MaxTrialsCallback(count, states=begun)])
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 5:
+        work(Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])
+    else:
+        main()

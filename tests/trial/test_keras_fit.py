@@ -1,0 +1,206 @@
+"""Trials that train with Keras: interrupted anywhere, they end as if they never had been."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.tensorflow
+
+_HERE = Path(__file__).parent
+_ROOT = _HERE.parents[1]
+_SCRIPTS = _HERE / "scripts"
+
+_INTERRUPTS: dict[str, list[list[Any]]] = {
+    # fit, epoch, batch, how
+    "arrays": [[0, 0, 1, "suspend"], [0, 2, 4, "suspend"]],
+    "dataset": [[0, 0, 4, "suspend"], [0, 2, 2, "suspend"]],
+    "repeated": [[0, 1, 3, "suspend"]],
+    "py_dataset": [[0, 0, 3, "suspend"], [0, 1, 1, "suspend"]],
+    "generator": [[0, 1, 2, "suspend"]],
+    "unknown_length": [[0, 0, 3, "suspend"]],
+    "bfloat16": [[0, 2, 0, "kill"]],
+    "several": [[0, 1, 1, "suspend"], [1, 1, 0, "suspend"], [2, 0, 1, "kill"]],
+}
+_DIGITS = ["--epochs", "2", "--batch-size", "128"]
+
+
+def _cases() -> Iterator[dict[str, Any]]:
+    for name, interrupts in _INTERRUPTS.items():
+        case = {"script": str(_SCRIPTS / "keras_cases.py"), "arguments": [name]}
+        is_killed = interrupts[-1][-1] == "kill"
+        yield {**case, "name": f"{name}-plain"}
+        yield {
+            **case,
+            "name": f"{name}-cut",
+            "interrupts": interrupts,
+            "checkpoint_interval_s": 0.0 if is_killed else 1000.0,
+            "loses_checkpoint": name == "generator",
+        }
+    script = {"script": str(_SCRIPTS / "keras_cases.py"), "arguments": ["bfloat16"]}
+    changed = {"interrupts": [[0, 1, 0, "suspend"]], "then_arguments": ["other_shape"]}
+    yield {**script, "name": "changed", **changed}
+    yield {**script, "name": "metric", "metric": "val_loss"}
+    digits = {"script": str(_ROOT / "examples" / "digits_cnn.py"), "arguments": _DIGITS, "metric": "val_accuracy"}
+    yield {**digits, "name": "digits-plain"}
+    yield {**digits, "name": "digits-cut", "patience": 15}
+    yield {"name": "tf_keras", "script": str(_SCRIPTS / "tf_keras_fit.py"), "arguments": []}
+    yield {"name": "on_batch", "script": str(_SCRIPTS / "keras_on_batch.py"), "arguments": []}
+
+
+@dataclass(frozen=True)
+class Played:
+    """What is left of a trial that has run to its end."""
+
+    folder: Path
+    codes: list[int]
+    reports: list[dict[str, Any]]
+
+    @property
+    def output(self) -> str:
+        return (self.folder / "output.txt").read_text()
+
+    def lines(self, name: str, keys: int) -> dict[tuple[str, ...], set[tuple[str, ...]]]:
+        """The first `keys` words of each line -> what the lines say about them."""
+        found: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
+        for line in (self.folder / name).read_text().splitlines():
+            words = tuple(line.split())
+            found.setdefault(words[:keys], set()).add(words[keys:])
+        return found
+
+    def of_type(self, kind: str) -> list[dict[str, Any]]:
+        return [report for report in self.reports if report["type"] == kind]
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("keras")
+    (folder / "cases.json").write_text(json.dumps(list(_cases())))
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    process = subprocess.run(
+        [sys.executable, _HERE / "keras_zygote.py", folder],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert process.returncode == 0, process.stderr
+
+    @functools.cache
+    def by_name(name: str) -> Played:
+        return Played(folder / name, **json.loads((folder / f"{name}.json").read_text()))
+
+    return by_name
+
+
+@pytest.mark.parametrize("name", list(_INTERRUPTS))
+def test_an_interrupted_trial_is_the_same_at_every_step(played: Any, name: str) -> None:
+    plain, cut = played(f"{name}-plain"), played(f"{name}-cut")
+
+    assert plain.codes == [0], plain.output
+    assert cut.codes == [-9 if how == "kill" else 75 for *_, how in _INTERRUPTS[name]] + [0], cut.output
+    losses = plain.lines("losses.txt", keys=3)
+    assert losses == cut.lines("losses.txt", keys=3)
+    assert all(len(values) == 1 for values in losses.values())
+    assert plain.lines("steps.txt", keys=1) == cut.lines("steps.txt", keys=1)
+    assert json.loads((plain.folder / "result.json").read_text()) == json.loads(
+        (cut.folder / "result.json").read_text()
+    )
+
+
+def test_the_example_is_the_same_at_every_step(played: Any) -> None:
+    plain, cut = played("digits-plain"), played("digits-cut")
+
+    assert plain.codes == [0], plain.output
+    assert cut.codes == [75, 0], cut.output
+    steps = plain.lines("steps.txt", keys=1)
+    assert len(steps) == 24
+    assert steps == cut.lines("steps.txt", keys=1)
+    assert plain.output.splitlines()[-1] == cut.output.splitlines()[-1]
+    assert plain.output.splitlines()[-1].startswith("test accuracy")
+
+
+def test_nothing_is_lost_and_nothing_done_twice_when_suspended(played: Any) -> None:
+    cut = played("dataset-cut")
+
+    steps = (cut.folder / "losses.txt").read_text().splitlines()
+    assert len(steps) == 15
+    suspended, restored = cut.of_type("suspended"), cut.of_type("restored")
+    assert [report["step"] for report in suspended] == [5, 13]
+    assert [(report["path"], report["step"]) for report in restored] == [
+        (report["path"], report["step"]) for report in suspended
+    ]
+
+
+def test_reports_tell_the_whole_course(played: Any) -> None:
+    reports = played("digits-cut").reports
+
+    kinds = [report["type"] for report in reports if report["type"] != "progress"]
+    assert kinds == ["training", "checkpoint", "suspended", "restored", "training", "checkpoint"]
+    assert all(report["preemptible"] for report in reports if report["type"] == "training")
+    values = [report["value"] for report in reports if "value" in report]
+    assert len(values) == 2
+    assert values[-1] == [report for report in reports if "metrics" in report][-1]["metrics"]["val_accuracy"]
+    trained = [report["train_s"] for report in reports if "train_s" in report]
+    assert trained == sorted(trained)
+
+
+def test_old_checkpoints_are_removed_but_not_those_of_finished_fits(played: Any) -> None:
+    cut = played("several-cut")
+
+    names = sorted(path.name for path in (cut.folder / "checkpoints").iterdir())
+    last = json.loads((cut.folder / "checkpoints" / names[-1] / "dike-trial.json").read_text())
+    ends = {path.name for path in (cut.folder / "checkpoints").iterdir() if path.name.endswith(("-step-4", "-step-8"))}
+    assert set(last["needs"]) == ends
+    assert len(names) == 3 + len(ends)
+
+
+def test_a_lost_checkpoint_is_replaced_by_the_newest(played: Any) -> None:
+    cut = played("generator-cut")
+
+    assert "there is no complete checkpoint in" in cut.output
+    assert [report["step"] for report in cut.of_type("restored")] == [6]
+
+
+def test_a_checkpoint_of_another_model_is_refused(played: Any) -> None:
+    changed = played("changed")
+
+    assert changed.codes == [75, 2]
+    assert (
+        "does not fit the model: variable 'sequential/dense/bias' has shape [5] there and shape [7] here"
+        in changed.output
+    )
+
+
+def test_a_metric_that_is_not_there_is_refused_after_the_first_epoch(played: Any) -> None:
+    metric = played("metric")
+
+    assert metric.codes == [2]
+    assert "does not report a metric 'val_loss', only loss" in metric.output
+    assert len(metric.lines("losses.txt", keys=3)) == 2
+
+
+def test_tf_keras_reports_and_is_not_preemptible(played: Any) -> None:
+    tf_keras = played("tf_keras")
+
+    assert tf_keras.codes == [0], tf_keras.output
+    assert [report["preemptible"] for report in tf_keras.of_type("training")] == [False]
+    assert [int(step) for (step,) in tf_keras.lines("steps.txt", keys=1)] == list(range(1, 9))
+    assert tf_keras.lines("steps.txt", keys=1) == tf_keras.lines("expected.txt", keys=1)
+
+
+def test_steps_of_train_on_batch_are_reported(played: Any) -> None:
+    on_batch = played("on_batch")
+
+    assert on_batch.codes == [0], on_batch.output
+    assert [report["preemptible"] for report in on_batch.of_type("training")] == [False]
+    assert on_batch.lines("steps.txt", keys=1) == on_batch.lines("expected.txt", keys=1)
