@@ -11,10 +11,11 @@ how training goes. PyTorch's and Python's random states are saved by Dike.
 import argparse
 from pathlib import Path
 
-import dike
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
+
+import dike
 
 
 def parse_arguments() -> argparse.Namespace:

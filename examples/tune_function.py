@@ -6,9 +6,10 @@ No Mesos is needed: without a master the search runs on a private one on this ma
 `master=` in the call, it runs on that cluster.
 """
 
-import dike as tf
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
+
+import dike as tf
 
 digits = load_digits()
 train_x, test_x, train_y, test_y = train_test_split(digits.data / 16.0, digits.target, test_size=0.2, random_state=7)

@@ -32,7 +32,10 @@ def main() -> None:
         tune.with_resources(run, {"cpu": 1}),
         param_space={"point": tune.grid_search([json.loads(line) for line in points.read_text().splitlines()])},
         tune_config=tune.TuneConfig(
-            metric="loss", mode="min", scheduler=ASHAScheduler(time_attr="training_iteration", max_t=epochs)
+            metric="loss",
+            mode="min",
+            scheduler=ASHAScheduler(time_attr="training_iteration", max_t=epochs),
+            reuse_actors=True,
         ),
         run_config=tune.RunConfig(storage_path=str(diaries.parent / "results"), verbose=0),
     ).fit()

@@ -211,8 +211,8 @@ class TrialRuntime:
             return
         if self.spec.metric == "loss":
             raise BadInputError(
-                "The script has reported no training loss, neither by fit nor by a session with an optimizer; let it call "
-                "dike.report(step, loss=...)."
+                "The script has reported no training loss, neither by fit nor by a session with an optimizer; let it "
+                "call dike.report(step, loss=...)."
             )
         self._require_metric(self._names)
 

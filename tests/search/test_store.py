@@ -354,7 +354,7 @@ def test_searches_that_begin_and_write_at_once_wait_for_each_other(sqlite_url: s
     def run(name: str) -> int:
         spec = dataclasses.replace(SPEC, name=name, space=(Parameter("lr", low=0.1, high=1.0),))
         with closing(Store(sqlite_url)) as store:
-            store.create_search(SPEC)
+            store.create_search(spec)
             study = Study.create(sqlite_url, spec)
             for step in range(20):
                 store.save_trial(TrialRecord(0, {}, step=step))

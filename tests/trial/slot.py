@@ -166,7 +166,10 @@ def slot(folder: Path, preload: Sequence[str] = ()) -> Iterator[Slot]:
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     environment = {
         **os.environ,
-        **{"PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "2", "OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"},
+        "PYTHONUNBUFFERED": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "OMP_NUM_THREADS": "1",
+        "TF_NUM_INTRAOP_THREADS": "1",
         # Trials are never to be handed over to a cluster.
         "DIKE_MASTER": "127.0.0.1:1",
     }

@@ -176,7 +176,7 @@ def test_a_checkpoint_of_another_model_is_refused(played: Any) -> None:
 
     assert changed.codes == [75, 2]
     assert (
-        "does not fit the model: variable 'sequential/dense/bias' has shape [5] there and shape [7] here"
+        "does not fit the model: variable 'sequential/dense/kernel' has shape [6, 5] there and shape [6, 7] here"
         in changed.output
     )
 

@@ -110,7 +110,6 @@ def test_a_trial_that_starts_cold_does_the_same(tmp_path: Path) -> None:
     assert run.of("progress")[0]["loss"] == 0.5
 
 
-
 def test_without_a_trial_nothing_is_run(tmp_path: Path) -> None:
     script = tmp_path / "never.py"
     script.write_text("print('ran')")

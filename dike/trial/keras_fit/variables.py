@@ -52,7 +52,7 @@ def restore(model: Any, values: Mapping[str, Any], path: str) -> None:
     shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
     saved = {name: tuple(value.shape) for name, value in values.items()}
     if shapes != saved:
-        name = min(name for name in {*shapes, *saved} if shapes.get(name) != saved.get(name))
+        name = next(name for name in {**shapes, **saved} if shapes.get(name) != saved.get(name))
         raise BadInputError(
             f"Checkpoint '{path}' does not fit the model: variable '{name}' has {_shape(saved.get(name))} there and "
             f"{_shape(shapes.get(name))} here; undo the change to the script, or begin a search of another name."
