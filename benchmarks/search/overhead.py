@@ -1,0 +1,133 @@
+"""Steps of a trial beside the same steps of plain TensorFlow: two processes that take turns on the machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dike.trial import spec as specs
+from dike.trial.spec import TrialSpec
+from executor.environment import process_environment
+
+SCRIPTS = Path(__file__).parent / "scripts"
+PROCESSES = 3
+"""Pairs of processes."""
+TURNS = 5
+"""Turns of each process; before them it has one to warm up."""
+STEPS = 1000
+"""Steps in a turn."""
+_READ_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The same stretch of steps twice, one right after the other.
+
+    Attributes:
+        plain_s: seconds of plain TensorFlow.
+        dike_s: seconds of the trial.
+    """
+
+    plain_s: float
+    dike_s: float
+
+    @property
+    def ratio(self) -> float:
+        return self.dike_s / self.plain_s
+
+
+def take_turns(folder: Path, script: str, arguments: Sequence[str]) -> list[Turn]:
+    """Runs a script of ours (see `scripts.turns`) as it is and as a trial.
+
+    Args:
+        folder: for checkpoints and output.
+        script: its name in our folder of scripts.
+        arguments: its arguments besides the length of a turn.
+
+    Raises:
+        RuntimeError: if one of them ends before its time.
+    """
+    turns = []
+    command = [str(SCRIPTS / script), *arguments, "--turn-steps", str(STEPS)]
+    for number in range(PROCESSES):
+        with _plain(command, folder / f"plain-{number}.err") as plain, _trial(command, folder, number) as dike:
+            plain.take()
+            dike.take()
+            for turn in range(TURNS):
+                if turn % 2:
+                    dike_s, plain_s = dike.take(), plain.take()
+                else:
+                    plain_s, dike_s = plain.take(), dike.take()
+                turns.append(Turn(plain_s, dike_s))
+    return turns
+
+
+class _Training:
+    """A process that trains when it is its turn."""
+
+    def __init__(self, process: subprocess.Popen[str], errors: Path) -> None:
+        self._process = process
+        self._errors = errors
+
+    def take(self) -> float:
+        """Gives it a turn; returns the seconds it took."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
+            return float(self._process.stdout.readline())
+        except (BrokenPipeError, ValueError):
+            raise RuntimeError(f"the training has ended:\n{self._errors.read_text()[-4000:]}") from None
+
+
+@contextlib.contextmanager
+def _plain(command: Sequence[str], errors: Path, variables: Sequence[tuple[str, str]] = (), fds: Sequence[int] = ()
+           ) -> Iterator[_Training]:
+    with (
+        errors.open("wb") as stderr,
+        subprocess.Popen(
+            [sys.executable, *command],
+            env={**process_environment(1.0, dict(variables), ()), "PYTHONPATH": str(SCRIPTS.parents[2])},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            pass_fds=fds,
+        ) as process,
+    ):
+        try:
+            yield _Training(process, errors)
+        finally:
+            process.kill()
+
+
+@contextlib.contextmanager
+def _trial(command: Sequence[str], folder: Path, number: int) -> Iterator[_Training]:
+    reader, report_fd = os.pipe()
+    control_fd, control = os.pipe()
+    drain = threading.Thread(target=_drain, args=(reader,), daemon=True)
+    drain.start()
+    spec = TrialSpec("overhead", number, 0, {}, str(folder / f"trial-{number}"), None, report_fd=report_fd,
+                     control_fd=control_fd)
+    launch = ["-P", "-m", "dike.trial.launch", *command]
+    try:
+        with _plain(launch, folder / f"dike-{number}.err", [(specs.VARIABLE, spec.dumps())], (report_fd, control_fd)
+                    ) as training:
+            yield training
+    finally:
+        for descriptor in (report_fd, control_fd, control):
+            os.close(descriptor)
+        drain.join()
+        os.close(reader)
+
+
+def _drain(reader: int) -> None:
+    while os.read(reader, _READ_BYTES):
+        pass
