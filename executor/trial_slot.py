@@ -85,7 +85,9 @@ class TrialSlot:
             bundle.fetch(self._order.bundle_url, self._folder)
             descendants.adopt_orphans()
             order = self._order
-            environment = process_environment(order.cpus, order.environment, order.gpu_devices)
+            # The order of a set of strings is the same in every slot a trial comes to.
+            own = {"PYTHONHASHSEED": "0", **order.environment}
+            environment = process_environment(order.cpus, own, order.gpu_devices)
             log = self._channel.sandbox / "zygote.out"
             self._zygote = Zygote(order.preload, environment, log, self._zygote_command)
         except (bundle.BundleError, OSError) as error:

@@ -25,7 +25,7 @@ from framework.search.lease import Lease, database_time_s, is_held
 from framework.search.objective import Objective
 from framework.search.records import SearchSpec, SliceRecord, TrialRecord, TrialState
 from framework.search.rows import read_slice, read_spec, read_trial, slice_values, trial_values, write_spec
-from framework.search.tables import NAME_LENGTH, SEARCHES, SLICES, TRIALS
+from framework.search.tables import LOSSES, NAME_LENGTH, SEARCHES, SLICES, TRIALS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +178,7 @@ class Store:
     def delete_search(self) -> None:
         """Removes the search, because nothing came of it."""
         with self._transaction() as connection:
-            for table in (losses.LOSSES, SLICES, TRIALS):
+            for table in (LOSSES, SLICES, TRIALS):
                 connection.execute(delete(table).where(table.c.search_id == self._require_id()))
             connection.execute(delete(SEARCHES).where(SEARCHES.c.id == self._require_id()))
 
