@@ -62,7 +62,7 @@ class SearchRun:
 
 def shuffled(space: Space, seed: int) -> Space:
     """The same space with parameters and values in another order, and so another order of the grid's trials."""
-    order = random.Random(seed)
+    order = random.Random(seed)  # noqa: S311
     return {name: order.sample(space[name], len(space[name])) for name in order.sample(list(space), len(space))}
 
 
@@ -90,11 +90,9 @@ def run_dike(policy: str, space: Space, epochs: int, quantum_s: float, seed: int
             "format": "json",
         }
         begin_s = time.time()
-        output = _run(
-            ["framework", "tune", str(SCRIPT), *parameters, *(f"--{name}={value}" for name, value in options.items())]
-            + ["--", "--epochs", str(epochs), "--diaries", str(diaries)],
-            folder,
-        )
+        flags = [f"--{name}={value}" for name, value in options.items()]
+        own = ["--", "--epochs", str(epochs), "--diaries", str(diaries)]
+        output = _run(["framework", "tune", str(SCRIPT), *parameters, *flags, *own], folder)
         ended_s = time.time() - begin_s
         if not json.loads(output)["complete"]:
             raise RuntimeError(f"the search under {policy} is not complete: {output}")

@@ -18,12 +18,14 @@ from optuna.trial import TrialState
 
 SLOTS = 2
 STUDY = "digits"
+_ARGUMENTS = 4
+"""The program and what it is given; its processes get the storage besides."""
 
 
 def main() -> None:
     """Makes the study, and runs the processes that work on it."""
-    points, epochs, diaries = Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-    storage = f"sqlite:///{diaries.parent / 'optuna.db'}"
+    points, folder = Path(sys.argv[1]), Path(sys.argv[3]).parent
+    storage = f"sqlite:///{folder / 'optuna.db'}"
     study = optuna.create_study(storage=storage, study_name=STUDY)
     configurations = points.read_text(encoding="utf-8").splitlines()
     for number in range(len(configurations)):
@@ -63,7 +65,7 @@ def work(points: Path, epochs: int, diaries: Path, storage: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 5:
+    if len(sys.argv) > _ARGUMENTS:
         work(Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])
     else:
         main()

@@ -27,22 +27,22 @@ _READ_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Turn:
-    """The same stretch of steps twice, one right after the other.
+    """A stretch of steps.
 
     Attributes:
-        plain_s: seconds of plain TensorFlow.
-        dike_s: seconds of the trial.
+        clock_s: how long it took.
+        cpu_s: seconds of a CPU that the process has had in it, in all its threads.
     """
 
-    plain_s: float
-    dike_s: float
-
-    @property
-    def ratio(self) -> float:
-        return self.dike_s / self.plain_s
+    clock_s: float
+    cpu_s: float
 
 
-def take_turns(folder: Path, script: str, arguments: Sequence[str]) -> list[Turn]:
+Pair = tuple[Turn, Turn]
+"""The same stretch twice, one right after the other: of plain TensorFlow, and of the trial."""
+
+
+def take_turns(folder: Path, script: str, arguments: Sequence[str]) -> list[Pair]:
     """Runs a script of ours (see `scripts.turns`) as it is and as a trial.
 
     Args:
@@ -53,19 +53,16 @@ def take_turns(folder: Path, script: str, arguments: Sequence[str]) -> list[Turn
     Raises:
         RuntimeError: if one of them ends before its time.
     """
-    turns = []
+    pairs = []
     command = [str(SCRIPTS / script), *arguments, "--turn-steps", str(STEPS)]
     for number in range(PROCESSES):
         with _plain(command, folder / f"plain-{number}.err") as plain, _trial(command, folder, number) as dike:
             plain.take()
             dike.take()
             for turn in range(TURNS):
-                if turn % 2:
-                    dike_s, plain_s = dike.take(), plain.take()
-                else:
-                    plain_s, dike_s = plain.take(), dike.take()
-                turns.append(Turn(plain_s, dike_s))
-    return turns
+                first, second = (dike.take(), plain.take()) if turn % 2 else (plain.take(), dike.take())
+                pairs.append((second, first) if turn % 2 else (first, second))
+    return pairs
 
 
 class _Training:
@@ -75,21 +72,27 @@ class _Training:
         self._process = process
         self._errors = errors
 
-    def take(self) -> float:
-        """Gives it a turn; returns the seconds it took."""
+    def take(self) -> Turn:
+        """Gives it a turn.
+
+        Raises:
+            RuntimeError: if the process has ended.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
             self._process.stdin.write("\n")
             self._process.stdin.flush()
-            return float(self._process.stdout.readline())
+            clock_s, cpu_s = map(float, self._process.stdout.readline().split())
         except (BrokenPipeError, ValueError):
             raise RuntimeError(f"the training has ended:\n{self._errors.read_text()[-4000:]}") from None
+        return Turn(clock_s, cpu_s)
 
 
 @contextlib.contextmanager
-def _plain(command: Sequence[str], errors: Path, variables: Sequence[tuple[str, str]] = (), fds: Sequence[int] = ()
-           ) -> Iterator[_Training]:
+def _plain(
+    command: Sequence[str], errors: Path, variables: Sequence[tuple[str, str]] = (), fds: Sequence[int] = ()
+) -> Iterator[_Training]:
     with (
         errors.open("wb") as stderr,
         subprocess.Popen(
@@ -114,12 +117,14 @@ def _trial(command: Sequence[str], folder: Path, number: int) -> Iterator[_Train
     control_fd, control = os.pipe()
     drain = threading.Thread(target=_drain, args=(reader,), daemon=True)
     drain.start()
-    spec = TrialSpec("overhead", number, 0, {}, str(folder / f"trial-{number}"), None, report_fd=report_fd,
-                     control_fd=control_fd)
+    spec = TrialSpec(
+        "overhead", number, 0, {}, str(folder / f"trial-{number}"), None, report_fd=report_fd, control_fd=control_fd
+    )
     launch = ["-P", "-m", "dike.trial.launch", *command]
     try:
-        with _plain(launch, folder / f"dike-{number}.err", [(specs.VARIABLE, spec.dumps())], (report_fd, control_fd)
-                    ) as training:
+        with _plain(
+            launch, folder / f"dike-{number}.err", [(specs.VARIABLE, spec.dumps())], (report_fd, control_fd)
+        ) as training:
             yield training
     finally:
         for descriptor in (report_fd, control_fd, control):

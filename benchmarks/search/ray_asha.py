@@ -1,4 +1,6 @@
-"""The trials of the measured searches under Ray Tune's ASHA: `python -m benchmarks.search.ray_asha POINTS EPOCHS DIARIES`.
+"""The trials of the measured searches under Ray Tune's ASHA.
+
+    python -m benchmarks.search.ray_asha POINTS EPOCHS DIARIES
 
 POINTS is a file of JSON lines, one configuration each.
 """

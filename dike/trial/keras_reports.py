@@ -80,7 +80,7 @@ class KerasReports:
 
 def loss_of(logs: Any) -> Any:
     """The loss among the logs of a step; None if they have none."""
-    return logs.get("loss") if isinstance(logs, Mapping) else None
+    return logs.get("loss") if isinstance(logs, dict) else None
 
 
 def figures(logs: Mapping[str, Any] | None) -> dict[str, float]:

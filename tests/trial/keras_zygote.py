@@ -92,8 +92,8 @@ def run(case: dict[str, Any], work: Path, spec: TrialSpec) -> None:
 def play(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Runs the trial until it ends; how every run ended, and all reports."""
     work = folder / case["name"]
-    checkpoints = work / "checkpoints"
-    checkpoints.mkdir(parents=True)
+    (work / "checkpoints").mkdir(parents=True)
+    checkpoints = f"{case.get('scheme', '')}{work}/checkpoints"
     reports = work / "reports.txt"
     codes: list[int] = []
     resume_from = None
@@ -107,7 +107,7 @@ def play(case: dict[str, Any], folder: Path) -> dict[str, Any]:
                     number=0,
                     run=len(codes),
                     parameters={},
-                    folder=str(checkpoints),
+                    folder=checkpoints,
                     resume_from=resume_from,
                     checkpoint_interval_s=case.get("checkpoint_interval_s", 1000.0),
                     metric=case.get("metric", "loss"),
@@ -117,9 +117,9 @@ def play(case: dict[str, Any], folder: Path) -> dict[str, Any]:
             finally:
                 os._exit(99)
         codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-        resume_from = folders.newest(str(checkpoints))
+        resume_from = folders.newest(checkpoints)
         if case.get("loses_checkpoint") and len(codes) == 1:
-            resume_from = str(checkpoints / "run-0-step-9999")
+            resume_from = f"{checkpoints}/run-0-step-9999"
         case = {**case, "arguments": case.get("then_arguments", case["arguments"])}
     return {"codes": codes, "reports": [json.loads(line) for line in reports.read_text().splitlines()]}
 

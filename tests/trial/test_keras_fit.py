@@ -45,11 +45,14 @@ def _cases() -> Iterator[dict[str, Any]]:
             "interrupts": interrupts,
             "checkpoint_interval_s": 0.0 if is_killed else 1000.0,
             "loses_checkpoint": name == "generator",
+            "scheme": "file://" if is_killed else "",
         }
     script = {"script": str(_SCRIPTS / "keras_cases.py"), "arguments": ["bfloat16"]}
     changed = {"interrupts": [[0, 1, 0, "suspend"]], "then_arguments": ["other_shape"]}
     yield {**script, "name": "changed", **changed}
     yield {**script, "name": "metric", "metric": "val_loss"}
+    unseeded = [[0, 0, 2, "suspend"], [0, 1, 5, "suspend"], [1, 0, 4, "suspend"]]
+    yield {**script, "name": "unseeded", "arguments": ["unseeded"], "interrupts": unseeded}
     digits = {"script": str(_ROOT / "examples" / "digits_cnn.py"), "arguments": _DIGITS, "metric": "val_accuracy"}
     yield {**digits, "name": "digits-plain"}
     yield {**digits, "name": "digits-cut", "patience": 15}
@@ -127,6 +130,18 @@ def test_the_example_is_the_same_at_every_step(played: Any) -> None:
     assert steps == cut.lines("steps.txt", keys=1)
     assert plain.output.splitlines()[-1] == cut.output.splitlines()[-1]
     assert plain.output.splitlines()[-1].startswith("test accuracy")
+
+
+def test_an_interrupted_epoch_has_each_sample_once_without_a_seed(played: Any) -> None:
+    unseeded = played("unseeded")
+
+    assert unseeded.codes == [75, 75, 75, 0], unseeded.output
+    epochs: dict[tuple[str, str], list[float]] = {}
+    for line in (unseeded.folder / "losses.txt").read_text().splitlines():
+        fit, epoch, *_, loss = line.split()
+        epochs.setdefault((fit, epoch), []).append(float.fromhex(loss))
+    assert len(epochs) == 4
+    assert [sorted(losses) for losses in epochs.values()] == [[float(sample) for sample in range(8)]] * 4
 
 
 def test_nothing_is_lost_and_nothing_done_twice_when_suspended(played: Any) -> None:

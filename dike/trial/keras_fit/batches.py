@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+from tensorflow.python.eager import context
 
 from dike.trial import randomness
+from dike.trial.keras_fit import iterator_state
 from dike.trial.keras_fit.plain_values import Attributes
 
 
@@ -66,6 +69,7 @@ class Batches(TFEpochIterator):
         self._skip = 0
         self._to_resume: Callable[[], Any] | None = None
         self._randomness_used: dict[str, Any] | None = None
+        self._iterator: Any = None
         if _takers:
             _takers[-1](self)
 
@@ -80,6 +84,10 @@ class Batches(TFEpochIterator):
         return self._is_py_dataset or isinstance(self.data_adapter, GeneratorDataAdapter)
 
     @property
+    def _is_array(self) -> bool:
+        return isinstance(self.data_adapter, ArrayDataAdapter)
+
+    @property
     def _is_py_dataset(self) -> bool:
         return isinstance(self.data_adapter, PyDatasetAdapter)
 
@@ -90,8 +98,8 @@ class Batches(TFEpochIterator):
         self._pass_over(made)
 
     def _pass_over(self, count: int) -> None:
-        """Does as if `count` more iterators had been made; nothing depends on how many of those over Python code."""
-        for _ in range(0 if self.is_python else count):
+        """Does as if `count` more iterators had been made. Only those over a user's data set depend on how many."""
+        for _ in range(0 if self.is_python or self._is_array else count):
             iter(self._distributed_dataset)
 
     def track(self, watcher: Watcher) -> None:
@@ -118,12 +126,30 @@ class Batches(TFEpochIterator):
         arrays.extend(self._arrays)
         return at
 
-    def resume(self, position: DataPosition, arrays: list[Any], batch: int) -> Iterator[Any]:
+    def iterator_files(self, batch: int) -> dict[str, bytes]:
+        """The state of the current iterator, where passing over what it has given would not do, or take too long.
+
+        Args:
+            batch: as in `position`.
+        """
+        is_seeded = context.global_seed() is not None
+        if self.is_python or not (self._at.kept or (batch and not is_seeded)):
+            return {}
+        files = iterator_state.save(self._iterator, without_random_ops=False)
+        if files is None and not is_seeded:
+            # Keras shuffles arrays by a random op, but has done so for an epoch when its first batch is there.
+            files = iterator_state.save(self._iterator, without_random_ops=True) if self._is_array else None
+        return files or {}
+
+    def resume(
+        self, position: DataPosition, arrays: list[Any], files: Mapping[str, bytes], batch: int
+    ) -> Iterator[Any]:
         """Goes back to a position.
 
         Args:
             position: what `position` returned.
             arrays: the arrays it gave.
+            files: what `iterator_files` returned.
             batch: batches of the running epoch that are done; 0 between two epochs.
 
         Returns:
@@ -133,18 +159,22 @@ class Batches(TFEpochIterator):
         self._num_batches = position.per_epoch
         self._skip = batch
         goes_on = bool(batch) or position.kept
-        if self._attributes is not None and not goes_on:
-            self._attributes.restore(position.attributes, arrays)
         if self.is_python:
             self._to_resume = self._remake if goes_on else None
             position.made -= goes_on
-            return self._first_batches()
+            batches = self._first_batches()
+            if self._attributes is not None:
+                self._attributes.restore(position.attributes, arrays)
+            return batches
         self._pass_over(position.made - 2)
-        earlier = iter(self._distributed_dataset) if position.made > 1 else None
+        earlier = iter(self._distributed_dataset) if position.made > 1 or files else None
         current = iter(self._distributed_dataset)
         self._to_resume = (lambda: current) if goes_on else None
         position.made -= goes_on
-        _draw(current, position.drawn - (self.steps_per_execution if earlier is None else 0))
+        if files:
+            iterator_state.restore(current, files)
+        else:
+            _draw(current, position.drawn - (self.steps_per_execution if earlier is None else 0))
         return current if earlier is None else earlier
 
     def _remake(self) -> Iterator[Any]:
@@ -184,8 +214,10 @@ class Batches(TFEpochIterator):
     def _make(self) -> Any:
         to_resume, self._to_resume = self._to_resume, None
         self._at.made += 1
-        if to_resume is not None:
-            return to_resume()
+        self._iterator = self._make_anew() if to_resume is None else to_resume()
+        return self._iterator
+
+    def _make_anew(self) -> Any:
         self._at.drawn = 0
         if self._watcher is not None:
             self._at.randomness = randomness.state()

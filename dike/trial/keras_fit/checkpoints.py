@@ -10,7 +10,6 @@ from typing import Any
 from dike.trial import folders
 from dike.trial.keras_fit.batches import DataPosition
 from dike.trial.keras_fit.plain_values import dump_arrays, load_arrays
-from dike.trial.runtime import TrialRuntime
 from dike.trial.spec import TrialSpec
 
 KIND = "keras"
@@ -59,6 +58,7 @@ class FitCheckpoint:
         values: name of a variable -> its value.
         arrays: those that the callbacks' attributes refer to.
         data_arrays: those that the data's attributes refer to.
+        iterator_files: the state of the current iterator over the data; none where that is not needed.
     """
 
     path: str
@@ -67,27 +67,29 @@ class FitCheckpoint:
     values: dict[str, Any]
     arrays: list[Any]
     data_arrays: list[Any]
+    iterator_files: dict[str, bytes]
 
 
-def write(
-    runtime: TrialRuntime, state: FitState, values: dict[str, Any], arrays: list[Any], data_arrays: list[Any]
-) -> str:
-    """Writes a checkpoint, and removes those it makes superfluous; returns its path."""
-    path = runtime.spec.checkpoint_path(state.step)
-    named = {
-        f"{kind}-{number}": array
-        for kind, group in (("callbacks", arrays), ("data", data_arrays))
-        for number, array in enumerate(group)
-    }
+def write(checkpoint: FitCheckpoint) -> None:
+    """Writes a checkpoint, and removes those it makes superfluous."""
+    groups = {"callbacks": checkpoint.arrays, "data": checkpoint.data_arrays}
+    arrays = {f"{kind}-{number}": array for kind, group in groups.items() for number, array in enumerate(group)}
+    state = checkpoint.state
     files = {
         _STATE: json.dumps(dataclasses.asdict(state)).encode(),
-        _VARIABLES: dump_arrays(values),
-        _ARRAYS: dump_arrays(named),
+        _VARIABLES: dump_arrays(checkpoint.values),
+        _ARRAYS: dump_arrays(arrays),
+        **checkpoint.iterator_files,
     }
-    needs = list(state.finished.values())
-    folders.write(path, files, {"kind": KIND, "step": state.step, "train_s": runtime.train_s, "needs": needs})
-    folders.prune(path)
-    return path
+    meta = {
+        "kind": KIND,
+        "step": state.step,
+        "train_s": checkpoint.train_s,
+        "needs": list(state.finished.values()),
+        "iterator": sorted(checkpoint.iterator_files),
+    }
+    folders.write(checkpoint.path, files, meta)
+    folders.prune(checkpoint.path)
 
 
 def find(spec: TrialSpec) -> FitCheckpoint | None:
@@ -113,4 +115,5 @@ def read(path: str) -> FitCheckpoint | None:
         for kind in ("callbacks", "data")
     }
     values = load_arrays(content(_VARIABLES))
-    return FitCheckpoint(path, meta["train_s"], state, values, groups["callbacks"], groups["data"])
+    iterator_files = {name: content(name) for name in meta["iterator"]}
+    return FitCheckpoint(path, meta["train_s"], state, values, groups["callbacks"], groups["data"], iterator_files)

@@ -12,7 +12,7 @@ from dike.trial import randomness
 from dike.trial.keras_fit import checkpoints, variables
 from dike.trial.keras_fit.batches import Batches, handing_to
 from dike.trial.keras_fit.callbacks import TrialCallbacks
-from dike.trial.keras_fit.checkpoints import FitState
+from dike.trial.keras_fit.checkpoints import FitCheckpoint, FitState
 from dike.trial.keras_fit.plain_values import Attributes
 from dike.trial.keras_fit.script import KerasScript
 from dike.trial.keras_reports import figures, loss_of, validates
@@ -99,7 +99,8 @@ class Fit:
         self._model._initial_epoch = None
         state = self._saved.state
         # Most variables of models, metrics and optimizers are made by a first step; what it does to them is undone.
-        data = self._batches.resume(copy.deepcopy(state.data), self._saved.data_arrays, state.batch)
+        position = copy.deepcopy(state.data)
+        data = self._batches.resume(position, self._saved.data_arrays, self._saved.iterator_files, state.batch)
         self._model.train_function(data)
         del data
         self._restore()
@@ -186,7 +187,18 @@ class Fit:
             randomness=randomness.state(),
             finished=dict(self._script.finished),
         )
-        path = checkpoints.write(self._runtime, state, variables.values_of(self._model), arrays, data_arrays)
+        path = self._runtime.spec.checkpoint_path(state.step)
+        checkpoints.write(
+            FitCheckpoint(
+                path=path,
+                train_s=self._runtime.train_s,
+                state=state,
+                values=variables.values_of(self._model),
+                arrays=arrays,
+                data_arrays=data_arrays,
+                iterator_files={} if is_finished else self._batches.iterator_files(batch),
+            )
+        )
         self._runtime.checkpoint_written(path, state.step)
         if self._runtime.suspend_requested and not is_finished:
             self._runtime.suspend(path, state.step)

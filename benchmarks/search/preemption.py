@@ -1,0 +1,129 @@
+"""What it costs to take a slot from one trial and give it to another, and to be a trial at all."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.search.overhead import PROCESSES, SCRIPTS, STEPS, TURNS, take_turns
+from benchmarks.search.slot import slot_for
+
+TITLE = "Preemption"
+REPETITIONS = 5
+PAPER = "0.67 to 1.57 s for a suspension and a resumption together (its Figure 7, on GPUs)"
+_EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@dataclass(frozen=True)
+class _Script:
+    """A training that is suspended and resumed."""
+
+    name: str
+    path: Path
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Costs:
+    """What was measured of it, in seconds.
+
+    Attributes:
+        start_s: from the request to the zygote to the first step of a trial that begins.
+        suspend_s: each time from the request to suspend to the slot being free.
+        cold_s, zygote_s: each time from the request to the first step of a trial that goes on.
+        checkpoint_bytes: size of a checkpoint.
+    """
+
+    start_s: float
+    suspend_s: list[float]
+    cold_s: list[float]
+    zygote_s: list[float]
+    checkpoint_bytes: int
+
+
+INTERRUPTED = (
+    _Script("digits CNN, Keras", _EXAMPLES / "digits_cnn.py", ("--epochs", "100000")),
+    _Script("digits CNN, v1", _EXAMPLES / "digits_v1.py", ("--steps", "10000000")),
+    _Script("dense, 100 MB, Keras", SCRIPTS / "dense_keras.py"),
+    _Script("dense, 100 MB, v1", SCRIPTS / "dense_v1.py"),
+)
+TURN_TAKERS = (
+    ("Keras, an epoch of 1,000 steps", "turns_keras.py", ("--epoch-steps", "1000")),
+    ("Keras, 40 epochs of 25 steps", "turns_keras.py", ("--epoch-steps", "25")),
+    ("v1, `MonitoredTrainingSession`", "turns_v1.py", ()),
+)
+
+
+def measure() -> Iterator[str]:
+    """Lines of Markdown: seconds to suspend and resume, then steps as a trial against the same steps without Dike."""
+    yield f"Medians of {REPETITIONS} (slowest in brackets), one CPU, seconds. *suspend*: from the request to the slot"
+    yield "being free, the checkpoint on the local disk and the process gone. *resume*: from the request to start the"
+    yield "process until a step is done; *zygote*: forked from a process that has imported TensorFlow, *cold*: a new"
+    yield "Python. *begin*: the same by the zygote for a trial that begins; it includes what the script does itself,"
+    yield f"such as reading its data and building its graph. *pair*: suspend and resume; the paper has {PAPER}."
+    yield ""
+    yield "| trial | checkpoint, MB | suspend | begin | resume, zygote | pair, zygote | resume, cold | pair, cold |"
+    yield "|---|---|---|---|---|---|---|---|"
+    with tempfile.TemporaryDirectory() as name:
+        for number, script in enumerate(INTERRUPTED):
+            costs = _interrupt(script, Path(name) / str(number))
+            suspend_s = statistics.median(costs.suspend_s)
+            yield (
+                f"| {script.name} | {costs.checkpoint_bytes / 1e6:.1f} | {_seconds(costs.suspend_s)} "
+                f"| {costs.start_s:.2f} | {_seconds(costs.zygote_s)} "
+                f"| {suspend_s + statistics.median(costs.zygote_s):.2f} | {_seconds(costs.cold_s)} "
+                f"| {suspend_s + statistics.median(costs.cold_s):.2f} |"
+            )
+        yield ""
+        yield from _overhead(Path(name))
+
+
+def _interrupt(script: _Script, folder: Path) -> _Costs:
+    """Suspends and resumes a trial again and again, cold and by the zygote in turns."""
+    suspend_s: list[float] = []
+    cold_s: list[float] = []
+    zygote_s: list[float] = []
+    with slot_for(script.path, script.arguments, folder) as slot:
+        run, start_s = slot.start(None)
+        for _ in range(REPETITIONS):
+            for resume_s, cold in ((zygote_s, False), (cold_s, True)):
+                end = slot.suspend(run)
+                assert end.suspend_s is not None
+                suspend_s.append(end.suspend_s)
+                run, seconds = slot.start(end.checkpoint, cold=cold)
+                resume_s.append(seconds)
+        end = slot.suspend(run)
+        assert end.checkpoint is not None
+        size = sum(file.stat().st_size for file in Path(end.checkpoint).rglob("*") if file.is_file())
+    return _Costs(start_s, suspend_s, cold_s, zygote_s, size)
+
+
+def _overhead(folder: Path) -> Iterator[str]:
+    yield f"{STEPS:,} steps of the digits CNN at batch size 64 as a trial that reports, against the same script without"
+    yield f"Dike: {PROCESSES} pairs of processes that take turns of {STEPS:,} steps on the machine, {TURNS} turns each"
+    yield "after one to warm up. Imports and starts are not in it. Median ratio of the two turns of a pair, and the"
+    yield "middle half of the ratios; by the clock, and by the CPU time of all threads, which other work on the machine"
+    yield "hardly changes. The paper has 2.0 to 8.7% (its Table 2); periodic checkpoints (here every 60 s) come on top."
+    yield ""
+    yield "| training | plain, ms a step | ratio by the clock | ratio by CPU time |"
+    yield "|---|---|---|---|"
+    for number, (name, script, arguments) in enumerate(TURN_TAKERS):
+        own = folder / f"turns-{number}"
+        own.mkdir()
+        pairs = take_turns(own, script, arguments)
+        step_ms = statistics.median(plain.clock_s for plain, _ in pairs) / STEPS * 1000
+        by_clock = _ratios([dike.clock_s / plain.clock_s for plain, dike in pairs])
+        by_cpu = _ratios([dike.cpu_s / plain.cpu_s for plain, dike in pairs])
+        yield f"| {name} | {step_ms:.2f} | {by_clock} | {by_cpu} |"
+
+
+def _seconds(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):.2f} ({max(values):.2f})"
+
+
+def _ratios(values: Sequence[float]) -> str:
+    low, middle, high = statistics.quantiles(values, n=4)
+    return f"{middle:.3f} ({low:.3f} to {high:.3f})"

@@ -1,0 +1,140 @@
+"""A slot without Mesos: trials forked from a real zygote, or started cold, and watched as the executor watches them."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from dike.trial.spec import TrialSpec
+from executor import descendants
+from executor.environment import process_environment
+from executor.monitor import Gpus, RunMonitor
+from executor.process import wait_readable
+from executor.trial_messages import RunEnd, TrialRun
+from executor.trial_run import CONTROL_FD, REPORT_FD, SlotRun
+from executor.zygote import ForkRequest, Zygote
+from framework.search.script_facts import script_facts
+
+DEADLINE_S = 120.0
+_POLL_S = 0.1
+_CLEAR_POLL_S = 0.01
+_OUT_OF_THE_WAY = 10
+"""File descriptors from here on are none that a trial expects to find."""
+
+
+class BenchmarkSlot:
+    """Runs one trial of a script, again and again. Made by `slot_for`.
+
+    Args:
+        script: the script.
+        arguments: its arguments.
+        folder: for checkpoints and output.
+        zygote: has imported what the script needs.
+    """
+
+    def __init__(self, script: Path, arguments: Sequence[str], folder: Path, zygote: Zygote) -> None:
+        self._script = script
+        self._arguments = tuple(arguments)
+        self._folder = folder
+        self._zygote = zygote
+        self._runs = 0
+
+    def start(self, checkpoint: str | None, *, cold: bool = False) -> tuple[SlotRun, float]:
+        """Starts a run of the trial, and waits until it has done a step; returns it, and the seconds that took.
+
+        Args:
+            checkpoint: what it goes on from; None to begin.
+            cold: whether Python starts anew, instead of a fork of the zygote.
+
+        Raises:
+            RuntimeError: if it does not come that far.
+        """
+        spec = TrialSpec("preemption", 0, self._runs, {}, str(self._folder / "trial"), checkpoint)
+        self._runs += 1
+        run = SlotRun(TrialRun(spec, self._arguments), self._folder, RunMonitor(Gpus(())))
+        request, descriptors = run.request(self._script.parent, self._script.name)
+        begin_s = time.monotonic()
+        run.started(_spawn(request, descriptors) if cold else self._fork(request, descriptors))
+        self._wait(run, lambda: run.reports.last)
+        return run, time.monotonic() - begin_s
+
+    def suspend(self, run: SlotRun) -> RunEnd:
+        """Has a run suspended after some more steps, and waits until the slot is free.
+
+        Raises:
+            RuntimeError: if it ends in another way.
+        """
+        first = run.reports.step
+        self._wait(run, lambda: run.reports.step > first)
+        run.suspend(DEADLINE_S)
+        self._wait(run, lambda: run.is_over)
+        while not descendants.clear(self._zygote.pid):
+            time.sleep(_CLEAR_POLL_S)
+        end = run.end()
+        if end.outcome != "suspended":
+            raise RuntimeError(f"a run of {self._script.name} has {end.outcome}: {end.message}\n{end.tail}")
+        return end
+
+    def wait_until_ready(self) -> None:
+        """Waits for the zygote's imports."""
+        self._wait(None, lambda: self._zygote.ready)
+
+    def _fork(self, request: ForkRequest, descriptors: Sequence[int]) -> int:
+        self._zygote.ask(request, descriptors)
+        self._wait(None, lambda: not self._zygote.asked)
+        answer = self._zygote.take_answer()
+        if not isinstance(answer, int):
+            raise RuntimeError(f"the zygote has forked nothing: {answer}")
+        return answer
+
+    def _wait(self, run: SlotRun | None, condition: Callable[[], object]) -> None:
+        end_s = time.monotonic() + DEADLINE_S
+        while not condition():
+            if self._zygote.failure or time.monotonic() > end_s:
+                raise RuntimeError(f"{self._script.name} does not get on: {self._zygote.failure or 'too slow'}")
+            if run is not None and run.is_over:
+                raise RuntimeError(f"a run of {self._script.name} has ended: {run.end()}")
+            wait_readable((*self._zygote.watched, *(run.watched if run else ())), _POLL_S)
+            self._zygote.poll()
+            if run is not None:
+                run.poll()
+
+
+@contextlib.contextmanager
+def slot_for(script: Path, arguments: Sequence[str], folder: Path) -> Iterator[BenchmarkSlot]:
+    """A slot whose zygote is ready for a script. This process becomes the parent of its orphans, as executors do."""
+    descendants.adopt_orphans()
+    folder.mkdir()
+    preload = script_facts(script, ()).preload
+    zygote = Zygote(preload, process_environment(1.0, {}, ()), folder / "zygote.out")
+    try:
+        slot = BenchmarkSlot(script, arguments, folder, zygote)
+        slot.wait_until_ready()
+        yield slot
+    finally:
+        zygote.close()
+        while not descendants.clear(None):
+            time.sleep(_CLEAR_POLL_S)
+
+
+def _spawn(request: ForkRequest, descriptors: Sequence[int]) -> int:
+    """Starts what a zygote would fork as a process of its own; returns its id."""
+    targets = (1, 2, REPORT_FD, CONTROL_FD)
+    # The numbers may be each other's.
+    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _OUT_OF_THE_WAY) for descriptor in descriptors]
+    try:
+        return os.posix_spawn(
+            sys.executable,
+            [sys.executable, "-P", "-m", "dike.trial.launch", str(request.script), *request.arguments],
+            {**process_environment(1.0, {}, ()), **request.environment},
+            file_actions=[(os.POSIX_SPAWN_DUP2, *pair) for pair in zip(moved, targets, strict=True)],
+            setsid=True,
+        )
+    finally:
+        for descriptor in moved:
+            os.close(descriptor)

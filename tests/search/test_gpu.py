@@ -1,0 +1,80 @@
+"""A search on a real GPU: one trial at a time, its memory gone before the next one comes, and told as NVML tells it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+from collections import defaultdict
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from executor.monitor import RELEASED_BYTES
+from framework.embedded.machine import gpu_models
+from tests.framework.conftest import dike_command, dike_environment
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.mesos,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not gpu_models(), reason="NVIDIA's management library finds no GPU"),
+]
+
+MIB = 1 << 20
+SCRIPT = Path(__file__).parent / "scripts" / "gpu.py"
+HELD_MIB = (256, 512, 1024, 2048)
+STEPS = 80
+"""Four seconds: every trial is suspended at least once, and each of its runs is looked at."""
+
+
+def dike(folder: Path, *arguments: str | Path) -> str:
+    done = subprocess.run(
+        dike_command(*arguments), cwd=folder, env=dike_environment(), capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def used_bytes() -> int:
+    pynvml.nvmlInit()
+    try:
+        return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).used)
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def test_trials_share_a_gpu_one_after_the_other(tmp_path: Path) -> None:
+    at_first = used_bytes()
+    diary = tmp_path / "diary.jsonl"
+    result = json.loads(
+        dike(
+            tmp_path,
+            *("tune", SCRIPT, "--param", f"mib={','.join(map(str, HELD_MIB))}", "--name", "gpu", "--format", "json"),
+            *("--policy", "rr", "--quantum", "2", "--resources", "cpus:2;mem:2048;gpus:1", "--slot-mem", "512"),
+            *("--", "--steps", str(STEPS), "--diary", diary),
+        )
+    )
+    assert result["complete"]
+    assert [trial["step"] for trial in result["trials"]] == [STEPS] * len(HELD_MIB)
+    slices = json.loads(dike(tmp_path, "slices", "gpu", "--format", "json"))["slices"]
+    assert len(slices) > len(HELD_MIB)
+    assert all(later["start_s"] >= earlier["end_s"] for earlier, later in itertools.pairwise(slices))
+
+    runs = [json.loads(line) for line in diary.read_text().splitlines()]
+    assert len(runs) > len(HELD_MIB)
+    assert all(run["before"] <= at_first + RELEASED_BYTES for run in runs)
+    assert used_bytes() <= at_first + RELEASED_BYTES
+
+    held = defaultdict(list)
+    for run in runs:
+        held[run["mib"]].append(run["held"])
+    for trial in result["trials"]:
+        mib = trial["parameters"]["mib"]
+        peak = max(one["gpu_mem_bytes"] or 0 for one in slices if one["trial"] == trial["number"])
+        assert peak >= mib * MIB
+        assert peak == pytest.approx(max(held[mib]), rel=0.05)
+    utilisations = [one["gpu_utilisation"] for one in slices if one["gpu_utilisation"] is not None]
+    assert utilisations
+    assert all(0 <= utilisation <= 1 for utilisation in utilisations)

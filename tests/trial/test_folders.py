@@ -1,0 +1,79 @@
+"""Checkpoint folders: complete or not there, the newest found, the superfluous removed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dike.exceptions import BadInputError
+from dike.trial import folders
+from dike.trial.spec import TrialSpec
+
+
+def _write(folder: Path, run: int, step: int, **meta: object) -> str:
+    path = str(folder / f"run-{run}-step-{step}")
+    folders.write(path, {"state": f"{run}/{step}".encode()}, {"kind": "test", "step": step, "train_s": 1.5, **meta})
+    return path
+
+
+def _names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    meta, read = folders.read(_write(tmp_path, 0, 3, note="n"))
+
+    assert meta == {"kind": "test", "step": 3, "train_s": 1.5, "note": "n"}
+    assert read("state") == b"0/3"
+
+
+def test_a_checkpoint_without_its_last_file_is_none(tmp_path: Path) -> None:
+    path = _write(tmp_path, 1, 20)
+    (tmp_path / "run-1-step-20" / folders.META).unlink()
+
+    with pytest.raises(BadInputError, match=r"no complete checkpoint in '.*run-1-step-20'"):
+        folders.read(path)
+
+
+def test_the_newest_is_the_complete_one_of_the_highest_step(tmp_path: Path) -> None:
+    newest = _write(tmp_path, 0, 100)
+    _write(tmp_path, 1, 20)
+    (tmp_path / "run-1-step-300").mkdir()
+    (tmp_path / "something-else").mkdir()
+
+    assert folders.newest(str(tmp_path)) == newest
+    assert folders.newest(str(tmp_path / "nowhere")) is None
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_run_goes_on_from_the_newest_where_its_own_is_gone(
+    tmp_path: Path, is_there: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = _write(tmp_path, 0, 7) if is_there else None
+    wanted = str(tmp_path / "run-1-step-9")
+    spec = TrialSpec(search="s", number=0, run=2, parameters={}, folder=str(tmp_path), resume_from=wanted)
+
+    assert folders.to_resume(spec) == other
+    assert f"no complete checkpoint in '{wanted}'" in capsys.readouterr().err
+
+
+def test_old_checkpoints_are_removed_unless_they_are_needed(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 4, 5):
+        _write(tmp_path, 0, step)
+    newest = _write(tmp_path, 0, 6, needs=["run-0-step-2"])
+
+    folders.prune(newest)
+
+    assert _names(tmp_path) == {f"run-0-step-{step}" for step in (2, 4, 5, 6)}
+
+
+def test_a_run_removes_nothing_of_a_later_one(tmp_path: Path) -> None:
+    _write(tmp_path, 0, 1)
+    _write(tmp_path, 1, 2, needs=["run-0-step-1"])
+    for step in (3, 4, 5, 6):
+        _write(tmp_path, 0, step)
+
+    folders.prune(str(tmp_path / "run-0-step-6"))
+
+    assert _names(tmp_path) == {"run-0-step-1", "run-1-step-2", *(f"run-0-step-{step}" for step in (4, 5, 6))}
