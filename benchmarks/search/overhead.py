@@ -18,10 +18,10 @@ from executor.environment import process_environment
 SCRIPTS = Path(__file__).parent / "scripts"
 PROCESSES = 3
 """Pairs of processes."""
-TURNS = 5
+TURNS = 20
 """Turns of each process; before them it has one to warm up."""
-STEPS = 1000
-"""Steps in a turn."""
+STEPS = 250
+"""Steps in a turn: few, so that the machine is in the same state for both turns of a pair."""
 _READ_BYTES = 1 << 16
 
 

@@ -13,6 +13,7 @@ import importlib
 import os
 import sys
 import traceback
+import zlib
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import NoReturn
@@ -43,7 +44,7 @@ def run(argv: Sequence[str]) -> NoReturn:
         sys.exit(EXIT_BAD_INPUT)
     os.environ["DIKE_CHECKPOINT_DIR"] = trial.spec.folder
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    randomness.install()
+    randomness.install(zlib.crc32(f"{trial.spec.search} {trial.spec.number}".encode()))
     trial.listen()
     trial.started()
     for library, module in INTERCEPTIONS.items():
@@ -70,6 +71,8 @@ def _do(trial: TrialRuntime, body: Callable[[], object]) -> int:
                 return _explain_exit(trial, request, code)
         join_threads()
         trial.check_reported()
+        if trial.save_at_end is not None:
+            trial.save_at_end()
     except DikeError as error:
         print(f"dike: {error}", file=sys.stderr)
         (trial.refuse if isinstance(error, BadInputError) else trial.failed)(str(error))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import itertools
 import random
 import sys
 import weakref
@@ -61,13 +62,16 @@ _generators = _Generators()
 
 
 @functools.cache
-def install() -> None:
-    """Watches from now on which generators are made; to be called before the script runs."""
+def install(seed: int) -> None:
+    """Watches from now on which generators are made; to be called before the script runs.
+
+    Args:
+        seed: begins everything that the script does not seed itself, so that a run which goes on splits its data as
+            the first one did. At least 0.
+    """
+    random.seed(seed)
     _watch_python()
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        numpy_random.seed()  # a fork would share its global state with every other fork
-    after_import("numpy.random", _watch_numpy)
+    after_import("numpy.random", functools.partial(_watch_numpy, seed))
 
 
 def _watch_python() -> None:
@@ -82,16 +86,19 @@ def _watch_python() -> None:
     random.Random.__init__ = own_initialise  # type: ignore[method-assign]
 
 
-def _watch_numpy(module: ModuleType) -> None:
+def _watch_numpy(own_seed: int, module: ModuleType) -> None:
     """NumPy's own classes cannot be referred to weakly, so generators become instances of subclasses."""
     numpy_random: Any = module
+    seeds = itertools.count(own_seed)
+    # A fork would share its global state with every other fork.
+    numpy_random.seed(next(seeds) % 2**32)
     make = numpy_random.default_rng
     generator = type("Generator", (numpy_random.Generator,), {"__module__": "numpy.random"})
     original = numpy_random.RandomState
 
     @functools.wraps(make)
     def default_rng(seed: Any = None) -> Any:
-        made = make(seed)
+        made = make(next(seeds) if seed is None else seed)
         if made is seed:
             return made
         tracked = generator(made.bit_generator)
@@ -103,7 +110,7 @@ def _watch_numpy(module: ModuleType) -> None:
             return isinstance(instance, original)
 
     def initialise(self: Any, seed: Any = None) -> None:
-        original.__init__(self, seed)
+        original.__init__(self, next(seeds) % 2**32 if seed is None else seed)
         _generators.add(self, sys._getframe(1))
 
     numpy_random.default_rng = default_rng

@@ -87,6 +87,7 @@ class _ScriptTrial:
                 "The script calls dike.checkpoint twice; call it once, with functions that save and restore everything."
             )
         self._hooks = hooks
+        self._trial.save_at_end = lambda: self._save(hooks, self._trial.step)
         step = self._restore(hooks)
         self._trial.training(preemptible=True)
         return step

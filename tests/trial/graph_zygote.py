@@ -71,7 +71,7 @@ def run(case: dict[str, Any], folder: Path, spec: TrialSpec) -> None:
         spec = dataclasses.replace(spec, control_fd=requests)
     runtime = ObservedRuntime(spec, case, folder / f"{name}.losses")
     runtime.listen()
-    randomness.install()
+    randomness.install(7)
     code = 1
     try:
         graph.install(runtime)

@@ -73,7 +73,7 @@ def run(case: dict[str, Any], work: Path, spec: TrialSpec) -> None:
         runtime.suspend_requested = True
 
     signal.signal(signal.SIGUSR1, request)
-    randomness.install()
+    randomness.install(7)
     code = 1
     try:
         keras_fit.install(runtime)

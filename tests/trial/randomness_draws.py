@@ -64,7 +64,7 @@ def draw(draws: dict[str, Draw], times: int) -> dict[str, list[float]]:
 
 
 def first(folder: Path) -> None:
-    randomness.install()
+    randomness.install(7)
     draws = {**early(), **late()}
     np.random.default_rng(1).random()  # is gone when the state is saved
     draw(draws, 3)
@@ -73,7 +73,7 @@ def first(folder: Path) -> None:
 
 
 def second(folder: Path) -> None:
-    randomness.install()
+    randomness.install(7)
     draws = early()
     draw(draws, 7)
     randomness.restore(json.loads((folder / "state.json").read_text()))

@@ -16,7 +16,7 @@ ROOT = HERE.parent.parent
 ORDINARY = """
 import pickle, copy, random, sys
 from dike.trial import randomness
-randomness.install()
+randomness.install(7)
 import numpy as np
 generator, legacy = np.random.default_rng(), np.random.RandomState(3)
 assert isinstance(generator, np.random.Generator) and isinstance(legacy, np.random.RandomState)
@@ -63,14 +63,14 @@ def test_forks_of_one_process_do_not_share_their_numbers() -> None:
     run(
         "-c",
         "import os, sys, numpy\n"
-        "def draw(to):\n"
+        "def draw(to, seed):\n"
         "    from dike.trial import randomness\n"
-        "    randomness.install()\n"
+        "    randomness.install(seed)\n"
         "    os.write(to, numpy.random.bytes(8)); os._exit(0)\n"
         "drawn = set()\n"
-        "for _ in range(3):\n"
+        "for seed in range(3):\n"
         "    source, to = os.pipe()\n"
-        "    if os.fork() == 0: draw(to)\n"
+        "    if os.fork() == 0: draw(to, seed)\n"
         "    os.wait(); drawn.add(os.read(source, 8))\n"
         "assert len(drawn) == 3, drawn\n",
     )

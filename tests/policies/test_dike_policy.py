@@ -1,0 +1,191 @@
+"""Dike's own policy."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from framework.policies.dike_policy import MARGIN, DikePolicy, way_beyond
+from framework.policies.interface import Decision, PolicySettings, Reading, SlotView, TrialView
+from framework.policies.progress import Progress
+from tests.policies.world import PlannedSlot, PlannedTrial, World, violations
+
+SETTINGS = PolicySettings(quantum_s=10.0)
+
+
+def trial(number: int, *losses: float, every_s: float = 10.0, refused: frozenset[int] = frozenset()) -> TrialView:
+    """One that waits and has reported these losses."""
+    readings = [Reading(every_s * (n + 1), n + 1, loss, loss, loss) for n, loss in enumerate(losses)]
+    return TrialView(number, 0.0, readings, [0] if readings else [], refused=refused)
+
+
+def running(view: TrialView, preemptible: bool = True) -> TrialView:
+    return TrialView(view.id, 0.0, view.readings, view.slices, runnable=False, preemptible=preemptible)
+
+
+def first_chosen(*trials: TrialView) -> int:
+    return DikePolicy(SETTINGS).decide(0.0, trials, [SlotView(0)]).runs[0].trial
+
+
+def after_a_quantum(trials: Sequence[TrialView], slots: Sequence[SlotView]) -> Decision:
+    """What is decided when the quantum of all that run is over."""
+    policy = DikePolicy(SETTINGS)
+    wake_at_s = policy.decide(0.0, trials, slots).wake_at_s
+    assert wake_at_s == SETTINGS.quantum_s
+    decision = policy.decide(wake_at_s, trials, slots)
+    assert not violations(decision, wake_at_s, trials, slots)
+    return decision
+
+
+@pytest.mark.parametrize("above", [0.0, 0.3, 4.0, 1e3])
+def test_the_way_beyond_has_the_greatest_ratio_of_chance_and_time(above: float) -> None:
+    beyond = way_beyond(above)
+    assert math.exp(beyond) == pytest.approx(1 + above + beyond)
+    if above:
+        ways = np.linspace(0, 20, 200_001)
+        ratios = (1 - np.exp(-ways)) / (above + ways)
+        assert beyond == pytest.approx(ways[np.argmax(ratios)], abs=1e-3)
+        assert 1 / (1 + above + beyond) == pytest.approx(np.max(ratios))
+
+
+def test_every_trial_gets_a_first_slice_before_any_gets_a_second() -> None:
+    assert first_chosen(trial(0, 3.0, 0.1), trial(1), trial(2)) == 1
+
+
+def test_of_two_that_fall_as_fast_the_one_nearer_to_the_best_goes_on() -> None:
+    leader = (5.0, 2.0, 1.0, 0.9)
+    assert first_chosen(trial(0, 5.0, 4.0, 3.5, 3.0), trial(1, *leader)) == 1
+
+
+def test_the_best_gives_way_when_it_stands_still_and_another_comes_close_fast() -> None:
+    stuck = trial(0, 5.0, 1.0, *[1.0] * 18)
+    assert first_chosen(stuck, trial(1, 5.0, 3.0, 1.5)) == 1
+    assert first_chosen(stuck, trial(1, 5.0, *[4.9] * 19)) == 0, "but not for one that stands still further up"
+
+
+def test_what_ended_trials_have_reached_still_counts() -> None:
+    """Without the ended one trial 1 is close to the best, falls fast and comes first."""
+    policy = DikePolicy(SETTINGS)
+    slow_and_low = trial(1, 5.0, 4.0, 2.4, 2.3, 2.3, 2.2, 2.1, 2.0, every_s=10.0)
+    young = trial(2, 5.0, 4.2)
+    assert first_chosen(slow_and_low, young) == 1
+    ended = trial(0, 5.0, 0.5, 0.01)
+    policy.decide(0.0, [ended], [])
+    assert policy.decide(1.0, [slow_and_low, young], [SlotView(0)]).runs[0].trial == 2
+
+
+def test_trials_that_stand_still_share_by_their_age() -> None:
+    assert first_chosen(trial(0, *[5.0] * 8), trial(1, *[5.0] * 3), trial(2, *[5.0] * 4)) == 1
+
+
+def test_a_trial_that_starts_late_is_found() -> None:
+    def late(train_s: float) -> float:
+        return 5.0 if train_s < 300 else 0.5
+
+    plans = [PlannedTrial(lambda train_s: 2.0 + 3.0 * math.exp(-train_s / 50), 5000.0) for _ in range(3)]
+    world = World(DikePolicy(SETTINGS), [PlannedTrial(late, 2000.0), *plans], [PlannedSlot()])
+    world.run(until_s=5000.0)
+    assert world.train_s(0) > 300
+    assert world.train_s(0) > max(world.train_s(number) for number in (1, 2, 3)), "and then it is the one that runs"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_trial_that_has_lost_its_way_comes_last_and_what_it_reached_counts_no_more(value: float) -> None:
+    lost = trial(0, 5.0, 0.1, value)
+    sound = trial(1, 5.0, 4.9)
+    assert first_chosen(lost, sound) == 1
+    worth = DikePolicy(SETTINGS).decide(0.0, [lost, sound], [SlotView(0)]).runs[0].score
+    alone = DikePolicy(SETTINGS).decide(0.0, [sound], [SlotView(0)]).runs[0].score
+    assert worth == alone
+    assert worth is not None
+    assert first_chosen(lost) == 0, "it runs if there is nothing else"
+    assert first_chosen(trial(0, 5.0, math.nan, 0.1), trial(1, *[5.0] * 3)) == 0, "and is sound again when its loss is"
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e-6, -1.0, 1e6, 1e300])
+def test_the_scale_and_the_origin_of_the_losses_do_not_matter(scale: float) -> None:
+    """For -1 the same losses lie below 0."""
+    curves = [(5.0, 4.0, 3.5), (5.5, 2.0, 1.2), (4.5, 4.4, 4.3, 4.2)]
+    moved = [tuple(loss - 7 if scale < 0 else loss * scale for loss in curve) for curve in curves]
+    choices = [
+        DikePolicy(SETTINGS).decide(0.0, [trial(n, *curve) for n, curve in enumerate(seen)], [SlotView(0)]).runs[0]
+        for seen in (curves, moved)
+    ]
+    assert choices[0].trial == choices[1].trial == 1
+    assert choices[0].score == pytest.approx(choices[1].score)
+
+
+def test_losses_beyond_all_bounds_do_no_harm() -> None:
+    huge = [trial(0, 1e308, 1e307), trial(1, -1e308, 1e308), trial(2, 5e-324, 0.0)]
+    decision = DikePolicy(SETTINGS).decide(0.0, huge, [SlotView(0)])
+    score = decision.runs[0].score
+    assert score is None or math.isfinite(score)
+
+
+def test_a_trial_is_replaced_only_by_one_that_is_worth_more_by_a_margin() -> None:
+    held, rival = trial(0, 5.0, 3.0), trial(1, 5.0, 3.0 - 0.001)
+    assert first_chosen(held, rival) == 1, "it is worth more"
+    assert after_a_quantum([running(held), rival], [SlotView(0, trial=0)]).runs[0].trial == 0
+    better = trial(1, 5.0, 1.0)
+    scores = [DikePolicy(SETTINGS).decide(0.0, [held, better], [SlotView(n) for n in (0, 1)]).runs[n] for n in (0, 1)]
+    worth = {choice.trial: choice.score or 0.0 for choice in scores}
+    assert worth[1] > MARGIN * worth[0]
+    assert after_a_quantum([running(held), better], [SlotView(0, trial=0)]).runs[0].trial == 1
+
+
+def test_within_its_quantum_a_trial_is_left_alone_and_one_that_cannot_be_suspended_always() -> None:
+    slots = [SlotView(0, trial=0)]
+    held, better = trial(0, 5.0, 5.0), trial(1, 5.0, 1.0)
+    assert DikePolicy(SETTINGS).decide(0.0, [running(held), better], slots).runs == {}
+    assert after_a_quantum([running(held, preemptible=False), better], slots).runs == {}
+
+
+def test_the_worst_of_several_makes_place_and_refusals_are_kept() -> None:
+    slots = [SlotView(number, trial=number) for number in range(3)]
+    held = [running(trial(0, 5.0, 2.0)), running(trial(1, 5.0, 5.0)), running(trial(2, 5.0, 2.2))]
+    decision = after_a_quantum([*held, trial(3, 5.0, 0.5)], slots)
+    assert {slot: choice.trial for slot, choice in decision.runs.items()} == {0: 0, 1: 3, 2: 2}
+    decision = after_a_quantum([*held, trial(3, 5.0, 0.5, refused=frozenset({1}))], slots)
+    assert {slot: choice.trial for slot, choice in decision.runs.items()} == {0: 0, 1: 1, 2: 3}
+
+
+def test_a_trial_moves_to_any_slot_that_is_free() -> None:
+    slots = [SlotView(0, trial=0), SlotView(1)]
+    trials = [running(trial(0, 5.0, 2.0)), trial(1, 5.0, 4.0), trial(2, 5.0, 3.0)]
+    decision = DikePolicy(SETTINGS).decide(0.0, trials, slots)
+    assert {slot: choice.trial for slot, choice in decision.runs.items()} == {1: 2}
+
+
+def test_one_that_reports_nothing_takes_its_turns() -> None:
+    silent = PlannedTrial(lambda train_s: 1.0, 1e5, report_s=math.inf)
+    for fall, share in ((0.0, 0.3), (1e-3, 0.002)):
+        other = PlannedTrial(lambda train_s, fall=fall: 5.0 - fall * train_s, 1e5)
+        world = World(DikePolicy(SETTINGS), [silent, other], [PlannedSlot()]).run(until_s=10_000.0)
+        assert share * 10_000 < world.train_s(0) < 0.6 * 10_000
+
+
+def test_progress_is_that_of_the_lowest_loss() -> None:
+    progress = Progress()
+    readings = [Reading(10.0 * n, n, loss, loss, loss) for n, loss in enumerate([4.0, math.nan, 3.0, 5.0, 2.0], 1)]
+    progress.update(TrialView(0, 0.0, readings[:2], [0]))
+    assert progress.is_lost
+    progress.update(TrialView(0, 0.0, readings, [0]))
+    assert (progress.first_loss, progress.loss, progress.train_s, progress.is_lost) == (4.0, 2.0, 50.0, False)
+    assert progress.recent_fall() == 4.0 - 2.0, "at 25 s the lowest was 4"
+
+
+def test_a_decision_is_cheap() -> None:
+    """A thousand readings of each of 32 trials are looked at once; then a decision takes well below 10 ms."""
+    curves = [[5.0 / (1 + n / (9.0 + number)) for n in range(1000)] for number in range(32)]
+    trials = [trial(number, *curve) for number, curve in enumerate(curves)]
+    policy = DikePolicy(SETTINGS)
+    slots = [SlotView(0)]
+    policy.decide(0.0, trials, slots)
+    began_s = time.process_time()
+    for call in range(100):
+        policy.decide(float(call), trials, slots)
+    assert time.process_time() - began_s < 1.0
