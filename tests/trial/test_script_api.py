@@ -62,7 +62,7 @@ def uninterrupted(plain_slot: Slot, script: Path, tmp_path: Path) -> dict[int, s
     run = plain_slot.run(script, spec)
     assert run.code == 0, run.output
     assert run.of("progress")[-1]["metrics"] == {"f1": 1.0}
-    assert not run.of("checkpoint")
+    assert [report["step"] for report in run.of("checkpoint")] == [STEPS]
     return losses(tmp_path / "alone.txt")
 
 
