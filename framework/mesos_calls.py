@@ -24,9 +24,15 @@ class MesosCalls(Protocol):
     def reconcile(self, tasks: dict[str, str]) -> None: ...
 
 
-def try_now(call: Callable[..., None], *arguments: Any) -> None:
-    """Makes a call that need not succeed now: it is made again later, or made up for by reconciliation."""
+def try_now(call: Callable[..., None], *arguments: Any) -> bool:
+    """Makes a call that need not succeed now: it is made again later, or made up for by reconciliation.
+
+    Returns:
+        Whether it succeeded.
+    """
     try:
         call(*arguments)
     except (MasterUnavailableError, CallRefusedError) as error:
         logger.info("%s", error)
+        return False
+    return True

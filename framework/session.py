@@ -121,7 +121,7 @@ def drive(
     try:
         subscribed(_subscribe(work, scheduler, master))
         try:
-            _pump(work, scheduler, deadline=None)
+            _pump_until_interrupted(work, scheduler)
         except KeyboardInterrupt:
             if reason := driver_failure():
                 raise JobFailedError(f"The connection to the Mesos master broke down: {reason}.") from None
@@ -149,11 +149,34 @@ def _subscribe(work: Work, scheduler: events.EventScheduler, master: Master) -> 
             return event.framework_id
 
 
-def _pump(work: Work, scheduler: events.EventScheduler, deadline: float | None) -> None:
-    while not work.done and (deadline is None or time.monotonic() < deadline):
+def _pump(work: Work, scheduler: events.EventScheduler, deadline: float) -> None:
+    while not work.done and time.monotonic() < deadline:
         with contextlib.suppress(queue.Empty):
             work.handle(scheduler.events.get(timeout=EVENT_WAIT_S))
+            while not scheduler.events.empty():
+                work.handle(scheduler.events.get())
         work.tick()
+
+
+def _pump_until_interrupted(work: Work, scheduler: events.EventScheduler) -> None:
+    """As `_pump`; Ctrl-C and SIGTERM take effect between two events, so that none is half dealt with."""
+    interrupted = False
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        nonlocal interrupted
+        if interrupted:
+            raise KeyboardInterrupt
+        interrupted = True
+
+    previous = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        while not work.done:
+            if interrupted:
+                raise KeyboardInterrupt
+            _pump(work, scheduler, deadline=time.monotonic() + EVENT_WAIT_S)
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _user_name() -> str:

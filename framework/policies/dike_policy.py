@@ -10,7 +10,7 @@ from framework.policies.bound import Turn
 from framework.policies.interface import Choice, Decision, PolicySettings, SlotView, TrialView
 from framework.policies.progress import Progress
 
-AHEAD = 0.1
+AHEAD = 0.05
 """So far below the best loss we expect the goal, as a share of what the best trial has come down."""
 PATIENCE = 16
 """We do not believe that a trial needs more than so many times the time it has had, however slow it looks."""
@@ -26,12 +26,12 @@ class DikePolicy:
 
     The goal is the loss that the search would be content with; nobody knows it. It is believed to lie an exponentially
     distributed distance below the best loss that any trial, ended ones included, has reported; the mean s of this
-    distance is a tenth of what the best trial has come down from the median first loss. A trial at a s above the best
+    distance is a twentieth of what the best trial has come down from the median first loss. A trial at a s above the best
     loss that falls v s a second goes down another y s in (a + y) / v seconds, and meets the goal on the way with the
     probability 1 - exp(-y). The greatest ratio of the two is its worth (an index as in Gittins, 'Bandit Processes and
     Dynamic Allocation Indices', J. R. Stat. Soc. B 41, 1979, section 4):
 
-        worth = v / (1 + a + z), where exp(z) = 1 + a + z
+        worth = sqrt(v) / (1 + a + z), where exp(z) = 1 + a + z
 
     v is the geometric mean of its speed since its beginning and in the second half of its time. At least it is such
     that the trial comes to the goal, 1 + a away, within 16 times the time it has had. As this floor falls as 1 / time,
@@ -149,7 +149,8 @@ class DikePolicy:
             speed = math.sqrt((first - loss) / mean_distance) * math.sqrt(fall / mean_distance / 0.5) / had_s
         slowest = (1 + above) / (PATIENCE * had_s)
         reason = "best chance to beat the best" if speed > slowest else "may start late"
-        return max(speed, slowest) / (1 + above + way_beyond(above)), reason
+        # Its root: how fast a loss falls says much about the learning rate and little about how far it will come.
+        return math.sqrt(max(speed, slowest) * self._quantum_s) / (1 + above + way_beyond(above)), reason
 
 
 def way_beyond(above: float) -> float:

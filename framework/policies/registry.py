@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import importlib.util
 from collections.abc import Callable
 
 from dike.exceptions import BadInputError
 from framework.policies.asha import AshaPolicy
+from framework.policies.dike_policy import DikePolicy
 from framework.policies.fifo import FifoPolicy
 from framework.policies.hermes import HermesPolicy
 from framework.policies.interface import Policy, PolicySettings
@@ -15,13 +15,9 @@ from framework.policies.round_robin import RoundRobinPolicy
 from framework.policies.slaq import SlaqPolicy
 
 POLICIES: dict[str, Callable[[PolicySettings], Policy]] = {
-    policy.name: policy for policy in (FifoPolicy, RoundRobinPolicy, SlaqPolicy, HermesPolicy, AshaPolicy)
+    policy.name: policy for policy in (DikePolicy, HermesPolicy, FifoPolicy, RoundRobinPolicy, SlaqPolicy, AshaPolicy)
 }
 """Name -> what makes the policy; one object serves one search."""
-
-_OUR_OWN = "framework.policies.dike_policy"
-if importlib.util.find_spec(_OUR_OWN) is not None:
-    POLICIES["dike"] = importlib.import_module(_OUR_OWN).DikePolicy
 
 
 def make_policy(name: str, settings: PolicySettings) -> Policy:

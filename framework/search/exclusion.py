@@ -18,6 +18,10 @@ class Exclusions:
         """Leaves an agent out from now on."""
         self._until_s[agent_id] = now_s + self._cool_down_s
 
+    def count(self, now_s: float) -> int:
+        """How many agents are left out at the moment."""
+        return sum(now_s < until_s for until_s in self._until_s.values())
+
     def excludes(self, agent_id: str, now_s: float) -> bool:
         """Whether an agent is left out at the moment."""
         return now_s < self._until_s.get(agent_id, now_s)

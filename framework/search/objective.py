@@ -83,7 +83,7 @@ class Objective:
         if "value" in report:
             record.value = float(report["value"])
             return True
-        if not has_stated:
+        if not has_stated and self._of_losses:
             record.value = self.value_of_tail(record.readings)
         return has_stated
 

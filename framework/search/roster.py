@@ -6,6 +6,7 @@ import enum
 import itertools
 import logging
 import math
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 MAX_FAILURES = 3
 """Failures in a row, without a new checkpoint between them, after which a trial is given up (as in Hops)."""
+ADMISSION_S = 0.2
+"""How long the sampler may be asked for trials at a time: Optuna takes the longer the more trials are open."""
 MAX_LOSSES = 10
 """How often a trial may go down with its slot before it is taken for the cause."""
 
@@ -65,6 +68,10 @@ class Roster:
         self._failed_from: dict[int, int] = {}
         self._unsaved: dict[int, list[tuple[int, dict[str, Any]]]] = {}
         self.records: dict[int, TrialRecord] = {record.number: record for record in records}
+        for record in self.records.values():
+            if record.state.has_ended():
+                # Its process may have been killed before the study heard of it.
+                self._tell(record)
 
     @property
     def all(self) -> list[TrialRecord]:
@@ -96,7 +103,8 @@ class Roster:
         """
         open_count = len(self.open)
         came = False
-        while open_count < limit and self._study.remaining > 0:
+        until_s = time.monotonic() + ADMISSION_S
+        while open_count < limit and self._study.remaining > 0 and time.monotonic() < until_s:
             number, parameters = self._study.ask()
             record = TrialRecord(number, parameters, created_s=wall_s)
             self._store.save_trial(record)
@@ -194,7 +202,8 @@ class Roster:
             else:
                 record.error = end.tail or end.message
                 self._put_aside(record)
-            remedy = Remedy.REPLACE_SLOT if record.failures == 1 else Remedy.AVOID_AGENT
+            if record.state is not TrialState.FAILED:
+                remedy = Remedy.REPLACE_SLOT if record.failures == 1 else Remedy.AVOID_AGENT
         self._run_is_over(record)
         return remedy
 
@@ -222,13 +231,22 @@ class Roster:
 
     def _finish(self, record: TrialRecord, wall_s: float) -> None:
         record.state, record.slot, record.ended_s, record.error = TrialState.FINISHED, None, wall_s, ""
+        # Ours first: what only the study knows would be trained again by a search that goes on.
+        self._store.save_trial(record)
+        self._tell(record)
+
+    def _tell(self, record: TrialRecord) -> None:
+        if record.state is TrialState.FAILED:
+            self._study.tell(record.number, None, failed=True, attributes=_notes(record))
+            return
         failed = record.value is None or math.isnan(record.value)
         self._study.tell(record.number, record.value, failed=failed, attributes=_notes(record))
 
     def _fail(self, record: TrialRecord, end: RunEnd, wall_s: float) -> None:
         record.state, record.slot, record.ended_s = TrialState.FAILED, None, wall_s
         record.error = f"{end.message}\n{end.tail}".strip()
-        self._study.tell(record.number, None, failed=True, attributes=_notes(record))
+        self._store.save_trial(record)
+        self._tell(record)
 
 
 def _notes(record: TrialRecord) -> dict[str, Any]:

@@ -40,6 +40,8 @@ SAVE_S = 1.0
 """How often what trials report is written to the database."""
 SILENCE_S = 60.0
 """A slot that says nothing for so long, while the master is there, is ended."""
+MAX_OPEN = 256
+"""How many trials may be open at a time; policies and Optuna look at each of them again and again."""
 MAX_BARREN = 3
 """Slots in a row that end by themselves before anything has trained in them: more would do no better."""
 KILL_AGAIN_S = 5.0
@@ -112,6 +114,7 @@ class Search:
         self._leaving_since_s = 0.0
         self._killed_s = 0.0
         self._barren = 0
+        self._too_slow: set[int] = set()
         self._failure = ""
 
     @property
@@ -149,6 +152,9 @@ class Search:
             case events.Subscribed():
                 self._connection.subscribed(self._clock())
                 self._offers_wanted = True
+                for slot in self.slots:
+                    # What it said meanwhile has not reached us.
+                    slot.heard_s = self._clock()
             case events.Disconnected():
                 self._desk.forget()
                 self._connection.disconnected()
@@ -215,14 +221,18 @@ class Search:
     def _capacity(self) -> int:
         """How many trials may be open: all of them, unless the sampler learns from those before."""
         if self._spec.sampler != "tpe":
-            return self._spec.trial_count
+            return min(self._spec.trial_count, MAX_OPEN)
         slots = len([slot for slot in self.slots if not slot.leaving]) or self._spec.max_slots or 1
         return slots * self._spec.settings.jobs_per_slot
 
     def _decide(self, now: float) -> None:
         self._must_decide = False
         usable = {slot.id: slot for slot in self.slots if slot.is_up}
-        preemptible = {slot.current.record.number: slot.preemptible for slot in self.slots if slot.current is not None}
+        preemptible = {
+            slot.current.record.number: slot.preemptible and slot.current.record.number not in self._too_slow
+            for slot in self.slots
+            if slot.current is not None
+        }
         views = [slot.view() for slot in usable.values()]
         decision = self._policy.decide(now, self._roster.views(preemptible), views)
         self._wake_at_s = decision.wake_at_s
@@ -292,8 +302,9 @@ class Search:
     def _ask_for_slots(self, now: float) -> None:
         wanted = self._slots_wanted()
         if (wanted > 0) != self._offers_wanted and self._connection.connected:
-            self._offers_wanted = wanted > 0
-            try_now(self._mesos.reviveOffers if self._offers_wanted else self._mesos.suppressOffers)
+            call = self._mesos.reviveOffers if wanted > 0 else self._mesos.suppressOffers
+            if try_now(call):
+                self._offers_wanted = wanted > 0
         if wanted <= 0:
             self._desk.decline_rest()
         elif self._desk.gathering.settled(now):
@@ -317,7 +328,9 @@ class Search:
         nodes = self._all_agents()
         if nodes == []:
             self._observer.waiting("No agent is registered with the Mesos master.")
-        check_ever_fits(self._spec, self._gpus_of_a_slot(), nodes)
+        if not self._slots:
+            # Later the agents that held slots may only be away for a while.
+            check_ever_fits(self._spec, self._gpus_of_a_slot(), nodes)
 
     def _launch_slots(self, wanted: int, now: float) -> None:
         agents = self._desk.gathering.agents
@@ -431,7 +444,7 @@ class Search:
         slot.current = slot.next = None
         if slot.state is TaskState.FAILED and not slot.has_trained:
             self._barren += 1
-            if self._barren >= MAX_BARREN and self._phase is Phase.RUNNING:
+            if self._barren >= MAX_BARREN and not self.slots and self._phase is Phase.RUNNING:
                 self._failure = f"{slot.failure()}, as {MAX_BARREN - 1} slots before it"
                 self._leave()
             elif not slot.executor_seen:
@@ -490,7 +503,7 @@ class Search:
             self._observer.output(end.tail)
             raise BadInputError(end.message)
         remedy = self._roster.ended(run.record, end, self._wall())
-        self._tell_of(run.record, slot, end)
+        self._tell_of(run.record, slot, end, run.slice.from_step if run.slice is not None else 0)
         if slot.current is not None and slot.current.since_s is None:
             self._begin_slice(slot, slot.current, self._clock())
         if remedy is not Remedy.NONE and not slot.leaving:
@@ -498,9 +511,13 @@ class Search:
         if remedy is Remedy.AVOID_AGENT:
             self._exclude_agent(slot, f"trial {run.record.number} has failed again")
 
-    def _tell_of(self, record: TrialRecord, slot: Slot, end: RunEnd) -> None:
+    def _tell_of(self, record: TrialRecord, slot: Slot, end: RunEnd, from_step: int) -> None:
         self._observer.trial_ended(record, slot, end.outcome)
         if end.outcome == "stopped" and end.exit_code is not None:
+            if record.checkpoint_step <= from_step and self._phase is Phase.RUNNING:
+                # Its steps, or its saves, take longer than a slice and the time to suspend: it would never get on.
+                self._too_slow.add(record.number)
+                self._observer.note(f"trial {record.number} did not get to a checkpoint; it will run to its end")
             why = f" ({end.message})" if end.message else ""
             self._observer.note(
                 f"trial {record.number} was stopped{why}; it goes on from its last checkpoint, step "
@@ -532,15 +549,17 @@ class Search:
         self._store.close_slice(ended)
 
     def _exclude_agent(self, slot: Slot, reason: str) -> None:
+        now = self._clock()
         nodes = self._all_agents()
-        others = [other for other in self.slots if other.agent_id != slot.agent_id]
-        if not others and nodes is not None and len(nodes) <= 1:
+        left_out = self._exclusions.count(now) + (not self._exclusions.excludes(slot.agent_id, now))
+        if nodes is not None and len(nodes) <= left_out:
             self._observer.note(f"{reason} on {slot.node}; there is no other agent to go to")
             return
-        self._exclusions.exclude(slot.agent_id, self._clock())
+        self._exclusions.exclude(slot.agent_id, now)
         self._observer.note(f"{reason}: agent {slot.node} is left out for {self._spec.blacklist_s:g} s")
         for other in self.slots:
-            if other.agent_id == slot.agent_id:
+            # A trial that cannot be suspended would lose what it has done.
+            if other.agent_id == slot.agent_id and (other.current is None or other.preemptible):
                 other.leave()
 
     # The end.

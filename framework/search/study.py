@@ -22,7 +22,7 @@ from framework.search.records import Parameter, Sampler, SearchSpec
 if TYPE_CHECKING:
     import optuna
     from optuna.samplers import BaseSampler
-    from optuna.storages import RDBStorage
+    from optuna.storages import BaseStorage, RDBStorage
 
 REPORT_GROWTH = 1.15
 """Each intermediate value comes at a step this much later than the one before: about 100 of them in a million steps."""
@@ -55,7 +55,10 @@ class Study:
     def __init__(self, study: optuna.Study, spec: SearchSpec) -> None:
         self._study = study
         self._spec = spec
-        self._asked = len(study.get_trials(deepcopy=False))
+        known = study.get_trials(deepcopy=False)
+        self._asked = len(known)
+        # Optuna finds a trial by its number by reading all of them.
+        self._ids = {trial.number: trial._trial_id for trial in known}
         self._reported: dict[int, int] = {}
 
     @classmethod
@@ -104,6 +107,7 @@ class Study:
         self._study.sampler = _sampler(self._spec, number)
         trial = self._study.ask()
         self._asked += 1
+        self._ids[trial.number] = trial._trial_id
         return trial.number, _suggest(trial, self._spec.space)
 
     def asked(self) -> dict[int, dict[str, Value]]:
@@ -111,30 +115,32 @@ class Study:
 
         A process that was killed may have asked for one of which it has left no other trace.
         """
+        import optuna
+
         asked = {}
         for frozen in self._study.get_trials(deepcopy=False):
             parameters: dict[str, Value] = dict(frozen.params)
             if not frozen.state.is_finished() and len(parameters) < len(self._spec.space):
                 # The process was killed between two parameters.
                 self._study.sampler = _sampler(self._spec, frozen.number)
-                parameters = _suggest(self._trial(frozen.number), self._spec.space)
+                trial = optuna.Trial(self._study, frozen._trial_id)
+                parameters = _suggest(trial, self._spec.space)
             asked[frozen.number] = parameters
         return asked
 
     def report(self, number: int, step: int, value: float) -> None:
-        """An intermediate value of a trial; only some are kept, ever fewer as steps become many."""
+        """An intermediate value of a trial that has not ended; only some are kept, ever fewer as steps become many."""
         if number not in self._reported:
             self._reported[number] = max(self._frozen(number).intermediate_values, default=-1)
         last = self._reported[number]
         if step > last and step >= last * REPORT_GROWTH:
-            self._trial(number).report(value, step)
+            self._storage.set_trial_intermediate_value(self._ids[number], step, value)
             self._reported[number] = step
 
     def annotate(self, number: int, attributes: Mapping[str, Any]) -> None:
         """Notes about a trial that has not ended, such as its state and its checkpoint, for people who look at it."""
-        trial = self._trial(number)
         for name, value in attributes.items():
-            trial.set_user_attr(name, value)
+            self._storage.set_trial_user_attr(self._ids[number], name, value)
 
     def tell(
         self, number: int, value: float | None, *, failed: bool, attributes: Mapping[str, Any] | None = None
@@ -156,18 +162,17 @@ class Study:
         if value is not None and not is_number:
             notes["objective"] = "nan"
         self.annotate(number, notes)
-        if failed or not is_number:
-            self._study.tell(number, state=State.FAIL)
+        if failed or value is None or not is_number:
+            self._storage.set_trial_state_values(self._ids[number], State.FAIL)
         else:
-            self._study.tell(number, value, state=State.COMPLETE)
+            self._storage.set_trial_state_values(self._ids[number], State.COMPLETE, [value])
+
+    @property
+    def _storage(self) -> BaseStorage:
+        return self._study._storage
 
     def _frozen(self, number: int) -> optuna.trial.FrozenTrial:
-        return self._study.get_trials(deepcopy=False)[number]
-
-    def _trial(self, number: int) -> optuna.Trial:
-        import optuna
-
-        return optuna.Trial(self._study, self._frozen(number)._trial_id)
+        return self._storage.get_trial(self._ids[number])
 
 
 def _study(url: str, spec: SearchSpec) -> optuna.Study:
