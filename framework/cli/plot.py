@@ -26,5 +26,5 @@ def plot(
     path = output or Path(f"{name}.png")
     with contextlib.closing(Store(storage or default_storage(), must_exist=True)) as store:
         spec = store.open_search(name)
-        plot_search(spec, store.load_trials(), store.load_slices(), path)
+        plot_search(spec, store.load_trials(), store.load_slices(), store.load_losses(), path)
     console().print(f"The picture is in {path}.", markup=False, soft_wrap=True)

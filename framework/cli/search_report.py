@@ -2,31 +2,50 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import shlex
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from framework.cli.search_view import print_result
+from framework.search.launching import trial_arguments
 from framework.search.plots import plot_search
 from framework.search.records import SearchResult, SearchSpec, TrialRecord
 from framework.search.store import Store
 
 
 def report(console: Console, result: SearchResult, spec: SearchSpec, storage: str) -> None:
-    """Prints the best trials and draws the search beside its checkpoints, if these are on this machine."""
+    """Prints the best trials and how to repeat the best one, and draws the search beside its checkpoints, if these are
+    on this machine.
+    """
     print_result(console, result, spec)
-    if "://" in spec.checkpoint_dir or not any(trial.readings for trial in result.trials):
-        return
+    if "://" not in spec.checkpoint_dir and any(trial.readings for trial in result.trials):
+        _draw(console, spec, storage)
+    command = None if result.best is None else command_of(spec, result.best)
+    if command is not None:
+        console.print(f"Train with the parameters of the best trial:\n{command}", markup=False, soft_wrap=True)
+
+
+def command_of(spec: SearchSpec, trial: TrialRecord) -> str | None:
+    """The shell command that runs the script with a trial's parameters; None where it does not take them as flags."""
+    if spec.call is not None or not spec.flags.keys() >= trial.parameters.keys():
+        return None
+    return shlex.join(["python", spec.script, *trial_arguments(spec, trial)])
+
+
+def _draw(console: Console, spec: SearchSpec, storage: str) -> None:
     path = Path(spec.checkpoint_dir) / "search.png"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    store = Store(storage)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        console.print(f"There is no plot: {error}", markup=False, soft_wrap=True)
+        return
+    with contextlib.closing(Store(storage)) as store:
         store.open_search(spec.name)
-        plot_search(spec, store.load_trials(), store.load_slices(), path)
-    finally:
-        store.close()
+        plot_search(spec, store.load_trials(), store.load_slices(), store.load_losses(), path)
     console.print(f"Plot of the losses, the slots and the best value over time: {path}", markup=False, soft_wrap=True)
 
 
@@ -48,14 +67,19 @@ def trial_to_json(trial: TrialRecord) -> dict[str, Any]:
         "number": trial.number,
         "parameters": trial.parameters,
         "state": str(trial.state),
+        "slot": trial.slot,
+        "agent": trial.agent,
         "step": trial.step,
         "loss": _number(trial.loss),
         "value": _number(trial.value),
         "metrics": {name: _number(value) for name, value in trial.metrics.items()},
+        "convergence": _number(trial.convergence),
         "checkpoint": trial.checkpoint,
         "train_s": round(trial.train_s, 3),
         "slot_s": round(trial.slot_s, 3),
         "runs": trial.runs,
+        "created_s": trial.created_s,
+        "ended_s": trial.ended_s,
         "error": trial.error,
     }
 

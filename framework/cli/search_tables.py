@@ -3,89 +3,150 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
+from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from framework.search.records import Mode, SliceRecord, TrialRecord, TrialState
+from framework.search.records import Mode, SearchSpec, SliceRecord, TrialRecord, TrialState
 from framework.search.store import SearchSummary
 from solver.cli.tables import new_table
 from solver.units import format_bytes
 
 _STYLES = {TrialState.RUNNING: "green", TrialState.FAILED: "red", TrialState.WAITING: "dim"}
 _MINUTE_S = 60
+BORDER = 3
+"""What a column's frame and padding take."""
+LEAST_FOLDED = 20
+"""Columns that are folded do not get narrower than this as long as others can be left out."""
 
 
-def trials_table(records: Sequence[TrialRecord], mode: Mode) -> Table:
+@dataclass(frozen=True)
+class _Column:
+    """A column of a table.
+
+    Attributes:
+        heading, cells: what is in it.
+        folds: whether its cells may take more than a line.
+        dispensable: columns are left out where there is no room, the highest first; 0 never.
+    """
+
+    heading: str
+    cells: list[Text]
+    folds: bool = False
+    dispensable: int = 0
+
+    def width(self) -> int:
+        """How wide it must be."""
+        widest = max([cell_len(self.heading), *(cell.cell_len for cell in self.cells)])
+        return min(widest, LEAST_FOLDED) if self.folds else widest
+
+
+def trials_table(records: Sequence[TrialRecord], mode: Mode, width: int, *, one_line: bool = False) -> Table:
     """What the trials are and how they stand; the best value is in bold.
 
     Args:
         records: the trials, in the order to show them.
         mode: whether the least or the greatest value is best.
+        width: columns of the terminal.
+        one_line: whether a trial takes one line at most, its parameters cut if need be.
     """
-    columns = ("trial", "parameters", "state", "slot", "steps", "loss", "value", "convergence", "time on slot")
-    table = new_table("", *columns)
-    for column in table.columns[4:]:
-        column.justify = "right"
     best: TrialRecord | None = None
     for record in records:
         if record.state is not TrialState.FAILED and record.beats(best, mode):
             best = record
-    for record in records:
-        table.add_row(
-            str(record.number),
-            ", ".join(f"{name}={_value(value)}" for name, value in record.parameters.items()),
-            Text(str(record.state), _STYLES.get(record.state, "")),
-            "" if record.slot is None else str(record.slot),
-            f"{record.step:,}",
-            _number(record.loss),
-            Text(_number(record.value), "bold" if record is best else ""),
-            _number(record.convergence),
-            format_duration(record.slot_s),
-        )
+    columns = (
+        _Column("trial", _texts(str(record.number) for record in records)),
+        _Column("parameters", _texts(map(describe_parameters, records)), folds=True),
+        _Column("state", [Text(str(record.state), _STYLES.get(record.state, "")) for record in records]),
+        _Column("slot", _texts("" if record.slot is None else str(record.slot) for record in records), dispensable=2),
+        _Column("steps", _texts(f"{record.step:,}" for record in records)),
+        _Column("loss", _texts(_number(record.loss) for record in records), dispensable=3),
+        _Column("value", [Text(_number(record.value), "bold" if record is best else "") for record in records]),
+        _Column("convergence", _texts(_number(record.convergence) for record in records), dispensable=4),
+        _Column("time", _texts(format_duration(record.slot_s) for record in records), dispensable=1),
+    )
+    table = _fitting_table("", columns, width)
+    for column in table.columns:
+        if column.header in ("steps", "loss", "value", "convergence", "time"):
+            column.justify = "right"
+        elif column.header == "parameters" and one_line:
+            column.no_wrap, column.overflow, column.ratio = True, "ellipsis", 1
+            table.expand = True
     return table
 
 
-def slices_table(slices: Sequence[SliceRecord]) -> Table:
-    """Which trial held which slot, when, and why; columns of which nothing is known are left out."""
+def slices_table(slices: Sequence[SliceRecord], width: int) -> Table:
+    """Which trial held which slot, when, and why.
+
+    Args:
+        slices: in the order to show them.
+        width: columns of the terminal.
+    """
     begin_s = min((record.start_s for record in slices), default=0.0)
-    columns: dict[str, list[str]] = {
-        "start": [f"+{format_duration(record.start_s - begin_s)}" for record in slices],
-        "time": [_duration(None if record.end_s is None else record.end_s - record.start_s) for record in slices],
-        "slot": [f"{record.slot} on {record.agent}" for record in slices],
-        "trial": [str(record.trial) for record in slices],
-        "run": [str(record.run) for record in slices],
-        "chosen because": [record.reason for record in slices],
-        "score": [_number(record.convergence) for record in slices],
-        "steps": [f"{record.from_step:,} to {max(record.from_step, record.to_step):,}" for record in slices],
-        "ended": [record.outcome or "runs" for record in slices],
-        "suspended in": [_duration(record.suspend_s) for record in slices],
-        "memory": [_bytes(record.rss_bytes) for record in slices],
-        "GPU memory": [_bytes(record.gpu_mem_bytes) for record in slices],
-        "GPU use": ["" if record.gpu_utilisation is None else f"{record.gpu_utilisation:.0%}" for record in slices],
-    }
-    known = {heading: cells for heading, cells in columns.items() if any(cells)}
-    table = new_table("", *known)
-    for row in zip(*known.values(), strict=True):
-        table.add_row(*row)
-    return table
+    times = (None if record.end_s is None else record.end_s - record.start_s for record in slices)
+    steps = (f"{record.from_step:,} to {max(record.from_step, record.to_step):,}" for record in slices)
+    gpu_use = ("" if record.gpu_utilisation is None else f"{record.gpu_utilisation:.0%}" for record in slices)
+    columns = (
+        _Column("start", _texts(f"+{format_duration(record.start_s - begin_s)}" for record in slices)),
+        _Column("time", _texts(map(_duration, times))),
+        _Column("slot", _texts(str(record.slot) for record in slices)),
+        _Column("agent", _texts(record.agent for record in slices), dispensable=2),
+        _Column("trial", _texts(str(record.trial) for record in slices)),
+        _Column("run", _texts(str(record.run) for record in slices), dispensable=1),
+        _Column("chosen because", _texts(record.reason for record in slices), folds=True),
+        _Column("score", _texts(_number(record.convergence) for record in slices), dispensable=5),
+        _Column("steps", _texts(steps)),
+        _Column("ended", _texts(record.outcome or "runs" for record in slices)),
+        _Column("suspended in", _texts(_duration(record.suspend_s) for record in slices), dispensable=6),
+        _Column("memory", _texts(_bytes(record.rss_bytes) for record in slices), dispensable=7),
+        _Column("GPU memory", _texts(_bytes(record.gpu_mem_bytes) for record in slices), dispensable=4),
+        _Column("GPU use", _texts(gpu_use), dispensable=3),
+    )
+    return _fitting_table("", columns, width)
 
 
-def searches_table(searches: Sequence[SearchSummary]) -> Table:
-    """What searches there are and how they stand."""
-    table = new_table("", "search", "script", "policy", "begun", "state", "trials")
-    for search in searches:
-        counts = ", ".join(f"{search.states[state]} {state}" for state in TrialState if state in search.states)
-        table.add_row(
-            search.spec.name,
-            search.spec.script,
-            search.spec.policy,
-            time.strftime("%Y-%m-%d %H:%M", time.localtime(search.created_s)),
-            search_state(search),
-            f"{search.spec.trial_count}: {counts}" if counts else f"{search.spec.trial_count}",
-        )
-    return table
+def best_trials_table(trials: Sequence[TrialRecord], spec: SearchSpec, folder: str, width: int) -> Table:
+    """The best trials, and where their checkpoints are.
+
+    Args:
+        trials: best first.
+        spec: their search.
+        folder: the search's checkpoints.
+        width: columns of the terminal.
+    """
+    parameters = [
+        _Column(parameter.name, _texts(_value(trial.parameters.get(parameter.name, "")) for trial in trials))
+        for parameter in spec.space
+    ]
+    if _width(parameters) > width / 2:
+        parameters = [_Column("parameters", _texts(map(describe_parameters, trials)), folds=True)]
+    inside = f"{folder.rstrip('/')}/"
+    columns = (
+        _Column("trial", _texts(str(trial.number) for trial in trials)),
+        *parameters,
+        _Column(spec.metric, _texts("" if trial.value is None else f"{trial.value:.5g}" for trial in trials)),
+        _Column("steps", _texts(str(trial.step) for trial in trials), dispensable=1),
+        _Column("state", _texts(str(trial.state) for trial in trials), dispensable=2),
+        _Column("checkpoint", _texts((trial.checkpoint or "").removeprefix(inside) for trial in trials), folds=True),
+    )
+    return _fitting_table("Best trials", columns, width)
+
+
+def searches_table(searches: Sequence[SearchSummary], width: int) -> Table:
+    """What searches there are and how they stand, in a terminal of so many columns."""
+    begun = (time.strftime("%Y-%m-%d %H:%M", time.localtime(search.created_s)) for search in searches)
+    columns = (
+        _Column("search", _texts(search.spec.name for search in searches)),
+        _Column("script", _texts(search.spec.script for search in searches), folds=True),
+        _Column("policy", _texts(search.spec.policy for search in searches), dispensable=2),
+        _Column("begun", _texts(begun), dispensable=1),
+        _Column("state", _texts(map(search_state, searches))),
+        _Column("trials", _texts(map(_counts, searches)), folds=True),
+    )
+    return _fitting_table("", columns, width)
 
 
 def search_state(search: SearchSummary) -> str:
@@ -97,6 +158,11 @@ def search_state(search: SearchSummary) -> str:
     return "ended early" if search.failure else "complete"
 
 
+def _counts(search: SearchSummary) -> str:
+    counts = ", ".join(f"{search.states[state]} {state}" for state in TrialState if state in search.states)
+    return f"{search.spec.trial_count}: {counts}" if counts else f"{search.spec.trial_count}"
+
+
 def format_duration(seconds: float) -> str:
     """`12.3 s`, `4:05` or `1:04:05`."""
     if seconds < _MINUTE_S:
@@ -104,6 +170,34 @@ def format_duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), _MINUTE_S)
     hours, minutes = divmod(minutes, _MINUTE_S)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def describe_parameters(trial: TrialRecord) -> str:
+    """A trial's parameters in words."""
+    return ", ".join(f"{name}={_value(value)}" for name, value in trial.parameters.items())
+
+
+def _fitting_table(title: str, columns: Sequence[_Column], width: int) -> Table:
+    """A table of the columns of which anything is known and for which there is room."""
+    known = [column for column in columns if any(column.cells) or not column.cells]
+    while _width(known) > width and (least := max(known, key=lambda column: column.dispensable)).dispensable:
+        known.remove(least)
+    table = new_table(title, *(column.heading for column in known))
+    for shown, column in zip(table.columns, known, strict=True):
+        shown.no_wrap = not column.folds
+        shown.overflow = "fold" if column.folds else "ellipsis"
+    for row in zip(*(column.cells for column in known), strict=True):
+        table.add_row(*row)
+    return table
+
+
+def _width(columns: Sequence[_Column]) -> int:
+    """How wide a table must be at least."""
+    return 1 + sum(BORDER + column.width() for column in columns)
+
+
+def _texts(cells: Iterable[str]) -> list[Text]:
+    return [Text(cell) for cell in cells]
 
 
 def _value(value: object) -> str:

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
-from framework.cli.search_tables import trials_table
+from framework.cli.search_tables import best_trials_table, describe_parameters, trials_table
 from framework.search.observer import SearchObserver
 from framework.search.records import Mode, SearchResult, SearchSpec, TrialRecord, TrialState
 from framework.search.slots import Slot
@@ -58,12 +57,12 @@ class PlainSearchView(SearchObserver):
 
     def trial_started(self, trial: TrialRecord, slot: Slot, reason: str) -> None:
         if trial.runs == 1:
-            self.say(f"trial {trial.number} ({describe(trial)}) starts in slot {slot.id}")
+            self.say(f"trial {trial.number} ({describe_parameters(trial)}) starts in slot {slot.id}")
 
     def trial_ended(self, trial: TrialRecord, slot: Slot, outcome: str) -> None:
         if trial.state is TrialState.FINISHED:
             value = "no value" if trial.value is None else f"{self._spec.metric} {trial.value:.4g}"
-            self.say(f"trial {trial.number} ({describe(trial)}) finished at step {trial.step}: {value}")
+            self.say(f"trial {trial.number} ({describe_parameters(trial)}) finished at step {trial.step}: {value}")
 
     def output(self, text: str) -> None:
         self._console.print("end of the failed trial's output:", style="bold")
@@ -88,16 +87,20 @@ class LiveSearchView(PlainSearchView):
         self._live.stop()
 
     def trials_changed(self, trials: Sequence[TrialRecord]) -> None:
-        room = max(3, self._console.size.height - LINES_BESIDE_TABLE)
-        shown = most_interesting(trials, self._spec.mode, room)
-        parts: list[Table | Text] = [trials_table(shown, self._spec.mode), Text(summary(trials, self._spec))]
-        self._live.update(Group(*parts))
+        self._live.update(live_frame(trials, self._spec, *self._console.size))
 
     def slot_changed(self, slot: Slot) -> None:
         """The table says which slots hold what."""
 
     def trial_started(self, trial: TrialRecord, slot: Slot, reason: str) -> None:
         """The table says so."""
+
+
+def live_frame(trials: Sequence[TrialRecord], spec: SearchSpec, width: int, height: int) -> Group:
+    """How the search stands and its most interesting trials, within a terminal of so many columns and lines."""
+    shown = most_interesting(trials, spec.mode, max(3, height - LINES_BESIDE_TABLE))
+    # Where there is no room, Rich leaves out the end.
+    return Group(Text(summary(trials, spec)), trials_table(shown, spec.mode, width, one_line=True))
 
 
 def most_interesting(trials: Sequence[TrialRecord], mode: Mode, count: int) -> list[TrialRecord]:
@@ -119,33 +122,19 @@ def summary(trials: Sequence[TrialRecord], spec: SearchSpec) -> str:
     """How the search stands, in one line."""
     counts = {state: sum(trial.state is state for trial in trials) for state in TrialState}
     states = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-    best = ranked([trial for trial in trials if trial.state is not TrialState.FAILED], spec.mode)[:1]
-    told = f"; best so far: trial {best[0].number}, {spec.metric} {best[0].value:.4g}" if best and best[0].value else ""
+    best = _best(trials, spec.mode)[:1]
+    told = "".join(f"; best so far: trial {trial.number}, {spec.metric} {trial.value:.4g}" for trial in best)
     return f"{len(trials)} trials: {states or 'none yet'}{told}"
-
-
-def describe(trial: TrialRecord) -> str:
-    """A trial's parameters in words."""
-    return ", ".join(f"{name}={value}" for name, value in trial.parameters.items())
 
 
 def print_result(console: Console, result: SearchResult, spec: SearchSpec) -> None:
     """The last word: the best trials and where their checkpoints are."""
-    best = [trial for trial in ranked(result.trials, result.mode) if trial.state is not TrialState.FAILED][:BEST_SHOWN]
-    table = Table(title="Best trials", title_justify="left", title_style="")
-    for heading in (
-        "trial",
-        *[parameter.name for parameter in spec.space],
-        spec.metric,
-        "steps",
-        "state",
-        "checkpoint",
-    ):
-        table.add_column(heading, overflow="fold")
-    for trial in best:
-        values = [str(trial.parameters.get(parameter.name, "")) for parameter in spec.space]
-        value = "" if trial.value is None else f"{trial.value:.5g}"
-        where = (trial.checkpoint or "").removeprefix(f"{result.checkpoint_dir.rstrip('/')}/")
-        table.add_row(str(trial.number), *values, value, str(trial.step), str(trial.state), where)
-    console.print(table)
+    best = _best(result.trials, result.mode)[:BEST_SHOWN]
+    if best:
+        console.print(best_trials_table(best, spec, result.checkpoint_dir, console.width))
     console.print(f"Checkpoints are in {result.checkpoint_dir}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _best(trials: Sequence[TrialRecord], mode: Mode) -> list[TrialRecord]:
+    """Trials that have come to something, best first."""
+    return [trial for trial in ranked(trials, mode) if trial.state is not TrialState.FAILED and trial.beats(None, mode)]

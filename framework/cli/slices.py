@@ -29,7 +29,8 @@ def slices(
     if output_format is Format.JSON:
         print_json({"name": name, "slices": [_to_json(record) for record in records]})
     else:
-        console().print(slices_table(records) if records else "No trial has run yet.")
+        out = console()
+        out.print(slices_table(records, out.width) if records else "No trial has run yet.")
 
 
 def _to_json(record: SliceRecord) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import typer
 from framework.cli.search_report import trial_to_json
 from framework.cli.search_tables import search_state, searches_table, trials_table
 from framework.search.database import STORAGE_VARIABLE, default_storage
+from framework.search.records import Parameter
 from framework.search.store import SearchSummary, Store
 from solver.cli.output import Format, console, print_json
 
@@ -37,7 +38,7 @@ def trials(
         print_json({"name": name, "trials": [trial_to_json(record) for record in records]})
         return
     out = console()
-    out.print(trials_table(records, spec.mode))
+    out.print(trials_table(records, spec.mode, out.width))
     for record in records:
         if record.error:
             out.print(f"trial {record.number}: {record.error.strip().splitlines()[-1]}", markup=False, soft_wrap=True)
@@ -47,7 +48,8 @@ def _list(searches: list[SearchSummary], output_format: Format) -> None:
     if output_format is Format.JSON:
         print_json({"searches": [_to_json(search) for search in searches]})
     else:
-        console().print(searches_table(searches) if searches else "There are no searches yet.")
+        out = console()
+        out.print(searches_table(searches, out.width) if searches else "There are no searches yet.")
 
 
 def _to_json(search: SearchSummary) -> dict[str, object]:
@@ -59,7 +61,7 @@ def _to_json(search: SearchSummary) -> dict[str, object]:
         "sampler": spec.sampler,
         "metric": spec.metric,
         "mode": spec.mode,
-        "space": [dataclasses.asdict(parameter) for parameter in spec.space],
+        "space": [_parameter_to_json(parameter) for parameter in spec.space],
         "trial_count": spec.trial_count,
         "state": search_state(search),
         "failure": search.failure,
@@ -67,3 +69,8 @@ def _to_json(search: SearchSummary) -> dict[str, object]:
         "ended_s": search.ended_s,
         "trials": {str(state): count for state, count in search.states.items()},
     }
+
+
+def _parameter_to_json(parameter: Parameter) -> dict[str, object]:
+    values = dataclasses.asdict(parameter)
+    return {**values, "low": None, "high": None} if parameter.choices else values

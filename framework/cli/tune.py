@@ -45,7 +45,15 @@ class OnFailure(enum.StrEnum):
     ABORT = "abort"
 
 
+MAY_CHANGE = {
+    *("resume", "storage", "logdir", "output_format", "master", "role", "principal", "secret_file", "image"),
+    *("agent_python", "connect_timeout", "agents", "resources", "attributes"),
+}
+"""What `--resume` may be given besides: where to run it and how to print it."""
+
+
 def tune(
+    context: typer.Context,
     script: Annotated[Path | None, typer.Argument(help="The training script.", show_default=False)] = None,
     arguments: Annotated[
         list[str] | None, typer.Argument(help="Arguments for every trial, after '--'.", show_default=False)
@@ -136,11 +144,10 @@ def tune(
     )
     url = storage or default_storage()
     if resume is not None:
-        if script is not None or param or space is not None or name is not None:
-            raise BadInputError(
-                f"--resume {resume} goes on as the search was first asked for; leave out the script, --param, --space "
-                "and --name."
-            )
+        given = [option for option in context.params if _is_given(context, option) and option not in MAY_CHANGE]
+        if given:
+            options = ", ".join(_as_typed(option) for option in given)
+            raise BadInputError(f"--resume {resume} goes on as the search was first asked for; leave out {options}.")
         with contextlib.closing(Store(url, must_exist=True)) as store:
             spec = store.open_search(resume)
     else:
@@ -180,7 +187,6 @@ def tune(
         view = PlainSearchView(out, spec)
         if sys.stdout.isatty() and not as_json:
             view = stack.enter_context(LiveSearchView(out, spec))
-        view.say(f"search {spec.name}: {spec.trial_count} trials, policy {spec.policy}")
         result = run_search(request, view)
     if as_json:
         print_json(to_json(result))
@@ -190,6 +196,15 @@ def tune(
         raise JobFailedError(f"The search has ended early: {result.failure}; dike tune --resume {spec.name} goes on.")
     if result.best is None:
         raise JobFailedError(f"No trial of the search {spec.name} has succeeded; dike trials {spec.name} says more.")
+
+
+def _is_given(context: typer.Context, parameter: str) -> bool:
+    source = context.get_parameter_source(parameter)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _as_typed(parameter: str) -> str:
+    return f"the {parameter}" if parameter in ("script", "arguments") else f"--{parameter.replace('_', '-')}"
 
 
 def _read_results(path: Path | None) -> tuple[dict[str, Any], ...]:

@@ -13,9 +13,13 @@ from framework.policies.progress import Progress
 AHEAD = 0.05
 """So far below the best loss we expect the goal, as a share of what the best trial has come down."""
 PATIENCE = 16
-"""We do not believe that a trial needs more than so many times the time it has had, however slow it looks."""
+"""A trial that stands still is worth a quantum in so many times the time it has had, as much as one at the best loss
+that comes down by s in a quantum is worth in one."""
 MARGIN = 1.3
 """A trial must be worth so many times as much as the one it replaces."""
+
+LONGEST_WAIT = 40
+"""A trial that has been passed over so many times for each trial of the search runs a quantum."""
 
 _FARTHEST = 1e12
 """Distances are cut off here, so that no loss, however large, overflows."""
@@ -26,17 +30,18 @@ class DikePolicy:
 
     The goal is the loss that the search would be content with; nobody knows it. It is believed to lie an exponentially
     distributed distance below the best loss that any trial, ended ones included, has reported; the mean s of this
-    distance is a twentieth of what the best trial has come down from the median first loss. A trial at a s above the best
-    loss that falls v s a second goes down another y s in (a + y) / v seconds, and meets the goal on the way with the
-    probability 1 - exp(-y). The greatest ratio of the two is its worth (an index as in Gittins, 'Bandit Processes and
-    Dynamic Allocation Indices', J. R. Stat. Soc. B 41, 1979, section 4):
+    distance is a twentieth of what the best trial has come down from the median first loss. A trial at a s above the
+    best loss that falls v s a second goes down another y s in (a + y) / v seconds, and meets the goal on the way with
+    the probability 1 - exp(-y). The greatest ratio of the two is v / (1 + a + z) (an index as in Gittins, 'Bandit
+    Processes and Dynamic Allocation Indices', J. R. Stat. Soc. B 41, 1979, section 4). How fast a loss falls says much
+    about a learning rate and little about how far the trial will come, so the speed counts with its square root:
 
         worth = sqrt(v) / (1 + a + z), where exp(z) = 1 + a + z
 
-    v is the geometric mean of its speed since its beginning and in the second half of its time. At least it is such
-    that the trial comes to the goal, 1 + a away, within 16 times the time it has had. As this floor falls as 1 / time,
-    trials that stand still share what is given to them by turns that become twice as long as those before, and one that
-    starts late has its chance.
+    v is the geometric mean of its speed since its beginning and in the second half of its time, by the quantum. sqrt(v)
+    counts as (1 + a) quanta / (16 times the time it has had) at least. As this floor falls as 1 / time, trials that
+    stand still share what is given to them by turns that become twice as long as those before, and one that starts late
+    has its chance.
 
     * Trials are bound to no slot. At the end of a quantum the trial with the greatest worth takes the slot; one that
       replaces another has to be worth 1.3 times as much.
@@ -44,7 +49,8 @@ class DikePolicy:
       trained for the quanta it was given, and to stand at the median first loss.
     * Losses count as the lowest so far, so noise and divergence look like standing still. A trial whose newest loss is
       NaN or infinite comes last and runs when nothing else can; what it has reached before counts for nobody.
-    * Nobody else starves: what one trial gains raises s with the best loss, and the worth of those that wait with s.
+    * Nobody else starves: a trial that has been passed over 40 times for each trial there is runs a quantum, which
+      takes 2.5% of the slots at most.
     * One that cannot be suspended goes on.
 
     Args:
@@ -57,6 +63,7 @@ class DikePolicy:
         self._quantum_s = settings.quantum_s
         self._progress: dict[int, Progress] = {}
         self._turns: dict[int, Turn] = {}
+        self._passed_over: dict[int, int] = {}
         self._quanta: dict[int, int] = {}
         """Trial -> how many quanta it has been given."""
 
@@ -102,6 +109,13 @@ class DikePolicy:
         refused = {trial.id: trial.refused for trial in waiting}
         # Those that are to lose their trial come last, so that the best trials run on.
         by_need = sorted(slots, key=lambda slot: (-math.inf,) if (held := slots[slot]) is None else ranks[held.id])
+        # Patience has its end, but not for those that are lost.
+        for view in waiting:
+            self._passed_over[view.id] = self._passed_over.get(view.id, 0) + 1
+            worth, _ = worths[view.id]
+            if self._passed_over[view.id] > LONGEST_WAIT * len(ranks) and worth > -math.inf:
+                ranks[view.id] = (math.inf, False, -view.id)
+                worths[view.id] = (worth, "has waited long")
         runs: dict[int, Choice] = {}
         for trial in sorted(ranks, key=lambda trial: ranks[trial], reverse=True):
             if trial in home:
@@ -111,6 +125,7 @@ class DikePolicy:
             if slot is not None:
                 worth, reason = worths[trial]
                 runs[slot] = Choice(trial, reason, worth if math.isfinite(worth) else None)
+                self._passed_over[trial] = 0
                 self._quanta[trial] = self._quanta.get(trial, 0) + 1
                 if len(runs) == len(slots):
                     break
@@ -144,13 +159,14 @@ class DikePolicy:
             return 1 / (PATIENCE * had_s), "least trained"
         loss = first if progress.first_loss is None else progress.loss
         above = min((loss - best) / mean_distance, _FARTHEST)
+        # Both by the quantum, so that they are numbers without a unit.
         speed = 0.0
         if loss < first and (fall := progress.recent_fall()) > 0:
-            speed = math.sqrt((first - loss) / mean_distance) * math.sqrt(fall / mean_distance / 0.5) / had_s
-        slowest = (1 + above) / (PATIENCE * had_s)
-        reason = "best chance to beat the best" if speed > slowest else "may start late"
-        # Its root: how fast a loss falls says much about the learning rate and little about how far it will come.
-        return math.sqrt(max(speed, slowest) * self._quantum_s) / (1 + above + way_beyond(above)), reason
+            ever, lately = (first - loss) / mean_distance, fall / mean_distance / 0.5
+            speed = math.sqrt(ever) * math.sqrt(lately) * self._quantum_s / had_s
+        least = (1 + above) * self._quantum_s / (PATIENCE * had_s)
+        reason = "best chance to beat the best" if math.sqrt(speed) > least else "may start late"
+        return max(math.sqrt(speed), least) / (1 + above + way_beyond(above)), reason
 
 
 def way_beyond(above: float) -> float:

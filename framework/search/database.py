@@ -18,6 +18,8 @@ from dike.exceptions import BadInputError
 from framework.search.tables import METADATA, SEARCHES
 
 STORAGE_VARIABLE = "DIKE_STORAGE"
+DEFAULT_FOLDER = Path("dike-runs")
+"""The only folder that is made for a database: another one that is missing is a mistake in its URL."""
 BUSY_TIMEOUT_S = 30.0
 """How long a statement waits for another process that writes to the same SQLite file."""
 _TABLES_LOCK = 0x64696B65
@@ -27,7 +29,7 @@ _EXAMPLES = "sqlite:///searches.db or postgresql://user@host/database"
 
 def default_storage() -> str:
     """Where searches are kept if the user does not say: `$DIKE_STORAGE`, else a file under the current folder."""
-    return os.environ.get(STORAGE_VARIABLE) or "sqlite:///dike-runs/searches.db"
+    return os.environ.get(STORAGE_VARIABLE) or f"sqlite:///{DEFAULT_FOLDER}/searches.db"
 
 
 def parse_url(url: str) -> URL:
@@ -66,9 +68,14 @@ def open_database(url: str, *, must_exist: bool = False) -> Engine:
         if must_exist and not path.exists():
             raise BadInputError(f"There is no database of searches at {path}; name the right one with --storage.")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.parent == DEFAULT_FOLDER:
+                path.parent.mkdir(exist_ok=True)
         except OSError as error:
             raise BadInputError(f"The folder of the storage {path} cannot be made: {error.strerror}.") from error
+        if not path.parent.is_dir():
+            raise BadInputError(
+                f"The folder {path.parent} of the database does not exist; make it, or correct --storage."
+            )
     try:
         engine = create_engine(parsed, **engine_arguments(parsed))
     except NoSuchModuleError:

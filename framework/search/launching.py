@@ -12,7 +12,7 @@ from executor.trial_messages import SlotOrder
 from framework.launching import executor_info, take_resources
 from framework.offers import MIB, AgentOffer
 from framework.resources import ResourcePool
-from framework.search.records import SearchSpec
+from framework.search.records import SearchSpec, TrialRecord
 from framework.search.slots import Slot
 from solver import NodeClass
 
@@ -38,6 +38,17 @@ class SlotLaunch:
     python: str
     image: str | None = None
     hand_out_gpus: bool = False
+
+
+def trial_arguments(spec: SearchSpec, trial: TrialRecord) -> tuple[str, ...]:
+    """The script's arguments in a trial: those that all trials get, then its parameters behind their flags."""
+    flags = [
+        part
+        for name, value in trial.parameters.items()
+        if name in spec.flags
+        for part in (spec.flags[name], str(value).lower() if isinstance(value, bool) else str(value))
+    ]
+    return (*spec.arguments, *flags)
 
 
 def slots_on(

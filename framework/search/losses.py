@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, delete, func, insert, select
+from sqlalchemy import ColumnElement, case, delete, func, insert, select
 from sqlalchemy.engine import Connection
 
 from framework.search.tables import LOSSES
@@ -26,11 +26,13 @@ def add(connection: Connection, search_id: int, trial: int, run: int, reports: S
         ValueError: if a report is malformed.
     """
     ours = _of(search_id, trial)
-    last = select(func.max(LOSSES.c.number), func.max(LOSSES.c.step), func.count()).where(ours)
-    last_number, last_step, count = connection.execute(last).one()
+    loss_step = case((LOSSES.c.count > 0, LOSSES.c.step))
+    last = select(func.max(LOSSES.c.number), func.max(LOSSES.c.step), func.max(loss_step), func.count()).where(ours)
+    last_number, last_step, last_loss_step, count = connection.execute(last).one()
     rows = [_row(run, report) for report in reports]
     # A step may be reported twice: its loss, then the results of the epoch that it ends.
     rows = [row for row in rows if last_step is None or row["step"] >= last_step]
+    rows = [row for row in rows if not row["count"] or last_loss_step is None or row["step"] > last_loss_step]
     if not rows:
         return
     _insert(connection, search_id, trial, rows, 0 if last_number is None else last_number + 1)

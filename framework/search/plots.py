@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import colorsys
 import math
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from framework.policies.interface import Reading
+from framework.search.objective import TAIL
 from framework.search.records import SearchSpec, SliceRecord, TrialRecord, TrialState
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 LEGEND_TRIALS = 12
 """With more trials than this only the best are named, and the others drawn faintly."""
@@ -25,26 +29,47 @@ LOG_RATIO = 20
 LABEL_LENGTH = 48
 DARK = 1.5
 """Colours with a smaller sum of red, green and blue get white letters."""
+SHORT = 0.25
+"""Stretches of fewer steps than this share of the median are drawn together with the next."""
 _GOLDEN = 0.618034
 _FAINT = 0.35
 
 
-def plot_search(spec: SearchSpec, trials: Sequence[TrialRecord], slices: Sequence[SliceRecord], path: Path) -> None:
+def plot_search(
+    spec: SearchSpec,
+    trials: Sequence[TrialRecord],
+    slices: Sequence[SliceRecord],
+    reports: Mapping[int, Sequence[Mapping[str, Any]]],
+    path: Path,
+) -> None:
     """Draws a search into a PNG, SVG or PDF file.
 
     Args:
         spec: what was asked for.
         trials: with their readings.
         slices: time slices of all trials.
+        reports: trial -> what it reported, as `Store.load_losses` has it.
         path: the file.
 
     Raises:
         BadInputError: if the file cannot be written.
     """
     # matplotlib takes a while to load, and most commands draw nothing.
-    from solver.drawing.figure_files import check_picture_path, new_figure, save_figure
+    from solver.drawing.figure_files import check_picture_path, save_figure
 
     check_picture_path(path)
+    save_figure(draw_search(spec, trials, slices, reports), path)
+
+
+def draw_search(
+    spec: SearchSpec,
+    trials: Sequence[TrialRecord],
+    slices: Sequence[SliceRecord],
+    reports: Mapping[int, Sequence[Mapping[str, Any]]],
+) -> Figure:
+    """The picture that `plot_search` writes."""
+    from solver.drawing.figure_files import new_figure
+
     slots = sorted({record.slot for record in slices})
     height = max(1.2, SLOT_HEIGHT_INCHES * len(slots))
     figure = new_figure(11, 7.6 + height)
@@ -55,14 +80,23 @@ def plot_search(spec: SearchSpec, trials: Sequence[TrialRecord], slices: Sequenc
     colours = {trial.number: _colour(place) for place, trial in enumerate(by_importance)}
     _draw_losses(losses, spec, trials, colours, named)
     begin_s = min((record.start_s for record in slices), default=0.0)
-    timed = sorted(_timed_losses(trials, slices))
+    timed = [
+        (at_s, value, trial.number)
+        for trial in trials
+        if trial.state is not TrialState.FAILED
+        for at_s, value in _timed_values(
+            spec, [piece for piece in slices if piece.trial == trial.number], reports.get(trial.number, ())
+        )
+    ]
+    # Of two reports at the same time the later one counts.
+    timed.sort(key=lambda value: value[0])
     known_s = [record.end_s or record.first_step_s or record.start_s for record in slices]
     end_s = max([*known_s, *(at_s for at_s, _, _ in timed)], default=0.0)
     _draw_slots(timeline, slices, slots, (begin_s, end_s), colours)
     _draw_best(best, spec, timed, (begin_s, end_s))
     figure.suptitle(f"{spec.name}: {len(trials)} trials, policy {spec.policy}")
     figure.tight_layout()
-    save_figure(figure, path)
+    return figure
 
 
 def _draw_losses(
@@ -71,7 +105,7 @@ def _draw_losses(
     sign = 1 if spec.mode == "min" else -1
     values: list[float] = []
     for trial in trials:
-        points = [(reading.step, sign * reading.loss) for reading in trial.readings if math.isfinite(reading.loss)]
+        points = [(step, sign * loss) for step, loss in _without_short_stretches(trial.readings)]
         if not points:
             continue
         values += [value for _, value in points]
@@ -124,45 +158,92 @@ def _draw_slots(
 def _draw_best(
     axes: Axes, spec: SearchSpec, timed: Sequence[tuple[float, float, int]], whole_s: tuple[float, float]
 ) -> None:
+    """Draws the value of the trial that leads, as `dike trials` would have named it at the time."""
     sign = 1 if spec.mode == "min" else -1
+    current: dict[int, float] = {}
     times: list[float] = []
     values: list[float] = []
     leader: int | None = None
-    for at_s, loss, trial in timed:
-        if values and loss >= sign * values[-1]:
+    for at_s, value, trial in timed:
+        current[trial] = sign * value if math.isfinite(value) else math.inf
+        if leader is not None and trial != leader and current[trial] >= current[leader]:
             continue
+        first = min(current, key=current.__getitem__)
+        is_finite = math.isfinite(current[first])
         times.append(at_s - whole_s[0])
-        values.append(sign * loss)
-        if trial != leader:
-            axes.annotate(str(trial), (times[-1], values[-1]), (0, 4), textcoords="offset points", fontsize=7)
-            leader = trial
+        values.append(sign * current[first] if is_finite else math.nan)
+        if is_finite and first != leader:
+            axes.annotate(str(first), (times[-1], values[-1]), (0, 4), textcoords="offset points", fontsize=7)
+        leader = first if is_finite else None
     end = max(whole_s[1] - whole_s[0], 1e-3)
     axes.step([*times, end], [*values, *values[-1:]] if values else [math.nan], where="post", color="black")
-    if values and min(values) > 0 and max(values) > LOG_RATIO * min(values):
+    finite = [value for value in values if math.isfinite(value)]
+    if finite and min(finite) > 0 and max(finite) > LOG_RATIO * min(finite):
         axes.set_yscale("log")
     axes.set_xlim(0, end)
     axes.set_xlabel("seconds (number: trial that takes the lead)")
-    axes.set_ylabel(f"best {spec.metric} so far")
+    axes.set_ylabel(f"best {spec.metric} at the time")
 
 
-def _timed_losses(trials: Sequence[TrialRecord], slices: Sequence[SliceRecord]) -> Iterator[tuple[float, float, int]]:
-    """Wall-clock time, objective (to be minimised) and trial of all readings whose time slice is known."""
-    for trial in trials:
-        own = [record for record in slices if record.trial == trial.number and record.first_step_s is not None]
-        own.sort(key=lambda record: record.from_step)
-        starts = [record.from_step for record in own]
-        before_s = dict.fromkeys(range(len(own)), 0.0)
-        train_s = 0.0
-        last = -1
-        for reading in trial.readings:
-            place = bisect_left(starts, reading.step) - 1
-            if place >= 0 and math.isfinite(reading.loss):
-                if place != last:
-                    before_s[place], last = train_s, place
-                first_step_s = own[place].first_step_s
-                assert first_step_s is not None
-                yield first_step_s + reading.train_s - before_s[place], reading.loss, trial.number
-            train_s = reading.train_s
+def _without_short_stretches(readings: Sequence[Reading]) -> list[tuple[int, float]]:
+    """Step and mean loss of stretches that can be compared: a run that resumes reports its first step alone."""
+    finite = [reading for reading in readings if math.isfinite(reading.loss)]
+    if not finite:
+        return []
+    least = SHORT * median(reading.count for reading in finite)
+    stretches: list[list[Reading]] = [[]]
+    for reading in finite:
+        if sum(part.count for part in stretches[-1]) >= least:
+            stretches.append([])
+        stretches[-1].append(reading)
+    if len(stretches) > 1 and sum(part.count for part in stretches[-1]) < least:
+        stretches[-2:] = [stretches[-2] + stretches[-1]]
+    return [
+        (parts[-1].step, sum(part.loss * part.count for part in parts) / sum(part.count for part in parts))
+        for parts in stretches
+    ]
+
+
+def _timed_values(
+    spec: SearchSpec, slices: Sequence[SliceRecord], reports: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[float, float]]:
+    """Wall-clock time and the trial's value then, for its reports whose time slice is known."""
+    pieces = {piece.run: piece for piece in slices}
+    steps = [report["step"] for report in reports]
+    for report, value in zip(reports, _values(spec, reports), strict=True):
+        piece = pieces.get(report["run"])
+        if value is None or piece is None or piece.first_step_s is None:
+            continue
+        before = bisect_right(steps, piece.from_step) - 1
+        begin_train_s = reports[before]["train_s"] if before >= 0 else 0.0
+        yield piece.first_step_s + report["train_s"] - begin_train_s, value
+
+
+def _values(spec: SearchSpec, reports: Sequence[Mapping[str, Any]]) -> Iterator[float | None]:
+    """The value of a trial after each of its reports (`Objective.take`): the last stated, or the mean of the tail."""
+    value: float | None = None
+    has_stated = False
+    steps: list[int] = []
+    totals: list[float] = []
+    counts: list[int] = []
+    begin = 0
+    for report in reports:
+        if "value" in report:
+            value, has_stated = report["value"], True
+        elif (
+            not has_stated
+            and spec.metric == "loss"
+            and "loss" in report
+            and report["step"] > max(steps[-1:], default=-1)
+        ):
+            steps.append(report["step"])
+            totals.append(report["loss"] * report["count"])
+            counts.append(report["count"])
+            while begin < len(steps) - 1 and steps[begin] < steps[-1] * (1 - TAIL):
+                begin += 1
+            # Sums of slices, as running sums would never get rid of a loss that was NaN or huge.
+            value = sum(totals[begin:]) / sum(counts[begin:])
+        yield value
 
 
 def _named(spec: SearchSpec, trials: Sequence[TrialRecord]) -> set[int]:

@@ -184,8 +184,19 @@ class Roster:
         # The checkpoint that this run went on from, if it wrote none itself.
         progressed = end.checkpoint is not None and end.step > self._failed_from.get(record.number, -1)
         self.checkpointed(record, end.checkpoint, end.step)
-        if end.last:
-            self.reported(record, end.run, [{"step": record.step, "train_s": record.train_s, **end.last}])
+        news = {"step": record.step, "train_s": record.train_s, **end.last}
+        if news["step"] == record.step:
+            # That report has arrived already; what the end of the script has added to it has not.
+            metrics = {name: x for name, x in news.get("metrics", {}).items() if x != record.metrics.get(name)}
+            news = {name: news[name] for name in ("step", "train_s")}
+            if metrics:
+                news["metrics"] = metrics
+            if end.last.get("value") not in (None, record.value):
+                news["value"] = end.last["value"]
+            if record.loss is None and "loss" in end.last:
+                news.update({name: end.last[name] for name in ("loss", "low", "high", "count") if name in end.last})
+        if news.keys() - {"type", "step", "train_s"}:
+            self.reported(record, end.run, [news])
         self.save_losses()
         remedy = Remedy.NONE
         if end.outcome == "finished":

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -61,77 +62,108 @@ def run_search(request: SearchRequest, observer: SearchObserver) -> SearchResult
         InterruptedByUserError: after Ctrl-C or SIGTERM, when every trial has been suspended.
     """
     spec = request.spec
-    script = Path(spec.script)
-    if not script.is_file():
-        raise BadInputError(f"There is no script {script}.")
-    facts = script_facts(script, [parameter.name for parameter in spec.space])
-    archive = bundle.pack(script)
-    policy = make_policy(spec.policy, spec.settings)
-    with sigterm_as_interrupt(), contextlib.ExitStack() as stack:
-        store, study = stack.enter_context(_records(request))
-        records = prepared(store.load_trials(), study.asked()) if request.resume else []
-        for record in records:
-            store.save_trial(record)
+    with sigterm_as_interrupt(), contextlib.closing(Store(request.storage)) as store:
+        if request.resume:
+            store.open_search(spec.name)
+        else:
+            store.create_search(spec)
+        last_sign_s = store.last_heartbeat_s(spec.name)
+        with store.lock(spec.name):
+            study: Study | None = None
+            try:
+                study = (Study.open if request.resume else Study.create)(request.storage, spec)
+                if request.resume:
+                    _close_slices(store, last_sign_s)
+                return _run(request, store, study, observer)
+            except BadInputError:
+                if not request.resume and not any(record.readings for record in store.load_trials()):
+                    # The same name is free for the next attempt.
+                    if study is not None:
+                        study.delete()
+                    store.delete_search()
+                raise
+            except KeyboardInterrupt:
+                raise InterruptedByUserError(
+                    f"Interrupted; every trial is saved up to its last checkpoint: dike tune --resume {spec.name} goes "
+                    "on."
+                ) from None
+
+
+def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObserver) -> SearchResult:
+    spec = request.spec
+    records = prepared(store.load_trials(), study.asked()) if request.resume else []
+    for record in records:
+        store.save_trial(record)
+    with contextlib.ExitStack() as stack:
         log = stack.enter_context(contextlib.closing(TensorBoardLog(request.logdir, spec))) if request.logdir else None
         roster = Roster(spec, store, study, records, log)
-        try:
-            with (
-                request.mesos.connect() as master,
-                bundle.BundleServer(archive, request.mesos.our_address(master)) as server,
-            ):
-                if request.resume:
-                    _end_predecessor(store.framework_id(spec.name), master, request.mesos)
-                launch = SlotLaunch(
-                    spec=spec,
-                    bundle_url=server.url,
-                    script=script.name,
-                    preload=facts.preload,
-                    python=request.mesos.python(master),
-                    image=request.mesos.image,
-                    hand_out_gpus=is_on_this_machine(master),
-                )
-                scheduler = events.EventScheduler()
-                driver = Driver(request.mesos.settings(f"dike {spec.name}"), master.uri, scheduler)
-                first_slot = max((piece.slot for piece in store.load_slices()), default=-1) + 1
-                search = Search(launch, policy, driver, observer, roster, store, master.agents, first_slot)
-                drive(
-                    search,
-                    driver,
-                    scheduler,
-                    master,
-                    subscribed=lambda framework_id: store.set_framework_id(spec.name, framework_id),
-                    interrupted=lambda: observer.note("interrupted: suspending all trials (Ctrl-C again stops them)"),
-                    cancel_timeout_s=spec.suspend_timeout_s + CANCEL_MARGIN_S,
-                )
-            store.finish_search(search.result.failure)
-        except BadInputError:
-            if not request.resume and not roster.has_readings:
-                # The same name is free for the next attempt.
-                study.delete()
-                store.delete_search()
-            raise
-        except KeyboardInterrupt:
-            raise InterruptedByUserError(
-                f"Interrupted; every trial is saved up to its last checkpoint: dike tune --resume {spec.name} goes on."
-            ) from None
+        if request.resume and not roster.open and not roster.to_come:
+            observer.note(f"the search {spec.name} is complete; nothing is left to run")
+            return SearchResult(spec.name, True, roster.all, spec.mode, spec.checkpoint_dir)
+        observer.note(f"search {spec.name}: {spec.trial_count} trials, policy {spec.policy}")
+        script = Path(spec.script)
+        if not script.is_file():
+            raise BadInputError(f"There is no script {script} any more, and the search {spec.name} is not complete.")
+        facts = script_facts(script, [parameter.name for parameter in spec.space])
+        archive = bundle.pack(script)
+        policy = make_policy(spec.policy, spec.settings)
+        if request.mesos.master is None:
+            _make_folder(spec.checkpoint_dir)
+        master = stack.enter_context(request.mesos.connect())
+        server = stack.enter_context(bundle.BundleServer(archive, request.mesos.our_address(master)))
+        if request.resume:
+            _end_predecessor(store.framework_id(spec.name), master, request.mesos)
+        launch = SlotLaunch(
+            spec=spec,
+            bundle_url=server.url,
+            script=script.name,
+            preload=facts.preload,
+            python=request.mesos.python(master),
+            image=request.mesos.image,
+            hand_out_gpus=is_on_this_machine(master),
+        )
+        scheduler = events.EventScheduler()
+        driver = Driver(request.mesos.settings(f"dike {spec.name}"), master.uri, scheduler)
+        first_slot = max((piece.slot for piece in store.load_slices()), default=-1) + 1
+        search = Search(launch, policy, driver, observer, roster, store, master.agents, first_slot)
+        drive(
+            search,
+            driver,
+            scheduler,
+            master,
+            subscribed=lambda framework_id: store.set_framework_id(spec.name, framework_id),
+            interrupted=lambda: observer.note("interrupted: suspending all trials (Ctrl-C again stops them)"),
+            cancel_timeout_s=spec.suspend_timeout_s + CANCEL_MARGIN_S,
+        )
+        store.finish_search(search.result.failure)
         return search.result
 
 
-@contextlib.contextmanager
-def _records(request: SearchRequest) -> Iterator[tuple[Store, Study]]:
-    store = Store(request.storage)
+def _make_folder(path: str) -> None:
+    """Makes the folder for checkpoints, where the trials run on this machine.
+
+    Raises:
+        BadInputError: if nothing can be written there.
+    """
+    if "://" in path:
+        return
     try:
-        if request.resume:
-            store.open_search(request.spec.name)
-        else:
-            store.create_search(request.spec)
-        with store.lock(request.spec.name):
-            if request.resume:
-                yield store, Study.open(request.storage, request.spec)
-            else:
-                yield store, Study.create(request.storage, request.spec)
-    finally:
-        store.close()
+        Path(path).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise BadInputError(
+            f"Checkpoints cannot be written to {path}: {error.strerror}; name another folder with --checkpoint-dir."
+        ) from error
+
+
+def _close_slices(store: Store, last_sign_s: float | None) -> None:
+    """Ends the time slices that a killed process has left open, when it gave its last sign of life."""
+    for piece in store.load_slices():
+        if piece.end_s is None:
+            piece.end_s = max(piece.start_s, last_sign_s or piece.start_s)
+            piece.outcome = "lost"
+            store.close_slice(piece)
 
 
 def prepared(records: list[TrialRecord], asked: Mapping[int, dict[str, Value]]) -> list[TrialRecord]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dike.exceptions import BadInputError
-from dike.trial.spec import TrialSpec, Value
+from dike.trial.spec import TrialSpec
 from executor.trial_messages import Losses, RunEnd, SlotStatus, TrialRun, decode_slot_message
 from framework import events
 from framework.connection import Connection
@@ -27,7 +27,7 @@ from framework.mesos_calls import MesosCalls, try_now
 from framework.offer_desk import OfferDesk
 from framework.policies.interface import Choice, Policy
 from framework.search.exclusion import Exclusions
-from framework.search.launching import SlotLaunch, check_ever_fits, slots_on
+from framework.search.launching import SlotLaunch, check_ever_fits, slots_on, trial_arguments
 from framework.search.observer import SearchObserver
 from framework.search.records import SearchResult, SliceRecord, TrialRecord, TrialState
 from framework.search.roster import Remedy, Roster
@@ -259,7 +259,7 @@ class Search:
             call=self._spec.call,
             earlier_results=self._spec.earlier_results,
         )
-        run = ActiveRun(record, TrialRun(trial, self._arguments(record)), choice)
+        run = ActiveRun(record, TrialRun(trial, trial_arguments(self._spec, record)), choice)
         slot.hold(run)
         if slot.current is run:
             self._begin_slice(slot, run, now)
@@ -278,15 +278,6 @@ class Search:
         )
         self._store.add_slice(run.slice)
         self._observer.trial_started(run.record, slot, run.choice.reason)
-
-    def _arguments(self, record: TrialRecord) -> tuple[str, ...]:
-        flags = [
-            part
-            for name, value in record.parameters.items()
-            if name in self._spec.flags
-            for part in (self._spec.flags[name], as_argument(value))
-        ]
-        return (*self._spec.arguments, *flags)
 
     # Slots.
 
@@ -349,7 +340,12 @@ class Search:
             )
             if slots and self._accept(agent, slots, operation, now):
                 launched += slots
-        if not launched and not self.slots:
+        excluded = [agent.node for agent in agents if self._exclusions.excludes(agent.agent_id, now)]
+        if excluded and not launched and not self.slots:
+            self._observer.waiting(
+                f"Offers come only from {', '.join(excluded)}, left out after failures (--blacklist-for)."
+            )
+        elif not launched and not self.slots:
             self._check_agents()
             self._observer.waiting(
                 f"No offer holds a slot of {self._spec.slot_cpus:g} cpus, {self._spec.slot_mem_mib:g} MiB and "
@@ -500,7 +496,8 @@ class Search:
         self._must_decide = True
         self._close_slice(run, end.outcome, end)
         if end.outcome == "bad_input" and not self._roster.has_readings:
-            self._observer.output(end.tail)
+            if end.message not in end.tail:
+                self._observer.output(end.tail)
             raise BadInputError(end.message)
         remedy = self._roster.ended(run.record, end, self._wall())
         self._tell_of(run.record, slot, end, run.slice.from_step if run.slice is not None else 0)
@@ -586,8 +583,3 @@ class Search:
                 try_now(self._mesos.kill, slot.task_id, slot.agent_id)
         if now - self._killed_s >= KILL_AGAIN_S:
             self._killed_s = now
-
-
-def as_argument(value: Value) -> str:
-    """A parameter's value as the text that follows its flag."""
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -37,7 +37,9 @@ def parse_parameter(text: str) -> Parameter:
     """
     name, equals, values = text.partition("=")
     name = name.strip()
-    if not equals or not name:
+    if equals and not name:
+        raise BadInputError(f"--param '{text}' has no name; write {_FORMS}.")
+    if not equals:
         raise BadInputError(f"--param '{text}' has no values; write {_FORMS}.")
     parameter = _parse_values(name, values, f"--param {text}")
     check_space((parameter,))

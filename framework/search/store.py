@@ -165,6 +165,11 @@ class Store:
         with self._reading() as connection:
             return connection.execute(select(SEARCHES.c.framework_id).where(SEARCHES.c.name == name)).scalar()
 
+    def last_heartbeat_s(self, name: str) -> float | None:
+        """When the process that runs the search, or did, gave its last sign of life, by the database's clock."""
+        with self._reading() as connection:
+            return connection.execute(select(SEARCHES.c.heartbeat_s).where(SEARCHES.c.name == name)).scalar()
+
     def finish_search(self, failure: str = "") -> None:
         """Notes that the search is over.
 

@@ -78,6 +78,10 @@ class PlayedMesos:
     def reconcile(self, tasks: dict[str, str]) -> None:
         self.reconciled.append(tasks)
 
+    def refuse(self) -> None:
+        """A call that is lost."""
+        raise MasterUnavailableError("gone")
+
     def sendFrameworkMessage(self, executor_id: Any, agent_id: Any, data: str) -> None:  # noqa: N802
         if self.unavailable:
             raise MasterUnavailableError("gone")

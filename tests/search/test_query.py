@@ -14,7 +14,8 @@ from typer.testing import CliRunner, Result
 from dike.exceptions import BadInputError
 from framework.cli import app
 from framework.cli.search_tables import format_duration
-from framework.search.plots import plot_search
+from framework.search.objective import Objective
+from framework.search.plots import draw_search, plot_search
 from framework.search.records import Parameter, SearchSpec, SliceRecord, TrialRecord, TrialState
 from framework.search.store import Store
 
@@ -78,6 +79,7 @@ def test_without_a_name_the_searches_are_listed(dike: Dike) -> None:
         assert word in shown
     (search,) = json.loads(dike("trials", "--format", "json").stdout)["searches"]
     assert (search["name"], search["state"], search["trials"]["running"]) == ("digits", "interrupted", 1)
+    assert (search["space"][0]["low"], search["space"][0]["high"]) == (None, None)
 
 
 def test_the_trials_of_a_search_are_shown(dike: Dike) -> None:
@@ -96,11 +98,13 @@ def test_the_trials_of_a_search_are_shown(dike: Dike) -> None:
     answer = json.loads(dike("trials", "digits", "--format", "json").stdout)
     assert [trial["state"] for trial in answer["trials"]] == ["running", "failed", "finished"]
     assert answer["trials"][1]["loss"] == "nan"
+    assert answer["trials"][0]["slot"] == 3
+    assert {"agent", "convergence", "created_s", "ended_s"} <= answer["trials"][0].keys()
 
 
 def test_the_slices_of_a_search_are_shown(dike: Dike) -> None:
     shown = dike("slices", "digits").stdout
-    for word in ("+5:00", "10.0 s", "3 on node-1", "fastest", "0.5", "0 to 100", "512.0 MiB", "runs"):
+    for word in ("+5:00", "10.0 s", "node-1", "fastest", "0.5", "0 to 100", "512.0 MiB", "runs"):
         assert word in shown
     assert "GPU" not in shown
     slices = json.loads(dike("slices", "digits", "--format", "json").stdout)["slices"]
@@ -116,7 +120,13 @@ def test_a_search_is_drawn(dike: Dike, tmp_path: Path, suffix: str) -> None:
     assert content.startswith({".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}[suffix])
     if suffix == ".svg":
         text = content.decode()
-        for word in ("digits: 3 trials, policy hermes", "0: lr=0.1", "slot 3", "best loss so far", "training loss"):
+        for word in (
+            "digits: 3 trials, policy hermes",
+            "0: lr=0.1",
+            "slot 3",
+            "best loss at the time",
+            "training loss",
+        ):
             assert word in text
 
 
@@ -125,10 +135,66 @@ def test_many_trials_are_drawn_with_the_best_ones_named(tmp_path: Path, url: str
     path = tmp_path / "many.svg"
     with closing(Store(url)) as store:
         spec = store.open_search("many")
-        plot_search(spec, store.load_trials(), store.load_slices(), path)
+        plot_search(spec, store.load_trials(), store.load_slices(), store.load_losses(), path)
     text = path.read_text()
     assert [f">{number}: lr=" in text for number in (95, 96, 97, 98, 99)] == [True] * 5
     assert ">94: lr=" not in text
+
+
+def test_who_leads_in_the_picture_is_who_leads_in_the_table(url: str) -> None:
+    """Trial 0 resumes with a report of a single step, which is far below its loss."""
+    spec = SearchSpec("resumed", "/t.py", (), {}, (Parameter("lr", (1, 2)),), "grid", 2)
+    pieces = [
+        SliceRecord(0, 0, 0, "node-1", BEGIN_S, first_step_s=BEGIN_S),
+        SliceRecord(1, 0, 1, "node-1", BEGIN_S, first_step_s=BEGIN_S),
+        SliceRecord(0, 1, 0, "node-1", BEGIN_S + 20, first_step_s=BEGIN_S + 20, from_step=100),
+    ]
+    told = {
+        (0, 0): [(50, 1.0, 50), (100, 0.5, 50)],
+        (0, 1): [(101, 0.001, 1), (150, 0.5, 49)],
+        (1, 0): [(50, 0.8, 50), (100, 0.3, 50)],
+    }
+    with closing(Store(url)) as store:
+        store.create_search(spec)
+        objective = Objective("loss", "min")
+        for number in (0, 1):
+            store.save_trial(TrialRecord(number, {"lr": number}))
+        for piece in pieces:
+            store.add_slice(piece)
+        records = [TrialRecord(number, {"lr": number}) for number in (0, 1)]
+        for (number, run), lines in sorted(told.items()):
+            reports = [
+                {"step": step, "train_s": step * 0.1, "loss": loss, "low": loss, "high": loss, "count": count}
+                for step, loss, count in lines
+            ]
+            store.add_losses(number, run, reports)
+            for report in reports:
+                objective.take(records[number], report, has_stated=False)
+        for record in records:
+            store.save_trial(record)
+        trials, reports_of = store.load_trials(), store.load_losses()
+    figure = draw_search(spec, trials, pieces, reports_of)
+    losses, _, best = figure.axes
+    # The single step is drawn with those after it.
+    line = next(line for line in losses.get_lines() if str(line.get_label()).startswith("0:"))
+    assert list(line.get_xdata()) == [50, 100, 150]
+    assert min(line.get_ydata()) > 0.4
+    (curve,) = best.get_lines()
+    assert curve.get_ydata()[-1] == min(trial.value for trial in trials if trial.value is not None) == 0.3
+    # The single step is but a part of the last tenth of trial 0.
+    assert min(curve.get_ydata()) == 0.3
+    assert best.texts[-1].get_text() == "1"
+
+
+def test_the_value_that_a_script_states_is_the_one_drawn(url: str) -> None:
+    fill(url, "stated", 1)
+    with closing(Store(url)) as store:
+        spec = store.open_search("stated")
+        store.add_losses(0, 0, [{"step": 100, "train_s": 9.0, "metrics": {}, "value": 0.7}])
+        figure = draw_search(spec, store.load_trials(), store.load_slices(), store.load_losses())
+    (curve,) = figure.axes[2].get_lines()
+    values = list(curve.get_ydata())
+    assert (values[0], values[-1]) == (2.0, 0.7)
 
 
 def test_a_search_that_has_not_begun_can_be_shown_and_drawn(dike: Dike, url: str, tmp_path: Path) -> None:

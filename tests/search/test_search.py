@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 
 from dike.exceptions import BadInputError, InfeasibleError
@@ -255,6 +256,74 @@ def test_failures_cost_first_the_executor_then_the_agent_then_the_trial(begin: A
     slot.update("TASK_FINISHED")
     stage.tick(0.1)
     assert stage.search.done
+
+
+def test_a_trial_that_is_given_up_costs_no_further_agent(begin: Any) -> None:
+    stage = begin(nodes=[node("agent-0"), node("agent-1")], trials=1)
+    for first in (0, 0, 1):
+        slot = stage.offer(cpus=1, first=first)[0]
+        fail(stage, slot)
+        slot.update("TASK_FINISHED")
+    assert stage.trials[0].state is TrialState.FAILED
+    assert not any("agent-1 is left out" in note for note in stage.watcher.notes)
+
+
+def test_a_trial_that_never_gets_to_a_checkpoint_is_left_to_run(begin: Any) -> None:
+    stage = begin(trials=2, policy="rr")
+    slot = stage.offer(cpus=1)[0]
+    slot.train()
+    slot.report(1, 2.0)
+    stage.tick(QUANTUM_S + 0.1)
+    slot.end("stopped", exit_code=-9)
+    slot.train()
+    slot.report(1, 2.0)
+    stage.tick(QUANTUM_S + 0.1)
+    slot.end("suspended", checkpoint="/c/run-0-step-1", step=1)
+    assert slot.train() == (0, 1)
+    slot.report(1, 2.0)
+    for _ in range(5):
+        stage.tick(QUANTUM_S + 0.1)
+    assert slot.wanted.run.key == (0, 1)
+    assert not slot.slot.suspending
+
+
+def test_a_lost_call_for_offers_is_made_again(begin: Any) -> None:
+    stage = begin(trials=2, max_slots=2)
+    first, _ = stage.offer(cpus=2)
+    first.train()
+    revive, stage.mesos.reviveOffers = stage.mesos.reviveOffers, stage.mesos.refuse
+    first.update("TASK_LOST", source="SOURCE_MASTER", message="gone")
+    stage.tick(0.1)
+    stage.mesos.reviveOffers = revive
+    stage.mesos.calls.clear()
+    stage.tick(0.1)
+    assert stage.mesos.calls == ["revive"]
+
+
+def test_silence_while_the_master_was_away_is_not_held_against_slots(begin: Any) -> None:
+    stage = begin(trials=1)
+    slot = stage.offer(cpus=1)[0]
+    slot.train()
+    stage.search.handle(events.Disconnected())
+    stage.tick(SILENCE_S + 10)
+    stage.search.handle(events.Subscribed("F", "127.0.0.1:5050"))
+    stage.tick(0.1)
+    assert stage.mesos.killed == []
+
+
+def test_what_the_study_has_not_heard_of_is_told_on_resumption(begin: Any, tmp_path: Path, storage: str) -> None:
+    stage = begin(trials=1)
+    slot = stage.offer(cpus=1)[0]
+    slot.train()
+    slot.report(8, 1.0)
+    # Killed after the record was written and before Optuna was told.
+    record = stage.trials[0]
+    record.state = TrialState.FINISHED
+    stage.store.save_trial(record)
+    resumed = SearchStage(search_spec(tmp_path, trials=1), storage, records=list(stored(storage).values()))
+    assert resumed.roster.open == []
+    study = optuna.load_study(study_name="s", storage=storage)
+    assert study.trials[0].state is optuna.trial.TrialState.COMPLETE
 
 
 def test_an_agent_is_tried_again_after_its_cool_down(begin: Any) -> None:

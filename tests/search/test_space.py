@@ -43,7 +43,7 @@ def test_a_parameter_is_read_as_meant(text: str, parameter: Parameter) -> None:
     ("text", "message"),
     [
         ("lr", "'lr' has no values"),
-        ("=1,2", "has no values"),
+        ("=1,2", "'=1,2' has no name"),
         ("lr=", "a value is missing"),
         ("lr=0.1,,0.2", "a value is missing"),
         ("lr=0.1,", "a value is missing"),

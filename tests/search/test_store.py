@@ -22,10 +22,12 @@ import pytest
 from sqlalchemy import text, update
 
 from dike.exceptions import BadInputError, JobFailedError
+from executor.trial_messages import RunEnd
 from framework.policies.interface import Milestone, PolicySettings, Reading
 from framework.search import lease, losses
 from framework.search.database import default_storage, open_database, parse_url
 from framework.search.records import Parameter, SearchSpec, SliceRecord, TrialRecord, TrialState
+from framework.search.roster import Roster
 from framework.search.store import Store
 from framework.search.study import Study
 from framework.search.tables import SEARCHES
@@ -78,7 +80,7 @@ def server() -> Iterator[str]:
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/new/searches.db"
+        return f"sqlite:///{tmp_path}/searches.db"
     server_url: str = request.getfixturevalue("server")
     engine = open_database(server_url)
     with engine.begin() as connection:
@@ -191,6 +193,20 @@ def test_what_a_run_repeats_is_kept_once(store: Store) -> None:
         (1, 40, 0.5),
     ]
     assert [reading.loss for reading in store.load_trials()[0].readings] == [3.0, 2.0, 1.0, 0.5]
+
+
+def test_a_loss_that_comes_twice_is_kept_once(store: Store) -> None:
+    store.save_trial(TrialRecord(0, {}))
+    store.add_losses(0, 0, [report(10, 3.0)])
+    store.add_losses(0, 0, [report(10, 3.0)])
+    store.add_losses(0, 0, [report(10, metrics={"accuracy": 0.5}, value=0.5)])
+    store.add_losses(0, 1, [report(10, 3.0), report(20, 2.0)])
+    lines = store.load_losses()[0]
+    assert [(line["step"], line.get("loss"), line.get("value")) for line in lines] == [
+        (10, 3.0, None),
+        (10, None, 0.5),
+        (20, 2.0, None),
+    ]
 
 
 def test_a_deleted_search_leaves_its_name_free(store: Store) -> None:
@@ -372,7 +388,7 @@ def test_searches_that_begin_and_write_at_once_wait_for_each_other(sqlite_url: s
         ("searches.db", "not a database URL"),
         ("unknown://x/y", "of a kind that SQLAlchemy does not know"),
         ("sqlite://", "not kept in memory"),
-        ("sqlite:////proc/none/searches.db", "cannot be made"),
+        ("sqlite:///FOLDER/none/searches.db", "/none of the database does not exist"),
         ("sqlite:///FOLDER", "cannot be used: unable to open database file"),
         ("sqlite:///FOLDER/text", "cannot be used: file is not a database"),
         ("postgresql://u:secret@127.0.0.1:1/x", "127.0.0.1:1/x"),
@@ -385,6 +401,47 @@ def test_a_storage_that_cannot_be_used_is_named(tmp_path: Path, storage: str, me
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert "secret" not in str(caught.value)
+
+
+def test_only_the_default_folder_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DIKE_STORAGE", raising=False)
+    Store(default_storage()).close()
+    assert (tmp_path / "dike-runs" / "searches.db").exists()
+    with pytest.raises(BadInputError, match="correct --storage"):
+        Store(f"sqlite:///{tmp_path}/a/b/searches.db")
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(
+    ("last", "stored"),
+    [
+        # The last report, as it came before.
+        ({"step": 10, "train_s": 5.0, "loss": 1.0, "low": 1.0, "high": 1.0, "count": 1, "metrics": {"a": 0.5}}, []),
+        # With what a function has returned.
+        ({"step": 10, "train_s": 5.0, "loss": 1.0, "metrics": {"a": 0.5, "b": 2.0}, "value": 0.25}, [(10, None, 0.25)]),
+        ({"value": 0.25}, [(10, None, 0.25)]),
+        # A report that was lost on its way.
+        ({"step": 20, "train_s": 9.0, "loss": 0.5, "low": 0.5, "high": 0.5, "count": 1}, [(20, 0.5, None)]),
+        ({}, []),
+    ],
+)
+def test_the_last_report_of_a_run_is_stored_once(
+    sqlite_url: str, last: dict[str, Any], stored: list[tuple[int, float | None, float | None]]
+) -> None:
+    spec = dataclasses.replace(SPEC, space=(Parameter("lr", (0.1,)),), sampler="grid", trial_count=1)
+    with closing(Store(sqlite_url)) as store:
+        store.create_search(spec)
+        roster = Roster(spec, store, Study.create(sqlite_url, spec))
+        roster.admit(1, 0.0, 0.0)
+        record = roster.records[0]
+        run = roster.starts(record, 0, "node-1", None)
+        roster.reported(record, run, [report(10, 1.0, metrics={"a": 0.5})])
+        roster.ended(record, RunEnd(0, run, "finished", last=last), 1.0)
+        lines = store.load_losses()[0]
+        assert [(line["step"], line.get("loss"), line.get("value")) for line in lines] == [(10, 1.0, None), *stored]
+        assert store.load_trials()[0].value == last.get("value", record.value)
+        assert record.metrics == {"a": 0.5, **last.get("metrics", {})}
 
 
 def test_reading_makes_no_database(tmp_path: Path) -> None:

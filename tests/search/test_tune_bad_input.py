@@ -96,7 +96,13 @@ def test_resume_of_an_unknown_name_suggests_the_nearest(tune: Tune, tmp_path: Pa
 
 
 def test_resume_takes_no_other_search_with_it(tune: Tune) -> None:
-    assert "--resume" in sentence(tune(COUNTING, "--resume", "digits", "--param", "lr=0.1"))
+    assert "--param" in sentence(tune(COUNTING, "--resume", "digits", "--param", "lr=0.1"))
+    assert "--slots" in sentence(tune("--resume", "digits", "--slots", "1"))
+
+
+def test_checkpoints_that_cannot_be_written(tune: Tune, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert "file/x" in sentence(tune(COUNTING, "--param", "lr=0.1", "--checkpoint-dir", "file/x"))
 
 
 def test_two_processes_do_not_run_one_search(tune: Tune, tmp_path: Path) -> None:

@@ -55,8 +55,8 @@ def test_what_a_trial_finds(plain_slot: Slot, tmp_path: Path) -> None:
     assert not seen["marked"]
     assert not again["marked"]
     assert not seen["tensorflow"]
-    assert seen["random"] != again["random"]
-    assert seen["random"][1] != again["random"][1]
+    # What a script does not seed itself is seeded by its trial: runs of one draw alike.
+    assert seen["random"] == again["random"]
     assert runs[0].reports[0] == {"type": "started"}
 
 
