@@ -52,7 +52,7 @@ def test_many_machines_share_boxes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["plan.jpg", "plan", "plan.png.txt"])
 def test_other_suffixes_are_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(BadInputError, match=r"ends in \.png or \.svg"):
+    with pytest.raises(BadInputError, match=r"ends in \.pdf, \.png or \.svg"):
         draw_plan(make_plan(PlanRequest(digits(), machines(1))), tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
