@@ -416,18 +416,10 @@ class Search:
             self._observer.slot_changed(slot)
         if slot.is_gone:
             # Its last words: how the runs ended that we may not have heard of.
-            if event.status.get("data"):
-                self._last_words(slot, event.status["data"])
+            message = _decoded(event.status["data"]) if event.status.get("data") else None
+            if isinstance(message, SlotStatus):
+                self._slot_status(slot, message)
             self._slot_ended(slot)
-
-    def _last_words(self, slot: Slot, data: str) -> None:
-        try:
-            message = decode_slot_message(data)
-        except ValueError as error:
-            logger.warning("last status of slot %d not readable: %s", slot.id, error)
-            return
-        if isinstance(message, SlotStatus):
-            self._slot_status(slot, message)
 
     def _slot_ended(self, slot: Slot) -> None:
         expected = slot.leaving and slot.state is TaskState.FINISHED
@@ -449,13 +441,9 @@ class Search:
     # What slots say.
 
     def _message(self, data: str) -> None:
-        try:
-            message = decode_slot_message(data)
-        except ValueError as error:
-            logger.warning("message ignored: %s", error)
-            return
-        slot = self._slots.get(message.task_id)
-        if slot is None or slot.is_gone:
+        message = _decoded(data)
+        slot = None if message is None else self._slots.get(message.task_id)
+        if message is None or slot is None or slot.is_gone:
             return
         slot.heard_s = self._clock()
         if isinstance(message, Losses):
@@ -583,3 +571,12 @@ class Search:
                 try_now(self._mesos.kill, slot.task_id, slot.agent_id)
         if now - self._killed_s >= KILL_AGAIN_S:
             self._killed_s = now
+
+
+def _decoded(data: str) -> SlotStatus | Losses | None:
+    """What a slot sent; None if it cannot be read."""
+    try:
+        return decode_slot_message(data)
+    except ValueError as error:
+        logger.warning("message ignored: %s", error)
+        return None

@@ -28,7 +28,7 @@ def fill(url: str, name: str, count: int) -> None:
     lr = tuple(round(0.1 / (number + 1), 5) for number in range(count))
     spec = SearchSpec(
         name=name,
-        script="/home/u/train.py",
+        script="/scripts/train.py",
         arguments=(),
         flags={},
         space=(Parameter("lr", lr),),
@@ -75,7 +75,7 @@ def dike(url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Dike:
 
 def test_without_a_name_the_searches_are_listed(dike: Dike) -> None:
     shown = dike("trials").stdout
-    for word in ("digits", "/home/u/train.py", "hermes", "interrupted", "3: 1 running, 1 finished, 1 failed"):
+    for word in ("digits", "/scripts/train.py", "hermes", "interrupted", "3: 1 running, 1 finished, 1 failed"):
         assert word in shown
     (search,) = json.loads(dike("trials", "--format", "json").stdout)["searches"]
     assert (search["name"], search["state"], search["trials"]["running"]) == ("digits", "interrupted", 1)

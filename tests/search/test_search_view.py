@@ -20,7 +20,7 @@ WIDTH, HEIGHT = 80, 30
 FLAGS = {"lr": "--lr", "steps": "--steps", "augment": "--augment"}
 SPEC = SearchSpec(
     name="digits",
-    script="/home/u/my scripts/train.py",
+    script="/scripts/my scripts/train.py",
     arguments=("--data", "a b"),
     flags=FLAGS,
     space=(Parameter("lr", (0.1,)), Parameter("steps", (64, 128)), Parameter("augment", (True, False))),
@@ -103,7 +103,7 @@ def test_the_best_trials_are_those_with_a_value(width: int) -> None:
 def test_the_command_repeats_the_best_trial_digit_by_digit() -> None:
     best = trials(1)[0]
     assert command_of(SPEC, best) == (
-        "python '/home/u/my scripts/train.py' --data 'a b' --lr 0.49767786904433664 --steps 64 --augment true"
+        "python '/scripts/my scripts/train.py' --data 'a b' --lr 0.49767786904433664 --steps 64 --augment true"
     )
     assert command_of(dataclasses.replace(SPEC, call=0), best) is None
     assert command_of(dataclasses.replace(SPEC, flags={}), best) is None

@@ -37,7 +37,7 @@ DEADLINE_S = 60.0
 
 SPEC = SearchSpec(
     name="digits",
-    script="/home/u/train.py",
+    script="/scripts/train.py",
     arguments=("--epochs", "2"),
     flags={"lr": "--lr"},
     space=(Parameter("lr", (0.1, 1, True, "x")), Parameter("units", low=2, high=64, is_integer=True, log=True)),
