@@ -13,36 +13,43 @@ import sys
 from pathlib import Path
 
 import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 from optuna.study import MaxTrialsCallback
 from optuna.trial import TrialState
 
 SLOTS = 2
 STUDY = "digits"
 _ARGUMENTS = 4
-"""The program and what it is given; its processes get the storage besides."""
+"""The program and what it is given; its processes get the journal besides."""
 
 
 def main() -> None:
     """Makes the study, and runs the processes that work on it."""
     points, folder = Path(sys.argv[1]), Path(sys.argv[3]).parent
-    storage = f"sqlite:///{folder / 'optuna.db'}"
-    study = optuna.create_study(storage=storage, study_name=STUDY)
+    journal = str(folder / "optuna.log")
+    study = optuna.create_study(storage=_storage(journal), study_name=STUDY)
     configurations = points.read_text(encoding="utf-8").splitlines()
     for number in range(len(configurations)):
         study.enqueue_trial({"point": number})
-    command = [sys.executable, "-m", "benchmarks.search.optuna_median", *sys.argv[1:], storage]
+    command = [sys.executable, "-m", "benchmarks.search.optuna_median", *sys.argv[1:], journal]
     workers = [subprocess.Popen(command) for _ in range(SLOTS)]
     codes = [worker.wait() for worker in workers]
     sys.exit(max(codes, key=abs))
 
 
-def work(points: Path, epochs: int, diaries: Path, storage: str) -> None:
+def _storage(journal: str) -> JournalStorage:
+    """In a file; of the storages that need no server only this one never gives a queued trial to both processes."""
+    return JournalStorage(JournalFileBackend(journal))
+
+
+def work(points: Path, epochs: int, diaries: Path, journal: str) -> None:
     """Runs trials until none is left."""
     from benchmarks.search.scripts.digits import train
 
     configurations = [json.loads(line) for line in points.read_text(encoding="utf-8").splitlines()]
     count = len(configurations)
-    study = optuna.load_study(study_name=STUDY, storage=storage, pruner=optuna.pruners.MedianPruner())
+    study = optuna.load_study(study_name=STUDY, storage=_storage(journal), pruner=optuna.pruners.MedianPruner())
 
     def objective(trial: optuna.Trial) -> float:
         if trial.number >= count:

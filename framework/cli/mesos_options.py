@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
+import typing
+from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated, Any
+
+import typer
 
 from dike.exceptions import BadInputError
 from framework.embedded import private_agents
@@ -12,16 +19,23 @@ from framework.session import MesosAccess
 
 def mesos_access(
     *,
-    master: str | None,
-    agents: int,
-    resources: str,
-    attributes: str,
-    connect_timeout: float,
-    role: str,
-    principal: str | None,
-    secret_file: Path | None,
-    image: str | None,
-    agent_python: str | None,
+    master: Annotated[
+        str | None,
+        typer.Option(
+            envvar="DIKE_MASTER", help="HOST:PORT or zk://HOST:PORT/PATH; without it, a private Mesos on this machine."
+        ),
+    ] = None,
+    role: Annotated[str, typer.Option(help="Mesos role.")] = "*",
+    principal: Annotated[str | None, typer.Option(help="Mesos principal.")] = None,
+    secret_file: Annotated[Path | None, typer.Option(help="File that holds the principal's secret.")] = None,
+    image: Annotated[str | None, typer.Option(help="Container image for the tasks (Mesos containerizer).")] = None,
+    agent_python: Annotated[str | None, typer.Option(help="Python on the agents that has Dike installed.")] = None,
+    connect_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for the master.")] = 10.0,
+    agents: Annotated[int, typer.Option(min=1, help="Private Mesos: how many agents.")] = 1,
+    resources: Annotated[
+        str, typer.Option(help="Private Mesos: what each agent declares, as in 'cpus:4;mem:4096;gpus:1'.")
+    ] = "",
+    attributes: Annotated[str, typer.Option(help="Private Mesos: attributes of each agent, as in 'rack:r1'.")] = "",
 ) -> MesosAccess:
     """Checks the options and puts them together.
 
@@ -42,6 +56,36 @@ def mesos_access(
         image=image,
         agent_python=agent_python,
     )
+
+
+MESOS_OPTIONS = frozenset(inspect.signature(mesos_access).parameters)
+"""Their names."""
+
+
+def with_mesos_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command these options in the place of its parameter `mesos`, and what they say as its value."""
+    own = inspect.signature(command)
+    hints = {
+        **typing.get_type_hints(mesos_access, include_extras=True),
+        **typing.get_type_hints(command, include_extras=True),
+    }
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in own.parameters.items():
+        parameters += inspect.signature(mesos_access).parameters.values() if name == "mesos" else [parameter]
+
+    @functools.wraps(command)
+    def with_access(**values: Any) -> None:
+        options = {name: values.pop(name) for name in MESOS_OPTIONS}
+        command(**values, mesos=mesos_access(**options))
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    signature = own.replace(
+        parameters=[one.replace(kind=keyword, annotation=hints[one.name]) for one in parameters],
+        return_annotation=None,
+    )
+    with_access.__signature__ = signature  # type: ignore[attr-defined]
+    with_access.__annotations__ = {one.name: hints[one.name] for one in parameters}
+    return with_access
 
 
 def _read_secret(path: Path | None, principal: str | None) -> str | None:

@@ -14,9 +14,11 @@ from dike.checkpoints import fingerprint
 from dike.exceptions import BadInputError, JobFailedError
 from dike.profile import ModelProfile
 from framework.cli.console import LiveObserver, PlainObserver
-from framework.cli.mesos_options import mesos_access
+from framework.cli.mesos_options import with_mesos_options
+from framework.elastic.options import read_bounds, read_stragglers
 from framework.profiling import load_profile
 from framework.runner import RunRequest, environment_for_tasks, run_training
+from framework.session import MesosAccess
 from solver import Objective, Plan
 from solver.cli.output import Format, console, print_json
 from solver.cli.tables import print_plan, print_profile
@@ -25,15 +27,10 @@ from solver.cli.tables import print_plan, print_profile
 CONTEXT_SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
+@with_mesos_options
 def run(
     script: Annotated[Path, typer.Argument(help="The training script.", show_default=False)],
     arguments: Annotated[list[str] | None, typer.Argument(help="Its own arguments.", show_default=False)] = None,
-    master: Annotated[
-        str | None,
-        typer.Option(
-            envvar="DIKE_MASTER", help="HOST:PORT or zk://HOST:PORT/PATH; without it, a private Mesos on this machine."
-        ),
-    ] = None,
     plan: Annotated[Path | None, typer.Option(help="Follow this plan (JSON) instead of making one.")] = None,
     plan_only: Annotated[bool, typer.Option("--plan-only", help="Show the plan and stop.")] = False,
     max_workers: Annotated[int | None, typer.Option(min=1, help="At most this many workers.")] = None,
@@ -47,17 +44,15 @@ def run(
     max_restarts: Annotated[int, typer.Option(min=0, help="How many failures to survive.")] = 3,
     logs: Annotated[str, typer.Option(help="Whose output to show: chief or all.")] = "chief",
     batch_size: Annotated[int | None, typer.Option(min=1, help="Plan for this batch, not the script's.")] = None,
-    role: Annotated[str, typer.Option(help="Mesos role.")] = "*",
-    principal: Annotated[str | None, typer.Option(help="Mesos principal.")] = None,
-    secret_file: Annotated[Path | None, typer.Option(help="File that holds the principal's secret.")] = None,
-    image: Annotated[str | None, typer.Option(help="Container image for the tasks (Mesos containerizer).")] = None,
-    agent_python: Annotated[str | None, typer.Option(help="Python on the agents that has Dike installed.")] = None,
-    connect_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for the master.")] = 10.0,
-    agents: Annotated[int, typer.Option(min=1, help="Private Mesos: how many agents.")] = 1,
-    resources: Annotated[
-        str, typer.Option(help="Private Mesos: what each agent declares, as in 'cpus:4;mem:4096;gpus:1'.")
-    ] = "",
-    attributes: Annotated[str, typer.Option(help="Private Mesos: attributes of each agent, as in 'rack:r1'.")] = "",
+    elastic: Annotated[
+        str | None, typer.Option(metavar="MIN:MAX", help="Change the number of workers between these as it pays.")
+    ] = None,
+    resize_interval: Annotated[float, typer.Option(min=1, help="Least seconds between changes of size.")] = 60.0,
+    stragglers: Annotated[
+        str | None, typer.Option(help="Workers of half the usual speed: replace (elastic only), report or ignore.")
+    ] = None,
+    *,
+    mesos: MesosAccess,
     saved_profile: Annotated[Path | None, typer.Option("--profile", help="A saved profile of the script.")] = None,
     handed_over: Annotated[Path | None, typer.Option(hidden=True)] = None,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
@@ -65,19 +60,9 @@ def run(
     """Plans and runs a training job: reads the model, looks at what Mesos offers, places the tasks and trains."""
     if logs not in ("chief", "all"):
         raise BadInputError(f"'{logs}' is not a value of --logs; say chief or all.")
+    bounds = read_bounds(elastic, max_workers=max_workers, has_plan=plan is not None)
+    about_stragglers = read_stragglers(stragglers, is_elastic=bounds is not None)
     started = time.monotonic()
-    mesos = mesos_access(
-        master=master,
-        agents=agents,
-        resources=resources,
-        attributes=attributes,
-        connect_timeout=connect_timeout,
-        role=role,
-        principal=principal,
-        secret_file=secret_file,
-        image=image,
-        agent_python=agent_python,
-    )
     fixed_plan = _read_plan(plan) if plan is not None else None
     profile = _profile(script, arguments or [], batch_size, handed_over or saved_profile)
     if handed_over is not None:
@@ -101,6 +86,9 @@ def run(
         plan_only=plan_only,
         stream_all_logs=logs == "all",
         environment=environment_for_tasks(),
+        elastic=bounds,
+        resize_interval_s=resize_interval,
+        stragglers=about_stragglers,
     )
     as_json = output_format is Format.JSON
     with contextlib.ExitStack() as stack:

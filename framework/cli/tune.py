@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from dike.exceptions import BadInputError, JobFailedError
-from framework.cli.mesos_options import mesos_access
+from framework.cli.mesos_options import MESOS_OPTIONS, with_mesos_options
 from framework.cli.search_options import milestones_of, search_spec
 from framework.cli.search_report import report, to_json
 from framework.cli.search_view import LiveSearchView, PlainSearchView
@@ -20,6 +20,7 @@ from framework.policies.registry import POLICIES
 from framework.search.database import default_storage
 from framework.search.runner import SearchRequest, run_search
 from framework.search.store import Store
+from framework.session import MesosAccess
 from solver.cli.output import Format, console, print_json
 
 
@@ -45,13 +46,11 @@ class OnFailure(enum.StrEnum):
     ABORT = "abort"
 
 
-MAY_CHANGE = {
-    *("resume", "storage", "logdir", "output_format", "master", "role", "principal", "secret_file", "image"),
-    *("agent_python", "connect_timeout", "agents", "resources", "attributes"),
-}
+MAY_CHANGE = {"resume", "storage", "logdir", "output_format", *MESOS_OPTIONS}
 """What `--resume` may be given besides: where to run it and how to print it."""
 
 
+@with_mesos_options
 def tune(
     context: typer.Context,
     script: Annotated[Path | None, typer.Argument(help="The training script.", show_default=False)] = None,
@@ -108,40 +107,13 @@ def tune(
         bool, typer.Option("--no-flags", help="Parameters reach the script by dike.params() only.")
     ] = False,
     logdir: Annotated[Path | None, typer.Option(help="Write TensorBoard logs with HParams there.")] = None,
-    master: Annotated[
-        str | None,
-        typer.Option(
-            envvar="DIKE_MASTER", help="HOST:PORT or zk://HOST:PORT/PATH; without it, a private Mesos on this machine."
-        ),
-    ] = None,
-    role: Annotated[str, typer.Option(help="Mesos role.")] = "*",
-    principal: Annotated[str | None, typer.Option(help="Mesos principal.")] = None,
-    secret_file: Annotated[Path | None, typer.Option(help="File that holds the principal's secret.")] = None,
-    image: Annotated[str | None, typer.Option(help="Container image for the slots (Mesos containerizer).")] = None,
-    agent_python: Annotated[str | None, typer.Option(help="Python on the agents that has Dike installed.")] = None,
-    connect_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for the master.")] = 10.0,
-    agents: Annotated[int, typer.Option(min=1, help="Private Mesos: how many agents.")] = 1,
-    resources: Annotated[
-        str, typer.Option(help="Private Mesos: what each agent declares, as in 'cpus:4;mem:4096;gpus:1'.")
-    ] = "",
-    attributes: Annotated[str, typer.Option(help="Private Mesos: attributes of each agent, as in 'rack:r1'.")] = "",
+    *,
+    mesos: MesosAccess,
     function_call: Annotated[int | None, typer.Option(hidden=True)] = None,
     earlier_results: Annotated[Path | None, typer.Option(hidden=True)] = None,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
     """Searches hyper-parameters: many trials share the slots, and the policy says whose turn it is."""
-    mesos = mesos_access(
-        master=master,
-        agents=agents,
-        resources=resources,
-        attributes=attributes,
-        connect_timeout=connect_timeout,
-        role=role,
-        principal=principal,
-        secret_file=secret_file,
-        image=image,
-        agent_python=agent_python,
-    )
     url = storage or default_storage()
     if resume is not None:
         given = [option for option in context.params if _is_given(context, option) and option not in MAY_CHANGE]

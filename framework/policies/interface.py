@@ -46,6 +46,8 @@ class TrialView:
             one that is running.
         preemptible: whether it can be suspended; it is said of running trials and believed of others.
         refused: slots it must not be given (it failed there).
+        batch_size: samples of one of its steps; 1 where that is not known.
+        speeds: kind of slot -> samples a second that it was measured to train there; kinds it never ran on are missing.
     """
 
     id: int
@@ -55,6 +57,8 @@ class TrialView:
     runnable: bool = True
     preemptible: bool = True
     refused: frozenset[int] = frozenset()
+    batch_size: float = 1.0
+    speeds: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -67,12 +71,14 @@ class SlotView:
         since_s: when that trial's slice began, on the policy's clock.
         busy: whether it is being emptied or filled at the moment; a policy leaves it alone, and is asked again when
             that is over.
+        kind: what it computes on, such as `v100`; slots of one kind are equally fast. Empty where that is not known.
     """
 
     id: int
     trial: int | None = None
     since_s: float = 0.0
     busy: bool = False
+    kind: str = ""
 
 
 @dataclass(frozen=True)
@@ -98,10 +104,12 @@ class Decision:
         runs: slot -> the trial that is to hold it from now on. Naming the trial that runs there lets it go on; a slot
             that is not named keeps what it has, and stays empty if it has nothing.
         wake_at_s: when to ask again if nothing happens before; None if only an event can change the answer.
+        vacates: slots whose trial is to be suspended with none in its place; once it is out it can be given any slot.
     """
 
     runs: Mapping[int, Choice] = field(default_factory=dict)
     wake_at_s: float | None = None
+    vacates: frozenset[int] = frozenset()
 
 
 class Policy(Protocol):
@@ -112,7 +120,7 @@ class Policy(Protocol):
         * give one trial two slots, or a busy slot anything;
         * name a trial that is neither runnable nor running in that very slot (trials do not hop from one slot to
           another while they run), or that refuses the slot;
-        * replace a running trial that is not preemptible.
+        * replace or suspend a running trial that is not preemptible, or both vacate a slot and give it a trial.
     Given the same calls it gives the same answers; what is random in it comes from a seed.
     """
 
@@ -152,6 +160,7 @@ class PolicySettings:
         milestones: longer quanta for trials that have come far, by ascending decrease.
         seed: for policies with something random in them.
         switch_s: seconds that replacing a trial on a slot takes, as far as is known.
+        move_s: how many seconds more it takes if the trial ran in another slot before: its checkpoint moves.
     """
 
     quantum_s: float = 10.0
@@ -159,3 +168,4 @@ class PolicySettings:
     milestones: tuple[Milestone, ...] = ()
     seed: int = 0
     switch_s: float = 1.0
+    move_s: float = 0.0

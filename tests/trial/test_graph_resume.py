@@ -93,11 +93,11 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Played]:
 
 
 def read(folder: Path, name: str) -> Played:
-    lines = [line.split() for line in (folder / f"{name}.losses").read_text().splitlines()]
+    lines = [line.split() for line in (folder / name / "steps.txt").read_text().splitlines()]
     return Played(
         **json.loads((folder / f"{name}.json").read_text()),
         losses=[(int(run), int(step), loss) for run, step, loss in lines],
-        output=(folder / f"{name}.out").read_text(),
+        output=(folder / name / "output.txt").read_text(),
     )
 
 
