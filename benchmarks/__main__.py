@@ -13,7 +13,17 @@ from benchmarks.machine import describe_machine
 from benchmarks.search import PARTS as SEARCH_PARTS
 from benchmarks.solver import PARTS as SOLVER_PARTS
 
-NAMES = ("solver", "embedded_mesos", "search")
+NAMES = (
+    "solver",
+    "embedded_mesos",
+    "search",
+    "different_slots",
+    "different_gpus",
+    "jobs",
+    "elastic",
+    "convergence",
+    "speed_models",
+)
 MODULES = {name: f"benchmarks.{name}" for name in (*NAMES, *SOLVER_PARTS)} | {
     name: f"benchmarks.search.{name}" for name in SEARCH_PARTS
 }
@@ -25,7 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     known = ", ".join(MODULES)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {known}; {', '.join(NAMES)} if none is given")
-    names = parser.parse_args().names or NAMES
+    names = [name.replace("-", "_") for name in parser.parse_args().names or NAMES]
     for name in names:
         if name not in MODULES:
             parser.error(f"there is no benchmark '{name}'; there are {known}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from typing import Any
 
 from dike.exceptions import BadInputError
 from dike.profile import ModelProfile
@@ -12,6 +13,9 @@ from dike.task import TaskSpec
 
 MARKER = "dike-model.json"
 """File in a checkpoint folder that holds the fingerprint of its model."""
+
+JOB = "dike-job.json"
+"""File in a checkpoint folder that says at which step the last job began that trained there."""
 
 
 def fingerprint(profile: ModelProfile) -> str:
@@ -38,7 +42,7 @@ def check_fingerprint(path: str, expected: str) -> None:
     """
     if not _is_remote(path) and os.path.exists(path) and not os.path.isdir(path):
         raise BadInputError(f"Checkpoint folder '{path}' is a file; name a folder with --checkpoint-dir.")
-    text = _read(_marker_path(path))
+    text = _read(_file_path(path, MARKER))
     if text is None:
         return
     try:
@@ -55,19 +59,7 @@ def check_fingerprint(path: str, expected: str) -> None:
 
 def mark_folder(path: str, value: str) -> None:
     """Writes the fingerprint `value` into the folder, which is made if it does not exist."""
-    text = json.dumps({"fingerprint": value}) + "\n"
-    if _is_remote(path):
-        import tensorflow as tf
-
-        tf.io.gfile.makedirs(path)
-        with tf.io.gfile.GFile(_marker_path(path), "w") as file:
-            file.write(text)
-        return
-    os.makedirs(path, exist_ok=True)
-    temporary = f"{_marker_path(path)}.{os.getpid()}"
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(temporary, _marker_path(path))
+    _write(path, MARKER, {"fingerprint": value})
 
 
 def claim_folder(task: TaskSpec) -> None:
@@ -81,12 +73,49 @@ def claim_folder(task: TaskSpec) -> None:
         mark_folder(task.checkpoint_dir, task.fingerprint)
 
 
+def first_step(task: TaskSpec, step: int) -> int:
+    """The step at which the job began to train, in whichever attempt: noted in its folder by the first chief that asks.
+
+    Args:
+        task: the process' task.
+        step: where the training is now.
+    """
+    if task.attempt:
+        text = _read(_file_path(task.checkpoint_dir, JOB))
+        try:
+            noted = json.loads(text) if text is not None else {}
+            if noted.get("job") == task.job_id:
+                return int(noted["step"])
+        except (json.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError):
+            pass  # damaged: as if the job began here
+    if task.is_chief:
+        _write(task.checkpoint_dir, JOB, {"job": task.job_id, "step": step})
+    return step
+
+
+def _write(folder: str, name: str, values: dict[str, Any]) -> None:
+    """Writes a small file at once; the folder is made if it does not exist."""
+    text, path = json.dumps(values) + "\n", _file_path(folder, name)
+    if _is_remote(folder):
+        import tensorflow as tf
+
+        tf.io.gfile.makedirs(folder)
+        with tf.io.gfile.GFile(path, "w") as file:
+            file.write(text)
+        return
+    os.makedirs(folder, exist_ok=True)
+    temporary = f"{path}.{os.getpid()}"
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(temporary, path)
+
+
 def _is_remote(path: str) -> bool:
     return "://" in path
 
 
-def _marker_path(path: str) -> str:
-    return f"{path.rstrip('/')}/{MARKER}"
+def _file_path(folder: str, name: str) -> str:
+    return f"{folder.rstrip('/')}/{name}"
 
 
 def _read(path: str) -> str | None:

@@ -1,6 +1,6 @@
 """Starts the process of a training job that `DIKE_TASK` describes: `python -P -m dike.launch SCRIPT [ARGS...]`.
 
-Exit code: the script's own; 2 for input Dike cannot use; 143 after SIGTERM.
+A zygote's forks call `run` instead. Exit code: the script's own; 2 for input Dike cannot use; 143 after SIGTERM.
 """
 
 from __future__ import annotations
@@ -10,11 +10,28 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from dike import task as tasks
 from dike.exceptions import DikeError
 from dike.reporting import reporter
 from dike.roles import process, script, server
+
+COMPANIONS = {
+    "tensorflow": "dike.roles.graph.plain",
+    "keras": "dike.roles.keras_fit.fit",
+    "tf_keras": "dike.roles.tf_keras_fit",
+}
+"""Library -> our module that makes its training distributed."""
+
+
+def run(argv: Sequence[str]) -> NoReturn:
+    """Plays the role of the task in the environment, and ends the process."""
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        # All forks of a zygote would draw the same numbers; Python's own generator sees to that itself.
+        numpy_random.seed()
+    _leave(main(argv))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -40,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
         return error.exit_code
 
 
-def _leave(code: int) -> None:
+def _leave(code: int) -> NoReturn:
     """Ends the process at once: TensorFlow's own teardown takes a second, and a gRPC server may never end."""
     process.teardown.exit_code = code
     atexit._run_exitfuncs()  # the script's own; those of TensorFlow have limited time
@@ -54,4 +71,4 @@ def _leave(code: int) -> None:
 
 
 if __name__ == "__main__":
-    _leave(main(sys.argv[1:]))
+    run(sys.argv[1:])

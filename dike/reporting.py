@@ -1,7 +1,11 @@
 """What a process of a job tells its executor: one JSON object a line, written to a file descriptor.
 
 Lines are `{"type": "started"}`, `{"type": "placement", "variables": {name: device}}`,
-`{"type": "progress", "step": n, "loss": x, ...}` and `{"type": "checkpoint", "path": p, "step": n}`.
+`{"type": "progress", "step": n, "loss": x, ...}`, `{"type": "checkpoint", "path": p, "step": n}`,
+`{"type": "resumed", "step": n}` once a checkpoint has been restored, `{"type": "total", "steps": n}` where the script
+says how long it trains, and `{"type": "rates", "workers": {index: steps a second}}` of workers' own speed, not counting
+what they wait for (indices are text, as keys are in JSON). Steps are counted over all workers, restarts and, where
+the script has several, calls of `fit`; a later `total` replaces the one before.
 A number that JSON cannot hold is written as text: `"nan"`, `"inf"`, `"-inf"`.
 """
 
@@ -50,6 +54,18 @@ class Reporter:
     def checkpoint(self, path: str, step: int) -> None:
         """A checkpoint was written."""
         self.send({"type": "checkpoint", "path": path, "step": step})
+
+    def resumed(self, step: int) -> None:
+        """A checkpoint has been restored: training goes on from there."""
+        self.send({"type": "resumed", "step": int(step)})
+
+    def total(self, steps: int) -> None:
+        """The step at which the script will have trained to its end, if nothing stops it earlier."""
+        self.send({"type": "total", "steps": int(steps)})
+
+    def rates(self, workers: Mapping[int, float]) -> None:
+        """Steps a second of each worker, by its own speed."""
+        self.send({"type": "rates", "workers": {str(index): rate for index, rate in workers.items()}})
 
     def progress(self, step: int, **numbers: float | None) -> None:
         """Where training is; kept back when the last report is younger than `PROGRESS_INTERVAL_S`.

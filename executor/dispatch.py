@@ -12,6 +12,7 @@ import pymesos
 from dike._version import __version__
 from executor.channel import Slot, TaskChannel, TaskEnd
 from executor.driver import ExecutorDriver
+from executor.elastic_slot import ElasticSlot
 from executor.messages import LaunchOrder, decode
 from executor.slot import JobSlot
 from executor.trial_messages import SlotOrder
@@ -107,4 +108,5 @@ def make_slot(channel: TaskChannel, data: str) -> Slot:
     values = decode(data)
     if isinstance(values, dict) and values.get("kind") == "slot":
         return TrialSlot(channel, SlotOrder.decode(data))
-    return JobSlot(channel, LaunchOrder.decode(data))
+    order = LaunchOrder.decode(data)
+    return ElasticSlot(channel, order) if order.elastic else JobSlot(channel, order)

@@ -28,6 +28,11 @@ class LaunchOrder:
         gpu_devices: device indices for `CUDA_VISIBLE_DEVICES`; None where Mesos isolates GPUs itself.
         stream_logs: whether output is sent to the framework as it comes; it always goes to the sandbox.
         kill_grace_s: seconds between SIGTERM and SIGKILL; a chief that trains takes up to 5 s to save.
+        elastic: whether the slot keeps a zygote and changes its process when it is told to
+            (`executor.elastic_messages`).
+        standby: whether an elastic slot only gets ready: `task` says who it will be, and its process is still to come.
+        preload: modules that an elastic slot's zygote may import before the script does
+            (`framework.search.script_facts`); None: those that its API is known to need.
     """
 
     task: TaskSpec
@@ -39,6 +44,9 @@ class LaunchOrder:
     gpu_devices: tuple[int, ...] | None = None
     stream_logs: bool = False
     kill_grace_s: float = 8.0
+    elastic: bool = False
+    standby: bool = False
+    preload: tuple[str, ...] | None = None
 
     def encode(self) -> str:
         """The order as base64 text, the form of bytes in Mesos' JSON."""
@@ -48,13 +56,14 @@ class LaunchOrder:
     def decode(cls, data: str) -> LaunchOrder:
         """Reads what `encode` wrote."""
         values = decode(data)
-        devices = values["gpu_devices"]
+        devices, preload = values["gpu_devices"], values["preload"]
         return cls(
             **{
                 **values,
                 "task": TaskSpec.loads(values["task"]),
                 "arguments": tuple(values["arguments"]),
                 "gpu_devices": None if devices is None else tuple(devices),
+                "preload": None if preload is None else tuple(preload),
             }
         )
 
@@ -99,7 +108,7 @@ class Report:
 
 
 def decode_message(data: str) -> LogChunk | Report:
-    """Reads a framework message.
+    """Reads a framework message; those of elastic slots too are read by `executor.elastic_messages.decode_job_message`.
 
     Raises:
         ValueError: if it is none of the messages above.

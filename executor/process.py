@@ -9,17 +9,13 @@ import select
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-logger = logging.getLogger(__name__)
+from executor.output import TAIL_BYTES, OutputCopier
 
-CHUNK_BYTES = 16 * 1024
-TAIL_BYTES = 6 * 1024
-PIPE_DRAIN_S = 2.0
-GATHER_S = 0.1
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -40,10 +36,7 @@ class Command:
 
 
 class ChildProcess:
-    """Runs a command in a session of its own and copies what it writes.
-
-    Each piece of output goes to our own stream of the same name (which Mesos keeps in the sandbox), then to
-    `on_output(stream, offset, data)`, called from one thread per stream.
+    """Runs a command in a session of its own and copies what it writes (`executor.output`).
 
     `run` has to be called from a thread that lives until the child has ended: a child that asked the kernel for a
     signal at its parent's death gets it when the *thread* that started it dies.
@@ -51,18 +44,21 @@ class ChildProcess:
 
     def __init__(self, command: Command, on_output: Callable[[str, int, bytes], None]) -> None:
         self._command = command
-        self._on_output = on_output
+        self._output = OutputCopier(on_output)
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
         self._kill_grace_s: float | None = None
         self._ended = threading.Event()
-        self._tail = bytearray()
-        self.log_bytes = {"stdout": 0, "stderr": 0}
 
     @property
     def tail(self) -> str:
         """The end of the output, both streams in the order in which they were read."""
-        return self._tail.decode(errors="replace")
+        return self._output.tail
+
+    @property
+    def log_bytes(self) -> dict[str, int]:
+        """Stream -> bytes copied so far."""
+        return self._output.log_bytes
 
     def run(self, on_start: Callable[[], None]) -> int | None:
         """Starts the child and waits for its end.
@@ -92,19 +88,13 @@ class ChildProcess:
         process = self._process
         assert process.stdout is not None
         assert process.stderr is not None
-        pumps = [
-            threading.Thread(target=self._pump, args=(name, pipe.fileno(), descriptor), daemon=True)
-            for name, pipe, descriptor in (("stdout", process.stdout, 1), ("stderr", process.stderr, 2))
-        ]
-        for pump in pumps:
-            pump.start()
+        self._output.follow(process.stdout, process.stderr)
         on_start()
         exit_code = process.wait()
         self._ended.set()
         # What the script left behind goes with it; it may also hold the pipes open.
         self._signal_group(signal.SIGKILL)
-        for pump in pumps:
-            pump.join(PIPE_DRAIN_S)
+        self._output.drain()
         return exit_code
 
     def kill(self, grace_s: float) -> None:
@@ -130,43 +120,6 @@ class ChildProcess:
     def _signal_group(self, number: signal.Signals) -> None:
         if self._process is not None:
             signal_group(self._process.pid, number)
-
-    def _pump(self, name: str, source: int, copy: int) -> None:
-        while data := _read_for_a_moment(source):
-            offset = self.log_bytes[name]
-            self.log_bytes[name] = offset + len(data)
-            with self._lock:
-                self._tail = (self._tail + data)[-TAIL_BYTES:]
-            _write_all(copy, data)
-            self._on_output(name, offset, data)
-
-
-def _read_for_a_moment(source: int) -> bytes:
-    """Whatever comes within a moment of the first byte, since scripts write lines in crumbs; empty at the end."""
-    data = os.read(source, CHUNK_BYTES)
-    deadline = time.monotonic() + GATHER_S
-    while data and len(data) < CHUNK_BYTES:
-        left = deadline - time.monotonic()
-        if left <= 0 or not select.select([source], [], [], left)[0]:
-            break
-        more = os.read(source, CHUNK_BYTES - len(data))
-        if not more:
-            break
-        data += more
-    return data
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        try:
-            view = view[os.write(descriptor, view) :]
-        except BlockingIOError:
-            time.sleep(0.01)
-        except OSError as error:
-            # A full disk must not end the training; the framework still gets the output.
-            logger.error("copying output into the sandbox failed: %s", error)
-            return
 
 
 def describe_exit(exit_code: int | None) -> str:
@@ -196,11 +149,11 @@ def wait_readable(descriptors: Iterable[int], timeout_s: float) -> set[int]:
     return {descriptor for descriptor, _ in poll.poll(max(0.0, timeout_s) * 1000)}
 
 
-def tail_of(path: Path) -> str:
+def tail_of(path: Path, limit_bytes: int = TAIL_BYTES) -> str:
     """The end of a file of output; empty if there is none."""
     try:
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            file.seek(max(0, path.stat().st_size - limit_bytes))
             return file.read().decode(errors="replace")
     except FileNotFoundError:
         return ""

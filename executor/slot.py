@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import os
 import sys
@@ -14,7 +13,8 @@ from dike import task as task_module
 from executor import bundle
 from executor.channel import TaskChannel, TaskEnd
 from executor.environment import process_environment
-from executor.messages import LaunchOrder, LogChunk, Outcome, Report
+from executor.messages import LaunchOrder, LogChunk, Outcome
+from executor.output import DRAIN_S, forward_reports
 from executor.process import ChildProcess, Command, describe_exit
 
 logger = logging.getLogger(__name__)
@@ -40,8 +40,7 @@ class JobSlot:
             return self._end("TASK_FAILED", str(error))
         reader, writer = os.pipe()
         child = ChildProcess(self._command(folder, writer), self._on_output)
-        reports = threading.Thread(target=self._forward_reports, args=(reader,), daemon=True)
-        reports.start()
+        reports = forward_reports(os.fdopen(reader, "rb"), self._channel)
         with self._lock:
             self._child = child
             if self._shut_down:
@@ -53,7 +52,7 @@ class JobSlot:
             return self._end("TASK_FAILED", f"the process could not be started: {error}")
         if exit_code is None:
             os.close(writer)
-        reports.join(2.0)
+        reports.join(DRAIN_S)
         if child.kill_requested:
             return self._end("TASK_KILLED", "killed on request", exit_code)
         if exit_code == 0:
@@ -90,16 +89,6 @@ class JobSlot:
     def _on_output(self, stream: str, offset: int, data: bytes) -> None:
         if self._order.stream_logs:
             self._channel.send(LogChunk(self._channel.task_id, stream, offset, data).encode())
-
-    def _forward_reports(self, reader: int) -> None:
-        with os.fdopen(reader, encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                try:
-                    content = json.loads(line)
-                except ValueError:
-                    logger.warning("not a report: %r", line[:200])
-                    continue
-                self._channel.send(Report(self._channel.task_id, content).encode())
 
     def _end(self, state: str, message: str, exit_code: int | None = None) -> TaskEnd:
         child = self._child

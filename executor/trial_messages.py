@@ -178,7 +178,7 @@ class RunEnd:
         suspend_s: seconds from the request to the slot being free; None without request.
         seconds: how long the process lived.
         usage: the greatest of each figure.
-        sandbox: the folder on the agent that holds its output.
+        log: the file on the agent that holds its output, or the end of it if it has failed.
     """
 
     trial: int
@@ -194,7 +194,7 @@ class RunEnd:
     suspend_s: float | None = None
     seconds: float = 0.0
     usage: Usage = Usage()
-    sandbox: str = ""
+    log: str = ""
 
     @property
     def key(self) -> RunKey:
@@ -215,6 +215,7 @@ class SlotStatus:
         step: its last step.
         checkpoint: its newest checkpoint, and
         checkpoint_step: the step of that.
+        batch_size: samples of one of its steps; None where its process cannot tell.
         ends: runs that have ended and that the framework may not know of, oldest first.
         usage: what the run uses at the moment.
         zygote_ready: whether the zygote has imported what it should.
@@ -229,6 +230,7 @@ class SlotStatus:
     step: int = 0
     checkpoint: str | None = None
     checkpoint_step: int = 0
+    batch_size: float | None = None
     ends: tuple[RunEnd, ...] = ()
     usage: Usage = Usage()
     zygote_ready: bool = False

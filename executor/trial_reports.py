@@ -25,6 +25,7 @@ class RunReports:
         step: its last step.
         checkpoint: the newest checkpoint that the trial has; None if there is none.
         checkpoint_step: steps done at that checkpoint.
+        batch_size: samples of a step; None if the run has not said.
         last: content of the last `progress` report, with what a `result` said in place of its `value` and `metrics`.
         losses: contents of `progress` reports that nobody has taken away yet.
     """
@@ -32,6 +33,7 @@ class RunReports:
     def __init__(self, trial: TrialSpec) -> None:
         self.training = False
         self.preemptible = False
+        self.batch_size: float | None = None
         self.was_preemptible = False
         self.checkpoint = trial.resume_from
         self.checkpoint_step = step_of_checkpoint(trial.resume_from) if trial.resume_from else 0
@@ -86,6 +88,8 @@ class RunReports:
                 self.training = True
                 self.preemptible = bool(content["preemptible"])
                 self.was_preemptible = self.was_preemptible or self.preemptible
+                if content.get("batch_size") is not None:
+                    self.batch_size = float(content["batch_size"])
             case "progress":
                 self.step = int(content["step"])
                 self.last = content

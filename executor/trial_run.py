@@ -6,13 +6,13 @@ import contextlib
 import dataclasses
 import logging
 import os
-import signal
 import time
 from pathlib import Path
 
 from dike.trial import spec as specs
+from executor.forked import ForkedProcess
 from executor.monitor import RunMonitor
-from executor.process import signal_group, tail_of, wait_readable
+from executor.process import tail_of
 from executor.trial_messages import RunEnd, RunKey, TrialRun
 from executor.trial_reports import RunReports
 from executor.zygote import ForkRequest
@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 REPORT_FD, CONTROL_FD = 3, 4
 """Where a trial's process finds its pipes."""
 READ_BYTES = 1 << 16
+KEPT_BYTES = 1 << 20
+"""How much of a failed run's output is kept."""
 
 
 class SlotRun:
@@ -37,38 +39,44 @@ class SlotRun:
     Attributes:
         monitor: the one given.
         reports: what it has reported.
-        pid: its process, which leads its process group; None while it waits.
-        over_s: when it was over, on the monotonic clock; None before.
         asked_s: when it was first asked to end; None before.
     """
 
     def __init__(self, order: TrialRun, sandbox: Path, monitor: RunMonitor) -> None:
         self.monitor = monitor
         self.reports = RunReports(order.trial)
-        self.pid: int | None = None
-        self.over_s: float | None = None
         self.asked_s: float | None = None
         self._order = order
-        self._sandbox = sandbox
         self._log = sandbox / f"trial-{order.trial.number}-run-{order.trial.run}.out"
         self._output = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._report_reader, self._report_writer = os.pipe()
         self._control_reader, self._control_writer = os.pipe()
         os.set_blocking(self._report_reader, False)
         os.set_blocking(self._control_writer, False)
-        self._pidfd: int | None = None
+        self._process: ForkedProcess | None = None
         self._can_report = True
-        self._since_s = 0.0
-        self._exit_code: int | None = None
-        self._kill_s: float | None = None
+        self._given_up_s: float | None = None
         self._terminated = False
         self._stopped = False
         self._reason = ""
         self._failure = ""
 
+    def __str__(self) -> str:
+        return "trial {}, run {}".format(*self.key)
+
     @property
     def key(self) -> RunKey:
         return self._order.key
+
+    @property
+    def pid(self) -> int | None:
+        """Its process, which leads its process group; None while it waits."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def over_s(self) -> float | None:
+        """When it was over, on the monotonic clock; None before."""
+        return self._given_up_s if self._process is None else self._process.over_s
 
     @property
     def is_over(self) -> bool:
@@ -77,14 +85,14 @@ class SlotRun:
     @property
     def due_s(self) -> float | None:
         """When it will be killed unless it ends before, on the monotonic clock; None if that is not planned."""
-        return self._kill_s
+        return None if self._process is None else self._process.due_s
 
     @property
     def watched(self) -> tuple[int, ...]:
         """File descriptors that can be read when there is something to `poll`."""
-        if self._pidfd is None:
+        if self._process is None or self.is_over:
             return ()
-        return (self._pidfd, self._report_reader) if self._can_report else (self._pidfd,)
+        return (*self._process.watched, self._report_reader) if self._can_report else self._process.watched
 
     def request(self, folder: Path, script: str) -> tuple[ForkRequest, tuple[int, int, int, int]]:
         """What a zygote is to be asked for, and the file descriptors that go with it.
@@ -100,9 +108,7 @@ class SlotRun:
 
     def started(self, pid: int) -> None:
         """Its process exists, as a child of ours."""
-        self.pid = pid
-        self._pidfd = os.pidfd_open(pid)
-        self._since_s = time.monotonic()
+        self._process = ForkedProcess(pid)
         self._close_its_ends()
 
     def not_started(self, reason: str, *, failed: bool = False) -> None:
@@ -114,16 +120,19 @@ class SlotRun:
         """
         self._stopped, self._reason = True, reason
         self._failure = reason if failed else ""
-        self._since_s = self.over_s = time.monotonic()
+        self._given_up_s = time.monotonic()
         self._close_its_ends()
 
     def poll(self) -> None:
         """Takes in what it has reported, and its end."""
-        if self._pidfd is None:
+        process = self._process
+        if process is None or process.over_s is not None:
             return
-        has_ended = bool(wait_readable([self._pidfd], 0))
-        if has_ended:
-            self._reap(self._pidfd)
+        process.poll()
+        if process.over_s is not None and process.usage is not None:
+            busy_s = process.usage.ru_utime + process.usage.ru_stime
+            seconds = max(process.over_s - process.since_s, 1e-3)
+            self.monitor.ended(process.usage.ru_maxrss << 10, busy_s / seconds)
         try:
             while data := os.read(self._report_reader, READ_BYTES):
                 self.reports.feed(data)
@@ -131,88 +140,79 @@ class SlotRun:
         except BlockingIOError:
             return
 
-    def _reap(self, pidfd: int) -> None:
-        assert self.pid is not None
-        # Before its own process is reaped no other group can have its number.
-        signal_group(self.pid, signal.SIGKILL)
-        self.over_s = time.monotonic()
-        try:
-            _, status, resources = os.wait4(self.pid, 0)
-            self._exit_code = os.waitstatus_to_exitcode(status)
-            busy_s = resources.ru_utime + resources.ru_stime
-            self.monitor.ended(resources.ru_maxrss << 10, busy_s / max(self.over_s - self._since_s, 1e-3))
-        except ChildProcessError:
-            self._failure = "its process was not a child of the executor, so nobody knows its exit code"
-        os.close(pidfd)
-        self._pidfd = None
-
     def suspend(self, timeout_s: float) -> None:
         """Asks it to save its state and end; asks once.
 
         Args:
             timeout_s: it is killed if it has not ended by then.
         """
-        if self.asked_s is not None:
+        if self.asked_s is not None or self._process is None:
             return
         self.asked_s = time.monotonic()
-        self._kill_s = self.asked_s + timeout_s
+        self._process.limit(timeout_s)
         self._reason = f"it did not save and end within {timeout_s:g} s of the request to suspend"
         with contextlib.suppress(BrokenPipeError):
             os.write(self._control_writer, b"suspend\n")
 
     def terminate(self, grace_s: float, reason: str) -> None:
         """Ends it: SIGTERM at the first call, SIGKILL `grace_s` seconds later."""
-        if self._terminated:
+        if self._terminated or self._process is None:
             return
-        now_s = time.monotonic()
-        self.asked_s = self.asked_s or now_s
-        self._kill_s = now_s + grace_s
+        self.asked_s = self.asked_s or time.monotonic()
         self._terminated = self._stopped = True
         self._reason = reason
-        self._signal(signal.SIGTERM)
+        self._process.terminate(grace_s)
 
     def kill_if_due(self) -> None:
         """Kills it if its time is up."""
-        if self._kill_s is not None and time.monotonic() >= self._kill_s:
-            logger.warning("trial %d, run %d is killed: %s", *self.key, self._reason)
+        if self._process is not None and self._process.kill_if_due():
+            logger.warning("%s is killed: %s", self, self._reason)
             self._stopped = True
-            self._kill_s = None
-            self._signal(signal.SIGKILL)
 
     def end(self) -> RunEnd:
         """How it ended; to be called once, when nothing of it is left."""
         assert self.over_s is not None
         os.close(self._report_reader)
         os.close(self._control_writer)
-        reports = self.reports
-        outcome, message = reports.outcome(self._exit_code, self._reason if self._stopped else "")
-        if self._failure:
-            outcome, message = "failed", self._failure
+        reports, process = self.reports, self._process
+        exit_code = None if process is None else process.exit_code
+        failure = self._failure
+        if process is not None and exit_code is None:
+            failure = "its process was not a child of the executor, so nobody knows its exit code"
+        outcome, message = reports.outcome(exit_code, self._reason if self._stopped else "")
+        if failure:
+            outcome, message = "failed", failure
         trial, number = self.key
         return RunEnd(
             trial=trial,
             run=number,
             outcome=outcome,
-            exit_code=self._exit_code,
+            exit_code=exit_code,
             checkpoint=reports.checkpoint,
             step=reports.checkpoint_step,
             message=message,
             tail=tail_of(self._log),
+            log=self._kept_log() if outcome in ("failed", "bad_input") else str(self._log),
             last=reports.last,
             preemptible=reports.was_preemptible,
             suspend_s=None if self.asked_s is None else time.monotonic() - self.asked_s,
-            seconds=self.over_s - self._since_s,
+            seconds=0.0 if process is None else self.over_s - process.since_s,
             usage=self.monitor.peak,
-            sandbox=str(self._sandbox),
         )
 
-    def _signal(self, number: signal.Signals) -> None:
-        assert self.pid is not None
-        assert self._pidfd is not None
-        signal_group(self.pid, number)
-        # It may not have come to leading a group yet.
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, number)
+    def _kept_log(self) -> str:
+        """Puts the end of the output beside the trial's checkpoints: Mesos deletes sandboxes. Returns where it is."""
+        trial = self._order.trial
+        if "://" in trial.folder:
+            return str(self._log)
+        kept = Path(trial.folder, f"run-{trial.run}.log")
+        try:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_text(tail_of(self._log, KEPT_BYTES), encoding="utf-8")
+        except OSError as error:
+            logger.warning("the output of %s is not kept: %s", self, error)
+            return str(self._log)
+        return str(kept)
 
     def _close_its_ends(self) -> None:
         for descriptor in (self._output, self._report_writer, self._control_reader):

@@ -1,8 +1,8 @@
 """The executor's side of a slot's zygote: keeps one alive and asks it for processes.
 
-A zygote (`dike.trial.zygote`) has imported what trials need and run nothing. Over a connected pair of sockets it says
-that it is ready, then answers each request, a JSON object with four file descriptors, with the id of the process
-that it has forked.
+A zygote (`dike.zygote`) has imported what its forks need and run nothing. Over a connected pair of sockets it says
+that it is ready, then answers each request, a JSON object with file descriptors, with the id of the process that it
+has forked.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ from executor.process import describe_exit, tail_of
 
 logger = logging.getLogger(__name__)
 
-COMMAND = (sys.executable, "-P", "-m", "dike.trial.zygote")
+COMMAND = (sys.executable, "-P", "-m", "dike.zygote", "dike.trial.launch")
+"""The zygote of a search's slot."""
+JOB_COMMAND = (*COMMAND[:-1], "dike.launch")
+"""The zygote of a training job's slot."""
 MAX_DEATHS = 3
 """How many zygotes in a row may end before they have forked anything."""
 READY_TIMEOUT_S = 300.0
 FORK_TIMEOUT_S = 60.0
 MESSAGE_BYTES = 1 << 17
-"""The longest message. With a longer variable in its environment a trial could start no program."""
+"""The longest message. With a longer variable in its environment a process could start no program."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,7 @@ class Zygote:
 
         Args:
             request: what to fork.
-            descriptors: stdout, stderr, where it reports, and where it reads requests.
+            descriptors: stdout, stderr, where it reports, and where it reads requests, if it does.
         """
         data = request.encode()
         if len(data) > MESSAGE_BYTES:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from dike.profile import ModelProfile
 from dike.task import is_chief
 from executor.messages import Outcome
 from solver import Objective, Plan, PlannedTask
+
+Stragglers = Literal["replace", "report", "ignore"]
 
 
 class TaskState(enum.StrEnum):
@@ -63,6 +66,10 @@ class JobSpec:
         hand_out_gpus: whether we choose the GPU devices of a task, for agents that do not isolate GPUs.
         stream_all_logs: whether every task's output is sent to us, not only the chief's.
         environment: variables for the script's processes.
+        elastic: fewest and most workers of a job that changes its size while it trains; None for one that does not.
+        resize_interval_s: least seconds between two changes of size.
+        stragglers: what is done about workers that are much slower than the others.
+        preload: what an elastic job's slots may import before its script does; None for what its API needs.
     """
 
     job_id: str
@@ -82,6 +89,15 @@ class JobSpec:
     hand_out_gpus: bool = False
     stream_all_logs: bool = False
     environment: dict[str, str] = field(default_factory=dict)
+    elastic: tuple[int, int] | None = None
+    resize_interval_s: float = 60.0
+    stragglers: Stragglers = "report"
+    preload: tuple[str, ...] | None = None
+
+    @property
+    def replicas(self) -> int | None:
+        """Gradients that make one step of a synchronous elastic job; None where that is one of each worker."""
+        return self.elastic[1] if self.elastic is not None and self.profile.synchronous else None
 
     def is_chief(self, planned: PlannedTask) -> bool:
         """Whether this task's output and progress are the job's."""
@@ -106,6 +122,8 @@ class JobTask:
         outcome: how its process ended; None while it runs, or when nobody could tell.
         step, loss, samples_per_s: the last progress it reported.
         received: stream -> bytes of output received here.
+        member: whether it is part of the job's current attempt; one that waits to join is not yet.
+        finished: whether its process has ended well by itself.
     """
 
     task_id: str
@@ -125,6 +143,8 @@ class JobTask:
     loss: float | None = None
     samples_per_s: float | None = None
     received: dict[str, int] = field(default_factory=dict)
+    member: bool = True
+    finished: bool = False
 
     @property
     def name(self) -> str:
@@ -161,6 +181,27 @@ class JobTask:
         return f"{self.name} on agent {self.node} is {self.state}: {reason}{where}"
 
 
+@dataclass(frozen=True)
+class Resize:
+    """One change of a job's size.
+
+    Attributes:
+        from_workers, from_ps: counts before.
+        to_workers, to_ps: counts after.
+        reason: why.
+        step: the step that was saved.
+        cost_s: seconds from the chief's stop to the first step after it.
+    """
+
+    from_workers: int
+    from_ps: int
+    to_workers: int
+    to_ps: int
+    reason: str
+    step: int
+    cost_s: float
+
+
 @dataclass
 class JobResult:
     """What became of a job; what `dike run --format json` prints.
@@ -175,6 +216,7 @@ class JobResult:
         checkpoint_dir: where the checkpoints are.
         failure: why it failed; empty if it did not.
         failed_tail: the end of the failed task's output.
+        resizes: changes of size, in their order.
     """
 
     succeeded: bool = False
@@ -187,6 +229,7 @@ class JobResult:
     checkpoint_dir: str = ""
     failure: str = ""
     failed_tail: str = ""
+    resizes: list[Resize] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """The result as JSON values."""
@@ -200,5 +243,6 @@ class JobResult:
             "failed_tail": self.failed_tail,
             "addresses": self.addresses,
             "placement": self.placement,
+            "resizes": [dataclasses.asdict(resize) for resize in self.resizes],
             "plan": self.plan.to_json() if self.plan else None,
         }

@@ -63,7 +63,8 @@ def _make_plan(spec: JobSpec, nodes: Sequence[NodeClass]) -> Plan:
             profile=spec.profile,
             cluster=cluster_of(nodes),
             objective=spec.objective,
-            max_workers=spec.max_workers,
+            max_workers=spec.max_workers if spec.elastic is None else spec.elastic[1],
+            min_workers=1 if spec.elastic is None else spec.elastic[0],
             # A script uses the one GPU it sees; more would lie idle.
             max_gpus_per_worker=1,
             time_limit_s=PLAN_TIME_LIMIT_S,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from dike.checkpoints import fingerprint
@@ -24,7 +26,12 @@ class DoesNotFitError(Exception):
 
 
 def place(
-    spec: JobSpec, plan: Plan, agents: Sequence[AgentOffer], serial: int, avoid_ports: Collection[int] = ()
+    spec: JobSpec,
+    plan: Plan,
+    agents: Sequence[AgentOffer],
+    serial: int,
+    avoid_ports: Collection[int] = (),
+    held: Iterable[JobTask] = (),
 ) -> list[JobTask]:
     """Gives each of the plan's tasks its agent, its port and its GPU devices.
 
@@ -34,13 +41,17 @@ def place(
         agents: the offers in hand.
         serial: number of this launch, part of the tasks' ids.
         avoid_ports: ports that failed before and are taken only if there is no other.
+        held: tasks of the job that go on; their GPU devices are not given out again.
 
     Raises:
         DoesNotFitError: if a node is not on offer or has too little.
     """
     by_node = {agent.node: agent for agent in agents}
     pools: dict[str, ResourcePool] = {}
-    next_gpu: dict[str, int] = {}
+    # By machine, not by agent: a private Mesos runs several agents on one.
+    used_gpus: defaultdict[str, set[int]] = defaultdict(set)
+    for task in held:
+        used_gpus[task.host].update(task.gpu_devices)
     choose = random.Random(f"{spec.job_id} {serial}")  # noqa: S311 (spreads ports; nothing secret)
     tasks = []
     for planned in plan.tasks:
@@ -53,9 +64,9 @@ def place(
             port, _ = pool.take_port(avoid_ports, choose)
         except ValueError as error:
             raise DoesNotFitError(f"agent {planned.node}: {error}") from error
-        # By machine, not by agent: a private Mesos runs several agents on one.
-        first = next_gpu.get(agent.address, 0)
-        next_gpu[agent.address] = first + planned.gpus
+        used = used_gpus[agent.address]
+        devices = tuple(itertools.islice((device for device in itertools.count() if device not in used), planned.gpus))
+        used.update(devices)
         tasks.append(
             JobTask(
                 task_id=f"{spec.job_id}.{planned.role}-{planned.index}.{serial}",
@@ -64,10 +75,21 @@ def place(
                 node=agent.node,
                 host=agent.address,
                 port=port,
-                gpu_devices=tuple(range(first, first + planned.gpus)),
+                gpu_devices=devices,
             )
         )
     return tasks
+
+
+def fits(pool: ResourcePool, planned: PlannedTask) -> bool:
+    """Takes a task's part out of the pool, its port included, if all of it is there."""
+    needs = (("cpus", planned.cpus), ("mem", planned.mem_mb), ("disk", planned.disk_mb), ("gpus", planned.gpus))
+    ports = pool.ports()
+    if not ports or any(amount > pool.scalar(name) for name, amount in needs):
+        return False
+    _take(pool, planned)
+    pool.take_ports(ports[:1])
+    return True
 
 
 def cluster_spec(tasks: Sequence[JobTask]) -> dict[str, list[str]]:
@@ -87,15 +109,29 @@ def launch_operation(
     cluster: Mapping[str, Sequence[str]],
     agent: AgentOffer,
     attempt: int,
+    *,
+    standby: bool = False,
 ) -> dict[str, Any]:
     """Mesos' LAUNCH operation for those of a job's tasks that belong on one agent.
+
+    Args:
+        spec: the job.
+        plan: says where the variables are.
+        tasks: what to launch.
+        cluster: addresses of the whole job.
+        agent: the offers to use.
+        attempt: how many times the job was started before.
+        standby: whether the tasks only get ready (`executor.messages.LaunchOrder`).
 
     Raises:
         DoesNotFitError: if the agent's offers do not hold what they need.
     """
     pool = agent.pool
     try:
-        infos = [_task_info(spec, plan, task, cluster, pool, attempt) for task in tasks]
+        infos = []
+        for task in tasks:
+            order = _order(spec, task, task_spec(spec, plan, task.planned, cluster, attempt), standby=standby)
+            infos.append(_task_info(spec, task, order, pool))
     except ValueError as error:
         raise DoesNotFitError(f"agent {agent.node}: {error}") from error
     return {"type": "LAUNCH", "launch": {"task_infos": infos}}
@@ -148,18 +184,30 @@ def executor_info(
     return info
 
 
+def task_spec(
+    spec: JobSpec, plan: Plan, planned: PlannedTask, cluster: Mapping[str, Sequence[str]], attempt: int
+) -> TaskSpec:
+    """What a task's process has to know of the job and of itself."""
+    return TaskSpec(
+        job_id=spec.job_id,
+        role=Role(planned.role),
+        index=planned.index,
+        cluster={role: list(addresses) for role, addresses in cluster.items()},
+        api=spec.profile.api,
+        variables=dict(plan.variables),
+        checkpoint_dir=spec.checkpoint_dir,
+        checkpoint_interval_s=spec.checkpoint_interval_s,
+        attempt=attempt,
+        fingerprint=fingerprint(spec.profile),
+        replicas=spec.replicas,
+    )
+
+
 def _take(pool: ResourcePool, planned: PlannedTask) -> tuple[list[Resource], list[Resource]]:
     return take_resources(pool, cpus=planned.cpus, mem_mib=planned.mem_mb, disk_mib=planned.disk_mb, gpus=planned.gpus)
 
 
-def _task_info(
-    spec: JobSpec,
-    plan: Plan,
-    task: JobTask,
-    cluster: Mapping[str, Sequence[str]],
-    pool: ResourcePool,
-    attempt: int,
-) -> dict[str, Any]:
+def _task_info(spec: JobSpec, task: JobTask, order: LaunchOrder, pool: ResourcePool) -> dict[str, Any]:
     planned = task.planned
     own, rest = _take(pool, planned)
     rest += pool.take_ports([task.port])
@@ -170,31 +218,20 @@ def _task_info(
         "agent_id": {"value": task.agent_id},
         "executor": executor,
         "resources": rest,
-        "data": _order(spec, plan, task, cluster, attempt).encode(),
+        "data": order.encode(),
         "labels": {
             "labels": [{"key": "dike.job", "value": spec.job_id}, {"key": "dike.role", "value": str(planned.role)}]
         },
     }
 
 
-def _order(spec: JobSpec, plan: Plan, task: JobTask, cluster: Mapping[str, Sequence[str]], attempt: int) -> LaunchOrder:
+def _order(spec: JobSpec, task: JobTask, process: TaskSpec, *, standby: bool) -> LaunchOrder:
     planned = task.planned
     devices: tuple[int, ...] | None = None
     if spec.hand_out_gpus or not planned.gpus:
         devices = task.gpu_devices
     return LaunchOrder(
-        task=TaskSpec(
-            job_id=spec.job_id,
-            role=Role(planned.role),
-            index=planned.index,
-            cluster={role: list(addresses) for role, addresses in cluster.items()},
-            api=spec.profile.api,
-            variables=dict(plan.variables),
-            checkpoint_dir=spec.checkpoint_dir,
-            checkpoint_interval_s=spec.checkpoint_interval_s,
-            attempt=attempt,
-            fingerprint=fingerprint(spec.profile),
-        ),
+        task=process,
         bundle_url=spec.bundle_url,
         script=spec.script,
         arguments=spec.arguments,
@@ -202,4 +239,7 @@ def _order(spec: JobSpec, plan: Plan, task: JobTask, cluster: Mapping[str, Seque
         cpus=planned.cpus,
         gpu_devices=devices,
         stream_logs=spec.stream_all_logs or spec.is_chief(planned),
+        elastic=spec.elastic is not None,
+        standby=standby,
+        preload=spec.preload,
     )

@@ -45,15 +45,23 @@ class Master:
     def address(self) -> str:
         return f"{self.host}:{self.port}"
 
+    def ask(self, path: str) -> dict[str, Any] | None:
+        """The JSON object that the master answers a GET with; None where it does not tell."""
+        try:
+            answer = _get(f"http://{self.address}{path}")
+            answer.raise_for_status()
+            values = answer.json()
+        except (httpx.HTTPError, ValueError) as error:
+            logger.info("the master does not answer %s: %s", path, error)
+            return None
+        return values if isinstance(values, dict) else None
+
     def agents(self) -> list[NodeClass] | None:
         """Every registered agent with all its resources, used or not; None where the master does not tell."""
-        try:
-            answer = _get(f"http://{self.address}/slaves")
-            answer.raise_for_status()
-            slaves: list[dict[str, Any]] = answer.json()["slaves"]
-        except (httpx.HTTPError, ValueError, KeyError) as error:
-            logger.info("the master does not list its agents: %s", error)
+        answer = self.ask("/slaves")
+        if answer is None:
             return None
+        slaves: list[dict[str, Any]] = answer.get("slaves", [])
         nodes = []
         for slave in slaves:
             if slave.get("active"):

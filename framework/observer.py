@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from executor.messages import LogChunk
-from framework.job import JobTask
+from framework.job import JobTask, Resize
 from solver import Plan
 
 
@@ -35,6 +35,12 @@ class JobObserver:
 
     def checkpoint(self, path: str, step: int) -> None:
         """A checkpoint was written."""
+
+    def resizing(self, workers: int, ps: int, reason: str) -> None:
+        """The job is about to change to so many workers and parameter servers."""
+
+    def resized(self, resize: Resize) -> None:
+        """A change of size is complete: the job trains again."""
 
     def restarting(self, reason: str, restart: int, limit: int) -> None:
         """A failure is survived: all tasks, or the one that was lost, start again."""

@@ -6,11 +6,34 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from executor.messages import LogChunk, Outcome, Report, decode_message
+from executor.elastic_messages import ElasticStatus, decode_job_message
+from executor.messages import LogChunk, Outcome
 from framework.job import JobResult, JobSpec, JobTask
 from framework.observer import JobObserver
 
 logger = logging.getLogger(__name__)
+
+
+class ReportListener:
+    """Hears what concerns the size of a job; this base class ignores it all."""
+
+    def progressed(self, task: JobTask) -> None:
+        """A task has reported a step; `task` has it."""
+
+    def saved(self, step: int) -> None:
+        """A checkpoint was written."""
+
+    def resumed(self, step: int) -> None:
+        """A checkpoint has been restored."""
+
+    def total(self, steps: int) -> None:
+        """The script has said how long it trains."""
+
+    def rates(self, task: JobTask, workers: Mapping[int, float]) -> None:
+        """A task knows its own or others' speed: index of a worker -> steps a second."""
+
+    def status(self, status: ElasticStatus) -> None:
+        """The slot of an elastic job has said how it stands."""
 
 
 class ReportReader:
@@ -20,19 +43,21 @@ class ReportReader:
         spec: the job.
         result: gets the chief's progress and placement.
         observer: is told.
+        listener: hears what concerns the size of the job.
     """
 
-    def __init__(self, spec: JobSpec, result: JobResult, observer: JobObserver) -> None:
+    def __init__(self, spec: JobSpec, result: JobResult, observer: JobObserver, listener: ReportListener) -> None:
         self._spec = spec
         self._result = result
         self._observer = observer
+        self._listener = listener
         self.stepped = False
         """Whether any task has reported a step since this was last set to false."""
 
     def read(self, data: str, tasks: Mapping[str, JobTask]) -> None:
         """Reads one framework message, in base64, from one of `tasks` (by id)."""
         try:
-            message = decode_message(data)
+            message = decode_job_message(data)
         except ValueError as error:
             logger.warning("message ignored: %s", error)
             return
@@ -41,8 +66,10 @@ class ReportReader:
             return
         if isinstance(message, LogChunk):
             self._log(task, message)
+        elif isinstance(message, ElasticStatus):
+            self._listener.status(message)
         else:
-            self._report(task, message)
+            self._report(task, message.content)
 
     def _log(self, task: JobTask, chunk: LogChunk) -> None:
         missing = chunk.offset - task.received.get(chunk.stream, 0)
@@ -51,23 +78,41 @@ class ReportReader:
         task.received[chunk.stream] = chunk.offset + len(chunk.data)
         self._observer.log(task, chunk)
 
-    def _report(self, task: JobTask, report: Report) -> None:
-        content = report.content
+    def _report(self, task: JobTask, content: Mapping[str, Any]) -> None:
         match content.get("type"):
             case "progress":
-                self.stepped = True
-                task.step = _number(content.get("step"), int)
-                task.loss = _number(content.get("loss"), float)
-                task.samples_per_s = _number(content.get("samples_per_s"), float)
-                if self._spec.is_chief(task.planned):
-                    self._result.steps, self._result.loss = task.step, task.loss
-                self._observer.progress(task)
+                self._progress(task, content)
             case "placement":
-                variables = content.get("variables")
-                variables = variables if isinstance(variables, dict) else {}
-                self._result.placement.update({str(name): str(device) for name, device in variables.items()})
+                self._result.placement.update(
+                    {str(name): str(device) for name, device in _mapping(content.get("variables")).items()}
+                )
             case "checkpoint":
-                self._observer.checkpoint(str(content.get("path", "")), _number(content.get("step"), int) or 0)
+                step = _number(content.get("step"), int) or 0
+                self._observer.checkpoint(str(content.get("path", "")), step)
+                self._listener.saved(step)
+            case "resumed":
+                self._listener.resumed(_number(content.get("step"), int) or 0)
+            case "total":
+                if (steps := _number(content.get("steps"), int)) is not None:
+                    self._listener.total(steps)
+            case "rates":
+                self._rates(task, _mapping(content.get("workers")))
+
+    def _progress(self, task: JobTask, content: Mapping[str, Any]) -> None:
+        self.stepped = True
+        task.step = _number(content.get("step"), int)
+        task.loss = _number(content.get("loss"), float)
+        task.samples_per_s = _number(content.get("samples_per_s"), float)
+        if self._spec.is_chief(task.planned):
+            self._result.steps, self._result.loss = task.step, task.loss
+        self._observer.progress(task)
+        self._listener.progressed(task)
+
+    def _rates(self, task: JobTask, workers: Mapping[Any, Any]) -> None:
+        read = {_number(index, int): _number(rate, float) for index, rate in workers.items()}
+        known = {index: rate for index, rate in read.items() if index is not None and rate is not None and rate >= 0}
+        if known:
+            self._listener.rates(task, known)
 
 
 def read_outcome(data: str) -> Outcome | None:
@@ -79,8 +124,12 @@ def read_outcome(data: str) -> Outcome | None:
         return None
 
 
+def _mapping(value: Any) -> Mapping[Any, Any]:
+    return value if isinstance(value, dict) else {}
+
+
 def _number(value: Any, kind: Callable[[Any], Any]) -> Any:
     try:
         return kind(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None

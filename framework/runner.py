@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import os
 import secrets
 from dataclasses import dataclass, field
@@ -14,9 +15,12 @@ from dike.exceptions import InterruptedByUserError
 from dike.profile import Api, ModelProfile
 from framework import bundle, events
 from framework.driver import Driver
-from framework.job import JobResult, JobSpec
+from framework.elastic.demand import demand_on
+from framework.elastic.options import elastic_notes
+from framework.job import JobResult, JobSpec, Stragglers
 from framework.master import Master
 from framework.observer import JobObserver
+from framework.search.script_facts import script_facts
 from framework.session import MesosAccess, drive, is_on_this_machine, sigterm_as_interrupt
 from framework.training import TrainingJob
 from solver import Objective, Plan
@@ -35,7 +39,8 @@ class RunRequest:
         profile: the model's numbers.
         mesos: where to run it.
         checkpoint_dir: where checkpoints go; None makes a new folder below `dike-runs`.
-        checkpoint_interval_s, max_restarts, objective, max_workers, plan, plan_only, stream_all_logs: see `JobSpec`.
+        checkpoint_interval_s, max_restarts, objective, max_workers, plan, plan_only, stream_all_logs, elastic,
+            resize_interval_s, stragglers: see `JobSpec`.
         environment: variables for the script's processes.
     """
 
@@ -52,6 +57,9 @@ class RunRequest:
     plan_only: bool = False
     stream_all_logs: bool = False
     environment: dict[str, str] = field(default_factory=dict)
+    elastic: tuple[int, int] | None = None
+    resize_interval_s: float = 60.0
+    stragglers: Stragglers = "report"
 
 
 def run_training(request: RunRequest, observer: JobObserver) -> JobResult:
@@ -110,13 +118,17 @@ def _job_spec(request: RunRequest, job_id: str, checkpoint_dir: str, bundle_url:
         hand_out_gpus=is_on_this_machine(master),
         stream_all_logs=request.stream_all_logs,
         environment=request.environment,
+        elastic=request.elastic,
+        resize_interval_s=request.resize_interval_s,
+        stragglers=request.stragglers,
+        preload=script_facts(request.script, ()).preload if request.elastic else None,
     )
 
 
 def _run(spec: JobSpec, mesos: MesosAccess, master: Master, observer: JobObserver, *, has_folder: bool) -> JobResult:
     scheduler = events.EventScheduler()
     driver = Driver(mesos.settings(f"dike {spec.job_id}"), master.uri, scheduler)
-    job = TrainingJob(spec, driver, observer, master.agents)
+    job = TrainingJob(spec, driver, observer, master.agents, demand=functools.partial(demand_on, master))
 
     def subscribed(_: str) -> None:
         if mesos.master is not None and not has_folder and not spec.plan_only:
@@ -129,6 +141,9 @@ def _run(spec: JobSpec, mesos: MesosAccess, master: Master, observer: JobObserve
                 "the script's own coordinator loop saves and restores by itself, if at all; DIKE_CHECKPOINT_DIR in its "
                 "environment names the folder"
             )
+        if spec.elastic is not None and not spec.plan_only:
+            for text in elastic_notes(spec):
+                observer.note(text)
 
     drive(
         job,

@@ -1,7 +1,8 @@
 """A training job from its first offer to its end: a state machine fed with events.
 
 All tasks start or none does. A failure of any task restarts the job from its last checkpoint; a worker of a job whose
-workers do not wait for each other rejoins alone, under its old address, if its agent offers it again soon.
+workers do not wait for each other rejoins alone (`framework.rejoining`). An elastic job changes its size meanwhile
+(`framework.elastic`).
 """
 
 from __future__ import annotations
@@ -17,21 +18,24 @@ from dike.task import Role
 from framework import events
 from framework.connection import Connection
 from framework.driver import CallRefusedError, MasterUnavailableError
+from framework.elastic.demand import Demand
+from framework.elastic.resizer import Resizer
+from framework.elastic.stragglers import StragglerReporter
 from framework.gathering import NO_OFFER_S, describe_offers
 from framework.job import JobResult, JobSpec, JobTask, TaskState
 from framework.job_plan import AllAgents, check_ever_fits, plan_for
+from framework.job_run import JobRun
 from framework.launching import DoesNotFitError, cluster_spec, launch_operation, place
 from framework.mesos_calls import MesosCalls, try_now
 from framework.observer import JobObserver
 from framework.offer_desk import OfferDesk
 from framework.offers import AgentOffer
-from framework.reports import ReportReader, read_outcome
+from framework.rejoining import Rejoining
+from framework.reports import ReportListener, ReportReader, read_outcome
 from solver import Plan
 
 logger = logging.getLogger(__name__)
 
-REJOIN_S = 20.0
-"""How long a lost worker may wait for its agent to offer its place again."""
 KILL_AGAIN_S = 5.0
 LOGS_S = 3.0
 """How long the end of the output may lag behind the end of the process."""
@@ -61,6 +65,7 @@ class TrainingJob:
         all_agents: lists every agent with all its resources, used or not, or None where that is not known; tells a
             job that has to wait from one that can never start.
         clock: seconds, monotonic.
+        demand: what the frameworks other than the one of this id hold and want, or None where that is not known.
     """
 
     def __init__(
@@ -70,6 +75,7 @@ class TrainingJob:
         observer: JobObserver,
         all_agents: AllAgents,
         clock: Callable[[], float] = time.monotonic,
+        demand: Callable[[str], Demand | None] = lambda framework_id: None,
     ) -> None:
         self._spec = spec
         self._mesos = mesos
@@ -80,19 +86,21 @@ class TrainingJob:
         self._connection = Connection(observer.note)
         self._desk = OfferDesk(mesos, clock())
         self._offers = self._desk.gathering
-        self._plan: Plan | None = spec.plan
-        self._tasks: dict[str, JobTask] = {}
-        self._cluster: dict[str, list[str]] = {}
-        self._serial = 0
-        self._attempt = 0
-        self._rejoining: dict[str, tuple[JobTask, float]] = {}
-        self._used_ports: set[int] = set()
+        self._framework_id = ""
+        self._run = JobRun(plan=spec.plan)
+        self._rejoining = Rejoining(spec, self._run, mesos, self._desk, observer)
         self._early_failure = ""
         self._killed_at = 0.0
         self._stopping_since = 0.0
         self._after_stop: Callable[[], None] = self._finish
         self.result = JobResult(checkpoint_dir=spec.checkpoint_dir)
-        self._reports = ReportReader(spec, self.result, observer)
+        self._resizer: Resizer | None = None
+        listener: ReportListener = StragglerReporter(observer) if spec.stragglers != "ignore" else ReportListener()
+        if spec.elastic is not None:
+            listener = self._resizer = Resizer(
+                spec, self._run, mesos, self._desk, observer, self.result, lambda: demand(self._framework_id), clock
+            )
+        self._reports = ReportReader(spec, self.result, observer, listener)
 
     @property
     def done(self) -> bool:
@@ -102,7 +110,12 @@ class TrainingJob:
     @property
     def tasks(self) -> list[JobTask]:
         """The tasks of the current attempt, in the order of the plan."""
-        return list(self._tasks.values())
+        return self._run.members
+
+    @property
+    def all_tasks(self) -> dict[str, JobTask]:
+        """Id -> task, those too that wait to join the current attempt or have left it."""
+        return dict(self._run.tasks)
 
     # Events.
 
@@ -115,6 +128,7 @@ class TrainingJob:
         """
         match event:
             case events.Subscribed():
+                self._framework_id = event.framework_id
                 self._subscribed()
             case events.Disconnected():
                 self._disconnected()
@@ -126,7 +140,7 @@ class TrainingJob:
                 self._status_update(event)
                 try_now(self._mesos.acknowledgeStatusUpdate, event.status)
             case events.MessageArrived():
-                self._reports.read(event.data, self._tasks)
+                self._reports.read(event.data, self._run.tasks)
             case events.Refused():
                 self._connection.refused(event)
             case events.AgentLost() | events.ExecutorLost():
@@ -142,14 +156,14 @@ class TrainingJob:
         now = self._clock()
         self._desk.give_back()
         if self._connection.must_reconcile(now):
-            try_now(self._mesos.reconcile, self._live())
+            try_now(self._mesos.reconcile, self._run.live())
         if self._phase is Phase.WAITING:
             if self._offers.settled(now):
                 self._try_to_start()
             elif self._offers.is_overdue(now):
                 self._no_offer()
-        elif self._phase is Phase.RUNNING and self._rejoining:
-            self._try_to_rejoin(now)
+        elif self._phase is Phase.RUNNING:
+            self._go_on(now)
         elif self._phase is Phase.STOPPING:
             self._continue_stopping(now)
 
@@ -162,7 +176,7 @@ class TrainingJob:
 
     def _subscribed(self) -> None:
         self._connection.subscribed(self._clock())
-        if self._phase is Phase.RUNNING and not self._rejoining:
+        if self._phase is Phase.RUNNING and not self._wants_offers():
             try_now(self._mesos.suppressOffers)
 
     def _disconnected(self) -> None:
@@ -172,31 +186,36 @@ class TrainingJob:
     # Offers.
 
     def _offers_arrived(self, offers: Sequence[dict[str, Any]]) -> None:
-        if self._phase is Phase.WAITING or self._rejoining:
+        if self._phase is Phase.WAITING or self._wants_offers():
             self._offers.add(offers, self._clock())
         else:
             self._desk.refuse(offers)
+
+    def _wants_offers(self) -> bool:
+        return self._rejoining.active or (self._resizer is not None and self._resizer.wants_offers)
 
     def _try_to_start(self) -> None:
         agents = [agent for agent in self._offers.agents if agent.pool.ports()]
         try:
             plan = plan_for(self._spec, agents)
-            tasks = place(self._spec, plan, agents, self._serial, self._used_ports)
+            tasks = place(self._spec, plan, agents, self._run.serial, self._run.used_ports)
             operations = self._operations(plan, tasks, agents)
         except (InfeasibleError, DoesNotFitError) as error:
-            if self._attempt == 0:
+            if self._run.attempt == 0:
                 # Later the agents that carried the job may only be away for a while.
                 check_ever_fits(self._spec, self._all_agents(), error)
             self._observer.waiting(f"{error} On offer: {describe_offers(self._offers.agents)}.")
             self._desk.decline_rest()
             return
-        self.result.plan = self._plan = plan
+        self.result.plan = self._run.plan = plan
         if self._spec.plan_only:
             self.result.succeeded = True
             self._desk.decline_rest()
             self._phase = Phase.DONE
         else:
             self._launch(plan, tasks, operations)
+            if self._resizer is not None and self._phase is Phase.RUNNING:
+                self._resizer.launched([agent.node_class() for agent in agents])
 
     def _operations(
         self, plan: Plan, tasks: Sequence[JobTask], agents: Sequence[AgentOffer]
@@ -207,7 +226,7 @@ class TrainingJob:
         for agent in agents:
             here = [task for task in tasks if task.agent_id == agent.agent_id]
             if here:
-                operations[agent.agent_id] = launch_operation(self._spec, plan, here, cluster, agent, self._attempt)
+                operations[agent.agent_id] = launch_operation(self._spec, plan, here, cluster, agent, self._run.attempt)
         return operations
 
     def _no_offer(self) -> None:
@@ -219,7 +238,7 @@ class TrainingJob:
         if nodes == []:
             self._observer.waiting("No agent is registered with the Mesos master.")
             return
-        if self._attempt == 0:
+        if self._run.attempt == 0:
             check_ever_fits(self._spec, nodes)
         self._observer.waiting(
             f"No offer has come for {NO_OFFER_S:g} s: other frameworks hold what the agents have, or none of it is for "
@@ -228,11 +247,11 @@ class TrainingJob:
 
     def _launch(self, plan: Plan, tasks: list[JobTask], operations: dict[str, dict[str, Any]]) -> None:
         self._observer.planned(plan)
-        self._serial += 1
         self._reports.stepped = False
-        self._tasks = {task.task_id: task for task in tasks}
-        self._cluster = cluster_spec(tasks)
-        self._used_ports = {task.port for task in tasks}
+        self._run.tasks = {}
+        self._run.add(tasks)
+        self._run.cluster = cluster_spec(tasks)
+        self._run.used_ports = {task.port for task in tasks}
         self.result.addresses = {task.name: task.address for task in tasks}
         self._phase = Phase.RUNNING
         try:
@@ -254,12 +273,17 @@ class TrainingJob:
 
     # Tasks.
 
-    def _live(self) -> dict[str, str]:
-        return {task.task_id: task.agent_id for task in self._tasks.values() if not task.state.is_terminal()}
+    def _go_on(self, now: float) -> None:
+        failure = self._rejoining.tick(now) if self._rejoining.active else ""
+        if not failure and self._resizer is not None:
+            failure = self._resizer.tick(now, may_begin=not self._rejoining.active)
+            self._check_whether_ended()
+        if failure and self._phase is Phase.RUNNING:
+            self._restart_or_fail(failure, counts=False)
 
     def _status_update(self, event: events.StatusUpdate) -> None:
         state = TaskState.of(event.state)
-        task = self._tasks.get(event.task_id)
+        task = self._run.tasks.get(event.task_id)
         if task is None:
             agent_id = event.status.get("agent_id", {}).get("value", "")
             if not state.is_terminal() and agent_id:
@@ -273,6 +297,7 @@ class TrainingJob:
         task.executor_seen = task.executor_seen or event.status.get("source") == "SOURCE_EXECUTOR"
         task.message = event.status.get("message", "")
         task.reason = event.status.get("reason", "")
+        task.finished = state is TaskState.FINISHED
         if event.status.get("data") and state.is_terminal():
             task.outcome = read_outcome(event.status["data"])
         if changed:
@@ -281,12 +306,15 @@ class TrainingJob:
             self._task_ended(task)
 
     def _task_ended(self, task: JobTask) -> None:
-        if task.state is TaskState.FINISHED and self._computes(task):
-            if self._script_has_ended():
-                self.result.succeeded = True
-                self._stop(self._finish)
-            return
-        if self._can_rejoin(task):
+        if self._resizer is not None:
+            self._resizer.lost(task)
+        if not task.member:
+            del self._run.tasks[task.task_id]
+        elif self._resizer is not None and self._resizer.is_stopping and not self._is_end(task):
+            self._restart_or_fail(f"{task.failure}, while the job changed its size", task, counts=not task.finished)
+        elif task.finished and self._computes(task):
+            self._check_whether_ended()
+        elif self._can_rejoin(task):
             self._start_rejoin(task)
         else:
             self._restart_or_fail(task.failure, task)
@@ -297,8 +325,15 @@ class TrainingJob:
             task.planned.role == Role.WORKER and not self._spec.profile.api.has_separate_chief
         )
 
-    def _script_has_ended(self) -> bool:
-        return all(task.state is TaskState.FINISHED for task in self._tasks.values() if self._computes(task))
+    def _is_end(self, task: JobTask) -> bool:
+        """Whether the end of this task is the end of the script."""
+        return task.finished and self._spec.profile.api.has_separate_chief and self._spec.is_chief(task.planned)
+
+    def _check_whether_ended(self) -> None:
+        """The script has ended once all who run it have ended well."""
+        if all(task.finished for task in self._run.members if self._computes(task)):
+            self.result.succeeded = True
+            self._stop(self._finish)
 
     def _can_rejoin(self, task: JobTask) -> bool:
         return (
@@ -307,55 +342,15 @@ class TrainingJob:
             and not self._spec.profile.synchronous
             and self._reports.stepped
             and task.reason != "REASON_AGENT_REMOVED"
-            and (bool(self._rejoining) or self.result.restarts < self._spec.max_restarts)
+            and (self._rejoining.active or self.result.restarts < self._spec.max_restarts)
         )
 
     def _start_rejoin(self, task: JobTask) -> None:
         # Workers that are lost together are one failure.
-        if not self._rejoining:
+        if not self._rejoining.active:
             self.result.restarts += 1
-        self._rejoining[task.name] = (task, self._clock() + REJOIN_S)
         self._observer.restarting(task.failure, self.result.restarts, self._spec.max_restarts)
-        try_now(self._mesos.reviveOffers)
-
-    def _try_to_rejoin(self, now: float) -> None:
-        for name, (lost, deadline) in list(self._rejoining.items()):
-            agent = self._offers.agent(lost.agent_id)
-            if agent is not None and self._rejoin(lost, agent):
-                del self._rejoining[name]
-            elif now > deadline:
-                self._restart_or_fail(
-                    f"{lost.failure}; its agent did not offer its place again within {REJOIN_S:g} s", counts=False
-                )
-                return
-        if not self._rejoining:
-            try_now(self._mesos.suppressOffers)
-        self._desk.decline_rest()
-
-    def _rejoin(self, lost: JobTask, agent: AgentOffer) -> bool:
-        task = JobTask(
-            task_id=f"{self._spec.job_id}.{lost.planned.role}-{lost.planned.index}.{self._serial}",
-            planned=lost.planned,
-            agent_id=lost.agent_id,
-            node=lost.node,
-            host=lost.host,
-            port=lost.port,
-            gpu_devices=lost.gpu_devices,
-        )
-        assert self._plan is not None
-        try:
-            operation = launch_operation(self._spec, self._plan, [task], self._cluster, agent, self._attempt)
-            self._desk.accept(agent, operation)
-        except DoesNotFitError:
-            return False
-        except (MasterUnavailableError, CallRefusedError) as error:
-            logger.warning("rejoining interrupted: %s", error)
-            return False
-        self._serial += 1
-        del self._tasks[lost.task_id]
-        self._tasks[task.task_id] = task
-        self._observer.launched([task])
-        return True
+        self._rejoining.start(task, self._clock())
 
     # Ends.
 
@@ -390,35 +385,39 @@ class TrainingJob:
     def _stop(self, then: Callable[[], None]) -> None:
         self._phase = Phase.STOPPING
         self._after_stop = then
-        self._rejoining.clear()
+        self._rejoining.forget()
+        if self._resizer is not None:
+            self._resizer.stopped()
         self._stopping_since = self._clock()
         self._desk.decline_rest()
         self._kill_live()
 
     def _kill_live(self) -> None:
         self._killed_at = self._clock()
-        for task_id, agent_id in self._live().items():
-            self._tasks[task_id].stop_requested = True
+        for task_id, agent_id in self._run.live().items():
+            self._run.tasks[task_id].stop_requested = True
             try_now(self._mesos.kill, task_id, agent_id)
 
     def _continue_stopping(self, now: float) -> None:
-        if self._live():
+        if self._run.live():
             if now - self._killed_at >= KILL_AGAIN_S:
                 self._kill_live()
             return
-        chief = next((task for task in self._tasks.values() if self._spec.is_chief(task.planned)), None)
+        chief = next((task for task in self._run.members if self._spec.is_chief(task.planned)), None)
         if chief is not None and not chief.logs_complete and now - self._stopping_since < LOGS_S:
             return
         self._after_stop()
 
     def _wait_again(self) -> None:
-        self._attempt += 1
-        self._tasks = {}
+        self._run.attempt += 1
+        for task in self._run.members:
+            task.member = False
+        self._run.tasks = {}
         self._phase = Phase.WAITING
         try_now(self._mesos.reviveOffers)
 
     def _finish(self) -> None:
-        for task in self._tasks.values():
+        for task in self._run.members:
             if not task.logs_complete and self._spec.is_chief(task.planned) and task.outcome is not None:
                 self._observer.note(
                     f"a part of {task.name}'s output was lost on its way; the whole is in {task.outcome.sandbox} on "

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from dike.exceptions import BadInputError
+from dike.exceptions import BadInputError, InfeasibleError
 from dike.profile import ModelProfile
 from solver.calibration import Calibration
 from solver.cluster import Cluster
@@ -51,6 +51,7 @@ class PlanRequest:
         rules: names of the pruning rules that apply (`solver.options.RULES`); None for the objective's default.
         sharding: how the variables are dealt out to the parameter servers.
         calibration: what measurements say of the speeds; None for the table's.
+        min_workers: at least so many workers.
     """
 
     profile: ModelProfile
@@ -62,6 +63,7 @@ class PlanRequest:
     rules: frozenset[str] | None = None
     sharding: Sharding = DEFAULT_SHARDING
     calibration: Calibration | None = None
+    min_workers: int = 1
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,11 @@ def make_plan(request: PlanRequest, on_progress: Callable[[PlanProgress], None] 
         attempt, found = _search(request, scenario, rules, deadline, tell)
         notes = ("With all GPUs in use the other tasks fit nowhere, so the rule all_gpus_used is left out.",)
     kinds, hardware, prunings = scenario.kinds, scenario.hardware, attempt.prunings
+    if found is None and request.min_workers > 1:
+        raise InfeasibleError(
+            f"The machines have no room for {request.min_workers} workers, the fewest wanted; add machines or ask for "
+            "fewer."
+        )
     if found is None:
         # Which workers do not fit is seen before their number is limited to those that do.
         tried = [pruning.space for pruning in prunings if pruning.rule in ("identical_workers", "cpu_gpu_ratio")]
@@ -121,10 +128,12 @@ def check_request(request: PlanRequest) -> None:
     """Raises `BadInputError` if the request makes no sense."""
     if request.objective not in ("throughput", "traffic"):
         raise BadInputError(f"'{request.objective}' is not an objective; say throughput or traffic.")
-    for name in ("max_workers", "max_gpus_per_worker"):
+    for name in ("min_workers", "max_workers", "max_gpus_per_worker"):
         limit = getattr(request, name)
         if limit is not None and limit < 1:
             raise BadInputError(f"'{name}' is {limit}; it must be at least 1.")
+    if request.max_workers is not None and request.max_workers < request.min_workers:
+        raise BadInputError(f"'min_workers' is {request.min_workers}; it must not be above 'max_workers'.")
     limit_s = request.time_limit_s
     if limit_s is not None and not 0 <= limit_s < math.inf:
         raise BadInputError(f"'time_limit_s' is {limit_s:g}; it must be at least 0.")
@@ -160,7 +169,7 @@ def _search(
     deadline: float,
     tell: Callable[[_Attempt, SearchResult], None],
 ) -> tuple[_Attempt, SearchResult | None]:
-    raw = raw_space(scenario.kinds, request.max_workers, request.max_gpus_per_worker)
+    raw = raw_space(scenario.kinds, request.max_workers, request.max_gpus_per_worker, request.min_workers)
     machines = sum(kind.count for kind in scenario.kinds)
     useful_ps = useful_ps_count(request.profile, machines, request.sharding)
     prunings = prune(raw, rules, scenario.kinds, scenario.hardware, scenario.sizes, useful_ps)

@@ -20,7 +20,9 @@ def test_every_link_leads_somewhere(document: Path) -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize("command", ["run", "plan", "profile", "tune", "simulate", "trials", "slices", "plot"])
+@pytest.mark.parametrize(
+    "command", ["run", "plan", "profile", "tune", "simulate", "simulate-jobs", "trials", "slices", "plot"]
+)
 def test_every_option_that_the_documents_name_exists(command: str) -> None:
     helps = subprocess.run(
         [sys.executable, "-m", "framework", command, "--help"],

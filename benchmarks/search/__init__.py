@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Iterator
 
 TITLE = "The hyper-parameter search, measured"
-PARTS = ("simulated", "real", "preemption")
+PARTS = ("simulated", "held_out", "policy_plots", "real", "preemption")
 
 
 def measure() -> Iterator[str]:

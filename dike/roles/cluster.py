@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 from dike.exceptions import JobFailedError
+from dike.roles.rates import watch_coordinators
 from dike.task import Role, TaskSpec
 
 SERVERS_TIMEOUT_S = 600.0
@@ -46,6 +47,7 @@ class Cluster:
         """The `ClusterCoordinator` that hands out steps."""
         import tensorflow as tf
 
+        watch_coordinators()
         return tf.distribute.coordinator.ClusterCoordinator(self.strategy)
 
     def connect_at_first_use(self) -> None:

@@ -7,12 +7,24 @@ from typing import Any
 
 from dike.reporting import reporter
 from dike.roles.cluster import place_as_planned, placed
+from dike.roles.rates import watch_coordinators
 from dike.task import TaskSpec
 
 
-def install(task: TaskSpec) -> None:
-    """Puts variables where the plan says and reports the steps. Called when TensorFlow is imported."""
+def install(task: TaskSpec, *, reports_steps: bool = True) -> None:
+    """Puts variables where the plan says, reports workers' speed. Called when TensorFlow is imported.
+
+    Args:
+        task: the chief's task.
+        reports_steps: whether to report the steps that are handed out too, because nobody knows more of them.
+    """
     place_as_planned(task)
+    watch_coordinators()
+    if reports_steps:
+        _report_steps()
+
+
+def _report_steps() -> None:
     from tensorflow.python.distribute.coordinator import cluster_coordinator
 
     coordinator = cluster_coordinator.ClusterCoordinator

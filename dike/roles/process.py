@@ -13,6 +13,9 @@ EXIT_CODE_TERMINATED = 128 + signal.SIGTERM
 SAVE_TIMEOUT_S = 5.0
 """How long a chief has after SIGTERM to end its step and save."""
 
+SAVE_TIMEOUT_VARIABLE = "DIKE_SAVE_TIMEOUT_S"
+"""Optional environment variable: seconds in the place of SAVE_TIMEOUT_S."""
+
 TEARDOWN_TIMEOUT_S = 10.0
 """How long TensorFlow's own functions may take at the end of a process."""
 
@@ -44,9 +47,8 @@ class Termination:
     done so in time: a Python handler alone would never run while a step blocks inside TensorFlow.
     """
 
-    def __init__(self, timeout_s: float = SAVE_TIMEOUT_S) -> None:
+    def __init__(self) -> None:
         self.requested = False
-        self._timeout_s = timeout_s
         self._armed = threading.Event()
 
     def install(self) -> None:
@@ -89,7 +91,7 @@ class Termination:
 
     def _end(self) -> None:
         if self._armed.is_set():
-            threading.Event().wait(self._timeout_s)
+            threading.Event().wait(float(os.environ.get(SAVE_TIMEOUT_VARIABLE, SAVE_TIMEOUT_S)))
         os._exit(EXIT_CODE_TERMINATED)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import zlib
 from collections.abc import Sequence
 from types import ModuleType
 
@@ -12,6 +13,7 @@ from dike.profile import Api
 from dike.reporting import reporter
 from dike.roles.process import teardown, termination
 from dike.task import TaskSpec
+from dike.trial import randomness
 
 
 def run(task: TaskSpec, argv: Sequence[str]) -> int:
@@ -22,6 +24,9 @@ def run(task: TaskSpec, argv: Sequence[str]) -> int:
     """
     if task.is_chief:
         termination.install()
+    if task.api.has_separate_chief:
+        # A script that is run again for the next attempt has to split its data as the first one did.
+        randomness.install(zlib.crc32(task.job_id.encode()))
     after_import("tensorflow", lambda tensorflow: _install(task, tensorflow))
     reporter().started()
     code = 0

@@ -30,15 +30,20 @@ class KerasReports:
         self._runtime = runtime
         self._pending: list[tuple[int, Any]] = []
         self._read_s = 0.0
-        self._preemptible: bool | None = None
+        self._announced: tuple[bool, int | None] | None = None
         self._is_metric_checked = False
         self.step = 0
 
-    def training(self, *, preemptible: bool) -> None:
-        """A loop is about to take its first step."""
-        if preemptible is not self._preemptible:
-            self._preemptible = preemptible
-            self._runtime.training(preemptible=preemptible)
+    def training(self, *, preemptible: bool, batch_size: int | None = None) -> None:
+        """A loop is about to take its first step.
+
+        Args:
+            preemptible: whether it can be suspended.
+            batch_size: samples of a step; None where that is not known.
+        """
+        if (preemptible, batch_size) != self._announced:
+            self._announced = (preemptible, batch_size)
+            self._runtime.training(preemptible=preemptible, batch_size=batch_size)
 
     def step_done(self, step: int, loss: Any) -> None:
         """A step is done.
@@ -138,7 +143,7 @@ def reporting_fit(fit: Callable[..., Any], reports: KerasReports, callback_class
         else:
             given = [] if callbacks is None else callbacks if isinstance(callbacks, list | tuple) else [callbacks]
             arguments["callbacks"] = [*given, report]
-        reports.training(preemptible=False)
+        reports.training(preemptible=False, batch_size=arguments["batch_size"])
         result = fit(self, **arguments)
         reports.flush()
         return result

@@ -32,6 +32,8 @@ INTERCEPTIONS = {
     "tf_keras": "dike.trial.tf_keras_fit",
 }
 """Library -> our module whose `install` makes its training loops report and suspend. It may import the library."""
+COMPANIONS = {**INTERCEPTIONS, "torch": "torch._dynamo"}
+"""Library -> what a trial that uses it will import too: Dike's part, and what PyTorch leaves to the first optimizer."""
 
 _EXIT_INTERRUPTED = 130
 

@@ -2,8 +2,9 @@
 
     {"type": "started"}                                  the script is about to run
     {"type": "restored", "path": p, "step": n}           a checkpoint has been restored
-    {"type": "training", "preemptible": true}            the first step is about to be taken, and whether a request to
-                                                         suspend will be obeyed
+    {"type": "training", "preemptible": true, "batch_size": n}
+                                                         the first step is about to be taken; whether a request to
+                                                         suspend will be obeyed; samples of a step, where that is known
     {"type": "progress", "step": n, "train_s": t, "loss": x, "low": x, "high": x, "count": k,
      "metrics": {name: x}, "value": x}                   a stretch of training, see below
     {"type": "checkpoint", "path": p, "step": n, "train_s": t}

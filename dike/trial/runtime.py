@@ -91,11 +91,17 @@ class TrialRuntime:
         self._trained_before_s = train_s
         self._tell({"type": "restored", "path": path, "step": step})
 
-    def training(self, *, preemptible: bool) -> None:
-        """The first step is about to be taken. Said again only if `preemptible` changes."""
+    def training(self, *, preemptible: bool, batch_size: int | None = None) -> None:
+        """The first step is about to be taken. Said again only if anything of it changes.
+
+        Args:
+            preemptible: whether the trial can be suspended.
+            batch_size: samples of a step; None where that is not known.
+        """
         if self._training_since_s is None:
             self._training_since_s = self._checkpoint_s = self._clock()
-        self._tell({"type": "training", "preemptible": preemptible})
+        known = {} if batch_size is None else {"batch_size": batch_size}
+        self._tell({"type": "training", "preemptible": preemptible, **known})
 
     def progress(
         self,

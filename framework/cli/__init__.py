@@ -15,6 +15,7 @@ from framework.cli.plot import plot
 from framework.cli.profile import profile
 from framework.cli.run import CONTEXT_SETTINGS, run
 from framework.cli.simulate import simulate_policies
+from framework.cli.simulate_jobs import simulate_jobs
 from framework.cli.slices import slices
 from framework.cli.trials import trials
 from framework.cli.tune import tune
@@ -39,6 +40,7 @@ app.command("trials")(trials)
 app.command("slices")(slices)
 app.command("plot")(plot)
 app.command("simulate")(simulate_policies)
+app.command("simulate-jobs")(simulate_jobs)
 app.add_typer(mesos.app, name="mesos")
 
 

@@ -15,11 +15,13 @@ from rich.table import Table
 from dike.profile import ModelProfile
 from dike.task import is_chief
 from executor.messages import LogChunk
-from framework.job import JobResult, JobTask
+from framework.elastic.decision import Size
+from framework.job import JobResult, JobTask, Resize
 from framework.observer import JobObserver
 from framework.tensorflow_noise import is_noise
 from solver import Plan
 from solver.cli.tables import print_plan, print_profile
+from solver.plan import ROLES
 
 PROGRESS_EVERY_S = 10.0
 
@@ -62,7 +64,7 @@ class PlainObserver(JobObserver):
         print_plan(self._console, plan)
 
     def launched(self, tasks: Sequence[JobTask]) -> None:
-        self.tasks.update({task.name: task for task in tasks})
+        self.tasks.update({task.task_id: task for task in tasks})
         self.say("launched " + ", ".join(f"{task.name} on {task.node}" for task in tasks))
 
     def task_changed(self, task: JobTask) -> None:
@@ -91,6 +93,12 @@ class PlainObserver(JobObserver):
         if self._verbose:
             self.say(f"checkpoint of step {step}: {path}")
 
+    def resizing(self, workers: int, ps: int, reason: str) -> None:
+        self.say(f"changing to {Size(workers, ps)}: {reason}")
+
+    def resized(self, resize: Resize) -> None:
+        self.say(describe_resize(resize))
+
     def restarting(self, reason: str, restart: int, limit: int) -> None:
         self.say(f"{reason}; restart {restart} of at most {limit}")
 
@@ -102,7 +110,12 @@ class PlainObserver(JobObserver):
         for (_, stream), line in self._open_line.items():
             self._output[stream].write(f"{line}\n")
         if result.succeeded:
-            self.say(f"done in {seconds:.1f} s, {result.restarts} restarts; checkpoints in {result.checkpoint_dir}")
+            for resize in result.resizes if self._verbose else ():
+                self.say(f"{describe_resize(resize)}; {resize.reason}")
+            changes = f", {len(result.resizes)} changes of size" if result.resizes else ""
+            self.say(
+                f"done in {seconds:.1f} s, {result.restarts} restarts{changes}; checkpoints in {result.checkpoint_dir}"
+            )
         elif result.failed_tail:
             self._console.print("end of the failed task's output:", style="bold")
             self._console.print(result.failed_tail.rstrip(), markup=False)
@@ -142,7 +155,7 @@ class LiveObserver(PlainObserver):
             super().task_changed(task)
 
     def launched(self, tasks: Sequence[JobTask]) -> None:
-        self.tasks.update({task.name: task for task in tasks})
+        self.tasks.update({task.task_id: task for task in tasks})
 
     def progress(self, task: JobTask) -> None:
         """Seen in the table."""
@@ -151,7 +164,7 @@ class LiveObserver(PlainObserver):
         table = Table(box=None, pad_edge=False)
         for title in ("task", "agent", "state", "step", "samples/s", "loss"):
             table.add_column(title, style="dim")
-        for task in self.tasks.values():
+        for task in self._shown_tasks():
             table.add_row(
                 task.name,
                 task.node,
@@ -161,6 +174,11 @@ class LiveObserver(PlainObserver):
                 "" if task.loss is None else f"{task.loss:.4f}",
             )
         return table
+
+    def _shown_tasks(self) -> list[JobTask]:
+        """Those of the attempt, in the order of the plan, before those that wait to join."""
+        tasks = [task for task in self.tasks.values() if task.member or not task.state.is_terminal()]
+        return sorted(tasks, key=lambda task: (not task.member, ROLES.index(task.planned.role), task.planned.index))
 
 
 class _Current:
@@ -174,6 +192,16 @@ class _Current:
 
     def flush(self) -> None:
         getattr(sys, self._name).flush()
+
+
+def describe_resize(resize: Resize) -> str:
+    """A change of size in words."""
+    if (resize.from_workers, resize.from_ps) == (resize.to_workers, resize.to_ps):
+        what = f"replaced a worker at step {resize.step}"
+    else:
+        ps = f" and {resize.from_ps} to {resize.to_ps} ps" if resize.from_ps != resize.to_ps else ""
+        what = f"{resize.from_workers} to {resize.to_workers} workers{ps} at step {resize.step}"
+    return f"{what}: {resize.cost_s:.1f} s from stop to next step"
 
 
 def describe_progress(task: JobTask) -> str:

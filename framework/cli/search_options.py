@@ -11,6 +11,7 @@ from dike.exceptions import BadInputError
 from framework.policies.interface import Milestone, PolicySettings
 from framework.policies.registry import make_policy
 from framework.runner import RUNS_FOLDER, absolute_folder, environment_for_tasks, new_job_id
+from framework.search.moves import DEFAULT_MOVE_S
 from framework.search.records import Mode, Sampler, SearchSpec
 from framework.search.script_facts import script_facts
 from framework.search.space import check_space, parse_parameter, read_space
@@ -76,7 +77,7 @@ def search_spec(
     # The bundle is the folder the script really is in, wherever a link to it may be.
     script = script.resolve()
     name = name or new_job_id(script)
-    settings = PolicySettings(quantum_s, jobs_per_slot, milestones, seed)
+    settings = PolicySettings(quantum_s, jobs_per_slot, milestones, seed, move_s=DEFAULT_MOVE_S)
     make_policy(policy, settings)
     return SearchSpec(
         name=name,

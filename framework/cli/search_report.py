@@ -14,6 +14,7 @@ from framework.cli.search_view import print_result
 from framework.search.launching import trial_arguments
 from framework.search.plots import plot_search
 from framework.search.records import SearchResult, SearchSpec, TrialRecord
+from framework.search.speeds import samples_per_step
 from framework.search.store import Store
 
 
@@ -68,6 +69,7 @@ def trial_to_json(trial: TrialRecord) -> dict[str, Any]:
         "parameters": trial.parameters,
         "state": str(trial.state),
         "slot": trial.slot,
+        "batch_size": samples_per_step(trial),
         "agent": trial.agent,
         "step": trial.step,
         "loss": _number(trial.loss),

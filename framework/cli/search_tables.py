@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from rich.cells import cell_len
 from rich.table import Table
@@ -44,7 +45,14 @@ class _Column:
         return min(widest, LEAST_FOLDED) if self.folds else widest
 
 
-def trials_table(records: Sequence[TrialRecord], mode: Mode, width: int, *, one_line: bool = False) -> Table:
+def trials_table(
+    records: Sequence[TrialRecord],
+    mode: Mode,
+    width: int,
+    *,
+    one_line: bool = False,
+    speeds: Mapping[int, Mapping[str, float]] = MappingProxyType({}),
+) -> Table:
     """What the trials are and how they stand; the best value is in bold.
 
     Args:
@@ -52,6 +60,7 @@ def trials_table(records: Sequence[TrialRecord], mode: Mode, width: int, *, one_
         mode: whether the least or the greatest value is best.
         width: columns of the terminal.
         one_line: whether a trial takes one line at most, its parameters cut if need be.
+        speeds: trial -> kind of slot -> samples a second.
     """
     best: TrialRecord | None = None
     for record in records:
@@ -66,6 +75,7 @@ def trials_table(records: Sequence[TrialRecord], mode: Mode, width: int, *, one_
         _Column("loss", _texts(_number(record.loss) for record in records), dispensable=3),
         _Column("value", [Text(_number(record.value), "bold" if record is best else "") for record in records]),
         _Column("convergence", _texts(_number(record.convergence) for record in records), dispensable=4),
+        _Column("samples/s", _texts(_speeds(speeds.get(record.number, {})) for record in records), dispensable=5),
         _Column("time", _texts(format_duration(record.slot_s) for record in records), dispensable=1),
     )
     table = _fitting_table("", columns, width)
@@ -93,17 +103,19 @@ def slices_table(slices: Sequence[SliceRecord], width: int) -> Table:
         _Column("start", _texts(f"+{format_duration(record.start_s - begin_s)}" for record in slices)),
         _Column("time", _texts(map(_duration, times))),
         _Column("slot", _texts(str(record.slot) for record in slices)),
+        _Column("kind", _texts(record.kind for record in slices), dispensable=3),
         _Column("agent", _texts(record.agent for record in slices), dispensable=2),
         _Column("trial", _texts(str(record.trial) for record in slices)),
         _Column("run", _texts(str(record.run) for record in slices), dispensable=1),
         _Column("chosen because", _texts(record.reason for record in slices), folds=True),
-        _Column("score", _texts(_number(record.convergence) for record in slices), dispensable=5),
+        _Column("score", _texts(_number(record.convergence) for record in slices), dispensable=7),
         _Column("steps", _texts(steps)),
+        _Column("samples/s", _texts(_speed(record.samples_per_s) for record in slices), dispensable=4),
         _Column("ended", _texts(record.outcome or "runs" for record in slices)),
-        _Column("suspended in", _texts(_duration(record.suspend_s) for record in slices), dispensable=6),
-        _Column("memory", _texts(_bytes(record.rss_bytes) for record in slices), dispensable=7),
-        _Column("GPU memory", _texts(_bytes(record.gpu_mem_bytes) for record in slices), dispensable=4),
-        _Column("GPU use", _texts(gpu_use), dispensable=3),
+        _Column("suspended in", _texts(_duration(record.suspend_s) for record in slices), dispensable=8),
+        _Column("memory", _texts(_bytes(record.rss_bytes) for record in slices), dispensable=9),
+        _Column("GPU memory", _texts(_bytes(record.gpu_mem_bytes) for record in slices), dispensable=6),
+        _Column("GPU use", _texts(gpu_use), dispensable=5),
     )
     return _fitting_table("", columns, width)
 
@@ -206,6 +218,16 @@ def _value(value: object) -> str:
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
+
+
+def _speeds(by_kind: Mapping[str, float]) -> str:
+    return ", ".join(f"{kind} {_speed(speed)}".strip() for kind, speed in sorted(by_kind.items()))
+
+
+def _speed(samples_per_s: float | None) -> str:
+    if samples_per_s is None:
+        return ""
+    return f"{samples_per_s:.3g}" if samples_per_s < 1000 else f"{samples_per_s:,.0f}"
 
 
 def _duration(seconds: float | None) -> str:

@@ -53,7 +53,8 @@ class PlainSearchView(SearchObserver):
         if slot.is_gone:
             self.say(f"slot {slot.id} on {slot.node} has ended")
         elif slot.is_up:
-            self.say(f"slot {slot.id} on {slot.node} is up")
+            kind = f" ({slot.kind})" if slot.kind else ""
+            self.say(f"slot {slot.id} on {slot.node}{kind} is up")
 
     def trial_started(self, trial: TrialRecord, slot: Slot, reason: str) -> None:
         if trial.runs == 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +16,7 @@ from framework.cli.search_options import milestones_of
 from framework.simulation.comparison import (
     POLICY_NAMES,
     TOP,
+    TYPED_POLICY_NAMES,
     PolicyResult,
     Scenario,
     SimulationSettings,
@@ -26,6 +27,7 @@ from framework.simulation.comparison import (
 )
 from framework.simulation.curves import read_curves
 from framework.simulation.plots import plot_comparison
+from framework.simulation.throughputs import Job, ThroughputTable, gpu_types_of, read_throughputs
 from solver.cli.output import Format, console, print_json
 from solver.cli.tables import new_table
 
@@ -46,10 +48,22 @@ class Until(enum.StrEnum):
 
 def simulate_policies(
     curves: Annotated[Path, typer.Option(help="CSV file of recorded curves, .gz or not.", show_default=False)],
-    gpus: Annotated[int, typer.Option(help="How many slots.")] = 4,
+    gpus: Annotated[int | None, typer.Option(help="How many slots, all alike; 4.", show_default=False)] = None,
+    gpu_types: Annotated[
+        str, typer.Option(help="Slots that differ, instead of --gpus: k80:2,p100:2,v100:2. Needs --throughputs.")
+    ] = "",
+    throughputs: Annotated[
+        Path | None, typer.Option(help="JSON file of steps per second by GPU type and job, .gz or not.")
+    ] = None,
+    models: Annotated[
+        str, typer.Option(help="Jobs of --throughputs that trials are drawn from, by commas: ResNet-18,ResNet-50; all.")
+    ] = "",
     jobs: Annotated[int, typer.Option(help="Trials of a bin.")] = 16,
     good: Annotated[int, typer.Option(help="How many of them reach the target.")] = 4,
-    policies: Annotated[str, typer.Option(help="Which, by commas.")] = ",".join(POLICY_NAMES),
+    policies: Annotated[
+        str,
+        typer.Option(help="Which, by commas; all and the limit: oracle, or assignment with --gpu-types."),
+    ] = "",
     seeds: Annotated[int, typer.Option(help="How many bins.")] = 30,
     first_seed: Annotated[int, typer.Option(help="The seed of the first; the next ones follow.")] = 0,
     quantum: Annotated[
@@ -58,11 +72,14 @@ def simulate_policies(
     overhead: Annotated[
         float | None, typer.Option(help="Seconds it takes to put a trial in a slot; 1.5, at most a tenth of --quantum.")
     ] = None,
+    move_overhead: Annotated[
+        float, typer.Option(help="Seconds more if the trial ran in another slot before: its checkpoint moves.")
+    ] = 0.0,
     report_every: Annotated[
         float | None, typer.Option(help="Seconds of training between two reports; a quarter of --quantum.")
     ] = None,
     arrival_every: Annotated[float, typer.Option(help="Seconds between two arrivals; 0: all are there at once.")] = 0.0,
-    jobs_per_gpu: Annotated[int, typer.Option(help="Trials bound to one slot (hermes, fifo, rr, slaq).")] = 4,
+    jobs_per_gpu: Annotated[int, typer.Option(help="Trials bound to one slot (hermes, hermes2, fifo, rr, slaq).")] = 4,
     milestones: Annotated[str, typer.Option(help="Longer quanta for trials that have come far: 50%:20s,75%:40s.")] = "",
     metric: Annotated[
         str | None, typer.Option(help="Column of the file; train_loss, or acc where columns are acc_0, acc_1, ...")
@@ -88,13 +105,15 @@ def simulate_policies(
         from solver.drawing.figure_files import check_picture_path
 
         check_picture_path(plot)
-    chosen = policies_named([name for name in dict.fromkeys(map(str.strip, policies.split(","))) if name])
+    kinds, table, table_jobs = _kinds_and_jobs(gpus, gpu_types, throughputs, models)
+    known = TYPED_POLICY_NAMES if kinds else POLICY_NAMES
+    chosen = policies_named(_names(policies) if policies else known, typed=bool(kinds))
     if not chosen:
-        raise BadInputError(f"--policies names none; choose of {', '.join(POLICY_NAMES)}.")
+        raise BadInputError(f"--policies names none; choose of {', '.join(known)}.")
     recorded = read_curves(curves, metric, mode.value)
     sign = -1 if mode is Mode.MAX else 1
     settings = SimulationSettings(
-        gpus=gpus,
+        gpus=4 if gpus is None else gpus,
         jobs=jobs,
         good=good,
         target=None if target is None else sign * target,
@@ -106,32 +125,64 @@ def simulate_policies(
         milestones=milestones_of(milestones),
         arrival_s=arrival_every,
         until=until.value,
+        gpu_types=kinds,
+        table_jobs=table_jobs,
+        move_s=move_overhead,
     )
     scenario = resolve(recorded, settings)
     with Progress(console=console(stderr=True), transient=True) as progress:
         task = progress.add_task("simulating", total=seeds * len(chosen))
         bins = range(first_seed, first_seed + seeds)
         results = simulate(recorded, chosen, scenario, bins, lambda: progress.advance(task))
-    title = f"{gpus} GPUs, {jobs} trials, {good} good; mean of {seeds} bin{'s' if seeds > 1 else ''}"
+    what = gpu_types or f"{scenario.world.slots} GPUs"
+    title = f"{what}, {jobs} trials, {good} good; mean of {seeds} bin{'s' if seeds > 1 else ''}"
     if plot is not None:
         plot_comparison([(f"{curves.name}: {title}", results)], plot)
     if output_format is Format.JSON:
-        print_json(_to_json(results, scenario, sign * scenario.target, curves, bins))
+        print_json(_to_json(results, scenario, sign * scenario.target, curves, bins, table))
         return
     out = console()
     out.print(_table(results, title))
-    for line in _notes(results, scenario, sign * scenario.target):
+    for line in _notes(results, scenario, sign * scenario.target, table):
         out.print(line, markup=False, soft_wrap=True)
     if plot is not None:
         out.print(f"The picture is in {plot}.", markup=False, soft_wrap=True)
 
 
+def _names(text: str) -> list[str]:
+    return [name for name in dict.fromkeys(map(str.strip, text.split(","))) if name]
+
+
+def _kinds_and_jobs(
+    gpus: int | None, gpu_types: str, throughputs: Path | None, models: str
+) -> tuple[tuple[str, ...], ThroughputTable | None, tuple[Job, ...]]:
+    """The type of each slot, the table, and its jobs that trials are drawn from; nothing where GPUs are alike."""
+    if not gpu_types:
+        for option, value in (("--throughputs", throughputs), ("--models", models)):
+            if value:
+                raise BadInputError(f"{option} is for GPUs that differ; say which there are by --gpu-types.")
+        return (), None, ()
+    if throughputs is None:
+        raise BadInputError("--gpu-types needs --throughputs, a file that tells how fast jobs run on each type.")
+    if gpus is not None:
+        raise BadInputError("--gpu-types says how many GPUs there are; leave --gpus out.")
+    kinds = gpu_types_of(gpu_types)
+    table = read_throughputs(throughputs)
+    return kinds, table, table.jobs(kinds, _names(models))
+
+
 def _table(results: Sequence[PolicyResult], title: str) -> Table:
     unit = reference(results)
-    table = new_table(title, "policy", "mean of the good", "x", "first", "x", f"top {TOP}", "x", "preemptions")
+    are_typed = bool(unit.outcomes[0].completion_s)
+    headers = ["policy", "mean of the good", "x", "first", "x", f"top {TOP}", "x", "preemptions"]
+    table = new_table(title, *headers, *(["completion", "x", "speed"] if are_typed else []))
     for column in table.columns[1:]:
         column.justify = "right"
     for result in results:
+        typed = []
+        if are_typed:
+            ratio = result.mean_completion_s / unit.mean_completion_s
+            typed = [f"{result.mean_completion_s:,.0f} s", f"{ratio:.2f}", f"{result.speed:.3f}"]
         table.add_row(
             result.name,
             f"{result.mean_time_good_s:,.0f} s",
@@ -141,23 +192,48 @@ def _table(results: Sequence[PolicyResult], title: str) -> Table:
             f"{result.time_top4_s:,.0f} s",
             f"{result.time_top4_s / unit.time_top4_s:.2f}",
             f"{result.preemptions:,.1f}",
+            *typed,
         )
     return table
 
 
-def _notes(results: Sequence[PolicyResult], scenario: Scenario, target: float) -> Sequence[str]:
+def _notes(
+    results: Sequence[PolicyResult], scenario: Scenario, target: float, table: ThroughputTable | None
+) -> Iterator[str]:
     leave = "at the target" if scenario.world.until == "target" else "at the end of their curve"
-    return (
+    yield (
         f"Time until good trials reach {target:.4g} (as {scenario.recorded_good} of the {scenario.recorded} recorded "
-        f"trials do); x: as a multiple of {reference(results).name}.",
-        f"Quantum {scenario.quantum_s:.4g} s, overhead {scenario.world.overhead_s:.4g} s, a report every "
-        f"{scenario.world.report_s:.4g} s; trials leave {leave}.",
+        f"trials do); x: as a multiple of {reference(results).name}."
     )
+    yield (
+        f"Quantum {scenario.quantum_s:.4g} s, overhead {scenario.world.overhead_s:.4g} s, a report every "
+        f"{scenario.world.report_s:.4g} s; trials leave {leave}."
+    )
+    if table is not None:
+        yield (
+            f"Each trial is one of {len(scenario.table_jobs)} jobs of {table.path.name}; recorded seconds are those of "
+            f"a {table.reference}. completion: mean time until a trial leaves; speed: of a GPU's trial, by its mean "
+            "over the types."
+        )
 
 
 def _to_json(
-    results: Sequence[PolicyResult], scenario: Scenario, target: float, curves: Path, seeds: range
+    results: Sequence[PolicyResult],
+    scenario: Scenario,
+    target: float,
+    curves: Path,
+    seeds: range,
+    table: ThroughputTable | None,
 ) -> dict[str, Any]:
+    typed: dict[str, Any] = {}
+    if table is not None:
+        typed = {
+            "gpu_types": list(scenario.world.kinds),
+            "throughputs": str(table.path),
+            "reference_type": table.reference,
+            "table_jobs": [job.name for job in scenario.table_jobs],
+            "move_overhead_s": scenario.world.move_s,
+        }
     return {
         "policies": {
             result.name: {
@@ -165,6 +241,7 @@ def _to_json(
                 "time_first_s": result.time_first_s,
                 "time_top4_s": result.time_top4_s,
                 "preemptions": result.preemptions,
+                **({"mean_completion_s": result.mean_completion_s, "speed": result.speed} if typed else {}),
             }
             for result in results
         },
@@ -183,5 +260,6 @@ def _to_json(
             "arrival_s": scenario.world.arrival_s,
             "jobs_per_gpu": scenario.jobs_per_gpu,
             "until": scenario.world.until,
+            **typed,
         },
     }

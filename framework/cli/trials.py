@@ -12,6 +12,7 @@ from framework.cli.search_report import trial_to_json
 from framework.cli.search_tables import search_state, searches_table, trials_table
 from framework.search.database import STORAGE_VARIABLE, default_storage
 from framework.search.records import Parameter
+from framework.search.speeds import Speeds
 from framework.search.store import SearchSummary, Store
 from solver.cli.output import Format, console, print_json
 
@@ -34,11 +35,14 @@ def trials(
             return
         spec = store.open_search(name)
         records = store.load_trials(readings=False)
+        measured = Speeds(store.load_slices(), {record.number: record for record in records})
+    speeds = {record.number: measured.of(record) for record in records}
     if output_format is Format.JSON:
-        print_json({"name": name, "trials": [trial_to_json(record) for record in records]})
+        listed = [{**trial_to_json(record), "samples_per_s": speeds[record.number]} for record in records]
+        print_json({"name": name, "trials": listed})
         return
     out = console()
-    out.print(trials_table(records, spec.mode, out.width))
+    out.print(trials_table(records, spec.mode, out.width, speeds=speeds))
     for record in records:
         if record.error:
             out.print(f"trial {record.number}: {record.error.strip().splitlines()[-1]}", markup=False, soft_wrap=True)

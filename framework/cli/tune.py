@@ -73,7 +73,9 @@ def tune(
     seed: Annotated[int, typer.Option(help="Of the sampler and the policy.")] = 0,
     policy: Annotated[str, typer.Option(help=f"Which trials run: {', '.join(sorted(POLICIES))}.")] = "dike",
     quantum: Annotated[float, typer.Option(min=0.1, help="Seconds between two decisions on a slot.")] = 10.0,
-    jobs_per_gpu: Annotated[int, typer.Option(min=1, help="Trials bound to one slot (hermes, fifo, rr, slaq).")] = 4,
+    jobs_per_gpu: Annotated[
+        int, typer.Option(min=1, help="Trials bound to one slot (hermes, hermes2, fifo, rr, slaq).")
+    ] = 4,
     milestones: Annotated[
         str, typer.Option(help="hermes: longer quanta for trials that have come far, as in 50%:20s,75%:40s.")
     ] = "",

@@ -34,6 +34,11 @@ class Binding:
         self._slot_of: dict[int, int] = {}
         self._bound: dict[int, list[int]] = {}
 
+    @property
+    def leaving(self) -> Mapping[int, int]:
+        """Running trials that are to go on in another slot -> that slot; here there are none."""
+        return {}
+
     def bound_to(self, slot: int) -> Sequence[int]:
         """The trials of a slot, in the order in which they came to it."""
         return self._bound[slot]
@@ -56,9 +61,7 @@ class Binding:
             if slot.trial is not None and slot.trial in trials and self._slot_of.get(slot.trial) != slot.id:
                 self._bind(slot.trial, slot.id)
         self._place_queue(trials)
-        for slot in slots:
-            if self._is_idle(slot, trials):
-                self._relieve_others(slot, trials, by_id, rank)
+        self._fill_idle(trials, slots, rank)
 
     def _place_queue(self, trials: Mapping[int, TrialView]) -> None:
         """Algorithms 1 and 2."""
@@ -75,6 +78,14 @@ class Binding:
             ]
             if open_slots:
                 self._bind(trial.id, min(open_slots)[1])
+
+    def _fill_idle(self, trials: Mapping[int, TrialView], slots: Sequence[SlotView], rank: Rank) -> None:
+        """Lets slots without a trial that can run take one from others."""
+        if not any(trial.runnable for trial in trials.values()):
+            return
+        for slot in slots:
+            if self._is_idle(slot, trials):
+                self._relieve_others(slot, trials, {slot.id: slot for slot in slots}, rank)
 
     def _relieve_others(
         self, idle: SlotView, trials: Mapping[int, TrialView], slots: Mapping[int, SlotView], rank: Rank

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,19 +32,20 @@ class BoundPolicy(ABC):
 
     A slot that is empty gets the trial of the greatest rank. When the quantum of a running trial is over it is compared
     with those that wait, if it can be suspended: it goes on if its rank is the greatest. The same if nobody waits: then
-    a new quantum begins.
+    a new quantum begins. One that the binding wants in another slot (`Binding.leaving`) makes place for who waits.
 
     Args:
         settings: what the search tells its policy.
+        binding: which trial belongs to which slot; without it as in the paper 'Hermes'.
     """
 
     name: str
 
-    def __init__(self, settings: PolicySettings) -> None:
+    def __init__(self, settings: PolicySettings, binding: Binding | None = None) -> None:
         self.settings = settings
         self.passed_over: dict[int, int] = {}
         """Trial -> how often another was chosen in its slot since it last was."""
-        self._binding = Binding(settings.jobs_per_slot)
+        self._binding = binding or Binding(settings.jobs_per_slot)
         self._turns: dict[int, Turn] = {}
 
     def decide(self, now_s: float, trials: Sequence[TrialView], slots: Sequence[SlotView]) -> Decision:
@@ -58,8 +59,6 @@ class BoundPolicy(ABC):
         for slot in slots:
             if slot.busy:
                 continue
-            bound = [by_id[trial_id] for trial_id in self._binding.bound_to(slot.id)]
-            waiting = [trial for trial in bound if trial.runnable]
             running = by_id.get(slot.trial) if slot.trial is not None else None
             if running is not None:
                 turn = self._turns.get(slot.id)
@@ -68,13 +67,19 @@ class BoundPolicy(ABC):
                 if now_s >= turn.ends_s:
                     turn = Turn(running.id, slot.since_s, now_s + self.quantum_s(running))
                     if running.preemptible:
-                        runs[slot.id] = self._choose([*waiting, running])
+                        waiting = self._waiting(slot, by_id)
+                        leaves = waiting and running.id in self._binding.leaving
+                        runs[slot.id] = self._choose(waiting if leaves else [*waiting, running])
                 turns[slot.id] = turn
-            elif slot.trial is None and waiting:
+            elif slot.trial is None and (waiting := self._waiting(slot, by_id)):
                 runs[slot.id] = self._choose(waiting)
         self._turns = turns
         ends_s = [turn.ends_s for turn in turns.values() if math.isfinite(turn.ends_s)]
         return Decision(runs, min(ends_s, default=None))
+
+    def _waiting(self, slot: SlotView, trials: Mapping[int, TrialView]) -> list[TrialView]:
+        bound = map(trials.__getitem__, self._binding.bound_to(slot.id))
+        return [trial for trial in bound if trial.runnable]
 
     def _choose(self, candidates: Sequence[TrialView]) -> Choice:
         best = max(candidates, key=self.rank)

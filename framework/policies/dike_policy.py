@@ -10,7 +10,7 @@ from framework.policies.bound import Turn
 from framework.policies.interface import Choice, Decision, PolicySettings, SlotView, TrialView
 from framework.policies.progress import Progress
 
-AHEAD = 0.05
+AHEAD = 0.03
 """So far below the best loss we expect the goal, as a share of what the best trial has come down."""
 PATIENCE = 16
 """A trial that stands still is worth a quantum in so many times the time it has had, as much as one at the best loss
@@ -30,9 +30,9 @@ class DikePolicy:
 
     The goal is the loss that the search would be content with; nobody knows it. It is believed to lie an exponentially
     distributed distance below the best loss that any trial, ended ones included, has reported; the mean s of this
-    distance is a twentieth of what the best trial has come down from the median first loss. A trial at a s above the
-    best loss that falls v s a second goes down another y s in (a + y) / v seconds, and meets the goal on the way with
-    the probability 1 - exp(-y). The greatest ratio of the two is v / (1 + a + z) (an index as in Gittins, 'Bandit
+    distance is 3% of what the best trial has come down from the median first loss. A trial at a s above the best loss
+    that falls v s a second goes down another y s in (a + y) / v seconds, and meets the goal on the way with the
+    probability 1 - exp(-y). The greatest ratio of the two is v / (1 + a + z) (an index as in Gittins, 'Bandit
     Processes and Dynamic Allocation Indices', J. R. Stat. Soc. B 41, 1979, section 4). How fast a loss falls says much
     about a learning rate and little about how far the trial will come, so the speed counts with its square root:
 

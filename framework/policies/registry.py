@@ -10,12 +10,14 @@ from framework.policies.asha import AshaPolicy
 from framework.policies.dike_policy import DikePolicy
 from framework.policies.fifo import FifoPolicy
 from framework.policies.hermes import HermesPolicy
+from framework.policies.hermes2 import Hermes2Policy
 from framework.policies.interface import Policy, PolicySettings
 from framework.policies.round_robin import RoundRobinPolicy
 from framework.policies.slaq import SlaqPolicy
 
 POLICIES: dict[str, Callable[[PolicySettings], Policy]] = {
-    policy.name: policy for policy in (DikePolicy, HermesPolicy, FifoPolicy, RoundRobinPolicy, SlaqPolicy, AshaPolicy)
+    policy.name: policy
+    for policy in (DikePolicy, HermesPolicy, Hermes2Policy, FifoPolicy, RoundRobinPolicy, SlaqPolicy, AshaPolicy)
 }
 """Name -> what makes the policy; one object serves one search."""
 

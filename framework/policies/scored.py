@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from framework.policies.binding import Binding
 from framework.policies.bound import BoundPolicy
 from framework.policies.interface import Choice, Decision, PolicySettings, SlotView, TrialView
 
@@ -46,10 +47,17 @@ class ScoredPolicy(BoundPolicy):
         settings: what the search tells its policy.
         scorer: makes what follows a trial.
         best: what the best score is called.
+        binding: which trial belongs to which slot; without it as in the paper 'Hermes'.
     """
 
-    def __init__(self, settings: PolicySettings, scorer: Callable[[PolicySettings], Scorer], best: str) -> None:
-        super().__init__(settings)
+    def __init__(
+        self,
+        settings: PolicySettings,
+        scorer: Callable[[PolicySettings], Scorer],
+        best: str,
+        binding: Binding | None = None,
+    ) -> None:
+        super().__init__(settings, binding)
         self._new_scorer = scorer
         self._best = best
         self._scorers: dict[int, Scorer] = {}

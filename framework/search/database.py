@@ -10,9 +10,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine, create_engine, event, func, inspect, select
+from sqlalchemy import DDL, Column, Engine, create_engine, event, func, inspect, select
 from sqlalchemy.engine import URL, Connection, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.schema import CreateColumn
 
 from dike.exceptions import BadInputError
 from framework.search.tables import METADATA, SEARCHES
@@ -55,6 +56,8 @@ def shown(url: URL) -> str:
 def open_database(url: str, *, must_exist: bool = False) -> Engine:
     """Opens a database and makes Dike's tables in it where they are missing.
 
+    A database of an earlier version gets the columns that have come since; that version can go on using it.
+
     Args:
         url: where it is.
         must_exist: makes neither a database file nor tables.
@@ -94,7 +97,26 @@ def open_database(url: str, *, must_exist: bool = False) -> Engine:
         if not must_exist:
             with making_tables(parsed):
                 METADATA.create_all(engine)
+        if _missing_columns(engine):
+            with making_tables(parsed):
+                _add_columns(engine)
     return engine
+
+
+def _missing_columns(database: Engine | Connection) -> list[Column[Any]]:
+    inspector = inspect(database)
+    missing: list[Column[Any]] = []
+    for table in METADATA.sorted_tables:
+        known = {column["name"] for column in inspector.get_columns(table.name)}
+        missing += [column for column in table.c if column.name not in known]
+    return missing
+
+
+def _add_columns(engine: Engine) -> None:
+    with engine.execution_options(dike_writes=True).begin() as connection:
+        for column in _missing_columns(connection):
+            text = CreateColumn(column).compile(dialect=engine.dialect)
+            connection.execute(DDL(f"ALTER TABLE {column.table.name} ADD COLUMN {text}"))
 
 
 @contextmanager

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from dike.exceptions import InfeasibleError
-from executor.trial_messages import SlotOrder
+from dike.trial.spec import TrialSpec
+from executor.trial_messages import SlotOrder, TrialRun
 from framework.launching import executor_info, take_resources
 from framework.offers import MIB, AgentOffer
 from framework.resources import ResourcePool
+from framework.search.kinds import kind_of
 from framework.search.records import SearchSpec, TrialRecord
 from framework.search.slots import Slot
 from solver import NodeClass
@@ -51,6 +53,23 @@ def trial_arguments(spec: SearchSpec, trial: TrialRecord) -> tuple[str, ...]:
     return (*spec.arguments, *flags)
 
 
+def trial_run(spec: SearchSpec, trial: TrialRecord, run: int) -> TrialRun:
+    """What an executor is sent of a run of a trial, which goes on from the trial's newest checkpoint."""
+    order = TrialSpec(
+        search=spec.name,
+        number=trial.number,
+        run=run,
+        parameters=trial.parameters,
+        folder=f"{spec.checkpoint_dir.rstrip('/')}/trial-{trial.number}",
+        resume_from=trial.checkpoint,
+        checkpoint_interval_s=spec.checkpoint_interval_s,
+        metric=spec.metric,
+        call=spec.call,
+        earlier_results=spec.earlier_results,
+    )
+    return TrialRun(order, trial_arguments(spec, trial))
+
+
 def slots_on(
     launch: SlotLaunch, agent: AgentOffer, gpus: int, first_id: int, limit: int, used_devices: Collection[int]
 ) -> tuple[list[Slot], dict[str, Any]]:
@@ -85,6 +104,7 @@ def slots_on(
             node=agent.node,
             address=agent.address,
             gpu_devices=tuple(next(free) for _ in range(gpus)),
+            kind=kind_of(agent.attributes, gpus),
         )
         slots.append(slot)
         infos.append(_task_info(launch, slot, cpus, own, rest))

@@ -88,6 +88,23 @@ class Objective:
         return has_stated
 
 
+def news_of(record: TrialRecord, last: Mapping[str, Any]) -> dict[str, Any]:
+    """What the last report of a run says that has not been taken in, as a report."""
+    report = {"step": record.step, "train_s": record.train_s, **last}
+    if report["step"] != record.step:
+        return report
+    # It has arrived already; what the end of the script has added to it has not.
+    news = {name: report[name] for name in ("step", "train_s")}
+    metrics = {name: x for name, x in report.get("metrics", {}).items() if x != record.metrics.get(name)}
+    if metrics:
+        news["metrics"] = metrics
+    if last.get("value") not in (None, record.value):
+        news["value"] = last["value"]
+    if record.loss is None and "loss" in last:
+        news.update({name: last[name] for name in ("loss", "low", "high", "count") if name in last})
+    return news
+
+
 def finite_or_none(value: float | None) -> float | None:
     """The value, if it is a number one can compare."""
     return value if value is not None and math.isfinite(value) else None

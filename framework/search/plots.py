@@ -149,7 +149,8 @@ def _draw_slots(
             label_colour = "white" if sum(colour) < DARK else "black"
             place = (start + width / 2, row[record.slot])
             axes.text(*place, str(record.trial), ha="center", va="center", fontsize=7, color=label_colour)
-    axes.set_yticks(range(len(slots)), [f"slot {slot}" for slot in slots])
+    kinds = {record.slot: f", {record.kind}" if record.kind else "" for record in slices}
+    axes.set_yticks(range(len(slots)), [f"slot {slot}{kinds[slot]}" for slot in slots])
     axes.invert_yaxis()
     axes.set_xlim(0, max(end_s - begin_s, 1e-3))
     axes.set_xlabel("seconds (number and colour: trial; pale: not training)")

@@ -129,6 +129,7 @@ class TrialRecord:
         convergence: what the policy last compared it by; None before.
         checkpoint, checkpoint_step, checkpoint_train_s: its newest checkpoint; None before the first.
         agent, slot: where it last ran; empty and None before.
+        batch_size: samples of one of its steps, as its process has reported; None if it has not.
         error: why it failed: the end of its output, traceback included; empty if it did not.
         readings: what the policy sees of it (objective to be minimised).
         slices: for each time slice, the number of readings before it.
@@ -152,6 +153,7 @@ class TrialRecord:
     checkpoint_train_s: float = 0.0
     agent: str = ""
     slot: int | None = None
+    batch_size: float | None = None
     error: str = ""
     readings: list[Reading] = field(default_factory=list)
     slices: list[int] = field(default_factory=list)
@@ -175,6 +177,7 @@ class SliceRecord:
         trial, run: which.
         slot: number of the slot.
         agent: name of its agent.
+        kind: what the slot computes on (`framework.search.kinds`); empty where that is not known.
         start_s, end_s: wall-clock times, from the decision to the slot being free; None while it runs.
         first_step_s: when it took its first step; None if it never did.
         reason, convergence: why the policy chose it, and by what figure.
@@ -182,6 +185,7 @@ class SliceRecord:
         outcome: how it ended (see `executor.trial_messages.RunEnd.outcome`); `lost` if its slot went with it; empty
             while it runs.
         suspend_s: seconds from the request to suspend to the slot being free; None without request.
+        samples_per_s: how fast it trained; None where too little was reported.
         rss_bytes, cpu, gpu_mem_bytes, gpu_utilisation: the most it used; None where nobody could tell.
     """
 
@@ -198,6 +202,8 @@ class SliceRecord:
     to_step: int = 0
     outcome: str = ""
     suspend_s: float | None = None
+    kind: str = ""
+    samples_per_s: float | None = None
     rss_bytes: int | None = None
     cpu: float | None = None
     gpu_mem_bytes: int | None = None

@@ -12,8 +12,9 @@ from typing import Any
 
 from executor.trial_messages import RunEnd
 from framework.policies.interface import TrialView
-from framework.search.objective import Objective
+from framework.search.objective import Objective, news_of
 from framework.search.records import SearchSpec, TrialRecord, TrialState
+from framework.search.speeds import Speeds, samples_per_step
 from framework.search.store import Store
 from framework.search.study import Study
 from framework.search.tensorboard import TensorBoardLog
@@ -47,6 +48,10 @@ class Roster:
         study: gives points of the space and is told the results.
         records: trials of an interrupted search that goes on.
         log: gets what TensorBoard shows; None for nothing.
+
+    Attributes:
+        records: the trials by number.
+        speeds: how fast they train.
     """
 
     def __init__(
@@ -62,12 +67,13 @@ class Roster:
         self._study = study
         self._log = log
         self._objective = Objective(spec.metric, spec.mode)
+        self.records: dict[int, TrialRecord] = {record.number: record for record in records}
+        self.speeds = Speeds(store.load_slices(), self.records)
         self._stated: set[int] = set()
         self._arrived_s: dict[int, float] = {}
         self._lost: dict[int, int] = {}
         self._failed_from: dict[int, int] = {}
         self._unsaved: dict[int, list[tuple[int, dict[str, Any]]]] = {}
-        self.records: dict[int, TrialRecord] = {record.number: record for record in records}
         for record in self.records.values():
             if record.state.has_ended():
                 # Its process may have been killed before the study heard of it.
@@ -129,18 +135,29 @@ class Roster:
                 slices=record.slices,
                 runnable=record.state is not TrialState.RUNNING,
                 preemptible=preemptible.get(record.number, True),
+                batch_size=samples_per_step(record),
+                speeds=self.speeds.of(record),
             )
             for record in self.open
         ]
 
-    def starts(self, record: TrialRecord, slot: int, agent: str, score: float | None) -> int:
-        """Notes that a trial is about to be started, before anything happens; returns the number of its run."""
+    def starts(self, record: TrialRecord, slot: int, agent: str, score: float | None, kind: str = "") -> int:
+        """Notes that a trial is about to be started, before anything happens; returns the number of its run.
+
+        Args:
+            record: the trial.
+            slot: number of its slot.
+            agent: name of the slot's agent.
+            score: what the policy has compared the trial by; None without comparison.
+            kind: what the slot computes on.
+        """
         run = record.runs
         record.runs += 1
         record.state = TrialState.RUNNING
         record.slot, record.agent = slot, agent
         record.convergence = score if score is not None else record.convergence
         record.slices.append(len(record.readings))
+        self.speeds.begins(record.number, run, kind)
         self._store.save_trial(record)
         return run
 
@@ -153,6 +170,7 @@ class Roster:
             except ValueError as error:
                 logger.warning("report of trial %d ignored: %s", record.number, error)
                 continue
+            self.speeds.reported(record.number, run, record.step, record.train_s)
             if stated:
                 self._stated.add(record.number)
             self._unsaved.setdefault(record.number, []).append((run, report))
@@ -175,6 +193,12 @@ class Roster:
             record.checkpoint, record.checkpoint_step = path, step
             self._store.save_trial(record)
 
+    def learned_batch_size(self, record: TrialRecord, samples: float | None) -> None:
+        """What a trial's process says of its batch size; None if it cannot tell."""
+        if samples is not None and samples != record.batch_size:
+            record.batch_size = samples
+            self._store.save_trial(record)
+
     def ended(self, record: TrialRecord, end: RunEnd, wall_s: float) -> Remedy:
         """A run has ended; the trial ends with it, or waits for another slot.
 
@@ -184,17 +208,7 @@ class Roster:
         # The checkpoint that this run went on from, if it wrote none itself.
         progressed = end.checkpoint is not None and end.step > self._failed_from.get(record.number, -1)
         self.checkpointed(record, end.checkpoint, end.step)
-        news = {"step": record.step, "train_s": record.train_s, **end.last}
-        if news["step"] == record.step:
-            # That report has arrived already; what the end of the script has added to it has not.
-            metrics = {name: x for name, x in news.get("metrics", {}).items() if x != record.metrics.get(name)}
-            news = {name: news[name] for name in ("step", "train_s")}
-            if metrics:
-                news["metrics"] = metrics
-            if end.last.get("value") not in (None, record.value):
-                news["value"] = end.last["value"]
-            if record.loss is None and "loss" in end.last:
-                news.update({name: end.last[name] for name in ("loss", "low", "high", "count") if name in end.last})
+        news = news_of(record, end.last)
         if news.keys() - {"type", "step", "train_s"}:
             self.reported(record, end.run, [news])
         self.save_losses()
@@ -230,8 +244,11 @@ class Roster:
         self._run_is_over(record)
 
     def _run_is_over(self, record: TrialRecord) -> None:
+        # Ours first: what only the study knows would be trained again by a search that goes on.
         self._store.save_trial(record)
-        if not record.state.has_ended():
+        if record.state.has_ended():
+            self._tell(record)
+        else:
             self._study.annotate(record.number, _notes(record))
         if self._log is not None:
             self._log.run_ended(record)
@@ -242,9 +259,6 @@ class Roster:
 
     def _finish(self, record: TrialRecord, wall_s: float) -> None:
         record.state, record.slot, record.ended_s, record.error = TrialState.FINISHED, None, wall_s, ""
-        # Ours first: what only the study knows would be trained again by a search that goes on.
-        self._store.save_trial(record)
-        self._tell(record)
 
     def _tell(self, record: TrialRecord) -> None:
         if record.state is TrialState.FAILED:
@@ -256,8 +270,6 @@ class Roster:
     def _fail(self, record: TrialRecord, end: RunEnd, wall_s: float) -> None:
         record.state, record.slot, record.ended_s = TrialState.FAILED, None, wall_s
         record.error = f"{end.message}\n{end.tail}".strip()
-        self._store.save_trial(record)
-        self._tell(record)
 
 
 def _notes(record: TrialRecord) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def slice_values(record: SliceRecord) -> dict[str, Any]:
 
 def read_slice(row: RowMapping) -> SliceRecord:
     """The time slice in a row."""
-    return SliceRecord(**{name: row[name] for name in _SLICE_COLUMNS})
+    return SliceRecord(**_known(row, _SLICE_COLUMNS))
 
 
 def read_trial(
@@ -58,7 +58,7 @@ def read_trial(
         reports: what it reported, oldest first.
         from_steps: for each of its time slices, the steps done before.
     """
-    values = {name: row[name] for name in _TRIAL_COLUMNS}
+    values = _known(row, _TRIAL_COLUMNS)
     texts = {name: json.loads(row[name]) for name in ("parameters", "metrics")}
     record = TrialRecord(**{**values, **texts, "state": TrialState(row["state"])})
     for report in reports:
@@ -69,3 +69,8 @@ def read_trial(
     for step in from_steps:
         record.slices.append(max([bisect_right(steps, step), *record.slices[-1:]]))
     return record
+
+
+def _known(row: RowMapping, names: Sequence[str]) -> dict[str, Any]:
+    """What is in a row; for the rest a record has its defaults."""
+    return {name: row[name] for name in names if row[name] is not None}

@@ -18,11 +18,13 @@ from framework.driver import Driver
 from framework.master import Master
 from framework.policies.registry import make_policy
 from framework.search.launching import SlotLaunch
+from framework.search.moves import with_measured_moves
 from framework.search.observer import SearchObserver
 from framework.search.records import SearchResult, SearchSpec, TrialRecord, TrialState
 from framework.search.roster import Roster
 from framework.search.script_facts import script_facts
 from framework.search.search import Search
+from framework.search.speeds import rate_of, samples_per_step
 from framework.search.store import Store
 from framework.search.study import Study
 from framework.search.tensorboard import TensorBoardLog
@@ -73,7 +75,7 @@ def run_search(request: SearchRequest, observer: SearchObserver) -> SearchResult
             try:
                 study = (Study.open if request.resume else Study.create)(request.storage, spec)
                 if request.resume:
-                    _close_slices(store, last_sign_s)
+                    close_slices(store, last_sign_s)
                 return _run(request, store, study, observer)
             except BadInputError:
                 if not request.resume and not any(record.readings for record in store.load_trials()):
@@ -106,7 +108,8 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
             raise BadInputError(f"There is no script {script} any more, and the search {spec.name} is not complete.")
         facts = script_facts(script, [parameter.name for parameter in spec.space])
         archive = bundle.pack(script)
-        policy = make_policy(spec.policy, spec.settings)
+        earlier = store.load_slices()
+        policy = make_policy(spec.policy, with_measured_moves(spec.settings, earlier))
         if request.mesos.master is None:
             _make_folder(spec.checkpoint_dir)
         master = stack.enter_context(request.mesos.connect())
@@ -124,7 +127,7 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
         )
         scheduler = events.EventScheduler()
         driver = Driver(request.mesos.settings(f"dike {spec.name}"), master.uri, scheduler)
-        first_slot = max((piece.slot for piece in store.load_slices()), default=-1) + 1
+        first_slot = max((piece.slot for piece in earlier), default=-1) + 1
         search = Search(launch, policy, driver, observer, roster, store, master.agents, first_slot)
         drive(
             search,
@@ -157,13 +160,22 @@ def _make_folder(path: str) -> None:
         ) from error
 
 
-def _close_slices(store: Store, last_sign_s: float | None) -> None:
+def close_slices(store: Store, last_sign_s: float | None) -> None:
     """Ends the time slices that a killed process has left open, when it gave its last sign of life."""
-    for piece in store.load_slices():
-        if piece.end_s is None:
-            piece.end_s = max(piece.start_s, last_sign_s or piece.start_s)
-            piece.outcome = "lost"
-            store.close_slice(piece)
+    left_open = [piece for piece in store.load_slices() if piece.end_s is None]
+    if not left_open:
+        return
+    trials = {record.number: record for record in store.load_trials(readings=False)}
+    reports = store.load_losses()
+    for piece in left_open:
+        piece.end_s = max(piece.start_s, last_sign_s or piece.start_s)
+        piece.outcome = "lost"
+        of_run = [report for report in reports.get(piece.trial, ()) if report["run"] == piece.run]
+        rate = rate_of(of_run)
+        if rate is not None:
+            piece.to_step = of_run[-1]["step"]
+            piece.samples_per_s = rate * samples_per_step(trials[piece.trial])
+        store.close_slice(piece)
 
 
 def prepared(records: list[TrialRecord], asked: Mapping[int, dict[str, Value]]) -> list[TrialRecord]:

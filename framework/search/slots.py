@@ -49,6 +49,7 @@ class Slot:
         task_id: Mesos' id of its task and of its executor.
         agent_id, node, address: where it is: for Mesos, for people, and its host or IP address.
         gpu_devices: device indices it was given; empty if none.
+        kind: what it computes on (`framework.search.kinds`); empty where that is not known.
         state: the last state Mesos reported.
         message, reason: what came with it.
         executor_seen: whether its executor ever reported.
@@ -66,6 +67,7 @@ class Slot:
     node: str
     address: str
     gpu_devices: tuple[int, ...] = ()
+    kind: str = ""
     state: TaskState = TaskState.STAGING
     message: str = ""
     reason: str = ""
@@ -102,10 +104,10 @@ class Slot:
     def view(self) -> SlotView:
         """What a policy sees of it."""
         if self.current is None:
-            return SlotView(self.id)
+            return SlotView(self.id, kind=self.kind)
         since_s = self.current.since_s or 0.0
         busy = self.suspending or not self.current.training
-        return SlotView(self.id, self.current.record.number, since_s, busy)
+        return SlotView(self.id, self.current.record.number, since_s, busy, self.kind)
 
     def hold(self, run: ActiveRun | None) -> None:
         """Wants this run in the slot and no other; None: none at all."""

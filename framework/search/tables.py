@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import typing
+from collections.abc import Collection
 from typing import Any
 
 from sqlalchemy import BigInteger, Column, Float, ForeignKey, Integer, MetaData, String, Table, Text
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator, TypeEngine
+
+from framework.search.records import SliceRecord, TrialRecord
 
 NAME_LENGTH = 200
 
@@ -66,60 +71,53 @@ SEARCHES = Table(
     Column("heartbeat_s", Float(53)),
 )
 
-TRIALS = Table(
-    "dike_trials",
-    METADATA,
-    Column("search_id", ForeignKey(SEARCHES.c.id, ondelete="CASCADE"), primary_key=True),
-    Column("number", Integer, primary_key=True, autoincrement=False),
-    Column("parameters", Text, nullable=False),
-    Column("state", String(20), nullable=False),
-    Column("runs", Integer, nullable=False),
-    Column("failures", Integer, nullable=False),
-    Column("step", BigInteger, nullable=False),
-    Column("train_s", Float(53), nullable=False),
-    Column("slot_s", Float(53), nullable=False),
-    Column("loss", Number),
-    Column("value", Number),
-    Column("metrics", Text, nullable=False),
-    Column("convergence", Number),
-    Column("checkpoint", Text),
-    Column("checkpoint_step", BigInteger, nullable=False),
-    Column("checkpoint_train_s", Float(53), nullable=False),
-    Column("agent", Text, nullable=False),
-    Column("slot", Integer),
-    Column("error", Text, nullable=False),
-    Column("created_s", Float(53), nullable=False),
-    Column("ended_s", Float(53)),
-)
+
+def _key(name: str) -> tuple[Column[Any], Column[Any]]:
+    """What the rows of a search have in front: the search, and a number in it."""
+    return (
+        Column("search_id", ForeignKey(SEARCHES.c.id, ondelete="CASCADE"), primary_key=True),
+        Column(name, Integer, primary_key=True, autoincrement=False),
+    )
+
+
+def _columns(record: type, keys: Collection[str]) -> list[Column[Any]]:
+    """Columns of a record's fields, less its keys and the lists, which have tables of their own.
+
+    Where a field has a default its column may be NULL, as in rows that were written before there was such a field.
+    """
+    hints = typing.get_type_hints(record)
+    columns = []
+    for field in dataclasses.fields(record):
+        hint = hints[field.name]
+        if field.name in keys or typing.get_origin(hint) is list:
+            continue
+        nullable = field.default is not dataclasses.MISSING
+        columns.append(Column(field.name, _TYPES.get(hint, Text), nullable=nullable))
+    return columns
+
+
+_TYPES: dict[Any, type[TypeEngine[Any]]] = {
+    int: BigInteger,
+    int | None: BigInteger,
+    float: Number,
+    float | None: Number,
+}
+"""Everything else is text: names, states, and what is kept as JSON."""
+
+TRIALS = Table("dike_trials", METADATA, *_key("number"), *_columns(TrialRecord, ("number",)))
 
 SLICES = Table(
     "dike_slices",
     METADATA,
-    Column("search_id", ForeignKey(SEARCHES.c.id, ondelete="CASCADE"), primary_key=True),
-    Column("trial", Integer, primary_key=True, autoincrement=False),
+    *_key("trial"),
     Column("run", Integer, primary_key=True, autoincrement=False),
-    Column("slot", Integer, nullable=False),
-    Column("agent", Text, nullable=False),
-    Column("start_s", Float(53), nullable=False),
-    Column("end_s", Float(53)),
-    Column("first_step_s", Float(53)),
-    Column("reason", Text, nullable=False),
-    Column("convergence", Number),
-    Column("from_step", BigInteger, nullable=False),
-    Column("to_step", BigInteger, nullable=False),
-    Column("outcome", String(40), nullable=False),
-    Column("suspend_s", Float(53)),
-    Column("rss_bytes", BigInteger),
-    Column("cpu", Float(53)),
-    Column("gpu_mem_bytes", BigInteger),
-    Column("gpu_utilisation", Float(53)),
+    *_columns(SliceRecord, ("trial", "run")),
 )
 
 LOSSES = Table(
     "dike_losses",
     METADATA,
-    Column("search_id", ForeignKey(SEARCHES.c.id, ondelete="CASCADE"), primary_key=True),
-    Column("trial", Integer, primary_key=True, autoincrement=False),
+    *_key("trial"),
     Column("number", Integer, primary_key=True, autoincrement=False),
     Column("run", Integer, nullable=False),
     Column("step", BigInteger, nullable=False),

@@ -11,6 +11,7 @@ import numpy as np
 
 from dike.exceptions import BadInputError
 from framework.simulation.curves import Curve
+from framework.simulation.throughputs import Job
 
 BEST_SHARE = 0.02
 TARGET_SHARE = 0.9
@@ -23,10 +24,12 @@ class Bin:
     Attributes:
         curves: by order of arrival, which is their number.
         target_s: seconds of training each needs to reach the target; infinite for those that are not good.
+        jobs: how fast each trains on which GPU type; empty where slots are alike.
     """
 
     curves: tuple[Curve, ...]
     target_s: tuple[float, ...]
+    jobs: tuple[Job, ...] = ()
 
     @property
     def good(self) -> int:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 from dike.exceptions import BadInputError
 from framework.policies.interface import Milestone, Policy, PolicySettings
 from framework.policies.registry import POLICIES, make_policy
+from framework.simulation.assignment import AssignmentPolicy
 from framework.simulation.bins import TARGET_SHARE, Bin, count_good, default_target, draw_bin
 from framework.simulation.curves import Curve
 from framework.simulation.oracle import OraclePolicy
+from framework.simulation.throughputs import Job, draw_jobs
 from framework.simulation.world import Outcome, Until, World, WorldSettings
 
 TOP = 4
@@ -23,9 +25,11 @@ OVERHEAD_SHARE = 0.1
 REPORTS_PER_QUANTUM = 4
 
 POLICY_NAMES = (*POLICIES, OraclePolicy.name)
+TYPED_POLICY_NAMES = (*POLICIES, AssignmentPolicy.name)
+"""Those there are where GPUs differ."""
 
 PolicyFactory = Callable[[Bin, PolicySettings], Policy]
-"""Makes the policy for one bin; only the oracle looks at the bin."""
+"""Makes the policy for one bin; only the limits look at the bin."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,9 @@ class SimulationSettings:
         milestones: longer quanta for trials that have come far.
         arrival_s: seconds from one trial's arrival to the next.
         until: whether trials leave at the end of their curve or at the target.
+        gpu_types: the type of each slot, instead of `gpus`; empty: slots are alike.
+        table_jobs: how fast trials are on which type; each trial is one of them.
+        move_s: seconds more if a trial ran in another slot before.
     """
 
     gpus: int = 4
@@ -60,6 +67,9 @@ class SimulationSettings:
     milestones: tuple[Milestone, ...] = ()
     arrival_s: float = 0.0
     until: Until = "target"
+    gpu_types: tuple[str, ...] = ()
+    table_jobs: tuple[Job, ...] = ()
+    move_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -70,7 +80,7 @@ class Scenario:
         target: the loss to reach.
         recorded: how many trials there are to draw from.
         recorded_good: how many of them reach the target.
-        quantum_s, jobs, good, jobs_per_gpu, milestones: as in `SimulationSettings`.
+        quantum_s, jobs, good, jobs_per_gpu, milestones, table_jobs: as in `SimulationSettings`.
         world: what the policies decide in.
     """
 
@@ -83,6 +93,7 @@ class Scenario:
     jobs_per_gpu: int
     milestones: tuple[Milestone, ...]
     world: WorldSettings
+    table_jobs: tuple[Job, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -117,6 +128,16 @@ class PolicyResult:
         """How often a trial had to make place for another."""
         return fmean(outcome.preemptions for outcome in self.outcomes)
 
+    @property
+    def mean_completion_s(self) -> float:
+        """Mean time from a trial's arrival until it left, all trials; where GPUs differ."""
+        return fmean(fmean(outcome.completion_s) for outcome in self.outcomes)
+
+    @property
+    def speed(self) -> float:
+        """How well trials and GPU types fit; where GPUs differ. See `Outcome.speed`."""
+        return fmean(outcome.speed for outcome in self.outcomes)
+
 
 def resolve(curves: Sequence[Curve], settings: SimulationSettings) -> Scenario:
     """Puts in what was left open.
@@ -134,7 +155,15 @@ def resolve(curves: Sequence[Curve], settings: SimulationSettings) -> Scenario:
     quantum_s = settings.quantum_s or QUANTUM_SHARE * median(curve.length_s for curve in curves)
     overhead_s = min(OVERHEAD_S, OVERHEAD_SHARE * quantum_s) if settings.overhead_s is None else settings.overhead_s
     report_s = settings.report_s or quantum_s / REPORTS_PER_QUANTUM
-    world = WorldSettings(settings.gpus, overhead_s, report_s, settings.arrival_s, settings.until)
+    world = WorldSettings(
+        slots=len(settings.gpu_types) or settings.gpus,
+        overhead_s=overhead_s,
+        report_s=report_s,
+        arrival_s=settings.arrival_s,
+        until=settings.until,
+        kinds=settings.gpu_types,
+        move_s=settings.move_s,
+    )
     return Scenario(
         target=target,
         recorded=len(curves),
@@ -145,6 +174,7 @@ def resolve(curves: Sequence[Curve], settings: SimulationSettings) -> Scenario:
         jobs_per_gpu=settings.jobs_per_gpu,
         milestones=settings.milestones,
         world=world,
+        table_jobs=settings.table_jobs,
     )
 
 
@@ -160,7 +190,11 @@ def _check(settings: SimulationSettings) -> None:
     for option, seconds in (("--quantum", settings.quantum_s), ("--report-every", settings.report_s)):
         if seconds is not None and not 0 < seconds < math.inf:
             raise BadInputError(f"{option} {seconds:g} cannot be; give seconds, more than 0.")
-    for option, seconds in (("--overhead", settings.overhead_s), ("--arrival-every", settings.arrival_s)):
+    for option, seconds in (
+        ("--overhead", settings.overhead_s),
+        ("--move-overhead", settings.move_s),
+        ("--arrival-every", settings.arrival_s),
+    ):
         if seconds is not None and not 0 <= seconds < math.inf:
             raise BadInputError(f"{option} {seconds:g} cannot be; give seconds, 0 or more.")
     if settings.target is not None and not math.isfinite(settings.target):
@@ -192,12 +226,15 @@ def simulate(
     outcomes: dict[str, list[Outcome]] = {name: [] for name in policies}
     for seed in seeds:
         trials = draw_bin(curves, scenario.target, scenario.jobs, scenario.good, seed)
+        if scenario.table_jobs:
+            trials = replace(trials, jobs=draw_jobs(scenario.table_jobs, scenario.jobs, seed))
         settings = PolicySettings(
             quantum_s=scenario.quantum_s,
             jobs_per_slot=scenario.jobs_per_gpu,
             milestones=scenario.milestones,
             seed=seed,
             switch_s=scenario.world.overhead_s,
+            move_s=scenario.world.move_s,
         )
         for name, make in policies.items():
             outcomes[name].append(World(trials, make(trials, settings), scenario.world).run())
@@ -206,26 +243,35 @@ def simulate(
 
 
 def reference(results: Sequence[PolicyResult]) -> PolicyResult:
-    """What results are normalised to: the oracle, or without it the policy with the least mean time."""
+    """What results are normalised to: the limit, or without it the policy with the least mean time."""
     for result in results:
-        if result.name == OraclePolicy.name:
+        if result.name in (OraclePolicy.name, AssignmentPolicy.name):
             return result
     return min(results, key=lambda result: result.mean_time_good_s)
 
 
-def policies_named(names: Sequence[str]) -> dict[str, PolicyFactory]:
-    """The policies of these names, `oracle` among them.
+def policies_named(names: Sequence[str], *, typed: bool = False) -> dict[str, PolicyFactory]:
+    """The policies of these names, the limit among them.
+
+    Args:
+        names: which.
+        typed: whether GPUs differ. Then the limit is `assignment`, otherwise `oracle`.
 
     Raises:
         BadInputError: if there is none of a name.
     """
+    known = TYPED_POLICY_NAMES if typed else POLICY_NAMES
     for name in names:
-        if name not in POLICY_NAMES:
-            near = difflib.get_close_matches(name.lower(), POLICY_NAMES, n=1)
+        if name not in known:
+            near = difflib.get_close_matches(name.lower(), known, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
-            raise BadInputError(f"There is no policy '{name}'; {hint}choose of {', '.join(POLICY_NAMES)}.")
-    return {name: OraclePolicy if name == OraclePolicy.name else _registered(name) for name in names}
+            where = (" with --gpu-types" if typed else " without --gpu-types") if name in _LIMITS else ""
+            raise BadInputError(f"There is no policy '{name}'{where}; {hint}choose of {', '.join(known)}.")
+    return {name: _LIMITS.get(name) or _registered(name) for name in names}
 
 
 def _registered(name: str) -> PolicyFactory:
     return lambda _, settings: make_policy(name, settings)
+
+
+_LIMITS: dict[str, PolicyFactory] = {limit.name: limit for limit in (OraclePolicy, AssignmentPolicy)}

@@ -66,6 +66,11 @@ class Curve:
     def final_loss(self) -> float:
         return self._losses[-1]
 
+    @property
+    def lowest_loss(self) -> float:
+        """The least of its finite losses; infinite if there is none."""
+        return min(filter(math.isfinite, self._losses), default=math.inf)
+
     def time_to(self, target: float) -> float:
         """Seconds of training until the loss is at most `target`; infinite if it never is."""
         for place, loss in enumerate(self._losses):
@@ -76,12 +81,13 @@ class Curve:
                 return self._times_s[place] + share * (self._times_s[place + 1] - self._times_s[place])
         return math.inf
 
-    def reading(self, begin_s: float, end_s: float) -> Reading:
+    def reading(self, begin_s: float, end_s: float, train_s: float | None = None) -> Reading:
         """What the trial reports of its training from `begin_s` to `end_s`, one loss for each step.
 
         Args:
             begin_s: seconds it had trained before.
             end_s: seconds it has trained now, more than `begin_s` and at most `length_s`.
+            train_s: what it tells of its training time, where that is not the curve's.
         """
         first = bisect_right(self._times_s, begin_s)
         last = bisect_right(self._times_s, end_s)
@@ -97,7 +103,7 @@ class Curve:
             loss = low = high = math.nan
         else:
             loss, low, high = total, min(losses), max(losses)
-        return Reading(end_s, step, loss, low, high, max(1, step - round(begin[1])))
+        return Reading(end_s if train_s is None else train_s, step, loss, low, high, max(1, step - round(begin[1])))
 
     def _at(self, place: int, time_s: float) -> tuple[float, float, float]:
         """Loss, step and the area under the curve at a time that lies behind the point of this place."""

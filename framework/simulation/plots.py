@@ -17,9 +17,11 @@ COLOURS = {
     "rr": "#c98bb9",
     "slaq": "#e8a33d",
     "hermes": "#5b8fd6",
+    "hermes2": "#7b5fc7",
     "asha": "#8c6d5a",
     "dike": "#3f9b57",
     "oracle": "#333333",
+    "assignment": "#333333",
 }
 _OTHER = "#d6604d"
 

@@ -53,3 +53,33 @@ def _step_within(matrix: Floats, target: Floats, x: Floats, chosen: NDArray[np.b
         x = x + shortest * (aim - x)
         chosen &= ~(falling & (way <= shortest))
         x[~chosen] = 0.0
+
+
+def nnls_of_two(one: Floats, other: Floats, target: Floats) -> tuple[Floats, Floats]:
+    """The x, y >= 0 with the least |x one + y other - target|, of many problems at once.
+
+    With two columns there is a closed form: the unconstrained solution where that is not negative, else the better of
+    the columns alone.
+
+    Args:
+        one: problems x rows.
+        other: the second column, likewise.
+        target: what they are to add up to, likewise.
+
+    Returns:
+        x and y of each problem.
+    """
+    a, b, c = ((first * second).sum(axis=-1) for first, second in ((one, one), (one, other), (other, other)))
+    along_one, along_other = (one * target).sum(axis=-1), (other * target).sum(axis=-1)
+    determinant = a * c - b * b
+    apart = determinant > TOLERANCE * a * c
+    scale = np.where(apart, determinant, 1.0)
+    x, y = (c * along_one - b * along_other) / scale, (a * along_other - b * along_one) / scale
+    inside = apart & (x >= 0) & (y >= 0)
+    only_x, only_y = (
+        np.maximum(np.divide(along, size, out=np.zeros_like(size), where=size > 0), 0.0)
+        for along, size in ((along_one, a), (along_other, c))
+    )
+    # What a column alone takes off the squared error.
+    first = only_x**2 * a >= only_y**2 * c
+    return np.where(inside, x, np.where(first, only_x, 0.0)), np.where(inside, y, np.where(first, 0.0, only_y))

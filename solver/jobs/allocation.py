@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy as np
 from solver.jobs.forms import Form
 from solver.jobs.free_capacity import NOTHING, Amounts, FreeCapacity
 from solver.jobs.job import Job
+from solver.jobs.speed import Addition, GainTable
 from solver.search.option_search import TIE
 
 Counts = tuple[int, int]
@@ -87,9 +88,64 @@ class FormChooser:
             while counts is not None:
                 shares.append(form.table.share(form.table.needs(*counts)))
                 times.append(form.table.s_per_sample(*counts))
-                counts = form.table.next_tasks(*counts, form.most_workers(job))
+                more = form.table.next_tasks(counts, form.most_workers(job))
+                counts = None if more is None else more.counts
             self._paths[key] = shares, times
         return self._paths[key]
+
+
+@dataclass(frozen=True)
+class Growing:
+    """A job that may get more.
+
+    Attributes:
+        table: its speed with any number of tasks.
+        counts: workers and parameter servers it has.
+        max_workers: most workers.
+        work: samples still to train, times the job's weight.
+    """
+
+    table: GainTable
+    counts: Counts
+    max_workers: int
+    work: float
+
+
+def grown_by_gain(
+    jobs: Sequence[Growing],
+    take: Callable[[int, Amounts], bool],
+    left: Callable[[int], Amounts],
+) -> list[Counts]:
+    """Adds the tasks with the largest marginal gain, again and again, until none fit or none gain.
+
+    Args:
+        jobs: the jobs; of equal gains the first of them comes first.
+        take: reserves an amount for the job at that position; whether there was so much.
+        left: what the job at that position may still get.
+
+    Returns:
+        Counts of each job, in their order, at least those it has.
+    """
+    counts = [job.counts for job in jobs]
+    heap: list[tuple[float, int, Addition]] = []
+
+    def push(position: int, limit: Amounts | None) -> None:
+        """Puts the job's next tasks on the heap, if there are any that gain and fit."""
+        job = jobs[position]
+        addition = job.table.next_tasks(counts[position], job.max_workers, limit)
+        if addition is not None:
+            heapq.heappush(heap, (-job.work * addition.gain, position, addition))
+
+    for position in range(len(jobs)):
+        push(position, None)
+    while heap:
+        _, position, addition = heapq.heappop(heap)
+        if take(position, addition.needs):
+            counts[position] = addition.counts
+            push(position, None)
+        else:
+            push(position, left(position))
+    return counts
 
 
 def larger_counts(started: Sequence[Started], free: FreeCapacity) -> list[Counts]:
@@ -103,33 +159,17 @@ def larger_counts(started: Sequence[Started], free: FreeCapacity) -> list[Counts
         Counts of each job, in their order, at least those it has.
     """
     pools = _Pools(free)
-    counts = [entry.counts for entry in started]
-    heap: list[tuple[float, int, int, Counts]] = []
-
-    def push(position: int, left: Amounts | None) -> None:
-        """Puts the job's next tasks on the heap, if there are any that gain and fit."""
-        entry, (workers, ps) = started[position], counts[position]
-        table = entry.form.table
-        following = table.next_tasks(workers, ps, entry.form.most_workers(entry.job), left)
-        if following is not None:
-            saved = table.s_per_sample(workers, ps) - table.s_per_sample(*following)
-            more = table.share(table.needs(*following) - table.needs(workers, ps))
-            gain = entry.job.weight * entry.job.samples * saved / more
-            heapq.heappush(heap, (-gain, entry.index, position, following))
-
-    for position in range(len(started)):
-        push(position, None)
-    while heap:
-        _, _, position, following = heapq.heappop(heap)
-        form = started[position].form
-        needs = form.table.needs
-        more = (needs(*following) - needs(*counts[position])).tolist()
-        if pools.take(form, more):
-            counts[position] = following
-            push(position, None)
-        else:
-            push(position, pools.largest(form))
-    return counts
+    growing = [
+        Growing(
+            entry.form.table, entry.counts, entry.form.most_workers(entry.job), entry.job.weight * entry.job.samples
+        )
+        for entry in started
+    ]
+    return grown_by_gain(
+        growing,
+        lambda position, more: pools.take(started[position].form, more),
+        lambda position: pools.largest(started[position].form),
+    )
 
 
 class _Pools:

@@ -93,7 +93,8 @@ def _ways(job: Job, forms: Sequence[Form]) -> list[tuple[float, Form, Counts]]:
         while counts is not None:
             weighted_s = job.weight * job.samples * table.s_per_sample(*counts)
             ways.append((weighted_s, table.share(table.needs(*counts)), form, counts))
-            counts = table.next_tasks(*counts, form.most_workers(job))
+            more = table.next_tasks(counts, form.most_workers(job))
+            counts = None if more is None else more.counts
     ways.sort(key=lambda way: way[:2])
     least: dict[bytes, float] = {}
     worth = []

@@ -68,6 +68,7 @@ class Form:
     table: SpeedTable
     _evaluated: dict[tuple[HostCounts, ...], Evaluation] = field(default_factory=dict, repr=False)
     _spreads: dict[tuple[int, int], tuple[Spread, ...]] = field(default_factory=dict, repr=False)
+    _needed: dict[tuple[int, int, int, int], Amounts] = field(default_factory=dict, repr=False)
 
     @functools.cached_property
     def pool(self) -> bytes:
@@ -80,10 +81,16 @@ class Form:
 
     def needs_on(self, all_ps: int, workers: int, ps: int, chief: int = 0) -> Amounts:
         """What so many tasks on one machine take, in a job that has `all_ps` parameter servers."""
-        need = plus(NOTHING, self.needs.worker, workers)
-        if ps:
-            need = plus(need, self.needs.ps[all_ps - 1], ps)
-        return plus(need, self.needs.chief) if chief else need
+        key = all_ps, workers, ps, chief
+        need = self._needed.get(key)
+        if need is None:
+            need = plus(NOTHING, self.needs.worker, workers)
+            if ps:
+                need = plus(need, self.needs.ps[all_ps - 1], ps)
+            if chief:
+                need = plus(need, self.needs.chief)
+            self._needed[key] = need
+        return need
 
     def spreads(self, workers: int, ps: int) -> tuple[Spread, ...]:
         """Even spreads on ever more machines, from the fewest that could hold the job on; each other peak once."""

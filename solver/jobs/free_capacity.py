@@ -1,12 +1,14 @@
 """What is free on the machines of a cluster, counted by class.
 
 Machines of one kind with the same resources free are one row of a table. A question such as 'which machines hold this'
-is a comparison of a few hundred rows, however many machines there are.
+is a comparison of a few hundred rows, however many machines there are. Rows of one GPU model are neighbours, so that a
+job looks at those of its own model only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
@@ -18,8 +20,10 @@ from solver.resources import TaskResources
 Amounts = tuple[int, int, int, int]
 """Thousandths of a CPU, MiB of memory, MiB of disk, GPUs."""
 NOTHING: Amounts = (0, 0, 0, 0)
-_FIRST_ROWS = 64
+_FIRST_ROWS = 16
 _UNLIMITED = 2**62
+_MOST_CPUS, _MOST_MEMORY = 2**24 - 1, 2**30 - 1
+"""Thousandths of a CPU and MiB that still make a difference to the order of machines; both fit one number with GPUs."""
 
 
 def amounts(task: TaskResources) -> Amounts:
@@ -42,6 +46,24 @@ def plus(one: Amounts, other: Amounts, times: int = 1) -> Amounts:
     )
 
 
+@dataclass
+class _Block:
+    """Neighbouring rows for the machines of one GPU model.
+
+    Attributes:
+        start: the first row.
+        size: how many rows.
+        unused: those of them that are not in use.
+    """
+
+    start: int
+    size: int
+    unused: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.unused = list(reversed(range(self.start, self.start + self.size)))
+
+
 class FreeCapacity:
     """Free resources of every machine.
 
@@ -60,29 +82,36 @@ class FreeCapacity:
         self.anywhere: NDArray[np.bool_] = np.ones(len(kinds), dtype=bool)
         self.names = [name for kind in kinds for name in kind.names]
         self.kind_of = [index for index, kind in enumerate(kinds) for _ in range(kind.count)]
-        self._free: NDArray[np.int64] = np.zeros((4, _FIRST_ROWS), dtype=np.int64)
-        self._kind: NDArray[np.intp] = np.zeros(_FIRST_ROWS, dtype=np.intp)
-        self._count: NDArray[np.int64] = np.zeros(_FIRST_ROWS, dtype=np.int64)
+        models = {(kind.gpus > 0, kind.gpu_model): None for kind in kinds}
+        numbers = {model: number for number, model in enumerate(models)}
+        self._block_of_kind = [numbers[kind.gpus > 0, kind.gpu_model] for kind in kinds]
+        self._blocks = [_Block(number * _FIRST_ROWS, _FIRST_ROWS) for number in range(len(models))]
+        rows = len(models) * _FIRST_ROWS
+        self._free: NDArray[np.int64] = np.zeros((4, rows), dtype=np.int64)
+        self._kind: NDArray[np.intp] = np.zeros(rows, dtype=np.intp)
+        self._count: NDArray[np.int64] = np.zeros(rows, dtype=np.int64)
+        self._fullness: NDArray[np.int64] = np.zeros(rows, dtype=np.int64)
         self._rows: dict[tuple[int, Amounts], int] = {}
-        self._keys: list[tuple[int, Amounts]] = []
-        self._members: list[dict[int, None]] = []
-        self._unused: list[int] = []
+        self._keys: list[tuple[int, Amounts]] = [(0, NOTHING)] * rows
+        self._members: list[dict[int, None]] = [{} for _ in range(rows)]
         self._row_of: list[int] = []
+        self._spans: dict[bytes, list[tuple[int, int, bool]]] = {}
         for machine, index in enumerate(self.kind_of):
-            row = self._row((index, capacity(kinds[index])))
+            key = index, capacity(kinds[index])
+            row = self._rows[key] if key in self._rows else self._add_row(key)
             self._members[row][machine] = None
             self._count[row] += 1
             self._row_of.append(row)
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        """Machines in each row."""
-        return self._count[: len(self._keys)]
+        """Machines in each row; 0 in rows that are not in use."""
+        return self._count
 
     @property
     def row_kinds(self) -> NDArray[np.intp]:
         """Kind of each row's machines."""
-        return self._kind[: len(self._keys)]
+        return self._kind
 
     def free_on(self, machine: int) -> Amounts:
         """What is free on one machine."""
@@ -105,19 +134,24 @@ class FreeCapacity:
             need: resources on one machine.
             usable: whether machines of a kind may be taken, by kind.
         """
-        rows = len(self._keys)
-        fits = (self._count[:rows] > 0) & usable[self._kind[:rows]]
-        for free, amount in zip(self._free, need, strict=True):
-            if amount:
-                fits &= free[:rows] >= amount
-        return fits.nonzero()[0]
+        found = []
+        for start, end, every in self._spans_of(usable):
+            fits = self._count[start:end] > 0
+            if not every:
+                fits &= usable[self._kind[start:end]]
+            for free, amount in zip(self._free, need, strict=True):
+                if amount:
+                    fits &= free[start:end] >= amount
+            found.append(fits.nonzero()[0] + start)
+        if len(found) == 1:
+            return found[0]
+        return np.concatenate(found) if found else np.zeros(0, dtype=np.intp)
 
     def fullest_first(self, rows: NDArray[np.intp]) -> list[int]:
         """Rows in the order of what their machines have left, least first: GPUs, then CPUs, then memory."""
         if len(rows) < 2:
             return rows.tolist()
-        cpus, memory, _, gpus = self._free[:, rows]
-        return rows[np.lexsort((self._kind[rows], memory, cpus, gpus))].tolist()
+        return rows[self._fullness[rows].argsort(kind="stable")].tolist()
 
     def rooms(self, need: Amounts, usable: NDArray[np.bool_], beside: Amounts = NOTHING) -> NDArray[np.int64]:
         """How many tasks of that size one machine of each row holds beside `beside`.
@@ -125,39 +159,45 @@ class FreeCapacity:
         Returns:
             By row; -1 where `beside` itself does not fit, else 0 for machines that must not be used.
         """
-        rows = len(self._keys)
-        left = self._free[:, :rows]
-        fits = self._count[:rows] > 0
-        if beside != NOTHING:
-            left = left - np.array(beside, dtype=np.int64)[:, None]
-            fits &= left.min(axis=0) >= 0
-        room = np.where(fits, _UNLIMITED, -1)
-        for resource, amount in enumerate(need):
+        holds = self._count > 0
+        for free, amount in zip(self._free, beside, strict=True):
             if amount:
-                np.minimum(room, left[resource] // amount, out=room, where=fits)
-        room[~usable[self._kind[:rows]] & fits] = 0
+                holds &= free >= amount
+        room = np.where(holds, 0, -1)
+        for start, end, every in self._spans_of(usable):
+            there = holds[start:end] if every else holds[start:end] & usable[self._kind[start:end]]
+            most = np.full(end - start, _UNLIMITED)
+            for free, amount, taken in zip(self._free, need, beside, strict=True):
+                if amount:
+                    np.minimum(most, (free[start:end] - taken) // amount, out=most)
+            np.copyto(room[start:end], most, where=there)
         return room
 
     def total(self, usable: NDArray[np.bool_]) -> Amounts:
         """Sum of what is free on machines of the usable kinds."""
-        rows = len(self._keys)
-        counted = self._count[:rows] * usable[self._kind[:rows]]
-        cpus, memory, disk, gpus = (int(value) for value in self._free[:, :rows] @ counted)
+        counted = self._count * usable[self._kind]
+        cpus, memory, disk, gpus = (self._free @ counted).tolist()
         return cpus, memory, disk, gpus
 
     def take(self, machine: int, need: Amounts) -> None:
         """Reserves resources on a machine that has them."""
-        self._move(machine, plus(self.free_on(machine), need, -1))
+        self._move(machine, need, -1)
 
     def give(self, machine: int, need: Amounts) -> None:
         """Gives reserved resources back."""
-        self._move(machine, plus(self.free_on(machine), need))
+        self._move(machine, need, 1)
 
-    def _move(self, machine: int, free: Amounts) -> None:
+    def _move(self, machine: int, need: Amounts, times: int) -> None:
+        """Puts a machine into the row of what it then has free."""
         old = self._row_of[machine]
-        kind = self._keys[old][0]
-        new = self._row((kind, free))
-        if new == old:
+        kind, free = self._keys[old]
+        key = kind, plus(free, need, times)
+        new = self._rows.get(key)
+        if new is None:
+            new = self._add_row(key)
+            # Making room for it may have moved the old row.
+            old = self._row_of[machine]
+        elif new == old:
             return
         del self._members[old][machine]
         self._count[old] -= 1
@@ -166,28 +206,50 @@ class FreeCapacity:
         self._row_of[machine] = new
         if not self._members[old]:
             del self._rows[self._keys[old]]
-            self._unused.append(old)
+            self._blocks[self._block_of_kind[kind]].unused.append(old)
 
-    def _row(self, key: tuple[int, Amounts]) -> int:
-        row = self._rows.get(key)
-        if row is not None:
-            return row
-        if self._unused:
-            row = self._unused.pop()
-            self._keys[row] = key
-        else:
-            row = len(self._keys)
-            if row == len(self._count):
-                self._grow()
-            self._keys.append(key)
-            self._members.append({})
+    def _add_row(self, key: tuple[int, Amounts]) -> int:
+        number = self._block_of_kind[key[0]]
+        if not self._blocks[number].unused:
+            self._grow(number)
+        row = self._blocks[number].unused.pop()
         self._rows[key] = row
+        self._keys[row] = key
         self._kind[row] = key[0]
         self._free[:, row] = key[1]
+        cpus, memory, _, gpus = key[1]
+        self._fullness[row] = gpus << 54 | min(cpus, _MOST_CPUS) << 30 | min(memory, _MOST_MEMORY)
         return row
 
-    def _grow(self) -> None:
-        size = len(self._count)
-        self._free = np.concatenate([self._free, np.zeros_like(self._free)], axis=1)
-        self._kind = np.concatenate([self._kind, np.zeros(size, dtype=np.intp)])
-        self._count = np.concatenate([self._count, np.zeros(size, dtype=np.int64)])
+    def _grow(self, number: int) -> None:
+        """Doubles a block; the rows of those behind it get other numbers."""
+        block = self._blocks[number]
+        end, more = block.start + block.size, block.size
+        self._free = np.insert(self._free, [end] * more, 0, axis=1)
+        self._kind = np.insert(self._kind, [end] * more, 0)
+        self._count = np.insert(self._count, [end] * more, 0)
+        self._fullness = np.insert(self._fullness, [end] * more, 0)
+        self._keys[end:end] = [(0, NOTHING)] * more
+        self._members[end:end] = [{} for _ in range(more)]
+        self._rows = {key: row + more * (row >= end) for key, row in self._rows.items()}
+        self._row_of = [row + more * (row >= end) for row in self._row_of]
+        block.unused = list(reversed(range(end, end + more)))
+        block.size += more
+        for later in self._blocks[number + 1 :]:
+            later.start += more
+            later.unused = [row + more for row in later.unused]
+        self._spans.clear()
+
+    def _spans_of(self, usable: NDArray[np.bool_]) -> list[tuple[int, int, bool]]:
+        """First row, end, and whether every kind in between is usable, of each block that has usable kinds."""
+        key = usable.tobytes()
+        if key not in self._spans:
+            kinds: list[list[bool]] = [[] for _ in self._blocks]
+            for block, use in zip(self._block_of_kind, usable.tolist(), strict=True):
+                kinds[block].append(use)
+            self._spans[key] = [
+                (block.start, block.start + block.size, all(of_block))
+                for block, of_block in zip(self._blocks, kinds, strict=True)
+                if any(of_block)
+            ]
+        return self._spans[key]

@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from dike.exceptions import BadInputError
 from dike.profile import ModelProfile
 
 DEFAULT_STEPS = 10_000
+
+
+class Named(Protocol):
+    """Anything with a name."""
+
+    @property
+    def name(self) -> str: ...
+
+
+def check_names(jobs: Sequence[Named]) -> None:
+    """Raises BadInputError if two jobs share a name."""
+    counts = Counter(job.name for job in jobs)
+    for name, count in counts.most_common(1):
+        if count > 1:
+            raise BadInputError(f"Two jobs are called '{name}'; give each its own name.")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ filled one by one; where that fails too, the job gets less.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -67,11 +66,11 @@ class Packer:
     def __init__(self, free: FreeCapacity) -> None:
         self._free = free
         domains = {(kind.rack, kind.network_bytes_per_s): None for kind in free.kinds}
-        self._domains = len(domains)
         numbers = {domain: number for number, domain in enumerate(domains)}
         self._domain_of_kind: NDArray[np.intp] = np.array(
             [numbers[kind.rack, kind.network_bytes_per_s] for kind in free.kinds]
         )
+        self._several: dict[bytes, bool] = {}
 
     def place(self, form: Form, workers: int, ps: int) -> Placement | None:
         """Places so many tasks and reserves what they take; None, and nothing is reserved, if they are not placed.
@@ -106,6 +105,10 @@ class Packer:
             else:
                 return None
 
+    def holds_a_worker(self, form: Form) -> bool:
+        """Whether any machine has room for one more worker."""
+        return len(self._free.holding(form.needs.worker, form.usable)) > 0
+
     def release(self, placement: Placement) -> None:
         """Gives back what a placement has reserved."""
         for host in placement.hosts:
@@ -138,7 +141,7 @@ class Packer:
         """Machines for the groups of a spread."""
         usable = form.usable
         rows = self._free.holding(spread.most, usable)
-        if len(rows) and self._domains > 1:
+        if len(rows) and self._in_several_domains(form):
             domain_of_row = self._domain_of_kind[self._free.row_kinds[rows]]
             there = np.bincount(domain_of_row, self._free.counts[rows])
             enough = np.flatnonzero(there >= spread.machines)
@@ -146,21 +149,28 @@ class Packer:
                 domain = enough[there[enough].argmin()]
                 usable, rows = usable & (self._domain_of_kind == domain), rows[domain_of_row == domain]
         hosts: list[Host] = []
-        used: Counter[int] = Counter()
+        used: dict[int, int] = {}
         for count, workers, ps, need in spread.groups:
             fitting = rows if need == spread.most else self._free.holding(need, usable)
             if not len(fitting):
                 return None
             for row in self._free.fullest_first(fitting):
-                taken = min(count, int(self._free.counts[row]) - used[row])
-                hosts += [Host(machine, workers, ps, 0) for machine in self._free.machines(row, taken, used[row])]
-                used[row] += taken
+                before = used.get(row, 0)
+                taken = min(count, int(self._free.counts[row]) - before)
+                hosts += [Host(machine, workers, ps, 0) for machine in self._free.machines(row, taken, before)]
+                used[row] = before + taken
                 count -= taken
                 if not count:
                     break
             else:
                 return None
         return hosts
+
+    def _in_several_domains(self, form: Form) -> bool:
+        """Whether the form's machines differ in rack or network card."""
+        if form.pool not in self._several:
+            self._several[form.pool] = len(np.unique(self._domain_of_kind[form.usable])) > 1
+        return self._several[form.pool]
 
     def _with_chief(self, form: Form, hosts: list[Host]) -> list[Host] | None:
         """Places the chief, if there is one: on a machine of the job, the emptiest first, else on any."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Sequence
 from typing import get_args
 
@@ -17,7 +16,7 @@ from solver.jobs.exact import MOST_MACHINES, plan_exactly
 from solver.jobs.exchange import MOST_JOBS, exchange
 from solver.jobs.forms import Form, FormCatalogue
 from solver.jobs.free_capacity import FreeCapacity
-from solver.jobs.job import Job
+from solver.jobs.job import Job, check_names
 from solver.jobs.one_job import OneJob
 from solver.jobs.packing import Packer, Placement
 from solver.jobs.reasons import no_form, no_room
@@ -29,6 +28,9 @@ from solver.search.option_search import TIE
 
 ROUNDS = 3
 """Growing ends after so many rounds at most: each hands out what the one before promised and could not place."""
+
+FEW = 0.05
+"""Moving ends when less than this share of the jobs that could move have: the gaps they leave are not worth filling."""
 
 
 def plan_jobs(
@@ -73,9 +75,7 @@ def _check(jobs: Sequence[Job], order: str, time_limit_s: float | None) -> None:
         raise BadInputError("There is no job to place; give at least one.")
     if time_limit_s is not None and not 0 < time_limit_s < math.inf:
         raise BadInputError(f"The time limit is {time_limit_s:g} s; it must be more than 0.")
-    name, count = Counter(job.name for job in jobs).most_common(1)[0]
-    if count > 1:
-        raise BadInputError(f"Two jobs are called '{name}'; give each its own name.")
+    check_names(jobs)
 
 
 class _Planning:
@@ -141,17 +141,19 @@ class _Planning:
         """Moves jobs to other machines that are left over, where they are faster; others grow into the gaps."""
         movable = sorted(self._placements)
         for _ in range(ROUNDS):
-            moved = []
+            moved, gaps = [], set()
             self._one_job.forget()
             for index in movable:
                 if self._is_late():
                     return
+                pool = self._placements[index].form.pool
                 if self._place_fastest(index, self._jobs[index]):
                     moved.append(index)
-            if not moved:
+                    gaps.add(pool)
+            if not moved or len(moved) < FEW * len(movable):
                 return
             movable = moved
-            self._full.clear()
+            self._full = {index for index in self._full if self._placements[index].form.pool not in gaps}
             self.grow()
 
     def exchange(self) -> None:
@@ -241,11 +243,17 @@ class _Planning:
     def _grow(self, index: int, counts: Counts) -> bool:
         """Places the job anew with up to so many tasks; it stays as it is where that is not faster."""
         old = self._placements[index]
+        if counts[0] > old.workers and not self._packer.holds_a_worker(old.form):
+            counts = old.workers, counts[1]
+            if counts[1] == old.ps:
+                self._full.add(index)
+                return False
         self._packer.release(old)
         new = self._packer.place_most(old.form, *counts, self._jobs[index].min_workers)
-        if new is None or (new.workers, new.ps) != counts:
+        faster = new is not None and new.samples_per_s > old.samples_per_s
+        if new is None or not faster or (new.workers, new.ps) != counts:
             self._full.add(index)
-        if new is not None and new.samples_per_s > old.samples_per_s:
+        if new is not None and faster:
             self._placements[index] = new
             return True
         if new is not None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,8 +64,127 @@ def even_spread(workers: int, ps: int, machines: int) -> list[tuple[int, int, in
     return [group for group in groups if group[0] and group[1] + group[2]]
 
 
-class SpeedTable:
-    """Predicted time per sample for every number of tasks, and which tasks to add next."""
+class Addition(NamedTuple):
+    """Tasks that a job may get beside what it has.
+
+    Attributes:
+        counts: workers and parameter servers with them.
+        saved_s: seconds for each sample that they save.
+        share: what they take, as a share of the dominant resource.
+        needs: what they take.
+    """
+
+    counts: tuple[int, int]
+    saved_s: float
+    share: float
+    needs: Amounts
+
+    @property
+    def gain(self) -> float:
+        """Seconds saved for each sample, per share of the dominant resource."""
+        return self.saved_s / self.share
+
+
+class GainTable:
+    """Time per sample for every number of tasks, and which tasks to add next."""
+
+    def __init__(self, s_per_sample: Floats, needs: TaskNeeds, total: Amounts) -> None:
+        """Takes the times.
+
+        Args:
+            s_per_sample: seconds for each sample, above 0: [ps - 1, workers - 1].
+            needs: what the tasks take, for as many parameter servers.
+            total: resources of all machines that the job may use.
+        """
+        ps, workers = s_per_sample.shape
+        w, p = np.arange(1, workers + 1)[None, :, None], np.arange(1, ps + 1)[:, None, None]
+        self._s_per_sample = s_per_sample
+        self._needs: Ints = w * np.array(needs.worker) + p * np.array(needs.ps)[:, None, :] + np.array(needs.chief)
+        self._total = np.maximum(np.array(total, dtype=np.float64), 1.0)
+        self._next: dict[tuple[tuple[int, int], int, Amounts | None], Addition | None] = {}
+        self._least: dict[tuple[int, int], float] = {}
+
+    @property
+    def max_workers(self) -> int:
+        return self._s_per_sample.shape[1]
+
+    @property
+    def max_ps(self) -> int:
+        return self._s_per_sample.shape[0]
+
+    def s_per_sample(self, workers: int, ps: int) -> float:
+        """Predicted seconds for each sample."""
+        return float(self._s_per_sample[ps - 1, workers - 1])
+
+    def needs(self, workers: int, ps: int) -> Ints:
+        """Resources of all tasks together."""
+        return self._needs[ps - 1, workers - 1]
+
+    def share(self, need: Ints) -> float:
+        """Share of the dominant resource, the one of which `need` is the largest part."""
+        return float((need / self._total).max())
+
+    def next_tasks(self, counts: tuple[int, int], max_workers: int, left: Amounts | None = None) -> Addition | None:
+        """The tasks with the best gain for what they take (Optimus, section 4.2).
+
+        Optimus adds one task at a time and stops where one is of no use. Here any number is added at once if that
+        gains more per unit: a second machine can pay off only when it is filled.
+
+        Args:
+            counts: workers and parameter servers so far.
+            max_workers: most workers.
+            left: resources that are left for more; None for plenty.
+
+        Returns:
+            None if nothing more fits and gains.
+        """
+        key = counts, max_workers, left
+        if key not in self._next:
+            self._next[key] = self._best(*key)
+        return self._next[key]
+
+    def fastest(self, min_workers: int, max_workers: int, left: Amounts, tie: float) -> tuple[int, int] | None:
+        """Workers and ps of the fastest job that `left` holds in sum; of those within `tie` the one of least share."""
+        last = min(max_workers, self.max_workers)
+        if last < min_workers:
+            return None
+        needs = self._needs[:, min_workers - 1 : last]
+        times = np.where((needs <= np.array(left)).all(axis=-1), self._s_per_sample[:, min_workers - 1 : last], np.inf)
+        best = times.min()
+        if not np.isfinite(best):
+            return None
+        shares = np.where(times * (1 - tie) <= best, (needs / self._total).max(axis=-1), np.inf)
+        row, column = np.unravel_index(int(shares.argmin()), shares.shape)
+        return min_workers + int(column), 1 + int(row)
+
+    def least_s_per_sample(self, min_workers: int, max_workers: int) -> float:
+        """Seconds for each sample with as many tasks as are best."""
+        key = min_workers, max_workers
+        if key not in self._least:
+            self._least[key] = float(self._s_per_sample[:, min_workers - 1 : max_workers].min(initial=np.inf))
+        return self._least[key]
+
+    def _best(self, counts: tuple[int, int], max_workers: int, left: Amounts | None) -> Addition | None:
+        workers, ps = counts
+        last = min(max_workers, self.max_workers)
+        times = self._s_per_sample[ps - 1 :, workers - 1 : last]
+        more = self._needs[ps - 1 :, workers - 1 : last] - self._needs[ps - 1, workers - 1]
+        saved = times[0, 0] - times
+        shares = np.maximum((more / self._total).max(axis=-1), 1e-12)
+        rates = saved / shares
+        rates[saved <= WORTH * times[0, 0]] = -np.inf
+        if left is not None:
+            rates[(more > np.array(left)).any(axis=-1)] = -np.inf
+        row, column = np.unravel_index(int(rates.argmax()), rates.shape)
+        if not rates[row, column] > 0:
+            return None
+        cpus, memory, disk, gpus = more[row, column].tolist()
+        counts = workers + int(column), ps + int(row)
+        return Addition(counts, float(saved[row, column]), float(shares[row, column]), (cpus, memory, disk, gpus))
+
+
+class SpeedTable(GainTable):
+    """A table of what the step-time model predicts."""
 
     def __init__(
         self,
@@ -88,87 +208,8 @@ class SpeedTable:
         ps = len(needs.ps)
         largest = np.array([largest_shards(count) for count in range(1, ps + 1)], dtype=np.float64)[:, None]
         w, p = np.arange(1, max_workers + 1)[None, :], np.arange(1, ps + 1)[:, None]
-        worker, chief = np.array(needs.worker), np.array(needs.chief)
-        each_ps = np.array(needs.ps)[:, None, :]
-        self._needs: Ints = w[..., None] * worker + p[..., None] * each_ps + chief
-        self._total = np.maximum(np.array(total, dtype=np.float64), 1.0)
-        machines = _fewest(w, p, worker, each_ps, kind)
-        self._s_per_sample = _s_per_sample(model, kind, w, p, machines, largest)
-        self._next: dict[tuple[int, int, int], tuple[int, int] | None] = {}
-
-    @property
-    def max_workers(self) -> int:
-        return self._s_per_sample.shape[1]
-
-    @property
-    def max_ps(self) -> int:
-        return self._s_per_sample.shape[0]
-
-    def s_per_sample(self, workers: int, ps: int) -> float:
-        """Predicted seconds for each sample."""
-        return float(self._s_per_sample[ps - 1, workers - 1])
-
-    def needs(self, workers: int, ps: int) -> Ints:
-        """Resources of all tasks together."""
-        return self._needs[ps - 1, workers - 1]
-
-    def share(self, need: Ints) -> float:
-        """Share of the dominant resource, the one of which `need` is the largest part."""
-        return float((need / self._total).max())
-
-    def next_tasks(
-        self, workers: int, ps: int, max_workers: int, left: Amounts | None = None
-    ) -> tuple[int, int] | None:
-        """The larger job with the best gain for what it takes more (Optimus, section 4.2).
-
-        Optimus adds one task at a time and stops where one is of no use. Here any number is added at once if that
-        gains more per unit: a second machine can pay off only when it is filled.
-
-        Args:
-            workers: workers so far.
-            ps: parameter servers so far.
-            max_workers: most workers.
-            left: resources that are left for more; None for plenty.
-
-        Returns:
-            Workers and parameter servers, or None if nothing more fits and gains.
-        """
-        if left is not None:
-            return self._best(workers, ps, max_workers, left)
-        key = (workers, ps, max_workers)
-        if key not in self._next:
-            self._next[key] = self._best(workers, ps, max_workers, None)
-        return self._next[key]
-
-    def fastest(self, min_workers: int, max_workers: int, left: Amounts, tie: float) -> tuple[int, int] | None:
-        """Workers and ps of the fastest job that `left` holds in sum; of those within `tie` the one of least share."""
-        last = min(max_workers, self.max_workers)
-        if last < min_workers:
-            return None
-        needs = self._needs[:, min_workers - 1 : last]
-        times = np.where((needs <= np.array(left)).all(axis=-1), self._s_per_sample[:, min_workers - 1 : last], np.inf)
-        best = times.min()
-        if not np.isfinite(best):
-            return None
-        shares = np.where(times * (1 - tie) <= best, (needs / self._total).max(axis=-1), np.inf)
-        row, column = np.unravel_index(int(shares.argmin()), shares.shape)
-        return min_workers + int(column), 1 + int(row)
-
-    def least_s_per_sample(self, min_workers: int, max_workers: int) -> float:
-        """Seconds for each sample with as many tasks as are best."""
-        return float(self._s_per_sample[:, min_workers - 1 : max_workers].min(initial=np.inf))
-
-    def _best(self, workers: int, ps: int, max_workers: int, left: Amounts | None) -> tuple[int, int] | None:
-        last = min(max_workers, self.max_workers)
-        times = self._s_per_sample[ps - 1 :, workers - 1 : last]
-        more = self._needs[ps - 1 :, workers - 1 : last] - self._needs[ps - 1, workers - 1]
-        gains = times[0, 0] - times
-        rates = gains / np.maximum((more / self._total).max(axis=-1), 1e-12)
-        rates[gains <= WORTH * times[0, 0]] = -np.inf
-        if left is not None:
-            rates[(more > np.array(left)).any(axis=-1)] = -np.inf
-        row, column = np.unravel_index(int(rates.argmax()), rates.shape)
-        return (workers + int(column), ps + int(row)) if rates[row, column] > 0 else None
+        machines = _fewest(w, p, np.array(needs.worker), np.array(needs.ps)[:, None, :], kind)
+        super().__init__(_s_per_sample(model, kind, w, p, machines, largest), needs, total)
 
 
 def _fewest(w: Ints, p: Ints, worker: Ints, each_ps: Ints, kind: NodeKind) -> Ints:

@@ -40,7 +40,8 @@ def all_gpus_used(space: OptionSpace, kinds: Sequence[NodeKind], hardware: Hardw
             held = counts @ room
             least = most = min(entry.max_workers, int(held.max()))
             shapes = tuple(shape for shape, workers in zip(entry.shapes, held, strict=True) if workers >= most)
-        if most:
+        least = max(least, entry.min_workers)
+        if most >= least:
             ranges.append(
                 dataclasses.replace(
                     entry, shapes=shapes, min_workers=least, max_workers=most, least_gpus=int(counts @ gpus)

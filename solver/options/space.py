@@ -81,7 +81,10 @@ class Pruning:
 
 
 def raw_space(
-    kinds: Sequence[NodeKind], max_workers: int | None = None, max_gpus_per_worker: int | None = None
+    kinds: Sequence[NodeKind],
+    max_workers: int | None = None,
+    max_gpus_per_worker: int | None = None,
+    min_workers: int = 1,
 ) -> OptionSpace:
     """Every option: each machine gives its workers any quarter CPUs and GPUs that it has, or hosts none; any counts.
 
@@ -89,6 +92,7 @@ def raw_space(
         kinds: the machines.
         max_workers: the user's limit.
         max_gpus_per_worker: most GPUs one worker can use.
+        min_workers: fewest workers.
     """
     most_gpus = max(kind.gpus for kind in kinds)
     if max_gpus_per_worker is not None:
@@ -102,7 +106,7 @@ def raw_space(
         return OptionSpace(())
     tasks = sum(kind.count * _quarters(kind) for kind in kinds)
     workers = tasks if max_workers is None else min(tasks, max_workers)
-    return OptionSpace((OptionRange(shapes, workers, tasks, mixed=True, ways=ways_to_mix(kinds, shapes)),))
+    return OptionSpace((OptionRange(shapes, workers, tasks, min_workers, mixed=True, ways=ways_to_mix(kinds, shapes)),))
 
 
 def ways_to_mix(kinds: Sequence[NodeKind], shapes: Sequence[WorkerShape]) -> int:

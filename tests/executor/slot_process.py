@@ -1,19 +1,23 @@
 """A slot in a process of its own: `python slot_process.py SANDBOX ORDER ZYGOTE...`.
 
 Standard input, a line each: `wanted BASE64`, `kill SECONDS`. Standard output, a JSON object a line: what the slot tells
-its driver, and at last how its task ended.
+its driver, and at last how its task ended. What its processes write to their standard output is in SANDBOX/stdout.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import threading
 from pathlib import Path
 from typing import Any
 
-from executor.channel import TaskChannel
+from executor import elastic_slot
+from executor.channel import Slot, TaskChannel
+from executor.elastic_slot import ElasticSlot
+from executor.messages import LaunchOrder, decode
 from executor.trial_messages import SlotOrder
 from executor.trial_slot import TrialSlot
 
@@ -21,19 +25,23 @@ from executor.trial_slot import TrialSlot
 class Edge:
     """Stands where Mesos' driver would."""
 
+    def __init__(self, descriptor: int) -> None:
+        self._lock = threading.Lock()
+        self._out = os.fdopen(descriptor, "w")
+
     def sendStatusUpdate(self, status: dict[str, Any]) -> None:  # noqa: N802
         self.write({"update": status})
 
     def sendFrameworkMessage(self, data: str) -> None:  # noqa: N802
         self.write({"message": data})
 
-    @staticmethod
-    def write(line: dict[str, Any]) -> None:
-        sys.stdout.write(json.dumps(line) + "\n")
-        sys.stdout.flush()
+    def write(self, line: dict[str, Any]) -> None:
+        with self._lock:
+            self._out.write(json.dumps(line) + "\n")
+            self._out.flush()
 
 
-def obey(slot: TrialSlot) -> None:
+def obey(slot: Slot) -> None:
     for line in sys.stdin:
         word, _, rest = line.strip().partition(" ")
         if word == "wanted":
@@ -42,11 +50,21 @@ def obey(slot: TrialSlot) -> None:
             slot.kill(float(rest))
 
 
+def make_slot(channel: TaskChannel, order: str, zygote: list[str]) -> Slot:
+    if decode(order).get("kind") == "slot":
+        return TrialSlot(channel, SlotOrder.decode(order), zygote)
+    elastic_slot.STOP_GRACE_S = float(os.environ.get("STOP_GRACE_S", elastic_slot.STOP_GRACE_S))
+    return ElasticSlot(channel, LaunchOrder.decode(order), zygote)
+
+
 def main() -> None:
     sandbox, order, *zygote = sys.argv[1:]
     logging.basicConfig(level=logging.INFO)
-    channel = TaskChannel(Edge(), "slot-task", Path(sandbox))
-    slot = TrialSlot(channel, SlotOrder.decode(order), zygote)
+    edge = Edge(os.dup(1))
+    # Where Mesos puts what its executors write.
+    os.dup2(os.open(f"{sandbox}/stdout", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
+    channel = TaskChannel(edge, "slot-task", Path(sandbox))
+    slot = make_slot(channel, order, zygote)
     threading.Thread(target=obey, args=(slot,), daemon=True).start()
     end = slot.run()
     channel.update(end.state, end.message, end.data)

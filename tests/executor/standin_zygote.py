@@ -67,7 +67,7 @@ def become(connection: socket.socket, request: dict[str, Any], descriptors: list
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
     held = [os.dup2(descriptor, 100 + index) for index, descriptor in enumerate(descriptors)]
     connection.close()
-    for target, descriptor in zip((1, 2, 3, 4), held, strict=True):
+    for target, descriptor in zip((1, 2, 3, 4), held, strict=False):
         os.dup2(descriptor, target)
     os.closerange(5, 200)
     os.environ.update(request["environment"])

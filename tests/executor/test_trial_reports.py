@@ -63,6 +63,15 @@ def test_a_run_may_become_preemptible_and_cease_to_be() -> None:
     assert (read.preemptible, read.was_preemptible) == (False, True)
 
 
+def test_a_batch_size_is_remembered() -> None:
+    read = reports({"type": "training", "preemptible": False})
+    assert read.batch_size is None
+    read.feed(
+        lines({"type": "training", "preemptible": True, "batch_size": 32}, {"type": "training", "preemptible": 0})
+    )
+    assert read.batch_size == 32
+
+
 def test_a_result_stands_in_for_value_and_metrics() -> None:
     read = reports(PROGRESS[0], {"type": "result", "value": 0.5, "values": {"b": 2}})
     assert read.last == {**PROGRESS[0], "value": 0.5, "metrics": {"a": 21, "b": 2}}

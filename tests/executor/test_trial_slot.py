@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 import random
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -30,68 +23,33 @@ from executor.trial_messages import (
     decode_slot_message,
 )
 from framework import bundle
+from tests.executor.slot_seen import DEADLINE_S, HERE, STANDIN, SeenSlot, wait_gone
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-STANDIN = (sys.executable, str(HERE / "standin_zygote.py"))
-DEADLINE_S = 30.0
 SUSPEND_TIMEOUT_S = 20.0
 
 
-class SlotProcess:
-    """A slot in a process of its own, seen from the framework."""
+class SlotProcess(SeenSlot):
+    """A search's slot."""
 
     def __init__(self, folder: Path, order: SlotOrder, zygote: Sequence[str] = STANDIN) -> None:
-        self.sandbox = folder / "sandbox"
-        self.sandbox.mkdir()
-        self.updates: list[dict[str, Any]] = []
         self.statuses: list[SlotStatus] = []
         self.losses: list[Losses] = []
         self._number = 0
-        self._changed = threading.Condition()
-        with (folder / "slot.log").open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, str(HERE / "slot_process.py"), str(self.sandbox), order.encode(), *zygote],
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        super().__init__(folder, order.encode(), zygote)
 
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self._take(json.loads(line))
-
-    def _take(self, line: dict[str, Any]) -> None:
-        with self._changed:
-            if "update" in line:
-                self.updates.append(line["update"])
-            else:
-                message = decode_slot_message(line["message"])
-                if isinstance(message, SlotStatus):
-                    self.statuses.append(message)
-                else:
-                    self.losses.append(message)
-            self._changed.notify_all()
+    def take(self, message: str) -> None:
+        said = decode_slot_message(message)
+        if isinstance(said, SlotStatus):
+            self.statuses.append(said)
+        else:
+            self.losses.append(said)
 
     def wants(
         self, run: TrialRun | None, *, leave: bool = False, known: tuple[RunKey, ...] = (), number: int | None = None
     ) -> None:
         if number is None:
             self._number += 1
-        self._say("wanted " + Wanted(number or self._number, run, leave, known).encode())
-
-    def kill(self, grace_s: float) -> None:
-        self._say(f"kill {grace_s}")
-
-    def _say(self, line: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
+        self.say("wanted " + Wanted(number or self._number, run, leave, known).encode())
 
     def status_when(self, condition: Callable[[SlotStatus], bool]) -> SlotStatus:
         """The first status from now on, the newest one included, that is as said."""
@@ -102,8 +60,7 @@ class SlotProcess:
             found[:] = [status for status in self.statuses[first:] if condition(status)]
             return bool(found)
 
-        with self._changed:
-            assert self._changed.wait_for(search, DEADLINE_S), self.statuses[-1:]
+        self.wait_for(search, lambda: self.statuses[-1:])
         return found[0]
 
     def end_of(self, trial: int, run: int = 0) -> RunEnd:
@@ -115,25 +72,10 @@ class SlotProcess:
 
     def task_end(self) -> tuple[str, SlotStatus]:
         """State and last words of the slot's task, whose process has ended."""
-        self.process.wait(DEADLINE_S)
-        self._reader.join(DEADLINE_S)
-        last = self.updates[-1]
+        last = self.ended()
         status = decode_slot_message(last["data"])
         assert isinstance(status, SlotStatus)
         return last["state"], status
-
-    def children(self, output: str) -> list[psutil.Process]:
-        """The slot's children whose output goes to a file whose name begins like that."""
-        found = psutil.Process(self.process.pid).children()
-        return [child for child in found if Path(os.readlink(f"/proc/{child.pid}/fd/1")).name.startswith(output)]
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self._reader.join(DEADLINE_S)
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            pipe.close()
 
 
 @pytest.fixture(scope="module")
@@ -154,16 +96,12 @@ def slot(tmp_path: Path, order: SlotOrder) -> Iterator[SlotProcess]:
     process.close()
 
 
+CHECKPOINTS = "gs://bucket/checkpoints"
+
+
 def trial(number: int, way: str, run: int = 0, resume_from: str | None = None) -> TrialRun:
-    spec = TrialSpec("search", number, run, {"lr": 0.1}, f"/checkpoints/{number}", resume_from)
+    spec = TrialSpec("search", number, run, {"lr": 0.1}, f"{CHECKPOINTS}/{number}", resume_from)
     return TrialRun(spec, (way,))
-
-
-def wait_gone(pid: int) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while psutil.pid_exists(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_run_that_ends_by_itself_is_told_until_that_is_known(slot: SlotProcess) -> None:
@@ -200,7 +138,7 @@ def test_a_suspended_run_makes_place_and_goes_on_later(slot: SlotProcess) -> Non
     slot.wants(trial(1, "train"))
     first = slot.end_of(0)
     assert (first.outcome, first.exit_code, first.message) == ("suspended", 75, "")
-    assert first.checkpoint == f"/checkpoints/0/run-0-step-{first.step}"
+    assert first.checkpoint == f"{CHECKPOINTS}/0/run-0-step-{first.step}"
     assert first.suspend_s is not None
     assert 0 < first.suspend_s < SUSPEND_TIMEOUT_S
     slot.trains(1)
@@ -225,7 +163,7 @@ def test_a_run_that_does_not_suspend_in_time_is_stopped(tmp_path: Path, order: S
     slot.wants(trial(1, "finish"))
     assert slot.status_when(lambda status: status.suspending).run == (0, 0)
     end = slot.end_of(0)
-    assert (end.outcome, end.exit_code, end.checkpoint, end.step) == ("stopped", -9, "/checkpoints/0/run-0-step-3", 3)
+    assert (end.outcome, end.exit_code, end.checkpoint, end.step) == ("stopped", -9, f"{CHECKPOINTS}/0/run-0-step-3", 3)
     assert "0.3 s" in end.message
     assert slot.end_of(1).outcome == "finished"
     slot.close()
@@ -241,12 +179,22 @@ def test_a_run_that_does_not_suspend_in_time_is_stopped(tmp_path: Path, order: S
     ],
 )
 def test_a_run_that_fails_says_why(slot: SlotProcess, way: str, outcome: str, exit_code: int, message: str) -> None:
-    slot.wants(trial(0, way, 2, "/checkpoints/0/run-1-step-40"))
+    slot.wants(trial(0, way, 2, f"{CHECKPOINTS}/0/run-1-step-40"))
     end = slot.end_of(0, 2)
     assert (end.outcome, end.exit_code, end.message) == (outcome, exit_code, message)
-    assert (end.checkpoint, end.step) == ("/checkpoints/0/run-1-step-40", 40)
+    assert (end.checkpoint, end.step) == (f"{CHECKPOINTS}/0/run-1-step-40", 40)
     if way == "fail":
         assert "about to fail" in end.tail
+    # Where the trials' folders cannot be written the output stays in the sandbox.
+    assert Path(end.log) == slot.sandbox / "trial-0-run-2.out"
+
+
+def test_the_output_of_a_failed_run_is_kept_beside_its_checkpoints(slot: SlotProcess, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints" / "trial-0"
+    slot.wants(TrialRun(TrialSpec("search", 0, 2, {"lr": 0.1}, str(folder)), ("fail",)))
+    end = slot.end_of(0, 2)
+    assert Path(end.log) == folder / "run-2.log"
+    assert "about to fail" in Path(end.log).read_text()
 
 
 def test_the_newest_wish_counts(slot: SlotProcess) -> None:

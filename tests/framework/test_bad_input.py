@@ -58,6 +58,10 @@ def test_a_script_that_is_missing_or_a_folder(dike: Dike, tmp_path: Path) -> Non
     refused(dike("run", tmp_path), str(tmp_path))
 
 
+def test_bounds_of_an_elastic_job(dike: Dike, script: Path) -> None:
+    refused(dike("run", "--elastic", "4:1", script), "--elastic 4:1", "MIN <= MAX")
+
+
 @pytest.mark.tensorflow
 @pytest.mark.parametrize(
     ("content", "parts"),

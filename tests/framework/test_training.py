@@ -2,137 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
-
 import pytest
 
 from dike.exceptions import BadInputError, InfeasibleError
-from dike.profile import Api, ModelProfile, VariableSpec
-from executor.messages import LaunchOrder, LogChunk, Outcome, Report
+from dike.profile import Api
+from executor.messages import LaunchOrder, LogChunk, Report
 from framework import events
 from framework.connection import RECONCILE_AFTER_S
 from framework.gathering import COLLECT_S, NO_OFFER_S, SETTLE_S
-from framework.job import JobSpec, JobTask, TaskState
-from framework.launching import place
-from framework.observer import JobObserver
-from framework.offers import OfferBook
-from framework.training import KILL_AGAIN_S, LOGS_S, REJOIN_S, TrainingJob
-from solver import NodeClass, Plan, PlannedTask
-from tests.framework.played_mesos import PlayedMesos
-
-GIB = 2**30
-
-
-def profile(api: Api = Api.GRAPH, synchronous: bool = False) -> ModelProfile:
-    return ModelProfile(
-        name="train.py",
-        api=api,
-        parameters=10_000,
-        parameter_bytes=40_000,
-        variables=(VariableSpec("w", (100, 100), "float32", 40_000),),
-        flops_forward_per_sample=6e5,
-        flops_step_per_sample=1.8e6,
-        longest_path_flops=6e5,
-        batch_size=64,
-        synchronous=synchronous,
-    )
-
-
-def spec(**changes: Any) -> JobSpec:
-    values: dict[str, Any] = {
-        "job_id": "job",
-        "script": "train.py",
-        "arguments": (),
-        "profile": profile(),
-        "checkpoint_dir": "/checkpoints",
-        "bundle_url": "http://127.0.0.1:1/bundle/token",
-        "python": "python3",
-        "max_workers": 2,
-        "max_restarts": 2,
-    }
-    return JobSpec(**{**values, **changes})
-
-
-class Watcher(JobObserver):
-    def __init__(self) -> None:
-        self.waits: list[str] = []
-        self.restarts: list[str] = []
-        self.notes: list[str] = []
-        self.output = b""
-
-    def waiting(self, reason: str) -> None:
-        self.waits.append(reason)
-
-    def restarting(self, reason: str, restart: int, limit: int) -> None:
-        self.restarts.append(reason)
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def log(self, task: JobTask, chunk: LogChunk) -> None:
-        self.output += chunk.data
-
-
-class Stage:
-    """A job with a played Mesos and a clock that is moved by hand."""
-
-    def __init__(self, job_spec: JobSpec, all_agents: list[NodeClass] | None = None) -> None:
-        self.now = 1000.0
-        self.mesos = PlayedMesos()
-        self.watcher = Watcher()
-        self.job = TrainingJob(job_spec, self.mesos, self.watcher, lambda: all_agents, lambda: self.now)
-        self.job.handle(events.Subscribed("F", "127.0.0.1:5050"))
-
-    def wait(self, seconds: float) -> None:
-        self.now += seconds
-        self.job.tick()
-
-    def offer(self, *offers: dict[str, Any]) -> None:
-        self.job.handle(events.OffersArrived(offers))
-
-    def start(self, agents: int = 1) -> dict[str, JobTask]:
-        self.offer(*(self.mesos.offer(agent) for agent in range(agents)))
-        self.wait(SETTLE_S + 0.1)
-        for task in self.job.tasks:
-            self.update(task, "TASK_RUNNING")
-        return {task.name: task for task in self.job.tasks}
-
-    def update(self, task: JobTask, state: str, outcome: Outcome | None = None, **more: Any) -> None:
-        status = {
-            "task_id": {"value": task.task_id},
-            "agent_id": {"value": task.agent_id},
-            "state": state,
-            "source": "SOURCE_EXECUTOR",
-            **more,
-        }
-        if outcome is not None:
-            status["data"] = outcome.encode()
-        self.job.handle(events.StatusUpdate(status))
-
-    def say(self, task: JobTask, message: LogChunk | Report) -> None:
-        self.job.handle(events.MessageArrived(task.agent_id, task.task_id, message.encode()))
-
-    def step(self, task: JobTask, step: int, loss: float = 1.0) -> None:
-        self.say(task, Report(task.task_id, {"type": "progress", "step": step, "loss": loss}))
-
-    def end_killed(self) -> None:
-        """Every task that was asked to end does so."""
-        for task in self.job.tasks:
-            if task.task_id in self.mesos.killed and not task.state.is_terminal():
-                self.update(task, "TASK_KILLED")
-        self.wait(0.1)
-
-
-def any_plan() -> Plan:
-    stage = Stage(spec())
-    stage.start()
-    assert stage.job.result.plan is not None
-    return stage.job.result.plan
-
-
-def ended(exit_code: int, log_bytes: dict[str, int] | None = None) -> Outcome:
-    return Outcome(exit_code, log_bytes or {}, "the tail", "/sandbox")
+from framework.job import TaskState
+from framework.training import KILL_AGAIN_S, LOGS_S
+from solver import NodeClass
+from tests.framework.job_stage import GIB, Stage, ended, profile, spec
 
 
 def test_all_tasks_are_launched_together_with_one_cluster_spec() -> None:
@@ -303,64 +184,6 @@ def test_a_lost_ps_restarts_the_whole_job_under_new_ids() -> None:
     assert "ps:0 on agent agent-0" in stage.watcher.restarts[0]
 
 
-def test_a_worker_rejoins_alone_under_its_old_address() -> None:
-    stage = Stage(spec())
-    tasks = stage.start(agents=2)
-    worker = tasks["worker:1"]
-    stage.step(tasks["worker:0"], 10)
-    stage.update(worker, "TASK_FAILED", ended(-9), message="ended by signal 9 (SIGKILL)")
-    assert stage.mesos.killed == []
-    launched = len(stage.mesos.accepted)
-    stage.offer(stage.mesos.offer(int(worker.node[-1]), cpus=worker.planned.cpus))
-    stage.wait(0.1)
-    (info,) = stage.mesos.accepted[launched:]
-    order = LaunchOrder.decode(info["data"])
-    assert order.task.name == "worker:1"
-    assert worker.address in order.task.cluster["worker"]
-    assert info["task_id"]["value"] != worker.task_id
-    assert stage.job.result.restarts == 1
-
-
-def test_workers_lost_together_are_one_failure() -> None:
-    stage = Stage(spec(max_workers=4, max_restarts=1))
-    tasks = stage.start(agents=4)
-    stage.step(tasks["worker:0"], 10)
-    for name in ("worker:1", "worker:2", "worker:3"):
-        stage.update(tasks[name], "TASK_FAILED", ended(-9))
-    assert stage.job.result.restarts == 1
-    assert stage.mesos.killed == []
-
-
-def test_the_workers_of_a_removed_agent_do_not_wait_for_it() -> None:
-    stage = Stage(spec(max_workers=4, max_restarts=1))
-    tasks = stage.start(agents=4)
-    stage.step(tasks["worker:0"], 10)
-    for name in ("worker:1", "worker:2"):
-        stage.update(tasks[name], "TASK_LOST", reason="REASON_AGENT_REMOVED")
-    assert stage.job.result.restarts == 1
-    assert tasks["ps:0"].task_id in stage.mesos.killed
-    stage.end_killed()
-    assert not stage.job.done
-
-
-def test_a_worker_whose_place_is_not_offered_again_restarts_the_job() -> None:
-    stage = Stage(spec())
-    tasks = stage.start(agents=2)
-    stage.step(tasks["worker:0"], 10)
-    stage.update(tasks["worker:1"], "TASK_FAILED", ended(-9))
-    stage.wait(REJOIN_S + 1)
-    assert tasks["ps:0"].task_id in stage.mesos.killed
-
-
-@pytest.mark.parametrize("which", ["chief worker", "synchronous"])
-def test_other_workers_cannot_rejoin(which: str) -> None:
-    stage = Stage(spec(profile=profile(synchronous=which == "synchronous")))
-    tasks = stage.start(agents=2)
-    stage.step(tasks["worker:0"], 10)
-    stage.update(tasks["worker:0" if which == "chief worker" else "worker:1"], "TASK_FAILED", ended(-9))
-    assert tasks["ps:0"].task_id in stage.mesos.killed
-
-
 def test_restarts_are_bounded_and_the_failure_names_everything() -> None:
     stage = Stage(spec(max_restarts=1))
     for _ in range(2):
@@ -488,25 +311,6 @@ def test_agents_that_are_away_after_a_failure_are_waited_for() -> None:
     assert len(stage.watcher.waits) == 1
 
 
-def test_a_plan_for_other_agents_is_refused() -> None:
-    other = NodeClass(name="elsewhere", count=1, cpus=8, mem_bytes=8 * GIB, gpus=0, gpu_model=None, disk_bytes=GIB)
-    stage = Stage(spec(plan=any_plan()), all_agents=[other])
-    stage.offer(stage.mesos.offer(7))
-    with pytest.raises(InfeasibleError, match="no agent is called agent-0; the agents are elsewhere"):
-        stage.wait(SETTLE_S + 0.1)
-
-
-def test_gpus_of_one_machine_are_numbered_across_its_agents() -> None:
-    planned = tuple(PlannedTask("worker", index, f"agent-{index}", 1.0, 512, 0, 1) for index in range(2))
-    mesos = PlayedMesos()
-    offers = OfferBook()
-    for agent in range(2):
-        offer = mesos.offer(agent, gpus=1)
-        offers.add(offer)
-    tasks = place(spec(), dataclasses.replace(any_plan(), tasks=planned), offers.agents, 0)
-    assert [task.gpu_devices for task in tasks] == [(0,), (1,)]
-
-
 def test_a_kill_is_repeated_until_it_is_answered() -> None:
     stage = Stage(spec())
     stage.start()
@@ -543,30 +347,6 @@ def test_offers_that_come_while_the_job_runs_are_declined() -> None:
     late = stage.mesos.offer(3)
     stage.offer(late)
     assert late["id"]["value"] in stage.mesos.declined
-
-
-def test_a_saved_plan_is_followed_and_waits_for_its_nodes() -> None:
-    first = Stage(spec())
-    first.start()
-    plan = Plan.loads(first.job.result.plan.dumps())  # type: ignore[union-attr]
-
-    stage = Stage(spec(plan=plan))
-    stage.offer(stage.mesos.offer(5))
-    stage.wait(SETTLE_S + 0.1)
-    assert "agent-0 offers nothing" in stage.watcher.waits[0]
-    stage.start()
-    assert stage.job.result.plan == plan
-
-
-def test_a_plan_alone_launches_nothing() -> None:
-    stage = Stage(spec(plan_only=True))
-    offer = stage.mesos.offer(0)
-    stage.offer(offer)
-    stage.wait(SETTLE_S + 0.1)
-    assert stage.job.done
-    assert stage.job.result.plan is not None
-    assert stage.mesos.accepted == []
-    assert stage.mesos.declined == [offer["id"]["value"]]
 
 
 def test_messages_that_make_no_sense_are_survived() -> None:

@@ -54,17 +54,21 @@ def planned_trials() -> st.SearchStrategy[PlannedTrial]:
         report_s=st.sampled_from([0.5, 2.5, 2.5, 35.0, math.inf]),
         preemptible=st.sampled_from([True, True, True, False]),
         refused=st.frozensets(st.integers(1, 3), max_size=2),
+        speeds=st.dictionaries(st.sampled_from(["k80", "v100"]), st.floats(1.0, 1000.0)),
+        batch_size=st.sampled_from([16.0, 64.0]),
     )
 
 
 def planned_slots() -> st.SearchStrategy[list[PlannedSlot]]:
-    """The first one stays, and no trial refuses it; others come and go."""
+    """The first one stays, and no trial refuses it; others come and go. Some are of one kind, some are not."""
+    kinds = st.sampled_from(["", "k80", "v100"])
     others = st.builds(
-        lambda comes_s, stays_s: PlannedSlot(comes_s, comes_s + stays_s),
+        lambda comes_s, stays_s, kind: PlannedSlot(comes_s, comes_s + stays_s, kind),
         st.floats(0, 200),
         st.one_of(st.floats(1, 200), st.just(math.inf)),
+        kinds,
     )
-    first = st.builds(PlannedSlot, comes_s=st.sampled_from([0.0, 40.0]))
+    first = st.builds(PlannedSlot, comes_s=st.sampled_from([0.0, 40.0]), kind=kinds)
     return st.builds(lambda slot, more: [slot, *more], first, st.lists(others, max_size=3))
 
 
@@ -132,5 +136,5 @@ def test_every_policy_says_its_name(name: str) -> None:
 
 
 def test_an_unknown_policy_is_bad_input() -> None:
-    with pytest.raises(BadInputError, match=r"no policy 'hermez'; did you mean hermes.*asha, .*fifo, hermes, rr, slaq"):
+    with pytest.raises(BadInputError, match=r"no policy 'hermez'; did you mean hermes.*hermes, hermes2, rr, slaq"):
         make_policy("hermez", SETTINGS)

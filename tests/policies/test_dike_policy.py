@@ -71,7 +71,7 @@ def test_what_ended_trials_have_reached_still_counts() -> None:
     """Without the ended one trial 1 is close to the best, falls fast and comes first."""
     policy = DikePolicy(SETTINGS)
     slow_and_low = trial(1, 5.0, 4.0, 2.4, 2.3, 2.3, 2.2, 2.1, 2.0, every_s=10.0)
-    young = trial(2, 5.0, 4.2)
+    young = trial(2, 5.0, 3.8)
     assert first_chosen(slow_and_low, young) == 1
     ended = trial(0, 5.0, 0.5, 0.01)
     policy.decide(0.0, [ended], [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -49,6 +50,20 @@ def test_what_is_allowed(good: Decision) -> None:
 )
 def test_what_is_not(bad: Decision, found: str) -> None:
     assert found in violations(bad, 10.0, TRIALS, SLOTS)
+
+
+@pytest.mark.parametrize(
+    ("vacated", "found"),
+    [
+        (0, []),
+        (1, ["trial 2 cannot be suspended"]),
+        (2, ["slot 2 cannot be vacated"]),
+        (3, ["slot 3 cannot be vacated"]),
+        (7, ["slot 7 cannot be vacated"]),
+    ],
+)
+def test_what_may_be_vacated(vacated: int, found: list[str]) -> None:
+    assert violations(replace(decision({3: 1}), vacates=frozenset({vacated})), 10.0, TRIALS, SLOTS) == found
 
 
 class Forgetful:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from framework.policies.interface import Decision, Policy, Reading, SlotView, TrialView
@@ -15,7 +15,10 @@ STEPS_PER_S = 4
 
 @dataclass(frozen=True)
 class PlannedTrial:
-    """A trial to come: its loss by training time; `report_s` apart are its reports, infinity for a silent one."""
+    """A trial to come: its loss by training time; `report_s` apart are its reports, infinity for a silent one.
+
+    `speeds`: what is measured of it on which kind of slot, samples a second; it trains equally fast on all.
+    """
 
     loss: Callable[[float], float]
     length_s: float
@@ -23,6 +26,8 @@ class PlannedTrial:
     report_s: float = 2.5
     preemptible: bool = True
     refused: frozenset[int] = frozenset()
+    speeds: Mapping[str, float] = field(default_factory=dict)
+    batch_size: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,7 @@ class PlannedSlot:
 
     comes_s: float = 0.0
     goes_s: float = math.inf
+    kind: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,12 @@ def violations(decision: Decision, now_s: float, trials: Sequence[TrialView], sl
                 found.append(f"trial {slot.trial} cannot be suspended")
         if choice.score is not None and math.isnan(choice.score):
             found.append(f"the score of trial {choice.trial} is NaN")
+    for slot_id in decision.vacates:
+        slot = slot_by_id.get(slot_id)
+        if slot is None or slot.busy or slot.trial not in trial_by_id or slot_id in decision.runs:
+            found.append(f"slot {slot_id} cannot be vacated")
+        elif not trial_by_id[slot.trial].preemptible:
+            found.append(f"trial {slot.trial} cannot be suspended")
     named = [choice.trial for choice in decision.runs.values()]
     found += [f"trial {trial} has two slots" for trial in sorted(set(named)) if named.count(trial) > 1]
     if decision.wake_at_s is not None and not now_s < decision.wake_at_s < math.inf:
@@ -83,8 +95,10 @@ class _Trial:
     training_since_s: float | None = None
     ready: bool = True
     ended_s: float | None = None
+    kind: str = ""
     readings: list[Reading] = field(default_factory=list)
     slices: list[int] = field(default_factory=list)
+    speeds: dict[str, float] = field(default_factory=dict)
 
     def stop(self, now_s: float) -> None:
         if self.training_since_s is not None:
@@ -98,6 +112,8 @@ class _Trial:
         count = int(train_s * STEPS_PER_S) - int(before_s * STEPS_PER_S)
         if count < 1:
             return
+        if self.kind in self.plan.speeds:
+            self.speeds[self.kind] = self.plan.speeds[self.kind]
         losses = [self.plan.loss(before_s + (train_s - before_s) * part / 4) for part in range(1, 5)]
         is_nan = any(map(math.isnan, losses))
         low, high = (math.nan, math.nan) if is_nan else (min(losses), max(losses))
@@ -106,6 +122,7 @@ class _Trial:
 
 @dataclass
 class _Slot:
+    kind: str = ""
     trial: int | None = None
     following: int | None = None
     since_s: float = 0.0
@@ -136,7 +153,7 @@ class World:
         for number, plan in enumerate(self._plans):
             self._at(plan.arrives_s, lambda number=number, plan=plan: self._arrive(number, plan))
         for number, slot in enumerate(slots):
-            self._at(slot.comes_s, lambda number=number: self._come(number))
+            self._at(slot.comes_s, lambda number=number, kind=slot.kind: self._come(number, kind))
             if math.isfinite(slot.goes_s):
                 self._at(slot.goes_s, lambda number=number: self._go(number))
 
@@ -183,6 +200,8 @@ class World:
             if self._slots[slot_id].trial != choice.trial:
                 self.starts.append(Start(self.now_s, slot_id, choice.trial, choice.reason))
                 self._give(self._slots[slot_id], choice.trial)
+        for slot_id in decision.vacates:
+            self._vacate(self._slots[slot_id])
 
     def _views(self) -> tuple[list[TrialView], list[SlotView]]:
         held = {slot.trial for slot in self._slots.values()} | {slot.following for slot in self._slots.values()}
@@ -195,11 +214,16 @@ class World:
                 runnable=trial.ready and number not in held,
                 preemptible=trial.plan.preemptible,
                 refused=trial.plan.refused,
+                batch_size=trial.plan.batch_size,
+                speeds=dict(trial.speeds),
             )
             for number, trial in sorted(self.trials.items())
             if trial.ended_s is None
         ]
-        slots = [SlotView(number, slot.trial, slot.since_s, slot.busy) for number, slot in sorted(self._slots.items())]
+        slots = [
+            SlotView(number, slot.trial, slot.since_s, slot.busy, slot.kind)
+            for number, slot in sorted(self._slots.items())
+        ]
         return trials, slots
 
     def _give(self, slot: _Slot, trial: int) -> None:
@@ -213,6 +237,17 @@ class World:
         slot.following = trial
         self._later(slot, self._switch_s, lambda: self._fill(slot, trial))
 
+    def _vacate(self, slot: _Slot) -> None:
+        assert slot.trial is not None
+        slot.term += 1
+        slot.busy = True
+        self.trials[slot.trial].stop(self.now_s)
+        self._later(slot, self._switch_s, lambda: self._is_empty(slot))
+
+    def _is_empty(self, slot: _Slot) -> bool:
+        slot.trial, slot.busy = None, False
+        return True
+
     def _fill(self, slot: _Slot, trial: int) -> bool:
         slot.trial, slot.following, slot.since_s = trial, None, self.now_s
         self._later(slot, self._switch_s, lambda: self._train(slot, trial))
@@ -222,6 +257,7 @@ class World:
         trial = self.trials[number]
         slot.busy = False
         trial.training_since_s = self.now_s
+        trial.kind = slot.kind
         self._later(slot, trial.plan.length_s - trial.train_s, lambda: self._end(slot, number))
         self._report_later(slot, trial)
         return True
@@ -251,8 +287,8 @@ class World:
         slot.trial = None
         return True
 
-    def _come(self, number: int) -> bool:
-        self._slots[number] = _Slot()
+    def _come(self, number: int, kind: str) -> bool:
+        self._slots[number] = _Slot(kind)
         return True
 
     def _go(self, number: int) -> bool:

@@ -61,9 +61,10 @@ class Process:
         return self.process.is_running() and self.process.status() != psutil.STATUS_ZOMBIE
 
     def wait(self) -> int | None:
-        """Its exit code; None for a server, which is not our child."""
+        """Its exit code."""
         try:
-            return self.process.wait(DEADLINE_S)
+            code = self.process.wait(DEADLINE_S)
+            return _forked_code(self.process.pid) if code is None else code
         except (subprocess.TimeoutExpired, psutil.TimeoutExpired):
             raise AssertionError(f"{self.task.name} does not end:\n{self.text[-4000:]}") from None
 
@@ -82,8 +83,12 @@ class Job:
     checkpoint_interval_s: float = 60.0
     fingerprint: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
+    attempt: int = 0
+    replicas: int | None = None
     alone: bool = False
     """Whether only the chief is started; the others have addresses."""
+    forked: bool = False
+    """Whether the script too runs in a fork of a process that has imported TensorFlow, as in an elastic slot."""
     processes: dict[str, Process] = field(default_factory=dict)
 
     def __enter__(self) -> Job:
@@ -110,8 +115,9 @@ class Job:
             for process in self.processes.values():
                 print(f"--- {process.task.name}\n{process.text[-3000:]}")
 
-    def start(self, role: Role, index: int, attempt: int = 0) -> Process:
+    def start(self, role: Role, index: int, attempt: int | None = None) -> Process:
         """Starts a process, in the place of one of the same role and index if there is one."""
+        attempt = self.attempt if attempt is None else attempt
         self.folder.mkdir(parents=True, exist_ok=True)
         task = TaskSpec(
             job_id="test",
@@ -124,6 +130,7 @@ class Job:
             checkpoint_interval_s=self.checkpoint_interval_s,
             attempt=attempt,
             fingerprint=self.fingerprint,
+            replicas=self.replicas,
         )
         output = self.folder / f"{role}{index}-{attempt}.log"
         report = self.folder / f"{role}{index}-{attempt}.jsonl"
@@ -136,7 +143,7 @@ class Job:
             VARIABLE: task.dumps(),
         }
         argv = [str(self.script), *self.arguments]
-        start = _start_server if server.is_server(task) else _start_script
+        start = _fork if self.forked or server.is_server(task) else _start_script
         self.processes[task.name] = Process(task, start(argv, environment, output, report), output, report)
         return self.processes[task.name]
 
@@ -185,14 +192,26 @@ def _servers() -> subprocess.Popen[str]:
     return process
 
 
-def _start_server(argv: list[str], environment: Mapping[str, str], output: Path, report: Path) -> psutil.Process:
+def _ask(order: Mapping[str, Any]) -> Any:
+    """Asks the process that servers.py is."""
     process = _servers()
     assert process.stdin is not None
     assert process.stdout is not None
-    order = {"argv": argv, "environment": environment, "output": str(output), "report": str(report)}
-    process.stdin.write(json.dumps({**order, "report_fd": REPORT_FD}) + "\n")
+    process.stdin.write(json.dumps(order) + "\n")
     process.stdin.flush()
-    return psutil.Process(int(process.stdout.readline()))
+    return json.loads(process.stdout.readline())
+
+
+def _forked_code(pid: int) -> int | None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while (code := _ask({"ended": pid})) is None and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    return None if code is None else int(code)
+
+
+def _fork(argv: list[str], environment: Mapping[str, str], output: Path, report: Path) -> psutil.Process:
+    files = {"folder": str(Path(argv[0]).parent), "output": str(output), "report": str(report)}
+    return psutil.Process(_ask({"argv": argv, "environment": environment, "report_fd": REPORT_FD, **files}))
 
 
 def stop_servers() -> None:

@@ -1,6 +1,7 @@
-"""Forks processes that only serve out of one that has imported TensorFlow, which takes seconds each time.
+"""Forks processes of jobs out of one that has imported TensorFlow, which takes seconds each time.
 
-Standard input: one JSON object a line (`argv`, `environment`, `output`, `report`); the answer is the process' id.
+Standard input: one JSON object a line. `argv`, `environment`, `output`, `report`: the answer is the new process' id;
+`ended`: the answer is the exit code of that process, `null` while it runs.
 """
 
 from __future__ import annotations
@@ -9,16 +10,34 @@ import json
 import os
 import signal
 import sys
+from types import FrameType
 
 import tensorflow as tf
 
 from dike import launch
 
 assert tf.__version__
-signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+codes: dict[int, int] = {}
+
+
+def reap(_signal: int, _frame: FrameType | None) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not pid:
+            return
+        codes[pid] = os.waitstatus_to_exitcode(status)
+
+
+signal.signal(signal.SIGCHLD, reap)
 print("ready", flush=True)
 for line in sys.stdin:
     order = json.loads(line)
+    if "ended" in order:
+        print(json.dumps(codes.get(order["ended"])), flush=True)
+        continue
     child = os.fork()
     if child:
         print(child, flush=True)
@@ -30,4 +49,5 @@ for line in sys.stdin:
     os.dup2(output, 2)
     os.dup2(report, order["report_fd"])
     os.environ.update(order["environment"])
-    os._exit(launch.main(order["argv"]))
+    os.chdir(order["folder"])
+    launch._leave(launch.main(order["argv"]))

@@ -44,6 +44,9 @@ def test_progress_is_thinned_and_the_last_is_kept() -> None:
         clock.now_s += PROGRESS_INTERVAL_S / 10
         reporter.progress(step, loss=1.0 / step, unknown=None)
     reporter.checkpoint("folder/model", 100)
+    reporter.resumed(100)
+    reporter.total(200)
+    reporter.rates({0: 1.5, 10: 0.5})
     reporter.progress(101, loss=float("nan"))
     reporter.close()
     os.close(writer)
@@ -51,6 +54,9 @@ def test_progress_is_thinned_and_the_last_is_kept() -> None:
         messages = [json.loads(line) for line in lines]
     progress = [message for message in messages if message["type"] == "progress"]
     assert messages[0] == {"type": "started"}
+    assert {"type": "resumed", "step": 100} in messages
+    assert {"type": "total", "steps": 200} in messages
+    assert {"type": "rates", "workers": {"0": 1.5, "10": 0.5}} in messages
     assert {"type": "checkpoint", "path": "folder/model", "step": 100} in messages
     assert len(progress) == pytest.approx(11, abs=1)
     assert progress[0] == {"type": "progress", "step": 1, "loss": 1.0}
@@ -87,6 +93,24 @@ def test_a_folder_belongs_to_the_model_that_marked_it(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInputError, match="is a file"):
         checkpoints.check_folder(str(tmp_path / "file"), PROFILE)
+
+
+def test_a_job_knows_at_which_step_it_first_began(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    chief = TaskSpec("job-1", Role.WORKER, 0, {"worker": ["a:1", "b:1"]}, Api.GRAPH, checkpoint_dir=str(folder))
+    worker = dataclasses.replace(chief, index=1)
+    assert checkpoints.first_step(worker, 7) == 7
+    assert not folder.exists()
+    assert checkpoints.first_step(chief, 7) == 7
+    later = dataclasses.replace(chief, attempt=2)
+    assert checkpoints.first_step(later, 30) == 7
+    assert checkpoints.first_step(dataclasses.replace(worker, attempt=1), 31) == 7
+    # Another job begins where this one has left the folder; a file that cannot be read tells nothing.
+    other = dataclasses.replace(chief, job_id="job-2", attempt=1)
+    assert checkpoints.first_step(other, 40) == 40
+    assert checkpoints.first_step(dataclasses.replace(other, attempt=2), 50) == 40
+    (folder / checkpoints.JOB).write_text("[")
+    assert checkpoints.first_step(dataclasses.replace(other, attempt=3), 60) == 60
 
 
 def test_a_variable_without_a_plan_has_the_same_ps_everywhere() -> None:

@@ -24,6 +24,7 @@ from solver import NodeClass
 from tests.framework.played_mesos import PlayedMesos
 
 QUANTUM_S = 10.0
+GIB = 2**30
 
 
 def search_spec(folder: Path, trials: int = 3, **changes: Any) -> SearchSpec:
@@ -165,10 +166,16 @@ class SearchStage:
     def send(self, slot: Slot, data: str) -> None:
         self.search.handle(events.MessageArrived(slot.agent_id, slot.task_id, data))
 
-    def offer(self, agents: int = 1, cpus: float = 2, gpus: int = 0, first: int = 0) -> list[PlayedSlot]:
+    def offer(
+        self, agents: int = 1, cpus: float = 2, gpus: int = 0, first: int = 0, **attributes: str
+    ) -> list[PlayedSlot]:
         """Offers come and settle; the slots that are launched come up."""
         self.tick()
-        offers = tuple(self.mesos.offer(agent, cpus=cpus, gpus=gpus) for agent in range(first, first + agents))
+        texts = [{"name": name, "type": "TEXT", "text": {"value": text}} for name, text in attributes.items()]
+        offers = tuple(
+            {**self.mesos.offer(agent, cpus=cpus, gpus=gpus), "attributes": texts}
+            for agent in range(first, first + agents)
+        )
         self.search.handle(events.OffersArrived(offers))
         self.tick(SETTLE_S + 0.1)
         new = [PlayedSlot(self, slot) for slot in self.search.slots if slot.id not in self.played]
@@ -177,3 +184,21 @@ class SearchStage:
             played.update("TASK_RUNNING")
         self.tick(0.1)
         return new
+
+
+def node(name: str, cpus: float = 2.0, gpus: int = 0) -> NodeClass:
+    return NodeClass(name=name, count=1, cpus=cpus, mem_bytes=8 * GIB, gpus=gpus, gpu_model=None, disk_bytes=GIB)
+
+
+def stored(storage: str) -> dict[int, Any]:
+    store = Store(storage)
+    store.open_search("s")
+    records = {record.number: record for record in store.load_trials()}
+    store.close()
+    return records
+
+
+def fail(stage: SearchStage, slot: PlayedSlot, **more: Any) -> None:
+    slot.train()
+    slot.report(1, 1.0)
+    slot.end("failed", message="ValueError: no", tail="Traceback ...", **more)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable
@@ -70,7 +71,7 @@ def dike(url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Dike:
     monkeypatch.setenv("DIKE_STORAGE", url)
     monkeypatch.chdir(tmp_path)
     fill(url, "digits", 3)
-    return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return lambda *arguments, **options: CliRunner().invoke(app, [str(argument) for argument in arguments], **options)
 
 
 def test_without_a_name_the_searches_are_listed(dike: Dike) -> None:
@@ -110,6 +111,26 @@ def test_the_slices_of_a_search_are_shown(dike: Dike) -> None:
     slices = json.loads(dike("slices", "digits", "--format", "json").stdout)["slices"]
     assert [(piece["trial"], piece["run"]) for piece in slices] == [(0, 0), (1, 0), (2, 0), (0, 1)]
     assert slices[-1]["end_s"] is None
+
+
+def test_kinds_of_slots_and_speeds_are_shown(dike: Dike, url: str) -> None:
+    assert "kind" not in dike("slices", "digits").stdout
+    with closing(Store(url)) as store:
+        store.open_search("digits")
+        for piece, kind, speed in zip(store.load_slices(), ("k80", "v100", "v100"), (40.0, 1234.5, 0.25), strict=False):
+            store.close_slice(dataclasses.replace(piece, kind=kind, samples_per_s=speed))
+    wide = {"COLUMNS": "160"}
+    shown = dike("slices", "digits", env=wide).stdout
+    for word in ("kind", "samples/s", "k80", "v100", "1,234", "0.25"):
+        assert word in shown
+    slices = json.loads(dike("slices", "digits", "--format", "json").stdout)["slices"]
+    assert [(piece["kind"], piece["samples_per_s"]) for piece in slices[:2]] == [("k80", 40.0), ("v100", 1234.5)]
+    assert "v100 1,234" in dike("trials", "digits", env=wide).stdout
+    trials = json.loads(dike("trials", "digits", "--format", "json").stdout)["trials"]
+    assert [trial["samples_per_s"] for trial in trials[:2]] == [{"k80": 40.0}, {"v100": 1234.5}]
+    assert trials[0]["batch_size"] == 1.0
+    assert dike("plot", "digits", "-o", "kinds.svg").exit_code == 0
+    assert "slot 1, v100" in Path("kinds.svg").read_text()
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])

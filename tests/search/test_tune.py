@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -176,13 +177,23 @@ def test_mesos_has_a_gpu_back_when_nothing_waits_for_it(tune: Tune, mesos: Embed
     wait_for(lambda: used_gpus(mesos) == 0, "both GPUs' return")
 
 
-def executors() -> list[psutil.Process]:
+def below(ancestor: int, *words: str) -> list[psutil.Process]:
+    """Descendants of a process with these words in their command, oldest first."""
     found = []
-    for process in psutil.process_iter(["cmdline"]):
-        line = process.info["cmdline"] or []
-        if line[-2:] == ["-m", "executor"]:
-            found.append(process)
-    return found
+    for process in psutil.Process(ancestor).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if set(words) <= set(process.cmdline()):
+                found.append(process)
+    return sorted(found, key=psutil.Process.create_time)
+
+
+def was_killed(pid: int) -> bool:
+    """Kills a process; false if it has ended before."""
+    try:
+        psutil.Process(pid).kill()
+    except psutil.NoSuchProcess:
+        return False
+    return True
 
 
 def test_killed_trials_zygotes_and_executors_cost_only_what_came_after_the_last_checkpoint(tune: Tune) -> None:
@@ -195,20 +206,15 @@ def test_killed_trials_zygotes_and_executors_cost_only_what_came_after_the_last_
         )
     )
     wait_for(lambda: len(tune.processes()) >= 2, "two trials")
-    psutil.Process(tune.newest_process()).kill()
+    wait_for(lambda: was_killed(tune.newest_process()), "a trial to kill")
     seen = tune.processes()
     wait_for(lambda: tune.processes() - seen, "another trial")
-    zygotes = [
-        child
-        for executor in executors()
-        for child in executor.children()
-        if any("dike.trial.zygote" in part for part in child.cmdline())
-    ]
-    assert zygotes
-    zygotes[0].kill()
+    executor = below(process.pid, "-m", "executor")[0]
+    # Trials are forks of the zygote, and so younger.
+    below(executor.pid, "-m", "dike.zygote")[0].kill()
     seen = tune.processes()
     wait_for(lambda: tune.processes() - seen, "a trial after the zygote's death")
-    executors()[0].kill()
+    executor.kill()
     stdout, stderr = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, stderr
     assert json.loads(stdout)["complete"]
@@ -254,6 +260,9 @@ def test_a_trial_that_fails_three_times_is_given_up_with_its_traceback(tune: Tun
     states = {trial["parameters"]["lr"]: trial for trial in result["trials"]}
     assert (states[0.1]["state"], states[0.1]["runs"]) == ("failed", 3)
     assert "ValueError: no further than 3" in states[0.1]["error"]
+    for run in range(3):
+        kept = tune.folder / "dike-runs" / "count" / f"trial-{states[0.1]['number']}" / f"run-{run}.log"
+        assert "ValueError: no further than 3" in kept.read_text()
     assert states[0.2]["state"] == "finished"
 
 

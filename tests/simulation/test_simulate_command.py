@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from dike.exceptions import BadInputError
 from framework.cli import app
-from framework.simulation.comparison import POLICY_NAMES
+from framework.simulation.comparison import POLICY_NAMES, TYPED_POLICY_NAMES
 
 KEYS = {"mean_time_good_s", "time_first_s", "time_top4_s", "preemptions"}
 
@@ -28,6 +28,24 @@ def curves(tmp_path: Path) -> Path:
             rows.append(f"t{number},{step},{step + 1},{loss},{1 - loss}")
     path.write_text("\n".join(rows), encoding="utf-8")
     return path
+
+
+@pytest.fixture
+def table(curves: Path) -> Path:
+    """Two jobs: one that is four times as fast on the second type, one that is as fast on both."""
+    path = curves.with_name("table.json")
+    speeds = {"old": {"Net": 2.0, "Game": 6.0, "Lost": 1.0}, "new": {"Net": 8.0, "Game": 6.0}}
+    rows = {
+        kind: {f"('{model} (batch size 4)', 1)": {"null": steps_s} for model, steps_s in jobs.items()}
+        for kind, jobs in speeds.items()
+    }
+    path.write_text(json.dumps(rows), encoding="utf-8")
+    return path
+
+
+def simulate_types(curves: Path, table: Path, *arguments: str) -> Result:
+    command = ["simulate", "--curves", str(curves), "--jobs", "8", "--good", "3", "--seeds", "3"]
+    return CliRunner().invoke(app, [*command, "--gpu-types", "old:1,new:1", "--throughputs", str(table), *arguments])
 
 
 def simulate(curves: Path, *arguments: str) -> Result:
@@ -99,6 +117,56 @@ def test_the_picture(curves: Path, tmp_path: Path) -> None:
         assert text in drawn
 
 
+def test_types_of_gpus(curves: Path, table: Path) -> None:
+    done = simulate_types(curves, table, "--policies", "hermes,hermes2")
+    assert done.exit_code == 0, done.output
+    for text in (
+        "old:1,new:1, 8 trials, 3 good",
+        "completion",
+        "2 jobs of table.json; recorded seconds are those of a new",
+    ):
+        assert text in done.stdout
+    arguments = ("--format", "json", "--overhead", "0", "--move-overhead", "0.5", "--until", "end")
+    result = json.loads(simulate_types(curves, table, *arguments).stdout)
+    assert list(result["policies"]) == list(TYPED_POLICY_NAMES)
+    assert all(set(figures) == {*KEYS, "mean_completion_s", "speed"} for figures in result["policies"].values())
+    assert result["settings"]["gpu_types"] == ["old", "new"]
+    assert result["settings"]["table_jobs"] == ["Net (batch size 4)", "Game (batch size 4)"]
+    assert (result["settings"]["move_overhead_s"], result["settings"]["gpus"]) == (0.5, 2)
+    limit, hermes = result["policies"]["assignment"], result["policies"]["hermes"]
+    assert limit["speed"] > hermes["speed"]
+    assert limit["mean_completion_s"] < hermes["mean_completion_s"]
+
+
+def test_trials_of_the_models_that_are_named(curves: Path, table: Path) -> None:
+    arguments = ("--policies", "fifo", "--format", "json", "--until", "end", "--overhead", "0")
+    even, net = (
+        json.loads(simulate_types(curves, table, *arguments, "--models", model).stdout) for model in ("Game", "Net")
+    )
+    assert even["settings"]["table_jobs"] == ["Game (batch size 4)"]
+    assert net["policies"]["fifo"]["mean_completion_s"] > 1.2 * even["policies"]["fifo"]["mean_completion_s"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--gpu-types", "old:1,nww:1"), "There is no GPU type 'nww'"),
+        (("--gpu-types", "old"), "'old' in --gpu-types is no number of GPUs of a type"),
+        (("--gpus", "2"), "leave --gpus out"),
+        (("--models", "Nett"), "There is no model 'Nett'"),
+        (("--models", "Lost"), "There is no model 'Lost'"),
+        (("--policies", "oracle"), "There is no policy 'oracle' with --gpu-types"),
+        (("--throughputs", "none.json"), "none.json cannot be read"),
+        (("--move-overhead", "-1"), "--move-overhead -1 cannot be"),
+    ],
+)
+def test_bad_types_are_one_sentence(curves: Path, table: Path, arguments: tuple[str, ...], said: str) -> None:
+    error = simulate_types(curves, table, *arguments).exception
+    assert isinstance(error, BadInputError)
+    assert said in str(error)
+    assert str(error).count("\n") == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -119,6 +187,10 @@ def test_the_picture(curves: Path, tmp_path: Path) -> None:
         (("--target-share", "1.5"), "--target-share 1.5 cannot be"),
         (("--milestones", "soon"), "'soon' in --milestones is no milestone"),
         (("--plot", "picture.txt"), "'picture.txt' is no picture file"),
+        (("--throughputs", "table.json"), "--throughputs is for GPUs that differ"),
+        (("--gpu-types", "old:1"), "--gpu-types needs --throughputs"),
+        (("--models", "ResNet-18"), "--models is for GPUs that differ"),
+        (("--policies", "assignment"), "There is no policy 'assignment' without --gpu-types"),
     ],
 )
 def test_bad_input_is_one_sentence(curves: Path, arguments: tuple[str, ...], said: str) -> None:

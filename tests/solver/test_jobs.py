@@ -240,6 +240,35 @@ def test_free_capacity_counts_what_looking_at_every_machine_counts(cluster: Clus
     assert free.total(usable) == tuple(sum(left[machine][r] for machine in allowed) for r in range(4))
 
 
+def test_machines_stay_what_they_are_while_their_rows_move() -> None:
+    """Ever more classes of free resources, of three GPU models in turn."""
+    cluster = Cluster(tuple(k80(50, name=name, gpu_model=name).nodes[0] for name in ("K80", "V100", "P100")))
+    free = FreeCapacity(node_kinds(cluster))
+    left = [free.free_on(machine) for machine in range(150)]
+    for machine in (index % 3 * 50 + index // 3 for index in range(150)):
+        need: Amounts = (10 * machine, machine, 1, machine % 3)
+        free.take(machine, need)
+        left[machine] = plus(left[machine], need, -1)
+    assert [free.free_on(machine) for machine in range(150)] == left
+    for kind in range(3):
+        usable = np.arange(3) == kind
+        need = (7000, 32_000, 0, 3)
+        found = {machine for row in free.holding(need, usable) for machine in free.machines(row, 50)}
+        fitting = {
+            machine
+            for machine in range(kind * 50, kind * 50 + 50)
+            if all(have >= amount for have, amount in zip(left[machine], need, strict=True))
+        }
+        assert found == fitting
+        beside: Amounts = (1000, 0, 0, 0)
+        rooms = free.rooms(need, usable, beside)
+        for row in range(len(rooms)):
+            for machine in free.machines(row, 50):
+                one = zip(left[machine], beside, need, strict=True)
+                room = min((have - own) // amount for have, own, amount in one if amount)
+                assert rooms[row] == (room if machine // 50 == kind else 0)
+
+
 def test_no_job_starves_while_another_grows() -> None:
     cluster = k80(2, cpus=16.0)
     jobs = [Job(f"job{i}", MODELS[0], steps=10 ** (i + 1)) for i in range(8)]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from solver.calibration.nnls import Floats, nnls
+from solver.calibration.nnls import Floats, nnls, nnls_of_two
 
 entries = st.one_of(st.integers(-3, 3).map(float), st.floats(-10, 10, allow_subnormal=False))
 problems = st.tuples(st.integers(1, 7), st.integers(1, 5)).flatmap(
@@ -52,3 +52,14 @@ def test_columns_of_zeros_and_of_nothing_but_harm_get_nothing() -> None:
     matrix = np.array([[0.0, -1.0, 1.0], [0.0, -2.0, 1.0]])
     assert nnls(matrix, np.array([1.0, 1.0])).tolist() == pytest.approx([0.0, 0.0, 1.0])
     assert nnls(np.zeros((3, 0)), np.ones(3)).shape == (0,)
+
+
+def test_many_problems_of_two_columns_at_once() -> None:
+    random = np.random.default_rng(7)
+    one, other, target = random.integers(-3, 4, (3, 200, 4)).astype(float)
+    x, y = nnls_of_two(one, other, target)
+    for index in range(len(x)):
+        matrix = np.stack([one[index], other[index]], axis=1)
+        error = float(np.linalg.norm(matrix @ [x[index], y[index]] - target[index]))
+        assert min(x[index], y[index]) >= 0
+        assert error <= float(np.linalg.norm(matrix @ nnls(matrix, target[index]) - target[index])) + 1e-9

@@ -54,6 +54,19 @@ def test_three_hundred_offers_that_all_differ() -> None:
     assert plan.option.workers <= 16
 
 
+@pytest.mark.parametrize("objective", ["throughput", "traffic"])
+def test_no_fewer_workers_than_wanted(objective: str) -> None:
+    model, cluster = profile([400 * MB], flops=1e6), machines(4)
+    few = make_plan(PlanRequest(model, cluster, objective=objective))  # type: ignore[arg-type]
+    least = few.option.workers + 1
+    plan = make_plan(PlanRequest(model, cluster, objective=objective, min_workers=least))  # type: ignore[arg-type]
+    assert plan.option.workers >= least
+    with pytest.raises(InfeasibleError, match="no room for 100 workers"):
+        make_plan(PlanRequest(model, cluster, objective=objective, min_workers=100))  # type: ignore[arg-type]
+    with pytest.raises(BadInputError, match="min_workers"):
+        make_plan(PlanRequest(model, cluster, min_workers=3, max_workers=2))
+
+
 def test_more_workers_allowed_is_never_slower() -> None:
     model = profile([400 * MB, 40 * MB], flops=1e9)
     speeds = [

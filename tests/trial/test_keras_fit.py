@@ -161,7 +161,8 @@ def test_reports_tell_the_whole_course(played: Any) -> None:
 
     kinds = [report["type"] for report in reports if report["type"] != "progress"]
     assert kinds == ["training", "checkpoint", "suspended", "restored", "training", "checkpoint"]
-    assert all(report["preemptible"] for report in reports if report["type"] == "training")
+    told = [(report["preemptible"], report["batch_size"]) for report in reports if report["type"] == "training"]
+    assert told == [(True, 128)] * 2
     values = [report["value"] for report in reports if "value" in report]
     assert len(values) == 2
     assert values[-1] == [report for report in reports if "metrics" in report][-1]["metrics"]["val_accuracy"]

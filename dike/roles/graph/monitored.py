@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -14,12 +15,18 @@ from dike.reporting import reporter
 from dike.roles.graph import cluster, plain, restoring
 from dike.roles.graph import training as trained
 from dike.roles.graph.placement import actual_devices
+from dike.roles.graph.progress import StepReports
+from dike.roles.graph.savers import checkpoint_prefix, say_where_checkpoints_go
+from dike.roles.graph.steps import last_step
 from dike.roles.graph.synchronous import CloseTokens
 from dike.roles.process import termination
 from dike.task import TaskSpec
 
 _RECOVERY_WAIT_S = 0.2
 """How often a worker asks whether the chief has initialised; TensorFlow's 30 s would often be all of a short job."""
+
+_RESTORED = "_dike_restored"
+"""Attribute of a session creator: the job's checkpoint that its session was restored from."""
 
 _STOP_GRACE_S = 2
 """The chief's thread that feeds a synchronous job's tokens never ends by itself."""
@@ -28,18 +35,22 @@ _STOP_GRACE_S = 2
 class ProgressHook(tf.compat.v1.train.SessionRunHook):
     """Reports step and loss of every training run; the chief's also saves.
 
-    It saves when the session begins, every interval, when the process is told to end, and when the session ends.
+    It saves when a session begins that was not restored, every interval, when the process is told to end, and when the
+    session ends.
 
     Args:
         task: the process' task.
         creator: what makes the session; its scaffold has the saver.
+        others: the session's other hooks.
     """
 
-    def __init__(self, task: TaskSpec, creator: Any) -> None:
+    def __init__(self, task: TaskSpec, creator: Any, others: Sequence[Any]) -> None:
         self._task = task
         self._creator = creator
+        self._others = others
+        self._reports = StepReports(task.index)
         self._samples: int | None = None
-        self._last_s: float | None = None
+        self._begun_s = 0.0
         self._last: dict[str, Any] | None = None
         self._saver: Any = None
         self._steps = 0
@@ -47,13 +58,22 @@ class ProgressHook(tf.compat.v1.train.SessionRunHook):
         self._saved_step = -1
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Reports where the variables are."""
+        """Reports where the variables are, and where the training goes on and ends."""
         if not _keeps(self._task, self._creator):
             return
+        restored = getattr(self._creator, _RESTORED, None)
+        if restored is not None:
+            self._steps = restoring.step_of(restored)
+            self._saved_step, self._saved_s = self._step(session), time.monotonic()
+            reporter().resumed(self._saved_step)
+        end = last_step(self._others)
+        if end is not None:
+            reporter().total(end)
         reporter().placement(actual_devices(tf.compat.v1.global_variables()))
         self._saver = _saver_of(self._creator)
         if self._saver is not None:
-            self._save(session)
+            if restored is None:
+                self._save(session)
             termination.can_save()
 
     def before_run(self, run_context: Any) -> Any:
@@ -64,6 +84,7 @@ class ProgressHook(tf.compat.v1.train.SessionRunHook):
         if observed is None:
             return None
         self._samples = trained.samples_in(arguments.feed_dict)
+        self._begun_s = time.time()
         return tf.compat.v1.train.SessionRunArgs(observed)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
@@ -71,8 +92,7 @@ class ProgressHook(tf.compat.v1.train.SessionRunHook):
         if run_values.results is not None:
             self._steps += 1
             self._last = {"step": self._steps, **run_values.results}
-            plain.report(self._last, self._samples, self._last_s)
-            self._last_s = time.monotonic()
+            self._reports.step(self._last, self._samples, self._begun_s)
         if self._saver is None:
             return
         if termination.requested:
@@ -98,7 +118,7 @@ class ProgressHook(tf.compat.v1.train.SessionRunHook):
     def _save(self, session: Any) -> None:
         tf.io.gfile.makedirs(self._task.checkpoint_dir)
         step = self._step(session)
-        path = self._saver.save(session, plain.checkpoint_prefix(self._task), global_step=step)
+        path = self._saver.save(session, checkpoint_prefix(self._task), global_step=step)
         self._saved_s = time.monotonic()
         self._saved_step = step
         if path is not None:
@@ -134,7 +154,7 @@ def install(task: TaskSpec) -> None:
     def make_for_task(*args: Any, **kwargs: Any) -> Any:
         options = signature.bind(*args, **kwargs).arguments
         named = options.get("checkpoint_dir")
-        plain.say_where_checkpoints_go(task, named)
+        say_where_checkpoints_go(task, named)
         if named is None and "summary_dir" not in options:
             # Without a folder the script would have written no summaries either.
             options.setdefault("save_summaries_steps", None)
@@ -191,7 +211,9 @@ def _connect_creators(task: TaskSpec) -> None:
                 checkpoints.claim_folder(task)
                 if not has_own_saver:
                     restoring.check_newest(task)
-                if named is None or tf.train.latest_checkpoint(task.checkpoint_dir) is not None:
+                newest = tf.train.latest_checkpoint(task.checkpoint_dir)
+                setattr(creator, _RESTORED, newest)
+                if named is None or newest is not None:
                     named = None
                     as_chief._checkpoint_dir = task.checkpoint_dir
             elif named is None and getattr(creator, "_checkpoint_dir", None):
@@ -214,7 +236,7 @@ def _add_hooks(task: TaskSpec) -> None:
         creator = session_creator or monitored_session.ChiefSessionCreator()
         # All workers' hooks would write the same files.
         given = [hook for hook in hooks or () if task.is_chief or not isinstance(hook, saver_hook)]
-        hooks = [*given, CloseTokens(), ProgressHook(task, creator)]
+        hooks = [*given, CloseTokens(), ProgressHook(task, creator, given)]
         initialise(self, creator, hooks, should_recover, _STOP_GRACE_S)
 
     base.__init__ = own_initialise

@@ -20,6 +20,8 @@ from dike.main_script import ScriptFailedError
 from dike.reporting import reporter
 from dike.roles.graph import cluster, initialisers, restoring, training
 from dike.roles.graph.placement import actual_devices
+from dike.roles.graph.progress import StepReports
+from dike.roles.graph.savers import checkpoint_prefix, share_savers
 from dike.roles.process import teardown, termination
 from dike.task import TaskSpec
 
@@ -38,36 +40,6 @@ def not_plain() -> Iterator[None]:
         yield
     finally:
         _local.inside = before
-
-
-def checkpoint_prefix(task: TaskSpec) -> str:
-    """Path of the job's checkpoints without their step."""
-    return f"{task.checkpoint_dir.rstrip('/')}/model.ckpt"
-
-
-def say_where_checkpoints_go(task: TaskSpec, named: str | None) -> None:
-    """Tells the user when the script named a folder that the job does not use."""
-    if named and task.is_chief and named.rstrip("/") != task.checkpoint_dir.rstrip("/"):
-        print(f"dike: checkpoints go to '{task.checkpoint_dir}', not to '{named}'.", file=sys.stderr)
-
-
-def report(results: Mapping[str, Any], samples: int | None, last_s: float | None) -> None:
-    """Reports one training step.
-
-    Args:
-        results: values of `step` and, where known, `loss`.
-        samples: samples in the step.
-        last_s: when this worker's step before ended, on the monotonic clock.
-    """
-    elapsed_s = time.monotonic() - last_s if last_s is not None else 0.0
-    rate = 1.0 / elapsed_s if elapsed_s > 0 else None
-    loss = results.get("loss")
-    reporter().progress(
-        int(results["step"]),
-        loss=float(loss.mean()) if loss is not None else None,
-        steps_per_s=rate,
-        samples_per_s=rate * samples if rate is not None and samples is not None else None,
-    )
 
 
 class PlainSession:
@@ -90,7 +62,7 @@ class PlainSession:
         self._kept: set[Any] = set()
         self._trained = False
         self._steps = 0
-        self._last_step_s: float | None = None
+        self._reports = StepReports(task.index)
         self._saved_s = time.monotonic()
         self._saver: Any = None
         self._saved_variables: list[Any] = []
@@ -106,6 +78,7 @@ class PlainSession:
                 self._initialise(split)
                 return split.run_rest(lambda rest: run(self._session, rest, feed_dict, options, run_metadata))
             observed = training.of(graph).observed(graph, fetches)
+            begun_s = time.time()
             try:
                 if observed is None:
                     return run(self._session, fetches, feed_dict, options, run_metadata)
@@ -114,7 +87,7 @@ class PlainSession:
                 self.note_failure(type(error))
                 raise
             with self._stepping:
-                self._stepped(values, training.samples_in(feed_dict))
+                self._stepped(values, training.samples_in(feed_dict), begun_s)
             return result
 
     def restore(self, restore: Callable[[], None], variables: Sequence[Any]) -> None:
@@ -195,17 +168,18 @@ class PlainSession:
             saver = tf.compat.v1.train.Saver(variables)
         saver.restore(self._session, path)
         print(f"dike: restored '{path}'.", flush=True)
+        self._steps = restoring.step_of(path)
+        reporter().resumed(self._steps)
         self._restored = True
         self._kept = set(variables)
         return True
 
-    def _stepped(self, values: Mapping[str, Any], samples: int | None) -> None:
+    def _stepped(self, values: Mapping[str, Any], samples: int | None, begun_s: float) -> None:
         self._steps += 1
         self._trained = True
         self._failed = False
         step = int(values.get("step", self._steps))
-        report({**values, "step": step}, samples, self._last_step_s)
-        self._last_step_s = time.monotonic()
+        self._reports.step({**values, "step": step}, samples, begun_s)
         if not self._task.is_chief:
             return
         if not self._placed:
@@ -273,30 +247,7 @@ def install(task: TaskSpec) -> None:
             self._dike.note_failure(kind)  # after an exception TensorFlow closes the session in another thread
         return leave(self, kind, error, trace)
 
-    _share_savers(task)
+    share_savers(task)
     atexit.register(close_open)  # scripts leave an InteractiveSession open
     base.__init__, base.run, base.close = own_initialise, own_run, own_close
     sessions.Session.__exit__ = own_exit
-
-
-def _share_savers(task: TaskSpec) -> None:
-    """The variables are shared: only the chief writes them to a file, and reads them."""
-    base = tf.compat.v1.train.Saver
-    save, restore = base.save, base.restore
-
-    def own_save(self: Any, sess: Any, save_path: Any, *args: Any, **kwargs: Any) -> Any:
-        return save(self, sess, save_path, *args, **kwargs) if task.is_chief else save_path
-
-    def own_restore(self: Any, sess: Any, save_path: Any) -> None:
-        added = getattr(sess, "_dike", None)
-        if added is None or added.is_inside:
-            restore(self, sess, save_path)
-            return
-        with sess.graph.as_default():
-            every = tf.compat.v1.global_variables()
-        listed = self._var_list.values() if isinstance(self._var_list, Mapping) else self._var_list
-        named = None if listed is None else {id(variable) for variable in listed}
-        chosen = [variable for variable in every if named is None or id(variable) in named]
-        added.restore(lambda: restore(self, sess, save_path), chosen)
-
-    base.save, base.restore = own_save, own_restore

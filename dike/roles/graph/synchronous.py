@@ -1,4 +1,4 @@
-"""`SyncReplicasOptimizer`: it waits for all workers of the job, and no longer than they are there."""
+"""`SyncReplicasOptimizer`: a step takes the same number of gradients however many workers the job has."""
 
 from __future__ import annotations
 
@@ -50,27 +50,39 @@ def _end_quietly() -> None:
     threading.excepthook = show_others
 
 
+def _note_arrival(update: Any) -> None:
+    """Lets runs of an update tell when this worker's gradients were all there: what comes after is waiting."""
+    op = training.note_update(update)
+    if op is None:
+        return
+    given = [part for part in training.ancestors([op]) if "AccumulatorApplyGradient" in part.type]
+    with tf.control_dependencies(given):
+        training.of(op.graph).arrivals[op] = tf.timestamp()
+
+
 def install(task: TaskSpec) -> None:
-    """The number of workers and the chief are the job's, whatever the script says."""
+    """Replicas, workers and chief are the job's, whatever the script says."""
     _end_quietly()
     base = sync_replicas_optimizer.SyncReplicasOptimizer
+    replicas = task.replicas or task.worker_count
     initialise, apply_gradients, make_hook = base.__init__, base.apply_gradients, base.make_session_run_hook
 
     def own_initialise(self: Any, opt: Any, *_counts: Any, **kwargs: Any) -> None:
         options = {
             key: value for key, value in kwargs.items() if key not in ("replicas_to_aggregate", "total_num_replicas")
         }
-        workers = task.worker_count
-        initialise(self, opt, replicas_to_aggregate=workers, total_num_replicas=workers, **options)
+        initialise(self, opt, replicas_to_aggregate=replicas, total_num_replicas=task.worker_count, **options)
 
     def own_apply_gradients(self: Any, *args: Any, **kwargs: Any) -> Any:
         update = apply_gradients(self, *args, **kwargs)
-        training.note_update(update)
+        _note_arrival(update)
         _optimizers.setdefault(tf.compat.v1.get_default_graph(), []).append(self)
         return update
 
     def own_hook(self: Any, is_chief: bool = task.is_chief, num_tokens: int = -1) -> Any:
-        return make_hook(self, is_chief=task.is_chief, num_tokens=num_tokens)
+        # Each worker gives its first gradient without a token. TensorFlow's default lets all give one more, which
+        # comes too late or makes the first step's batch a larger one.
+        return make_hook(self, is_chief=task.is_chief, num_tokens=max(num_tokens, replicas - task.worker_count, 0))
 
     base.__init__ = own_initialise
     base.apply_gradients = own_apply_gradients

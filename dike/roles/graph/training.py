@@ -26,29 +26,35 @@ class TrainingGraph:
         differentiated: the first tensor whose gradients with respect to variables were asked for without an optimizer,
             as scripts that clip gradients do.
         updates: ops that optimizers returned; a run that needs one of them is a training step.
+        arrivals: of these the synchronous ones -> when this worker's gradients had all arrived, seconds since 1970.
         closures: fetched names -> ops the run needs; filled as runs come.
     """
 
     loss: Any = None
     differentiated: Any = None
     updates: set[Any] = field(default_factory=set)
+    arrivals: dict[Any, Any] = field(default_factory=dict)
     closures: dict[tuple[str, ...], frozenset[Any]] = field(default_factory=dict)
 
     def observed(self, graph: Any, fetches: Any) -> dict[str, Any] | None:
         """What may be fetched beside `fetches` to report progress: None when the run does not train.
 
-        Keys are `step` and `loss`. The loss is left out where it needs an input that the run does not.
+        Keys are `step`, `loss` and, where an update is synchronous, `arrived`: a list, see `arrivals`. The loss is left
+        out where it needs an input that the run does not.
         """
         ops = _fetched_ops(graph, fetches)
         if not self.trains(ops):
             return None
-        observed = {}
+        observed: dict[str, Any] = {}
         step = tf.compat.v1.train.get_global_step(graph)
         if step is not None:
             observed["step"] = step
         loss = self.loss_beside(ops)
         if loss is not None:
             observed["loss"] = tf.squeeze(loss) if loss.shape.rank is None else loss
+        arrived = [time for update, time in self.arrivals.items() if update in self._closure(ops)]
+        if arrived:
+            observed["arrived"] = arrived
         return observed
 
     def trains(self, ops: Iterable[Any]) -> bool:
@@ -67,7 +73,7 @@ class TrainingGraph:
         ops = list(ops)
         key = tuple(op.name for op in ops)
         if key not in self.closures:
-            self.closures[key] = _ancestors(ops)
+            self.closures[key] = ancestors(ops)
         return self.closures[key]
 
 
@@ -87,7 +93,7 @@ def _is_input(op: Any) -> bool:
     return op.type == "Placeholder" or (op.op_def.is_stateful and op.type not in _READS)
 
 
-def _ancestors(ops: Iterable[Any]) -> frozenset[Any]:
+def ancestors(ops: Iterable[Any]) -> frozenset[Any]:
     """The ops and all they depend on."""
     seen = set()
     waiting = list(ops)
@@ -153,11 +159,13 @@ def install() -> None:
     gradients_util._GradientsHelper = watched_gradients
 
 
-def note_update(update: Any) -> None:
-    """Remembers an op that applies gradients."""
+def note_update(update: Any) -> Any:
+    """Remembers an op that applies gradients; returns the op, None if nothing is to be remembered."""
     op = update if isinstance(update, tf.Operation) else getattr(update, "op", None)
-    if op is not None and not tf.executing_eagerly():
-        of(op.graph).updates.add(op)
+    if op is None or tf.executing_eagerly():
+        return None
+    of(op.graph).updates.add(op)
+    return op
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from dike.reporting import reporter
 from dike.roles.cluster import Cluster
 from dike.roles.keras_fit.batches import Batch, Batches
 from dike.roles.keras_fit.remote import ModelVariables
-from dike.roles.keras_fit.resume import FitCheckpoint, Position, metric_state
+from dike.roles.keras_fit.saver import FitSaver
 from dike.roles.keras_fit.step import Step
 from dike.roles.process import termination
 
@@ -32,9 +32,8 @@ class Epoch:
         model: the Keras model, whose variables are on the ps.
         step: its training step.
         variables: its variables.
-        checkpoint: where the fit is saved.
+        saver: saves the fit; its position is brought forward here.
         callbacks: Keras' callbacks.
-        position: where the fit is; brought forward here.
     """
 
     def __init__(
@@ -43,18 +42,17 @@ class Epoch:
         model: Any,
         step: Step,
         variables: ModelVariables,
-        checkpoint: FitCheckpoint,
+        saver: FitSaver,
         callbacks: Any,
-        position: Position,
     ) -> None:
         self._coordinator = cluster.coordinator
         self._limit = _AHEAD_PER_WORKER * cluster.task.worker_count
         self._model = model
         self._step = step
         self._variables = variables
-        self._checkpoint = checkpoint
+        self._saver = saver
         self._callbacks = callbacks
-        self._position = position
+        self._position = saver.position
         self._sent: queue.SimpleQueue[tuple[Batch, Any] | None] = queue.SimpleQueue()
         self._done: queue.Queue[tuple[Batch, Any]] = queue.Queue()
         self._over = threading.Event()
@@ -66,10 +64,12 @@ class Epoch:
     def run(self, batches: Batches) -> dict[str, Any]:
         """Trains the batches that are left of the epoch; returns the last logs."""
         termination.can_save()
-        self._step.begin_epoch()
-        if self._position.batch > 0:
-            # The checkpoint may have been taken at the epoch's last batch; callbacks get its logs all the same.
-            self._logs = dict(self._model.get_metrics_result())
+        position = self._position
+        self._logs = dict(position.logs)
+        if position.is_trained:
+            self._saver.reenter()
+            return self._logs
+        self._step.begin_epoch(position.log_sums, position.samples)
         # Daemons: one may wait for ever for a worker that is gone, and must not hold up the end of the process.
         for _ in range(self._limit):
             threading.Thread(target=self._fetch_sent, name="dike-fetch", daemon=True).start()
@@ -82,19 +82,35 @@ class Epoch:
         return self._logs
 
     def _train(self, batches: Batches) -> None:
-        for batch in batches.epoch(skip=self._position.batch):
+        for batch in batches.epoch(self):
             self._callbacks.on_train_batch_begin(batch.index)
             remote = self._coordinator.schedule(self._step.function, args=batch.tensors)
             self._under_way += 1
             self._sent.put((batch, remote))
             while self._under_way >= self._limit or not self._done.empty():
                 self._take()
-            if termination.requested or self._checkpoint.is_due:
-                self._save()
+            if batch.index + 1 == batches.per_epoch:
+                self._drain()  # data that is told of the epoch's end may change what batches refer to
             if self._model.stop_training:
                 break
         self._drain()
         self._coordinator.join()
+        self._saver.epoch_trained(self._logs)
+        if termination.requested:
+            self._variables.pull()
+            self._saver.save_if_asked()
+
+    def entered(self) -> None:
+        """See `Watcher`."""
+        self._saver.reenter()
+
+    def between_steps(self, batch: int) -> None:
+        """See `Watcher`. Saves here, so that the position is exact."""
+        if self._saver.is_due:
+            self._drain()
+            self._variables.pull()
+            self._position.log_sums, self._position.samples = self._step.log_sums, self._step.samples
+            self._saver.save_within(batch, self._logs)
 
     def _fetch_sent(self) -> None:
         """Waits for results, one after the other; runs in a thread."""
@@ -154,12 +170,3 @@ class Epoch:
     def _drain(self) -> None:
         while self._under_way:
             self._take()
-
-    def _save(self) -> None:
-        """Saves between two steps, so that the position is exact."""
-        self._drain()
-        self._variables.pull()
-        self._position.metrics = metric_state(self._model)
-        self._checkpoint.save(self._position)
-        if termination.requested:
-            termination.leave()

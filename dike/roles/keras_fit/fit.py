@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -20,12 +20,14 @@ from dike.roles.keras_fit.batches import Batches
 from dike.roles.keras_fit.epoch import Epoch
 from dike.roles.keras_fit.remote import RemoteVariables
 from dike.roles.keras_fit.resume import FitCheckpoint, Position, restore_metrics
+from dike.roles.keras_fit.saver import FitSaver, LeaveValidation
 from dike.roles.keras_fit.step import Step
+from dike.trial.keras_fit.callbacks import append_logs
 
 
 def distributed(cluster: Cluster, own_fit: Callable[..., Any]) -> Callable[..., Any]:
     """A `fit` method that trains on `cluster` and takes the arguments of Keras' own."""
-    numbers = itertools.count()
+    script = ScriptFits()
 
     @functools.cache
     def remote() -> RemoteVariables:
@@ -34,7 +36,7 @@ def distributed(cluster: Cluster, own_fit: Callable[..., Any]) -> Callable[..., 
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         arguments = _arguments(own_fit, self, args, kwargs)
         try:
-            return Fit(cluster, remote(), self, arguments, next(numbers)).run()
+            return Fit(cluster, remote(), self, arguments, script).run()
         except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
             # Workers that go away are the coordinator's affair; what comes through is a ps.
             raise JobFailedError(
@@ -64,6 +66,19 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
 
 
+@dataclass
+class ScriptFits:
+    """The calls of `fit` in a script so far.
+
+    Attributes:
+        count: how many there were.
+        steps: batches trained by those that have returned.
+    """
+
+    count: int = 0
+    steps: int = 0
+
+
 class Fit:
     """One call of `fit`.
 
@@ -72,17 +87,20 @@ class Fit:
         remote: the variables on the ps, of all models of the script.
         model: the Keras model.
         arguments: the arguments of `fit`, all of them.
-        number: which call of `fit` in the script this is, from 0.
+        script: those before it.
     """
 
     def __init__(
-        self, cluster: Cluster, remote: RemoteVariables, model: Any, arguments: dict[str, Any], number: int
+        self, cluster: Cluster, remote: RemoteVariables, model: Any, arguments: dict[str, Any], script: ScriptFits
     ) -> None:
         self._cluster = cluster
         self._remote = remote
         self._model = model
         self._arguments = arguments
-        self._number = number
+        self._script = script
+        self._number = script.count
+        self._total: int | None = None
+        script.count += 1
 
     def run(self) -> Any:
         """Trains; returns Keras' `History`."""
@@ -103,40 +121,58 @@ class Fit:
         reporter().placement(variables.devices)
         checkpoint = FitCheckpoint(self._cluster.task, self._number, variables.local)
         epochs = arguments["epochs"]
-        position = checkpoint.restore() or Position(epoch=arguments["initial_epoch"])
-        callbacks = self._callbacks(batches)
-        model.stop_training = False
-        if position.is_finished(epochs):
+        saved = checkpoint.read()
+        leaver = LeaveValidation()
+        callbacks = self._callbacks(batches, leaver)
+        position = Position(arguments["initial_epoch"], step=self._script.steps) if saved is None else saved.position
+        saver = FitSaver(model, checkpoint, saved, position, batches, callbacks)
+        if position.is_finished(epochs) and saved is not None:
             log("this fit has been trained before; its result is restored.")
+            saver.restore_finished()
             _set_history(callbacks, position)
+            self._script.steps = position.step
             return model.history
         position.epochs, position.stopped = epochs, False
+        if saved is not None:
+            append_logs(callbacks)
         step = Step(model, optimizers, self._cluster.strategy, batches.pack, batches.signature)
+        model.stop_training = False
         callbacks.on_train_begin()
         _set_history(callbacks, position)
+        saver.begin()
+        leaver.saver = saver
         epoch_logs: dict[str, Any] = {}
         for number in range(position.epoch, epochs):
+            self._report_total(position, batches)
             model.reset_metrics()
             restore_metrics(model, position.metrics)
             callbacks.on_epoch_begin(number)
             with variables.on_ps():
-                logs = Epoch(self._cluster, model, step, variables, checkpoint, callbacks, position).run(batches)
+                logs = Epoch(self._cluster, model, step, variables, saver, callbacks).run(batches)
             epoch_logs = dict(logs)
             if validation is not None and model._should_eval(number, arguments["validation_freq"]):
                 epoch_logs.update(self._validate(validation, callbacks))
             callbacks.on_epoch_end(number, epoch_logs)
-            self._end_epoch(position, number)
+            self._end_epoch(position)
             if model.stop_training or number + 1 == epochs:
                 break
-            checkpoint.save(position)
+            saver.save()
         for optimizer in optimizers:
             optimizer.finalize_variable_values(model.trainable_weights)
         model._eval_epoch_iterator = None
         callbacks.on_train_end(logs=epoch_logs)
         position.stopped = bool(model.stop_training)
+        self._script.steps = position.step
         # Callbacks may have put other weights in place, and averages are final only now.
-        checkpoint.save(position)
+        saver.save()
         return model.history
+
+    def _report_total(self, position: Position, batches: Batches) -> None:
+        if batches.per_epoch is not None:
+            total = position.last_step(batches.per_epoch)
+            if total != self._total:
+                self._total = total
+                reporter().total(total)
 
     def _refuse(self) -> None:
         """Raises BadInputError for what cannot be done on a cluster."""
@@ -173,12 +209,12 @@ class Fit:
         # One that its step leaves out, such as the default of compile(), has nothing to train.
         return [optimizer for optimizer in keras_limits.optimizers_of(model) if optimizer.built]
 
-    def _callbacks(self, batches: Batches) -> Any:
+    def _callbacks(self, batches: Batches, own: keras.callbacks.Callback) -> Any:
         given = self._arguments["callbacks"]
         if isinstance(given, keras.callbacks.CallbackList):
             return given
         return keras.callbacks.CallbackList(
-            given,
+            [*_as_list(given), own],
             add_history=True,
             add_progbar=self._arguments["verbose"] != 0,
             verbose=self._arguments["verbose"],
@@ -200,12 +236,17 @@ class Fit:
         )
         return {f"val_{name}": value for name, value in logs.items()}
 
-    def _end_epoch(self, position: Position, number: int) -> None:
-        position.epoch, position.batch, position.metrics = number + 1, 0, {}
+    def _end_epoch(self, position: Position) -> None:
+        position.end_epoch()
         position.stopped = bool(self._model.stop_training)
         history = self._model.history
         position.history = {name: [float(value) for value in values] for name, values in history.history.items()}
         position.history_epochs = list(history.epoch)
+
+
+def _as_list(callbacks: Any) -> list[Any]:
+    """What `fit` was given, which may be one callback or none."""
+    return list(keras.tree.flatten(callbacks)) if callbacks else []
 
 
 def _set_history(callbacks: Any, position: Position) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -57,6 +57,11 @@ class Step:
         strategy: the parameter server strategy.
         pack: turns the flat tensors of a batch into the data that `train_step` takes.
         signature: types of those tensors.
+
+    Attributes:
+        function: the step, which takes the flat tensors of a batch and returns a vector for `add`.
+        log_sums: sums over the epoch's samples of the logs that no metric counts.
+        samples: samples of the epoch that have been added.
     """
 
     def __init__(
@@ -73,8 +78,8 @@ class Step:
         self._metric_variables = list(model.metrics_variables)
         self._updated: list[Any] = []
         self._log_names: list[str] = []
-        self._log_sums: dict[str, float] = {}
-        self._samples = 0
+        self.log_sums: dict[str, float] = {}
+        self.samples = 0
         self._add: Any = None
 
         @tf.function(input_signature=list(signature), autograph=False)
@@ -106,10 +111,10 @@ class Step:
         parts = counts + [tf.reduce_mean(tf.cast(value, tf.float64)) for value in logs.values()]
         return tf.concat([tf.reshape(tf.cast(part, tf.float64), [-1]) for part in parts] or [tf.zeros([0])], axis=0)
 
-    def begin_epoch(self) -> None:
-        """Forgets the logs of the epoch before."""
-        self._log_sums = {}
-        self._samples = 0
+    def begin_epoch(self, log_sums: Mapping[str, float], samples: int) -> None:
+        """Forgets the logs of the epoch before; begins with those of an epoch that was interrupted."""
+        self.log_sums = dict(log_sums)
+        self.samples = samples
 
     def add(self, result: Any, samples: int) -> dict[str, Any]:
         """Adds a step's counts to the model's metrics; returns the logs up to now, as Keras' `fit` has them.
@@ -123,12 +128,12 @@ class Step:
         if self._add is None:
             self._add = tf.function(self._add_counts, autograph=False)
         counted = self._add(tf.constant(result, tf.float64))
-        self._samples += samples
+        self.samples += samples
         logs = {}
         values = result[len(result) - len(self._log_names) :]
         for name, value in zip(self._log_names, values, strict=True):
-            self._log_sums[name] = self._log_sums.get(name, 0.0) + float(value) * samples
-            logs[name] = counted[name] if name in counted else self._log_sums[name] / self._samples
+            self.log_sums[name] = self.log_sums.get(name, 0.0) + float(value) * samples
+            logs[name] = counted[name] if name in counted else self.log_sums[name] / self.samples
         return logs
 
     def _add_counts(self, result: Any) -> dict[str, Any]:

@@ -79,13 +79,33 @@ class Batches(TFEpochIterator):
         return self._at.made
 
     @property
-    def is_python(self) -> bool:
-        """Whether Python code makes the batches, maybe with Python's random numbers, and ahead of the training."""
-        return self._is_py_dataset or isinstance(self.data_adapter, GeneratorDataAdapter)
+    def batch_size(self) -> int | None:
+        """Samples of a batch; None where neither the arguments of `fit` nor the data say."""
+        size: int | None = self.data_adapter.batch_size
+        if size is None:
+            shapes = [tensor.shape for tensor in tf.nest.flatten(self._distributed_dataset.element_spec)]
+            size = next((shape[0] for shape in shapes if shape.rank), None)
+        return size
 
     @property
-    def _is_array(self) -> bool:
+    def is_python(self) -> bool:
+        """Whether Python code makes the batches, maybe with Python's random numbers, and ahead of the training."""
+        return self._is_py_dataset or self.is_generator
+
+    @property
+    def is_generator(self) -> bool:
+        """Whether a Python generator makes the batches."""
+        return isinstance(self.data_adapter, GeneratorDataAdapter)
+
+    @property
+    def is_array(self) -> bool:
+        """Whether the data are arrays."""
         return isinstance(self.data_adapter, ArrayDataAdapter)
+
+    @property
+    def is_seeded(self) -> bool:
+        """Whether the script has given TensorFlow a seed, so that it shuffles in the same order in another process."""
+        return context.global_seed() is not None
 
     @property
     def _is_py_dataset(self) -> bool:
@@ -99,7 +119,7 @@ class Batches(TFEpochIterator):
 
     def _pass_over(self, count: int) -> None:
         """Does as if `count` more iterators had been made. Only those over a user's data set depend on how many."""
-        for _ in range(0 if self.is_python or self._is_array else count):
+        for _ in range(0 if self.is_python or self.is_array else count):
             iter(self._distributed_dataset)
 
     def track(self, watcher: Watcher) -> None:
@@ -126,19 +146,20 @@ class Batches(TFEpochIterator):
         arrays.extend(self._arrays)
         return at
 
-    def iterator_files(self, batch: int) -> dict[str, bytes]:
+    def iterator_files(self, batch: int, *, even_seeded: bool = False) -> dict[str, bytes]:
         """The state of the current iterator, where passing over what it has given would not do, or take too long.
 
         Args:
             batch: as in `position`.
+            even_seeded: in the middle of an epoch also where the order depends on a seed.
         """
-        is_seeded = context.global_seed() is not None
-        if self.is_python or not (self._at.kept or (batch and not is_seeded)):
+        by_state = even_seeded or not self.is_seeded
+        if self.is_python or not (self._at.kept or (batch and by_state)):
             return {}
         files = iterator_state.save(self._iterator, without_random_ops=False)
-        if files is None and not is_seeded:
+        if files is None and by_state:
             # Keras shuffles arrays by a random op, but has done so for an epoch when its first batch is there.
-            files = iterator_state.save(self._iterator, without_random_ops=True) if self._is_array else None
+            files = iterator_state.save(self._iterator, without_random_ops=True) if self.is_array else None
         return files or {}
 
     def resume(

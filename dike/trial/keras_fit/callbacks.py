@@ -34,6 +34,22 @@ class Listener(Protocol):
         """An epoch is done; all callbacks know of it."""
 
 
+def settle(callbacks: CallbackList) -> None:
+    """Waits for callbacks that Keras calls in other threads, and lets TensorBoard's files be written."""
+    if callbacks._async_train:
+        callbacks._flush_futures()
+    for callback in callbacks.callbacks:
+        for writer in getattr(callback, "_writers", {}).values():
+            writer.flush()
+
+
+def append_logs(callbacks: CallbackList) -> None:
+    """Lets the logs that callbacks write go on with what an earlier run wrote."""
+    for callback in callbacks.callbacks:
+        if isinstance(callback, CSVLogger):
+            callback.append = True
+
+
 class TrialCallbacks(CallbackList):
     """The callbacks of one `fit`.
 
@@ -59,17 +75,8 @@ class TrialCallbacks(CallbackList):
         self._arguments = arguments
         self._trained_model = model
         self._listener = listener
-        for callback in self.callbacks if appends else ():
-            if isinstance(callback, CSVLogger):
-                callback.append = True
-
-    def settle(self) -> None:
-        """Waits for callbacks that Keras calls in other threads, and lets TensorBoard's files be written."""
-        if self._async_train:
-            self._flush_futures()
-        for callback in self.callbacks:
-            for writer in getattr(callback, "_writers", {}).values():
-                writer.flush()
+        if appends:
+            append_logs(self)
 
     def on_train_begin(self, logs: Any = None) -> None:
         own = {key: self._arguments[key] for key in ("verbose", "epochs")}

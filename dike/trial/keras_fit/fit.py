@@ -11,7 +11,7 @@ from keras.src.utils.python_utils import pythonify_logs
 from dike.trial import randomness
 from dike.trial.keras_fit import checkpoints, variables
 from dike.trial.keras_fit.batches import Batches, handing_to
-from dike.trial.keras_fit.callbacks import TrialCallbacks
+from dike.trial.keras_fit.callbacks import TrialCallbacks, settle
 from dike.trial.keras_fit.checkpoints import FitCheckpoint, FitState
 from dike.trial.keras_fit.plain_values import Attributes
 from dike.trial.keras_fit.script import KerasScript
@@ -132,7 +132,7 @@ class Fit:
             # What Keras and the callbacks do as an epoch begins has been done before, by an earlier run.
             self._is_reentering = False
             self._restore(self._batches.unused(self._saved.state.randomness))
-        self._reports.training(preemptible=True)
+        self._reports.training(preemptible=True, batch_size=self._batches.batch_size)
 
     def step_done(self, last_batch: int, logs: Any) -> None:
         """See `Listener`."""
@@ -167,7 +167,7 @@ class Fit:
         """Writes a checkpoint, and ends the process after one that is not the last if it shall be suspended."""
         assert self._batches is not None
         if not is_finished:
-            self._callbacks.settle()
+            settle(self._callbacks)
         self._reports.flush()
         arrays: list[Any] = []
         data_arrays: list[Any] = []

@@ -1,12 +1,15 @@
-"""The zygote of a slot: `python -P -m dike.trial.zygote FD [--preload a,b]`. It imports, and forks trials on request.
+"""The zygote of a slot: `python -P -m dike.zygote LAUNCHER FD [--preload a,b]`. It imports, and forks on request.
+
+LAUNCHER is a module, `dike.trial.launch` for the trials of a search and `dike.launch` for the processes of a training
+job: its `run(argv)` turns a fork into one of them, its `COMPANIONS` say what else to import with a library.
 
 Over the connected socket FD (AF_UNIX, SOCK_SEQPACKET) it says `{"ready": true, "preloaded": [...], "skipped": [...]}`.
 Then it is asked: `{"argv": [script, ...], "cwd": folder, "environment": {name: value or null}, "parent": pid}` with
-four file descriptors - stdout, stderr, where the trial reports, where it reads requests - and answers `{"pid": n}` or
-`{"error": "..."}`.
+file descriptors - stdout, stderr, where the fork reports, and where it reads requests, if it does - and answers
+`{"pid": n}` or `{"error": "..."}`.
 
-It runs no TensorFlow op: a fork after one may deadlock. The trial is forked by a child that ends at once, so that the
-executor, which adopts orphans, becomes its parent; a zygote that dies takes no trial along.
+It runs no TensorFlow op: a fork after one may deadlock. The process is forked by a child that ends at once, so that the
+executor, which adopts orphans, becomes its parent; a zygote that dies takes none along.
 """
 
 from __future__ import annotations
@@ -21,54 +24,57 @@ import select
 import socket
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from dike.roles import process
-from dike.trial import launch
 
 REQUEST_BYTES = 1 << 18
 """More than the executor ever asks with."""
-TRIAL_FDS = (1, 2, 3, 4)
-"""Where a trial finds what comes with a request: its output, where it reports, and where it reads requests."""
-COMPANIONS = {**launch.INTERCEPTIONS, "torch": "torch._dynamo"}
-"""Module -> what a trial that uses it will import too: Dike's part, and what PyTorch leaves to the first optimizer."""
+TARGET_FDS = (1, 2, 3, 4)
+"""Where a fork finds what comes with a request: its output, where it reports, and where it reads requests."""
 
 _FIRST_OWN_FD = 10
+
+Run = Callable[[Sequence[str]], NoReturn]
+"""What a fork does: runs the script `argv[0]` with the arguments after it, and ends the process."""
 
 
 def main() -> None:
     """Imports what is wanted, says so, and forks until the executor closes its end."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("launcher")
     parser.add_argument("fd", type=int)
     parser.add_argument("--preload", default="")
     arguments = parser.parse_args()
     process.die_with_parent()
-    # A trial must not hand its script over to a cluster, which this variable asks of plain scripts.
+    # A fork must not hand its script over to a cluster, which this variable asks of plain scripts.
     os.environ.pop("DIKE_MASTER", None)
     with _take_over(arguments.fd) as connection:
-        loaded, skipped = preload([name for name in arguments.preload.split(",") if name])
-        # What is there now is shared with every trial, as long as no collection touches it.
+        launcher = importlib.import_module(arguments.launcher)
+        names = [name for name in arguments.preload.split(",") if name]
+        loaded, skipped = preload(names, launcher.COMPANIONS)
+        # What is there now is shared with every fork, as long as no collection touches it.
         gc.collect()
         gc.freeze()
         connection.send(json.dumps({"ready": True, "preloaded": loaded, "skipped": skipped}).encode())
         while True:
-            data, descriptors, _, _ = socket.recv_fds(connection, REQUEST_BYTES, len(TRIAL_FDS))
+            data, descriptors, _, _ = socket.recv_fds(connection, REQUEST_BYTES, len(TARGET_FDS))
             if not data:
                 return
-            connection.send(json.dumps(_fork(connection, json.loads(data), descriptors)).encode())
+            connection.send(json.dumps(_fork(launcher.run, connection, json.loads(data), descriptors)).encode())
             for descriptor in descriptors:
                 os.close(descriptor)
 
 
-def preload(names: Sequence[str]) -> tuple[list[str], list[str]]:
+def preload(names: Sequence[str], companions: Mapping[str, str]) -> tuple[list[str], list[str]]:
     """Imports modules and their companions; returns the modules that could be imported, and those that could not."""
     loaded, skipped = [], []
     for name in names:
         try:
             importlib.import_module(name)
-            if name in COMPANIONS:
-                importlib.import_module(COMPANIONS[name])
+            if name in companions:
+                importlib.import_module(companions[name])
         except ImportError as error:
             print(f"dike: {name} is not preloaded: {error}", file=sys.stderr)
             skipped.append(name)
@@ -78,19 +84,19 @@ def preload(names: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _take_over(fd: int) -> socket.socket:
-    """The socket, under a number that no trial needs; the numbers that trials need are kept free of all else."""
+    """The socket, under a number that no fork needs; the numbers that forks need are kept free of all else."""
     own = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_OWN_FD)
     os.close(fd)
     with open(os.devnull, "rb") as null:
         held = fcntl.fcntl(null, fcntl.F_DUPFD_CLOEXEC, _FIRST_OWN_FD)
-    for target in TRIAL_FDS[2:]:
+    for target in TARGET_FDS[2:]:
         os.dup2(held, target, inheritable=False)
     os.close(held)
     return socket.socket(fileno=own)
 
 
-def _fork(connection: socket.socket, request: dict[str, Any], descriptors: Sequence[int]) -> dict[str, Any]:
-    """Forks the trial; returns the answer."""
+def _fork(run: Run, connection: socket.socket, request: dict[str, Any], descriptors: Sequence[int]) -> dict[str, Any]:
+    """Forks the process; returns the answer."""
     sys.stdout.flush()
     reader, writer = os.pipe()
     try:
@@ -101,7 +107,7 @@ def _fork(connection: socket.socket, request: dict[str, Any], descriptors: Seque
         return {"error": f"no process could be forked: {error.strerror}"}
     if middle == 0:
         os.close(reader)
-        _go_between(connection, writer, request, descriptors)
+        _go_between(run, connection, writer, request, descriptors)
     os.close(writer)
     with os.fdopen(reader) as answers:
         pid = answers.read()
@@ -110,18 +116,18 @@ def _fork(connection: socket.socket, request: dict[str, Any], descriptors: Seque
 
 
 def _go_between(
-    connection: socket.socket, writer: int, request: dict[str, Any], descriptors: Sequence[int]
+    run: Run, connection: socket.socket, writer: int, request: dict[str, Any], descriptors: Sequence[int]
 ) -> NoReturn:
-    """Forks the trial, tells its process id, and ends. The fork must never get back into the zygote's loop."""
+    """Forks the process, tells its id, and ends. The fork must never get back into the zygote's loop."""
     try:
         connection.close()
         go_between = os.pidfd_open(os.getpid())
-        trial = os.fork()
-        if trial:
-            os.write(writer, str(trial).encode())
+        child = os.fork()
+        if child:
+            os.write(writer, str(child).encode())
             os._exit(0)
         os.close(writer)
-        _become(request, descriptors, go_between)
+        _become(run, request, descriptors, go_between)
     finally:
         error = sys.exception()
         if error is not None:
@@ -130,10 +136,10 @@ def _go_between(
         os._exit(1)
 
 
-def _become(request: dict[str, Any], descriptors: Sequence[int], go_between: int) -> NoReturn:
-    """Turns this process into the trial."""
+def _become(run: Run, request: dict[str, Any], descriptors: Sequence[int], go_between: int) -> NoReturn:
+    """Turns this process into what was asked for."""
     os.setsid()
-    for descriptor, target in zip(descriptors, TRIAL_FDS, strict=True):
+    for descriptor, target in zip(descriptors, TARGET_FDS, strict=False):
         os.dup2(descriptor, target, inheritable=target <= 2)
         os.close(descriptor)
     # It can be read as soon as that process is dead and its children have another parent.
@@ -146,7 +152,7 @@ def _become(request: dict[str, Any], descriptors: Sequence[int], go_between: int
         else:
             os.environ[name] = value
     os.chdir(request["cwd"])
-    launch.run(request["argv"])
+    run(request["argv"])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,143 @@
+"""Three training jobs that come one after the other to four GPUs: sizes that stay against sizes that change."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dike.profile import Api, ModelProfile, VariableSpec
+from framework.embedded import AgentSpec, EmbeddedCluster
+
+TITLE = "Training jobs that change their size"
+SCRIPT = Path(__file__).parent / "scripts" / "paced.py"
+STEP_S = 0.05
+"""As in the script."""
+GPUS = 4
+# Beside a worker with the GPU there is room for a ps, but for no worker without one.
+AGENT = AgentSpec(resources="cpus:0.9;mem:3700;disk:4096;gpus:1", attributes="gpu_model:k80")
+RESIZE_INTERVAL_S = 5.0
+TIMEOUT_S = 600.0
+K80_FLOPS_OF_A_STEP = 1.4e11
+"""So many the solver takes a K80 to compute in about the time of a step."""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A job: when it is submitted, in seconds after the first, and its steps."""
+
+    name: str
+    at_s: float
+    steps: int
+
+
+ARRIVALS = (Arrival("A", 0.0, 8000), Arrival("B", 30.0, 1600), Arrival("C", 45.0, 1600))
+MODES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "two workers each": ("--max-workers 2", ("--max-workers", "2")),
+    "all that is free": (f"--max-workers {GPUS}", ("--max-workers", str(GPUS))),
+    "elastic": (
+        f"--elastic 1:{GPUS} --resize-interval {RESIZE_INTERVAL_S:g}",
+        ("--elastic", f"1:{GPUS}", "--resize-interval", f"{RESIZE_INTERVAL_S:g}"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job went: seconds from its submission to its end, and its result."""
+
+    seconds: float
+    result: dict[str, Any]
+
+
+def measure() -> Iterator[str]:
+    """Lines of Markdown: completion times of the jobs in each mode."""
+    jobs = ", ".join(f"{job.name} at {job.at_s:g} s with {job.steps:,} steps" for job in ARRIVALS)
+    yield f"Three asynchronous jobs - {jobs} -"
+    yield f"on an embedded Mesos of {GPUS} agents with a GPU each. A step takes a worker {STEP_S * 1000:g} ms in which"
+    yield "it waits: the machine plays the GPUs. All else is real - Mesos, processes, TensorFlow, parameter servers,"
+    yield "checkpoints - so a second worker nearly doubles a job's speed. Seconds from a job's submission to its end,"
+    yield "its start included; in a start all the job's processes import TensorFlow at once."
+    yield ""
+    yield f"| sizes | options | {' | '.join(job.name for job in ARRIVALS)} | sum | last end | changes | a change |"
+    yield f"|---|---|{'---|' * len(ARRIVALS)}---|---|---|---|"
+    for mode, (shown, options) in MODES.items():
+        ended = run_jobs(options)
+        seconds = [ended[job.name].seconds for job in ARRIVALS]
+        last_s = max(job.at_s + ended[job.name].seconds for job in ARRIVALS)
+        costs = [resize["cost_s"] for job in ARRIVALS for resize in ended[job.name].result["resizes"]]
+        cost = f"{sum(costs) / len(costs):.1f} s" if costs else "-"
+        cells = " | ".join(f"{each:.0f}" for each in seconds)
+        yield f"| {mode} | `{shown}` | {cells} | {sum(seconds):.0f} | {last_s:.0f} | {len(costs)} | {cost} |"
+    yield ""
+    yield "*a change*: mean time from the chief's stop to the first step after it."
+
+
+def run_jobs(options: Sequence[str]) -> dict[str, Ended]:
+    """Submits all jobs in time and waits for their ends.
+
+    Args:
+        options: of `dike run`.
+
+    Raises:
+        RuntimeError: if a job fails or takes too long.
+    """
+    with tempfile.TemporaryDirectory() as folder, EmbeddedCluster([AGENT] * GPUS) as cluster:
+        cluster.wait_for_agents(60)
+        begun_s = time.monotonic()
+        running: dict[str, subprocess.Popen[bytes]] = {}
+        ended: dict[str, Ended] = {}
+        try:
+            while len(ended) < len(ARRIVALS):
+                now_s = time.monotonic() - begun_s
+                for job in ARRIVALS:
+                    if job.name not in running and now_s >= job.at_s:
+                        running[job.name] = _submit(job, Path(folder), cluster.master, options)
+                    elif job.name in running and job.name not in ended and running[job.name].poll() is not None:
+                        ended[job.name] = Ended(now_s - job.at_s, _result(job, Path(folder), running[job.name]))
+                if now_s > TIMEOUT_S:
+                    raise RuntimeError(f"the jobs did not end within {TIMEOUT_S:g} s")
+                time.sleep(0.05)
+        finally:
+            for process in running.values():
+                process.kill()
+                process.wait()
+    return ended
+
+
+def _submit(job: Arrival, folder: Path, master: str, options: Sequence[str]) -> subprocess.Popen[bytes]:
+    here = folder / job.name
+    here.mkdir()
+    (here / "profile.json").write_text(_profile().dumps())
+    command = [sys.executable, "-m", "framework", "run", "--format", "json", "--master", master, *options]
+    command += ["--checkpoint-interval", "5", "--profile", str(here / "profile.json"), str(SCRIPT), str(job.steps)]
+    with (here / "stdout").open("wb") as stdout, (here / "stderr").open("wb") as stderr:
+        return subprocess.Popen(command, cwd=here, stdout=stdout, stderr=stderr)
+
+
+def _result(job: Arrival, folder: Path, process: subprocess.Popen[bytes]) -> dict[str, Any]:
+    here = folder / job.name
+    if process.returncode != 0:
+        raise RuntimeError(f"job {job.name} failed:\n{(here / 'stderr').read_text()}")
+    return dict(json.loads((here / "stdout").read_text()))
+
+
+def _profile() -> ModelProfile:
+    """The script's model, with the FLOPs of one whose step takes a GPU that long."""
+    return ModelProfile(
+        name=SCRIPT.name,
+        api=Api.GRAPH,
+        parameters=8,
+        parameter_bytes=32,
+        variables=(VariableSpec("w", (8, 1), "float32", 32),),
+        flops_forward_per_sample=K80_FLOPS_OF_A_STEP / 96,
+        flops_step_per_sample=K80_FLOPS_OF_A_STEP / 32,
+        longest_path_flops=K80_FLOPS_OF_A_STEP / 96,
+        batch_size=32,
+    )

@@ -1,0 +1,101 @@
+"""Holds trials on some agents back to a share of a CPU, so that slots of one machine are of really different speed."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+PERIOD_S = 0.01
+MOST_SAVED_S = 0.05
+"""CPU time that a process which has waited may use at once."""
+
+
+class CpuShares:
+    """Stops and continues processes (SIGSTOP, SIGCONT) so that none uses more than its share of a CPU.
+
+    What waits for something else than the CPU is not held back, as under the kernel's own limit of CPU time. A process
+    is one that has put a file `PID.pid` into the folder, and that descends from an agent.
+
+    Args:
+        folder: where processes make themselves known.
+        shares: process id of an agent -> the share of a CPU that each such process there may use, at most 1.
+    """
+
+    def __init__(self, folder: Path, shares: Mapping[int, float]) -> None:
+        self._folder = folder
+        self._shares = shares
+        self._held: dict[int, _Held | None] = {}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._hold, name="cpu-shares", daemon=True)
+
+    def __enter__(self) -> CpuShares:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+        for held in self._held.values():
+            if held is not None:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    held.process.resume()
+
+    def _hold(self) -> None:
+        while not self._over.wait(PERIOD_S):
+            for path in self._folder.glob("*.pid"):
+                pid = int(path.stem)
+                if pid not in self._held:
+                    self._held[pid] = self._held_for(pid)
+            for pid, held in self._held.items():
+                if held is not None:
+                    try:
+                        held.look(time.monotonic())
+                    except psutil.NoSuchProcess:
+                        self._held[pid] = None
+
+    def _held_for(self, pid: int) -> _Held | None:
+        """None for a process that is gone, or on an agent without a limit."""
+        try:
+            process = psutil.Process(pid)
+            share = next((self._shares[parent.pid] for parent in process.parents() if parent.pid in self._shares), 1.0)
+        except psutil.NoSuchProcess:
+            return None
+        return _Held(process, share) if share < 1 else None
+
+
+class _Held:
+    """A process with a share of a CPU."""
+
+    def __init__(self, process: psutil.Process, share: float) -> None:
+        self.process = process
+        self._share = share
+        self._looked_s = time.monotonic()
+        self._used_s = _cpu_s(process)
+        self._credit_s = 0.0
+        self._is_stopped = False
+
+    def look(self, now_s: float) -> None:
+        """Stops it if it has used more than its share, continues it if not."""
+        used_s = _cpu_s(self.process)
+        earned_s = self._share * (now_s - self._looked_s)
+        self._credit_s = min(MOST_SAVED_S, self._credit_s + earned_s - (used_s - self._used_s))
+        self._looked_s, self._used_s = now_s, used_s
+        if (self._credit_s < 0) is not self._is_stopped:
+            self._is_stopped = not self._is_stopped
+            if self._is_stopped:
+                self.process.suspend()
+            else:
+                self.process.resume()
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)

@@ -1,0 +1,90 @@
+"""Policy `dike` where it was not tuned: other bins, other mixes, other clusters, other targets, validation losses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from statistics import geometric_mean
+
+from benchmarks.search.simulated import DATA, SETS
+from framework.simulation.comparison import SimulationSettings, policies_named, resolve, simulate
+from framework.simulation.curves import Curve, read_curves
+from framework.simulation.oracle import OraclePolicy
+
+TITLE = "Policy dike in other settings"
+POLICIES = ("dike", "hermes")
+SEEDS = range(100, 124)
+"""None of the bins that the policy's form and numbers were chosen on."""
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """What differs from bins of 16 with 4 good ones on 4 GPUs.
+
+    Attributes:
+        text: for people.
+        changed: what is simulated; the target's share of the way is put in.
+        sets: the sets of curves, by their places in `SETS`.
+        target_share: another than the set's own.
+        metric: another column of the file.
+    """
+
+    text: str
+    changed: SimulationSettings
+    sets: Sequence[int] = (0, 1, 2)
+    target_share: float | None = None
+    metric: str | None = None
+
+
+SETTINGS = (
+    _Setting("other bins", SimulationSettings()),
+    _Setting("1 good", SimulationSettings(good=1)),
+    _Setting("2 good", SimulationSettings(good=2)),
+    _Setting("12 good", SimulationSettings(good=12)),
+    _Setting("8 good of 32", SimulationSettings(good=8, jobs=32)),
+    _Setting("2 GPUs", SimulationSettings(gpus=2)),
+    _Setting("8 GPUs", SimulationSettings(gpus=8)),
+    _Setting("to the end", SimulationSettings(until="end")),
+    _Setting("12 good, to the end", SimulationSettings(good=12, until="end")),
+    _Setting("80% of the way", SimulationSettings(), [0], target_share=0.8),
+    _Setting("95% of the way", SimulationSettings(), [0, 2], target_share=0.95),
+    _Setting("97% of the way", SimulationSettings(), [1], target_share=0.97),
+    _Setting("validation loss", SimulationSettings(), [0], metric="validation_loss"),
+    _Setting("validation loss, 12 good", SimulationSettings(good=12), [0], metric="validation_loss"),
+)
+
+
+def measure() -> Iterator[str]:
+    """Lines of Markdown."""
+    yield "Mean time for a good trial to reach the target as a multiple of the oracle's. Each row:"
+    yield f"{len(SEEDS)} bins (seeds {SEEDS.start} to {SEEDS.stop - 1}), none of those the policy was chosen on."
+    yield "Unless a row says otherwise, bins of 16 trials with 4 good ones, on 4 GPUs, and the targets of `simulated`."
+    yield ""
+    yield f"| setting | curves | {' | '.join(POLICIES)} |"
+    yield f"|---|---|{'---|' * len(POLICIES)}"
+    ratios: dict[str, list[float]] = {name: [] for name in POLICIES}
+    for setting in SETTINGS:
+        for place in setting.sets:
+            row = _compare(setting, place)
+            for name in POLICIES:
+                ratios[name].append(row[name])
+            cells = " | ".join(f"{row[name]:.2f}" for name in POLICIES)
+            yield f"| {setting.text} | {SETS[place].name} | {cells} |"
+    means = " | ".join(f"{geometric_mean(ratios[name]):.2f}" for name in POLICIES)
+    yield f"| geometric mean | | {means} |"
+
+
+def _compare(setting: _Setting, place: int) -> dict[str, float]:
+    """Policy -> its time as a multiple of the oracle's."""
+    one = SETS[place]
+    curves = _curves(one.file, setting.metric)
+    scenario = resolve(curves, replace(setting.changed, target_share=setting.target_share or one.target_share))
+    results = simulate(curves, policies_named([*POLICIES, OraclePolicy.name]), scenario, SEEDS)
+    times_s = {result.name: result.mean_time_good_s for result in results}
+    return {name: times_s[name] / times_s[OraclePolicy.name] for name in POLICIES}
+
+
+@cache
+def _curves(file: str, metric: str | None) -> tuple[Curve, ...]:
+    return read_curves(DATA / file, metric)

@@ -1,0 +1,47 @@
+"""What a worker that runs the script reports of its steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from dike.reporting import reporter
+from dike.roles.rates import WorkerRates
+
+
+class StepReports:
+    """Reports the training steps of one session.
+
+    Args:
+        worker: this worker's index.
+    """
+
+    def __init__(self, worker: int) -> None:
+        self._worker = worker
+        self._rates = WorkerRates()
+        self._last_s: float | None = None
+
+    def step(self, results: Mapping[str, Any], samples: int | None, begun_s: float) -> None:
+        """Reports one step.
+
+        Args:
+            results: values of `step` and, where known, of `loss` and `arrived` (`TrainingGraph.observed`).
+            samples: samples in the step.
+            begun_s: when its run began, on the clock of `time.time`, which TensorFlow's own timestamps are on.
+        """
+        now_s = time.time()
+        # In a synchronous step the rest of the run is spent waiting for other workers.
+        busy_s = max(results.get("arrived", ()), default=now_s) - begun_s
+        if busy_s > 0:  # else the clock was set back
+            self._rates.done(self._worker, float(busy_s))
+        elapsed_s = now_s - self._last_s if self._last_s is not None else 0.0
+        self._last_s = now_s
+        rate = 1.0 / elapsed_s if elapsed_s > 0 else None
+        loss = results.get("loss")
+        reporter().progress(
+            int(results["step"]),
+            loss=float(loss.mean()) if loss is not None else None,
+            steps_per_s=rate,
+            samples_per_s=rate * samples if rate is not None and samples is not None else None,
+        )

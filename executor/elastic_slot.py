@@ -1,0 +1,225 @@
+"""The slot of an elastic training job: one process at a time, of the attempt that the framework wants.
+
+The processes are forked from the slot's zygote, which has imported TensorFlow. What is said to the framework and heard
+from it is in `executor.elastic_messages`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+from dike.profile import Api
+from dike.roles import process, server
+from executor import descendants
+from executor.attempt import AttemptProcess
+from executor.channel import TaskChannel, TaskEnd
+from executor.elastic_messages import ElasticStatus, ProcessEnd, WantedProcess
+from executor.messages import LaunchOrder, LogChunk, Outcome
+from executor.monitor import RunMonitor
+from executor.output import OutputCopier
+from executor.process import describe_exit
+from executor.zygote import JOB_COMMAND, Zygote
+from executor.zygote_slot import CLEAR_POLL_S, Setup, ZygoteSlot
+
+logger = logging.getLogger(__name__)
+
+REPEAT_S = 1.0
+"""How often a slot says how it stands, though nothing has changed: any message may get lost."""
+SAVE_TIMEOUT_S = 60.0
+"""How long a chief has to end its step and save when the job changes its size."""
+STOP_GRACE_S = SAVE_TIMEOUT_S + 5.0
+"""Between SIGTERM and SIGKILL when the job changes its size."""
+LIBRARIES = {
+    Api.GRAPH: ("tensorflow",),
+    Api.KERAS: ("tensorflow", "keras"),
+    # TF_USE_LEGACY_KERAS counts only before TensorFlow's import, and the script may be about to set it.
+    Api.TF_KERAS: (),
+    Api.COORDINATOR: ("tensorflow",),
+}
+"""API -> what a zygote may import before any script of it, as far as is known."""
+
+
+class ElasticSlot(ZygoteSlot[WantedProcess]):
+    """Obeys the newest `WantedProcess`: stops, starts, reports.
+
+    Args:
+        channel: the slot's task.
+        order: what it has to know.
+        zygote_command: the program that forks the job's processes.
+    """
+
+    def __init__(self, channel: TaskChannel, order: LaunchOrder, zygote_command: Sequence[str] = JOB_COMMAND) -> None:
+        own = {**order.environment, process.SAVE_TIMEOUT_VARIABLE: str(SAVE_TIMEOUT_S)}
+        setup = Setup(order.bundle_url, preload(order), own, order.cpus, order.gpu_devices, zygote_command)
+        super().__init__(channel, setup, order.kill_grace_s)
+        self._order = order
+        self._wanted = WantedProcess(0, None if order.standby else order.task)
+        self._output = OutputCopier(self._on_output)
+        self._current: AttemptProcess | None = None
+        self._ends: list[ProcessEnd] = []
+        self._ended: set[int] = set()
+        self._told: ElasticStatus | None = None
+        self._told_s = 0.0
+
+    @property
+    def _held(self) -> AttemptProcess | None:
+        return self._current
+
+    def _decode(self, data: str) -> WantedProcess:
+        return WantedProcess.decode(data)
+
+    def _due_s(self, zygote: Zygote) -> float:
+        current = self._current
+        if current is not None:
+            if current.is_over or (current.process is None and zygote.ready and not zygote.asked):
+                return time.monotonic() + CLEAR_POLL_S
+            if current.process is not None and current.process.due_s is not None:
+                return min(self._told_s + REPEAT_S, current.process.due_s)
+        return self._told_s + REPEAT_S
+
+    def _take(self, wish: WantedProcess) -> None:
+        if wish.number >= self._wanted.number:
+            self._wanted = wish
+            self._ends = [end for end in self._ends if end.attempt not in wish.known_ends]
+        self._told = None  # who speaks is answered
+
+    # What to do.
+
+    def _advance(self, zygote: Zygote) -> TaskEnd | None:
+        current = self._current
+        if current is not None and current.is_over:
+            if not self._is_clear(current, zygote):
+                return None
+            self._current = None
+            if (end := self._conclude(current)) is not None:
+                return end
+        elif current is not None and current.process is not None:
+            self._press(current, zygote)
+            return None
+        elif current is not None:
+            return self._start(current, zygote)
+        return self._fill(zygote)
+
+    def _fill(self, zygote: Zygote) -> TaskEnd | None:
+        """The slot is empty: it ends, gets ready, or takes the process that is wanted."""
+        if self._kill_grace_s is not None:
+            return self._end("TASK_KILLED", "killed on request")
+        if zygote.failure:
+            return self._end("TASK_FAILED", zygote.failure)
+        if zygote.ready and self._order.standby:
+            self._announce("ready")
+        task = self._wanted.task
+        if task is None or task.attempt in self._ended:
+            return None
+        self._current = AttemptProcess(task, self._output, self._channel, RunMonitor(self._gpus))
+        return self._start(self._current, zygote)
+
+    def _start(self, current: AttemptProcess, zygote: Zygote) -> TaskEnd | None:
+        """Gets its process from the zygote, once that is ready and nothing of an earlier one is left."""
+        answer = zygote.take_answer()
+        if isinstance(answer, int):
+            current.started(answer)
+            self._announce("running")
+        elif answer is not None:
+            return self._give_up(current, f"the process could not be started: {answer}")
+        elif zygote.failure:
+            return self._give_up(current, zygote.failure)
+        elif not self._is_wanted(current):
+            if zygote.asked:
+                if self._kill_grace_s is not None:
+                    zygote.kill()
+            # A zygote that died over the request may have forked all the same.
+            elif descendants.clear(zygote.pid):
+                current.abandon()
+                self._current = None
+                return self._fill(zygote)
+        elif zygote.ready and not zygote.asked and descendants.clear(zygote.pid):
+            current.asked = True
+            zygote.ask(*current.request(self._order, self._folder))
+        return None
+
+    def _give_up(self, current: AttemptProcess, reason: str) -> TaskEnd:
+        current.abandon()
+        self._current = None
+        if self._kill_grace_s is not None:
+            return self._end("TASK_KILLED", "killed on request")
+        return self._end("TASK_FAILED", reason)
+
+    def _press(self, current: AttemptProcess, zygote: Zygote) -> None:
+        """Makes a process end that is to make place."""
+        running = current.process
+        assert running is not None
+        if not self._is_wanted(current):
+            if not current.stopped:
+                current.stopped = True
+                current.monitor.look(descendants.processes(zygote.pid))
+            running.terminate(STOP_GRACE_S if self._kill_grace_s is None else self._kill_grace_s)
+        if running.kill_if_due():
+            logger.warning("%s did not end in time: it is killed", current)
+
+    def _conclude(self, current: AttemptProcess) -> TaskEnd | None:
+        """A process has ended: so does the task, unless another was wanted in its place, or none."""
+        assert current.process is not None
+        current.drain()
+        exit_code = current.process.exit_code
+        if self._kill_grace_s is not None:
+            return self._end("TASK_KILLED", "killed on request", exit_code)
+        if current.ended_as_asked:
+            self._ends.append(ProcessEnd(current.task.attempt, self._outcome(exit_code)))
+            self._ended.add(current.task.attempt)
+            return None
+        if exit_code == 0:
+            return self._end("TASK_FINISHED", describe_exit(0), exit_code)
+        return self._end("TASK_FAILED", describe_exit(exit_code), exit_code)
+
+    def _is_wanted(self, current: AttemptProcess) -> bool:
+        task = self._wanted.task
+        return (
+            self._kill_grace_s is None
+            and not current.stopped
+            and task is not None
+            and task.attempt == current.task.attempt
+        )
+
+    # What to say.
+
+    def _tell(self, zygote: Zygote) -> None:
+        now_s = time.monotonic()
+        status = self._status()
+        if status != self._told or now_s - self._told_s >= REPEAT_S:
+            self._told, self._told_s = status, now_s
+            self._channel.send(status.encode())
+
+    def _concluded(self, end: TaskEnd) -> TaskEnd:
+        self._channel.send(self._status().encode())
+        return end
+
+    def _status(self) -> ElasticStatus:
+        current = self._current
+        return ElasticStatus(
+            task_id=self._channel.task_id,
+            number=self._wanted.number,
+            ready=self._zygote is not None and self._zygote.ready,
+            attempt=current.task.attempt if current is not None and current.asked else None,
+            ends=tuple(self._ends),
+        )
+
+    def _on_output(self, stream: str, offset: int, data: bytes) -> None:
+        if self._order.stream_logs:
+            self._channel.send(LogChunk(self._channel.task_id, stream, offset, data).encode())
+
+    def _outcome(self, exit_code: int | None) -> Outcome:
+        output = self._output
+        return Outcome(exit_code, dict(output.log_bytes), output.tail, str(self._channel.sandbox))
+
+    def _end(self, state: str, message: str, exit_code: int | None = None) -> TaskEnd:
+        return TaskEnd(state, message, self._outcome(exit_code).encode())
+
+
+def preload(order: LaunchOrder) -> tuple[str, ...]:
+    """What the zygote of a slot imports."""
+    if server.is_server(order.task):
+        return ("tensorflow",)
+    return LIBRARIES[order.task.api] if order.preload is None else order.preload

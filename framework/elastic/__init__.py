@@ -1,0 +1,1 @@
+"""Training jobs that change their size while they train (`dike run --elastic`)."""

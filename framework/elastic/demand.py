@@ -1,0 +1,135 @@
+"""What other frameworks hold and want, and what a fair share of the cluster is (dominant resource fairness)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from framework.master import Master
+from framework.offers import MIB
+
+RESOURCES = ("cpus", "mem", "gpus")
+
+Amounts = Mapping[str, float]
+"""Name of a resource -> how much of it; mem in MiB."""
+
+
+@dataclass(frozen=True)
+class FrameworkUse:
+    """One framework as the master sees it.
+
+    Attributes:
+        id, name: Mesos' id of it, and its name for people.
+        used: what its tasks hold.
+        wants: whether it is to be offered resources: connected and not suppressed.
+    """
+
+    id: str
+    name: str
+    used: Amounts
+    wants: bool
+
+    @property
+    def waits(self) -> bool:
+        """Whether it wants resources and holds none."""
+        return self.wants and not any(self.used.get(name, 0) > 0 for name in RESOURCES)
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Who shares the cluster.
+
+    Attributes:
+        total: all agents' resources.
+        others: the other frameworks.
+    """
+
+    total: Amounts
+    others: Sequence[FrameworkUse] = field(default=())
+
+    @property
+    def waiting(self) -> list[FrameworkUse]:
+        """Those that want resources and hold none."""
+        return [one for one in self.others if one.waits]
+
+    def fair_workers(self, worker: Amounts, rest: Amounts) -> int | None:
+        """Most workers with which a job's dominant share is not above that of each framework that holds or wants any.
+
+        Args:
+            worker: what one worker takes.
+            rest: what the job's other tasks take together.
+
+        Returns:
+            At least 0; None if no other framework wants anything.
+        """
+        if not any(one.wants for one in self.others):
+            return None
+        sharing = 1 + sum(one.wants or any(one.used.get(name, 0) > 0 for name in RESOURCES) for one in self.others)
+        most = math.inf
+        for name in RESOURCES:
+            if worker.get(name, 0) > 0 and self.total.get(name, 0) > 0:
+                share = self.total[name] / sharing - rest.get(name, 0)
+                most = min(most, share / worker[name] + 1e-9)
+        return max(0, math.floor(most)) if math.isfinite(most) else None
+
+
+class RoomMade:
+    """Remembers for whom a job has shrunk: who could not use what was given up is not given way to again.
+
+    Args:
+        patience_s: how long another framework may take to use it.
+    """
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._since_s: dict[str, float] = {}
+
+    def made_for(self, ids: Iterable[str], now_s: float) -> None:
+        """Room has been made for these frameworks."""
+        for name in ids:
+            self._since_s.setdefault(name, now_s)
+
+    def still_useful(self, demand: Demand, now_s: float) -> Demand:
+        """The demand without those who wait in spite of the room made for them."""
+        waiting = {one.id for one in demand.waiting}
+        # Whoever got something may wait for more some other day.
+        self._since_s = {name: since_s for name, since_s in self._since_s.items() if name in waiting}
+        hopeless = {name for name, since_s in self._since_s.items() if now_s - since_s >= self._patience_s}
+        return Demand(demand.total, [one for one in demand.others if one.id not in hopeless])
+
+
+def demand_on(master: Master, own_id: str) -> Demand | None:
+    """What the master says of the other frameworks; None where it does not tell.
+
+    Args:
+        master: whom to ask.
+        own_id: Mesos' id of the framework that asks.
+    """
+    nodes = master.agents()
+    frameworks = master.ask("/frameworks")
+    # Mesos tells in its metrics alone whether a framework has suppressed its offers.
+    metrics = master.ask("/metrics/snapshot")
+    if not nodes or frameworks is None or metrics is None:
+        return None
+    total = {
+        "cpus": sum(node.cpus for node in nodes),
+        "mem": sum(node.mem_bytes for node in nodes) / MIB,
+        "gpus": float(sum(node.gpus for node in nodes)),
+    }
+    others = [_use(one, metrics) for one in frameworks.get("frameworks", ()) if one.get("id") != own_id]
+    return Demand(total, others)
+
+
+def _use(framework: Mapping[str, Any], metrics: Mapping[str, float]) -> FrameworkUse:
+    name = str(framework.get("id"))
+    flags = [value for key, value in metrics.items() if key.endswith("/suppressed") and f"/{name}/" in key]
+    connected = bool(framework.get("active")) and bool(framework.get("connected"))
+    used = framework.get("used_resources", {})
+    return FrameworkUse(
+        id=name,
+        name=str(framework.get("name")),
+        used={resource: float(used.get(resource, 0)) for resource in RESOURCES},
+        wants=connected and not (flags and all(flags)),
+    )

@@ -1,0 +1,289 @@
+"""Changes the size of a running job: looks at what it could have now and then, and sees each change through.
+
+Which size is better is for `framework.elastic.judge` to say; how a change goes is in `framework.elastic.change`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from executor.elastic_messages import ElasticStatus
+from framework.driver import CallRefusedError, MasterUnavailableError
+from framework.elastic.change import Change, Stage, next_cluster
+from framework.elastic.demand import Demand
+from framework.elastic.judge import Judge
+from framework.elastic.layout import Layout
+from framework.elastic.slots import ElasticSlots
+from framework.elastic.stragglers import StragglerDetector
+from framework.job import JobResult, JobSpec, JobTask, Resize, TaskState
+from framework.job_run import JobRun
+from framework.launching import DoesNotFitError, launch_operation, place
+from framework.mesos_calls import MesosCalls, try_now
+from framework.observer import JobObserver
+from framework.offer_desk import OfferDesk
+from framework.offers import AgentOffer
+from framework.reports import ReportListener
+from solver import NodeClass, Plan
+
+GATHER_S = 6.0
+"""How long offers are waited for."""
+LOOK_AGAIN_S = 1.0
+"""How soon it is looked again whether the job's speed is known."""
+KILL_AGAIN_S = 5.0
+
+
+class Resizer(ReportListener):
+    """Changes the size of one running job.
+
+    Args:
+        spec: the job.
+        run: what runs of it.
+        mesos: where it runs.
+        desk: offers in hand.
+        observer: is told.
+        result: gets the changes.
+        demand: says what other frameworks hold and want; None where that is not known.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        run: JobRun,
+        mesos: MesosCalls,
+        desk: OfferDesk,
+        observer: JobObserver,
+        result: JobResult,
+        demand: Callable[[], Demand | None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._spec = spec
+        self._run = run
+        self._mesos = mesos
+        self._desk = desk
+        self._observer = observer
+        self._result = result
+        self._clock = clock
+        self._judge = Judge(spec, run, demand)
+        self._slots = ElasticSlots(mesos)
+        self._stragglers = StragglerDetector()
+        self._straggler: JobTask | None = None
+        self._change: Change | None = None
+        self._gathering_since_s: float | None = None
+        self._next_s = math.inf
+        self._killed_s = 0.0
+        self._saved_step: int | None = None
+        self._resumed_step: int | None = None
+        self._is_frozen = False
+
+    @property
+    def wants_offers(self) -> bool:
+        """Whether it is looking at what there is."""
+        return self._gathering_since_s is not None
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether processes of the job are being stopped for a change, so that whatever else ends breaks it off."""
+        return self._change is not None and self._change.stage in (Stage.SAVING, Stage.CLEARING)
+
+    # What happens to the job.
+
+    def launched(self, nodes: Sequence[NodeClass]) -> None:
+        """All tasks of a plan have been launched.
+
+        Args:
+            nodes: what was on offer.
+        """
+        self._judge.launched(self._plan, nodes)
+        self._stragglers.forget()
+        self._next_s = self._clock() + self._spec.resize_interval_s
+
+    def stopped(self) -> None:
+        """All of the job is being ended."""
+        self._change = self._straggler = self._gathering_since_s = None
+        self._next_s = math.inf
+        self._slots.forget()
+
+    def lost(self, task: JobTask) -> None:
+        """A task has ended, of the attempt or not; a change that has not begun is given up."""
+        change = self._change
+        if task.member:
+            self._gathering_since_s = None
+        if task is self._straggler:
+            self._straggler = None
+        if change is not None and not change.has_begun and (task.member or task in change.new):
+            self._give_up(change, task.failure)
+
+    # What executors say.
+
+    def status(self, status: ElasticStatus) -> None:
+        self._slots.heard(status)
+
+    def saved(self, step: int) -> None:
+        self._saved_step = step
+
+    def resumed(self, step: int) -> None:
+        self._resumed_step = step
+
+    def total(self, steps: int) -> None:
+        self._judge.total_steps = steps
+
+    def rates(self, task: JobTask, workers: Mapping[int, float]) -> None:
+        if not task.member or self._change is not None or self._spec.stragglers == "ignore":
+            return
+        straggler = self._stragglers.add(workers)
+        if straggler is not None:
+            self._observer.note(str(straggler))
+            self._stragglers.forget()
+            if self._spec.stragglers == "replace":
+                slow = (one for one in self._run.members if one.name == f"worker:{straggler.index}")
+                # A chief elsewhere might not find the checkpoints.
+                self._straggler = next((one for one in slow if not self._spec.is_chief(one.planned)), None)
+
+    def progressed(self, task: JobTask) -> None:
+        if task.step is None or not task.member or not self._spec.is_chief(task.planned):
+            return
+        now_s = self._clock()
+        if self._change is not None and self._change.stage is Stage.STARTING:
+            self._complete(self._change, task.step, now_s)
+        self._judge.progressed(now_s, task.step, task.loss)
+
+    # What is due by time.
+
+    def tick(self, now_s: float, *, may_begin: bool) -> str:
+        """Does what is due.
+
+        Args:
+            now_s: the time.
+            may_begin: whether a change may be begun now.
+
+        Returns:
+            Why the job has to start again; empty if it need not.
+        """
+        self._slots.tell(now_s)
+        self._kill_left_over(now_s)
+        if self._change is not None:
+            return self._advance(self._change, now_s)
+        if self._gathering_since_s is not None:
+            if self._desk.gathering.settled(now_s) or now_s - self._gathering_since_s >= GATHER_S:
+                self._gathering_since_s = None
+                self._decide(self._desk.gathering.agents, now_s)
+                self._desk.decline_rest()
+                try_now(self._mesos.suppressOffers)
+        elif may_begin and now_s >= self._next_s and not self._is_frozen:
+            self._consider(now_s)
+        return ""
+
+    def _consider(self, now_s: float) -> None:
+        settled = all(task.state is TaskState.RUNNING for task in self._run.members)
+        if not settled or self._saved_step is None or not self._judge.measure():
+            self._next_s = now_s + LOOK_AGAIN_S
+            return
+        self._next_s = now_s + self._spec.resize_interval_s
+        choice = None if self._straggler is not None else self._judge.choose(self._judge.sizes(), now_s)
+        if choice is not None and choice.beneficiaries:
+            self._decide([], now_s)
+        elif choice is not None or self._straggler is not None:
+            # Others are not disturbed unless there is something to gain.
+            self._gathering_since_s = now_s
+            try_now(self._mesos.reviveOffers)
+
+    def _decide(self, agents: Sequence[AgentOffer], now_s: float) -> None:
+        if (slow := self._straggler) is not None:
+            self._straggler = None
+            target = self._judge.replacement(slow, agents, now_s)
+            if target is None:
+                self._observer.note(f"{slow.name} stays where it is: no other agent has room for it")
+            else:
+                self._begin(target, agents, f"{slow.name} on {slow.node} is too slow", now_s)
+            return
+        layouts = self._judge.layouts(agents, now_s)
+        choice = self._judge.choose(layouts, now_s)
+        if choice is not None:
+            self._judge.follows(choice, now_s)
+            self._begin(layouts[choice.size], agents, choice.reason, now_s)
+
+    def _begin(self, target: Layout, agents: Sequence[AgentOffer], reason: str, now_s: float) -> None:
+        self._observer.resizing(target.size.workers, target.size.ps, reason)
+        try:
+            new = self._launch(target, agents)
+        except (DoesNotFitError, MasterUnavailableError, CallRefusedError) as error:
+            # What the master did take is not ours, and is ended when it reports; its ids are not used again.
+            self._run.serial += 1
+            self._observer.note(f"the size of the job stays as it is: {error}")
+            return
+        self._run.add(new)
+        self._change = Change(self._spec, self._run, self._mesos, self._slots, target, new, reason, now_s)
+        if new:
+            self._observer.launched(new)
+
+    def _launch(self, target: Layout, agents: Sequence[AgentOffer]) -> list[JobTask]:
+        spec, run = self._spec, self._run
+        wanted = dataclasses.replace(target.plan, tasks=target.new)
+        new = place(spec, wanted, agents, run.serial, run.used_ports, run.members)
+        cluster = next_cluster(run, target, new)
+        for task in new:
+            task.member = False
+        for agent in agents:
+            here = [task for task in new if task.agent_id == agent.agent_id]
+            if here:
+                operation = launch_operation(spec, target.plan, here, cluster, agent, run.attempt + 1, standby=True)
+                self._desk.accept(agent, operation)
+        return new
+
+    # The course of a change.
+
+    def _advance(self, change: Change, now_s: float) -> str:
+        if failure := change.failure(now_s):
+            if change.has_begun:
+                return failure
+            self._give_up(change, failure)
+            return ""
+        if change.script_has_ended:
+            # It ended by itself before it heard that it was to stop.
+            change.chief.finished = self._is_frozen = True
+            self._give_up(change, "the script has ended")
+        elif change.advance(now_s) is Stage.STARTING:
+            self._resumed_step = self._straggler = None
+            self._killed_s = now_s
+            self._result.plan = self._plan
+            self._result.addresses = {task.name: task.address for task in self._run.members}
+            self._judge.restarted()
+            self._stragglers.forget()
+        return ""
+
+    def _complete(self, change: Change, step: int, now_s: float) -> None:
+        self._change = None
+        before, after, saved = change.before, change.target.size, self._saved_step or 0
+        cost_s = now_s - change.stopped_s
+        self._judge.cost_s = cost_s
+        self._next_s = now_s + self._spec.resize_interval_s
+        resize = Resize(before.workers, before.ps, after.workers, after.ps, change.reason, saved, round(cost_s, 3))
+        self._result.resizes.append(resize)
+        self._observer.resized(resize)
+        if step <= saved and (self._resumed_step is None or self._resumed_step < saved):
+            self._is_frozen = True
+            self._observer.note(
+                f"the script did not go on at step {saved}, where it was saved, but at step {step}: it cannot resume, "
+                "so the size of the job stays as it is from now on"
+            )
+
+    def _give_up(self, change: Change, reason: str) -> None:
+        change.abandon()
+        self._change = None
+        self._next_s = self._clock() + self._spec.resize_interval_s
+        self._observer.note(f"the size of the job stays as it is: {reason}")
+
+    def _kill_left_over(self, now_s: float) -> None:
+        left_over = [task for task in self._run.tasks.values() if task.stop_requested and not task.member]
+        if left_over and now_s - self._killed_s >= KILL_AGAIN_S:
+            self._killed_s = now_s
+            for task in left_over:
+                try_now(self._mesos.kill, task.task_id, task.agent_id)
+
+    @property
+    def _plan(self) -> Plan:
+        assert self._run.plan is not None
+        return self._run.plan

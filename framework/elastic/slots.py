@@ -1,0 +1,90 @@
+"""What the slots of an elastic job are to run, and what they say they do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dike.task import TaskSpec
+from executor.elastic_messages import ElasticStatus, WantedProcess
+from framework.job import JobTask, TaskState
+from framework.mesos_calls import MesosCalls, try_now
+
+REPEAT_S = 1.0
+"""How often a slot is told what it is to run until it has answered."""
+
+
+@dataclass
+class _Slot:
+    task: JobTask
+    wanted: WantedProcess
+    status: ElasticStatus | None = None
+    told_s: float | None = None
+
+
+class ElasticSlots:
+    """Tells slots what to run until they know; one entry for each that was ever told anything.
+
+    Args:
+        mesos: delivers messages, or not.
+    """
+
+    def __init__(self, mesos: MesosCalls) -> None:
+        self._mesos = mesos
+        self._slots: dict[str, _Slot] = {}
+
+    def want(self, task: JobTask, process: TaskSpec | None) -> None:
+        """Wants this process in the task's slot; None: none at all."""
+        slot = self._slots.get(task.task_id)
+        if slot is None:
+            self._slots[task.task_id] = _Slot(task, WantedProcess(1, process))
+            return
+        ends = () if slot.status is None else tuple(end.attempt for end in slot.status.ends)
+        slot.wanted = WantedProcess(slot.wanted.number + 1, process, ends)
+        slot.told_s = None
+
+    def heard(self, status: ElasticStatus) -> None:
+        """A slot has said how it stands."""
+        slot = self._slots.get(status.task_id)
+        if slot is not None and (slot.status is None or status.number >= slot.status.number):
+            slot.status = status
+
+    def tell(self, now_s: float) -> None:
+        """Sends what slots do not know yet."""
+        for task_id, slot in list(self._slots.items()):
+            if slot.task.state.is_terminal():
+                del self._slots[task_id]
+            elif self._must_tell(slot, now_s):
+                slot.told_s = now_s
+                where = {"value": task_id}, {"value": slot.task.agent_id}
+                try_now(self._mesos.sendFrameworkMessage, *where, slot.wanted.encode())
+
+    def is_ready(self, task: JobTask) -> bool:
+        """Whether the slot can start a process at once."""
+        slot = self._slots.get(task.task_id)
+        return slot is not None and slot.status is not None and slot.status.ready
+
+    def is_empty(self, task: JobTask) -> bool:
+        """Whether the slot was told to run nothing, and runs nothing."""
+        slot = self._slots.get(task.task_id)
+        if slot is None or slot.wanted.task is not None or not self._knows(slot):
+            return False
+        return slot.status is not None and slot.status.attempt is None
+
+    def exit_code(self, task: JobTask, attempt: int) -> int | None:
+        """How the process of an attempt ended that was told to; None if it has not, or nobody could tell."""
+        slot = self._slots.get(task.task_id)
+        ends = () if slot is None or slot.status is None else slot.status.ends
+        return next((end.outcome.exit_code for end in ends if end.attempt == attempt), None)
+
+    def forget(self) -> None:
+        """The tasks are being killed."""
+        self._slots.clear()
+
+    def _must_tell(self, slot: _Slot, now_s: float) -> bool:
+        if slot.task.state is not TaskState.RUNNING or self._knows(slot):
+            return False
+        return slot.told_s is None or now_s - slot.told_s >= REPEAT_S
+
+    @staticmethod
+    def _knows(slot: _Slot) -> bool:
+        return slot.status is not None and slot.status.number >= slot.wanted.number

@@ -1,0 +1,88 @@
+"""Workers that are much slower than the others (Optimus, EuroSys 2018, section 5.2)."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from framework.job import JobTask
+from framework.observer import JobObserver
+from framework.reports import ReportListener
+
+SLOW = 0.5
+"""A worker below this share of the median is slow."""
+REPORTS = 5
+"""So many reports in a row make a straggler of a slow worker."""
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """A worker that has been slow for long.
+
+    Attributes:
+        index: its number.
+        steps_per_s: its speed.
+        median_steps_per_s: the median of all workers.
+    """
+
+    index: int
+    steps_per_s: float
+    median_steps_per_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"worker:{self.index} makes {self.steps_per_s:.3g} steps/s, less than half of the median of "
+            f"{self.median_steps_per_s:.3g}"
+        )
+
+
+class StragglerDetector:
+    """Tells stragglers from workers that were slow for a moment."""
+
+    def __init__(self) -> None:
+        self._rates: dict[int, float] = {}
+        self._slow: dict[int, int] = {}
+
+    def add(self, rates: Mapping[int, float]) -> Straggler | None:
+        """Takes one report in.
+
+        Args:
+            rates: index of a worker -> steps a second, of those that it concerns.
+
+        Returns:
+            The slowest worker that has been slow in `REPORTS` reports of its own in a row; None if there is none.
+        """
+        self._rates.update(rates)
+        median = statistics.median(self._rates.values())
+        for index in rates:
+            self._slow[index] = self._slow.get(index, 0) + 1 if self._rates[index] < SLOW * median else 0
+        late = [index for index, times in self._slow.items() if times >= REPORTS]
+        if not late:
+            return None
+        slowest = min(late, key=self._rates.__getitem__)
+        return Straggler(slowest, self._rates[slowest], median)
+
+    def forget(self) -> None:
+        """The workers are others from now on."""
+        self._rates.clear()
+        self._slow.clear()
+
+
+class StragglerReporter(ReportListener):
+    """Tells the user of stragglers, once of each.
+
+    Args:
+        observer: is told.
+    """
+
+    def __init__(self, observer: JobObserver) -> None:
+        self._observer = observer
+        self._detector = StragglerDetector()
+        self._told: set[int] = set()
+
+    def rates(self, task: JobTask, workers: Mapping[int, float]) -> None:
+        straggler = self._detector.add(workers)
+        if straggler is not None and straggler.index not in self._told:
+            self._told.add(straggler.index)
+            self._observer.note(str(straggler))

@@ -1,0 +1,52 @@
+"""What runs of a job at the moment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from framework.job import JobTask
+from solver import Plan
+
+
+@dataclass
+class JobRun:
+    """The current attempt, shared by all that start and end tasks of the job.
+
+    Attributes:
+        attempt: how many times the job was started before, at any size.
+        serial: number of the next launch, part of its tasks' ids.
+        plan: what is followed; None before the first plan.
+        tasks: id -> task, those that are not part of the attempt too (`JobTask.member`).
+        cluster: role -> addresses, in the order of the index.
+        used_ports: ports that failed before, to be taken only if there is no other.
+    """
+
+    attempt: int = 0
+    serial: int = 0
+    plan: Plan | None = None
+    tasks: dict[str, JobTask] = field(default_factory=dict)
+    cluster: dict[str, list[str]] = field(default_factory=dict)
+    used_ports: set[int] = field(default_factory=set)
+
+    @property
+    def members(self) -> list[JobTask]:
+        """The tasks of the attempt, in the order of the plan."""
+        return [task for task in self.tasks.values() if task.member]
+
+    def live(self) -> dict[str, str]:
+        """Task -> agent of all that have not ended."""
+        return {task.task_id: task.agent_id for task in self.tasks.values() if not task.state.is_terminal()}
+
+    def sort(self) -> None:
+        """Brings the tasks of the attempt into the plan's order, the others behind them."""
+        assert self.plan is not None
+        place = {planned.name: number for number, planned in enumerate(self.plan.tasks)}
+        self.tasks = dict(
+            sorted(self.tasks.items(), key=lambda item: place[item[1].name] if item[1].member else len(place))
+        )
+
+    def add(self, tasks: Iterable[JobTask]) -> None:
+        """Takes tasks in that one launch has started."""
+        self.tasks.update({task.task_id: task for task in tasks})
+        self.serial += 1

@@ -1,0 +1,146 @@
+"""The machines that simulated jobs share, and the tasks of a job on them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from dike.exceptions import BadInputError
+from solver.cluster import Cluster, NodeClass
+from solver.jobs.free_capacity import NOTHING, Amounts, capacity, plus
+from solver.jobs.speed import even_spread
+from solver.nodes import node_kinds
+from solver.units import GIB
+
+Counts = tuple[int, int]
+"""Workers and parameter servers of a job; no parameter servers where it adds gradients up by all-reduce."""
+Layout = tuple[Counts, ...]
+"""Workers and parameter servers of a job on each of its machines, most first; which machines does not matter."""
+
+
+class Host(NamedTuple):
+    """A machine, by its number, and the tasks of one job on it."""
+
+    machine: int
+    workers: int
+    ps: int
+
+
+Hosts = tuple[Host, ...]
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Machines that are all alike.
+
+    Attributes:
+        count: how many.
+        gpus: GPUs of each.
+        cpus: CPU cores of each.
+        mem_gib: memory of each.
+        network_gbps: speed of each one's network card, each way.
+        gpu_model: model of the GPUs.
+    """
+
+    count: int = 16
+    gpus: int = 4
+    cpus: float = 48
+    mem_gib: float = 192
+    network_gbps: float = 10
+    gpu_model: str = "T4"
+
+    def __post_init__(self) -> None:
+        if self.count < 1 or self.gpus < 1:
+            raise BadInputError(f"{self.count} machines with {self.gpus} GPUs each cannot be; both must be 1 or more.")
+        for what, value in (("CPUs", self.cpus), ("GiB of memory", self.mem_gib), ("Gb/s", self.network_gbps)):
+            if not 0 < value < float("inf"):
+                raise BadInputError(f"Machines with {value:g} {what} cannot be; give more than 0.")
+
+    def cluster(self, network_factor: float = 1.0) -> Cluster:
+        """The machines as the planner knows them.
+
+        Args:
+            network_factor: their network cards are faster by this.
+        """
+        return Cluster(
+            (
+                NodeClass(
+                    name="machine",
+                    count=self.count,
+                    cpus=self.cpus,
+                    mem_bytes=int(self.mem_gib * GIB),
+                    gpus=self.gpus,
+                    gpu_model=self.gpu_model,
+                    disk_bytes=1000 * GIB,
+                    network_gbps=self.network_gbps * network_factor,
+                ),
+            )
+        )
+
+    @property
+    def capacity(self) -> Amounts:
+        """What one machine has."""
+        return capacity(node_kinds(self.cluster())[0])
+
+    @property
+    def total(self) -> Amounts:
+        """What all of them have."""
+        return plus(NOTHING, self.capacity, self.count)
+
+
+@dataclass(frozen=True)
+class TaskNeeds:
+    """What the tasks of a job take.
+
+    Attributes:
+        worker: each worker.
+        ps: each parameter server; nothing where the job has none.
+    """
+
+    worker: Amounts
+    ps: Amounts = NOTHING
+
+    def of(self, workers: int, ps: int) -> Amounts:
+        """What so many take together."""
+        return plus(plus(NOTHING, self.worker, workers), self.ps, ps)
+
+
+def fits(need: Amounts, have: Amounts) -> bool:
+    """Whether there is that much of every resource."""
+    # Asked so often that a loop would be felt.
+    return need[0] <= have[0] and need[1] <= have[1] and need[2] <= have[2] and need[3] <= have[3]
+
+
+def share_of(need: Amounts, total: Amounts) -> float:
+    """Share of the dominant resource: the one of which `need` is the largest part."""
+    return max(wanted / there for wanted, there in zip(need, total, strict=True) if there)
+
+
+def counts_of(hosts: Iterable[Host]) -> Counts:
+    """Workers and parameter servers on all machines."""
+    placed = tuple(hosts)
+    return sum(host.workers for host in placed), sum(host.ps for host in placed)
+
+
+def layout_of(hosts: Iterable[Host]) -> Layout:
+    """The same without the machines' numbers."""
+    return tuple(sorted(((host.workers, host.ps) for host in hosts), reverse=True))
+
+
+@functools.cache
+def even_layout(needs: TaskNeeds, counts: Counts, machine: Amounts) -> Layout | None:
+    """The fewest empty machines that hold a job in equal parts; None where no number of them does.
+
+    Args:
+        needs: what the tasks take.
+        counts: how many there are.
+        machine: what each machine has.
+    """
+    workers, ps = counts
+    for machines in range(1, workers + ps + 1):
+        groups = even_spread(workers, ps, machines)
+        if all(fits(needs.of(on_each, ps_on_each), machine) for _, on_each, ps_on_each in groups):
+            return tuple((on_each, ps_on_each) for there, on_each, ps_on_each in groups for _ in range(there))
+    return None

@@ -1,0 +1,157 @@
+"""`dike run --elastic` from outside: a real Mesos that it shares with a search, real processes, one of them killed."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import psutil
+import pytest
+
+from dike.profile import Api, ModelProfile, VariableSpec
+from framework.embedded import AgentSpec, EmbeddedCluster
+from tests.framework.conftest import dike_command, dike_environment
+
+pytestmark = [pytest.mark.mesos, pytest.mark.tensorflow, pytest.mark.timeout(600)]
+
+DEADLINE_S = 240.0
+STEPS_PER_EPOCH = 32
+AGENT = "cpus:2;mem:1900;disk:4096"
+COUNTING = Path(__file__).parents[1] / "search" / "scripts" / "counting.py"
+SCRIPT = """
+import sys, time
+from pathlib import Path
+import numpy as np
+import keras
+
+class Slowly(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        time.sleep(0.05)
+        self.model.stop_training = Path(sys.argv[1]).exists()
+
+model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1, name='out')])
+model.compile('sgd', 'mse')
+data = np.random.RandomState(0).rand(256, 4).astype('f')
+model.fit(data, data.sum(axis=1), batch_size=8, epochs=10000, verbose=2, callbacks=[Slowly()])
+"""
+# Its FLOPs are made up: the model is a tiny one, of which no second worker would be worth anything.
+PROFILE = ModelProfile(
+    name="train.py",
+    api=Api.KERAS,
+    parameters=5,
+    parameter_bytes=20,
+    variables=(VariableSpec("out/kernel", (4, 1), "float32", 16), VariableSpec("out/bias", (1,), "float32", 4)),
+    flops_forward_per_sample=1e9,
+    flops_step_per_sample=3e9,
+    longest_path_flops=1e9,
+    batch_size=8,
+)
+
+
+class Running:
+    """A `dike` that goes on while the test looks at it."""
+
+    started: ClassVar[list[subprocess.Popen[bytes]]] = []
+
+    def __init__(self, folder: Path, *arguments: str | Path) -> None:
+        self._log = folder / "stderr"
+        self._output = folder / "stdout"
+        with self._log.open("w") as stderr, self._output.open("w") as stdout:
+            self.process = subprocess.Popen(
+                dike_command(*arguments), cwd=folder, env=dike_environment(), stdout=stdout, stderr=stderr
+            )
+        self.started.append(self.process)
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def wait_for(self, look: Callable[[], Any], what: str) -> Any:
+        deadline = time.monotonic() + DEADLINE_S
+        while not (found := look()):
+            if time.monotonic() > deadline or self.process.poll() is not None:
+                self.process.kill()
+                pytest.fail(f"{what} did not come true\n{self.log}")
+            time.sleep(0.05)
+        return found
+
+    def wait_for_text(self, text: str, times: int = 1) -> None:
+        self.wait_for(lambda: self.log.count(text) >= times, f"'{text}' on standard error")
+
+    def result(self) -> dict[str, Any]:
+        self.process.wait(DEADLINE_S)
+        assert self.process.returncode == 0, self.log
+        return dict(json.loads(self._output.read_text()))
+
+
+@pytest.fixture
+def mesos() -> Iterator[EmbeddedCluster]:
+    with EmbeddedCluster([AgentSpec(resources=AGENT)] * 2) as cluster:
+        cluster.wait_for_agents(60)
+        yield cluster
+    for process in Running.started:
+        process.kill()
+        process.wait()
+    Running.started.clear()
+
+
+def search(folder: Path, cluster: EmbeddedCluster, steps: int) -> Running:
+    """A search of one trial whose slot fits only an agent that has nothing else."""
+    folder.mkdir()
+    slot = ("--slot-mem", "1300", "--slot-cpus", "0.5", "--slots", "1")
+    trial = ("--param", "lr=0.01", COUNTING, "--", "--steps", str(steps))
+    return Running(folder, "tune", "--format", "json", "--master", cluster.master, *slot, *trial)
+
+
+def executor_of(cluster: EmbeddedCluster, name: str) -> psutil.Process:
+    """The executor of the task that is called so, such as `chief-0`."""
+    for process in psutil.process_iter():
+        try:
+            environment = process.environ()
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            continue
+        here = environment.get("MESOS_DIRECTORY", "").startswith(str(cluster.work_dir))
+        if here and f".{name}." in environment.get("MESOS_EXECUTOR_ID", "") and "executor" in process.cmdline():
+            return process
+    raise AssertionError(f"there is no {name}")
+
+
+def test_a_job_and_a_search_share_a_cluster(tmp_path: Path, mesos: EmbeddedCluster) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "train.py").write_text(SCRIPT)
+    (tmp_path / "profile.json").write_text(PROFILE.dumps())
+    first = search(tmp_path / "first", mesos, steps=400)
+    first.wait_for(lambda: any(f["used_resources"]["mem"] for f in mesos.state()["frameworks"]), "a slot")
+    job = Running(
+        tmp_path,
+        *("run", "--format", "json", "--master", mesos.master, "--elastic", "1:2", "--resize-interval", "2"),
+        *("--checkpoint-interval", "1", "--profile", tmp_path / "profile.json"),
+        *(project / "train.py", tmp_path / "stop"),
+    )
+    # The search holds an agent, so the job begins with one worker; when it is over the job grows.
+    job.wait_for_text("chief:0 running")
+    assert "worker:1" not in job.log
+    first.result()
+    job.wait_for_text("1 to 2 workers at step")
+    # Another search finds nothing free: the job gives a worker up, and its chief is killed in the middle of that.
+    second = search(tmp_path / "second", mesos, steps=20)
+    job.wait_for_text("changing to 1 worker and")
+    executor_of(mesos, "chief-0").kill()
+    job.wait_for_text("restart 1 of at most")
+    resumed = job.wait_for(lambda: re.findall(r"restored .*: epoch (\d+), batch", job.log)[1:], "the next attempt")
+    assert second.result()["trials"][0]["state"] == "finished"
+    (tmp_path / "stop").touch()
+    result = job.result()
+    assert result["succeeded"]
+    assert result["restarts"] == 1
+    grown = result["resizes"][0]
+    assert (grown["from_workers"], grown["to_workers"]) == (1, 2)
+    assert 0 < grown["step"] < result["steps"]
+    assert int(resumed[-1]) >= grown["step"] // STEPS_PER_EPOCH
+    assert all(0 < resize["cost_s"] < DEADLINE_S for resize in result["resizes"])

@@ -1,0 +1,113 @@
+"""A slot in a process of its own, seen from the framework."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+STANDIN = (sys.executable, str(HERE / "standin_zygote.py"))
+DEADLINE_S = 30.0
+
+
+class SeenSlot:
+    """Starts `slot_process.py` and reads what it says.
+
+    Args:
+        folder: gets the sandbox and the log.
+        order: of the slot, encoded.
+        zygote: its zygote's command.
+        environment: changes to our own.
+
+    Attributes:
+        sandbox: the slot's.
+        process: the slot's.
+        updates: status updates so far.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        order: str,
+        zygote: Sequence[str] = STANDIN,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.sandbox = folder / "sandbox"
+        self.sandbox.mkdir()
+        self.updates: list[dict[str, Any]] = []
+        self._changed = threading.Condition()
+        with (folder / "slot.log").open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, str(HERE / "slot_process.py"), str(self.sandbox), order, *zygote],
+                env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def take(self, message: str) -> None:
+        """Takes a framework message, in base64."""
+        raise NotImplementedError
+
+    def wait_for(self, condition: Callable[[], object], what: Callable[[], object]) -> None:
+        """Waits until something that it says makes the condition true."""
+        with self._changed:
+            assert self._changed.wait_for(condition, DEADLINE_S), what()
+
+    def say(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def kill(self, grace_s: float) -> None:
+        self.say(f"kill {grace_s}")
+
+    def ended(self) -> dict[str, Any]:
+        """The last update of the slot's task, once its process has ended."""
+        self.process.wait(DEADLINE_S)
+        self._reader.join(DEADLINE_S)
+        return self.updates[-1]
+
+    def children(self, output: str) -> list[psutil.Process]:
+        """The slot's children whose output goes to a file whose name begins like that."""
+        found = psutil.Process(self.process.pid).children()
+        return [child for child in found if Path(os.readlink(f"/proc/{child.pid}/fd/1")).name.startswith(output)]
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._reader.join(DEADLINE_S)
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for text in self.process.stdout:
+            line = json.loads(text)
+            with self._changed:
+                if "update" in line:
+                    self.updates.append(line["update"])
+                else:
+                    self.take(line["message"])
+                self._changed.notify_all()
+
+
+def wait_gone(pid: int) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while psutil.pid_exists(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

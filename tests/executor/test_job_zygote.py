@@ -1,0 +1,145 @@
+"""Processes of a job that trains with TensorFlow, forked from a zygote that has imported it, attempt after attempt."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dike.profile import Api
+from dike.task import Role, TaskSpec
+from executor import zygote as zygotes
+from executor.attempt import AttemptProcess
+from executor.channel import TaskChannel
+from executor.elastic_messages import decode_job_message
+from executor.environment import process_environment
+from executor.messages import LaunchOrder, Report
+from executor.monitor import Gpus, RunMonitor
+from executor.output import OutputCopier
+from executor.process import wait_readable
+from executor.zygote import Zygote
+from tests.executor.slot_seen import HERE
+
+pytestmark = pytest.mark.tensorflow
+
+DEADLINE_S = 60.0
+PR_SET_CHILD_SUBREAPER = 36
+
+
+class Reports:
+    """Stands where Mesos' driver would."""
+
+    def __init__(self) -> None:
+        self.lines: list[dict[str, Any]] = []
+
+    def sendStatusUpdate(self, status: dict[str, Any]) -> None:  # noqa: N802
+        raise AssertionError(status)
+
+    def sendFrameworkMessage(self, data: str) -> None:  # noqa: N802
+        message = decode_job_message(data)
+        assert isinstance(message, Report)
+        self.lines.append(message.content)
+
+    def steps(self, kind: str) -> list[int]:
+        return [line["step"] for line in self.lines if line["type"] == kind]
+
+
+class Forks:
+    """Forks the processes of a job, one zygote for all of them; this process adopts them, as executors do."""
+
+    def __init__(self, folder: Path) -> None:
+        environment = process_environment(1, {}, ())
+        self.folder = folder
+        self.zygote = Zygote(("tensorflow",), environment, folder / "zygote.out", zygotes.JOB_COMMAND)
+        self.living: list[AttemptProcess] = []
+
+    def start(self, task: TaskSpec, reports: Reports) -> AttemptProcess:
+        channel = TaskChannel(reports, task.name, self.folder)
+        attempt = AttemptProcess(task, OutputCopier(lambda *_: None), channel, RunMonitor(Gpus(())))
+        self.wait(lambda: self.zygote.ready)
+        self.zygote.ask(*attempt.request(LaunchOrder(task, "", "session_script.py"), HERE))
+        answers: list[int | str | None] = []
+        self.wait(lambda: answers.append(self.zygote.take_answer()) or answers[-1] is not None)
+        pid = answers[-1]
+        assert isinstance(pid, int), pid
+        attempt.started(pid)
+        self.living.append(attempt)
+        return attempt
+
+    def stop(self, attempt: AttemptProcess) -> int | None:
+        assert attempt.process is not None
+        attempt.process.terminate(DEADLINE_S)
+        assert wait_readable(attempt.process.watched, DEADLINE_S)
+        attempt.process.poll()
+        attempt.drain()
+        self.living.remove(attempt)
+        return attempt.process.exit_code
+
+    def wait(self, condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not condition():
+            assert time.monotonic() < deadline, (self.folder / "zygote.out").read_text()
+            assert not self.zygote.failure, self.zygote.failure
+            wait_readable(self.zygote.watched, 0.02)
+            self.zygote.poll()
+
+
+@pytest.fixture
+def forks(tmp_path: Path) -> Iterator[Forks]:
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    forks = Forks(tmp_path)
+    yield forks
+    for attempt in list(forks.living):
+        forks.stop(attempt)
+    forks.zygote.close()
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+def free_addresses(count: int) -> list[str]:
+    with ExitStack() as open_ones:
+        sockets = [open_ones.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+
+
+def test_a_job_goes_on_with_other_numbers_of_processes(forks: Forks) -> None:
+    """Its chief is forked before the parameter servers, and waits for them."""
+    last = 0
+    for attempt, servers in enumerate((1, 2)):
+        ps, workers = free_addresses(servers), free_addresses(1)
+        task = TaskSpec(
+            job_id="job",
+            role=Role.WORKER,
+            index=0,
+            cluster={"ps": ps, "worker": workers},
+            api=Api.GRAPH,
+            variables={"w0": 0, "w1": servers - 1},
+            checkpoint_dir=str(forks.folder / "checkpoints"),
+            attempt=attempt,
+        )
+        reports = Reports()
+        chief = forks.start(task, reports)
+        started = [Reports() for _ in ps]
+        others = [
+            forks.start(TaskSpec(**{**vars(task), "role": Role.PS, "index": index}), its)
+            for index, its in enumerate(started)
+        ]
+        forks.wait(lambda reports=reports: reports.steps("progress"))
+        assert all(its.lines == [{"type": "started"}] for its in started)
+        assert reports.steps("progress")[0] >= last
+        assert forks.stop(chief) == 143
+        assert [forks.stop(other) for other in others] == [-15] * servers
+        (last,) = reports.steps("checkpoint")[-1:]
+        assert last >= reports.steps("progress")[-1]
+        (placement,) = [line["variables"] for line in reports.lines if line["type"] == "placement"]
+        assert f"/task:{servers - 1}" in placement["w1"]
+    assert os.listdir(forks.folder / "checkpoints")

@@ -1,0 +1,65 @@
+"""Plans that a job is given, and where their tasks go; Mesos' calls are played."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from dike.exceptions import InfeasibleError
+from framework.gathering import SETTLE_S
+from framework.launching import place
+from framework.offers import OfferBook
+from solver import NodeClass, Plan, PlannedTask
+from tests.framework.job_stage import GIB, Stage, spec
+from tests.framework.played_mesos import PlayedMesos
+
+
+def any_plan() -> Plan:
+    stage = Stage(spec())
+    stage.start()
+    assert stage.job.result.plan is not None
+    return stage.job.result.plan
+
+
+def test_a_plan_for_other_agents_is_refused() -> None:
+    other = NodeClass(name="elsewhere", count=1, cpus=8, mem_bytes=8 * GIB, gpus=0, gpu_model=None, disk_bytes=GIB)
+    stage = Stage(spec(plan=any_plan()), all_agents=[other])
+    stage.offer(stage.mesos.offer(7))
+    with pytest.raises(InfeasibleError, match="no agent is called agent-0; the agents are elsewhere"):
+        stage.wait(SETTLE_S + 0.1)
+
+
+def test_gpus_of_one_machine_are_numbered_across_its_agents() -> None:
+    planned = tuple(PlannedTask("worker", index, f"agent-{index}", 1.0, 512, 0, 1) for index in range(2))
+    mesos = PlayedMesos()
+    offers = OfferBook()
+    for agent in range(2):
+        offer = mesos.offer(agent, gpus=1)
+        offers.add(offer)
+    tasks = place(spec(), dataclasses.replace(any_plan(), tasks=planned), offers.agents, 0)
+    assert [task.gpu_devices for task in tasks] == [(0,), (1,)]
+
+
+def test_a_saved_plan_is_followed_and_waits_for_its_nodes() -> None:
+    first = Stage(spec())
+    first.start()
+    plan = Plan.loads(first.job.result.plan.dumps())  # type: ignore[union-attr]
+
+    stage = Stage(spec(plan=plan))
+    stage.offer(stage.mesos.offer(5))
+    stage.wait(SETTLE_S + 0.1)
+    assert "agent-0 offers nothing" in stage.watcher.waits[0]
+    stage.start()
+    assert stage.job.result.plan == plan
+
+
+def test_a_plan_alone_launches_nothing() -> None:
+    stage = Stage(spec(plan_only=True))
+    offer = stage.mesos.offer(0)
+    stage.offer(offer)
+    stage.wait(SETTLE_S + 0.1)
+    assert stage.job.done
+    assert stage.job.result.plan is not None
+    assert stage.mesos.accepted == []
+    assert stage.mesos.declined == [offer["id"]["value"]]

@@ -1,0 +1,36 @@
+"""A chief that is asked to end saves first, as long as the environment gives it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+CHIEF = """
+import time
+from dike.roles import process
+process.SAVE_TIMEOUT_S = 0.0
+process.termination.install()
+process.termination.can_save()
+print("trains", flush=True)
+while not process.termination.requested:
+    time.sleep(0.01)
+time.sleep(0.5)  # a save
+print("saved", flush=True)
+process.termination.leave()
+"""
+
+
+@pytest.mark.parametrize(("timeout_s", "does"), [("600", "saved\n"), (None, "")])
+def test_the_environment_says_how_long_a_save_may_take(timeout_s: str | None, does: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "DIKE_SAVE_TIMEOUT_S"}
+    if timeout_s is not None:
+        environment["DIKE_SAVE_TIMEOUT_S"] = timeout_s
+    with subprocess.Popen([sys.executable, "-c", CHIEF], env=environment, stdout=subprocess.PIPE, text=True) as chief:
+        assert chief.stdout is not None
+        assert chief.stdout.readline() == "trains\n"
+        chief.terminate()
+        assert chief.stdout.read() == does
+    assert chief.returncode == 143

@@ -1,0 +1,57 @@
+"""A search on the stage; a database of searches, on SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from framework.search.database import open_database
+from framework.search.store import Store
+from solver import NodeClass
+from tests.search.postgresql_server import postgresql_server
+from tests.search.search_stage import SearchStage, search_spec
+from tests.search.stored_search import SPEC
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/searches.db"
+
+
+@pytest.fixture
+def begin(tmp_path: Path, storage: str) -> Any:
+    def make(nodes: list[NodeClass] | None = None, **changes: Any) -> SearchStage:
+        return SearchStage(search_spec(tmp_path, **changes), storage, nodes)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[str]:
+    with postgresql_server() as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, storage: str) -> str:
+    if request.param == "sqlite":
+        return storage
+    server_url: str = request.getfixturevalue("server")
+    engine = open_database(server_url)
+    with engine.begin() as connection:
+        connection.execute(text("DROP SCHEMA public CASCADE"))
+        connection.execute(text("CREATE SCHEMA public"))
+    engine.dispose()
+    return server_url
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[Store]:
+    with closing(Store(url)) as opened:
+        opened.create_search(SPEC)
+        yield opened

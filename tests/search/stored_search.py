@@ -1,0 +1,61 @@
+"""A search to put into a database, and a trial of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from framework.policies.interface import Milestone, PolicySettings
+from framework.search.records import Parameter, SearchSpec, TrialRecord, TrialState
+
+DEADLINE_S = 60.0
+
+SPEC = SearchSpec(
+    name="digits",
+    script="/scripts/train.py",
+    arguments=("--epochs", "2"),
+    flags={"lr": "--lr"},
+    space=(Parameter("lr", (0.1, 1, True, "x")), Parameter("units", low=2, high=64, is_integer=True, log=True)),
+    sampler="tpe",
+    trial_count=4,
+    settings=PolicySettings(milestones=(Milestone(0.5, 20.0),)),
+    earlier_results=({"loss": 0.5, "nested": [1, 2]},),
+    environment={"A": "b"},
+)
+
+FULL = TrialRecord(
+    number=0,
+    parameters={"lr": 0.1, "units": 3, "nesterov": True, "optimizer": "sgd"},
+    state=TrialState.SUSPENDED,
+    runs=2,
+    failures=1,
+    step=120,
+    train_s=12.5,
+    slot_s=14.0,
+    loss=0.25,
+    value=0.5,
+    metrics={"accuracy": 0.9},
+    convergence=0.01,
+    checkpoint="/checkpoints/trial-0/run-1-step-120",
+    checkpoint_step=120,
+    checkpoint_train_s=12.5,
+    agent="node-1",
+    slot=3,
+    batch_size=64.0,
+    error="Traceback: ä",
+    created_s=1.7e9,
+    ended_s=1.7e9 + 60,
+)
+
+
+def report(step: int, loss: float | None = None, **others: Any) -> dict[str, Any]:
+    numbers = {} if loss is None else {"loss": loss, "low": loss, "high": loss, "count": 1}
+    return {"step": step, "train_s": step * 0.5, **numbers, **others}
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

@@ -1,0 +1,89 @@
+"""Where the database of searches is, and what is said if it cannot be used."""
+
+from __future__ import annotations
+
+import dataclasses
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from dike.exceptions import BadInputError
+from framework.search.database import default_storage, open_database
+from framework.search.records import SliceRecord
+from framework.search.store import Store
+from tests.search.stored_search import FULL
+
+
+@pytest.mark.parametrize(
+    ("storage", "message"),
+    [
+        ("searches.db", "not a database URL"),
+        ("unknown://x/y", "of a kind that SQLAlchemy does not know"),
+        ("sqlite://", "not kept in memory"),
+        ("sqlite:///FOLDER/none/searches.db", "/none of the database does not exist"),
+        ("sqlite:///FOLDER", "cannot be used: unable to open database file"),
+        ("sqlite:///FOLDER/text", "cannot be used: file is not a database"),
+        ("postgresql://u:secret@127.0.0.1:1/x", "127.0.0.1:1/x"),
+    ],
+)
+def test_a_storage_that_cannot_be_used_is_named(tmp_path: Path, storage: str, message: str) -> None:
+    (tmp_path / "text").write_text("this is no database, " * 100)
+    with pytest.raises(BadInputError) as caught:
+        Store(storage.replace("FOLDER", str(tmp_path)))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_only_the_default_folder_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DIKE_STORAGE", raising=False)
+    Store(default_storage()).close()
+    assert (tmp_path / "dike-runs" / "searches.db").exists()
+    with pytest.raises(BadInputError, match="correct --storage"):
+        Store(f"sqlite:///{tmp_path}/a/b/searches.db")
+    assert not (tmp_path / "a").exists()
+
+
+def test_reading_makes_no_database(tmp_path: Path) -> None:
+    path = tmp_path / "none.db"
+    with pytest.raises(BadInputError, match="There is no database of searches at"):
+        Store(f"sqlite:///{path}", must_exist=True)
+    assert not path.exists()
+    sqlite3.connect(path).execute("CREATE TABLE other (id INTEGER)").close()
+    with pytest.raises(BadInputError, match="holds no searches"):
+        Store(f"sqlite:///{path}", must_exist=True)
+
+
+def test_the_storage_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DIKE_STORAGE", raising=False)
+    assert default_storage() == "sqlite:///dike-runs/searches.db"
+    monkeypatch.setenv("DIKE_STORAGE", "postgresql://x/y")
+    assert default_storage() == "postgresql://x/y"
+
+
+def test_a_database_of_an_earlier_version_gets_the_new_columns(store: Store, url: str) -> None:
+    store.save_trial(FULL)
+    begun = SliceRecord(0, 0, slot=1, agent="node-1", start_s=100.0, reason="first slice")
+    store.add_slice(begun)
+    store.close()
+    engine = open_database(url)
+    with engine.execution_options(dike_writes=True).begin() as connection:
+        for table, column in (("trials", "batch_size"), ("slices", "kind"), ("slices", "samples_per_s")):
+            connection.execute(text(f"ALTER TABLE dike_{table} DROP COLUMN {column}"))
+    engine.dispose()
+    for must_exist in (True, False):
+        with closing(Store(url, must_exist=must_exist)) as upgraded:
+            upgraded.open_search("digits")
+            assert upgraded.load_trials(readings=False) == [dataclasses.replace(FULL, batch_size=None)]
+            assert upgraded.load_slices() == [begun]
+    with closing(Store(url)) as upgraded:
+        upgraded.open_search("digits")
+        ended = dataclasses.replace(begun, end_s=110.0, kind="k80", samples_per_s=12.5)
+        upgraded.close_slice(ended)
+        upgraded.save_trial(FULL)
+        assert upgraded.load_slices() == [ended]
+        assert upgraded.load_trials(readings=False) == [FULL]
