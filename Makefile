@@ -15,7 +15,7 @@ demo: $(VENV)/.installed-examples
 	$(BIN)/dike run examples/digits_cnn.py
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

@@ -77,9 +77,13 @@ class AttemptProcess:
 
     @property
     def ended_as_asked(self) -> bool:
-        """Whether it was to make place, and did; not whether it has saved."""
+        """Whether it was to make place, and did; not whether it has saved.
+
+        How a process ends that has nothing to save does not matter.
+        """
         assert self.process is not None
-        return self.stopped and (self.process.exit_code in STOPPED_CODES or self.process.killed)
+        in_order = self.process.exit_code in STOPPED_CODES or self.process.killed
+        return self.stopped and (in_order or not self.task.is_chief)
 
     def request(self, order: LaunchOrder, folder: Path) -> tuple[ForkRequest, tuple[int, ...]]:
         """What a zygote is to be asked for, and the file descriptors that go with it.

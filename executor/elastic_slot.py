@@ -122,6 +122,7 @@ class ElasticSlot(ZygoteSlot[WantedProcess]):
         if isinstance(answer, int):
             current.started(answer)
             self._announce("running")
+            self._press(current, zygote)
         elif answer is not None:
             return self._give_up(current, f"the process could not be started: {answer}")
         elif zygote.failure:
@@ -155,7 +156,11 @@ class ElasticSlot(ZygoteSlot[WantedProcess]):
             if not current.stopped:
                 current.stopped = True
                 current.monitor.look(descendants.processes(zygote.pid))
-            running.terminate(STOP_GRACE_S if self._kill_grace_s is None else self._kill_grace_s)
+            if self._kill_grace_s is None:
+                # What feeds it is to go on until it has saved.
+                running.terminate(STOP_GRACE_S, alone=True)
+            else:
+                running.terminate(self._kill_grace_s)
         if running.kill_if_due():
             logger.warning("%s did not end in time: it is killed", current)
 

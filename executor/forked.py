@@ -61,12 +61,20 @@ class ForkedProcess:
         os.close(self._pidfd)
         self._pidfd = None
 
-    def terminate(self, grace_s: float) -> None:
-        """Ends it: SIGTERM at the first call, SIGKILL when its time is up."""
+    def terminate(self, grace_s: float, *, alone: bool = False) -> None:
+        """Ends it: SIGTERM at the first call, SIGKILL when its time is up.
+
+        Args:
+            grace_s: its time, in seconds.
+            alone: whether only the process itself is told; its group ends with it all the same.
+        """
         self.limit(grace_s)
         if not self._terminated:
             self._terminated = True
-            self._signal(signal.SIGTERM)
+            if alone:
+                self._signal_leader(signal.SIGTERM)
+            else:
+                self._signal(signal.SIGTERM)
 
     def limit(self, left_s: float) -> None:
         """Gives it so many seconds to end, or those that it has left if they are fewer."""
@@ -84,10 +92,13 @@ class ForkedProcess:
         return True
 
     def _signal(self, number: signal.Signals) -> None:
-        assert self._pidfd is not None
         try:
             os.killpg(self.pid, number)
         except ProcessLookupError:
             # It has not come to leading a group yet, or is gone.
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, number)
+            self._signal_leader(number)
+
+    def _signal_leader(self, number: signal.Signals) -> None:
+        assert self._pidfd is not None
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, number)

@@ -297,7 +297,7 @@ class TrainingJob:
         task.executor_seen = task.executor_seen or event.status.get("source") == "SOURCE_EXECUTOR"
         task.message = event.status.get("message", "")
         task.reason = event.status.get("reason", "")
-        task.finished = state is TaskState.FINISHED
+        task.finished = task.finished or state is TaskState.FINISHED
         if event.status.get("data") and state.is_terminal():
             task.outcome = read_outcome(event.status["data"])
         if changed:

@@ -100,7 +100,7 @@ class TrialRuntime:
         """
         if self._training_since_s is None:
             self._training_since_s = self._checkpoint_s = self._clock()
-        known = {} if batch_size is None else {"batch_size": batch_size}
+        known = {} if batch_size is None else {"batch_size": int(batch_size)}
         self._tell({"type": "training", "preemptible": preemptible, **known})
 
     def progress(

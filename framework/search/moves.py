@@ -19,7 +19,7 @@ def with_measured_moves(settings: PolicySettings, slices: Iterable[SliceRecord])
     """Settings with the measured `move_s`, if the slices of a search that goes on tell.
 
     It is the median time from the decision to the first step of runs that went on in another slot, less that of runs
-    that went on in the same one.
+    that went on in the same one. The first run in a slot does not count: it waits for the zygote's imports.
 
     Args:
         settings: what the search was begun with.
@@ -27,10 +27,12 @@ def with_measured_moves(settings: PolicySettings, slices: Iterable[SliceRecord])
     """
     begin_s: dict[bool, list[float]] = {True: [], False: []}
     slots: dict[int, int] = {}
+    used: set[int] = set()
     for piece in slices:
-        if piece.trial in slots and piece.first_step_s is not None:
+        if piece.trial in slots and piece.slot in used and piece.first_step_s is not None:
             begin_s[piece.slot != slots[piece.trial]].append(piece.first_step_s - piece.start_s)
         slots[piece.trial] = piece.slot
+        used.add(piece.slot)
     if min(map(len, begin_s.values())) < LEAST_COUNT:
         return settings
     moved_s, stayed_s = (statistics.median(begin_s[moved]) for moved in (True, False))

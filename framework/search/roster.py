@@ -170,7 +170,7 @@ class Roster:
             except ValueError as error:
                 logger.warning("report of trial %d ignored: %s", record.number, error)
                 continue
-            self.speeds.reported(record.number, run, record.step, record.train_s)
+            self.speeds.reported(record, run, record.step, record.train_s)
             if stated:
                 self._stated.add(record.number)
             self._unsaved.setdefault(record.number, []).append((run, report))

@@ -19,21 +19,21 @@ class _Training:
     """A stretch of training.
 
     Attributes:
-        steps: how many steps of it were seen.
+        amount: how many steps or samples of it were seen.
         seconds: how long they took.
     """
 
-    steps: float = 0.0
+    amount: float = 0.0
     seconds: float = 0.0
 
     @property
     def rate(self) -> float | None:
-        """Steps a second; None if too little was seen."""
-        return self.steps / self.seconds if self.seconds >= LEAST_S and self.steps > 0 else None
+        """Steps or samples a second; None if too little was seen."""
+        return self.amount / self.seconds if self.seconds >= LEAST_S and self.amount > 0 else None
 
-    def add(self, steps: float, seconds: float) -> None:
+    def add(self, amount: float, seconds: float) -> None:
         """More of it was seen."""
-        self.steps += steps
+        self.amount += amount
         self.seconds += seconds
 
 
@@ -44,7 +44,7 @@ class _Run:
     Attributes:
         number: of the run.
         kind: of its slot.
-        seen: its training since its first report.
+        seen: its training since its first report, in samples.
         last: step and training seconds of its last report; None before the first.
     """
 
@@ -71,38 +71,37 @@ class Speeds:
         self._runs: dict[int, _Run] = {}
         for piece in slices:
             if piece.samples_per_s and piece.trial in trials:
-                rate = piece.samples_per_s / samples_per_step(trials[piece.trial])
+                samples = (piece.to_step - piece.from_step) * samples_per_step(trials[piece.trial])
                 # Whatever had a speed was long enough.
-                seconds = max(LEAST_S, (piece.to_step - piece.from_step) / rate)
-                self._of_trial[piece.trial][piece.kind].add(rate * seconds, seconds)
+                seconds = max(LEAST_S, samples / piece.samples_per_s)
+                self._of_trial[piece.trial][piece.kind].add(piece.samples_per_s * seconds, seconds)
 
     def begins(self, trial: int, run: int, kind: str) -> None:
         """A run is about to begin on a kind of slot."""
         self._runs[trial] = _Run(run, kind)
 
-    def reported(self, trial: int, run: int, step: int, train_s: float) -> None:
+    def reported(self, trial: TrialRecord, run: int, step: int, train_s: float) -> None:
         """A run has done so many steps, those before it included, when the trial had trained for so long."""
-        current = self._runs.get(trial)
+        current = self._runs.get(trial.number)
         if current is None or current.number != run:
             return
         if current.last is not None:
             steps, seconds = step - current.last[0], train_s - current.last[1]
             if steps >= 0 and seconds >= 0:
-                current.seen.add(steps, seconds)
-                self._of_trial[trial][current.kind].add(steps, seconds)
+                samples = steps * samples_per_step(trial)
+                current.seen.add(samples, seconds)
+                self._of_trial[trial.number][current.kind].add(samples, seconds)
         current.last = (step, train_s)
 
     def of(self, trial: TrialRecord) -> dict[str, float]:
         """Kind -> samples a second of a trial there; kinds on which it has not trained are missing."""
         kinds = self._of_trial.get(trial.number, {})
-        samples = samples_per_step(trial)
-        return {kind: samples * rate for kind, seen in kinds.items() if (rate := seen.rate) is not None}
+        return {kind: rate for kind, seen in kinds.items() if (rate := seen.rate) is not None}
 
     def of_run(self, trial: TrialRecord, run: int) -> float | None:
         """Samples a second of a trial's newest run, if that is its number; None if too little was seen of it."""
         current = self._runs.get(trial.number)
-        rate = current.seen.rate if current is not None and current.number == run else None
-        return None if rate is None else rate * samples_per_step(trial)
+        return current.seen.rate if current is not None and current.number == run else None
 
 
 def samples_per_step(trial: TrialRecord) -> float:

@@ -217,6 +217,14 @@ def test_a_process_that_fails_when_it_is_stopped_ends_the_slot(opened: Open) -> 
     assert b"attempt 1" not in slot.output
 
 
+def test_how_a_stopped_worker_ends_does_not_matter(opened: Open) -> None:
+    slot = opened("fail_when_stopped,train", task=dataclasses.replace(TASK, index=1))
+    slot.runs(0)
+    slot.wants(1)
+    assert slot.end_of(0).outcome.exit_code == 1
+    slot.runs(1)
+
+
 def test_servers_end_by_the_signal_and_the_stubborn_are_killed(opened: Open) -> None:
     slot = opened("serve,stubborn,train", environment={"STOP_GRACE_S": "0.2"})
     slot.runs(0)

@@ -60,19 +60,19 @@ def test_a_speed_is_that_between_the_first_and_the_last_report_of_each_run() -> 
     speeds.begins(3, 0, "k80")
     # What comes before the first report, such as the making of the graph, counts for nothing.
     for step, train_s in ((1, 30.0), (5, 32.0), (21, 40.0)):
-        speeds.reported(3, 0, step, train_s)
+        speeds.reported(trial, 0, step, train_s)
     assert speeds.of(trial) == {"k80": pytest.approx(20.0)}
     speeds.begins(3, 1, "v100")
     # It goes back to an earlier checkpoint, and what comes late from the run before is left out.
-    speeds.reported(3, 1, 10, 35.0)
-    speeds.reported(3, 0, 22, 41.0)
-    speeds.reported(3, 1, 30, 36.0)
+    speeds.reported(trial, 1, 10, 35.0)
+    speeds.reported(trial, 0, 22, 41.0)
+    speeds.reported(trial, 1, 30, 36.0)
     assert speeds.of(trial) == {"k80": pytest.approx(20.0), "v100": pytest.approx(200.0)}
     assert speeds.of_run(trial, 1) == pytest.approx(200.0)
     assert speeds.of_run(trial, 0) is None
     speeds.begins(3, 2, "k80")
-    speeds.reported(3, 2, 30, 36.0)
-    speeds.reported(3, 2, 110, 46.0)
+    speeds.reported(trial, 2, 30, 36.0)
+    speeds.reported(trial, 2, 110, 46.0)
     # By the time of both runs there: 20 + 80 steps in 10 + 10 seconds.
     assert speeds.of(trial)["k80"] == pytest.approx(50.0)
 
@@ -81,11 +81,11 @@ def test_too_short_a_training_says_nothing() -> None:
     trial = TrialRecord(0, {})
     speeds = Speeds((), {0: trial})
     speeds.begins(0, 0, "k80")
-    speeds.reported(0, 0, 1, 1.0)
+    speeds.reported(trial, 0, 1, 1.0)
     assert speeds.of(trial) == {}
-    speeds.reported(0, 0, 2, 1.0 + LEAST_S / 2)
+    speeds.reported(trial, 0, 2, 1.0 + LEAST_S / 2)
     assert speeds.of(trial) == {}
-    speeds.reported(0, 0, 3, 1.0 + 2 * LEAST_S)
+    speeds.reported(trial, 0, 3, 1.0 + 2 * LEAST_S)
     assert speeds.of(trial) == {"k80": pytest.approx(1 / LEAST_S)}
 
 
@@ -159,8 +159,8 @@ def test_a_gpu_of_unknown_speed_is_named_once(tmp_path: Path, storage: str) -> N
 
 
 def slices(moved: int, stayed: int) -> list[SliceRecord]:
-    """Runs of one trial that take 2.0 s to begin in another slot and 0.75 s in the same."""
-    pieces = [SliceRecord(0, 0, 0, "a", start_s=0.0, first_step_s=9.0)]
+    """Runs of one trial that take 2.0 s to begin in another slot and 0.75 s in the same; the first in a slot, 9.0 s."""
+    pieces = [SliceRecord(0, slot, slot, "a", start_s=0.0, first_step_s=9.0) for slot in range(2)]
     for changes, begin_s in [(True, 2.0)] * moved + [(False, 0.75)] * stayed:
         last = pieces[-1]
         start_s = last.start_s + QUANTUM_S

@@ -83,7 +83,9 @@ class Batches(TFEpochIterator):
         """Samples of a batch; None where neither the arguments of `fit` nor the data say."""
         size: int | None = self.data_adapter.batch_size
         if size is None:
-            shapes = [tensor.shape for tensor in tf.nest.flatten(self._distributed_dataset.element_spec)]
+            # A part that is None has no shape.
+            specs = tf.nest.flatten(self._distributed_dataset.element_spec)
+            shapes = [spec.shape for spec in specs if isinstance(spec, tf.TensorSpec)]
             size = next((shape[0] for shape in shapes if shape.rank), None)
         return size
 
