@@ -62,6 +62,9 @@ def _leave(code: int) -> NoReturn:
     process.teardown.exit_code = code
     atexit._run_exitfuncs()  # the script's own; those of TensorFlow have limited time
     reporter().close()
+    if code == 0 and process.termination.is_the_scripts:
+        # It was told to end, and did; that is not the end of its work.
+        code = process.EXIT_CODE_TERMINATED
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

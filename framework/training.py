@@ -327,13 +327,16 @@ class TrainingJob:
 
     def _is_end(self, task: JobTask) -> bool:
         """Whether the end of this task is the end of the script."""
-        return task.finished and self._spec.profile.api.has_separate_chief and self._spec.is_chief(task.planned)
+        return task.finished and self._script_has_ended()
 
     def _check_whether_ended(self) -> None:
-        """The script has ended once all who run it have ended well."""
-        if all(task.finished for task in self._run.members if self._computes(task)):
+        if self._script_has_ended():
             self.result.succeeded = True
             self._stop(self._finish)
+
+    def _script_has_ended(self) -> bool:
+        """Whether all who run the script have ended well."""
+        return all(task.finished for task in self._run.members if self._computes(task))
 
     def _can_rejoin(self, task: JobTask) -> bool:
         return (

@@ -49,6 +49,7 @@ class Termination:
 
     def __init__(self) -> None:
         self.requested = False
+        self._received = False
         self._armed = threading.Event()
 
     def install(self) -> None:
@@ -68,6 +69,11 @@ class Termination:
         sys.stderr.flush()
         os._exit(EXIT_CODE_TERMINATED)
 
+    @property
+    def is_the_scripts(self) -> bool:
+        """Whether SIGTERM has come and a handler of the script's own has dealt with it."""
+        return self._received and not self._is_ours()
+
     def can_save(self) -> None:
         """Says that a training loop is running that asks `requested`; before, SIGTERM ends the process at once."""
         self._armed.set()
@@ -83,9 +89,12 @@ class Termination:
         return signal.getsignal(signal.SIGTERM) == self._handle
 
     def _watch(self, reader: int) -> None:
-        # Other signals write here too.
-        while signal.SIGTERM not in os.read(reader, 64) or not self._is_ours():
-            pass
+        while True:
+            # Other signals write here too.
+            if signal.SIGTERM in os.read(reader, 64):
+                self._received = True
+                if self._is_ours():
+                    break
         self.requested = True
         self._end()
 

@@ -92,13 +92,22 @@ class Change:
         return self.stage is not Stage.WARMING
 
     def failure(self, now_s: float) -> str:
-        """What takes too long; empty if nothing does."""
+        """What takes too long, or which of the further tasks has died too late to do without; empty if none."""
+        if self.stage in (Stage.SAVING, Stage.CLEARING):
+            dead = next((task for task in self.new if task.state.is_terminal()), None)
+            if dead is not None:
+                return dead.failure
         waited_s = now_s - self._since_s
         if self.stage is Stage.WARMING and waited_s > WARM_UP_TIMEOUT_S:
             return f"the further tasks were not ready within {WARM_UP_TIMEOUT_S:g} s"
         if self.stage in (Stage.SAVING, Stage.CLEARING) and waited_s > STOP_TIMEOUT_S:
             return f"the job's processes did not end within {STOP_TIMEOUT_S:g} s"
         return ""
+
+    @property
+    def late(self) -> list[JobTask]:
+        """The further tasks that are not ready."""
+        return [task for task in self.new if not self._is_ready(task)]
 
     @property
     def script_has_ended(self) -> bool:
@@ -109,7 +118,7 @@ class Change:
     def advance(self, now_s: float) -> Stage | None:
         """Does the next step if it can be done; returns the stage that it has come to, None if it is still the same."""
         before = self.stage
-        if self.stage is Stage.WARMING and all(self._is_ready(task) for task in self.new):
+        if self.stage is Stage.WARMING and not self.late:
             self.stopped_s = now_s
             self._slots.want(self.chief, None)
             self._enter(Stage.SAVING, now_s)

@@ -20,7 +20,7 @@ from solver import NodeClass, Plan
 DEFAULT_COST_S = 10.0
 """What a change is taken to cost before one was made."""
 AVOID_S = 600.0
-"""How long an agent gets no new tasks on which a worker was a straggler."""
+"""How long an agent gets no new tasks on which a worker was a straggler, or a new task has failed."""
 FRESH_S = 0.5
 """How long the master's answer counts as new."""
 NEAR = 8
@@ -156,9 +156,16 @@ class Judge:
 
     def replacement(self, worker: JobTask, agents: Sequence[AgentOffer], now_s: float) -> Layout | None:
         """The job with another worker in the place of this one, on another agent; None if none has room."""
-        self._avoided.exclude(worker.agent_id, now_s)
-        usable = [agent for agent in agents if not self._avoided.excludes(agent.agent_id, now_s)]
-        return replacement(self._spec, self._plan, self._run.members, worker, usable)
+        others = [agent for agent in agents if agent.agent_id != worker.agent_id]
+        usable = [agent for agent in others if not self._avoided.excludes(agent.agent_id, now_s)]
+        target = replacement(self._spec, self._plan, self._run.members, worker, usable)
+        if target is not None:
+            self.avoid(worker.agent_id, now_s)
+        return target
+
+    def avoid(self, agent_id: str, now_s: float) -> None:
+        """An agent gets no new tasks for a while."""
+        self._avoided.exclude(agent_id, now_s)
 
     @property
     def _plan(self) -> Plan:

@@ -70,6 +70,7 @@ class Resizer(ReportListener):
         self._slots = ElasticSlots(mesos)
         self._stragglers = StragglerDetector()
         self._straggler: JobTask | None = None
+        self._known_slow: set[str] = set()
         self._change: Change | None = None
         self._gathering_since_s: float | None = None
         self._next_s = math.inf
@@ -110,10 +111,12 @@ class Resizer(ReportListener):
         """A task has ended, of the attempt or not; a change that has not begun is given up."""
         change = self._change
         if task.member:
-            self._gathering_since_s = None
+            self._stop_looking()
         if task is self._straggler:
             self._straggler = None
         if change is not None and not change.has_begun and (task.member or task in change.new):
+            if not task.member:
+                self._judge.avoid(task.agent_id, self._clock())
             self._give_up(change, task.failure)
 
     # What executors say.
@@ -134,13 +137,17 @@ class Resizer(ReportListener):
         if not task.member or self._change is not None or self._spec.stragglers == "ignore":
             return
         straggler = self._stragglers.add(workers)
-        if straggler is not None:
-            self._observer.note(str(straggler))
-            self._stragglers.forget()
-            if self._spec.stragglers == "replace":
-                slow = (one for one in self._run.members if one.name == f"worker:{straggler.index}")
-                # A chief elsewhere might not find the checkpoints.
-                self._straggler = next((one for one in slow if not self._spec.is_chief(one.planned)), None)
+        if straggler is None:
+            return
+        self._stragglers.forget()
+        slow = next((one for one in self._run.members if one.name == f"worker:{straggler.index}"), None)
+        if slow is None or slow.task_id in self._known_slow:
+            return
+        self._known_slow.add(slow.task_id)
+        self._observer.note(str(straggler))
+        # A chief elsewhere might not find the checkpoints.
+        if self._spec.stragglers == "replace" and not self._spec.is_chief(slow.planned):
+            self._straggler = slow
 
     def progressed(self, task: JobTask) -> None:
         if task.step is None or not task.member or not self._spec.is_chief(task.planned):
@@ -168,10 +175,8 @@ class Resizer(ReportListener):
             return self._advance(self._change, now_s)
         if self._gathering_since_s is not None:
             if self._desk.gathering.settled(now_s) or now_s - self._gathering_since_s >= GATHER_S:
-                self._gathering_since_s = None
                 self._decide(self._desk.gathering.agents, now_s)
-                self._desk.decline_rest()
-                try_now(self._mesos.suppressOffers)
+                self._stop_looking()
         elif may_begin and now_s >= self._next_s and not self._is_frozen:
             self._consider(now_s)
         return ""
@@ -190,15 +195,20 @@ class Resizer(ReportListener):
             self._gathering_since_s = now_s
             try_now(self._mesos.reviveOffers)
 
+    def _stop_looking(self) -> None:
+        if self._gathering_since_s is not None:
+            self._gathering_since_s = None
+            self._desk.decline_rest()
+            try_now(self._mesos.suppressOffers)
+
     def _decide(self, agents: Sequence[AgentOffer], now_s: float) -> None:
-        if (slow := self._straggler) is not None:
-            self._straggler = None
+        slow, self._straggler = self._straggler, None
+        if slow is not None:
             target = self._judge.replacement(slow, agents, now_s)
-            if target is None:
-                self._observer.note(f"{slow.name} stays where it is: no other agent has room for it")
-            else:
+            if target is not None:
                 self._begin(target, agents, f"{slow.name} on {slow.node} is too slow", now_s)
-            return
+                return
+            self._observer.note(f"{slow.name} stays where it is: no other agent has room for it")
         layouts = self._judge.layouts(agents, now_s)
         choice = self._judge.choose(layouts, now_s)
         if choice is not None:
@@ -239,6 +249,8 @@ class Resizer(ReportListener):
         if failure := change.failure(now_s):
             if change.has_begun:
                 return failure
+            for task in change.late:
+                self._judge.avoid(task.agent_id, now_s)
             self._give_up(change, failure)
             return ""
         if change.script_has_ended:

@@ -164,8 +164,13 @@ def test_a_further_task_that_dies_costs_nothing_but_the_change() -> None:
     stage.end_killed()
     assert set(stage.running.values()) == {0}
     stage.train(100)
+    # That agent is not tried again at once; another is.
     stage.look(stage.mesos.offer(1))
+    assert len(stage.watcher.reasons) == 1
+    stage.train(200)
+    stage.look(stage.mesos.offer(1), stage.mesos.offer(2))
     assert len(stage.watcher.reasons) == 2
+    assert {task.node for task in stage.job.all_tasks.values() if not task.member} == {"agent-2"}
 
 
 def test_a_worker_that_dies_while_others_get_ready_rejoins() -> None:
@@ -198,6 +203,25 @@ def test_whatever_dies_in_a_change_restarts_the_job_in_one_size(stage_name: str)
     attempts = {LaunchOrder.decode(info["data"]).task.attempt for info in stage.mesos.accepted[first:]}
     assert attempts == {2 if stage_name == "starting" else 1}
     assert not any(order.standby for order in map(_order, stage.mesos.accepted[first:]))
+
+
+@pytest.mark.parametrize("clearing", [False, True])
+def test_a_further_task_that_dies_when_the_job_is_being_stopped_restarts_it(*, clearing: bool) -> None:
+    stage, new = saving()
+    old = stage.job.tasks
+    if clearing:
+        stage.deaf = {next(task.task_id for task in old if task.name == "ps:0")}
+        stage.wait(REPEAT_S)
+        stage.save(100)
+        for _ in range(6):
+            stage.round()
+    stage.update(new[0], "TASK_FAILED", ended(-9), message="ended by signal 9 (SIGKILL)")
+    stage.round()
+    assert {task.task_id for task in (*old, *new[1:])} <= set(stage.mesos.killed)
+    stage.end_killed()
+    first = len(stage.mesos.accepted)
+    stage.start()
+    assert {_order(info).task.attempt for info in stage.mesos.accepted[first:]} == {1}
 
 
 def test_a_worker_that_dies_when_the_new_size_has_been_started_rejoins() -> None:
@@ -293,6 +317,23 @@ def test_a_straggler_stays_where_no_other_agent_has_room() -> None:
     stage.look(stage.mesos.offer(int(slow.node[-1])))
     assert "no other agent has room" in stage.watcher.notes[-1]
     assert stage.watcher.reasons == []
+    # It is not told of again, and does not keep the job from giving way.
+    told = list(stage.watcher.notes)
+    for _ in range(2 * REPORTS):
+        stage.rates(stage.chief, {0: 10.0, 1: 1.0, 2: 10.0})
+    assert stage.watcher.notes == told
+
+
+def test_a_straggler_that_stays_does_not_keep_the_job_from_growing() -> None:
+    stage = ElasticStage(elastic(2, 3))
+    stage.start_training(agents=2)
+    slow = next(task for task in stage.job.tasks if task.name == "worker:1")
+    for _ in range(REPORTS):
+        stage.rates(stage.chief, {0: 10.0, 1: 1.0, 2: 10.0})
+    stage.look(stage.mesos.offer(int(slow.node[-1])))
+    assert "no other agent has room" in stage.watcher.notes[-1]
+    assert len(stage.watcher.reasons) == 1
+    assert [task.name for task in stage.job.all_tasks.values() if not task.member] == ["worker:2"]
 
 
 def test_a_launch_that_breaks_down_uses_other_names_the_next_time() -> None:

@@ -68,7 +68,9 @@ def test_a_model_is_expected_to_scale_as_the_others_do(table: Path) -> None:
     ("name", "text", "said"),
     [
         ("placements.csv", "placement,local_bsz\n1,10\n", "Line 2 of"),
-        ("placements.csv", ROWS.replace("1.2", "fast"), "has no number in column 'step_time'"),
+        ("placements.csv", ROWS.replace("1.2", "fast"), "has no usable number in column 'step_time'"),
+        ("placements.csv", ROWS.replace("1.2", "0"), "has no usable number in column 'step_time'"),
+        ("placements.csv", "placement,local_bsz,step_time,sync_time\n1.5,10,1,0\n", "number in column 'placement'"),
         ("placements.csv", "placement,local_bsz,step_time,sync_time\n", "is empty"),
         ("scalability.csv", "num_nodes,local_bsz,step_time,sync_time\n4,1,1,1\n", "column 'num_replicas'"),
     ],

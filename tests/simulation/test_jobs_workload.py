@@ -59,6 +59,14 @@ def test_a_trace_says_what_it_knows_and_the_rest_is_drawn(tmp_path: Path) -> Non
     assert {window(trace, 1, np.random.default_rng(seed))[0].workers for seed in range(30)} == {3, 4, None}
 
 
+def test_nobody_asks_for_more_than_all_machines_hold() -> None:
+    trace = [Request(0, "linear", workers=4)]
+    for mem_gib, requested in ((192, 4), (1.5, 2)):
+        machines = Machines(count=2, mem_gib=mem_gib)
+        (job,) = make_jobs(trace, {"linear": LinearModel()}, machines, 8, np.random.default_rng(1))
+        assert job.requested == requested
+
+
 def test_beliefs_with_errors_are_as_wrong_as_they_are_to_be() -> None:
     rng = np.random.default_rng(0)
     settings = BeliefSettings(convergence_error=0.2, speed_error=0.1)

@@ -158,23 +158,31 @@ def _rows(path: Path, *columns: str) -> list[dict[str, str]]:
             rows = list(csv.DictReader(lines))
     except OSError as error:
         raise BadInputError(f"The table {path} cannot be read: {error.strerror}.") from error
-    numbers = (*columns, "local_bsz", "step_time", "sync_time")
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise BadInputError(f"The table {path} is no CSV file in UTF-8; see docs/simulate-jobs.md.") from error
     for line, row in enumerate(rows, 2):
-        for name in numbers:
-            if not _is_number(row.get(name)):
-                raise BadInputError(
-                    f"Line {line} of {path} has no number in column '{name}'; see docs/simulate-jobs.md."
-                )
+        wrong = [name for name in columns if not _is_count(row.get(name))]
+        wrong += [name for name in ("local_bsz", "step_time") if not _is_number(row.get(name), above_0=True)]
+        wrong += [name for name in ("sync_time",) if not _is_number(row.get(name))]
+        if wrong:
+            raise BadInputError(
+                f"Line {line} of {path} has no usable number in column '{wrong[0]}'; see docs/simulate-jobs.md."
+            )
     if not rows:
         raise BadInputError(f"The table {path} is empty; see docs/simulate-jobs.md.")
     return rows
 
 
-def _is_number(text: str | None) -> bool:
+def _is_count(text: str | None) -> bool:
+    return text is not None and text.isdecimal() and int(text) > 0
+
+
+def _is_number(text: str | None, *, above_0: bool = False) -> bool:
     try:
-        return text is not None and float(text) >= 0
+        number = math.nan if text is None else float(text)
     except ValueError:
         return False
+    return math.isfinite(number) and (number > 0 if above_0 else number >= 0)
 
 
 def _times(row: dict[str, str]) -> Times:

@@ -234,6 +234,10 @@ def _job(
         raise BadInputError(f"No machine holds a worker of '{model.name}'; give the machines more memory or CPUs.")
     samples = request.samples or hours * 3600 * model.samples_per_s(smallest, batch_size)
     most = min(most_workers, model.max_workers(batch_size), machines.count * machines.gpus)
+    requested = min(request.workers or requested, most)
+    # Nobody asks for more than all machines hold.
+    while requested > 1 and not _is_room(model, machines, requested):
+        requested -= 1
     return SimulatedJob(
         id=number,
         model=model,
@@ -241,7 +245,12 @@ def _job(
         batch_size=batch_size,
         samples=samples,
         limit_samples=samples * beyond,
-        requested=min(request.workers or requested, most),
+        requested=requested,
         max_workers=most,
         curve=curve,
     )
+
+
+def _is_room(model: JobModel, machines: Machines, workers: int) -> bool:
+    layout = even_layout(model.needs, (workers, min(workers, model.max_ps)), machines.capacity)
+    return layout is not None and len(layout) <= machines.count
