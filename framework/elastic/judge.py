@@ -11,10 +11,10 @@ from framework.elastic.decision import Situation, Size, decide
 from framework.elastic.demand import Demand, FrameworkUse, RoomMade
 from framework.elastic.layout import Layout, layout, replacement, size_of
 from framework.elastic.models import JobModels
+from framework.exclusion import Exclusions
 from framework.job import JobSpec, JobTask
 from framework.job_run import JobRun
 from framework.offers import AgentOffer
-from framework.search.exclusion import Exclusions
 from solver import NodeClass, Plan
 
 DEFAULT_COST_S = 10.0

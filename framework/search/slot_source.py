@@ -8,12 +8,12 @@ from typing import Any
 
 from framework.connection import Connection
 from framework.driver import CallRefusedError, MasterUnavailableError
+from framework.exclusion import Exclusions
 from framework.gathering import NO_OFFER_S, describe_offers
 from framework.job_plan import AllAgents
 from framework.mesos_calls import MesosCalls, try_now
 from framework.offer_desk import OfferDesk
 from framework.offers import AgentOffer
-from framework.search.exclusion import Exclusions
 from framework.search.kinds import GPU_MODEL, is_unknown_model
 from framework.search.launching import SlotLaunch, check_ever_fits, slots_on
 from framework.search.observer import SearchObserver

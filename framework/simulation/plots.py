@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from framework.simulation.comparison import TOP, PolicyResult, reference
+from framework.simulation.panels import draw_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,19 +40,14 @@ def plot_comparison(rows: Sequence[tuple[str, Sequence[PolicyResult]]], path: Pa
     Raises:
         BadInputError: if the file cannot be written.
     """
-    # matplotlib takes a while to load, and a table needs none.
-    from solver.drawing.figure_files import check_picture_path, new_figure, save_figure
+    draw_rows(rows, _draw, path)
 
-    check_picture_path(path)
-    figure = new_figure(13, 3.6 * len(rows))
-    for panels, (title, results) in zip(figure.subplots(len(rows), 3, squeeze=False), rows, strict=True):
-        means, tops, reached = panels
-        _draw_means(means, results)
-        _draw_tops(tops, results)
-        _draw_reached(reached, results)
-        means.set_title(title, loc="left", fontsize=11)
-    figure.tight_layout()
-    save_figure(figure, path)
+
+def _draw(panels: Sequence[Axes], results: Sequence[PolicyResult]) -> None:
+    means, tops, reached = panels
+    _draw_means(means, results)
+    _draw_tops(tops, results)
+    _draw_reached(reached, results)
 
 
 def _draw_means(axes: Axes, results: Sequence[PolicyResult]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from dike.profile import Api, ModelProfile, VariableSpec
+from dike.profile import Api, ModelProfile
 from executor.elastic_messages import ElasticStatus, ProcessEnd, WantedProcess
 from executor.messages import LaunchOrder, Outcome, Report
 from framework import events
@@ -15,7 +15,7 @@ from framework.elastic.resizer import GATHER_S
 from framework.gathering import SETTLE_S
 from framework.job import JobSpec, JobTask, Resize
 from framework.training import TrainingJob
-from tests.framework.job_stage import Stage, Watcher, spec
+from tests.framework.job_stage import Stage, Watcher, profile, spec
 
 INTERVAL_S = 10.0
 TERMINATED = 143
@@ -24,17 +24,11 @@ TOTAL_STEPS = 10_000
 
 def heavy(api: Api = Api.KERAS, synchronous: bool = False) -> ModelProfile:
     """A model of which two workers train twice as much as one."""
-    return ModelProfile(
-        name="train.py",
-        api=api,
-        parameters=10_000,
-        parameter_bytes=40_000,
-        variables=(VariableSpec("w", (100, 100), "float32", 40_000),),
+    return dataclasses.replace(
+        profile(api, synchronous),
         flops_forward_per_sample=1e9,
         flops_step_per_sample=3e9,
         longest_path_flops=1e9,
-        batch_size=64,
-        synchronous=synchronous,
     )
 
 

@@ -45,6 +45,12 @@ def saving(**changes: Any) -> tuple[ElasticStage, list[JobTask]]:
     return stage, new
 
 
+def slow_down(stage: ElasticStage, reports: int = REPORTS) -> None:
+    """Worker 1 is slow, for so many reports."""
+    for _ in range(reports):
+        stage.rates(stage.chief, {0: 10.0, 1: 1.0, 2: 10.0})
+
+
 def wanted(stage: ElasticStage, task_id: str) -> TaskSpec | None:
     return [WantedProcess.decode(data) for executor, data in stage.mesos.messages if executor == task_id][-1].task
 
@@ -295,8 +301,7 @@ def test_a_straggler_is_replaced_on_another_agent() -> None:
     stage.start_training(agents=2)
     slow = next(task for task in stage.job.tasks if task.name == "worker:1")
     same = int(slow.node[-1])
-    for _ in range(REPORTS):
-        stage.rates(stage.chief, {0: 10.0, 1: 1.0, 2: 10.0})
+    slow_down(stage)
     assert any("worker:1 makes 1 steps/s" in note for note in stage.watcher.notes)
     stage.look(stage.mesos.offer(same), stage.mesos.offer(5))
     stage.get_ready()
@@ -312,15 +317,13 @@ def test_a_straggler_stays_where_no_other_agent_has_room() -> None:
     stage = ElasticStage(elastic(2, 2))
     stage.start_training(agents=2)
     slow = next(task for task in stage.job.tasks if task.name == "worker:1")
-    for _ in range(REPORTS):
-        stage.rates(stage.chief, {0: 10.0, 1: 1.0, 2: 10.0})
+    slow_down(stage)
     stage.look(stage.mesos.offer(int(slow.node[-1])))
     assert "no other agent has room" in stage.watcher.notes[-1]
     assert stage.watcher.reasons == []
     # It is not told of again, and does not keep the job from giving way.
     told = list(stage.watcher.notes)
-    for _ in range(2 * REPORTS):
-        stage.rates(stage.chief, {0: 10.0, 1: 1.0, 2: 10.0})
+    slow_down(stage, 2 * REPORTS)
     assert stage.watcher.notes == told
 
 
@@ -328,8 +331,7 @@ def test_a_straggler_that_stays_does_not_keep_the_job_from_growing() -> None:
     stage = ElasticStage(elastic(2, 3))
     stage.start_training(agents=2)
     slow = next(task for task in stage.job.tasks if task.name == "worker:1")
-    for _ in range(REPORTS):
-        stage.rates(stage.chief, {0: 10.0, 1: 1.0, 2: 10.0})
+    slow_down(stage)
     stage.look(stage.mesos.offer(int(slow.node[-1])))
     assert "no other agent has room" in stage.watcher.notes[-1]
     assert len(stage.watcher.reasons) == 1

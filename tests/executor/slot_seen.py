@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ STANDIN = (sys.executable, str(HERE / "standin_zygote.py"))
 DEADLINE_S = 30.0
 
 
-class SeenSlot:
+class SeenSlot(ABC):
     """Starts `slot_process.py` and reads what it says.
 
     Args:
@@ -58,9 +59,9 @@ class SeenSlot:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
+    @abstractmethod
     def take(self, message: str) -> None:
         """Takes a framework message, in base64."""
-        raise NotImplementedError
 
     def wait_for(self, condition: Callable[[], object], what: Callable[[], object]) -> None:
         """Waits until something that it says makes the condition true."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from framework.simulation.jobs.comparison import SchedulerResult, reference
+from framework.simulation.panels import draw_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,23 +30,18 @@ def plot_comparison(rows: Sequence[tuple[str, Sequence[SchedulerResult]]], path:
     Raises:
         BadInputError: if the file cannot be written.
     """
-    # matplotlib takes a while to load, and a table needs none.
-    from solver.drawing.figure_files import check_picture_path, new_figure, save_figure
+    draw_rows(rows, _draw, path)
 
-    check_picture_path(path)
-    figure = new_figure(13, 3.6 * len(rows))
-    for panels, (title, results) in zip(figure.subplots(len(rows), 3, squeeze=False), rows, strict=True):
-        completion, makespan, shares = panels
-        unit = reference(results)
-        colours = _colours(results)
-        _bars(completion, results, colours, [one.mean_completion_s / unit.mean_completion_s for one in results])
-        completion.set_ylabel(f"mean completion time, {unit.name} = 1")
-        _bars(makespan, results, colours, [one.makespan_s / unit.makespan_s for one in results])
-        makespan.set_ylabel(f"makespan, {unit.name} = 1")
-        _shares(shares, results, colours)
-        completion.set_title(title, loc="left", fontsize=11)
-    figure.tight_layout()
-    save_figure(figure, path)
+
+def _draw(panels: Sequence[Axes], results: Sequence[SchedulerResult]) -> None:
+    completion, makespan, shares = panels
+    unit = reference(results)
+    colours = _colours(results)
+    _bars(completion, results, colours, [one.mean_completion_s / unit.mean_completion_s for one in results])
+    completion.set_ylabel(f"mean completion time, {unit.name} = 1")
+    _bars(makespan, results, colours, [one.makespan_s / unit.makespan_s for one in results])
+    makespan.set_ylabel(f"makespan, {unit.name} = 1")
+    _shares(shares, results, colours)
 
 
 def _colours(results: Sequence[SchedulerResult]) -> list[str]:

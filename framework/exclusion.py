@@ -1,4 +1,4 @@
-"""Agents that are left out for a while because trials failed there (paper 'Hops': blacklisting)."""
+"""Agents that are left out for a while because something failed or was slow there (paper 'Hops': blacklisting)."""
 
 from __future__ import annotations
 

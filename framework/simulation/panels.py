@@ -1,0 +1,39 @@
+"""Pictures of comparisons: a row of three panels for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Result = TypeVar("Result")
+
+
+def draw_rows(
+    rows: Sequence[tuple[str, Sequence[Result]]],
+    draw: Callable[[Sequence[Axes], Sequence[Result]], None],
+    path: Path,
+) -> None:
+    """Draws comparisons into a PNG, SVG or PDF file.
+
+    Args:
+        rows: title and results of each comparison.
+        draw: draws the results of one into its three panels.
+        path: the file.
+
+    Raises:
+        BadInputError: if the file cannot be written.
+    """
+    # matplotlib takes a while to load, and a table needs none.
+    from solver.drawing.figure_files import check_picture_path, new_figure, save_figure
+
+    check_picture_path(path)
+    figure = new_figure(13, 3.6 * len(rows))
+    for panels, (title, results) in zip(figure.subplots(len(rows), 3, squeeze=False), rows, strict=True):
+        draw(panels, results)
+        panels[0].set_title(title, loc="left", fontsize=11)
+    figure.tight_layout()
+    save_figure(figure, path)
