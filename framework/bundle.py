@@ -1,21 +1,21 @@
 """The script travels: its folder is packed and served over HTTP to the executors.
 
-The archive is made once, before anything is launched, and is all that the server can hand out, so no request can
-reach a file outside it. The URL holds a random token.
+The archive is made once, before anything is launched. Archives are all that the server can hand out, so no request can
+reach a file outside them. The URL holds a random token.
 """
 
 from __future__ import annotations
 
-import hmac
 import http.server
 import io
 import logging
 import os
+import re
 import secrets
 import socket
 import tarfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 SIZE_LIMIT_BYTES = 50 * 2**20
 IGNORE_FILE = ".dikeignore"
+PATH = "/bundle/"
+TOKEN = re.compile(r"[\w-]{32}", re.ASCII)
 ALWAYS_IGNORED = (".git/", ".hg/", ".svn/", ".venv/", "__pycache__/", "*.pyc", "dike-runs/", ".mypy_cache/")
 
 
@@ -104,16 +106,20 @@ class _QuietServer(http.server.ThreadingHTTPServer):
         logger.info("bundle not delivered to %s", client_address, exc_info=True)
 
 
+def new_token() -> str:
+    """A secret that names an archive."""
+    return secrets.token_urlsafe(24)
+
+
 class BundleServer:
-    """Serves one archive at one secret URL until it is closed.
+    """Serves archives at secret URLs until it is closed.
 
     Args:
-        archive: what `pack` made.
+        archive: token -> what `pack` made; None for a token that names nothing. Called on the server's threads.
         host: address to listen on; the executors have to reach it.
     """
 
-    def __init__(self, archive: bytes, host: str) -> None:
-        self._token = secrets.token_urlsafe(24)
+    def __init__(self, archive: Callable[[str], bytes | None], host: str) -> None:
         self._archive = archive
         self._server = _QuietServer((host, 0), self._handler())
         self._host = host
@@ -129,20 +135,20 @@ class BundleServer:
         self._server.shutdown()
         self._server.server_close()
 
-    @property
-    def url(self) -> str:
-        """Where the archive is, token included."""
-        return f"http://{self._host}:{self._server.server_address[1]}/bundle/{self._token}"
+    def url(self, token: str) -> str:
+        """Where the archive of a token is."""
+        return f"http://{self._host}:{self._server.server_address[1]}{PATH}{token}"
 
     def _handler(self) -> type[http.server.BaseHTTPRequestHandler]:
-        path = f"/bundle/{self._token}".encode()
-        archive = self._archive
+        find = self._archive
 
         class Handler(http.server.BaseHTTPRequestHandler):
             timeout = 30
 
             def do_GET(self) -> None:
-                if not hmac.compare_digest(self.path.encode("latin-1", "replace"), path):
+                token = self.path.removeprefix(PATH)
+                archive = find(token) if TOKEN.fullmatch(token) else None
+                if archive is None:
                     self.send_error(HTTPStatus.NOT_FOUND)
                     return
                 self.send_response(HTTPStatus.OK)

@@ -40,6 +40,9 @@ class FrameworkSettings:
         user: operating-system user its tasks run as.
         role: Mesos role it subscribes under.
         failover_timeout_s: how long Mesos keeps its tasks when it is gone.
+        framework_id: Mesos' id of an earlier subscription that is gone on with; None for a new framework.
+        webui_url: where its web page is; None if it has none.
+        checkpoint: whether executors outlive their agent's process, and are found again when it is back.
         principal, secret: credentials for HTTP basic authentication; None for none.
     """
 
@@ -47,6 +50,9 @@ class FrameworkSettings:
     user: str
     role: str = "*"
     failover_timeout_s: float = 60.0
+    framework_id: str | None = None
+    webui_url: str | None = None
+    checkpoint: bool = False
     principal: str | None = None
     secret: str | None = None
 
@@ -57,9 +63,12 @@ class FrameworkSettings:
             "user": self.user,
             "role": self.role,
             "failover_timeout": self.failover_timeout_s,
-            # Executors end with their agent: an old chief must never write beside a new one.
-            "checkpoint": False,
+            "checkpoint": self.checkpoint,
         }
+        if self.framework_id is not None:
+            info["id"] = {"value": self.framework_id}
+        if self.webui_url is not None:
+            info["webui_url"] = self.webui_url
         if self.principal is not None:
             info["principal"] = self.principal
         return info

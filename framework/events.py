@@ -88,6 +88,20 @@ class Refused:
     http_status: int | None = None
 
 
+@dataclass(frozen=True)
+class JobSubmitted:
+    """A service's client has submitted a job; the database has it."""
+
+    job_id: str
+
+
+@dataclass(frozen=True)
+class KillRequested:
+    """A service's client wants a job to end; the database has that too."""
+
+    job_id: str
+
+
 Event = (
     Subscribed
     | Disconnected
@@ -98,6 +112,8 @@ Event = (
     | ExecutorLost
     | AgentLost
     | Refused
+    | JobSubmitted
+    | KillRequested
 )
 
 

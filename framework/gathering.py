@@ -20,9 +20,11 @@ class Gathering:
 
     Args:
         now_s: the time, on any clock that only moves forward.
+        settle_s: offers count as complete when none has come for so long; 0 for offers that come all at once.
     """
 
-    def __init__(self, now_s: float) -> None:
+    def __init__(self, now_s: float, settle_s: float = 0.0) -> None:
+        self._settle_s = settle_s
         self._book = OfferBook()
         self._first_s: float | None = None
         self._last_s = now_s
@@ -39,7 +41,7 @@ class Gathering:
         """Whether there are offers, and waiting for more is not worth while."""
         if self._first_s is None or not self._book.agents:
             return False
-        return now_s - self._last_s >= SETTLE_S or now_s - self._first_s >= COLLECT_S
+        return now_s - self._last_s >= self._settle_s or now_s - self._first_s >= COLLECT_S
 
     def is_overdue(self, now_s: float) -> bool:
         """Whether no offer has come for long; true once for each such time."""

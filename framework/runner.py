@@ -78,11 +78,12 @@ def run_training(request: RunRequest, observer: JobObserver) -> JobResult:
     archive = bundle.pack(request.script)
     with sigterm_as_interrupt():
         try:
+            token = bundle.new_token()
             with (
                 request.mesos.connect() as master,
-                bundle.BundleServer(archive, request.mesos.our_address(master)) as server,
+                bundle.BundleServer({token: archive}.get, request.mesos.our_address(master)) as server,
             ):
-                spec = _job_spec(request, job_id, checkpoint_dir, server.url, master)
+                spec = _job_spec(request, job_id, checkpoint_dir, server.url(token), master)
                 return _run(spec, request.mesos, master, observer, has_folder=request.checkpoint_dir is not None)
         except KeyboardInterrupt:
             raise InterruptedByUserError("Interrupted; everything that was started has been told to end.") from None

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
 
 from dike.exceptions import BadInputError, JobFailedError
 from framework import events
@@ -58,10 +58,10 @@ class MesosAccess:
                 address = stack.enter_context(EmbeddedCluster(self.agents)).master
             yield mesos_master.connect(address, self.connect_timeout_s)
 
-    def settings(self, name: str) -> FrameworkSettings:
-        """How a framework of this name presents itself."""
+    def settings(self, name: str, **more: Any) -> FrameworkSettings:
+        """How a framework of this name presents itself; `more` are further fields of the settings."""
         return FrameworkSettings(
-            name=name, user=_user_name(), role=self.role, principal=self.principal, secret=self.secret
+            name=name, user=_user_name(), role=self.role, principal=self.principal, secret=self.secret, **more
         )
 
     def our_address(self, master: Master) -> str:
@@ -100,6 +100,7 @@ def drive(
     subscribed: Callable[[str], None],
     interrupted: Callable[[], None],
     cancel_timeout_s: float,
+    keep_tasks: bool = False,
 ) -> None:
     """Subscribes and feeds events to the work until it is done.
 
@@ -111,6 +112,7 @@ def drive(
         subscribed: called with the framework's id once the master has taken it in.
         interrupted: called after Ctrl-C, before the work is cancelled.
         cancel_timeout_s: how long the cancelled work may take.
+        keep_tasks: whether tasks go on when we leave, for whoever takes the framework over.
 
     Raises:
         BadInputError: if the master refuses the framework.
@@ -130,8 +132,8 @@ def drive(
             _pump(work, scheduler, deadline=time.monotonic() + cancel_timeout_s)
             raise
     finally:
-        # Also ends every task that might still run: Mesos kills what belongs to a framework that is torn down.
-        driver.stop()
+        # Unless told otherwise Mesos kills every task that might still run: the framework is torn down.
+        driver.stop(failover=keep_tasks)
         driver.join()
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from dike.exceptions import InfeasibleError
@@ -32,6 +32,7 @@ from framework.offer_desk import OfferDesk
 from framework.offers import AgentOffer
 from framework.rejoining import Rejoining
 from framework.reports import ReportListener, ReportReader, read_outcome
+from framework.service.tenant import Need
 from solver import Plan
 
 logger = logging.getLogger(__name__)
@@ -116,6 +117,29 @@ class TrainingJob:
     def all_tasks(self) -> dict[str, JobTask]:
         """Id -> task, those too that wait to join the current attempt or have left it."""
         return dict(self._run.tasks)
+
+    @property
+    def need(self) -> Need:
+        """What it wants offers for at the moment."""
+        if self._phase is Phase.WAITING:
+            return Need.COME_BACK if self._run.attempt else Need.START
+        if self._phase is not Phase.RUNNING:
+            return Need.NOTHING
+        if self._rejoining.active:
+            return Need.COME_BACK
+        return Need.GROW if self._wants_offers() else Need.NOTHING
+
+    @property
+    def demand_key(self) -> Hashable:
+        """Equal for jobs that fit the same offers."""
+        spec = self._spec
+        if spec.plan is not None or self._phase is not Phase.WAITING:
+            return None
+        return (spec.profile.dumps(), spec.objective, spec.max_workers, spec.elastic)
+
+    def to_state(self) -> dict[str, Any]:
+        """What it needs to go on after a restart of the service."""
+        return {}
 
     # Events.
 

@@ -113,12 +113,13 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
         if request.mesos.master is None:
             _make_folder(spec.checkpoint_dir)
         master = stack.enter_context(request.mesos.connect())
-        server = stack.enter_context(bundle.BundleServer(archive, request.mesos.our_address(master)))
+        token = bundle.new_token()
+        server = stack.enter_context(bundle.BundleServer({token: archive}.get, request.mesos.our_address(master)))
         if request.resume:
             _end_predecessor(store.framework_id(spec.name), master, request.mesos)
         launch = SlotLaunch(
             spec=spec,
-            bundle_url=server.url,
+            bundle_url=server.url(token),
             script=script.name,
             preload=facts.preload,
             python=request.mesos.python(master),

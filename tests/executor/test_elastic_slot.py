@@ -21,6 +21,7 @@ from executor.messages import LaunchOrder, LogChunk, Outcome, Report
 from framework import bundle
 from tests.executor.slot_seen import HERE, STANDIN, SeenSlot, wait_gone
 
+TOKEN = "t" * 32
 TASK = TaskSpec("job", Role.WORKER, 0, {"ps": ["h:1"], "worker": ["h:2"]}, Api.GRAPH, checkpoint_dir="/checkpoints")
 
 
@@ -96,8 +97,8 @@ class ElasticProcess(SeenSlot):
 
 @pytest.fixture(scope="module")
 def bundle_url() -> Iterator[str]:
-    with bundle.BundleServer(bundle.pack(HERE / "job_script.py"), "127.0.0.1") as server:
-        yield server.url
+    with bundle.BundleServer({TOKEN: bundle.pack(HERE / "job_script.py")}.get, "127.0.0.1") as server:
+        yield server.url(TOKEN)
 
 
 Open = Callable[..., ElasticProcess]

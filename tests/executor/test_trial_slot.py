@@ -25,6 +25,7 @@ from executor.trial_messages import (
 from framework import bundle
 from tests.executor.slot_seen import DEADLINE_S, HERE, STANDIN, SeenSlot, wait_gone
 
+TOKEN = "t" * 32
 SUSPEND_TIMEOUT_S = 20.0
 
 
@@ -80,8 +81,8 @@ class SlotProcess(SeenSlot):
 
 @pytest.fixture(scope="module")
 def bundle_url() -> Iterator[str]:
-    with bundle.BundleServer(bundle.pack(HERE / "trial_script.py"), "127.0.0.1") as server:
-        yield server.url
+    with bundle.BundleServer({TOKEN: bundle.pack(HERE / "trial_script.py")}.get, "127.0.0.1") as server:
+        yield server.url(TOKEN)
 
 
 @pytest.fixture

@@ -16,6 +16,8 @@ from dike.exceptions import BadInputError
 from executor import bundle as executor_bundle
 from framework import bundle
 
+TOKEN = "t" * 32
+
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
@@ -73,8 +75,8 @@ def test_a_folder_that_is_too_large_is_refused_with_the_remedy(project: Path) ->
 
 
 def test_the_executor_gets_what_was_packed(project: Path, tmp_path: Path) -> None:
-    with bundle.BundleServer(bundle.pack(project / "train.py"), "127.0.0.1") as server:
-        executor_bundle.fetch(server.url, tmp_path / "sandbox")
+    with bundle.BundleServer({TOKEN: bundle.pack(project / "train.py")}.get, "127.0.0.1") as server:
+        executor_bundle.fetch(server.url(TOKEN), tmp_path / "sandbox")
     assert (tmp_path / "sandbox" / "package" / "helper.py").read_text() == "VALUE = 1\n"
 
 
@@ -83,9 +85,9 @@ def test_the_executor_gets_what_was_packed(project: Path, tmp_path: Path) -> Non
     ["/", "/bundle", "/bundle/", "/bundle/wrong", "/bundle/../../secret", "/../../../../etc/passwd", "/%2e%2e/secret"],
 )
 def test_nothing_else_is_served(project: Path, path: str) -> None:
-    with bundle.BundleServer(bundle.pack(project / "train.py"), "127.0.0.1") as server:
+    with bundle.BundleServer({TOKEN: bundle.pack(project / "train.py")}.get, "127.0.0.1") as server:
         # A plain connection: a client library would tidy the path up before it is sent.
-        connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=10)
+        connection = http.client.HTTPConnection(urlsplit(server.url(TOKEN)).netloc, timeout=10)
         connection.putrequest("GET", path, skip_host=True)
         connection.endheaders()
         assert connection.getresponse().status == httpx.codes.NOT_FOUND
@@ -93,10 +95,10 @@ def test_nothing_else_is_served(project: Path, path: str) -> None:
 
 
 def test_a_wrong_token_is_refused_in_words(project: Path, tmp_path: Path) -> None:
-    with bundle.BundleServer(bundle.pack(project / "train.py"), "127.0.0.1") as server:
+    with bundle.BundleServer({TOKEN: bundle.pack(project / "train.py")}.get, "127.0.0.1") as server:
         with pytest.raises(executor_bundle.BundleError, match="HTTP 404"):
-            executor_bundle.fetch(server.url + "x", tmp_path / "sandbox")
-        url = server.url
+            executor_bundle.fetch(server.url(TOKEN) + "x", tmp_path / "sandbox")
+        url = server.url(TOKEN)
     with pytest.raises(executor_bundle.BundleError, match="could not be fetched"):
         executor_bundle.fetch(url, tmp_path / "sandbox")
 
@@ -106,10 +108,10 @@ def test_an_archive_that_climbs_out_is_refused(tmp_path: Path) -> None:
     with tarfile.open(fileobj=evil, mode="w:gz") as tar:
         tar.addfile(tarfile.TarInfo("../outside"), io.BytesIO())
     with (
-        bundle.BundleServer(evil.getvalue(), "127.0.0.1") as server,
+        bundle.BundleServer({TOKEN: evil.getvalue()}.get, "127.0.0.1") as server,
         pytest.raises(executor_bundle.BundleError, match="could not be unpacked"),
     ):
-        executor_bundle.fetch(server.url, tmp_path / "sandbox" / "bundle")
+        executor_bundle.fetch(server.url(TOKEN), tmp_path / "sandbox" / "bundle")
     assert not (tmp_path / "sandbox" / "outside").exists()
 
 

@@ -40,18 +40,6 @@ def test_what_is_launched_is_what_was_planned() -> None:
             assert total == pytest.approx(planned, abs=1e-3)
 
 
-def test_offers_are_collected_until_they_settle() -> None:
-    stage = Stage(spec())
-    stage.offer(stage.mesos.offer(0))
-    stage.wait(SETTLE_S / 2)
-    assert not stage.mesos.accepted
-    stage.offer(stage.mesos.offer(1))
-    stage.wait(SETTLE_S / 2)
-    assert not stage.mesos.accepted
-    stage.wait(SETTLE_S / 2 + 0.01)
-    assert stage.mesos.accepted
-
-
 def test_collecting_ends_at_its_deadline_even_if_offers_keep_coming() -> None:
     stage = Stage(spec())
     for agent in range(round(COLLECT_S / (SETTLE_S / 2)) + 2):

@@ -1,0 +1,25 @@
+"""What the hub writes down, and when; this base keeps nothing, as suits a private service that ends with its job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from framework.service.records import TaskRecord
+
+
+class Journal:
+    """Hears of everything that has to outlive the service.
+
+    Each call is durable when it returns. `intends` is called before the master is: what it has not written is never
+    launched. `changed` is called before the status updates behind it are acknowledged.
+    """
+
+    def subscribed(self, framework_id: str) -> None:
+        """The master knows us under this id."""
+
+    def intends(self, job_id: str, tasks: Sequence[TaskRecord], state: dict[str, Any]) -> None:
+        """A job is about to launch these tasks; `state` is its `Tenant.to_state`."""
+
+    def changed(self, tasks: Sequence[TaskRecord], states: dict[str, dict[str, Any]]) -> None:
+        """Tasks have other states, and jobs too: job -> its `Tenant.to_state`."""

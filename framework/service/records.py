@@ -1,0 +1,157 @@
+"""What a service keeps of its jobs: who asked for what, how it stands, which tasks it has."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class JobKind(enum.StrEnum):
+    """What a job is."""
+
+    TRAINING = "training"
+    SEARCH = "search"
+
+
+class JobState(enum.StrEnum):
+    """Where a job of a service stands."""
+
+    QUEUED = "queued"
+    """Nothing of it runs: it waits for its turn or for resources, for the first time or again."""
+    RUNNING = "running"
+    """At least one task has been launched and has not ended."""
+    ENDING = "ending"
+    """Its end was asked for; tasks may still run."""
+    FINISHED = "finished"
+    FAILED = "failed"
+    KILLED = "killed"
+
+    def has_ended(self) -> bool:
+        """Whether it will never run again."""
+        return self in (JobState.FINISHED, JobState.FAILED, JobState.KILLED)
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """One job as the database has it.
+
+    Attributes:
+        id: unique, part of its tasks' ids; `framework.runner.new_job_id` for a training job, its name for a search.
+        kind: what it is.
+        user: who asked for it.
+        script: name of the script inside its bundle.
+        request: what was asked for, as JSON values (`framework.service.requests`).
+        constraints: which agents it may use, in the form `rack:IN:r1,r2` (`framework.service.constraints`).
+        state: where it stands.
+        submitted_s, started_s, ended_s: seconds since the epoch; None while that has not come.
+        kill_requested: whether somebody has asked for its end.
+        waiting: why it does not run, or does not run yet, in one sentence; empty if nothing is in the way.
+        failure: why it failed; empty if it did not.
+        result: how it ended, as `dike run --format json` or `dike tune --format json` prints it; None before.
+        bundle_token: names its bundle in the URL that executors fetch.
+        state_data: what its state machine needs after a restart of the service; None before its first launch.
+    """
+
+    id: str
+    kind: JobKind
+    user: str
+    script: str
+    request: dict[str, Any]
+    constraints: tuple[str, ...] = ()
+    state: JobState = JobState.QUEUED
+    submitted_s: float = 0.0
+    started_s: float | None = None
+    ended_s: float | None = None
+    kill_requested: bool = False
+    waiting: str = ""
+    failure: str = ""
+    result: dict[str, Any] | None = None
+    bundle_token: str = ""
+    state_data: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class TaskRecord:
+    """One Mesos task of a job. Written before it is launched, so that no task is ever unknown.
+
+    Attributes:
+        task_id: Mesos' id of it, and of its executor.
+        job_id: whose it is.
+        agent_id: Mesos' id of its agent.
+        node, address: the agent for people, and its IP address or host name.
+        name: what it is in its job, such as `worker:0` or `slot 3`.
+        state: Mesos' name of its last state, less `TASK_`, in lower case; `intended` before the launch.
+        resources: name -> amount of `cpus`, `mem` (MiB), `disk` (MiB), `gpus` it holds, executor included.
+        launched_s, ended_s: seconds since the epoch; None while it has not ended.
+        message: what Mesos or the executor said with the last state.
+    """
+
+    task_id: str
+    job_id: str
+    agent_id: str
+    node: str
+    address: str
+    name: str
+    state: str
+    resources: dict[str, float] = field(default_factory=dict)
+    launched_s: float = 0.0
+    ended_s: float | None = None
+    message: str = ""
+
+    @property
+    def has_ended(self) -> bool:
+        return self.ended_s is not None
+
+
+@dataclass(frozen=True)
+class JobEvent:
+    """Something worth telling of a job.
+
+    Attributes:
+        number: counts up over all jobs.
+        job_id: whose it is.
+        time_s: seconds since the epoch.
+        kind: `note`, `waiting`, `planned`, `launched`, `task`, `restarting`, `checkpoint`, `resized`, `trial`, `ended`.
+        text: one or more sentences.
+    """
+
+    number: int
+    job_id: str
+    time_s: float
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class OutputChunk:
+    """A piece of what a task of a job wrote.
+
+    Attributes:
+        number: counts up over all jobs.
+        task: name of the task in its job, such as `worker:0`.
+        stream: `stdout` or `stderr`.
+        text: undecodable bytes are replaced.
+    """
+
+    number: int
+    task: str
+    stream: str
+    text: str
+
+
+@dataclass(frozen=True)
+class ProgressPoint:
+    """One report of a training job's chief.
+
+    Attributes:
+        step: training steps done.
+        time_s: seconds since the epoch.
+        loss: None where it was not reported, or is not finite.
+        samples_per_s: None where it was not reported.
+    """
+
+    step: int
+    time_s: float
+    loss: float | None = None
+    samples_per_s: float | None = None

@@ -1,0 +1,156 @@
+"""What a client sends to submit a job, and what becomes of it. Everything here is checked before it is believed."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+from dike.exceptions import BadInputError, DikeError
+from dike.profile import ModelProfile
+from framework.elastic.options import read_bounds, read_stragglers
+from framework.job import JobSpec
+from framework.search.records import SearchSpec
+from solver import Plan
+
+MAX_TEXT = 4096
+MAX_ITEMS = 10_000
+
+
+def _relative(path: str) -> str:
+    if path.startswith("/") or ".." in path.split("/") or "\0" in path:
+        raise ValueError("is a path inside the bundle, without '..'")
+    return path
+
+
+def _environment(variables: dict[str, str]) -> dict[str, str]:
+    if any(not name or "=" in name or "\0" in name + value for name, value in variables.items()):
+        raise ValueError("holds something that is not an environment variable")
+    return variables
+
+
+Text = Annotated[str, Field(max_length=MAX_TEXT)]
+Seconds = Annotated[float, Field(ge=1, le=1e9, allow_inf_nan=False)]
+Script = Annotated[str, Field(min_length=1, max_length=MAX_TEXT), AfterValidator(_relative)]
+Environment = Annotated[dict[str, Text], Field(max_length=1000), AfterValidator(_environment)]
+
+
+class TrainingRequest(BaseModel):
+    """A training job as it is submitted; the fields mean what they mean in `framework.job.JobSpec`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Literal["training"] = "training"
+    script: Script
+    arguments: Annotated[list[Text], Field(max_length=MAX_ITEMS)] = []
+    profile: dict[str, Any]
+    checkpoint_dir: Text | None = None
+    checkpoint_interval_s: Seconds = 60.0
+    max_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
+    objective: Literal["throughput", "traffic"] = "throughput"
+    max_workers: Annotated[int, Field(ge=1, le=MAX_ITEMS)] | None = None
+    plan: dict[str, Any] | None = None
+    stream_all_logs: bool = False
+    environment: Environment = {}
+    elastic: Text | None = None
+    resize_interval_s: Seconds = 60.0
+    stragglers: Literal["replace", "report", "ignore"] | None = None
+    preload: Annotated[list[Text], Field(max_length=1000)] | None = None
+    constraints: Annotated[list[Text], Field(max_length=100)] = []
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> TrainingRequest:
+        try:
+            self.to_spec(job_id="job", checkpoint_dir="", bundle_url="", python="")
+        except (DikeError, ValueError, TypeError, KeyError) as error:
+            raise ValueError(str(error)) from error
+        return self
+
+    def to_spec(self, **of_the_service: Any) -> JobSpec:
+        """The job, with what the service adds: `job_id`, `checkpoint_dir`, `bundle_url`, `python` and the like.
+
+        Raises:
+            BadInputError: if the request contradicts itself.
+            ValueError, TypeError, KeyError: if profile or plan are none.
+        """
+        bounds = read_bounds(self.elastic, max_workers=self.max_workers, has_plan=self.plan is not None)
+        values: dict[str, Any] = {
+            "script": self.script,
+            "arguments": tuple(self.arguments),
+            "profile": ModelProfile.from_json(self.profile),
+            "checkpoint_interval_s": self.checkpoint_interval_s,
+            "max_restarts": self.max_restarts,
+            "objective": self.objective,
+            "max_workers": self.max_workers,
+            "plan": None if self.plan is None else Plan.from_json(self.plan),
+            "stream_all_logs": self.stream_all_logs,
+            "environment": dict(self.environment),
+            "elastic": bounds,
+            "resize_interval_s": self.resize_interval_s,
+            "stragglers": read_stragglers(self.stragglers, is_elastic=bounds is not None),
+            "preload": None if self.preload is None else tuple(self.preload),
+        }
+        return JobSpec(**{**values, **of_the_service})
+
+
+class SearchJobRequest(BaseModel):
+    """A search as it is submitted.
+
+    Attributes:
+        spec: `framework.search.records.SearchSpec` as JSON values, its script being a path inside the bundle.
+        preload: modules for the zygotes, as `framework.search.script_facts` finds them on the client.
+        constraints: see `JobRecord`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Literal["search"] = "search"
+    spec: dict[str, Any]
+    preload: Annotated[list[Text], Field(max_length=1000)] = []
+    constraints: Annotated[list[Text], Field(max_length=100)] = []
+
+    @model_validator(mode="after")
+    def _is_a_search(self) -> SearchJobRequest:
+        spec = self.to_spec()
+        _relative(spec.script)
+        if not 1 <= spec.trial_count <= MAX_ITEMS * 100:
+            raise ValueError("the number of trials is out of bounds")
+        amounts = (spec.slot_cpus, spec.slot_mem_mib, spec.checkpoint_interval_s, spec.suspend_timeout_s)
+        if not all(math.isfinite(amount) and amount > 0 for amount in amounts):
+            raise ValueError("sizes and times of a search are positive numbers")
+        return self
+
+    def to_spec(self) -> SearchSpec:
+        """The search.
+
+        Raises:
+            ValueError: if it is none.
+        """
+        return _SEARCH_SPEC.validate_python(self.spec)
+
+
+JobRequest = Annotated[TrainingRequest | SearchJobRequest, Field(discriminator="kind")]
+_SEARCH_SPEC = TypeAdapter(SearchSpec)
+_REQUEST: TypeAdapter[TrainingRequest | SearchJobRequest] = TypeAdapter(JobRequest)
+
+
+def read_request(values: Any) -> TrainingRequest | SearchJobRequest:
+    """Checks a request that came as JSON values.
+
+    Raises:
+        BadInputError: if it is malformed; the message names the first field that is.
+    """
+    try:
+        return _REQUEST.validate_python(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the request"
+        raise BadInputError(f"The job cannot be taken: {where}: {first['msg']}.") from error
+
+
+def search_request(spec: SearchSpec, script: str, preload: tuple[str, ...]) -> SearchJobRequest:
+    """A search to be submitted, its script at this path inside the bundle."""
+    values = dataclasses.asdict(dataclasses.replace(spec, script=script))
+    return SearchJobRequest(spec=values, preload=list(preload))

@@ -1,0 +1,110 @@
+"""The tables of a service. They stand beside those of searches in one database; docs/operations.md describes them."""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Boolean, Column, Float, ForeignKey, Index, Integer, LargeBinary, String, Table, Text
+
+from framework.search.tables import METADATA, NAME_LENGTH, Number
+
+_EVENT_KEY = BigInteger().with_variant(Integer, "sqlite")
+"""SQLite counts up by itself in columns of this very type only."""
+
+
+def _job_id() -> Column[str]:
+    return Column("job_id", ForeignKey("dike_jobs.id", ondelete="CASCADE"), nullable=False)
+
+
+SERVICES = Table(
+    "dike_services",
+    METADATA,
+    # One row: a database holds one service.
+    Column("id", Integer, primary_key=True),
+    Column("framework_id", String(NAME_LENGTH)),
+    # Who runs it: see framework.search.lease.
+    Column("owner", String(64)),
+    Column("owner_machine", String(NAME_LENGTH)),
+    Column("owner_host", String(NAME_LENGTH)),
+    Column("owner_pid", Integer),
+    Column("owner_started_s", Float(53)),
+    Column("owner_since_s", Float(53)),
+    Column("heartbeat_s", Float(53)),
+)
+
+JOBS = Table(
+    "dike_jobs",
+    METADATA,
+    Column("id", String(NAME_LENGTH), primary_key=True),
+    # Order of arrival; times can be equal, or be set back.
+    Column("number", Integer, nullable=False, unique=True),
+    Column("kind", String(16), nullable=False),
+    Column("user", String(NAME_LENGTH), nullable=False, index=True),
+    Column("script", Text, nullable=False),
+    Column("request", Text, nullable=False),
+    Column("constraints", Text, nullable=False),
+    Column("state", String(16), nullable=False, index=True),
+    Column("submitted_s", Float(53), nullable=False),
+    Column("started_s", Float(53)),
+    Column("ended_s", Float(53)),
+    Column("kill_requested", Boolean, nullable=False),
+    Column("waiting", Text, nullable=False),
+    Column("failure", Text, nullable=False),
+    Column("result", Text),
+    Column("bundle_token", String(64), nullable=False, unique=True),
+    Column("state_data", Text),
+)
+
+BUNDLES = Table(
+    "dike_bundles",
+    METADATA,
+    Column("job_id", ForeignKey("dike_jobs.id", ondelete="CASCADE"), primary_key=True),
+    Column("archive", LargeBinary, nullable=False),
+)
+
+TASKS = Table(
+    "dike_tasks",
+    METADATA,
+    Column("task_id", String(NAME_LENGTH + 64), primary_key=True),
+    _job_id(),
+    Column("agent_id", String(NAME_LENGTH), nullable=False),
+    Column("node", String(NAME_LENGTH), nullable=False),
+    Column("address", String(NAME_LENGTH), nullable=False),
+    Column("name", String(64), nullable=False),
+    Column("state", String(24), nullable=False),
+    Column("resources", Text, nullable=False),
+    Column("launched_s", Float(53), nullable=False),
+    Column("ended_s", Float(53)),
+    Column("message", Text, nullable=False),
+    Index("dike_tasks_by_job", "job_id"),
+)
+
+EVENTS = Table(
+    "dike_events",
+    METADATA,
+    Column("number", _EVENT_KEY, primary_key=True, autoincrement=True),
+    _job_id(),
+    Column("time_s", Float(53), nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("text", Text, nullable=False),
+    Index("dike_events_by_job", "job_id", "number"),
+)
+
+OUTPUT = Table(
+    "dike_output",
+    METADATA,
+    Column("number", _EVENT_KEY, primary_key=True, autoincrement=True),
+    _job_id(),
+    Column("task", String(64), nullable=False),
+    Column("stream", String(8), nullable=False),
+    Column("text", Text, nullable=False),
+    Index("dike_output_by_job", "job_id", "number"),
+)
+
+PROGRESS = Table(
+    "dike_progress",
+    METADATA,
+    Column("job_id", ForeignKey("dike_jobs.id", ondelete="CASCADE"), primary_key=True),
+    Column("step", BigInteger, primary_key=True, autoincrement=False),
+    Column("time_s", Float(53), nullable=False),
+    Column("loss", Number),
+    Column("samples_per_s", Number),
+)

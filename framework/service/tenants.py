@@ -1,0 +1,67 @@
+"""From what the database has of a job to its state machine, for a new job and for one that goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from framework.elastic.demand import Demand
+from framework.job_plan import AllAgents
+from framework.service.records import JobKind, JobRecord
+from framework.service.requests import TrainingRequest, read_request
+from framework.service.seat import Seat
+from framework.service.store import ServiceStore
+from framework.service.tenant import Tenant
+from framework.service.watchers import Notebook, TrainingWatcher
+from framework.training import TrainingJob
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a service gives to each of its jobs.
+
+    Attributes:
+        store: the service's database.
+        bundle_url: bundle token -> where executors fetch that bundle.
+        python: interpreter on the agents.
+        image: container image for the tasks; None for the agent's own file system.
+        hand_out_gpus: whether we choose the GPU devices of a task, for agents that do not isolate GPUs.
+        checkpoint_root: folder for the checkpoints of jobs that name none; the same path on all agents.
+        agents: constraints -> lists the agents that meet them (`framework.job_plan.AllAgents`).
+        demand: what other frameworks than the one of this id hold and want.
+    """
+
+    store: ServiceStore
+    bundle_url: Callable[[str], str]
+    python: str
+    image: str | None
+    hand_out_gpus: bool
+    checkpoint_root: str
+    agents: Callable[[tuple[str, ...]], AllAgents]
+    demand: Callable[[str], Demand | None]
+
+
+def make_tenant(record: JobRecord, seat: Seat, notebook: Notebook, around: Surroundings) -> Tenant:
+    """A job's state machine; it goes on where `record.state_data` says.
+
+    Raises:
+        BadInputError: if what the database has of it cannot be used any more.
+    """
+    if record.kind is JobKind.SEARCH:
+        raise NotImplementedError("helper B")
+    return _training(record, seat, notebook, around)
+
+
+def _training(record: JobRecord, seat: Seat, notebook: Notebook, around: Surroundings) -> TrainingJob:
+    request = read_request(record.request)
+    assert isinstance(request, TrainingRequest)
+    spec = request.to_spec(
+        job_id=record.id,
+        checkpoint_dir=request.checkpoint_dir or f"{around.checkpoint_root.rstrip('/')}/{record.id}",
+        bundle_url=around.bundle_url(record.bundle_token),
+        python=around.python,
+        image=around.image,
+        hand_out_gpus=around.hand_out_gpus,
+    )
+    watcher = TrainingWatcher(notebook)
+    return TrainingJob(spec, seat, watcher, around.agents(record.constraints), demand=around.demand)

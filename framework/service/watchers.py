@@ -1,0 +1,121 @@
+"""Writes down what a job tells: events, output, progress. Gathered in memory and written in one go now and then."""
+
+from __future__ import annotations
+
+import codecs
+import time
+from collections.abc import Sequence
+
+from executor.messages import LogChunk
+from framework.job import JobTask, Resize
+from framework.observer import JobObserver
+from framework.service.records import ProgressPoint
+from framework.service.store import ServiceStore, finite
+from solver import Plan
+
+
+class Notebook:
+    """What is to be written of one job.
+
+    Args:
+        store: where it goes.
+        job_id: whose it is.
+
+    Attributes:
+        waiting: why the job does not run, or not yet; empty if nothing is in the way.
+    """
+
+    def __init__(self, store: ServiceStore, job_id: str) -> None:
+        self._store = store
+        self._job_id = job_id
+        self._events: list[tuple[str, str]] = []
+        self._output: list[tuple[str, str, str]] = []
+        self._progress: list[ProgressPoint] = []
+        self._written_waiting = ""
+        self.waiting = ""
+
+    def event(self, kind: str, text: str) -> None:
+        """Something happened; see `JobEvent.kind`."""
+        self._events.append((kind, text))
+
+    def waits(self, reason: str) -> None:
+        """The job cannot run yet."""
+        if reason != self.waiting:
+            self.waiting = reason
+            self.event("waiting", reason)
+
+    def output(self, task: str, stream: str, text: str) -> None:
+        """A task has written something."""
+        if text:
+            self._output.append((task, stream, text))
+
+    def progress(self, point: ProgressPoint) -> None:
+        """The chief has reported a step."""
+        self._progress.append(point)
+
+    def write(self) -> None:
+        """Writes all that has come since the last time."""
+        # Cleared only once written: a database that cannot be reached for a while gets all of it later.
+        self._store.add_events(self._job_id, self._events)
+        self._events.clear()
+        self._store.add_output(self._job_id, self._output)
+        self._output.clear()
+        self._store.add_progress(self._job_id, self._progress)
+        self._progress.clear()
+        if self.waiting != self._written_waiting:
+            self._store.change_job(self._job_id, waiting=self.waiting)
+            self._written_waiting = self.waiting
+
+
+class TrainingWatcher(JobObserver):
+    """Writes down what a training job tells.
+
+    Args:
+        notebook: where it goes.
+    """
+
+    def __init__(self, notebook: Notebook) -> None:
+        self._book = notebook
+        self._decoders: dict[tuple[str, str], codecs.IncrementalDecoder] = {}
+
+    def waiting(self, reason: str) -> None:
+        self._book.waits(reason)
+
+    def planned(self, plan: Plan) -> None:
+        workers = sum(task.role != "ps" for task in plan.tasks)
+        self._book.event("planned", f"{workers} workers and {len(plan.tasks) - workers} parameter servers")
+
+    def launched(self, tasks: Sequence[JobTask]) -> None:
+        self._book.waiting = ""
+        where = ", ".join(f"{task.name} on {task.node}" for task in tasks)
+        self._book.event("launched", where)
+
+    def task_changed(self, task: JobTask) -> None:
+        said = f": {task.message}" if task.message and task.state.is_terminal() and not task.stop_requested else ""
+        self._book.event("task", f"{task.name} on {task.node} is {task.shown_state}{said}")
+
+    def progress(self, task: JobTask) -> None:
+        if task.step is not None:
+            self._book.progress(ProgressPoint(task.step, time.time(), finite(task.loss), finite(task.samples_per_s)))
+
+    def log(self, task: JobTask, chunk: LogChunk) -> None:
+        key = (task.task_id, chunk.stream)
+        decoder = self._decoders.setdefault(key, codecs.getincrementaldecoder("utf-8")("replace"))
+        self._book.output(task.name, chunk.stream, decoder.decode(chunk.data))
+
+    def checkpoint(self, path: str, step: int) -> None:
+        self._book.event("checkpoint", f"step {step}: {path}")
+
+    def resizing(self, workers: int, ps: int, reason: str) -> None:
+        self._book.event("note", f"changing to {workers} workers and {ps} parameter servers: {reason}")
+
+    def resized(self, resize: Resize) -> None:
+        self._book.event(
+            "resized", f"{resize.to_workers} workers and {resize.to_ps} parameter servers after {resize.cost_s:.1f} s"
+        )
+
+    def restarting(self, reason: str, restart: int, limit: int) -> None:
+        self._book.event("restarting", f"{reason}; restart {restart} of {limit}")
+
+    def note(self, text: str) -> None:
+        self._book.event("note", text)
