@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
 
 import psutil
 import pytest
 
 from dike.profile import Api, ModelProfile, VariableSpec
 from framework.embedded import AgentSpec, EmbeddedCluster
-from tests.framework.conftest import dike_command, dike_environment
+from tests.elastic.running import DEADLINE_S, Running
 
 pytestmark = [pytest.mark.mesos, pytest.mark.tensorflow, pytest.mark.timeout(600)]
 
-DEADLINE_S = 240.0
 STEPS_PER_EPOCH = 32
 AGENT = "cpus:2;mem:1900;disk:4096"
 COUNTING = Path(__file__).parents[1] / "search" / "scripts" / "counting.py"
@@ -53,51 +48,12 @@ PROFILE = ModelProfile(
 )
 
 
-class Running:
-    """A `dike` that goes on while the test looks at it."""
-
-    started: ClassVar[list[subprocess.Popen[bytes]]] = []
-
-    def __init__(self, folder: Path, *arguments: str | Path) -> None:
-        self._log = folder / "stderr"
-        self._output = folder / "stdout"
-        with self._log.open("w") as stderr, self._output.open("w") as stdout:
-            self.process = subprocess.Popen(
-                dike_command(*arguments), cwd=folder, env=dike_environment(), stdout=stdout, stderr=stderr
-            )
-        self.started.append(self.process)
-
-    @property
-    def log(self) -> str:
-        return self._log.read_text()
-
-    def wait_for(self, look: Callable[[], Any], what: str) -> Any:
-        deadline = time.monotonic() + DEADLINE_S
-        while not (found := look()):
-            if time.monotonic() > deadline or self.process.poll() is not None:
-                self.process.kill()
-                pytest.fail(f"{what} did not come true\n{self.log}")
-            time.sleep(0.05)
-        return found
-
-    def wait_for_text(self, text: str, times: int = 1) -> None:
-        self.wait_for(lambda: self.log.count(text) >= times, f"'{text}' on standard error")
-
-    def result(self) -> dict[str, Any]:
-        self.process.wait(DEADLINE_S)
-        assert self.process.returncode == 0, self.log
-        return dict(json.loads(self._output.read_text()))
-
-
 @pytest.fixture
 def mesos() -> Iterator[EmbeddedCluster]:
     with EmbeddedCluster([AgentSpec(resources=AGENT)] * 2) as cluster:
         cluster.wait_for_agents(60)
         yield cluster
-    for process in Running.started:
-        process.kill()
-        process.wait()
-    Running.started.clear()
+    Running.end_all()
 
 
 def search(folder: Path, cluster: EmbeddedCluster, steps: int) -> Running:

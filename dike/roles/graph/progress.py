@@ -31,8 +31,9 @@ class StepReports:
             begun_s: when its run began, on the clock of `time.time`, which TensorFlow's own timestamps are on.
         """
         now_s = time.time()
-        # In a synchronous step the rest of the run is spent waiting for other workers.
-        busy_s = max(results.get("arrived", ()), default=now_s) - begun_s
+        # What the script does between two steps, such as reading its data, is a part of its speed. In a synchronous
+        # step the time after its gradients have arrived is spent waiting for other workers.
+        busy_s = max(results.get("arrived", ()), default=now_s) - (self._last_s or begun_s)
         if busy_s > 0:  # else the clock was set back
             self._rates.done(self._worker, float(busy_s))
         elapsed_s = now_s - self._last_s if self._last_s is not None else 0.0
