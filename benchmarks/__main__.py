@@ -23,6 +23,8 @@ NAMES = (
     "elastic",
     "convergence",
     "speed_models",
+    "load",
+    "steady_load",
 )
 MODULES = {name: f"benchmarks.{name}" for name in (*NAMES, *SOLVER_PARTS)} | {
     name: f"benchmarks.search.{name}" for name in SEARCH_PARTS

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import shutil
 import signal
 import tempfile
@@ -20,7 +22,7 @@ from framework.embedded.control import SupervisorControl
 from framework.embedded.library import ensure_library
 from framework.embedded.loopback import get_json
 from framework.embedded.machine import gpu_models, local_resources
-from framework.embedded.ports import PortBlock, is_free, reserve_blocks
+from framework.embedded.ports import BLOCK_SIZE, PortBlock, is_free, reserve_blocks
 from framework.embedded.supervisor import send, task_processes
 
 __all__ = ["Agent", "AgentSpec", "EmbeddedCluster", "local_resources"]
@@ -29,8 +31,9 @@ READY_TIMEOUT_S = 60.0
 READY_REQUEST_TIMEOUT_S = 2.0
 LOOK_INTERVAL_S = 0.02
 LOG_TAIL_BYTES = 1500
-MOST_AGENTS = 50
-"""Bounded by one block of ports, which also has to serve second attempts."""
+MOST_AGENTS = 110
+PORTS_OF_A_DAEMON = 2
+"""One, and another if some program has taken it meanwhile."""
 MASTER = "master"
 ENDING_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1})
 
@@ -228,7 +231,9 @@ class EmbeddedCluster:
         self._files = settings.ClusterFiles(folder.resolve())
         settings.write_programs(self._files, self._library)
         models = gpu_models()
-        blocks = reserve_blocks(1 + sum(not spec.names("ports") for spec in self._specs))
+        daemons = 1 + len(self._specs)
+        own_count = math.ceil(PORTS_OF_A_DAEMON * daemons / BLOCK_SIZE)
+        blocks = reserve_blocks(own_count + sum(not spec.names("ports") for spec in self._specs))
         try:
             self._control = SupervisorControl(
                 settings.supervisor_command(self._files, remove=named is None),
@@ -239,8 +244,8 @@ class EmbeddedCluster:
         finally:
             for block in blocks:
                 block.claim.close()
-        own, *offered = blocks
-        self._ports = iter(own)
+        own, offered = blocks[:own_count], blocks[own_count:]
+        self._ports = itertools.chain.from_iterable(own)
         self._master.port = next(self._ports)
         for index, spec in enumerate(self._specs):
             name = f"agent-{index}"

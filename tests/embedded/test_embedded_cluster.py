@@ -212,8 +212,8 @@ def test_more_blocks_than_there_are() -> None:
 
 
 def test_number_of_agents_is_bounded() -> None:
-    for count in (0, 51):
-        with pytest.raises(BadInputError, match=f"1 to 50 agents, not {count}"):
+    for count in (0, 111):
+        with pytest.raises(BadInputError, match=f"1 to 110 agents, not {count}"):
             EmbeddedCluster([SMALL] * count)
 
 

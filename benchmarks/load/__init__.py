@@ -1,0 +1,155 @@
+"""What a service carries: 1,000 jobs at once on 100 agents, while clients look on; how long placement and answers take.
+
+Service, Mesos, database and HTTP are real. The tasks are not: their executor reports a few states and ends.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import httpx
+import numpy as np
+
+from benchmarks.load.played_service import PlayedService, played_service
+from framework.service.client import ServiceClient
+
+TITLE = "A service under load"
+AGENTS = 100
+JOBS = 1000
+SINGLE_JOBS = 50
+SUBMITTERS = 4
+LOOK_EVERY_S = 0.05
+DEADLINE_S = 3600.0
+
+
+@dataclass
+class Timings:
+    """Seconds that calls took, by what they were."""
+
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+
+    def time(self, name: str, call: Callable[[], object]) -> None:
+        """Makes a call and notes how long it took."""
+        begun = time.perf_counter()
+        call()
+        self.seconds.setdefault(name, []).append(time.perf_counter() - begun)
+
+
+def measure() -> Iterator[str]:
+    """Lines of a Markdown page."""
+    with played_service(AGENTS, cpus_of_agent=8) as service:
+        yield from _describe(service)
+        yield ""
+        yield "## One job at a time, on an idle cluster"
+        yield ""
+        yield "From the submission to the moment its tasks are handed to Mesos; offers are gathered for 0.6 s."
+        yield ""
+        alone = [_placement(service) for _ in range(SINGLE_JOBS)]
+        yield "| jobs | p50 | p99 |"
+        yield "|---|---|---|"
+        yield f"| {SINGLE_JOBS} | {_milliseconds(alone, 50)} | {_milliseconds(alone, 99)} |"
+        yield ""
+        yield from _burst(service)
+
+
+def _describe(service: PlayedService) -> Iterator[str]:
+    daemons = [service.cluster.master_pid, *(agent.pid for agent in service.cluster.agents)]
+    yield (
+        f"{len(daemons) - 1} agents of 8 CPUs each on this one machine, so that Mesos itself and {2 * JOBS} executors "
+        "take most of its time. A job has one worker and one parameter server; their executor reports states and ends."
+    )
+
+
+def _burst(service: PlayedService) -> Iterator[str]:
+    before_updates, before_mib = _status_updates(service), service.memory_mib()
+    timings = Timings()
+    is_over = threading.Event()
+    looking = threading.Thread(target=_look_on, args=(service, timings, is_over))
+    looking.start()
+    begun = time.perf_counter()
+    ids = _submit_all(service, timings)
+    submitted_s = time.perf_counter() - begun
+    states = _wait_for_all(service)
+    all_s = time.perf_counter() - begun
+    is_over.set()
+    looking.join()
+    yield f"## {len(ids)} jobs at once"
+    yield ""
+    yield "| what | figure |"
+    yield "|---|---|"
+    yield f"| submitted by {SUBMITTERS} clients | {len(ids)} jobs in {submitted_s:.0f} s |"
+    yield f"| ended | {', '.join(f'{count} {state}' for state, count in sorted(states.items()))} after {all_s:.0f} s |"
+    yield f"| status updates dealt with | {_status_updates(service) - before_updates:,} |"
+    yield f"| memory of the service before and after | {before_mib:.0f} MiB, {service.memory_mib():.0f} MiB |"
+    yield ""
+    yield "Answers of the API meanwhile, one client looking on all the time:"
+    yield ""
+    yield "| request | count | p50 | p99 |"
+    yield "|---|---|---|---|"
+    for name, seconds in timings.seconds.items():
+        yield f"| {name} | {len(seconds)} | {_milliseconds(seconds, 50)} | {_milliseconds(seconds, 99)} |"
+
+
+def _submit_all(service: PlayedService, timings: Timings) -> list[str]:
+    with ThreadPoolExecutor(SUBMITTERS) as pool:
+
+        def submit(number: int) -> str:
+            ids: list[str] = []
+            timings.time("POST /jobs", lambda: ids.append(service.submit()))
+            return ids[0]
+
+        return list(pool.map(submit, range(JOBS)))
+
+
+def _look_on(service: PlayedService, timings: Timings, is_over: threading.Event) -> None:
+    with ServiceClient(service.client.url, service.token) as client:
+        while not is_over.wait(LOOK_EVERY_S):
+            page: list[str] = []
+            timings.time("GET /jobs?limit=200", lambda page=page: page.extend(_first_page(client)))  # type: ignore[misc]
+            if page:
+                timings.time("GET /jobs/JOB", lambda page=page: client.job(page[-1]))  # type: ignore[misc]
+                timings.time("GET /jobs/JOB/explain", lambda page=page: client.explain(page[-1]))  # type: ignore[misc]
+
+
+def _first_page(client: ServiceClient) -> list[str]:
+    jobs = client.jobs()
+    first = next(jobs, None)
+    return [] if first is None else [first.id]
+
+
+def _placement(service: PlayedService) -> float:
+    """Submits a job, waits for its end; returns the seconds until its tasks were launched."""
+    job_id = service.submit()
+    deadline = time.monotonic() + DEADLINE_S
+    while not service.client.job(job_id).state.has_ended():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"job {job_id} has not ended: {service.client.job(job_id)}")
+        time.sleep(LOOK_EVERY_S)
+    job = service.client.job(job_id)
+    return min(task.launched_s for task in service.client.tasks(job_id)) - job.submitted_s
+
+
+def _wait_for_all(service: PlayedService) -> dict[str, int]:
+    deadline = time.monotonic() + DEADLINE_S
+    while service.open_jobs():
+        if time.monotonic() > deadline:
+            raise RuntimeError("the jobs have not ended")
+        time.sleep(1)
+    states: dict[str, int] = {}
+    for job in service.client.jobs():
+        states[str(job.state)] = states.get(str(job.state), 0) + 1
+    states["finished"] -= SINGLE_JOBS
+    return states
+
+
+def _status_updates(service: PlayedService) -> int:
+    answer = httpx.get(f"http://{service.cluster.master}/metrics/snapshot", trust_env=False).json()
+    return int(answer["master/messages_status_update"])
+
+
+def _milliseconds(seconds: Sequence[float], percentile: float) -> str:
+    return f"{1000 * float(np.percentile(seconds, percentile)):.0f} ms"

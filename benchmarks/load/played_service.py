@@ -1,0 +1,119 @@
+"""A real service on a real Mesos whose tasks are over at once."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from dike.exceptions import DikeError
+from dike.profile import Api, ModelProfile, VariableSpec
+from framework import bundle
+from framework.embedded import AgentSpec, EmbeddedCluster
+from framework.embedded.ports import reserve_blocks
+from framework.service.client import ServiceClient
+from framework.service.records import JobState
+from framework.service.requests import TrainingRequest
+
+STARTED_S = 60.0
+LOOK_S = 0.05
+TOKEN = "for the load test only"  # noqa: S105 (a service of our own)
+PROFILE = ModelProfile(
+    name="train.py",
+    api=Api.GRAPH,
+    parameters=1000,
+    parameter_bytes=4000,
+    variables=(VariableSpec("w", (1000,), "float32", 4000),),
+    flops_forward_per_sample=2e3,
+    flops_step_per_sample=6e3,
+    longest_path_flops=2e3,
+    batch_size=32,
+)
+
+
+@dataclass(frozen=True)
+class PlayedService:
+    """A service under load.
+
+    Attributes:
+        client: signed in.
+        process: the service's process.
+        cluster: the Mesos it is on.
+        bundle: the folder of a script, packed.
+        token: of the one user.
+    """
+
+    client: ServiceClient
+    process: psutil.Process
+    cluster: EmbeddedCluster
+    bundle: bytes
+    token: str = TOKEN
+
+    def submit(self) -> str:
+        """Submits a job of one worker and one parameter server; returns its id."""
+        request = TrainingRequest(script="train.py", profile=PROFILE.to_json(), max_workers=1)
+        return self.client.submit(request, self.bundle).id
+
+    def open_jobs(self) -> int:
+        """How many jobs have not ended."""
+        states = tuple(state for state in JobState if not state.has_ended())
+        return sum(1 for _ in self.client.jobs(states=states))
+
+    def memory_mib(self) -> float:
+        """The service's resident memory."""
+        return float(self.process.memory_info().rss) / 2**20
+
+
+@contextlib.contextmanager
+def played_service(agents: int, cpus_of_agent: float) -> Iterator[PlayedService]:
+    """Starts cluster and service; ends both."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dike-load-")))
+        python = folder / "python"
+        executor = Path(__file__).with_name("quick_executor.py")
+        python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "{executor}"\n')
+        python.chmod(0o755)
+        (folder / "project").mkdir()
+        (folder / "project" / "train.py").write_text("print('never run')\n")
+        (folder / "users.yaml").write_text(f"load:\n  token: {TOKEN}\n")
+        (folder / "users.yaml").chmod(0o600)
+        # Nobody listens on the tasks' ports, so all agents may offer the same.
+        spec = AgentSpec(resources=f"cpus:{cpus_of_agent:g};mem:65536;disk:100000;ports:[40000-49999]")
+        cluster = stack.enter_context(EmbeddedCluster([spec] * agents))
+        (block,) = reserve_blocks(1)
+        stack.callback(block.claim.close)
+        log = stack.enter_context((folder / "service.log").open("wb"))
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "framework", "serve", "--master", cluster.master),
+                *("--listen", f"127.0.0.1:{block.first}", "--state", f"sqlite:///{folder}/service.db"),
+                *("--users", folder / "users.yaml", "--agent-python", python, "--checkpoint-root", folder / "runs"),
+            ],
+            stdout=log,
+            stderr=log,
+        )
+        stack.callback(process.wait)
+        stack.callback(process.terminate)
+        client = stack.enter_context(ServiceClient(f"http://127.0.0.1:{block.first}", TOKEN))
+        _wait_until_up(client, process, folder / "service.log")
+        yield PlayedService(client, psutil.Process(process.pid), cluster, bundle.pack(folder / "project" / "train.py"))
+
+
+def _wait_until_up(client: ServiceClient, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + STARTED_S
+    while True:
+        try:
+            client.me()
+        except DikeError:
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the service did not come up:\n{log.read_text()}") from None
+            time.sleep(LOOK_S)
+        else:
+            return

@@ -1,0 +1,65 @@
+"""Whether a service grows: its memory over an hour in which jobs come and go all the time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.load.played_service import PlayedService, played_service
+
+TITLE = "A service under steady load"
+MINUTES = 60
+AGENTS = 4
+JOBS_AT_ONCE = 4
+"""So many are kept submitted and not ended."""
+LOOK_S = 0.5
+WARM_UP_MINUTES = 10
+"""What a process has not yet used by then is not growth: caches fill, and libraries are imported."""
+
+
+@dataclass(frozen=True)
+class _Sample:
+    minute: float
+    jobs: int
+    memory_mib: float
+    threads: int
+    files: int
+
+
+def measure() -> Iterator[str]:
+    """Lines of a Markdown page."""
+    with played_service(AGENTS, cpus_of_agent=8) as service:
+        samples = list(_samples(service))
+    late = [sample for sample in samples if sample.minute >= WARM_UP_MINUTES]
+    growth, _ = np.polyfit([sample.minute / 60 for sample in late], [sample.memory_mib for sample in late], 1)
+    yield (
+        f"Jobs of one worker and one parameter server, whose executor reports a few states and ends, one after the other "
+        f"on {AGENTS} agents for {MINUTES} minutes; {JOBS_AT_ONCE} are in the service at a time."
+    )
+    yield ""
+    yield f"{late[-1].jobs - late[0].jobs:,} jobs in the last {late[-1].minute - late[0].minute:.0f} minutes; a straight "
+    yield f"line through the service's resident memory in that time rises by {growth:+.1f} MiB an hour."
+    yield ""
+    yield "| minute | jobs so far | memory, MiB | threads | open files |"
+    yield "|---|---|---|---|---|"
+    for sample in samples[:: max(1, len(samples) // 12)]:
+        yield f"| {sample.minute:.0f} | {sample.jobs:,} | {sample.memory_mib:.1f} | {sample.threads} | {sample.files} |"
+
+
+def _samples(service: PlayedService) -> Iterator[_Sample]:
+    """One sample a minute."""
+    begun = time.monotonic()
+    jobs = 0
+    next_s = 0.0
+    while (elapsed_s := time.monotonic() - begun) <= 60 * MINUTES:
+        for _ in range(JOBS_AT_ONCE - service.open_jobs()):
+            service.submit()
+            jobs += 1
+        if elapsed_s >= next_s:
+            next_s += 60
+            process = service.process
+            yield _Sample(elapsed_s / 60, jobs, service.memory_mib(), process.num_threads(), process.num_fds())
+        time.sleep(LOOK_S)
