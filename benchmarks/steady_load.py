@@ -36,12 +36,14 @@ def measure() -> Iterator[str]:
     late = [sample for sample in samples if sample.minute >= WARM_UP_MINUTES]
     growth, _ = np.polyfit([sample.minute / 60 for sample in late], [sample.memory_mib for sample in late], 1)
     yield (
-        f"Jobs of one worker and one parameter server, whose executor reports a few states and ends, one after the other "
-        f"on {AGENTS} agents for {MINUTES} minutes; {JOBS_AT_ONCE} are in the service at a time."
+        "Jobs of one worker and one parameter server, whose executor reports a few states and ends, one after the "
+        f"other on {AGENTS} agents for {MINUTES} minutes; {JOBS_AT_ONCE} are in the service at a time."
     )
     yield ""
-    yield f"{late[-1].jobs - late[0].jobs:,} jobs in the last {late[-1].minute - late[0].minute:.0f} minutes; a straight "
-    yield f"line through the service's resident memory in that time rises by {growth:+.1f} MiB an hour."
+    yield (
+        f"{late[-1].jobs - late[0].jobs:,} jobs in the last {late[-1].minute - late[0].minute:.0f} minutes; a straight "
+        f"line through the service's resident memory in that time rises by {growth:+.1f} MiB an hour."
+    )
     yield ""
     yield "| minute | jobs so far | memory, MiB | threads | open files |"
     yield "|---|---|---|---|---|"
