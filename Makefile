@@ -1,14 +1,16 @@
 # make demo   install into .venv and run the main job on the embedded Mesos
 # make test   install the test needs and run everything that CI runs
 # make bench-solver   measure all that is claimed of the solver; writes benchmarks/results/solver.md
+# make chaos  kill a random process of running jobs every few seconds, CHAOS_KILLS times; prints what it does
 # make bench-search   measure all that is claimed of searches; writes benchmarks/results/search.md
 # make clean  remove all that make has made; checkpoints in dike-runs/ are left alone
 PYTHON ?= python3
+CHAOS_KILLS ?= 210
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test lint bench bench-solver bench-search clean
+.PHONY: demo test chaos lint bench bench-solver bench-search clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-examples
@@ -16,6 +18,9 @@ demo: $(VENV)/.installed-examples
 
 test: lint
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
+chaos: $(VENV)/.installed-test
+	DIKE_CHAOS_KILLS=$(CHAOS_KILLS) $(BIN)/python -m pytest -s tests/faults/test_chaos.py
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

@@ -25,6 +25,7 @@ NAMES = (
     "speed_models",
     "load",
     "steady_load",
+    "chaos",
 )
 MODULES = {name: f"benchmarks.{name}" for name in (*NAMES, *SOLVER_PARTS)} | {
     name: f"benchmarks.search.{name}" for name in SEARCH_PARTS

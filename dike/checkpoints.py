@@ -14,6 +14,9 @@ from dike.task import TaskSpec
 MARKER = "dike-model.json"
 """File in a checkpoint folder that holds the fingerprint of its model."""
 
+CLAIM = "dike-claim.json"
+"""File in a checkpoint folder that says which attempt of which job may write there."""
+
 JOB = "dike-job.json"
 """File in a checkpoint folder that says at which step the last job began that trained there."""
 
@@ -62,8 +65,8 @@ def mark_folder(path: str, value: str) -> None:
     _write(path, MARKER, {"fingerprint": value})
 
 
-def claim_folder(task: TaskSpec) -> None:
-    """Called by a chief before it reads or writes checkpoints: checks the folder, then marks it.
+def check_model(task: TaskSpec) -> None:
+    """Checks that a task's checkpoint folder may hold its model's checkpoints, then marks it.
 
     Raises:
         BadInputError: if another model's checkpoints are in the folder.
@@ -71,6 +74,21 @@ def claim_folder(task: TaskSpec) -> None:
     if task.fingerprint:
         check_fingerprint(task.checkpoint_dir, task.fingerprint)
         mark_folder(task.checkpoint_dir, task.fingerprint)
+
+
+def claim_folder(task: TaskSpec) -> None:
+    """Says that this attempt of the task's job writes to the folder from now on (see `dike.roles.fencing`)."""
+    _write(task.checkpoint_dir, CLAIM, {"job": task.job_id, "attempt": task.attempt})
+
+
+def holder(task: TaskSpec) -> tuple[str, int] | None:
+    """Job and attempt that have claimed a task's checkpoint folder last; None if nobody has."""
+    text = _read(_file_path(task.checkpoint_dir, CLAIM))
+    try:
+        claim = json.loads(text) if text is not None else {}
+        return str(claim["job"]), int(claim["attempt"])
+    except (json.JSONDecodeError, KeyError, TypeError, ValueError):
+        return None  # damaged: as if nobody had
 
 
 def first_step(task: TaskSpec, step: int) -> int:

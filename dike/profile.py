@@ -1,6 +1,6 @@
 """The model's numbers: what the planner knows of a training script (paper 'Dike', section 3.1).
 
-A plain dataclass file: it imports neither TensorFlow nor any other part of Dike.
+A plain dataclass file: it does not import TensorFlow.
 """
 
 from __future__ import annotations
@@ -8,9 +8,11 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from dike import typed
 from dike.exceptions import BadInputError
 
 
@@ -117,20 +119,18 @@ class ModelProfile:
             BadInputError: if a key is missing or unknown, or a value has the wrong type.
         """
         try:
-            values = {key: value for key, value in data.items() if key != "longest_path_share"}
-            values["api"] = Api(values["api"])
-            values["variables"] = tuple(
-                VariableSpec(**{**variable, "shape": tuple(variable["shape"])}) for variable in values["variables"]
-            )
-            profile = cls(**values)
+            profile = typed.read(cls, {key: value for key, value in data.items() if key != "longest_path_share"})
             for name in ("parameters", "parameter_bytes", "batch_size"):
-                if not isinstance(getattr(profile, name), int) or getattr(profile, name) <= 0:
+                if getattr(profile, name) <= 0:
                     raise ValueError(f"'{name}' must be a whole number above 0")
             for name in ("flops_forward_per_sample", "flops_step_per_sample", "longest_path_flops"):
-                if not isinstance(getattr(profile, name), int | float) or getattr(profile, name) < 0:
+                if not 0 <= getattr(profile, name) < math.inf:
                     raise ValueError(f"'{name}' must be a number of at least 0")
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise BadInputError(f"This is not a model profile of Dike: {_reason(error)}.") from error
+            sizes = [profile.sample_bytes, profile.optimizer_slots, *(one.size_bytes for one in profile.variables)]
+            if min(sizes) < 0 or profile.variable_bytes > typed.LARGEST:
+                raise ValueError("a size is negative, or they are too large together")
+        except (ValueError, AttributeError) as error:
+            raise BadInputError(f"This is not a model profile of Dike: {error}.") from error
         return profile
 
     @classmethod
@@ -142,16 +142,10 @@ class ModelProfile:
         """
         try:
             data = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise BadInputError(f"A saved model profile must be JSON: {error}.") from error
         return cls.from_json(data)
 
     def dumps(self) -> str:
         """The profile as JSON text."""
         return json.dumps(self.to_json(), indent=2)
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, KeyError):
-        return f"key {error} is missing"
-    return str(error).replace("ModelProfile.__init__() ", "").replace("VariableSpec.__init__() ", "")

@@ -31,6 +31,8 @@ def log_to(path: Path) -> None:
     logging.basicConfig(
         filename=path, level=logging.INFO, format="%(asctime)s %(levelname)s [%(threadName)s] %(name)s: %(message)s"
     )
+    # It would tell whoever reads the sandbox where the bundle is, token included.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 if __name__ == "__main__":

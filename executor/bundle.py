@@ -1,14 +1,22 @@
-"""Fetches the folder of the user's script from the framework."""
+"""Fetches the folder of the user's script from the framework, and reads such archives without trusting them."""
 
 from __future__ import annotations
 
+import gzip
+import io
 import tarfile
 import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import httpx
 
 TIMEOUT_S = 60.0
+UNPACKED_LIMIT_BYTES = 200 * 2**20
+"""How large an archive may be once decompressed: twice what may be packed, and 512 bytes and more for each file."""
 
 
 class BundleError(Exception):
@@ -19,7 +27,7 @@ def fetch(url: str, folder: Path) -> None:
     """Unpacks the gzipped tar archive at `url` into `folder`, which is created.
 
     Raises:
-        BundleError: if the framework does not answer, refuses, or sends something else than an archive.
+        BundleError: if the framework does not answer, refuses, or sends something else than an archive of plain files.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -28,13 +36,56 @@ def fetch(url: str, folder: Path) -> None:
                 response.raise_for_status()
                 for block in response.iter_bytes():
                     archive.write(block)
+                    if archive.tell() > UNPACKED_LIMIT_BYTES:
+                        raise BundleError("the script's bundle does not end")
             archive.seek(0)
-            with tarfile.open(fileobj=archive, mode="r:gz") as tar:
+            with opened(archive) as tar:
                 # The "data" filter refuses members that would land outside the folder.
-                tar.extractall(folder, filter="data")
+                tar.extractall(folder, members=plain_members(tar), filter="data")
     except httpx.HTTPStatusError as error:
         raise BundleError(f"the framework refused the script's bundle: HTTP {error.response.status_code}") from error
     except httpx.HTTPError as error:
         raise BundleError(f"the script's bundle could not be fetched from the framework: {error}") from error
-    except (tarfile.TarError, EOFError, OSError) as error:
+    except OSError as error:
         raise BundleError(f"the script's bundle could not be unpacked: {error}") from error
+
+
+@contextmanager
+def opened(archive: BinaryIO) -> Iterator[tarfile.TarFile]:
+    """A gzipped tar archive, to be read from its beginning to its end; a bomb is noticed before it has grown.
+
+    Raises:
+        BundleError: from anything done with it, if it is malformed, or larger than may be.
+    """
+    try:
+        with gzip.GzipFile(fileobj=archive) as stream, tarfile.open(fileobj=_Limited(stream), mode="r|") as tar:
+            yield tar
+    except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, ValueError) as error:
+        raise BundleError(f"the script's bundle could not be unpacked: {error}") from error
+
+
+def plain_members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """All members, in order.
+
+    Raises:
+        BundleError: at the first that is neither a file nor a folder: `framework.bundle.pack` makes no others.
+    """
+    for member in tar:
+        if not (member.isreg() or member.isdir()):
+            raise BundleError(f"the script's bundle could not be unpacked: {member.name!r} is no plain file")
+        yield member
+
+
+class _Limited(io.RawIOBase):
+    """Lets no more be read of a stream than an archive may hold."""
+
+    def __init__(self, stream: gzip.GzipFile) -> None:
+        self._stream = stream
+        self._left = UNPACKED_LIMIT_BYTES
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._stream.read(size)
+        self._left -= len(data)
+        if self._left < 0:
+            raise tarfile.ReadError(f"it holds more than {UNPACKED_LIMIT_BYTES // 2**20} MiB")
+        return data

@@ -7,20 +7,21 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import pymesos
-
 from dike._version import __version__
 from executor.channel import Slot, TaskChannel, TaskEnd
 from executor.driver import ExecutorDriver
 from executor.elastic_slot import ElasticSlot
 from executor.messages import LaunchOrder, decode
+from executor.quiet_pymesos import pymesos
 from executor.slot import JobSlot
-from executor.trial_messages import SlotOrder
+from executor.slot_order import SlotOrder
 from executor.trial_slot import TrialSlot
 
 logger = logging.getLogger(__name__)
 
 ACKNOWLEDGE_TIMEOUT_S = 15.0
+LAUNCH_TIMEOUT_S = 180.0
+"""How long an executor waits for its task: an agent that was restarted meanwhile may have given the task up."""
 SHUTDOWN_GRACE_S = 0.5
 """Shorter than the least grace Mesos gives an executor."""
 
@@ -43,7 +44,9 @@ class Dispatcher(pymesos.Executor):
         Args:
             driver: a started driver that calls this object back.
         """
-        self._arrived.wait()
+        if not self._arrived.wait(LAUNCH_TIMEOUT_S):
+            logger.error("no task came within %g s", LAUNCH_TIMEOUT_S)
+            return
         state = "the refusal of the task"
         if self._slot is not None and self._channel is not None:
             try:

@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 from dike.task import TaskSpec
-from executor.messages import LogChunk, Outcome, Report, decode, decode_message, encode
+from executor.messages import LogChunk, Outcome, Report, decode, decode_message, encode, read_message
 
 
 @dataclass(frozen=True)
@@ -99,22 +98,6 @@ class ElasticStatus:
         """The message as base64 text."""
         return encode({"type": "elastic", **dataclasses.asdict(self)})
 
-    @classmethod
-    def from_values(cls, values: dict[str, Any]) -> ElasticStatus:
-        """Reads the decoded message, less its `type`.
-
-        Raises:
-            KeyError, TypeError, ValueError: if it is malformed.
-        """
-        attempt = values["attempt"]
-        return cls(
-            task_id=str(values["task_id"]),
-            number=int(values["number"]),
-            ready=bool(values["ready"]),
-            attempt=None if attempt is None else int(attempt),
-            ends=tuple(ProcessEnd(int(end["attempt"]), Outcome(**end["outcome"])) for end in values["ends"]),
-        )
-
 
 def decode_job_message(data: str) -> LogChunk | Report | ElasticStatus:
     """Reads a framework message of a training job's slot.
@@ -125,7 +108,4 @@ def decode_job_message(data: str) -> LogChunk | Report | ElasticStatus:
     values = decode(data)
     if not isinstance(values, dict) or values.pop("type", None) != "elastic":
         return decode_message(data)
-    try:
-        return ElasticStatus.from_values(values)
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"malformed 'elastic' message: {error}") from error
+    return read_message(ElasticStatus, values)

@@ -8,9 +8,11 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+from dike import typed
 from dike.task import TaskSpec
 
 
@@ -68,6 +70,11 @@ class LaunchOrder:
         )
 
 
+T = TypeVar("T")
+
+STREAMS = ("stdout", "stderr")
+
+
 @dataclass(frozen=True)
 class LogChunk:
     """A piece of a process' output.
@@ -107,6 +114,14 @@ class Report:
         return encode({"type": "report", **dataclasses.asdict(self)})
 
 
+def read_message(kind: type[T], values: Any) -> T:
+    """`dike.typed.read` for a part of a message; says of what it refuses that it is a malformed message."""
+    try:
+        return typed.read(kind, values)
+    except ValueError as error:
+        raise ValueError(f"malformed message: {error}") from None
+
+
 def decode_message(data: str) -> LogChunk | Report:
     """Reads a framework message; those of elastic slots too are read by `executor.elastic_messages.decode_job_message`.
 
@@ -115,17 +130,22 @@ def decode_message(data: str) -> LogChunk | Report:
     """
     values = decode(data)
     kind = values.pop("type", None) if isinstance(values, dict) else None
-    try:
-        if kind == "log":
-            return LogChunk(**{**values, "data": base64.b64decode(values["data"])})
-        if kind == "report":
-            report = Report(**values)
-            if not isinstance(report.content, dict):
-                raise TypeError("the content is not an object")
-            return report
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"malformed '{kind}' message: {error}") from error
+    if kind == "log":
+        chunk = read_message(_EncodedChunk, values)
+        if chunk.stream not in STREAMS:
+            raise ValueError(f"malformed message: output to {chunk.stream!r}")
+        return LogChunk(chunk.task_id, chunk.stream, chunk.offset, base64.b64decode(chunk.data))
+    if kind == "report":
+        return read_message(Report, values)
     raise ValueError(f"unknown message type {kind!r}")
+
+
+@dataclass(frozen=True)
+class _EncodedChunk:
+    task_id: str
+    stream: str
+    offset: int
+    data: str
 
 
 @dataclass(frozen=True)
@@ -150,8 +170,12 @@ class Outcome:
 
     @classmethod
     def decode(cls, data: str) -> Outcome:
-        """Reads what `encode` wrote."""
-        return cls(**decode(data))
+        """Reads what `encode` wrote.
+
+        Raises:
+            ValueError: if it is something else.
+        """
+        return read_message(cls, decode(data))
 
 
 def encode(values: Any) -> str:
@@ -160,9 +184,30 @@ def encode(values: Any) -> str:
 
 
 def decode(data: str) -> Any:
-    """Reads what `encode` wrote.
+    """Reads what `encode` wrote; text that databases cannot keep (NUL, half characters) has U+FFFD instead.
 
     Raises:
         ValueError: if it is not base64 of JSON.
     """
-    return json.loads(base64.b64decode(data, validate=True))
+    content = base64.b64decode(data, validate=True)
+    try:
+        values = json.loads(content.decode("utf-8", "replace"))
+        return storable(values) if _UNSTORABLE_ESCAPE.search(content) else values
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+_UNSTORABLE_ESCAPE = re.compile(rb"\\u(0000|[dD][89a-fA-F])")
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+
+
+def storable(value: Any) -> Any:
+    """JSON values with U+FFFD for what databases cannot keep in a text: NUL, and halves of surrogate pairs."""
+    match value:
+        case str():
+            return _UNSTORABLE.sub("\ufffd", value)
+        case list():
+            return [storable(one) for one in value]
+        case dict():
+            return {storable(name): storable(one) for name, one in value.items()}
+    return value

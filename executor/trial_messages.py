@@ -2,8 +2,8 @@
 
 Mesos promises nothing for framework messages, so both sides say what is, not what happened: the framework repeats what
 it wants the slot to hold until the slot has said that it knows (`Wanted.number`), and the slot repeats how its last
-runs ended until the framework has said that it knows (`Wanted.known_ends`). Only `Losses` may get lost; they are
-numbered by step, and the last of them is repeated in `RunEnd`.
+runs ended until the framework has said that it knows (`Wanted.known_ends`). What a run reports is numbered, and kept by
+the slot until the framework has written it down (`Wanted.known_reports`), however long that is away.
 """
 
 from __future__ import annotations
@@ -13,58 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dike.trial.spec import TrialSpec
-from executor.messages import decode, encode
-
-
-@dataclass(frozen=True)
-class SlotOrder:
-    """What an executor has to know of its slot; travels in `TaskInfo.data`.
-
-    Attributes:
-        search: name of the search.
-        bundle_url: where the script's folder can be fetched, token included.
-        script: path of the script inside the bundle.
-        preload: modules that the zygote imports, so that trials find them in memory.
-        environment: variables set for the trials on top of the executor's own.
-        cpus: CPUs that Mesos gave to the slot; sizes thread pools.
-        gpu_devices: device indices for `CUDA_VISIBLE_DEVICES`; None where Mesos isolates GPUs itself.
-        suspend_timeout_s: how long a trial may take to save and end before it is killed.
-    """
-
-    search: str
-    bundle_url: str
-    script: str
-    preload: tuple[str, ...] = ()
-    environment: dict[str, str] = field(default_factory=dict)
-    cpus: float = 1.0
-    gpu_devices: tuple[int, ...] | None = None
-    suspend_timeout_s: float = 30.0
-
-    def encode(self) -> str:
-        """The order as base64 text, the form of bytes in Mesos' JSON."""
-        return encode({"kind": "slot", **dataclasses.asdict(self)})
-
-    @classmethod
-    def decode(cls, data: str) -> SlotOrder:
-        """Reads what `encode` wrote.
-
-        Raises:
-            ValueError: if it is something else.
-        """
-        try:
-            values = dict(decode(data))
-            if values.pop("kind", None) != "slot":
-                raise ValueError("not an order for a slot")
-            devices = values["gpu_devices"]
-            return cls(
-                **{
-                    **values,
-                    "preload": tuple(values["preload"]),
-                    "gpu_devices": None if devices is None else tuple(devices),
-                }
-            )
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"malformed order for a slot: {error}") from error
+from executor.messages import decode, encode, read_message
 
 
 @dataclass(frozen=True)
@@ -86,6 +35,8 @@ class TrialRun:
 
 RunKey = tuple[int, int]
 """Number of a trial and of its run."""
+KnownReports = tuple[int, int, int]
+"""Number of a trial, of its run, and how many of that run's reports are written down."""
 
 
 @dataclass(frozen=True)
@@ -98,12 +49,14 @@ class Wanted:
             first. None: nothing.
         leave: whether the executor is to end once nothing runs; its task is then finished.
         known_ends: runs whose end the framework has recorded.
+        known_reports: runs of which the framework wants to hear what comes after the reports it has written down.
     """
 
     number: int
     run: TrialRun | None = None
     leave: bool = False
     known_ends: tuple[RunKey, ...] = ()
+    known_reports: tuple[KnownReports, ...] = ()
 
     def encode(self) -> str:
         """The message as base64 text."""
@@ -117,6 +70,7 @@ class Wanted:
                 "run": run,
                 "leave": self.leave,
                 "known_ends": [list(key) for key in self.known_ends],
+                "known_reports": [list(known) for known in self.known_reports],
             }
         )
 
@@ -137,6 +91,9 @@ class Wanted:
                 run=None if run is None else TrialRun(TrialSpec.loads(run["trial"]), tuple(run["arguments"])),
                 leave=bool(values["leave"]),
                 known_ends=tuple((int(trial), int(number)) for trial, number in values["known_ends"]),
+                known_reports=tuple(
+                    (int(trial), int(number), int(count)) for trial, number, count in values["known_reports"]
+                ),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"malformed message to a slot: {error}") from error
@@ -179,6 +136,7 @@ class RunEnd:
         seconds: how long the process lived.
         usage: the greatest of each figure.
         log: the file on the agent that holds its output, or the end of it if it has failed.
+        reports: how many `progress` reports it has made.
     """
 
     trial: int
@@ -195,6 +153,7 @@ class RunEnd:
     seconds: float = 0.0
     usage: Usage = Usage()
     log: str = ""
+    reports: int = 0
 
     @property
     def key(self) -> RunKey:
@@ -219,6 +178,7 @@ class SlotStatus:
         ends: runs that have ended and that the framework may not know of, oldest first.
         usage: what the run uses at the moment.
         zygote_ready: whether the zygote has imported what it should.
+        losses: in the last words of a slot, what the framework may not know of its ended runs.
     """
 
     task_id: str
@@ -234,6 +194,7 @@ class SlotStatus:
     ends: tuple[RunEnd, ...] = ()
     usage: Usage = Usage()
     zygote_ready: bool = False
+    losses: tuple[Losses, ...] = ()
 
     def encode(self) -> str:
         """The message as base64 text."""
@@ -248,12 +209,16 @@ class Losses:
         task_id: the slot's Mesos task.
         trial, run: which.
         reports: contents of `progress` reports (see `dike.trial.reports`).
+        first: number of the first of them; the run's first report is 0.
+        oldest: number of the oldest that the slot still has.
     """
 
     task_id: str
     trial: int
     run: int
     reports: tuple[dict[str, Any], ...]
+    first: int = 0
+    oldest: int = 0
 
     def encode(self) -> str:
         """The message as base64 text."""
@@ -268,20 +233,8 @@ def decode_slot_message(data: str) -> SlotStatus | Losses:
     """
     values = decode(data)
     kind = values.pop("kind", None) if isinstance(values, dict) else None
-    try:
-        if kind == "losses":
-            return Losses(**{**values, "reports": tuple(dict(report) for report in values["reports"])})
-        if kind == "slot_status":
-            ends = tuple(RunEnd(**{**end, "usage": Usage(**end["usage"])}) for end in values["ends"])
-            run = values["run"]
-            return SlotStatus(
-                **{
-                    **values,
-                    "run": None if run is None else (int(run[0]), int(run[1])),
-                    "ends": ends,
-                    "usage": Usage(**values["usage"]),
-                }
-            )
-    except (KeyError, TypeError, IndexError, ValueError) as error:
-        raise ValueError(f"malformed '{kind}' message: {error}") from error
+    if kind == "losses":
+        return read_message(Losses, values)
+    if kind == "slot_status":
+        return read_message(SlotStatus, values)
     raise ValueError(f"unknown message kind {kind!r}")

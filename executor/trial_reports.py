@@ -2,14 +2,67 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
+from collections import deque
 from typing import Any
 
 from dike.trial.spec import EXIT_BAD_INPUT, EXIT_SUSPENDED, TrialSpec, step_of_checkpoint
 from executor.process import describe_exit
 
 logger = logging.getLogger(__name__)
+
+
+KEPT_REPORTS = 50_000
+"""So many reports of a run are kept while nobody takes them in; beyond it the oldest go."""
+
+
+class KeptReports:
+    """`progress` reports of one run, until they are known to be written down.
+
+    They are numbered from 0, in the order in which they came.
+
+    Attributes:
+        oldest: number of the oldest that is kept.
+    """
+
+    def __init__(self) -> None:
+        self._kept: deque[dict[str, Any]] = deque()
+        self._unsent = 0
+        self.oldest = 0
+
+    @property
+    def count(self) -> int:
+        """How many have come."""
+        return self.oldest + len(self._kept)
+
+    @property
+    def has_unsent(self) -> bool:
+        return self._unsent < self.count
+
+    def add(self, report: dict[str, Any]) -> None:
+        """One has come."""
+        self._kept.append(report)
+        if len(self._kept) > KEPT_REPORTS:
+            self._forget(self.oldest + 1)
+
+    def take(self, limit: int) -> tuple[int, tuple[dict[str, Any], ...]]:
+        """Those that are to be sent next, at most so many: number of the first, and they."""
+        first = max(self._unsent, self.oldest)
+        taken = tuple(itertools.islice(self._kept, first - self.oldest, first - self.oldest + limit))
+        self._unsent = first + len(taken)
+        return first, taken
+
+    def known(self, count: int) -> None:
+        """So many are written down; those behind them are to be sent, again if they were before."""
+        self._forget(min(count, self.count))
+        self._unsent = min(count, self._unsent)
+
+    def _forget(self, below: int) -> None:
+        while self.oldest < below:
+            self._kept.popleft()
+            self.oldest += 1
 
 
 class RunReports:
@@ -27,7 +80,7 @@ class RunReports:
         checkpoint_step: steps done at that checkpoint.
         batch_size: samples of a step; None if the run has not said.
         last: content of the last `progress` report, with what a `result` said in place of its `value` and `metrics`.
-        losses: contents of `progress` reports that nobody has taken away yet.
+        losses: contents of `progress` reports.
     """
 
     def __init__(self, trial: TrialSpec) -> None:
@@ -39,7 +92,7 @@ class RunReports:
         self.checkpoint_step = step_of_checkpoint(trial.resume_from) if trial.resume_from else 0
         self.step = self.checkpoint_step
         self.last: dict[str, Any] = {}
-        self.losses: list[dict[str, Any]] = []
+        self.losses = KeptReports()
         self._suspended = False
         self._refusal = ""
         self._failure = ""
@@ -53,11 +106,6 @@ class RunReports:
                 self._take(json.loads(line))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 logger.warning("not a report: %r (%s)", line[:200], error)
-
-    def take_losses(self) -> tuple[dict[str, Any], ...]:
-        """The `progress` reports since the last call, oldest first."""
-        taken, self.losses = tuple(self.losses), []
-        return taken
 
     def outcome(self, exit_code: int | None, stopped: str) -> tuple[str, str]:
         """How the run ended.
@@ -93,7 +141,7 @@ class RunReports:
             case "progress":
                 self.step = int(content["step"])
                 self.last = content
-                self.losses.append(content)
+                self.losses.add(content)
             case "checkpoint":
                 self._checkpoint(content)
             case "suspended":

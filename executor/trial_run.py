@@ -198,6 +198,7 @@ class SlotRun:
             suspend_s=None if self.asked_s is None else time.monotonic() - self.asked_s,
             seconds=0.0 if process is None else self.over_s - process.since_s,
             usage=self.monitor.peak,
+            reports=reports.losses.count,
         )
 
     def _kept_log(self) -> str:

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from executor import descendants
 from executor.channel import TaskChannel, TaskEnd
 from executor.monitor import RunMonitor
-from executor.trial_messages import Losses, RunEnd, RunKey, SlotOrder, SlotStatus, Usage, Wanted
+from executor.slot_order import SlotOrder
+from executor.trial_messages import Losses, RunEnd, RunKey, SlotStatus, Usage, Wanted
+from executor.trial_reports import KeptReports
 from executor.trial_run import SlotRun
 from executor.zygote import COMMAND, Zygote
 from executor.zygote_slot import CLEAR_POLL_S, Setup, ZygoteSlot
@@ -20,6 +22,8 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_S = 1.0
 LOSSES_S = 0.5
 """How often losses are sent at most."""
+LOSSES_LIMIT = 1000
+"""So many reports go into one message."""
 KILL_GRACE_S = 1.0
 """Between SIGTERM and SIGKILL; what a trial wants to keep is in its checkpoints."""
 KNOWN_TIMEOUT_S = 1.0
@@ -46,6 +50,8 @@ class TrialSlot(ZygoteSlot[Wanted]):
         self._empty_s = time.monotonic()
         self._ends: list[RunEnd] = []
         self._ended: set[RunKey] = set()
+        self._left: dict[RunKey, KeptReports] = {}
+        """What ended runs have reported, until their end is known."""
         self._told: SlotStatus | None = None
         self._beat_s = self._losses_s = 0.0
 
@@ -64,7 +70,7 @@ class TrialSlot(ZygoteSlot[Wanted]):
         if run is not None:
             if run.is_over or (run.pid is None and zygote.ready and not zygote.asked):
                 return time.monotonic() + CLEAR_POLL_S
-            if run.reports.losses:
+            if run.reports.losses.has_unsent:
                 due_s.append(self._losses_s + LOSSES_S)
             if run.due_s is not None:
                 due_s.append(run.due_s)
@@ -74,6 +80,12 @@ class TrialSlot(ZygoteSlot[Wanted]):
         if wish.number >= self._wanted.number:
             self._wanted = wish
             self._ends = [end for end in self._ends if end.key not in wish.known_ends]
+            for key in wish.known_ends:
+                self._left.pop(key, None)
+            for trial, number, count in wish.known_reports:
+                reports = self._reports_of((trial, number))
+                if reports is not None:
+                    reports.known(count)
             self._told = None  # who asks is answered
 
     # What to do.
@@ -82,7 +94,7 @@ class TrialSlot(ZygoteSlot[Wanted]):
         self._announce("the slot is up")
         run = self._run
         if run is not None and run.is_over and self._is_clear(run, zygote):
-            self._send_losses(run)
+            self._left[run.key] = run.reports.losses
             self._ends.append(run.end())
             self._ended.add(run.key)
             self._empty_s = time.monotonic()
@@ -147,8 +159,12 @@ class TrialSlot(ZygoteSlot[Wanted]):
     def _tell(self, zygote: Zygote) -> None:
         now_s = time.monotonic()
         run = self._run
-        if run is not None and now_s - self._losses_s >= LOSSES_S:
-            self._send_losses(run)
+        for key, reports in self._left.items():
+            # Before the end itself is told.
+            self._send_losses(key, reports)
+        if run is not None and run.reports.losses.has_unsent and now_s - self._losses_s >= LOSSES_S:
+            self._losses_s = now_s
+            self._send_losses(run.key, run.reports.losses)
         is_due = now_s - self._beat_s >= HEARTBEAT_S
         if is_due:
             self._beat_s = now_s
@@ -161,14 +177,24 @@ class TrialSlot(ZygoteSlot[Wanted]):
             self._channel.send(status.encode())
 
     def _concluded(self, end: TaskEnd) -> TaskEnd:
-        status = self._status().encode()
+        for reports in self._left.values():
+            reports.known(max(reports.oldest, reports.count - LOSSES_LIMIT))
+        last = tuple(self._next_losses(key, reports) for key, reports in self._left.items() if reports.has_unsent)
+        status = dataclasses.replace(self._status(), losses=last).encode()
         self._channel.send(status)
         return dataclasses.replace(end, data=status)
 
-    def _send_losses(self, run: SlotRun) -> None:
-        if reports := run.reports.take_losses():
-            self._losses_s = time.monotonic()
-            self._channel.send(Losses(self._channel.task_id, *run.key, reports).encode())
+    def _reports_of(self, key: RunKey) -> KeptReports | None:
+        run = self._run
+        return run.reports.losses if run is not None and run.key == key else self._left.get(key)
+
+    def _send_losses(self, key: RunKey, reports: KeptReports) -> None:
+        while reports.has_unsent:
+            self._channel.send(self._next_losses(key, reports).encode())
+
+    def _next_losses(self, key: RunKey, reports: KeptReports) -> Losses:
+        first, taken = reports.take(LOSSES_LIMIT)
+        return Losses(self._channel.task_id, *key, taken, first, reports.oldest)
 
     def _status(self) -> SlotStatus:
         status = SlotStatus(

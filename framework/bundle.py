@@ -10,6 +10,7 @@ import http.server
 import io
 import logging
 import os
+import posixpath
 import re
 import secrets
 import socket
@@ -23,6 +24,7 @@ from types import TracebackType
 import pathspec
 
 from dike.exceptions import BadInputError
+from executor import bundle as executor_bundle
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +69,31 @@ def pack(script: Path, size_limit_bytes: int = SIZE_LIMIT_BYTES) -> bytes:
                     f"{path} cannot be packed for the cluster: {error.strerror}; name it in {folder / IGNORE_FILE}."
                 ) from error
     return buffer.getvalue()
+
+
+def check(archive: bytes, script: str) -> None:
+    """Looks through an archive that somebody has sent, as the executors will.
+
+    Args:
+        archive: what `pack` made, or somebody says so.
+        script: path that has to be in it.
+
+    Raises:
+        BadInputError: if it is too large, compressed or not, is no archive, reaches out of its folder, or lacks the
+            script.
+    """
+    if len(archive) > SIZE_LIMIT_BYTES:
+        raise BadInputError(f"The bundle is larger than {SIZE_LIMIT_BYTES // 2**20} MiB.")
+    found = False
+    try:
+        with executor_bundle.opened(io.BytesIO(archive)) as tar:
+            for member in executor_bundle.plain_members(tar):
+                tarfile.data_filter(member, ".")
+                found |= member.isreg() and posixpath.normpath(member.name) == posixpath.normpath(script)
+    except executor_bundle.BundleError as error:
+        raise BadInputError(f"The job cannot be taken: {error}.") from error
+    if not found:
+        raise BadInputError(f"The bundle does not hold the script '{script}'.")
 
 
 def _ignore_lines(folder: Path) -> list[str]:
@@ -117,11 +144,18 @@ class BundleServer:
     Args:
         archive: token -> what `pack` made; None for a token that names nothing. Called on the server's threads.
         host: address to listen on; the executors have to reach it.
+        port: 0 takes a free one.
+
+    Raises:
+        BadInputError: if that port cannot be listened on.
     """
 
-    def __init__(self, archive: Callable[[str], bytes | None], host: str) -> None:
+    def __init__(self, archive: Callable[[str], bytes | None], host: str, port: int = 0) -> None:
         self._archive = archive
-        self._server = _QuietServer((host, 0), self._handler())
+        try:
+            self._server = _QuietServer((host, port), self._handler())
+        except OSError as error:
+            raise BadInputError(f"Scripts cannot be served at {host}:{port}: {error.strerror}.") from error
         self._host = host
         self._thread = threading.Thread(target=self._server.serve_forever, name="bundle server", daemon=True)
 

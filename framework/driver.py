@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import http.client
 import logging
-import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import Any
 
 from dike.exceptions import DikeError
+from executor.patient_connection import PatientConnection
+from executor.quiet_pymesos import pymesos
 from framework.events import EventScheduler, Refused
-from framework.quiet_pymesos import pymesos
 
 logger = logging.getLogger(__name__)
 
 RECONNECT_PAUSE_S = 0.5
 LONGEST_BACKOFF_S = 2.0
-KEEPALIVE = {socket.TCP_KEEPIDLE: 15, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
-"""A master that has vanished without a word is noticed after 30 seconds."""
 HEALTHY_CONNECTION_S = 5.0
 
 
@@ -29,6 +27,10 @@ class MasterUnavailableError(DikeError):
 
 class CallRefusedError(DikeError):
     """The master took a call and refused it; sending it again would not help."""
+
+
+class OffersGoneError(CallRefusedError):
+    """Offers were withdrawn before they could be used: nothing was launched on them."""
 
 
 @dataclass(frozen=True)
@@ -74,47 +76,8 @@ class FrameworkSettings:
         return info
 
 
-class _PatientConnection(pymesos.process.Connection):
-    """A subscription that is closed, not fatal, when it cannot be made or is answered with something else than events.
-
-    pymesos raises in its thread and interrupts the main thread when a host name cannot be resolved or a network is
-    down, and on any answer but 200, 307 and 503; a master that is just starting says 404. Answers that will not change
-    are handed to the driver.
-    """
-
-    def __init__(self, addr: str, callback: Any) -> None:
-        self._connect_error = ""
-        try:
-            super().__init__(addr, callback)
-        except OSError as error:
-            # What pymesos would have set; `handle_connect_event` then tells it to back off.
-            self._connect_error = str(error)
-            self._callback = callback
-            self._parser: Any = None
-            self._request = callback.gen_request()
-            self._response = b""
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in KEEPALIVE.items():
-            self._sock.setsockopt(socket.IPPROTO_TCP, option, value)
-
-    def handle_connect_event(self) -> str:
-        return self._connect_error or str(super().handle_connect_event())
-
-    def read(self) -> bool:
-        try:
-            return bool(super().read())
-        except (RuntimeError, TypeError) as error:  # TypeError: it adds text to bytes when the answer is in parts
-            parser = self._parser
-            status = parser.get_status_code() if parser is not None and parser.is_headers_complete() else 0
-            if status in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-                self._callback.refused(status, str(error))
-            else:
-                logger.warning("the master's answer to SUBSCRIBE was not usable, trying again: %s", error)
-            return False
-
-
 # pymesos has no seam for its connection class, nor for how long it sleeps between two attempts.
-pymesos.process.Connection = _PatientConnection
+pymesos.process.Connection = PatientConnection
 pymesos.process.SLEEP_TIMEOUT_MAX = LONGEST_BACKOFF_S
 
 
@@ -130,19 +93,32 @@ class Driver(pymesos.MesosSchedulerDriver):
     What pymesos 0.3.15 gets wrong and this class puts right:
       * it offers the capability GPU_RESOURCES only if it could read the master's version first, and a framework
         without it is never offered an agent that has GPUs;
-      * it stops for good on a master that is starting (see `_PatientConnection`);
+      * it stops for good on a master that is starting (see `executor.patient_connection`);
       * it tries again without a pause when a connection is accepted and closed;
       * it keeps subscribing after an ERROR event (`EventScheduler.error` stops it);
       * `killTask` and `reconcileTasks` drop the agent's id, without which Mesos cannot tell lost from unknown;
       * its calls share one mutable dictionary of HTTP headers, credentials included, between all drivers;
       * a call while there is no connection is dropped in silence.
 
+    Args:
+        settings: how the framework presents itself.
+        master: `host:port` or a `zk://` URI.
+        scheduler: hears the events.
+        may_subscribe: asked before each subscription, on the driver's thread; as long as it says no we wait. To
+            subscribe throws out whoever has taken this framework over.
+
     Raises:
         MasterUnavailableError: from every call that could not be delivered.
         CallRefusedError: from every call that the master refused.
     """
 
-    def __init__(self, settings: FrameworkSettings, master: str, scheduler: EventScheduler) -> None:
+    def __init__(
+        self,
+        settings: FrameworkSettings,
+        master: str,
+        scheduler: EventScheduler,
+        may_subscribe: Callable[[], bool] = lambda: True,
+    ) -> None:
         super().__init__(
             scheduler,
             settings.framework_info(),
@@ -152,16 +128,21 @@ class Driver(pymesos.MesosSchedulerDriver):
             secret=settings.secret,
         )
         self._scheduler = scheduler
+        self._may_subscribe = may_subscribe
         self._connected_at = 0.0
 
     @property
     def framework(self) -> dict[str, Any]:
         """FrameworkInfo as it is sent with SUBSCRIBE."""
-        return {**self._framework, "capabilities": [{"type": "GPU_RESOURCES"}]}
+        return {**self._framework, "capabilities": [{"type": "GPU_RESOURCES"}, {"type": "PARTITION_AWARE"}]}
 
     def gen_request(self) -> bytes:
         """The SUBSCRIBE request; called for each new connection, so the place to pause between two of them."""
         if time.monotonic() - self._connected_at < HEALTHY_CONNECTION_S:
+            time.sleep(RECONNECT_PAUSE_S)
+        while not self._may_subscribe():
+            if self.aborted:
+                return b""
             time.sleep(RECONNECT_PAUSE_S)
         self._connected_at = time.monotonic()
         return bytes(super().gen_request())

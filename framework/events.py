@@ -7,18 +7,27 @@ thread, in the order of arrival, and can be tested by feeding it events.
 from __future__ import annotations
 
 import queue
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from framework.quiet_pymesos import pymesos
+from executor.messages import storable
+from executor.quiet_pymesos import pymesos
 
 
 @dataclass(frozen=True)
 class Subscribed:
-    """The master has taken the framework in, for the first time or again."""
+    """The master has taken the framework in, for the first time or again.
+
+    Attributes:
+        framework_id: Mesos' id of us.
+        master: its `host:port`.
+        master_age_s: for how long it has been the leading master; None where that is not known.
+    """
 
     framework_id: str
     master: str
+    master_age_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -118,9 +127,15 @@ Event = (
 
 
 class EventScheduler(pymesos.Scheduler):
-    """Files everything pymesos reports in `events`."""
+    """Files everything pymesos reports in `events`.
 
-    def __init__(self) -> None:
+    Args:
+        master_age_s: from a master's `host:port`, for how long it has been the leading one; None where that is not
+            known (`framework.master.leading_for_s`).
+    """
+
+    def __init__(self, master_age_s: Callable[[str], float | None] = lambda address: None) -> None:
+        self._master_age_s = master_age_s
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
 
     def registered(self, driver: Any, framework_id: dict[str, Any], master_info: dict[str, Any]) -> None:
@@ -139,7 +154,8 @@ class EventScheduler(pymesos.Scheduler):
         self.events.put(OfferRescinded(offer_id["value"]))
 
     def statusUpdate(self, driver: Any, status: dict[str, Any]) -> None:  # noqa: N802
-        self.events.put(StatusUpdate(status))
+        # Its message may be the executor's.
+        self.events.put(StatusUpdate(storable(status)))
 
     def frameworkMessage(  # noqa: N802
         self, driver: Any, executor_id: dict[str, Any], agent_id: dict[str, Any], message: str
@@ -160,4 +176,5 @@ class EventScheduler(pymesos.Scheduler):
         self.events.put(Refused(message))
 
     def _subscribed(self, framework_id: str, master_info: dict[str, Any]) -> None:
-        self.events.put(Subscribed(framework_id, f"{master_info['hostname']}:{master_info['port']}"))
+        address = f"{master_info['hostname']}:{master_info['port']}"
+        self.events.put(Subscribed(framework_id, address, self._master_age_s(address)))

@@ -22,6 +22,10 @@ class Exclusions:
         """How many agents are left out at the moment."""
         return sum(now_s < until_s for until_s in self._until_s.values())
 
+    def left_s(self, now_s: float) -> dict[str, float]:
+        """Agent -> for how many seconds it still is left out."""
+        return {agent: until_s - now_s for agent, until_s in self._until_s.items() if now_s < until_s}
+
     def excludes(self, agent_id: str, now_s: float) -> bool:
         """Whether an agent is left out at the moment."""
         return now_s < self._until_s.get(agent_id, now_s)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import logging
 import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dike.profile import ModelProfile
-from dike.task import is_chief
+from dike.roles.process import EXIT_CODE_FENCED
+from dike.task import Role, is_chief
 from executor.messages import Outcome
 from solver import Objective, Plan, PlannedTask
+
+logger = logging.getLogger(__name__)
 
 Stragglers = Literal["replace", "report", "ignore"]
 
@@ -37,7 +41,11 @@ class TaskState(enum.StrEnum):
         name = mesos_state.removeprefix("TASK_").lower()
         if name in ("dropped", "gone", "gone_by_operator", "unreachable", "unknown"):
             return cls.LOST
-        return cls(name)
+        try:
+            return cls(name)
+        except ValueError:
+            logger.warning("Mesos has a task state that is not known here: %s", mesos_state)
+            return cls.LOST
 
     def is_terminal(self) -> bool:
         """Whether the task will never run again."""
@@ -103,6 +111,10 @@ class JobSpec:
         """Whether this task's output and progress are the job's."""
         return is_chief(self.profile.api, planned.role, planned.index)
 
+    def computes(self, planned: PlannedTask) -> bool:
+        """Whether this task runs the user's script, and so may end by itself."""
+        return self.is_chief(planned) or (planned.role == Role.WORKER and not self.profile.api.has_separate_chief)
+
 
 @dataclass
 class JobTask:
@@ -124,6 +136,7 @@ class JobTask:
         received: stream -> bytes of output received here.
         member: whether it is part of the job's current attempt; one that waits to join is not yet.
         finished: whether its process has ended well by itself.
+        adopted: whether it was started by a service before this one.
     """
 
     task_id: str
@@ -145,6 +158,7 @@ class JobTask:
     received: dict[str, int] = field(default_factory=dict)
     member: bool = True
     finished: bool = False
+    adopted: bool = False
 
     @property
     def name(self) -> str:
@@ -167,6 +181,23 @@ class JobTask:
         if self.outcome is None:
             return True
         return all(self.received.get(stream, 0) >= size for stream, size in self.outcome.log_bytes.items())
+
+    @property
+    def was_left_behind(self) -> bool:
+        """Whether a service before this one was about to launch it, or ended before its script could be fetched."""
+        return self.adopted and self.state in (TaskState.STAGING, TaskState.STARTING)
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether it ended because another process uses its checkpoint folder."""
+        return self.outcome is not None and self.outcome.exit_code == EXIT_CODE_FENCED
+
+    @property
+    def early_failure(self) -> str:
+        """What kind of failure this is, if it is the script's or the installation's; empty if it may be chance."""
+        if self.outcome is not None:
+            return f"{self.name} {self.outcome.exit_code}" if (self.outcome.exit_code or 0) > 0 else ""
+        return "no executor" if self.state is TaskState.FAILED and not self.executor_seen else ""
 
     @property
     def failure(self) -> str:

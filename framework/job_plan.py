@@ -57,16 +57,19 @@ def check_ever_fits(spec: JobSpec, nodes: Sequence[NodeClass] | None, cause: Exc
         raise InfeasibleError(f"This job can never start on the agents there are: {error}") from cause
 
 
-def _make_plan(spec: JobSpec, nodes: Sequence[NodeClass]) -> Plan:
-    return make_plan(
-        PlanRequest(
-            profile=spec.profile,
-            cluster=cluster_of(nodes),
-            objective=spec.objective,
-            max_workers=spec.max_workers if spec.elastic is None else spec.elastic[1],
-            min_workers=1 if spec.elastic is None else spec.elastic[0],
-            # A script uses the one GPU it sees; more would lie idle.
-            max_gpus_per_worker=1,
-            time_limit_s=PLAN_TIME_LIMIT_S,
-        )
+def plan_request(spec: JobSpec, nodes: Sequence[NodeClass]) -> PlanRequest:
+    """What the planner is asked for a job on these machines."""
+    return PlanRequest(
+        profile=spec.profile,
+        cluster=cluster_of(nodes),
+        objective=spec.objective,
+        max_workers=spec.max_workers if spec.elastic is None else spec.elastic[1],
+        min_workers=1 if spec.elastic is None else spec.elastic[0],
+        # A script uses the one GPU it sees; more would lie idle.
+        max_gpus_per_worker=1,
+        time_limit_s=PLAN_TIME_LIMIT_S,
     )
+
+
+def _make_plan(spec: JobSpec, nodes: Sequence[NodeClass]) -> Plan:
+    return make_plan(plan_request(spec, nodes))

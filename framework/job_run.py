@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import enum
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from framework.job import JobTask
+from framework.job import JobSpec, JobTask, TaskState
 from solver import Plan
+
+
+class Phase(enum.StrEnum):
+    """Where a job stands."""
+
+    WAITING = "waiting"
+    """Collecting offers."""
+    RUNNING = "running"
+    """All tasks launched."""
+    STOPPING = "stopping"
+    """Ending what still runs, to restart or to finish."""
+    DONE = "done"
 
 
 @dataclass
@@ -37,6 +50,18 @@ class JobRun:
     def live(self) -> dict[str, str]:
         """Task -> agent of all that have not ended."""
         return {task.task_id: task.agent_id for task in self.tasks.values() if not task.state.is_terminal()}
+
+    def forget_unlaunched(self, launched: Collection[str]) -> None:
+        """Takes in that of the tasks that have not ended only these were ever launched."""
+        for task_id in self.live().keys() - set(launched):
+            task = self.tasks[task_id]
+            task.state, task.message = TaskState.LOST, "it was never launched, or has ended while no service was there"
+            if not task.member:
+                del self.tasks[task_id]
+
+    def script_has_ended(self, spec: JobSpec) -> bool:
+        """Whether all who run the script have ended well."""
+        return all(task.finished for task in self.members if spec.computes(task.planned))
 
     def sort(self) -> None:
         """Brings the tasks of the attempt into the plan's order, the others behind them."""

@@ -7,7 +7,9 @@ import logging
 import re
 import threading
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx
@@ -15,8 +17,8 @@ from kazoo.exceptions import KazooException
 from kazoo.handlers.threading import KazooTimeoutError
 
 from dike.exceptions import BadInputError
+from executor.quiet_pymesos import pymesos
 from framework.offers import node_class
-from framework.quiet_pymesos import pymesos
 from solver import NodeClass
 
 DEFAULT_PORT = 5050
@@ -56,8 +58,12 @@ class Master:
             return None
         return values if isinstance(values, dict) else None
 
-    def agents(self) -> list[NodeClass] | None:
-        """Every registered agent with all its resources, used or not; None where the master does not tell."""
+    def agents(self, admits: Callable[[Mapping[str, str], str], bool] = lambda *_: True) -> list[NodeClass] | None:
+        """Every registered agent with all its resources, used or not; None where the master does not tell.
+
+        Args:
+            admits: from an agent's attributes and host name, whether it is wanted.
+        """
         answer = self.ask("/slaves")
         if answer is None:
             return None
@@ -66,6 +72,8 @@ class Master:
         for slave in slaves:
             if slave.get("active"):
                 attributes = {name: str(value) for name, value in slave.get("attributes", {}).items()}
+                if not admits(attributes, slave["hostname"]):
+                    continue
                 scalars = {key: float(slave["resources"].get(key, 0)) for key in ("cpus", "mem", "disk", "gpus")}
                 nodes.append(node_class(slave["hostname"], scalars, attributes))
         return nodes
@@ -108,6 +116,29 @@ def connect(uri: str, timeout_s: float) -> Master:
                 "leave it out to use a private Mesos on this machine."
             )
         time.sleep(RETRY_S)
+
+
+def leading_for_s(address: str) -> float | None:
+    """For how long a master has been the leading one, by its own clock; None where it does not tell.
+
+    Args:
+        address: its `host:port`.
+    """
+    try:
+        answer = httpx.post(
+            f"http://{address}/api/v1",
+            json={"type": "GET_MASTER"},
+            headers={"Accept": "application/json"},
+            timeout=REQUEST_TIMEOUT_S,
+            trust_env=False,
+        )
+        answer.raise_for_status()
+        elected_s = float(answer.json()["get_master"]["elected_time"])
+        now_s = parsedate_to_datetime(answer.headers["Date"]).timestamp()
+    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+        logger.info("the master does not tell since when it leads: %s", error)
+        return None
+    return max(0.0, now_s - elected_s)
 
 
 def _get(url: str, timeout_s: float = REQUEST_TIMEOUT_S) -> httpx.Response:

@@ -86,13 +86,18 @@ class Rejoining:
         assert run.plan is not None
         try:
             operation = launch_operation(self._spec, run.plan, [task], run.cluster, agent, run.attempt)
-            self._desk.accept(agent, operation)
         except DoesNotFitError:
             return False
-        except (MasterUnavailableError, CallRefusedError) as error:
-            logger.warning("rejoining interrupted: %s", error)
-            return False
+        # Noted before the call: what is launched has been written down by then.
         del run.tasks[lost.task_id]
         run.add([task])
+        try:
+            self._desk.accept(agent, operation)
+        except (MasterUnavailableError, CallRefusedError) as error:
+            logger.warning("rejoining interrupted: %s", error)
+            # Should the master have taken it, it is ended when it reports.
+            del run.tasks[task.task_id]
+            run.add([lost])
+            return False
         self._observer.launched([task])
         return True

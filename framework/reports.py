@@ -6,9 +6,10 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from dike import typed
 from executor.elastic_messages import ElasticStatus, decode_job_message
 from executor.messages import LogChunk, Outcome
-from framework.job import JobResult, JobSpec, JobTask
+from framework.job import JobResult, JobSpec, JobTask, TaskState
 from framework.observer import JobObserver
 
 logger = logging.getLogger(__name__)
@@ -72,8 +73,14 @@ class ReportReader:
             self._report(task, message.content)
 
     def _log(self, task: JobTask, chunk: LogChunk) -> None:
-        missing = chunk.offset - task.received.get(chunk.stream, 0)
-        if missing:
+        received = task.received.get(chunk.stream)
+        missing = chunk.offset - (received or 0)
+        if received is None and task.adopted:
+            self._observer.note(
+                f"what {task.name} wrote to {chunk.stream} while no service was there is only in its sandbox on agent "
+                f"{task.node}"
+            )
+        elif missing:
             self._observer.note(f"{missing} bytes of {task.name}'s {chunk.stream} were lost on their way")
         task.received[chunk.stream] = chunk.offset + len(chunk.data)
         self._observer.log(task, chunk)
@@ -115,11 +122,24 @@ class ReportReader:
             self._listener.rates(task, known)
 
 
-def read_outcome(data: str) -> Outcome | None:
+def take_status(task: JobTask, state: TaskState, status: Mapping[str, Any]) -> bool:
+    """Takes a status update into its task; returns whether the state is another one."""
+    changed = task.state is not state
+    task.state = state
+    task.executor_seen = task.executor_seen or status.get("source") == "SOURCE_EXECUTOR"
+    task.message = status.get("message", "")
+    task.reason = status.get("reason", "")
+    task.finished = task.finished or state is TaskState.FINISHED
+    if status.get("data") and state.is_terminal():
+        task.outcome = _read_outcome(status["data"])
+    return changed
+
+
+def _read_outcome(data: str) -> Outcome | None:
     """How a process ended, from the data of its last status update; None if that cannot be read."""
     try:
         return Outcome.decode(data)
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         logger.warning("outcome of a task not readable: %s", error)
         return None
 
@@ -129,7 +149,9 @@ def _mapping(value: Any) -> Mapping[Any, Any]:
 
 
 def _number(value: Any, kind: Callable[[Any], Any]) -> Any:
+    """The number that a task has sent; None if it is none, or no database can keep it."""
     try:
-        return kind(value)
+        number = kind(value)
     except (TypeError, ValueError, OverflowError):
         return None
+    return None if isinstance(number, int) and abs(number) > typed.LARGEST else number

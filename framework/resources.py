@@ -90,6 +90,15 @@ class ResourcePool:
         return taken
 
 
+def usable_amounts(resources: Iterable[Resource]) -> dict[str, float]:
+    """How much a pool of these pieces would have of `cpus`, `mem`, `disk` and `gpus`, and how many `ports`."""
+    amounts = {"cpus": 0.0, "mem": 0.0, "disk": 0.0, "gpus": 0.0, "ports": 0.0}
+    for piece in resources:
+        if piece["name"] in amounts and not _is_special(piece):
+            amounts[piece["name"]] += piece["scalar"]["value"] if "scalar" in piece else len(list(_ports(piece)))
+    return {name: round(amount, PRECISION) for name, amount in amounts.items()}
+
+
 def _is_special(piece: Resource) -> bool:
     """Revocable and shared resources, and disks that are volumes or mounts of their own: not for training tasks."""
     disk = piece.get("disk", {})

@@ -11,19 +11,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dike import checkpoints
-from dike.exceptions import InterruptedByUserError
+from dike.exceptions import InfeasibleError, InterruptedByUserError
 from dike.profile import Api, ModelProfile
-from framework import bundle, events
-from framework.driver import Driver
+from framework import bundle
 from framework.elastic.demand import demand_on
 from framework.elastic.options import elastic_notes
 from framework.job import JobResult, JobSpec, Stragglers
 from framework.master import Master
 from framework.observer import JobObserver
 from framework.search.script_facts import script_facts
-from framework.session import MesosAccess, drive, is_on_this_machine, sigterm_as_interrupt
+from framework.service.constraints import parse_constraints
+from framework.service.private import PrivateJob, run_privately
+from framework.service.seat import Seat
+from framework.session import MesosAccess, is_on_this_machine, sigterm_as_interrupt
 from framework.training import TrainingJob
-from solver import Objective, Plan
+from solver import NodeClass, Objective, Plan
 
 CANCEL_TIMEOUT_S = 20.0
 RUNS_FOLDER = "dike-runs"
@@ -42,6 +44,7 @@ class RunRequest:
         checkpoint_interval_s, max_restarts, objective, max_workers, plan, plan_only, stream_all_logs, elastic,
             resize_interval_s, stragglers: see `JobSpec`.
         environment: variables for the script's processes.
+        constraints: which agents it may use (`framework.service.constraints`).
     """
 
     script: Path
@@ -60,6 +63,7 @@ class RunRequest:
     elastic: tuple[int, int] | None = None
     resize_interval_s: float = 60.0
     stragglers: Stragglers = "report"
+    constraints: tuple[str, ...] = ()
 
 
 def run_training(request: RunRequest, observer: JobObserver) -> JobResult:
@@ -84,7 +88,7 @@ def run_training(request: RunRequest, observer: JobObserver) -> JobResult:
                 bundle.BundleServer({token: archive}.get, request.mesos.our_address(master)) as server,
             ):
                 spec = _job_spec(request, job_id, checkpoint_dir, server.url(token), master)
-                return _run(spec, request.mesos, master, observer, has_folder=request.checkpoint_dir is not None)
+                return _run(request, spec, master, observer)
         except KeyboardInterrupt:
             raise InterruptedByUserError("Interrupted; everything that was started has been told to end.") from None
 
@@ -126,36 +130,52 @@ def _job_spec(request: RunRequest, job_id: str, checkpoint_dir: str, bundle_url:
     )
 
 
-def _run(spec: JobSpec, mesos: MesosAccess, master: Master, observer: JobObserver, *, has_folder: bool) -> JobResult:
-    scheduler = events.EventScheduler()
-    driver = Driver(mesos.settings(f"dike {spec.job_id}"), master.uri, scheduler)
-    job = TrainingJob(spec, driver, observer, master.agents, demand=functools.partial(demand_on, master))
+def _run(request: RunRequest, spec: JobSpec, master: Master, observer: JobObserver) -> JobResult:
+    def make(seat: Seat) -> TrainingJob:
+        all_agents = functools.partial(admitted_agents, master, request.constraints)
+        return TrainingJob(spec, seat, observer, all_agents, demand=functools.partial(demand_on, master))
 
-    def subscribed(_: str) -> None:
-        if mesos.master is not None and not has_folder and not spec.plan_only:
-            observer.note(
-                f"checkpoints go to {spec.checkpoint_dir} on the chief's agent; name a folder that all agents share "
-                "with --checkpoint-dir, so that a restart can find them anywhere"
-            )
-        if spec.profile.api is Api.COORDINATOR and not spec.plan_only:
-            observer.note(
-                "the script's own coordinator loop saves and restores by itself, if at all; DIKE_CHECKPOINT_DIR in its "
-                "environment names the folder"
-            )
-        if spec.elastic is not None and not spec.plan_only:
-            for text in elastic_notes(spec):
-                observer.note(text)
-
-    drive(
-        job,
-        driver,
-        scheduler,
-        master,
-        subscribed=subscribed,
-        interrupted=lambda: observer.note("interrupted: ending all tasks (Ctrl-C again leaves that to Mesos)"),
+    job = PrivateJob(
+        job_id=spec.job_id,
+        make=make,
         cancel_timeout_s=CANCEL_TIMEOUT_S,
+        subscribed=lambda _: _tell_before_the_start(request, spec, observer),
+        interrupted=lambda: observer.note("interrupted: ending all tasks (Ctrl-C again leaves that to Mesos)"),
+        constraints=request.constraints,
     )
-    return job.result
+    tenant = run_privately(job, request.mesos, master)
+    assert isinstance(tenant, TrainingJob)
+    return tenant.result
+
+
+def admitted_agents(master: Master, constraints: tuple[str, ...]) -> list[NodeClass] | None:
+    """Every registered agent that a job may use, with all its resources; None where the master does not tell.
+
+    Raises:
+        InfeasibleError: if there are agents, but none that meets the constraints.
+    """
+    nodes = master.agents(parse_constraints(constraints).admits)
+    if nodes == [] and constraints and master.agents():
+        raise InfeasibleError(f"No agent meets --constraint {' and '.join(constraints)}.")
+    return nodes
+
+
+def _tell_before_the_start(request: RunRequest, spec: JobSpec, observer: JobObserver) -> None:
+    if spec.plan_only:
+        return
+    if request.mesos.master is not None and request.checkpoint_dir is None:
+        observer.note(
+            f"checkpoints go to {spec.checkpoint_dir} on the chief's agent; name a folder that all agents share "
+            "with --checkpoint-dir, so that a restart can find them anywhere"
+        )
+    if spec.profile.api is Api.COORDINATOR:
+        observer.note(
+            "the script's own coordinator loop saves and restores by itself, if at all; DIKE_CHECKPOINT_DIR in its "
+            "environment names the folder"
+        )
+    if spec.elastic is not None:
+        for text in elastic_notes(spec):
+            observer.note(text)
 
 
 def environment_for_tasks() -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from solver.cluster import Cluster, NodeClass
 from solver.plan import Alternative, Option, OptionCounts, Plan, PlannedTask
-from solver.planner import Objective, PlanRequest, make_plan
+from solver.planner import Objective, PlanRequest, make_plan, smallest_job
 from solver.resources import TaskResources
 from solver.step_time import StepTime
 
@@ -21,4 +21,5 @@ __all__ = [
     "StepTime",
     "TaskResources",
     "make_plan",
+    "smallest_job",
 ]

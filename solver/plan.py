@@ -188,7 +188,7 @@ class Plan:
         """
         try:
             data = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise BadInputError(f"A plan must be JSON: {error}.") from error
         return cls.from_json(data)
 

@@ -20,12 +20,12 @@ from solver.nodes import NodeKind
 from solver.options import OptionSpace, Pruning, check_rules, default_rules, prune, raw_space
 from solver.plan import Alternative, Option, OptionCounts, Plan
 from solver.reasons import reasons
-from solver.resources import TaskSizes
+from solver.resources import TaskResources, TaskSizes
 from solver.scenario import Scenario
 from solver.search.option_search import ALTERNATIVES, OptionSearch, SearchResult
 from solver.search.placer import Solved
 from solver.shards import DEFAULT_SHARDING, Sharding, useful_ps_count
-from solver.shortage import shortage
+from solver.shortage import shortage, smallest_tasks
 
 DEFAULT_TIME_LIMIT_S = 60.0
 GAP_TOLERANCE = 1e-6
@@ -114,14 +114,31 @@ def make_plan(request: PlanRequest, on_progress: Callable[[PlanProgress], None] 
             "fewer."
         )
     if found is None:
-        # Which workers do not fit is seen before their number is limited to those that do.
-        tried = [pruning.space for pruning in prunings if pruning.rule in ("identical_workers", "cpu_gpu_ratio")]
-        raise shortage(kinds, tried[-1] if tried else attempt.raw, scenario.sizes, hardware)
+        raise shortage(kinds, _space_of_shapes(attempt.raw, prunings), scenario.sizes, hardware)
     unknown = _unknown_gpus(kinds, hardware)
     why = reasons(attempt.search, found, prunings, request.max_workers, unknown, request.objective)
     calibrated = () if request.calibration is None else request.calibration.sentences()
     plan = _plan(request, scenario, attempt, found, time.monotonic() - started)
     return dataclasses.replace(plan, why=(*notes, *why, *calibrated))
+
+
+def smallest_job(request: PlanRequest) -> list[tuple[str, TaskResources]]:
+    """The least that a job takes on these machines: one task of each role, (role for people, resources).
+
+    Raises:
+        BadInputError: if the request makes no sense.
+    """
+    check_request(request)
+    scenario = scenario_of(request)
+    rules = default_rules(request.objective) if request.rules is None else request.rules
+    raw, prunings = _pruned(request, scenario, rules)
+    return smallest_tasks(scenario.kinds, _space_of_shapes(raw, prunings), scenario.sizes)
+
+
+def _space_of_shapes(raw: OptionSpace, prunings: Sequence[Pruning]) -> OptionSpace:
+    """What the rules leave of the workers' shapes, before their number is limited to those that fit."""
+    tried = [pruning.space for pruning in prunings if pruning.rule in ("identical_workers", "cpu_gpu_ratio")]
+    return tried[-1] if tried else raw
 
 
 def check_request(request: PlanRequest) -> None:
@@ -162,6 +179,14 @@ class _Attempt:
     search: OptionSearch
 
 
+def _pruned(request: PlanRequest, scenario: Scenario, rules: frozenset[str]) -> tuple[OptionSpace, tuple[Pruning, ...]]:
+    """All options, and what the rules leave of them."""
+    raw = raw_space(scenario.kinds, request.max_workers, request.max_gpus_per_worker, request.min_workers)
+    machines = sum(kind.count for kind in scenario.kinds)
+    useful_ps = useful_ps_count(request.profile, machines, request.sharding)
+    return raw, prune(raw, rules, scenario.kinds, scenario.hardware, scenario.sizes, useful_ps)
+
+
 def _search(
     request: PlanRequest,
     scenario: Scenario,
@@ -169,10 +194,7 @@ def _search(
     deadline: float,
     tell: Callable[[_Attempt, SearchResult], None],
 ) -> tuple[_Attempt, SearchResult | None]:
-    raw = raw_space(scenario.kinds, request.max_workers, request.max_gpus_per_worker, request.min_workers)
-    machines = sum(kind.count for kind in scenario.kinds)
-    useful_ps = useful_ps_count(request.profile, machines, request.sharding)
-    prunings = prune(raw, rules, scenario.kinds, scenario.hardware, scenario.sizes, useful_ps)
+    raw, prunings = _pruned(request, scenario, rules)
     space = prunings[-1].space if prunings else raw
     known: tuple[Solved, ...] = ()
     if not rules >= _PLAIN:

@@ -26,12 +26,7 @@ def shortage(kinds: Sequence[NodeKind], space: OptionSpace, sizes: TaskSizes, ha
     """
     profile = sizes.profile
     gpus = any(kind.gpus for kind in kinds)
-    shapes = [shape for entry in space.ranges for shape in entry.shapes] or [WorkerShape(1 if gpus else 0, CPU_STEP)]
-    worker = sizes.worker(min(shapes, key=lambda shape: (sizes.worker(shape).mem_mb, shape.cpus)))
-    ps = sizes.ps(shard(profile, 1).total)
-    tasks = [("worker", worker), ("parameter server", ps)]
-    if sizes.chief is not None:
-        tasks.append(("chief", sizes.chief))
+    tasks = smallest_tasks(kinds, space, sizes)
     memory = max((hardware.gpu(kind.gpu_model).memory_bytes for kind in kinds if kind.gpus), default=0)
     if gpus and gpu_bytes(sizes.variable_bytes) > memory:
         return InfeasibleError(
@@ -43,6 +38,17 @@ def shortage(kinds: Sequence[NodeKind], space: OptionSpace, sizes: TaskSizes, ha
         if message:
             return InfeasibleError(message)
     return InfeasibleError(_together(tasks, kinds))
+
+
+def smallest_tasks(kinds: Sequence[NodeKind], space: OptionSpace, sizes: TaskSizes) -> list[tuple[str, TaskResources]]:
+    """One task of each role that a job has, each as small as the options allow; (role for people, resources)."""
+    gpus = any(kind.gpus for kind in kinds)
+    shapes = [shape for entry in space.ranges for shape in entry.shapes] or [WorkerShape(1 if gpus else 0, CPU_STEP)]
+    worker = sizes.worker(min(shapes, key=lambda shape: (sizes.worker(shape).mem_mb, shape.cpus)))
+    tasks = [("worker", worker), ("parameter server", sizes.ps(shard(sizes.profile, 1).total))]
+    if sizes.chief is not None:
+        tasks.append(("chief", sizes.chief))
+    return tasks
 
 
 def _amounts(task: TaskResources) -> tuple[int, int, int, int]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from framework.cli import app
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").rglob("*.md")])
@@ -21,17 +22,14 @@ def test_every_link_leads_somewhere(document: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["run", "plan", "profile", "tune", "simulate", "simulate-jobs", "trials", "slices", "plot"]
+    "command",
+    [
+        *("run", "plan", "profile", "tune", "simulate", "simulate-jobs", "trials", "slices", "plot"),
+        *("serve", "submit", "jobs", "logs", "kill", "explain"),
+    ],
 )
 def test_every_option_that_the_documents_name_exists(command: str) -> None:
-    helps = subprocess.run(
-        [sys.executable, "-m", "framework", command, "--help"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-        env={"COLUMNS": "200", "PATH": ""},
-    ).stdout
+    helps = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"}).stdout
     text = "\n".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)
     named = {
         option

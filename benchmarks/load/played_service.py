@@ -24,7 +24,7 @@ from framework.service.requests import TrainingRequest
 
 STARTED_S = 60.0
 LOOK_S = 0.05
-TOKEN = "for the load test only"  # noqa: S105 (a service of our own)
+TOKEN = "for-the-load-test-only"  # noqa: S105 (a service of our own)
 PROFILE = ModelProfile(
     name="train.py",
     api=Api.GRAPH,

@@ -1,13 +1,15 @@
 """An executor whose task is over at once: with it a load test measures the service and Mesos, not a thousand scripts.
 
 It speaks Mesos' v1 executor API by itself and imports next to nothing, as there are thousands of it. A parameter server
-runs until it is killed; any other task says `RUNNING` a few times and finishes.
+runs until it is killed; any other task says `RUNNING` a few times and finishes. With an argument, `forever`, all run
+until they are killed.
 """
 
 import base64
 import json
 import os
 import socket
+import sys
 import uuid
 
 RUNNING_UPDATES = 6
@@ -67,7 +69,7 @@ def main():
             for number in range(RUNNING_UPDATES):
                 update(task_id, "TASK_RUNNING", f"running, {number}")
             left = 1 + RUNNING_UPDATES
-            if ".ps-" not in task_id:
+            if ".ps-" not in task_id and "forever" not in sys.argv:
                 last = "TASK_FINISHED"
                 update(task_id, last, "finished")
                 left += 1

@@ -10,6 +10,8 @@ import threading
 from types import FrameType
 
 EXIT_CODE_TERMINATED = 128 + signal.SIGTERM
+EXIT_CODE_FENCED = 76
+"""Of a chief that has found its checkpoint folder taken over (`dike.roles.fencing`)."""
 SAVE_TIMEOUT_S = 5.0
 """How long a chief has after SIGTERM to end its step and save."""
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from dike import checkpoints
 from dike.reporting import reporter
+from dike.roles import fencing
 from dike.roles.cluster import Cluster, log, placed
 from dike.roles.process import termination
 
@@ -58,7 +58,7 @@ class SavedFit:
         self._placed = False
         self.epoch = self.batch = 0
         if task.checkpoint_dir:
-            checkpoints.claim_folder(task)
+            fencing.claim(task)
             folder = f"{task.checkpoint_dir.rstrip('/')}/fit-{number}"
             self._manager = tf.train.CheckpointManager(self._checkpoint, folder, max_to_keep=_KEPT)
 
@@ -133,6 +133,7 @@ class SavedFit:
             position = {"epoch": self.epoch, "batch": self.batch}
             state = {**position, "history": self._history, "history_epochs": self._history_epochs}
             self._state.assign(json.dumps(state))
+            fencing.check(self._cluster.task)
             path = self._manager.save(checkpoint_number=step, options=self._options)
             self._saved_s = time.monotonic()
             reporter().checkpoint(path, step)

@@ -11,12 +11,19 @@ import typer
 from dike.exceptions import DikeError
 from dike.profile import ModelProfile
 from framework.cli import mesos
+from framework.cli.explain import explain
+from framework.cli.job_options import CONTEXT_SETTINGS
+from framework.cli.jobs import jobs
+from framework.cli.kill import kill
+from framework.cli.logs import logs
 from framework.cli.plot import plot
 from framework.cli.profile import profile
-from framework.cli.run import CONTEXT_SETTINGS, run
+from framework.cli.run import run
+from framework.cli.serve import serve_command
 from framework.cli.simulate import simulate_policies
 from framework.cli.simulate_jobs import simulate_jobs
 from framework.cli.slices import slices
+from framework.cli.submit import submit
 from framework.cli.trials import trials
 from framework.cli.tune import tune
 from framework.profiling import load_profile
@@ -39,6 +46,12 @@ app.command("tune")(tune)
 app.command("trials")(trials)
 app.command("slices")(slices)
 app.command("plot")(plot)
+app.command("serve")(serve_command)
+app.command("submit", context_settings=CONTEXT_SETTINGS)(submit)
+app.command("jobs")(jobs)
+app.command("logs")(logs)
+app.command("kill")(kill)
+app.command("explain")(explain)
 app.command("simulate")(simulate_policies)
 app.command("simulate-jobs")(simulate_jobs)
 app.add_typer(mesos.app, name="mesos")

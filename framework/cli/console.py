@@ -15,10 +15,10 @@ from rich.table import Table
 from dike.profile import ModelProfile
 from dike.task import is_chief
 from executor.messages import LogChunk
+from framework.cli.task_output import TaskOutput
 from framework.elastic.decision import Size
 from framework.job import JobResult, JobTask, Resize
 from framework.observer import JobObserver
-from framework.tensorflow_noise import is_noise
 from solver import Plan
 from solver.cli.tables import print_plan, print_profile
 from solver.plan import ROLES
@@ -41,10 +41,9 @@ class PlainObserver(JobObserver):
     ) -> None:
         self._console = console
         self._profile = profile
-        self._output = chief_output
+        self._output = TaskOutput(chief_output)
         self._verbose = verbose
         self._decoders: dict[tuple[str, str], codecs.IncrementalDecoder] = {}
-        self._open_line: dict[tuple[str, str], str] = {}
         self._planned: Plan | None = None
         self._progress_at = time.monotonic()
         self._waiting_for = ""
@@ -82,12 +81,8 @@ class PlainObserver(JobObserver):
     def log(self, task: JobTask, chunk: LogChunk) -> None:
         key = (task.task_id, chunk.stream)
         decoder = self._decoders.setdefault(key, codecs.getincrementaldecoder("utf-8")("replace"))
-        text = decoder.decode(chunk.data)
-        if chunk.stream == "stderr" or not self._is_chief(task):
-            text = self._whole_lines(key, text, "" if self._is_chief(task) else f"[{task.name}] ")
-        stream = self._output[chunk.stream]
-        stream.write(text)
-        stream.flush()
+        label = "" if self._is_chief(task) else f"[{task.name}] "
+        self._output.write(task.task_id, chunk.stream, decoder.decode(chunk.data), label)
 
     def checkpoint(self, path: str, step: int) -> None:
         if self._verbose:
@@ -107,8 +102,7 @@ class PlainObserver(JobObserver):
 
     def finished(self, result: JobResult, seconds: float) -> None:
         """The last word: where the checkpoints are, or what went wrong."""
-        for (_, stream), line in self._open_line.items():
-            self._output[stream].write(f"{line}\n")
+        self._output.finish()
         if result.succeeded:
             for resize in result.resizes if self._verbose else ():
                 self.say(f"{describe_resize(resize)}; {resize.reason}")
@@ -123,13 +117,6 @@ class PlainObserver(JobObserver):
     def say(self, text: str) -> None:
         """Prints one line of Dike's own."""
         self._console.print(f"dike: {text}", markup=False, soft_wrap=True)
-
-    def _whole_lines(self, key: tuple[str, str], text: str, prefix: str) -> str:
-        """Holds back a line until its end has come; leaves out what TensorFlow always says."""
-        lines = (self._open_line.pop(key, "") + text).splitlines(keepends=True)
-        if lines and not lines[-1].endswith("\n"):
-            self._open_line[key] = lines.pop()
-        return "".join(prefix + line for line in lines if not is_noise(line.encode()))
 
     def _is_chief(self, task: JobTask) -> bool:
         return is_chief(self._profile.api, task.planned.role, task.planned.index)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import re
-import typing
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from dike.exceptions import BadInputError
+from framework.cli.option_groups import with_options
 from framework.embedded import private_agents
 from framework.session import MesosAccess
 
@@ -62,30 +60,8 @@ MESOS_OPTIONS = frozenset(inspect.signature(mesos_access).parameters)
 """Their names."""
 
 
-def with_mesos_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command these options in the place of its parameter `mesos`, and what they say as its value."""
-    own = inspect.signature(command)
-    hints = {
-        **typing.get_type_hints(mesos_access, include_extras=True),
-        **typing.get_type_hints(command, include_extras=True),
-    }
-    parameters: list[inspect.Parameter] = []
-    for name, parameter in own.parameters.items():
-        parameters += inspect.signature(mesos_access).parameters.values() if name == "mesos" else [parameter]
-
-    @functools.wraps(command)
-    def with_access(**values: Any) -> None:
-        options = {name: values.pop(name) for name in MESOS_OPTIONS}
-        command(**values, mesos=mesos_access(**options))
-
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    signature = own.replace(
-        parameters=[one.replace(kind=keyword, annotation=hints[one.name]) for one in parameters],
-        return_annotation=None,
-    )
-    with_access.__signature__ = signature  # type: ignore[attr-defined]
-    with_access.__annotations__ = {one.name: hints[one.name] for one in parameters}
-    return with_access
+with_mesos_options = with_options("mesos", mesos_access)
+"""Gives a command these options in the place of its parameter `mesos`."""
 
 
 def _read_secret(path: Path | None, principal: str | None) -> str | None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import shlex
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -14,7 +12,6 @@ from framework.cli.search_view import print_result
 from framework.search.launching import trial_arguments
 from framework.search.plots import plot_search
 from framework.search.records import SearchResult, SearchSpec, TrialRecord
-from framework.search.speeds import samples_per_step
 from framework.search.store import Store
 
 
@@ -48,43 +45,3 @@ def _draw(console: Console, spec: SearchSpec, storage: str) -> None:
         store.open_search(spec.name)
         plot_search(spec, store.load_trials(), store.load_slices(), store.load_losses(), path)
     console.print(f"Plot of the losses, the slots and the best value over time: {path}", markup=False, soft_wrap=True)
-
-
-def to_json(result: SearchResult) -> dict[str, Any]:
-    """The result as JSON values; numbers that JSON cannot hold become text."""
-    return {
-        "name": result.name,
-        "complete": result.complete,
-        "failure": result.failure,
-        "checkpoint_dir": result.checkpoint_dir,
-        "best": None if result.best is None else trial_to_json(result.best),
-        "trials": [trial_to_json(trial) for trial in result.trials],
-    }
-
-
-def trial_to_json(trial: TrialRecord) -> dict[str, Any]:
-    """A trial as JSON values."""
-    return {
-        "number": trial.number,
-        "parameters": trial.parameters,
-        "state": str(trial.state),
-        "slot": trial.slot,
-        "batch_size": samples_per_step(trial),
-        "agent": trial.agent,
-        "step": trial.step,
-        "loss": _number(trial.loss),
-        "value": _number(trial.value),
-        "metrics": {name: _number(value) for name, value in trial.metrics.items()},
-        "convergence": _number(trial.convergence),
-        "checkpoint": trial.checkpoint,
-        "train_s": round(trial.train_s, 3),
-        "slot_s": round(trial.slot_s, 3),
-        "runs": trial.runs,
-        "created_s": trial.created_s,
-        "ended_s": trial.ended_s,
-        "error": trial.error,
-    }
-
-
-def _number(value: float | None) -> float | str | None:
-    return value if value is None or math.isfinite(value) else str(value)

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from framework.cli.search_report import trial_to_json
 from framework.cli.search_tables import search_state, searches_table, trials_table
 from framework.search.database import STORAGE_VARIABLE, default_storage
 from framework.search.records import Parameter
+from framework.search.result import trial_to_json
 from framework.search.speeds import Speeds
 from framework.search.store import SearchSummary, Store
 from solver.cli.output import Format, console, print_json

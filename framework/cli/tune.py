@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import enum
 import json
 import sys
@@ -12,14 +13,23 @@ from typing import Annotated, Any
 import typer
 
 from dike.exceptions import BadInputError, JobFailedError
+from framework import bundle
+from framework.cli.job_options import constraint_option
 from framework.cli.mesos_options import MESOS_OPTIONS, with_mesos_options
 from framework.cli.search_options import milestones_of, search_spec
-from framework.cli.search_report import report, to_json
+from framework.cli.search_report import report
 from framework.cli.search_view import LiveSearchView, PlainSearchView
+from framework.cli.service_options import ServiceAccess, with_service_options
+from framework.cli.submit import tell
 from framework.policies.registry import POLICIES
 from framework.search.database import default_storage
+from framework.search.records import SearchSpec
+from framework.search.result import result_to_json
 from framework.search.runner import SearchRequest, run_search
+from framework.search.script_facts import script_facts
 from framework.search.store import Store
+from framework.service.constraints import parse_constraints
+from framework.service.requests import search_request
 from framework.session import MesosAccess
 from solver.cli.output import Format, console, print_json
 
@@ -46,10 +56,12 @@ class OnFailure(enum.StrEnum):
     ABORT = "abort"
 
 
-MAY_CHANGE = {"resume", "storage", "logdir", "output_format", *MESOS_OPTIONS}
+MAY_CHANGE = {"resume", "storage", "logdir", "constraint", "output_format", *MESOS_OPTIONS}
 """What `--resume` may be given besides: where to run it and how to print it."""
+NOT_WITH_DETACH = ("resume", "storage", "logdir", "function_call", *sorted(MESOS_OPTIONS))
 
 
+@with_service_options
 @with_mesos_options
 def tune(
     context: typer.Context,
@@ -109,7 +121,12 @@ def tune(
         bool, typer.Option("--no-flags", help="Parameters reach the script by dike.params() only.")
     ] = False,
     logdir: Annotated[Path | None, typer.Option(help="Write TensorBoard logs with HParams there.")] = None,
+    constraint: Annotated[list[str] | None, constraint_option()] = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Hand the search to a service (dike serve) and leave.")
+    ] = False,
     *,
+    access: ServiceAccess,
     mesos: MesosAccess,
     function_call: Annotated[int | None, typer.Option(hidden=True)] = None,
     earlier_results: Annotated[Path | None, typer.Option(hidden=True)] = None,
@@ -117,6 +134,15 @@ def tune(
 ) -> None:
     """Searches hyper-parameters: many trials share the slots, and the policy says whose turn it is."""
     url = storage or default_storage()
+    constraints = tuple(constraint or ())
+    parse_constraints(constraints)
+    if detach:
+        given = [option for option in NOT_WITH_DETACH if _is_given(context, option)]
+        if given:
+            options = ", ".join(map(_as_typed, given))
+            raise BadInputError(
+                f"With --detach the service says where the search runs and is kept; leave out {options}."
+            )
     if resume is not None:
         given = [option for option in context.params if _is_given(context, option) and option not in MAY_CHANGE]
         if given:
@@ -155,7 +181,12 @@ def tune(
             earlier_results=_read_results(earlier_results),
         )
     as_json = output_format is Format.JSON
-    request = SearchRequest(spec, url, resume is not None, mesos, logdir)
+    if detach:
+        if checkpoint_dir is None:
+            spec = dataclasses.replace(spec, checkpoint_dir="")
+        _hand_over(spec, constraints, access, as_json=as_json)
+        return
+    request = SearchRequest(spec, url, resume is not None, mesos, logdir, constraints)
     with contextlib.ExitStack() as stack:
         out = console(stderr=as_json)
         view = PlainSearchView(out, spec)
@@ -163,13 +194,25 @@ def tune(
             view = stack.enter_context(LiveSearchView(out, spec))
         result = run_search(request, view)
     if as_json:
-        print_json(to_json(result))
+        print_json(result_to_json(result))
     else:
         report(out, result, spec, url)
     if result.failure:
         raise JobFailedError(f"The search has ended early: {result.failure}; dike tune --resume {spec.name} goes on.")
     if result.best is None:
         raise JobFailedError(f"No trial of the search {spec.name} has succeeded; dike trials {spec.name} says more.")
+
+
+def _hand_over(spec: SearchSpec, constraints: tuple[str, ...], access: ServiceAccess, *, as_json: bool) -> None:
+    """Submits a search to a service."""
+    script = Path(spec.script)
+    facts = script_facts(script, [parameter.name for parameter in spec.space])
+    request = search_request(spec, script.name, facts.preload).model_copy(update={"constraints": list(constraints)})
+    with access.client() as client:
+        submitted = client.submit(request, bundle.pack(script))
+    tell(submitted, console(stderr=as_json))
+    if as_json:
+        print_json(submitted.model_dump(mode="json"))
 
 
 def _is_given(context: typer.Context, parameter: str) -> bool:

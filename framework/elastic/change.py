@@ -7,7 +7,6 @@ start none twice, so no two can ever run side by side.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import logging
 from collections.abc import Sequence
@@ -169,13 +168,3 @@ class Change:
         run.cluster = cluster_spec(run.members)
         for task in run.members:
             self._slots.want(task, task_spec(self._spec, target.plan, task.planned, run.cluster, run.attempt))
-
-
-def next_cluster(run: JobRun, target: Layout, new: Sequence[JobTask]) -> dict[str, list[str]]:
-    """Addresses of the whole job after the change."""
-    stay = [
-        dataclasses.replace(task, planned=target.stays[task.task_id])
-        for task in run.members
-        if task.task_id in target.stays
-    ]
-    return cluster_spec([*stay, *new])

@@ -5,33 +5,34 @@ Which size is better is for `framework.elastic.judge` to say; how a change goes 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 
 from executor.elastic_messages import ElasticStatus
 from framework.driver import CallRefusedError, MasterUnavailableError
-from framework.elastic.change import Change, Stage, next_cluster
+from framework.elastic.adoption import Adoption, ElasticMemory
+from framework.elastic.change import Change, Stage
 from framework.elastic.demand import Demand
+from framework.elastic.joining import further_tasks
 from framework.elastic.judge import Judge
 from framework.elastic.layout import Layout
 from framework.elastic.slots import ElasticSlots
-from framework.elastic.stragglers import StragglerDetector
+from framework.elastic.stragglers import StragglerFinder
 from framework.job import JobResult, JobSpec, JobTask, Resize, TaskState
 from framework.job_run import JobRun
-from framework.launching import DoesNotFitError, launch_operation, place
+from framework.launching import DoesNotFitError
 from framework.mesos_calls import MesosCalls, try_now
 from framework.observer import JobObserver
 from framework.offer_desk import OfferDesk
 from framework.offers import AgentOffer
 from framework.reports import ReportListener
+from framework.stopping import LeftOver
 from solver import NodeClass, Plan
 
 GATHER_S = 6.0
 """How long offers are waited for."""
 LOOK_AGAIN_S = 1.0
 """How soon it is looked again whether the job's speed is known."""
-KILL_AGAIN_S = 5.0
 
 
 class Resizer(ReportListener):
@@ -68,13 +69,14 @@ class Resizer(ReportListener):
         self._clock = clock
         self._judge = Judge(spec, run, demand)
         self._slots = ElasticSlots(mesos)
-        self._stragglers = StragglerDetector()
+        self._adoption: Adoption | None = None
+        self._nodes: tuple[NodeClass, ...] = ()
+        self._stragglers = StragglerFinder(run, observer)
         self._straggler: JobTask | None = None
-        self._known_slow: set[str] = set()
         self._change: Change | None = None
         self._gathering_since_s: float | None = None
         self._next_s = math.inf
-        self._killed_s = 0.0
+        self._left_over = LeftOver(run, mesos)
         self._saved_step: int | None = None
         self._resumed_step: int | None = None
         self._is_frozen = False
@@ -97,13 +99,27 @@ class Resizer(ReportListener):
         Args:
             nodes: what was on offer.
         """
+        self._nodes = tuple(nodes)
         self._judge.launched(self._plan, nodes)
         self._stragglers.forget()
         self._next_s = self._clock() + self._spec.resize_interval_s
 
+    def memory(self) -> ElasticMemory:
+        """What the next service has to know."""
+        return ElasticMemory(
+            self._nodes, self._saved_step, self._judge.total_steps, self._judge.cost_s, self._is_frozen
+        )
+
+    def adopted(self, memory: ElasticMemory) -> None:
+        """The job runs, started by a service before this one."""
+        self.launched(memory.nodes)
+        self._saved_step, self._is_frozen = memory.saved_step, memory.is_frozen
+        self._judge.total_steps, self._judge.cost_s = memory.total_steps, memory.cost_s
+        self._adoption = Adoption(self._spec, self._run, self._slots)
+
     def stopped(self) -> None:
         """All of the job is being ended."""
-        self._change = self._straggler = self._gathering_since_s = None
+        self._change = self._straggler = self._gathering_since_s = self._adoption = None
         self._next_s = math.inf
         self._slots.forget()
 
@@ -136,17 +152,9 @@ class Resizer(ReportListener):
     def rates(self, task: JobTask, workers: Mapping[int, float]) -> None:
         if not task.member or self._change is not None or self._spec.stragglers == "ignore":
             return
-        straggler = self._stragglers.add(workers)
-        if straggler is None:
-            return
-        self._stragglers.forget()
-        slow = next((one for one in self._run.members if one.name == f"worker:{straggler.index}"), None)
-        if slow is None or slow.task_id in self._known_slow:
-            return
-        self._known_slow.add(slow.task_id)
-        self._observer.note(str(straggler))
+        slow = self._stragglers.find(workers)
         # A chief elsewhere might not find the checkpoints.
-        if self._spec.stragglers == "replace" and not self._spec.is_chief(slow.planned):
+        if slow is not None and self._spec.stragglers == "replace" and not self._spec.is_chief(slow.planned):
             self._straggler = slow
 
     def progressed(self, task: JobTask) -> None:
@@ -170,7 +178,12 @@ class Resizer(ReportListener):
             Why the job has to start again; empty if it need not.
         """
         self._slots.tell(now_s)
-        self._kill_left_over(now_s)
+        self._left_over.kill(now_s)
+        if self._adoption is not None:
+            failure = self._adoption.tick()
+            if self._adoption.is_over:
+                self._adoption = None
+            return failure
         if self._change is not None:
             return self._advance(self._change, now_s)
         if self._gathering_since_s is not None:
@@ -218,30 +231,23 @@ class Resizer(ReportListener):
     def _begin(self, target: Layout, agents: Sequence[AgentOffer], reason: str, now_s: float) -> None:
         self._observer.resizing(target.size.workers, target.size.ps, reason)
         try:
-            new = self._launch(target, agents)
-        except (DoesNotFitError, MasterUnavailableError, CallRefusedError) as error:
-            # What the master did take is not ours, and is ended when it reports; its ids are not used again.
-            self._run.serial += 1
+            new, operations = further_tasks(self._spec, self._run, target, agents)
+        except DoesNotFitError as error:
             self._observer.note(f"the size of the job stays as it is: {error}")
             return
         self._run.add(new)
+        try:
+            for agent, operation in operations:
+                self._desk.accept(agent, operation)
+        except (MasterUnavailableError, CallRefusedError) as error:
+            # The master may have taken some; it says of the others that it does not know them.
+            for task in new:
+                task.stop_requested = True
+            self._observer.note(f"the size of the job stays as it is: {error}")
+            return
         self._change = Change(self._spec, self._run, self._mesos, self._slots, target, new, reason, now_s)
         if new:
             self._observer.launched(new)
-
-    def _launch(self, target: Layout, agents: Sequence[AgentOffer]) -> list[JobTask]:
-        spec, run = self._spec, self._run
-        wanted = dataclasses.replace(target.plan, tasks=target.new)
-        new = place(spec, wanted, agents, run.serial, run.used_ports, run.members)
-        cluster = next_cluster(run, target, new)
-        for task in new:
-            task.member = False
-        for agent in agents:
-            here = [task for task in new if task.agent_id == agent.agent_id]
-            if here:
-                operation = launch_operation(spec, target.plan, here, cluster, agent, run.attempt + 1, standby=True)
-                self._desk.accept(agent, operation)
-        return new
 
     # The course of a change.
 
@@ -259,7 +265,7 @@ class Resizer(ReportListener):
             self._give_up(change, "the script has ended")
         elif change.advance(now_s) is Stage.STARTING:
             self._resumed_step = self._straggler = None
-            self._killed_s = now_s
+            self._left_over.killed(now_s)
             self._result.plan = self._plan
             self._result.addresses = {task.name: task.address for task in self._run.members}
             self._judge.restarted()
@@ -287,13 +293,6 @@ class Resizer(ReportListener):
         self._change = None
         self._next_s = self._clock() + self._spec.resize_interval_s
         self._observer.note(f"the size of the job stays as it is: {reason}")
-
-    def _kill_left_over(self, now_s: float) -> None:
-        left_over = [task for task in self._run.tasks.values() if task.stop_requested and not task.member]
-        if left_over and now_s - self._killed_s >= KILL_AGAIN_S:
-            self._killed_s = now_s
-            for task in left_over:
-                try_now(self._mesos.kill, task.task_id, task.agent_id)
 
     @property
     def _plan(self) -> Plan:

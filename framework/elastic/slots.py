@@ -11,6 +11,8 @@ from framework.mesos_calls import MesosCalls, try_now
 
 REPEAT_S = 1.0
 """How often a slot is told what it is to run until it has answered."""
+_UNKNOWN = -1
+"""Older than all that a slot was ever told: it answers and does not obey."""
 
 
 @dataclass
@@ -39,8 +41,13 @@ class ElasticSlots:
             self._slots[task.task_id] = _Slot(task, WantedProcess(1, process))
             return
         ends = () if slot.status is None else tuple(end.attempt for end in slot.status.ends)
-        slot.wanted = WantedProcess(slot.wanted.number + 1, process, ends)
+        known = _UNKNOWN if slot.status is None else slot.status.number
+        slot.wanted = WantedProcess(max(slot.wanted.number, known, 0) + 1, process, ends)
         slot.told_s = None
+
+    def adopt(self, task: JobTask, process: TaskSpec) -> None:
+        """The task's slot should run this process already, and is to say so."""
+        self._slots[task.task_id] = _Slot(task, WantedProcess(_UNKNOWN, process))
 
     def heard(self, status: ElasticStatus) -> None:
         """A slot has said how it stands."""
@@ -57,6 +64,16 @@ class ElasticSlots:
                 slot.told_s = now_s
                 where = {"value": task_id}, {"value": slot.task.agent_id}
                 try_now(self._mesos.sendFrameworkMessage, *where, slot.wanted.encode())
+
+    def has_spoken(self, task: JobTask) -> bool:
+        """Whether anything was heard from the slot."""
+        slot = self._slots.get(task.task_id)
+        return slot is not None and slot.status is not None
+
+    def runs(self, task: JobTask, attempt: int) -> bool:
+        """Whether the slot says that it runs its process of an attempt."""
+        slot = self._slots.get(task.task_id)
+        return slot is not None and slot.status is not None and slot.status.attempt == attempt
 
     def is_ready(self, task: JobTask) -> bool:
         """Whether the slot can start a process at once."""

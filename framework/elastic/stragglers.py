@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from framework.job import JobTask
+from framework.job_run import JobRun
 from framework.observer import JobObserver
 from framework.reports import ReportListener
 
@@ -67,6 +68,38 @@ class StragglerDetector:
         """The workers are others from now on."""
         self._rates.clear()
         self._slow.clear()
+
+
+class StragglerFinder:
+    """Finds the tasks that are stragglers, and tells the user of each, once.
+
+    Args:
+        run: what runs of the job.
+        observer: is told.
+    """
+
+    def __init__(self, run: JobRun, observer: JobObserver) -> None:
+        self._run = run
+        self._observer = observer
+        self._detector = StragglerDetector()
+        self._known: set[str] = set()
+
+    def find(self, rates: Mapping[int, float]) -> JobTask | None:
+        """Takes one report in; returns a task that has not been found before."""
+        straggler = self._detector.add(rates)
+        if straggler is None:
+            return None
+        self._detector.forget()
+        slow = next((one for one in self._run.members if one.name == f"worker:{straggler.index}"), None)
+        if slow is None or slow.task_id in self._known:
+            return None
+        self._known.add(slow.task_id)
+        self._observer.note(str(straggler))
+        return slow
+
+    def forget(self) -> None:
+        """The workers are others from now on."""
+        self._detector.forget()
 
 
 class StragglerReporter(ReportListener):

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import sqlite3
+import stat
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import DDL, Column, Engine, create_engine, event, func, inspect, select
 from sqlalchemy.engine import URL, Connection, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    InterfaceError,
+    NoSuchModuleError,
+    OperationalError,
+    SQLAlchemyError,
+    TimeoutError,  # noqa: A004 (of the pool of connections)
+)
 from sqlalchemy.schema import CreateColumn
 
 from dike.exceptions import BadInputError
 from framework.search.tables import METADATA, SEARCHES
+
+logger = logging.getLogger(__name__)
 
 STORAGE_VARIABLE = "DIKE_STORAGE"
 DEFAULT_FOLDER = Path("dike-runs")
@@ -26,6 +38,10 @@ BUSY_TIMEOUT_S = 30.0
 _TABLES_LOCK = 0x64696B65
 """Number of PostgreSQL's advisory lock under which tables are made."""
 _EXAMPLES = "sqlite:///searches.db or postgresql://user@host/database"
+
+
+class StorageUnavailableError(BadInputError):
+    """The database cannot be reached, or cannot write: no fault of what was to be written."""
 
 
 def default_storage() -> str:
@@ -53,7 +69,7 @@ def shown(url: URL) -> str:
     return url.render_as_string(hide_password=True)
 
 
-def open_database(url: str, *, must_exist: bool = False) -> Engine:
+def open_database(url: str, *, must_exist: bool = False, private: bool = False) -> Engine:
     """Opens a database and makes Dike's tables in it where they are missing.
 
     A database of an earlier version gets the columns that have come since; that version can go on using it.
@@ -61,6 +77,7 @@ def open_database(url: str, *, must_exist: bool = False) -> Engine:
     Args:
         url: where it is.
         must_exist: makes neither a database file nor tables.
+        private: a file that is made is for its owner's eyes only.
 
     Raises:
         BadInputError: if it cannot be reached, is no database, or holds no searches although it must.
@@ -79,6 +96,8 @@ def open_database(url: str, *, must_exist: bool = False) -> Engine:
             raise BadInputError(
                 f"The folder {path.parent} of the database does not exist; make it, or correct --storage."
             )
+        if private:
+            _make_private(path)
     try:
         engine = create_engine(parsed, **engine_arguments(parsed))
     except NoSuchModuleError:
@@ -150,14 +169,17 @@ def storage_errors(url: URL) -> Iterator[None]:
     """Says in one sentence what a database that does not answer says in twenty lines.
 
     Raises:
-        BadInputError: for every error of the database.
+        StorageUnavailableError: if the database cannot be reached, or cannot write.
+        BadInputError: for every other error of the database.
     """
     try:
         yield
     except SQLAlchemyError as error:
         cause = error.orig if isinstance(error, DBAPIError) else error
         reason = (str(cause).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise BadInputError(f"The storage {shown(url)} cannot be used: {reason}.") from error
+        is_away = isinstance(error, OperationalError | InterfaceError | TimeoutError)
+        kind = StorageUnavailableError if is_away else BadInputError
+        raise kind(f"The storage {shown(url)} cannot be used: {reason}.") from error
 
 
 def _sqlite_path(url: URL) -> Path | None:
@@ -166,6 +188,15 @@ def _sqlite_path(url: URL) -> Path | None:
     if not url.database or url.database == ":memory:":
         raise BadInputError("A search is not kept in memory; name a file, such as sqlite:///searches.db.")
     return Path(url.database)
+
+
+def _make_private(path: Path) -> None:
+    """Makes the file; SQLite gives the files beside it the same mode."""
+    with suppress(OSError):
+        # Whatever is wrong, SQLite meets it too, and says so.
+        os.close(os.open(path, os.O_CREAT | os.O_RDONLY, 0o600))
+        if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            logger.warning("others may read the database %s, which holds scripts and their tokens; chmod 600 it", path)
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:

@@ -89,10 +89,9 @@ class Endings:
         """A slot is gone, and its runs with it."""
         if not (slot.leaving and slot.state is TaskState.FINISHED):
             self._observer.note(slot.failure())
-        for run in (slot.current, slot.next):
-            if run is not None:
-                self._slices.close(run, "lost")
-                self._roster.lost(run.record, slot.failure(), self._wall())
+        for run in slot.runs:
+            self._slices.close(run, "lost")
+            self._roster.lost(run.record, slot.failure(), self._wall())
         slot.current = slot.next = None
         if slot.state is not TaskState.FAILED or slot.has_trained:
             return

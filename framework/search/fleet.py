@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from framework import events
 from framework.connection import Connection
@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 SILENCE_S = 60.0
 """A slot that says nothing for so long, while the master is there, is ended."""
+UNSEEN_S = 30.0
+"""The master is asked what has become of a slot that has not come up for so long."""
 KILL_AGAIN_S = 5.0
 LEAVE_MARGIN_S = 10.0
 """How much longer than a suspension the end of a slot may take before it is killed."""
@@ -34,6 +36,8 @@ class Fleet:
         all_agents: lists every agent with all its resources, used or not, or None where that is not known.
         first_slot: number of the first slot.
         clock: seconds, monotonic.
+        slots: those that a service before this one has launched.
+        patient: see `SlotSource`.
 
     Attributes:
         is_leaving: whether every slot is to give its trial back and end.
@@ -47,14 +51,19 @@ class Fleet:
         all_agents: AllAgents,
         first_slot: int,
         clock: Callable[[], float],
+        slots: Iterable[Slot] = (),
+        *,
+        patient: bool = False,
     ) -> None:
         self._mesos = mesos
         self._observer = observer
         self._clock = clock
-        self._connection = Connection(observer.note)
-        self._source = SlotSource(launch, mesos, self._connection, observer, all_agents, first_slot, clock)
+        self._slots = {slot.task_id: slot for slot in slots}
+        self._connection = Connection(observer.note, has_tasks=bool(self._slots))
+        self._source = SlotSource(
+            launch, mesos, self._connection, observer, all_agents, first_slot, clock, patient=patient
+        )
         self._patience_s = launch.spec.suspend_timeout_s + LEAVE_MARGIN_S
-        self._slots: dict[str, Slot] = {}
         self._leaving_since_s = 0.0
         self._killed_s = 0.0
         self.is_leaving = False
@@ -68,6 +77,20 @@ class Fleet:
     def staying(self) -> list[Slot]:
         """Those that have not been told to end."""
         return [slot for slot in self.slots if not slot.leaving]
+
+    @property
+    def next_slot(self) -> int:
+        """Number of the next slot."""
+        return self._source.next_slot
+
+    @property
+    def leaves_agents_out(self) -> bool:
+        """Whether offers of some agent are not taken at the moment."""
+        return self._source.leaves_agents_out
+
+    def excluded_agents(self) -> dict[str, float]:
+        """Id of each agent that is left out -> for how many seconds it still is."""
+        return self._source.excluded_agents()
 
     def find(self, task_id: str) -> Slot | None:
         """The slot of a task, if it has not ended."""
@@ -123,6 +146,8 @@ class Fleet:
         if slot is None:
             return None
         changed = slot.state is not state
+        if state.is_terminal():
+            del self._slots[slot.task_id]
         slot.state = state
         slot.executor_seen = slot.executor_seen or event.status.get("source") == "SOURCE_EXECUTOR"
         slot.message = event.status.get("message", "")
@@ -138,8 +163,9 @@ class Fleet:
     def keep_in_touch(self, now_s: float) -> None:
         """Declines what has to be declined again, and asks the master for the tasks' states where that is due."""
         self._source.give_back()
-        if self._connection.must_reconcile(now_s):
-            try_now(self._mesos.reconcile, {slot.task_id: slot.agent_id for slot in self.slots})
+        asked = self.slots if self._connection.must_reconcile(now_s) else self._unseen(now_s)
+        if asked:
+            try_now(self._mesos.reconcile, {slot.task_id: slot.agent_id for slot in asked})
 
     def provide(self, wanted: int, now_s: float) -> None:
         """Launches slots.
@@ -149,11 +175,10 @@ class Fleet:
             now_s: the time on the search's clock.
 
         Raises:
-            InfeasibleError: if no agent there is can ever hold one.
+            InfeasibleError: if no agent there is can ever hold one, and the search is not patient.
         """
-        for slot in self._source.launch(wanted, self.slots, now_s):
+        for slot in self._source.launch(wanted, self._slots, now_s):
             slot.heard_s = now_s
-            self._slots[slot.task_id] = slot
             self._observer.slot_changed(slot)
 
     def end_silent(self, now_s: float) -> None:
@@ -183,7 +208,20 @@ class Fleet:
                     wanted.encode(),
                 )
 
+    def _unseen(self, now_s: float) -> list[Slot]:
+        """Slots that were launched and have not been heard of; each is named once in a while."""
+        unseen = [slot for slot in self.slots if slot.state is TaskState.STAGING and now_s - slot.heard_s >= UNSEEN_S]
+        for slot in unseen:
+            slot.heard_s = now_s
+        return unseen if self._connection.connected else []
+
     # Leaving.
+
+    def shed(self, slots: Iterable[Slot]) -> None:
+        """Makes slots end, as soon as their runs are suspended."""
+        for slot in slots:
+            self._observer.note(f"slot {slot.id} on {slot.node} makes place for another job")
+            slot.leave()
 
     def leave_out(self, slot: Slot, reason: str) -> None:
         """Leaves a slot's agent for a while, if there is another; a trial that cannot be suspended stays there."""

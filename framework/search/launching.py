@@ -9,7 +9,8 @@ from typing import Any
 
 from dike.exceptions import InfeasibleError
 from dike.trial.spec import TrialSpec
-from executor.trial_messages import SlotOrder, TrialRun
+from executor.slot_order import SlotOrder
+from executor.trial_messages import TrialRun
 from framework.launching import executor_info, take_resources
 from framework.offers import MIB, AgentOffer
 from framework.resources import ResourcePool

@@ -42,9 +42,10 @@ def add(connection: Connection, search_id: int, trial: int, run: int, reports: S
         _insert(connection, search_id, trial, merge([dict(row) for row in kept], LIMIT // 2), 0)
 
 
-def load(connection: Connection, search_id: int) -> dict[int, list[dict[str, Any]]]:
-    """Trial -> its reports, oldest first, with the key `run` besides."""
-    statement = select(LOSSES).where(LOSSES.c.search_id == search_id).order_by(LOSSES.c.trial, LOSSES.c.number)
+def load(connection: Connection, search_id: int, trial: int | None = None) -> dict[int, list[dict[str, Any]]]:
+    """Trial -> its reports, oldest first, with the key `run` besides; of all trials, or of one."""
+    ours = LOSSES.c.search_id == search_id if trial is None else _of(search_id, trial)
+    statement = select(LOSSES).where(ours).order_by(LOSSES.c.trial, LOSSES.c.number)
     reports: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for row in connection.execute(statement).mappings():
         report: dict[str, Any] = {"run": row["run"], "step": row["step"], "train_s": row["train_s"]}

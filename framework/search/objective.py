@@ -9,6 +9,8 @@ from typing import Any
 from framework.policies.interface import Reading
 from framework.search.records import Mode, TrialRecord
 
+MAX_STEP = 2**63
+"""Databases count no further."""
 TAIL = 0.1
 """Share of a trial's steps, at its end, whose mean loss is its value where the script states none."""
 
@@ -33,6 +35,8 @@ class Objective:
         """
         try:
             train_s, step = float(report["train_s"]), int(report["step"])
+            if not 0 <= step < MAX_STEP:
+                raise ValueError(f"malformed progress report: step {report['step']}")
             if not self._of_losses:
                 if "value" not in report:
                     return None
@@ -42,7 +46,7 @@ class Objective:
                 return None
             low, high = sorted(self._sign * float(report[name]) for name in ("low", "high"))
             return Reading(train_s, step, self._sign * float(report["loss"]), low, high, max(1, int(report["count"])))
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"malformed progress report: {error!r}") from error
 
     def value_of_tail(self, readings: Sequence[Reading]) -> float | None:

@@ -131,6 +131,7 @@ class TrialRecord:
         agent, slot: where it last ran; empty and None before.
         batch_size: samples of one of its steps, as its process has reported; None if it has not.
         error: why it failed: the end of its output, traceback included; empty if it did not.
+        reports: how many reports of its newest run have been written down.
         readings: what the policy sees of it (objective to be minimised).
         slices: for each time slice, the number of readings before it.
         created_s, ended_s: wall-clock times, seconds since the epoch; None before the end.
@@ -155,6 +156,7 @@ class TrialRecord:
     slot: int | None = None
     batch_size: float | None = None
     error: str = ""
+    reports: int = 0
     readings: list[Reading] = field(default_factory=list)
     slices: list[int] = field(default_factory=list)
     created_s: float = 0.0

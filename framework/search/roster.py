@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import enum
-import itertools
 import logging
 import math
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from executor.trial_messages import RunEnd
+from executor.trial_messages import Losses, RunEnd
 from framework.policies.interface import TrialView
 from framework.search.objective import Objective, news_of
 from framework.search.records import SearchSpec, TrialRecord, TrialState
@@ -74,6 +73,8 @@ class Roster:
         self._lost: dict[int, int] = {}
         self._failed_from: dict[int, int] = {}
         self._unsaved: dict[int, list[tuple[int, dict[str, Any]]]] = {}
+        self._received = {record.number: record.reports for record in self.records.values()}
+        """Trial -> how many reports of its newest run have come, written down or not."""
         for record in self.records.values():
             if record.state.has_ended():
                 # Its process may have been killed before the study heard of it.
@@ -153,6 +154,7 @@ class Roster:
         """
         run = record.runs
         record.runs += 1
+        record.reports = self._received[record.number] = 0
         record.state = TrialState.RUNNING
         record.slot, record.agent = slot, agent
         record.convergence = score if score is not None else record.convergence
@@ -160,6 +162,27 @@ class Roster:
         self.speeds.begins(record.number, run, kind)
         self._store.save_trial(record)
         return run
+
+    def received(self, record: TrialRecord, losses: Losses) -> bool:
+        """Takes in what a slot has sent of a trial's reports; each of them counts once, however often it is sent.
+
+        Returns:
+            False, with nothing taken in, if some before them are missing that the slot still has.
+        """
+        if losses.run != record.runs - 1:
+            return True  # what was not taken in of a run that is over for us is trained again
+        known = self._received.get(record.number, 0)
+        if losses.first > max(known, losses.oldest):
+            return False
+        if losses.first > known:
+            logger.warning("%d reports of trial %d are lost", losses.first - known, record.number)
+        self.reported(record, losses.run, losses.reports[max(0, known - losses.first) :])
+        self._received[record.number] = max(known, losses.first + len(losses.reports))
+        return True
+
+    def lacks(self, record: TrialRecord, end: RunEnd) -> bool:
+        """Whether a run that has ended reported more than has come."""
+        return end.run == record.runs - 1 and self._received.get(record.number, 0) < end.reports
 
     def reported(self, record: TrialRecord, run: int, reports: Sequence[dict[str, Any]]) -> None:
         """Takes `progress` reports in; malformed ones are logged and left out."""
@@ -182,9 +205,9 @@ class Roster:
     def save_losses(self) -> None:
         """Writes what was reported since the last time."""
         for number, reports in self._unsaved.items():
-            for run, contents in itertools.groupby(reports, key=lambda report: report[0]):
-                self._store.add_losses(number, run, [content for _, content in contents])
-            self._store.save_trial(self.records[number])
+            record = self.records[number]
+            record.reports = self._received.get(number, 0)
+            self._store.save_progress(record, reports)
         self._unsaved.clear()
 
     def checkpointed(self, record: TrialRecord, path: str | None, step: int) -> None:

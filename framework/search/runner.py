@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 
 from dike.exceptions import BadInputError, InterruptedByUserError
-from dike.trial.spec import Value
-from framework import bundle, events
-from framework.driver import Driver
+from framework import bundle
 from framework.master import Master
 from framework.policies.registry import make_policy
+from framework.runner import admitted_agents
+from framework.search.inheritance import close_slices, prepared
 from framework.search.launching import SlotLaunch
 from framework.search.moves import with_measured_moves
 from framework.search.observer import SearchObserver
-from framework.search.records import SearchResult, SearchSpec, TrialRecord, TrialState
+from framework.search.records import SearchResult, SearchSpec
 from framework.search.roster import Roster
 from framework.search.script_facts import script_facts
 from framework.search.search import Search
-from framework.search.speeds import rate_of, samples_per_step
 from framework.search.store import Store
 from framework.search.study import Study
 from framework.search.tensorboard import TensorBoardLog
-from framework.session import MesosAccess, drive, is_on_this_machine, sigterm_as_interrupt
+from framework.service.private import PrivateJob, run_privately
+from framework.session import MesosAccess, is_on_this_machine, sigterm_as_interrupt
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +46,7 @@ class SearchRequest:
         resume: whether the search is in the database already.
         mesos: where to run it.
         logdir: folder for TensorBoard; None for none.
+        constraints: which agents it may use (`framework.service.constraints`).
     """
 
     spec: SearchSpec
@@ -53,6 +54,7 @@ class SearchRequest:
     resume: bool = False
     mesos: MesosAccess = field(default_factory=MesosAccess)
     logdir: Path | None = None
+    constraints: tuple[str, ...] = ()
 
 
 def run_search(request: SearchRequest, observer: SearchObserver) -> SearchResult:
@@ -126,19 +128,17 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
             image=request.mesos.image,
             hand_out_gpus=is_on_this_machine(master),
         )
-        scheduler = events.EventScheduler()
-        driver = Driver(request.mesos.settings(f"dike {spec.name}"), master.uri, scheduler)
         first_slot = max((piece.slot for piece in earlier), default=-1) + 1
-        search = Search(launch, policy, driver, observer, roster, store, master.agents, first_slot)
-        drive(
-            search,
-            driver,
-            scheduler,
-            master,
+        agents = functools.partial(admitted_agents, master, request.constraints)
+        job = PrivateJob(
+            job_id=spec.name,
+            make=lambda seat: Search(launch, policy, seat, observer, roster, store, agents, first_slot),
+            cancel_timeout_s=spec.suspend_timeout_s + CANCEL_MARGIN_S,
             subscribed=lambda framework_id: store.set_framework_id(spec.name, framework_id),
             interrupted=lambda: observer.note("interrupted: suspending all trials (Ctrl-C again stops them)"),
-            cancel_timeout_s=spec.suspend_timeout_s + CANCEL_MARGIN_S,
+            constraints=request.constraints,
         )
+        search = run_privately(job, request.mesos, master)
         store.finish_search(search.result.failure)
         return search.result
 
@@ -159,40 +159,6 @@ def _make_folder(path: str) -> None:
         raise BadInputError(
             f"Checkpoints cannot be written to {path}: {error.strerror}; name another folder with --checkpoint-dir."
         ) from error
-
-
-def close_slices(store: Store, last_sign_s: float | None) -> None:
-    """Ends the time slices that a killed process has left open, when it gave its last sign of life."""
-    left_open = [piece for piece in store.load_slices() if piece.end_s is None]
-    if not left_open:
-        return
-    trials = {record.number: record for record in store.load_trials(readings=False)}
-    reports = store.load_losses()
-    for piece in left_open:
-        piece.end_s = max(piece.start_s, last_sign_s or piece.start_s)
-        piece.outcome = "lost"
-        of_run = [report for report in reports.get(piece.trial, ()) if report["run"] == piece.run]
-        rate = rate_of(of_run)
-        if rate is not None:
-            piece.to_step = of_run[-1]["step"]
-            piece.samples_per_s = rate * samples_per_step(trials[piece.trial])
-        store.close_slice(piece)
-
-
-def prepared(records: list[TrialRecord], asked: Mapping[int, dict[str, Value]]) -> list[TrialRecord]:
-    """The trials of an interrupted search, ready to go on: what ran is suspended at its last checkpoint.
-
-    Args:
-        records: what was written of them.
-        asked: number -> parameters of every trial that the sampler gave; the last may have left no record.
-    """
-    known = {record.number for record in records}
-    records = [*records, *(TrialRecord(number, point) for number, point in asked.items() if number not in known)]
-    for record in records:
-        if record.state is TrialState.RUNNING:
-            record.state = TrialState.WAITING if record.checkpoint is None else TrialState.SUSPENDED
-            record.slot = None
-    return records
 
 
 def _end_predecessor(framework_id: str | None, master: Master, mesos: MesosAccess) -> None:

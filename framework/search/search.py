@@ -9,22 +9,27 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from typing import Any
 
-from executor.trial_messages import Losses, RunEnd, SlotStatus, decode_slot_message
 from framework import events
 from framework.job_plan import AllAgents
 from framework.mesos_calls import MesosCalls, try_now
 from framework.policies.interface import Choice, Policy
+from framework.search.demand import SlotDemand
 from framework.search.endings import Endings
 from framework.search.fleet import Fleet
+from framework.search.inheritance import SearchState, seat_runs
 from framework.search.launching import SlotLaunch, trial_run
+from framework.search.listener import SlotListener
 from framework.search.observer import SearchObserver
 from framework.search.records import SearchResult, TrialState
+from framework.search.result import outcome_of
 from framework.search.roster import Roster
 from framework.search.slice_log import SliceLog
 from framework.search.slots import ActiveRun, Slot
 from framework.search.store import Store
+from framework.service.tenant import Need, Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +55,8 @@ class Search:
         first_slot: number of the first slot; a search that goes on does not use numbers again.
         clock: seconds, monotonic; also the policy's.
         wall_clock: seconds since the epoch.
+        state: where the service before this one has left it; None for a search without slots.
+        patient: whether it waits for other agents where none that there are can hold a slot, instead of being an error.
     """
 
     def __init__(
@@ -64,7 +71,11 @@ class Search:
         first_slot: int = 0,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
+        state: SearchState | None = None,
+        *,
+        patient: bool = False,
     ) -> None:
+        left = state or SearchState(wall_clock(), first_slot, None, False, ())
         self._spec = launch.spec
         self._policy = policy
         self._mesos = mesos
@@ -72,16 +83,22 @@ class Search:
         self._roster = roster
         self._clock = clock
         self._wall = wall_clock
-        self._fleet = Fleet(launch, mesos, observer, all_agents, first_slot, clock)
+        self._fleet = Fleet(launch, mesos, observer, all_agents, left.next_slot, clock, left.slots, patient=patient)
         self._slices = SliceLog(store, roster.speeds, clock, wall_clock)
         self._endings = Endings(
             self._spec, roster, self._fleet, self._slices, observer, wall_clock, give_up=self._give_up
         )
+        self._listener = SlotListener(self._fleet, roster, self._endings, clock)
         self._must_decide = True
         self._wake_at_s: float | None = None
-        self._saved_s = self._started_s = clock()
+        self._saved_s = clock()
+        self._began_s = left.began_s
+        self._started_s = clock() - (wall_clock() - left.began_s)
+        self._demand = SlotDemand(self._spec, roster, self._fleet, self._endings)
+        self._cancelled = left.cancelled
         self._failure = ""
         self.done = False
+        self._take_over(left, store)
 
     @property
     def slots(self) -> list[Slot]:
@@ -100,6 +117,43 @@ class Search:
             failure=self._failure,
         )
 
+    @property
+    def need(self) -> Need:
+        """What it wants offers for at the moment."""
+        return Need.START if not self.done and self._demand.more() > 0 else Need.NOTHING
+
+    @property
+    def demand_key(self) -> Hashable:
+        """Equal for searches whose slots fit the same offers."""
+        spec = self._spec
+        slot = ("slot", spec.slot_cpus, spec.slot_mem_mib, spec.slot_gpus)
+        return None if self._fleet.leaves_agents_out else slot
+
+    def limit_slots(self, limit: int | None) -> None:
+        """Holds at most so many slots from now on; surplus ones suspend their trials and end. None lifts the limit."""
+        self._demand.limit = limit
+
+    def vacate(self, agent_ids: frozenset[str]) -> None:
+        """Suspends its trials on these agents and ends its slots there."""
+        self._demand.vacate(agent_ids)
+
+    def excluded_agents(self) -> dict[str, float]:
+        """Id of each agent that is left out after failures -> for how many seconds it still is."""
+        return self._fleet.excluded_agents()
+
+    def to_state(self) -> dict[str, Any]:
+        """What it needs to go on after a restart of the service, beside what is in the database of searches."""
+        fleet = self._fleet
+        ending = self._failure if fleet.is_leaving else None
+        return SearchState(self._began_s, fleet.next_slot, ending, self._cancelled, tuple(fleet.slots)).to_json()
+
+    def outcome(self) -> Outcome:
+        """How it ended."""
+        return outcome_of(self.result, cancelled=self._cancelled)
+
+    def close(self) -> None:
+        """Lets go of nothing: database and lease belong to whoever made it."""
+
     # Events.
 
     def handle(self, event: events.Event) -> None:
@@ -115,14 +169,15 @@ class Search:
             case events.Disconnected():
                 self._fleet.disconnected()
             case events.OffersArrived():
-                self._fleet.offered(event, wanted=self._slots_wanted() > 0)
+                self._fleet.offered(event, wanted=self._demand.more() > 0)
             case events.OfferRescinded():
                 self._fleet.rescinded(event)
             case events.StatusUpdate():
                 self._status_update(event)
                 try_now(self._mesos.acknowledgeStatusUpdate, event.status)
             case events.MessageArrived():
-                self._message(event.data)
+                if self._listener.message(event.data):
+                    self._must_decide = True
             case events.Refused():
                 self._fleet.refused(event)
             case events.AgentLost() | events.ExecutorLost():
@@ -151,9 +206,21 @@ class Search:
 
     def cancel(self) -> None:
         """Suspends all trials and ends all slots; `done` follows."""
+        self._cancelled = True
         self._give_up(self._failure or "interrupted")
 
     # The course of a search.
+
+    def _take_over(self, left: SearchState, store: Store) -> None:
+        """Goes on with the slots that a service before this one has launched."""
+        if left.slots:
+            seat_runs(self._spec, left.slots, self._roster, store.load_slices(), self._clock(), self._wall())
+        for slot in left.slots:
+            slot.heard_s = self._clock()
+            if slot.current is not None and slot.current.since_s is None:
+                self._slices.begin(slot, slot.current)
+        if left.ending is not None:
+            self._give_up(left.ending)
 
     def _run(self, now: float) -> None:
         if self._spec.timeout_s is not None and now - self._started_s >= self._spec.timeout_s:
@@ -164,8 +231,10 @@ class Search:
         if not self._roster.open:
             self._fleet.leave()
             return
-        self._fleet.provide(self._slots_wanted(), now)
+        self._fleet.provide(self._demand.more(), now)
         self._fleet.end_silent(now)
+        if self._demand.shed():
+            self._must_decide = True
         if self._must_decide or (self._wake_at_s is not None and now >= self._wake_at_s):
             self._decide(now)
 
@@ -176,23 +245,13 @@ class Search:
         slots = len(self._fleet.staying) or self._spec.max_slots or 1
         return slots * self._spec.settings.jobs_per_slot
 
-    def _slots_wanted(self) -> int:
-        """How many more slots there is use for."""
-        if self._fleet.is_leaving:
-            return 0
-        useful = len(self._roster.open) + self._roster.to_come
-        if self._spec.max_slots is not None:
-            useful = min(useful, self._spec.max_slots)
-        return useful - len(self._fleet.staying)
-
     def _decide(self, now: float) -> None:
         self._must_decide = False
         usable = {slot.id: slot for slot in self._fleet.slots if slot.is_up}
         preemptible = {}
         for slot in self._fleet.slots:
             if slot.current is not None:
-                number = slot.current.record.number
-                preemptible[number] = slot.preemptible and not self._endings.is_too_slow(number)
+                preemptible[slot.current.record.number] = self._demand.is_preemptible(slot, slot.current)
         views = [slot.view() for slot in usable.values()]
         decision = self._policy.decide(now, self._roster.views(preemptible), views)
         self._wake_at_s = decision.wake_at_s
@@ -225,9 +284,10 @@ class Search:
 
     def _save(self) -> None:
         self._roster.save_losses()
+        for slot in self._fleet.slots:
+            for run in slot.runs:
+                run.known = run.record.reports
         self._observer.trials_changed(self._roster.all)
-
-    # What Mesos and the slots say.
 
     def _status_update(self, event: events.StatusUpdate) -> None:
         slot = self._fleet.status_update(event)
@@ -235,55 +295,6 @@ class Search:
             return
         self._must_decide = True
         if slot.is_gone:
-            # Its last words: how the runs ended that we may not have heard of.
-            message = _decoded(event.status["data"]) if event.status.get("data") else None
-            if isinstance(message, SlotStatus):
-                self._slot_status(slot, message)
+            if event.status.get("data"):
+                self._listener.last_words(slot, event.status["data"])
             self._endings.slot_ended(slot)
-
-    def _message(self, data: str) -> None:
-        message = _decoded(data)
-        slot = None if message is None else self._fleet.find(message.task_id)
-        if message is None or slot is None:
-            return
-        slot.heard_s = self._clock()
-        if isinstance(message, Losses):
-            record = self._roster.records.get(message.trial)
-            if record is not None and not record.state.has_ended():
-                self._roster.reported(record, message.run, message.reports)
-            return
-        self._slot_status(slot, message)
-
-    def _slot_status(self, slot: Slot, status: SlotStatus) -> None:
-        before = slot.view()
-        slot.status = status
-        run = slot.current
-        if run is not None and status.run == run.key:
-            self._roster.checkpointed(run.record, status.checkpoint, status.checkpoint_step)
-            self._roster.learned_batch_size(run.record, status.batch_size)
-            if status.training and not run.training:
-                run.training = slot.has_trained = True
-                self._endings.has_trained(run)
-        for end in status.ends:
-            self._run_ended(slot, end)
-        unknown = slot.unknown_run()
-        if unknown is not None:
-            logger.info("slot %d has never heard of run %s", slot.id, unknown.key)
-            trial = unknown.order.trial
-            step = unknown.record.checkpoint_step
-            self._run_ended(slot, RunEnd(trial.number, trial.run, "stopped", checkpoint=trial.resume_from, step=step))
-        if slot.view() != before:
-            self._must_decide = True
-
-    def _run_ended(self, slot: Slot, end: RunEnd) -> None:
-        if self._endings.run_ended(slot, end):
-            self._must_decide = True
-
-
-def _decoded(data: str) -> SlotStatus | Losses | None:
-    """What a slot sent; None if it cannot be read."""
-    try:
-        return decode_slot_message(data)
-    except ValueError as error:
-        logger.warning("message ignored: %s", error)
-        return None

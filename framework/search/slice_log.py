@@ -51,6 +51,7 @@ class SliceLog:
         run.since_s = self._clock()
         if run.slice is not None:
             run.slice.first_step_s = self._wall()
+            self._store.add_slice(run.slice)
 
     def close(self, run: ActiveRun, outcome: str, end: RunEnd | None = None) -> None:
         """A run has ended.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from dike.exceptions import InfeasibleError
 from framework.connection import Connection
-from framework.driver import CallRefusedError, MasterUnavailableError
+from framework.driver import CallRefusedError, MasterUnavailableError, OffersGoneError
 from framework.exclusion import Exclusions
 from framework.gathering import NO_OFFER_S, describe_offers
 from framework.job_plan import AllAgents
@@ -33,6 +34,7 @@ class SlotSource:
         all_agents: lists every agent with all its resources, used or not, or None where that is not known.
         first_slot: number of the first slot.
         clock: seconds, monotonic.
+        patient: whether slots that no agent there is can ever hold are waited for, instead of being an error.
     """
 
     def __init__(
@@ -44,6 +46,8 @@ class SlotSource:
         all_agents: AllAgents,
         first_slot: int,
         clock: Callable[[], float],
+        *,
+        patient: bool = False,
     ) -> None:
         self._launch = launch
         self._spec = launch.spec
@@ -53,11 +57,26 @@ class SlotSource:
         self._all_agents = all_agents
         self._first_slot = self._next_slot = first_slot
         self._clock = clock
+        self._patient = patient
         self._desk = OfferDesk(mesos, clock())
         self._exclusions = Exclusions(self._spec.blacklist_s)
         self._gpus = self._spec.slot_gpus
         self._offers_wanted = True
         self._unknown_models: set[str] = set()
+
+    @property
+    def next_slot(self) -> int:
+        """Number of the next slot."""
+        return self._next_slot
+
+    @property
+    def leaves_agents_out(self) -> bool:
+        """Whether offers of some agent are not taken at the moment."""
+        return self._exclusions.count(self._clock()) > 0
+
+    def excluded_agents(self) -> dict[str, float]:
+        """Id of each agent that is left out -> for how many seconds it still is."""
+        return self._exclusions.left_s(self._clock())
 
     def subscribed(self) -> None:
         """The master makes offers from now on."""
@@ -86,19 +105,20 @@ class SlotSource:
         """Declines all offers in hand."""
         self._desk.decline_rest()
 
-    def launch(self, wanted: int, slots: Sequence[Slot], now_s: float) -> list[Slot]:
+    def launch(self, wanted: int, slots: dict[str, Slot], now_s: float) -> list[Slot]:
         """Asks for offers, or for none, and launches what is wanted once they have settled.
 
         Args:
             wanted: how many more slots there is use for.
-            slots: those that are there.
+            slots: those that are there, by the ids of their tasks; new ones are put in before the master is asked for
+                them, so that whoever writes down what there is has them by then.
             now_s: the time on the search's clock.
 
         Returns:
             The slots that have been launched.
 
         Raises:
-            InfeasibleError: if no agent there is can ever hold a slot.
+            InfeasibleError: if no agent there is can ever hold a slot, and the search is not patient.
         """
         if (wanted > 0) != self._offers_wanted and self._connection.connected:
             call = self._mesos.reviveOffers if wanted > 0 else self._mesos.suppressOffers
@@ -114,10 +134,10 @@ class SlotSource:
             self._desk.decline_rest()
         elif self._desk.gathering.is_overdue(now_s) and not slots and self._connection.connected:
             try_now(self._mesos.reviveOffers)
-            self._check_agents()
             self._observer.waiting(
-                f"No offer has come for {NO_OFFER_S:g} s: other frameworks hold what the agents have, or none of it is "
-                "for this role (--role)."
+                self._why_never()
+                or f"No offer has come for {NO_OFFER_S:g} s: other frameworks hold what the agents have, or none of it "
+                "is for this role (--role)."
             )
         return launched
 
@@ -133,30 +153,35 @@ class SlotSource:
         self._observer.note(f"{reason}: agent {slot.node} is left out for {self._spec.blacklist_s:g} s")
         return True
 
-    def _launch_on_offers(self, wanted: int, slots: Sequence[Slot], now_s: float) -> list[Slot]:
+    def _launch_on_offers(self, wanted: int, slots: dict[str, Slot], now_s: float) -> list[Slot]:
         launched: list[Slot] = []
         for agent in self._desk.gathering.agents:
             if self._exclusions.excludes(agent.agent_id, now_s) or len(launched) >= wanted:
                 continue
-            used = {
-                device for slot in (*slots, *launched) if slot.address == agent.address for device in slot.gpu_devices
-            }
+            used = {device for slot in slots.values() if slot.address == agent.address for device in slot.gpu_devices}
             new, operation = slots_on(
                 self._launch, agent, self._gpus_of_a_slot(), self._next_slot, wanted - len(launched), used
             )
-            if new and self._accept(agent, operation):
-                self._next_slot += len(new)
+            if new and self._accept(agent, operation, new, slots):
                 self._name_unknown_model(agent)
                 launched += new
         return launched
 
-    def _accept(self, agent: AgentOffer, operation: dict[str, Any]) -> bool:
+    def _accept(
+        self, agent: AgentOffer, operation: dict[str, Any], new: Collection[Slot], slots: dict[str, Slot]
+    ) -> bool:
+        slots.update({slot.task_id: slot for slot in new})
+        self._next_slot += len(new)
         try:
             self._desk.accept(agent, operation)
-        except (MasterUnavailableError, CallRefusedError) as error:
-            # Had the master taken it after all, its tasks are not ours and are ended when they report.
-            logger.warning("launch of slots not delivered: %s", error)
+        except OffersGoneError as error:
+            logger.info("%s", error)
+            for slot in new:
+                del slots[slot.task_id]
             return False
+        except (MasterUnavailableError, CallRefusedError) as error:
+            # The master may have heard of them all the same; it is asked later (`Fleet.keep_in_touch`).
+            logger.warning("launch of slots not delivered, or refused: %s", error)
         return True
 
     def _name_unknown_model(self, agent: AgentOffer) -> None:
@@ -185,16 +210,28 @@ class SlotSource:
                 f"Offers come only from {', '.join(excluded)}, left out after failures (--blacklist-for)."
             )
             return
-        self._check_agents()
         self._observer.waiting(
-            f"No offer holds a slot of {self._spec.slot_cpus:g} cpus, {self._spec.slot_mem_mib:g} MiB and "
+            self._why_never()
+            or f"No offer holds a slot of {self._spec.slot_cpus:g} cpus, {self._spec.slot_mem_mib:g} MiB and "
             f"{self._gpus_of_a_slot()} gpus. On offer: {describe_offers(agents)}."
         )
 
-    def _check_agents(self) -> None:
+    def _why_never(self) -> str:
+        """Why no agent there is can ever hold a slot; empty if one can, or that is not known.
+
+        Raises:
+            InfeasibleError: if none can, and the search is not patient.
+        """
         nodes = self._all_agents()
         if nodes == []:
-            self._observer.waiting("No agent is registered with the Mesos master.")
-        if self._next_slot == self._first_slot:
-            # Later the agents that held slots may only be away for a while.
+            return "No agent is registered with the Mesos master."
+        if self._next_slot > self._first_slot:
+            # The agents that held slots may only be away for a while.
+            return ""
+        try:
             check_ever_fits(self._spec, self._gpus_of_a_slot(), nodes)
+        except InfeasibleError as error:
+            if not self._patient:
+                raise
+            return str(error)
+        return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 
 from executor.trial_messages import RunEnd, RunKey, SlotStatus, TrialRun, Wanted
@@ -13,6 +14,11 @@ REPEAT_S = 1.0
 """How often a slot is told what it is to hold until it has answered."""
 KNOWN_ENDS = 8
 """How many recorded ends a slot is reminded of; it keeps no more than two of its own."""
+STRIDE = 1000
+"""What a service before this one has told a slot last may arrive after its death, under a number that much above what
+the slot knows at most."""
+CONFIRM_S = 10.0
+"""How often a slot is told which reports have been written down, so that it need not keep them."""
 
 
 @dataclass
@@ -26,6 +32,8 @@ class ActiveRun:
         since_s: when it got the slot, on the search's clock; None while another run is still being suspended there.
         slice: its time slice; None for as long.
         training: whether it has taken its first step.
+        known: how many of its reports have been written down, and
+        confirmed: how many of these its slot has been told of.
     """
 
     record: TrialRecord
@@ -34,6 +42,8 @@ class ActiveRun:
     since_s: float | None = None
     slice: SliceRecord | None = None
     training: bool = False
+    known: int = 0
+    confirmed: int = 0
 
     @property
     def key(self) -> RunKey:
@@ -59,6 +69,7 @@ class Slot:
         has_trained: whether a run has ever taken a step in it.
         status: what it last said of itself; None before.
         heard_s: when that was, on the search's clock.
+        inherited: whether it was launched by a service before this one, and has not been heard of since.
     """
 
     id: int
@@ -78,6 +89,7 @@ class Slot:
     has_trained: bool = False
     status: SlotStatus | None = None
     heard_s: float = 0.0
+    inherited: bool = False
     _wanted: Wanted = field(default_factory=lambda: Wanted(0))
     _ends: tuple[RunKey, ...] = ()
     _told_s: float | None = None
@@ -85,7 +97,12 @@ class Slot:
     @property
     def is_up(self) -> bool:
         """Whether it can hold a trial: its executor runs and it is not about to end."""
-        return self.state is TaskState.RUNNING and not self.leaving
+        return self.state is TaskState.RUNNING and not self.leaving and not self.inherited
+
+    @property
+    def runs(self) -> list[ActiveRun]:
+        """The run that holds it, and the one that is to be next."""
+        return [run for run in (self.current, self.next) if run is not None]
 
     @property
     def is_gone(self) -> bool:
@@ -124,6 +141,21 @@ class Slot:
             self.next = None
             self._want(None)
 
+    def adopt(self, status: SlotStatus) -> None:
+        """An inherited slot has said how it is: from now on it is told what to hold, under numbers new to it.
+
+        With that it sends again what its run has reported meanwhile, which has reached nobody.
+        """
+        self.inherited = False
+        run = None if self.leaving else self.next or self.current
+        self._wanted = Wanted(status.number + STRIDE)
+        self._want(run.order if run is not None else None)
+
+    def ask_again(self) -> None:
+        """Reports of its runs are missing: it is to send all that have not been written down."""
+        if self._knows_all:
+            self._want(self._wanted.run)
+
     def run_ended(self, end: RunEnd) -> ActiveRun | None:
         """Takes the end of a run in: the next one, if there is one, becomes the current.
 
@@ -147,20 +179,27 @@ class Slot:
 
         It was superseded before the slot had heard of it.
         """
-        if self.current is None or self.status is None or self.status.number < self._wanted.number:
+        if self.current is None or self.status is None or not self._knows_all:
             return None
-        return None if self.status.run == self.current.key else self.current
+        is_there = self.status.run == self.current.key or any(end.key == self.current.key for end in self.status.ends)
+        return None if is_there else self.current
 
     def to_tell(self, now_s: float) -> Wanted | None:
         """What has to be sent to the slot now; None if it knows, or was told a moment ago."""
-        if self.state is not TaskState.RUNNING or self._wanted.number == 0:
+        if self.state is not TaskState.RUNNING or self.inherited or self._wanted.number == 0:
             return None
-        if self.status is not None and self.status.number >= self._wanted.number:
-            return None
-        if self._told_s is not None and now_s - self._told_s < REPEAT_S:
+        runs = self.runs
+        pause_s = REPEAT_S
+        if self._knows_all:
+            if all(run.known <= run.confirmed for run in runs):
+                return None
+            pause_s = CONFIRM_S
+        if self._told_s is not None and now_s - self._told_s < pause_s:
             return None
         self._told_s = now_s
-        return self._wanted
+        for run in runs:
+            run.confirmed = run.known
+        return dataclasses.replace(self._wanted, known_reports=tuple((*run.key, run.known) for run in runs))
 
     def failure(self) -> str:
         """Why it ended, in one sentence."""
@@ -171,6 +210,11 @@ class Slot:
                 "(--agent-python, --image)"
             )
         return f"slot {self.id} on agent {self.node} is {self.state}: {reason}"
+
+    @property
+    def _knows_all(self) -> bool:
+        """Whether it has heard what it was told last."""
+        return self.status is not None and self.status.number >= self._wanted.number
 
     @property
     def _current_key(self) -> RunKey | None:

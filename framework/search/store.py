@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import itertools
+import operator
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Table, delete, func, insert, select, update
+from sqlalchemy import Engine, Table, delete, func, insert, select, update
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
 from dike.exceptions import BadInputError
+from framework.lease import Lease, Leased, database_time_s, is_held
 from framework.search import losses
 from framework.search.database import open_database, parse_url, storage_errors
-from framework.search.lease import Lease, database_time_s, is_held
 from framework.search.objective import Objective
 from framework.search.records import SearchSpec, SliceRecord, TrialRecord, TrialState
 from framework.search.rows import read_slice, read_spec, read_trial, slice_values, trial_values, write_spec
@@ -54,13 +56,14 @@ class Store:
     Args:
         url: an SQLAlchemy URL.
         must_exist: whether to refuse a database without searches instead of making one.
+        engine: that database, opened already by whoever closes it; None to open it.
 
     Raises:
         BadInputError: if the database cannot be used; every method may.
     """
 
-    def __init__(self, url: str, *, must_exist: bool = False) -> None:
-        self._engine = open_database(url, must_exist=must_exist)
+    def __init__(self, url: str, *, must_exist: bool = False, engine: Engine | None = None) -> None:
+        self._engine = engine or open_database(url, must_exist=must_exist)
         self._writing_engine = self._engine.execution_options(dike_writes=True)
         self._url = parse_url(url)
         self._lease: Lease | None = None
@@ -144,7 +147,7 @@ class Store:
         Raises:
             BadInputError: if another process runs it; the message says which.
         """
-        lease = Lease(self._writing_engine, self._id_of(name), name)
+        lease = Lease(self._writing_engine, Leased(SEARCHES, self._id_of(name), f"search '{name}'"))
         with storage_errors(self._url):
             lease.take()
         self._lease = lease
@@ -233,10 +236,30 @@ class Store:
         with self._transaction() as connection:
             losses.add(connection, self._require_id(), trial, run, reports)
 
-    def load_losses(self) -> dict[int, list[dict[str, Any]]]:
-        """Trial -> its reports, oldest first, in the form of `dike.trial.reports` with the key `run` besides."""
+    def save_progress(self, record: TrialRecord, reports: Iterable[tuple[int, Mapping[str, Any]]]) -> None:
+        """Writes a trial as it is now, and what its runs have reported since the last time; all or nothing.
+
+        Args:
+            record: the trial.
+            reports: run, and content of a `progress` report of it; oldest first.
+
+        Raises:
+            ValueError: if a report is malformed.
+        """
+        with self._transaction() as connection:
+            for run, pairs in itertools.groupby(reports, key=operator.itemgetter(0)):
+                contents = [content for _, content in pairs]
+                losses.add(connection, self._require_id(), record.number, run, contents)
+            self._write(connection, TRIALS, ("number",), trial_values(record))
+
+    def load_losses(self, trial: int | None = None) -> dict[int, list[dict[str, Any]]]:
+        """Trial -> its reports, oldest first, in the form of `dike.trial.reports` with the key `run` besides.
+
+        Args:
+            trial: only of this one; None for all.
+        """
         with self._reading() as connection:
-            return losses.load(connection, self._require_id())
+            return losses.load(connection, self._require_id(), trial)
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
@@ -260,11 +283,14 @@ class Store:
         return self._require_id()
 
     def _save(self, table: Table, keys: tuple[str, ...], values: dict[str, Any]) -> None:
+        with self._transaction() as connection:
+            self._write(connection, table, keys, values)
+
+    def _write(self, connection: Connection, table: Table, keys: tuple[str, ...], values: dict[str, Any]) -> None:
         search_id = self._require_id()
         where = [table.c.search_id == search_id, *(table.c[key] == values[key] for key in keys)]
-        with self._transaction() as connection:
-            if connection.execute(update(table).where(*where).values(values)).rowcount == 0:
-                connection.execute(insert(table).values(search_id=search_id, **values))
+        if connection.execute(update(table).where(*where).values(values)).rowcount == 0:
+            connection.execute(insert(table).values(search_id=search_id, **values))
 
     def _select(self, table: Table) -> Any:
         return select(table).where(table.c.search_id == self._require_id())

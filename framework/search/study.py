@@ -52,8 +52,9 @@ def grid_size(space: Sequence[Parameter]) -> int:
 class Study:
     """The study of one search. Made by `create` and `open`."""
 
-    def __init__(self, study: optuna.Study, spec: SearchSpec) -> None:
+    def __init__(self, study: optuna.Study, spec: SearchSpec, storage: RDBStorage) -> None:
         self._study = study
+        self._database = storage
         self._spec = spec
         known = study.get_trials(deepcopy=False)
         self._asked = len(known)
@@ -68,10 +69,11 @@ class Study:
         Raises:
             BadInputError: if the storage cannot be used, or holds a study of that name already.
         """
-        study = _study(url, spec)
+        storage = _storage(url)
+        study = _study(url, storage, spec)
         if study.get_trials(deepcopy=False):
             raise BadInputError(f"The storage holds an Optuna study '{spec.name}' already; choose another --name.")
-        return cls(study, spec)
+        return cls(study, spec, storage)
 
     @classmethod
     def open(cls, url: str, spec: SearchSpec) -> Study:
@@ -80,7 +82,13 @@ class Study:
         Raises:
             BadInputError: if the storage cannot be used, or the study of that name is not Dike's.
         """
-        return cls(_study(url, spec), spec)
+        storage = _storage(url)
+        return cls(_study(url, storage, spec), spec, storage)
+
+    def close(self) -> None:
+        """Closes all connections."""
+        self._database.remove_session()
+        self._database.engine.dispose()
 
     def delete(self) -> None:
         """Removes the study and its trials."""
@@ -175,11 +183,10 @@ class Study:
         return self._storage.get_trial(self._ids[number])
 
 
-def _study(url: str, spec: SearchSpec) -> optuna.Study:
+def _study(url: str, storage: RDBStorage, spec: SearchSpec) -> optuna.Study:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    storage = _storage(url)
     with storage_errors(parse_url(url)):
         direction: Literal["minimize", "maximize"] = "minimize" if spec.mode == "min" else "maximize"
         study = optuna.create_study(

@@ -12,6 +12,7 @@ from sqlalchemy import BigInteger, Column, Float, ForeignKey, Integer, MetaData,
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
+from framework.lease import lease_columns
 from framework.search.records import SliceRecord, TrialRecord
 
 NAME_LENGTH = 200
@@ -61,14 +62,7 @@ SEARCHES = Table(
     Column("ended_s", Float(53)),
     Column("failure", Text, nullable=False, default=""),
     Column("framework_id", String(NAME_LENGTH)),
-    # Who runs it: see framework.search.lease.
-    Column("owner", String(64)),
-    Column("owner_machine", String(NAME_LENGTH)),
-    Column("owner_host", String(NAME_LENGTH)),
-    Column("owner_pid", Integer),
-    Column("owner_started_s", Float(53)),
-    Column("owner_since_s", Float(53)),
-    Column("heartbeat_s", Float(53)),
+    *lease_columns(),
 )
 
 

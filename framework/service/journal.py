@@ -23,3 +23,6 @@ class Journal:
 
     def changed(self, tasks: Sequence[TaskRecord], states: dict[str, dict[str, Any]]) -> None:
         """Tasks have other states, and jobs too: job -> its `Tenant.to_state`."""
+
+    def unknown(self, task_id: str, agent_id: str) -> None:
+        """The master names a task that no job knows; it is being killed."""

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from framework.gathering import COLLECT_S, SETTLE_S
+from framework.resources import usable_amounts
 
 Offer = dict[str, Any]
 """An offer in Mesos' JSON form."""
+
+Supply = Mapping[str, Mapping[str, float]]
+"""Agent -> resource -> amount that it offers: `cpus`, `mem` and `disk` in MiB, `gpus`, number of `ports`."""
+
+
+@dataclass(frozen=True)
+class LastOffer:
+    """What an agent offered last.
+
+    Attributes:
+        free: resource -> amount, less what was launched on it since.
+        time_s: when that was, in seconds since the epoch.
+    """
+
+    free: Mapping[str, float]
+    time_s: float
 
 
 def offer_id(offer: Offer) -> str:
@@ -19,75 +38,138 @@ def agent_id(offer: Offer) -> str:
     return str(offer["agent_id"]["value"])
 
 
+def amounts_of(offer: Offer) -> dict[str, float]:
+    """Resource -> amount in an offer that jobs can use."""
+    return usable_amounts(offer.get("resources", ()))
+
+
+def is_within(supply: Supply, other: Supply) -> bool:
+    """Whether nothing is offered that the other does not offer as well."""
+    return all(
+        agent in other and all(amount <= other[agent].get(name, 0.0) for name, amount in amounts.items())
+        for agent, amounts in supply.items()
+    )
+
+
+@dataclass
+class _Held:
+    offer: Offer
+    amounts: Mapping[str, float]
+    since_s: float
+    is_lent: bool = False
+
+
 class OfferPool:
-    """Offers in hand, those that a job looks at just now excepted.
+    """Offers in hand, those that a job looks at just now set apart.
 
     Attributes:
         generation: grows whenever there is something new to look at.
-        last_offer_s: when the last offer came; None before the first.
+        version: grows whenever anything changes.
+        last: agent -> what it offered last, whether or not that is in hand.
+        last_offer_s: when the last offer came, in seconds since the epoch; None before the first.
     """
 
     def __init__(self) -> None:
-        self._offers: dict[str, Offer] = {}
-        self._since_s: dict[str, float] = {}
-        self._first_s: float | None = None
-        self.last_offer_s: float | None = None
+        self._held: dict[str, _Held] = {}
+        self._new_since_s: float | None = None
+        self._newest_s = 0.0
         self.generation = 0
+        self.version = 0
+        self.last: dict[str, LastOffer] = {}
+        self.last_offer_s: float | None = None
+
+    def __len__(self) -> int:
+        return len(self._held)
 
     @property
     def offers(self) -> list[Offer]:
-        """All of them, oldest first."""
-        return list(self._offers.values())
+        """All that are not lent, oldest first."""
+        return [held.offer for held in self._held.values() if not held.is_lent]
 
     def held_since_s(self, offer: Offer) -> float:
         """When an offer in hand came."""
-        return self._since_s[offer_id(offer)]
+        return self._held[offer_id(offer)].since_s
 
-    def add(self, offers: Iterable[Offer], now_s: float) -> None:
+    def supply(self, offers: Iterable[Offer]) -> Supply:
+        """What these offers in hand hold together."""
+        supply: dict[str, dict[str, float]] = {}
+        for offer in offers:
+            amounts = supply.setdefault(agent_id(offer), {})
+            for name, amount in self._held[offer_id(offer)].amounts.items():
+                amounts[name] = amounts.get(name, 0.0) + amount
+        return supply
+
+    def add(self, offers: Sequence[Offer], now_s: float) -> None:
         """Takes in what has come from Mesos."""
         for offer in offers:
-            self._offers[offer_id(offer)] = offer
-            self._since_s[offer_id(offer)] = now_s
-        self.last_offer_s = now_s
-        if self._first_s is None:
-            self._first_s = now_s
+            self._held[offer_id(offer)] = _Held(offer, amounts_of(offer), now_s)
+        agents = {agent_id(offer) for offer in offers}
+        there = self.supply(held.offer for held in self._held.values() if agent_id(held.offer) in agents)
+        self.last.update({agent: LastOffer(free, time.time()) for agent, free in there.items()})
+        if self._new_since_s is None:
+            self._new_since_s = now_s
+        self._newest_s = now_s
+        self.last_offer_s = time.time()
         self.generation += 1
+        self.version += 1
 
     def settled(self, now_s: float) -> bool:
         """Whether there are offers, and waiting for more of them is not worth while."""
-        if not self._offers or self._first_s is None or self.last_offer_s is None:
+        if not self._held:
             return False
-        return now_s - self.last_offer_s >= SETTLE_S or now_s - self._first_s >= COLLECT_S
+        first_s = self._new_since_s
+        return first_s is None or now_s - self._newest_s >= SETTLE_S or now_s - first_s >= COLLECT_S
+
+    def looked_through(self) -> None:
+        """Everyone has looked at what there is; the next offers are gathered anew."""
+        self._new_since_s = None
+
+    def shown_anew(self) -> None:
+        """Everyone may look again at what there is."""
+        self.generation += 1
 
     def lend(self, offers: Sequence[Offer]) -> None:
-        """Takes offers out that a job is going to look at; they come back by `put_back`, or are used."""
+        """Sets offers apart that a job is going to look at; they come back by `put_back`, or are used."""
         for offer in offers:
-            del self._offers[offer_id(offer)]
+            self._held[offer_id(offer)].is_lent = True
+        self.version += 1
 
     def put_back(self, offers: Iterable[Offer]) -> None:
         """Takes back what a job has looked at and does not want."""
         for offer in offers:
-            self._offers[offer_id(offer)] = offer
+            self._held[offer_id(offer)].is_lent = False
+        self.version += 1
 
-    def used(self, ids: Iterable[str]) -> None:
-        """Forgets offers that have been accepted, or are void."""
-        for one in ids:
-            self._offers.pop(one, None)
-            self._since_s.pop(one, None)
-        self._begin_again_if_empty()
+    def used(self, offers: Sequence[Offer], amounts: Mapping[str, float]) -> None:
+        """Forgets offers of one agent on which these amounts have been launched; the rest is offered again."""
+        agent = agent_id(offers[0])
+        for offer in offers:
+            del self._held[offer_id(offer)]
+        last = self.last[agent]
+        free = {name: round(amount - amounts.get(name, 0.0), 3) for name, amount in last.free.items()}
+        self.last[agent] = LastOffer(free, last.time_s)
+        self._changed()
+
+    def void(self, one: str) -> None:
+        """Forgets an offer that has been rescinded."""
+        if self._held.pop(one, None) is not None:
+            self._changed()
 
     def take(self, which: Callable[[Offer], bool]) -> list[str]:
-        """Takes out all that match, to be declined; returns their ids."""
-        ids = [one for one, offer in self._offers.items() if which(offer)]
-        self.used(ids)
+        """Takes out all that match and are not lent, to be declined; returns their ids."""
+        ids = [one for one, held in self._held.items() if not held.is_lent and which(held.offer)]
+        for one in ids:
+            del self._held[one]
+        if ids:
+            self._changed()
         return ids
 
     def clear(self) -> None:
         """The connection is gone, and offers do not outlive it."""
-        self._offers.clear()
-        self._since_s.clear()
-        self._first_s = None
+        self._held.clear()
+        self._changed()
 
-    def _begin_again_if_empty(self) -> None:
-        if not self._since_s:
-            self._first_s = None
+    def _changed(self) -> None:
+        self.version += 1
+        if not self._held:
+            self._new_since_s = None

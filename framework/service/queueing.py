@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from framework.service.tenant import Need
@@ -47,11 +47,12 @@ class FairQueue:
             held: user -> what the user's tasks hold.
             total: what the cluster has; a resource that it does not have counts for nothing.
         """
-        shares = {
-            user: dominant_share(held.get(user, {}), total) / self._weight(user)
-            for user in {candidate.user for candidate in candidates}
-        }
+        shares = self.shares({candidate.user for candidate in candidates}, held, total)
         return sorted(candidates, key=lambda one: (one.need, shares[one.user], one.number))
+
+    def shares(self, users: Iterable[str], held: Mapping[str, Amounts], total: Amounts) -> dict[str, float]:
+        """User -> dominant share of the cluster, divided by the user's weight."""
+        return {user: dominant_share(held.get(user, {}), total) / self._weight(user) for user in users}
 
 
 def dominant_share(held: Amounts, total: Amounts) -> float:

@@ -7,11 +7,8 @@ import secrets
 import time
 from pathlib import Path
 
-from sqlalchemy.exc import IntegrityError
-
-from dike.exceptions import BadInputError
 from framework import events
-from framework.bundle import SIZE_LIMIT_BYTES, new_token
+from framework.bundle import check, new_token
 from framework.runner import new_job_id
 from framework.service.records import JobKind, JobRecord
 from framework.service.requests import SearchJobRequest, TrainingRequest
@@ -34,12 +31,11 @@ class Reception:
         """Takes a job in; it is durable when this returns.
 
         Raises:
-            BadInputError: if there is a search of that name already, or the bundle is too large.
+            BadInputError: if there is a job of that name already, or the bundle is none.
         """
-        if len(bundle) > SIZE_LIMIT_BYTES:
-            raise BadInputError(f"The bundle is larger than {SIZE_LIMIT_BYTES // 2**20} MiB.")
         is_search = isinstance(request, SearchJobRequest)
         script = request.to_spec().script if isinstance(request, SearchJobRequest) else request.script
+        check(bundle, script)
         record = JobRecord(
             id=request.to_spec().name if isinstance(request, SearchJobRequest) else new_job_id(Path(script)),
             kind=JobKind.SEARCH if is_search else JobKind.TRAINING,
@@ -50,10 +46,7 @@ class Reception:
             submitted_s=time.time(),
             bundle_token=new_token(),
         )
-        try:
-            self.store.add_job(record, bundle)
-        except IntegrityError:
-            raise BadInputError(f"There is a job '{record.id}' already; choose another --name.") from None
+        self.store.add_job(record, bundle)
         self._inbox.put(events.JobSubmitted(record.id))
         return record
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
@@ -13,10 +14,14 @@ from dike.profile import ModelProfile
 from framework.elastic.options import read_bounds, read_stragglers
 from framework.job import JobSpec
 from framework.search.records import SearchSpec
+from framework.service.constraints import parse_constraints
+from framework.service.records import JobKind
 from solver import Plan
 
 MAX_TEXT = 4096
 MAX_ITEMS = 10_000
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}")
+"""A search's name is its job's id too, and so part of Mesos' ids and of paths."""
 
 
 def _relative(path: str) -> str:
@@ -31,9 +36,18 @@ def _environment(variables: dict[str, str]) -> dict[str, str]:
     return variables
 
 
+def _constraints(texts: list[str]) -> list[str]:
+    try:
+        parse_constraints(texts)
+    except DikeError as error:
+        raise ValueError(str(error)) from error
+    return texts
+
+
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 Seconds = Annotated[float, Field(ge=1, le=1e9, allow_inf_nan=False)]
 Script = Annotated[str, Field(min_length=1, max_length=MAX_TEXT), AfterValidator(_relative)]
+ConstraintTexts = Annotated[list[Text], Field(max_length=100), AfterValidator(_constraints)]
 Environment = Annotated[dict[str, Text], Field(max_length=1000), AfterValidator(_environment)]
 
 
@@ -58,7 +72,7 @@ class TrainingRequest(BaseModel):
     resize_interval_s: Seconds = 60.0
     stragglers: Literal["replace", "report", "ignore"] | None = None
     preload: Annotated[list[Text], Field(max_length=1000)] | None = None
-    constraints: Annotated[list[Text], Field(max_length=100)] = []
+    constraints: ConstraintTexts = []
 
     @model_validator(mode="after")
     def _is_consistent(self) -> TrainingRequest:
@@ -109,12 +123,17 @@ class SearchJobRequest(BaseModel):
     kind: Literal["search"] = "search"
     spec: dict[str, Any]
     preload: Annotated[list[Text], Field(max_length=1000)] = []
-    constraints: Annotated[list[Text], Field(max_length=100)] = []
+    constraints: ConstraintTexts = []
 
     @model_validator(mode="after")
     def _is_a_search(self) -> SearchJobRequest:
-        spec = self.to_spec()
+        try:
+            spec = self.to_spec()
+        except ValidationError as error:
+            raise ValueError(_first_of(error)) from error
         _relative(spec.script)
+        if not _NAME.fullmatch(spec.name):
+            raise ValueError("the name is of up to 200 letters, digits, '.', '_', '+' and '-', a letter or digit first")
         if not 1 <= spec.trial_count <= MAX_ITEMS * 100:
             raise ValueError("the number of trials is out of bounds")
         amounts = (spec.slot_cpus, spec.slot_mem_mib, spec.checkpoint_interval_s, spec.suspend_timeout_s)
@@ -145,9 +164,14 @@ def read_request(values: Any) -> TrainingRequest | SearchJobRequest:
     try:
         return _REQUEST.validate_python(values)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the request"
-        raise BadInputError(f"The job cannot be taken: {where}: {first['msg']}.") from error
+        raise BadInputError(f"The job cannot be taken: {_first_of(error)}.") from error
+
+
+def _first_of(error: ValidationError) -> str:
+    first = error.errors()[0]
+    said = first["msg"].removeprefix("Value error, ").rstrip(".")
+    where = ".".join(str(part) for part in first["loc"] if part not in tuple(JobKind))
+    return f"{where}: {said}" if where else said
 
 
 def search_request(spec: SearchSpec, script: str, preload: tuple[str, ...]) -> SearchJobRequest:

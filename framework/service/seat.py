@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from framework import events
+from framework.job import TaskState
 from framework.offers import address_of
+from framework.service.constraints import parse_constraints
 from framework.service.offer_pool import Offer, offer_id
 from framework.service.records import TaskRecord
+from framework.service.sizing import Sizing
 from framework.service.tenant import Tenant
 
 INTENDED = "intended"
@@ -20,8 +25,8 @@ class Front(Protocol):
 
     def launch(self, seat: Seat, offers: Sequence[Offer], operations: Sequence[dict[str, Any]]) -> None: ...
     def give_back(self, seat: Seat, offers: Sequence[Offer]) -> None: ...
-    def kill(self, task_id: str, agent_id: str) -> None: ...
-    def reconcile(self, tasks: dict[str, str]) -> None: ...
+    def kill(self, seat: Seat, task_id: str, agent_id: str) -> None: ...
+    def reconcile(self, seat: Seat, tasks: dict[str, str]) -> None: ...
     def send(self, executor_id: Any, agent_id: Any, data: str) -> None: ...
 
 
@@ -32,13 +37,22 @@ class Seat:
         job_id, user: whose it is.
         number: order of arrival.
         constraints: which agents it may use (`JobRecord.constraints`).
+        admitted: the same, read.
         tenant: the job.
+        sizing: what it takes; None where nobody has said. Whoever makes the tenant sets it.
         tasks: id -> task, those that have not ended.
         lent: id -> offer it looks at.
         looked_at: the pool's generation that it has looked at last.
         looked_s: when that was, on the hub's clock; None before.
         acknowledgements: status updates to be acknowledged once they are written down.
         must_save: whether its state has to be written down.
+        saved: its state as it was written down last.
+        launched: how often it has launched tasks.
+        is_overtaken: whether a job behind it has launched since it began to wait.
+        is_ending: whether its end was asked for.
+
+    Raises:
+        BadInputError: if the constraints make no sense.
     """
 
     def __init__(
@@ -55,7 +69,9 @@ class Seat:
         self.user = user
         self.number = number
         self.constraints = tuple(constraints)
+        self.admitted = parse_constraints(constraints)
         self.tenant: Tenant
+        self.sizing: Sizing | None = None
         self.tasks = {task.task_id: task for task in tasks}
         self.lent: dict[str, Offer] = {}
         self.looked_at: int | None = None
@@ -63,18 +79,13 @@ class Seat:
         self.acknowledgements: list[dict[str, Any]] = []
         self.must_save = False
         self.saved: dict[str, Any] | None = None
+        self.launched = 0
+        self.is_overtaken = False
+        self.is_ending = False
 
     @property
     def has_tasks(self) -> bool:
         return bool(self.tasks)
-
-    def held(self) -> dict[str, float]:
-        """Resource -> amount that its tasks hold."""
-        amounts: dict[str, float] = {}
-        for task in self.tasks.values():
-            for name, amount in task.resources.items():
-                amounts[name] = amounts.get(name, 0.0) + amount
-        return amounts
 
     # What the job asks of Mesos.
 
@@ -103,12 +114,12 @@ class Seat:
 
     def kill(self, task_id: str, agent_id: str) -> None:
         """Asks for a task's end."""
-        self._front.kill(task_id, agent_id)
+        self._front.kill(self, task_id, agent_id)
 
     def reconcile(self, tasks: dict[str, str]) -> None:
         """Asks for the state of tasks."""
         if tasks:
-            self._front.reconcile(tasks)
+            self._front.reconcile(self, tasks)
 
     def _take(self, offer_ids: Iterable[Mapping[str, str]]) -> list[Offer]:
         # A rescinded offer is not lent any more.
@@ -136,9 +147,14 @@ def intended_tasks(job_id: str, offers: Sequence[Offer], operations: Iterable[di
     ]
 
 
-def offered_amounts(offer: Offer) -> dict[str, float]:
-    """Resource -> amount in an offer."""
-    return _scalars(offer.get("resources", ()))
+def updated(task: TaskRecord, event: events.StatusUpdate, state: TaskState) -> TaskRecord:
+    """The task as a status update has it."""
+    return dataclasses.replace(
+        task,
+        state=event.state.removeprefix("TASK_").lower(),
+        message=str(event.status.get("message", "")),
+        ended_s=time.time() if state.is_terminal() else None,
+    )
 
 
 def ids_of(offers: Iterable[Offer]) -> list[dict[str, str]]:

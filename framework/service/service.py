@@ -9,17 +9,21 @@ from typing import Any
 
 from dike.exceptions import DikeError
 from framework import events
-from framework.job import JobResult
+from framework.connection import FrameworkRemovedError
+from framework.lease import LeaseLostError
 from framework.mesos_calls import MesosCalls
+from framework.search.database import StorageUnavailableError
+from framework.service.agents import AgentDirectory
 from framework.service.hub import Hub
 from framework.service.journal import Journal
+from framework.service.prometheus import ServiceMetrics
 from framework.service.queueing import FairQueue
 from framework.service.records import JobRecord, JobState, TaskRecord
 from framework.service.seat import Seat
 from framework.service.store import ServiceStore
+from framework.service.tenant import Holder, Need, Outcome
 from framework.service.tenants import Surroundings, make_tenant
 from framework.service.watchers import Notebook
-from framework.training import TrainingJob
 
 logger = logging.getLogger(__name__)
 
@@ -53,36 +57,56 @@ class Service:
         around: database and all else that jobs are given.
         mesos: the master.
         queue: who is served first.
+        agents: knows the agents; None where nobody does.
     """
 
-    def __init__(self, around: Surroundings, mesos: MesosCalls, queue: FairQueue | None = None) -> None:
+    def __init__(
+        self,
+        around: Surroundings,
+        mesos: MesosCalls,
+        queue: FairQueue | None = None,
+        agents: AgentDirectory | None = None,
+    ) -> None:
         self._around = around
         self._store = around.store
         self._books: dict[str, Notebook] = {}
+        self._states: dict[str, JobState] = {}
         self._started: set[str] = set()
         self._numbers = 0
         self._written_s = 0.0
+        self._leaves = False
+        self.metrics = ServiceMetrics(self._store)
         self.hub = Hub(
             mesos,
+            metrics=self.metrics,
             journal=StoredJournal(self._store),
             note=logger.warning,
-            ended=self._ended,
-            failed=self._failed,
+            ended=self._has_ended,
+            failed=self._has_failed,
             queue=queue,
+            agents=agents,
         )
         tasks: dict[str, list[TaskRecord]] = {}
         for task in self._store.tasks(live_only=True):
             tasks.setdefault(task.job_id, []).append(task)
         for record in self._store.open_jobs():
-            self._admit(record, tasks.get(record.id, []))
+            self._admit(record, tasks.pop(record.id, []))
+        for left_over in tasks.values():
+            self.hub.disown(left_over)
 
     @property
     def done(self) -> bool:
-        """Never by itself."""
-        return False
+        """Whether it was told to leave; never by itself."""
+        return self._leaves
 
     def handle(self, event: events.Event) -> None:
-        """Takes one event in; raises as `Hub.handle` does."""
+        """Takes one event in.
+
+        Raises:
+            FrameworkRemovedError: if the master has ended the framework; that is noted, and a new service goes on with
+                the jobs.
+            BadInputError, JobFailedError: as `Hub.handle`.
+        """
         match event:
             case events.JobSubmitted():
                 record = self._store.job(event.job_id)
@@ -91,25 +115,44 @@ class Service:
             case events.KillRequested():
                 self._kill(event.job_id)
             case _:
-                self.hub.handle(event)
+                try:
+                    self.hub.handle(event)
+                except FrameworkRemovedError:
+                    self._store.forget_framework()
+                    self._leave()
+                    raise
 
     def tick(self) -> None:
         """Does what is due by time."""
+        begun_s = time.monotonic()
         self.hub.tick()
-        self._note_started()
+        self._note_states()
         now_s = time.monotonic()
         if now_s - self._written_s >= WRITE_S:
             self._written_s = now_s
             for book in self._books.values():
                 book.write()
+        self.metrics.went_round(time.monotonic() - begun_s)
 
     def cancel(self) -> None:
-        """Ends nothing: jobs go on without the service, and are found again by the next one."""
+        """Leaves, and ends nothing: jobs go on without the service, and are found again by the next one."""
+        self.hub.save()
+        self._leave()
+
+    def _leave(self) -> None:
+        self._leaves = True
+        for book in self._books.values():
+            book.write()
+        for seat in self.hub.seats:
+            if isinstance(seat.tenant, Holder):
+                seat.tenant.leave()
 
     def _admit(self, record: JobRecord, tasks: list[TaskRecord]) -> None:
         self._numbers += 1
         book = self._books[record.id] = Notebook(self._store, record.id)
-        if record.state is not JobState.QUEUED:
+        self._states[record.id] = record.state
+        logger.info("job %s of %s: %s", record.id, record.user, record.state)
+        if record.started_s is not None:
             self._started.add(record.id)
         try:
             self.hub.admit(
@@ -120,43 +163,69 @@ class Service:
                 constraints=record.constraints,
                 tasks=tasks,
             )
-        except DikeError as error:
-            self._over(record.id, JobState.FAILED, str(error), None)
+        except (StorageUnavailableError, LeaseLostError):
+            raise
+        except Exception as error:
+            # One job that cannot be taken up must not keep the service from the others.
+            self._failed(record.id, error)
+            self.hub.disown(tasks)
             return
         if record.kill_requested:
             self._kill(record.id)
 
     def _kill(self, job_id: str) -> None:
-        seat = self.hub.seat(job_id)
-        if seat is not None:
-            self._store.change_job(job_id, state=JobState.ENDING)
+        if self.hub.seat(job_id) is not None:
+            self._note_state(job_id, JobState.ENDING)
             self.hub.cancel_job(job_id)
 
-    def _note_started(self) -> None:
+    def _note_states(self) -> None:
         for seat in self.hub.seats:
-            if seat.has_tasks and seat.job_id not in self._started:
-                self._started.add(seat.job_id)
-                self._store.change_job(seat.job_id, state=JobState.RUNNING, started_s=time.time())
+            if self._states[seat.job_id] is JobState.ENDING:
+                continue
+            if seat.has_tasks:
+                self._note_state(seat.job_id, JobState.RUNNING)
+            elif seat.tenant.need is not Need.NOTHING:
+                self._note_state(seat.job_id, JobState.QUEUED)
 
-    def _ended(self, seat: Seat) -> None:
-        record = self._store.job(seat.job_id)
-        result = seat.tenant.result if isinstance(seat.tenant, TrainingJob) else None
-        if isinstance(result, JobResult):
-            state = JobState.FINISHED if result.succeeded else JobState.FAILED
-            if record is not None and record.kill_requested and not result.succeeded:
-                state = JobState.KILLED
-            self._over(seat.job_id, state, result.failure, result.to_json())
+    def _note_state(self, job_id: str, state: JobState) -> None:
+        if self._states[job_id] is state:
+            return
+        self._states[job_id] = state
+        logger.info("job %s: %s", job_id, state)
+        if state is JobState.RUNNING and job_id not in self._started:
+            self._started.add(job_id)
+            now_s = time.time()
+            self._store.change_job(job_id, state=state, started_s=now_s)
+            record = self._store.job(job_id)
+            if record is not None:
+                self.metrics.waited(now_s - record.submitted_s)
+        else:
+            self._store.change_job(job_id, state=state)
 
-    def _failed(self, seat: Seat, error: Exception) -> None:
+    def _has_ended(self, seat: Seat) -> None:
+        self._over(seat.job_id, seat.tenant.outcome())
+
+    def _has_failed(self, seat: Seat, error: Exception) -> None:
+        self._failed(seat.job_id, error)
+
+    def _failed(self, job_id: str, error: Exception) -> None:
         if not isinstance(error, DikeError):
-            logger.error("job %s: %s", seat.job_id, "".join(traceback.format_exception(error)))
+            logger.error("job %s: %s", job_id, "".join(traceback.format_exception(error)))
             error = DikeError(f"The service met an error of its own, {error!r}; its log says more.")
-        self._over(seat.job_id, JobState.FAILED, str(error), None)
+        self._over(job_id, Outcome(JobState.FAILED, str(error)))
 
-    def _over(self, job_id: str, state: JobState, failure: str, result: dict[str, Any] | None) -> None:
-        book = self._books.pop(job_id, None)
-        if book is not None:
-            book.event("ended", failure or str(state))
-            book.write()
+    def _over(self, job_id: str, outcome: Outcome) -> None:
+        logger.info("job %s: %s", job_id, f"{outcome.state} {outcome.failure}".strip())
+        book = self._books.pop(job_id)
+        book.event("ended", outcome.failure or str(outcome.state))
+        book.write()
+        del self._states[job_id]
         self._started.discard(job_id)
-        self._store.change_job(job_id, state=state, failure=failure, result=result, ended_s=time.time(), waiting="")
+        self._store.change_job(
+            job_id,
+            state=outcome.state,
+            failure=outcome.failure,
+            result=outcome.result,
+            ended_s=time.time(),
+            waiting="",
+        )

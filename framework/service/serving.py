@@ -8,13 +8,22 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from dike.exceptions import BadInputError
 from framework import events
 from framework.bundle import BundleServer
+from framework.connection import FrameworkRemovedError
 from framework.driver import Driver
 from framework.elastic.demand import demand_on
 from framework.job_plan import AllAgents
-from framework.master import Master
+from framework.master import Master, leading_for_s
+from framework.runner import absolute_folder
+from framework.service.agents import AgentDirectory
+from framework.service.constraints import parse_constraints
+from framework.service.election import elected, end_at_once
+from framework.service.housekeeping import forgetting_old_jobs
+from framework.service.queueing import FairQueue
 from framework.service.reception import Reception
 from framework.service.service import Service
 from framework.service.store import ServiceStore
@@ -38,6 +47,11 @@ class ServeRequest:
         checkpoint_root: folder for the checkpoints of jobs that name none; the same path on all agents.
         failover_timeout_s: how long Mesos keeps tasks while no service is there.
         webui_url: where the web page is; None if there is none.
+        ha: ZooKeeper of an election between several services (`framework.service.election`); None without election.
+        standby: whether to wait while another service runs on the database; with `ha` that is so anyway.
+        weight: user -> weight in the queue.
+        keep_s: how long jobs that have ended are kept; None for ever.
+        bundle_port: where executors fetch scripts from; 0 takes a free port.
     """
 
     state: str
@@ -45,6 +59,11 @@ class ServeRequest:
     checkpoint_root: str = "dike-runs"
     failover_timeout_s: float = WEEK_S
     webui_url: str | None = None
+    ha: str | None = None
+    standby: bool = False
+    weight: Callable[[str], float] = lambda user: 1.0
+    keep_s: float | None = None
+    bundle_port: int = 0
 
 
 Front = Callable[[Reception, Service, Master], AbstractContextManager[None]]
@@ -61,14 +80,31 @@ def serve(request: ServeRequest, front: Front, note: Callable[[str], None]) -> N
 
     Raises:
         BadInputError: if database or master cannot be used.
-        JobFailedError: if the master has ended the framework.
+        JobFailedError: if the master has ended the framework, or another service has taken it over.
         KeyboardInterrupt: when it was told to end.
     """
+    checkpoint_root = absolute_folder(request.checkpoint_root)
+    if "://" not in checkpoint_root and Path(checkpoint_root).is_file():
+        raise BadInputError(f"The checkpoint root {checkpoint_root} is a file; name a folder with --checkpoint-root.")
+    while True:
+        try:
+            _serve_as_one_framework(request, checkpoint_root, front, note)
+            return
+        except FrameworkRemovedError as error:
+            note(f"{error} Its tasks are gone: going on as a new framework, jobs start again from their checkpoints")
+
+
+def _serve_as_one_framework(
+    request: ServeRequest, checkpoint_root: str, front: Front, note: Callable[[str], None]
+) -> None:
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(contextlib.closing(ServiceStore(request.state)))
+        stack.enter_context(elected(request.ha, note, end_at_once))
+        lease = stack.enter_context(store.lock(end_at_once, note if request.standby or request.ha else None))
         master = stack.enter_context(request.mesos.connect())
-        bundles = stack.enter_context(BundleServer(store.bundle, request.mesos.our_address(master)))
-        scheduler = events.EventScheduler()
+        address = request.mesos.our_address(master)
+        bundles = stack.enter_context(BundleServer(store.bundle, address, request.bundle_port))
+        scheduler = events.EventScheduler(leading_for_s)
         settings = request.mesos.settings(
             NAME,
             framework_id=store.framework_id(),
@@ -76,18 +112,24 @@ def serve(request: ServeRequest, front: Front, note: Callable[[str], None]) -> N
             webui_url=request.webui_url,
             checkpoint=True,
         )
-        driver = Driver(settings, master.uri, scheduler)
+        driver = Driver(settings, master.uri, scheduler, lease.is_certain)
+        directory = stack.enter_context(contextlib.closing(AgentDirectory(master.ask, request.mesos.role)))
+        directory.refresh()
         around = Surroundings(
             store=store,
             bundle_url=bundles.url,
             python=request.mesos.python(master),
             image=request.mesos.image,
             hand_out_gpus=is_on_this_machine(master),
-            checkpoint_root=request.checkpoint_root,
-            agents=functools.partial(_agents, master),
+            checkpoint_root=checkpoint_root,
+            agents=functools.partial(_agents, directory),
             demand=functools.partial(demand_on, master),
         )
-        service = Service(around, driver)
+        service = Service(around, driver, FairQueue(request.weight), directory)
+        if count := len(service.hub.seats):
+            note(f"going on with {count} {'job' if count == 1 else 'jobs'}")
+        if request.keep_s is not None:
+            stack.enter_context(forgetting_old_jobs(store, request.keep_s))
         stack.enter_context(front(Reception(store, scheduler.events), service, master))
         drive(
             service,
@@ -101,8 +143,8 @@ def serve(request: ServeRequest, front: Front, note: Callable[[str], None]) -> N
         )
 
 
-def _agents(master: Master, constraints: tuple[str, ...]) -> AllAgents:
-    return master.agents
+def _agents(directory: AgentDirectory, constraints: tuple[str, ...]) -> AllAgents:
+    return functools.partial(directory.nodes, parse_constraints(constraints))
 
 
 @contextlib.contextmanager

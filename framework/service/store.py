@@ -9,21 +9,25 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import RowMapping, delete, func, insert, select, update
+from sqlalchemy import Engine, RowMapping, delete, func, insert, select, update
 from sqlalchemy.engine import Connection
 
-from framework.search.database import open_database, parse_url, storage_errors
+from dike.exceptions import BadInputError
+from framework.lease import Lease, Leased
+from framework.search.database import making_tables, open_database, parse_url, storage_errors
 from framework.service.records import JobEvent, JobKind, JobRecord, JobState, OutputChunk, ProgressPoint, TaskRecord
 from framework.service.tables import BUNDLES, EVENTS, JOBS, OUTPUT, PROGRESS, SERVICES, TASKS
 
 OUTPUT_LIMIT_CHARACTERS = 8 * 2**20
 """How much of a job's output is kept here; the whole is in its sandboxes."""
 _JSON_COLUMNS = ("request", "constraints", "result", "state_data")
+_LONG_COLUMNS = ("request", "result", "state_data")
 _SERVICE = 1
 
 
@@ -39,13 +43,20 @@ class ServiceStore:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._engine = open_database(url)
+        self._engine = open_database(url, private=True)
         self._writing_engine = self._engine.execution_options(dike_writes=True)
         self._parsed = parse_url(url)
         self._kept: dict[str, int] = {}
-        with self._transaction() as connection:
+        self._adding = threading.Lock()
+        self._lease: Lease | None = None
+        with making_tables(self._parsed), self._transaction() as connection:
             if connection.execute(select(SERVICES.c.id)).first() is None:
                 connection.execute(insert(SERVICES).values(id=_SERVICE))
+
+    @property
+    def engine(self) -> Engine:
+        """The database, for stores of searches in it."""
+        return self._engine
 
     def close(self) -> None:
         """Closes all connections."""
@@ -53,9 +64,32 @@ class ServiceStore:
 
     # The service itself.
 
+    @contextmanager
+    def lock(self, lost: Callable[[str], None], wait: Callable[[str], None] | None = None) -> Iterator[Lease]:
+        """Makes this process the only one that writes here; writing methods raise `LeaseLostError` once it is not.
+
+        Args:
+            lost: see `Lease`.
+            wait: see `Lease.take`.
+
+        Raises:
+            BadInputError: if another process runs it; the message says which.
+        """
+        leased = Leased(SERVICES, _SERVICE, "service of this database", "end it, or wait for its end with --standby")
+        lease = Lease(self._writing_engine, leased, lost)
+        with storage_errors(self._parsed):
+            lease.take(wait)
+        self._lease = lease
+        try:
+            yield lease
+        finally:
+            self._lease = None
+            with storage_errors(self._parsed):
+                lease.give_back()
+
     def framework_id(self) -> str | None:
         """Under which id Mesos knows the service; None before the first subscription."""
-        with self._reading() as connection:
+        with self.reading() as connection:
             return connection.execute(select(SERVICES.c.framework_id)).scalar()
 
     def set_framework_id(self, framework_id: str | None) -> None:
@@ -63,15 +97,25 @@ class ServiceStore:
         with self._transaction() as connection:
             connection.execute(update(SERVICES).values(framework_id=framework_id))
 
+    def forget_framework(self) -> None:
+        """Notes that Mesos has ended us, and all our tasks."""
+        lost = {"state": "lost", "ended_s": time.time(), "message": "the framework was removed by the Mesos master"}
+        with self._transaction() as connection:
+            connection.execute(update(SERVICES).values(framework_id=None))
+            connection.execute(update(TASKS).where(TASKS.c.ended_s.is_(None)).values(lost))
+
     # Jobs.
 
     def add_job(self, record: JobRecord, bundle: bytes) -> None:
         """Takes a job in, with its bundle.
 
         Raises:
-            IntegrityError: if there is a job of that id.
+            BadInputError: if there is a job of that id.
         """
-        with self._transaction() as connection:
+        # Two at once would get the same number: only SQLite has them wait for each other.
+        with self._adding, self._transaction() as connection:
+            if connection.execute(select(JOBS.c.id).where(JOBS.c.id == record.id)).first() is not None:
+                raise BadInputError(f"There is a job '{record.id}' already; choose another --name.")
             number = connection.execute(select(func.coalesce(func.max(JOBS.c.number), 0) + 1)).scalar_one()
             connection.execute(insert(JOBS).values(number=number, **_job_values(dataclasses.asdict(record))))
             connection.execute(insert(BUNDLES).values(job_id=record.id, archive=bundle))
@@ -83,7 +127,7 @@ class ServiceStore:
 
     def job(self, job_id: str) -> JobRecord | None:
         """One job; None if there is none of that id."""
-        with self._reading() as connection:
+        with self.reading() as connection:
             row = connection.execute(select(JOBS).where(JOBS.c.id == job_id)).mappings().first()
         return None if row is None else _job(row)
 
@@ -94,6 +138,7 @@ class ServiceStore:
         states: Iterable[JobState] | None = None,
         limit: int | None = None,
         before: str | None = None,
+        brief: bool = False,
     ) -> list[JobRecord]:
         """Jobs, the newest first.
 
@@ -102,15 +147,17 @@ class ServiceStore:
             states: only those in one of these states; None for all.
             limit: at most so many; None for all.
             before: only those that came before the job of this id.
+            brief: whether to leave out request, result and state data, which may be long.
         """
-        query = select(JOBS).order_by(JOBS.c.number.desc()).limit(limit)
+        columns = [column for column in JOBS.c if not (brief and column.name in _LONG_COLUMNS)]
+        query = select(*columns).order_by(JOBS.c.number.desc()).limit(limit)
         if user is not None:
             query = query.where(JOBS.c.user == user)
         if states is not None:
             query = query.where(JOBS.c.state.in_([str(state) for state in states]))
         if before is not None:
             query = query.where(JOBS.c.number < select(JOBS.c.number).where(JOBS.c.id == before).scalar_subquery())
-        with self._reading() as connection:
+        with self.reading() as connection:
             return [_job(row) for row in connection.execute(query).mappings()]
 
     def open_jobs(self) -> list[JobRecord]:
@@ -121,14 +168,14 @@ class ServiceStore:
     def counts(self) -> dict[JobState, int]:
         """State -> number of jobs in it."""
         query = select(JOBS.c.state, func.count()).group_by(JOBS.c.state)
-        with self._reading() as connection:
+        with self.reading() as connection:
             found = {JobState(state): count for state, count in connection.execute(query)}
         return {state: found.get(state, 0) for state in JobState}
 
     def bundle(self, token: str) -> bytes | None:
         """The archive that a bundle token names; None if there is none."""
         query = select(BUNDLES.c.archive).join(JOBS, JOBS.c.id == BUNDLES.c.job_id).where(JOBS.c.bundle_token == token)
-        with self._reading() as connection:
+        with self.reading() as connection:
             return connection.execute(query).scalar()
 
     def delete_jobs(self, ended_before_s: float) -> int:
@@ -176,7 +223,7 @@ class ServiceStore:
             query = query.where(TASKS.c.job_id == job_id)
         if live_only:
             query = query.where(TASKS.c.ended_s.is_(None))
-        with self._reading() as connection:
+        with self.reading() as connection:
             rows = connection.execute(query).mappings().all()
         return [TaskRecord(**{**row, "resources": json.loads(row["resources"])}) for row in rows]
 
@@ -193,7 +240,7 @@ class ServiceStore:
     def events(self, job_id: str, *, after: int = 0, limit: int | None = None) -> list[JobEvent]:
         """Events of a job with numbers above `after`, oldest first."""
         query = select(EVENTS).where(EVENTS.c.job_id == job_id, EVENTS.c.number > after)
-        with self._reading() as connection:
+        with self.reading() as connection:
             rows = connection.execute(query.order_by(EVENTS.c.number).limit(limit)).mappings().all()
         return [JobEvent(**row) for row in rows]
 
@@ -216,7 +263,7 @@ class ServiceStore:
         """Output of a job with numbers above `after`, oldest first."""
         query = select(OUTPUT.c.number, OUTPUT.c.task, OUTPUT.c.stream, OUTPUT.c.text)
         query = query.where(OUTPUT.c.job_id == job_id, OUTPUT.c.number > after)
-        with self._reading() as connection:
+        with self.reading() as connection:
             rows = connection.execute(query.order_by(OUTPUT.c.number).limit(limit)).mappings().all()
         return [OutputChunk(**row) for row in rows]
 
@@ -234,8 +281,16 @@ class ServiceStore:
         """Progress of a job after a step, in the order of the steps."""
         query = select(PROGRESS.c.step, PROGRESS.c.time_s, PROGRESS.c.loss, PROGRESS.c.samples_per_s)
         query = query.where(PROGRESS.c.job_id == job_id, PROGRESS.c.step > after_step).order_by(PROGRESS.c.step)
-        with self._reading() as connection:
+        with self.reading() as connection:
             return [ProgressPoint(**row) for row in connection.execute(query).mappings()]
+
+    def last_progress(self, job_id: str) -> ProgressPoint | None:
+        """The newest report of a job; None if there is none."""
+        query = select(PROGRESS.c.step, PROGRESS.c.time_s, PROGRESS.c.loss, PROGRESS.c.samples_per_s)
+        query = query.where(PROGRESS.c.job_id == job_id).order_by(PROGRESS.c.step.desc()).limit(1)
+        with self.reading() as connection:
+            row = connection.execute(query).mappings().first()
+        return None if row is None else ProgressPoint(**row)
 
     def _output_size(self, connection: Connection, job_id: str) -> int:
         query = select(func.coalesce(func.sum(func.length(OUTPUT.c.text)), 0)).where(OUTPUT.c.job_id == job_id)
@@ -251,10 +306,13 @@ class ServiceStore:
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
         with storage_errors(self._parsed), self._writing_engine.begin() as connection:
+            if self._lease is not None:
+                self._lease.check(connection)
             yield connection
 
     @contextmanager
-    def _reading(self) -> Iterator[Connection]:
+    def reading(self) -> Iterator[Connection]:
+        """A connection for queries of one's own, such as those of `framework.service.overview`."""
         with storage_errors(self._parsed), self._engine.connect() as connection:
             yield connection
 
@@ -275,10 +333,13 @@ def _job_values(changes: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
+_JOB_FIELDS = frozenset(field.name for field in dataclasses.fields(JobRecord))
+
+
 def _job(row: RowMapping) -> JobRecord:
-    values = {field.name: row[field.name] for field in dataclasses.fields(JobRecord)}
+    values = {"request": {}, **{name: row[name] for name in row if name in _JOB_FIELDS}}
     for name in _JSON_COLUMNS:
-        if values[name] is not None:
+        if isinstance(values.get(name), str):
             values[name] = json.loads(values[name])
     values["constraints"] = tuple(values["constraints"])
     return JobRecord(**{**values, "kind": JobKind(row["kind"]), "state": JobState(row["state"])})

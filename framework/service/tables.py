@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Boolean, Column, Float, ForeignKey, Index, Integer, LargeBinary, String, Table, Text
 
+from framework.lease import lease_columns
 from framework.search.tables import METADATA, NAME_LENGTH, Number
 
 _EVENT_KEY = BigInteger().with_variant(Integer, "sqlite")
@@ -20,14 +21,7 @@ SERVICES = Table(
     # One row: a database holds one service.
     Column("id", Integer, primary_key=True),
     Column("framework_id", String(NAME_LENGTH)),
-    # Who runs it: see framework.search.lease.
-    Column("owner", String(64)),
-    Column("owner_machine", String(NAME_LENGTH)),
-    Column("owner_host", String(NAME_LENGTH)),
-    Column("owner_pid", Integer),
-    Column("owner_started_s", Float(53)),
-    Column("owner_since_s", Float(53)),
-    Column("heartbeat_s", Float(53)),
+    *lease_columns(),
 )
 
 JOBS = Table(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Hashable
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 from framework import events
+from framework.service.records import JobState
 
 
 class Need(enum.IntEnum):
@@ -19,6 +21,21 @@ class Need(enum.IntEnum):
     GROW = 2
     """It runs well, and looks whether more would pay."""
     NOTHING = 3
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended.
+
+    Attributes:
+        state: one that `has_ended`.
+        failure: why it failed or ended early, in one sentence; empty if it did neither.
+        result: as `dike run --format json` or `dike tune --format json` prints it; None where there is none.
+    """
+
+    state: JobState
+    failure: str = ""
+    result: dict[str, Any] | None = None
 
 
 class Tenant(Protocol):
@@ -51,3 +68,41 @@ class Tenant(Protocol):
 
     def to_state(self) -> dict[str, Any]:
         """What it needs to go on after a restart of the service, as JSON values; small enough to write often."""
+
+    def outcome(self) -> Outcome:
+        """How it ended; asked once it is `done`."""
+
+    def close(self) -> None:
+        """Lets go of what it holds, such as a lease; called once, when it has lost its seat, `done` or not."""
+
+
+@runtime_checkable
+class Shrinkable(Protocol):
+    """A tenant that can make place for others without losing anything."""
+
+    def limit_slots(self, limit: int | None) -> None:
+        """Holds at most so many slots from now on, and gives back those beyond that soon; None lifts the limit."""
+
+
+@runtime_checkable
+class Vacating(Protocol):
+    """A tenant that can leave agents to others without losing anything."""
+
+    def vacate(self, agent_ids: frozenset[str]) -> None:
+        """Gives back what it holds on these agents, as soon as it can; may be asked for again and again."""
+
+
+@runtime_checkable
+class Excluding(Protocol):
+    """A tenant that leaves agents out for a while after failures there."""
+
+    def excluded_agents(self) -> dict[str, float]:
+        """Id of each such agent -> for how many seconds it still is left out."""
+
+
+@runtime_checkable
+class Holder(Protocol):
+    """A tenant that holds something in the name of this service, such as a lease."""
+
+    def leave(self) -> None:
+        """Lets go of it: another service goes on with the job. Nothing else is called after that."""

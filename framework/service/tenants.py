@@ -7,9 +7,12 @@ from dataclasses import dataclass
 
 from framework.elastic.demand import Demand
 from framework.job_plan import AllAgents
+from framework.job_state import stored_checkpoint_dir
 from framework.service.records import JobKind, JobRecord
 from framework.service.requests import TrainingRequest, read_request
+from framework.service.search_tenant import make_search
 from framework.service.seat import Seat
+from framework.service.sizing import TrainingSizing
 from framework.service.store import ServiceStore
 from framework.service.tenant import Tenant
 from framework.service.watchers import Notebook, TrainingWatcher
@@ -48,20 +51,36 @@ def make_tenant(record: JobRecord, seat: Seat, notebook: Notebook, around: Surro
         BadInputError: if what the database has of it cannot be used any more.
     """
     if record.kind is JobKind.SEARCH:
-        raise NotImplementedError("helper B")
+        return make_search(record, seat, notebook, around)
     return _training(record, seat, notebook, around)
 
 
 def _training(record: JobRecord, seat: Seat, notebook: Notebook, around: Surroundings) -> TrainingJob:
     request = read_request(record.request)
     assert isinstance(request, TrainingRequest)
+    # Where it has checkpoints already it stays, should this service have another root.
+    folder = request.checkpoint_dir or stored_checkpoint_dir(record.state_data)
     spec = request.to_spec(
         job_id=record.id,
-        checkpoint_dir=request.checkpoint_dir or f"{around.checkpoint_root.rstrip('/')}/{record.id}",
+        checkpoint_dir=folder or f"{around.checkpoint_root.rstrip('/')}/{record.id}",
         bundle_url=around.bundle_url(record.bundle_token),
         python=around.python,
         image=around.image,
         hand_out_gpus=around.hand_out_gpus,
     )
+    seat.sizing = TrainingSizing(spec)
     watcher = TrainingWatcher(notebook)
-    return TrainingJob(spec, seat, watcher, around.agents(record.constraints), demand=around.demand)
+    job = TrainingJob(
+        spec,
+        seat,
+        watcher,
+        around.agents(record.constraints),
+        demand=around.demand,
+        state=record.state_data,
+        launched=seat.tasks.keys(),
+        patient=True,
+    )
+    last = around.store.last_progress(record.id) if record.state_data is not None else None
+    if last is not None and job.result.steps is None:
+        job.result.steps, job.result.loss = last.step, last.loss
+    return job

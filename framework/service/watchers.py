@@ -6,7 +6,7 @@ import codecs
 import time
 from collections.abc import Sequence
 
-from executor.messages import LogChunk
+from executor.messages import LogChunk, storable
 from framework.job import JobTask, Resize
 from framework.observer import JobObserver
 from framework.service.records import ProgressPoint
@@ -47,7 +47,7 @@ class Notebook:
     def output(self, task: str, stream: str, text: str) -> None:
         """A task has written something."""
         if text:
-            self._output.append((task, stream, text))
+            self._output.append((task, stream, storable(text)))
 
     def progress(self, point: ProgressPoint) -> None:
         """The chief has reported a step."""

@@ -57,6 +57,12 @@ def print_plan(console: Console, plan: Plan) -> None:
     console.print(_proof(plan))
 
 
+def print_layout(console: Console, plan: Plan) -> None:
+    """Prints only which tasks a plan has, and where they go."""
+    console.print(_chosen(plan))
+    console.print(_placement(plan))
+
+
 def new_table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", show_header=bool(columns))
     for column in columns or ("", ""):

@@ -170,9 +170,6 @@ class ElasticStage(Stage):
         self.round()
         return tasks
 
-    def job_task(self, task_id: str) -> JobTask:
-        return self.job.all_tasks[task_id]
-
     def change(self, step: int, rounds: int = 6) -> None:
         """Carries a change through that has been begun; the next attempt goes on at the step."""
         self.save(step)

@@ -18,7 +18,7 @@ from executor import elastic_slot
 from executor.channel import Slot, TaskChannel
 from executor.elastic_slot import ElasticSlot
 from executor.messages import LaunchOrder, decode
-from executor.trial_messages import SlotOrder
+from executor.slot_order import SlotOrder
 from executor.trial_slot import TrialSlot
 
 

@@ -14,7 +14,8 @@ from executor.dispatch import Dispatcher, make_slot
 from executor.elastic_slot import ElasticSlot
 from executor.messages import LaunchOrder, Outcome, encode
 from executor.slot import JobSlot
-from executor.trial_messages import SlotOrder, decode_slot_message
+from executor.slot_order import SlotOrder
+from executor.trial_messages import decode_slot_message
 from executor.trial_slot import TrialSlot
 
 TASK = TaskSpec("job", Role.WORKER, 0, {"ps": [], "worker": ["127.0.0.1:2"]}, Api.GRAPH, {}, "/checkpoints")

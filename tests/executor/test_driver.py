@@ -6,14 +6,14 @@ import http.server
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import pymesos
 import pytest
 
 from executor import driver as driver_module
 from executor.driver import ExecutorDriver
+from executor.quiet_pymesos import pymesos
 
 DEADLINE_S = 30.0
 
@@ -24,9 +24,11 @@ class Agent:
     def __init__(self, refused_updates: int) -> None:
         self.updates: list[dict[str, Any]] = []
         self.subscriptions: list[dict[str, Any]] = []
+        self.answers: list[int] = []
         self._events: list[dict[str, Any]] = []
         self._changed = threading.Condition()
         self._closed = False
+        self._dropped = 0
         agent = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -34,6 +36,11 @@ class Agent:
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                if body["type"] == "SUBSCRIBE" and agent.answers:
+                    self.send_response(agent.answers.pop(0))
+                    self.send_header("Content-Length", "0")
+                    self.end_headers()
+                    return
                 if body["type"] == "SUBSCRIBE":
                     agent.subscriptions.append(body["subscribe"])
                     agent.stream(self)
@@ -70,12 +77,14 @@ class Agent:
             "agent_info": {},
         }
         self._record(handler, {"type": "SUBSCRIBED", "subscribed": subscribed})
+        number = len(self.subscriptions)
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._events or self._closed, DEADLINE_S)
+                self._changed.wait_for(lambda: self._events or self._closed or self._dropped >= number, DEADLINE_S)
+                if self._closed or self._dropped >= number:
+                    handler.close_connection = True
+                    return
                 events, self._events = self._events, []
-            if self._closed:
-                return
             for event in events:
                 self._record(handler, event)
 
@@ -85,6 +94,12 @@ class Agent:
         record = str(len(text)).encode() + b"\n" + text
         handler.wfile.write(f"{len(record):x}\r\n".encode() + record + b"\r\n")
         handler.wfile.flush()
+
+    def drop(self) -> None:
+        """Ends the subscription, as an agent does that is restarted."""
+        with self._changed:
+            self._dropped = len(self.subscriptions)
+            self._changed.notify_all()
 
     def close(self) -> None:
         with self._changed:
@@ -109,11 +124,15 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
 def connected_driver() -> ExecutorDriver:
     driver = ExecutorDriver(pymesos.Executor())
     driver.start()
+    wait_until(lambda: driver.connected)
+    return driver
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + DEADLINE_S
-    while not driver.connected:
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    return driver
 
 
 def test_an_update_is_sent_until_it_is_acknowledged(agent: Agent) -> None:
@@ -139,3 +158,53 @@ def test_an_unacknowledged_update_goes_with_the_next_subscription(agent: Agent) 
 def test_checkpoint_0_means_no(agent: Agent, monkeypatch: pytest.MonkeyPatch, text: str, checkpoint: bool) -> None:
     monkeypatch.setenv("MESOS_CHECKPOINT", text)
     assert ExecutorDriver(pymesos.Executor()).checkpoint is checkpoint
+
+
+def test_an_agent_that_recovers_is_asked_again_and_gets_what_it_has_missed(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent.answers = [404, 503]
+    driver = connected_driver()
+    assert agent.answers == []
+    agent.drop()
+    driver.sendStatusUpdate({"task_id": {"value": "t"}, "state": "TASK_RUNNING"})
+    assert driver.wait_for_acknowledgements(DEADLINE_S)
+    assert len(agent.subscriptions) == 2
+    driver.stop()
+    driver.join()
+
+
+class Ended(pymesos.Executor):
+    def __init__(self) -> None:
+        self.event = threading.Event()
+
+    def shutdown(self, driver: Any) -> None:
+        self.event.set()
+
+
+def ending_driver(monkeypatch: pytest.MonkeyPatch) -> tuple[ExecutorDriver, Ended]:
+    # It would kill the process group of the tests.
+    monkeypatch.setenv("MESOS_LOCAL", "1")
+    executor = Ended()
+    driver = ExecutorDriver(executor)
+    driver.start()
+    return driver, executor
+
+
+def test_an_executor_ends_when_its_agent_does_not_come_back_in_time(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MESOS_RECOVERY_TIMEOUT", "500ms")
+    driver, executor = ending_driver(monkeypatch)
+    wait_until(lambda: driver.connected)
+    assert not executor.event.wait(1.0)
+    agent.close()
+    assert executor.event.wait(DEADLINE_S)
+    driver.join()
+
+
+def test_an_executor_ends_that_its_agent_does_not_know(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent.answers = [400]
+    driver, executor = ending_driver(monkeypatch)
+    assert executor.event.wait(DEADLINE_S)
+    driver.join()

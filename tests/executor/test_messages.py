@@ -29,7 +29,7 @@ def test_an_order_survives(devices: tuple[int, ...] | None) -> None:
     assert LaunchOrder.decode(order.encode()) == order
 
 
-@given(st.binary(), st.integers(0), st.sampled_from(["stdout", "stderr"]))
+@given(st.binary(), st.integers(0, 2**63 - 1), st.sampled_from(["stdout", "stderr"]))
 def test_a_log_chunk_survives(data: bytes, offset: int, stream: str) -> None:
     chunk = LogChunk("task", stream, offset, data)
     assert decode_message(chunk.encode()) == chunk

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dike.trial.spec import TrialSpec, step_of_checkpoint
-from executor.trial_reports import RunReports
+from executor import trial_reports
+from executor.trial_reports import KeptReports, RunReports
 
 TRIAL = TrialSpec("search", 3, 1, {"lr": 0.1}, "/checkpoints/3/", resume_from="/checkpoints/3/run-0-step-20")
 
@@ -34,8 +35,8 @@ def test_lines_may_come_in_pieces(size: int) -> None:
     data = lines(*PROGRESS)
     for start in range(0, len(data), size):
         read.feed(data[start : start + size])
-    assert list(read.take_losses()) == PROGRESS
-    assert read.take_losses() == ()
+    assert read.losses.take(len(PROGRESS)) == (0, tuple(PROGRESS))
+    assert not read.losses.has_unsent
     assert (read.step, read.last) == (59, PROGRESS[-1])
 
 
@@ -124,3 +125,36 @@ def test_nonsense_changes_nothing(line: bytes, caplog: pytest.LogCaptureFixture)
     read.feed(line + b"\n" + lines(PROGRESS[0]))
     assert (read.step, read.last, read.checkpoint) == (21, PROGRESS[0], TRIAL.resume_from)
     assert "report" in caplog.text
+
+
+def kept(count: int) -> KeptReports:
+    reports = KeptReports()
+    for step in range(count):
+        reports.add({"step": step})
+    return reports
+
+
+def steps(taken: tuple[int, tuple[dict[str, Any], ...]]) -> tuple[int, list[int]]:
+    first, contents = taken
+    return first, [content["step"] for content in contents]
+
+
+def test_reports_are_kept_until_they_are_known() -> None:
+    reports = kept(5)
+    assert steps(reports.take(3)) == (0, [0, 1, 2])
+    assert steps(reports.take(3)) == (3, [3, 4])
+    assert not reports.has_unsent
+    reports.known(2)
+    assert steps(reports.take(9)) == (2, [2, 3, 4])
+    # An answer to an earlier message comes late.
+    reports.known(1)
+    assert steps(reports.take(9)) == (2, [2, 3, 4])
+    reports.known(99)
+    assert (reports.oldest, reports.count, reports.has_unsent) == (5, 5, False)
+
+
+def test_of_too_many_reports_the_oldest_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial_reports, "KEPT_REPORTS", 3)
+    reports = kept(5)
+    assert (reports.oldest, reports.count) == (2, 5)
+    assert steps(reports.take(9)) == (2, [2, 3, 4])

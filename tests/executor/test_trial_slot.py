@@ -12,11 +12,12 @@ import pytest
 
 from dike.trial.spec import TrialSpec
 from executor import zygote
+from executor.slot_order import SlotOrder
 from executor.trial_messages import (
+    KnownReports,
     Losses,
     RunEnd,
     RunKey,
-    SlotOrder,
     SlotStatus,
     TrialRun,
     Wanted,
@@ -46,11 +47,17 @@ class SlotProcess(SeenSlot):
             self.losses.append(said)
 
     def wants(
-        self, run: TrialRun | None, *, leave: bool = False, known: tuple[RunKey, ...] = (), number: int | None = None
+        self,
+        run: TrialRun | None,
+        *,
+        leave: bool = False,
+        known: tuple[RunKey, ...] = (),
+        reports: tuple[KnownReports, ...] = (),
+        number: int | None = None,
     ) -> None:
         if number is None:
             self._number += 1
-        self.say("wanted " + Wanted(number or self._number, run, leave, known).encode())
+        self.say("wanted " + Wanted(number or self._number, run, leave, known, reports).encode())
 
     def status_when(self, condition: Callable[[SlotStatus], bool]) -> SlotStatus:
         """The first status from now on, the newest one included, that is as said."""
@@ -131,6 +138,22 @@ def test_a_run_that_ends_by_itself_is_told_until_that_is_known(slot: SlotProcess
     slot.wants(None, known=((0, 0),))
     assert slot.status_when(lambda status: status.number == 2).ends == ()
     assert [update["state"] for update in slot.updates] == ["TASK_STARTING", "TASK_RUNNING"]
+
+
+def test_reports_are_sent_again_until_they_are_known(slot: SlotProcess) -> None:
+    slot.wants(trial(0, "finish"))
+    assert slot.end_of(0).reports == 3
+    sent = len(slot.losses)
+    slot.wants(None, reports=((0, 0, 1),))
+    slot.wait_for(lambda: len(slot.losses) > sent, lambda: slot.losses)
+    again = slot.losses[-1]
+    assert (again.first, again.oldest, [report["step"] for report in again.reports]) == (1, 1, [2, 3])
+    # The end is known to nobody: the slot's last words hold what nobody has confirmed.
+    slot.wants(None, leave=True)
+    _, status = slot.task_end()
+    (last,) = status.losses
+    assert (last.trial, last.run, last.first) == (0, 0, 1)
+    assert last.reports == again.reports
 
 
 def test_a_suspended_run_makes_place_and_goes_on_later(slot: SlotProcess) -> None:

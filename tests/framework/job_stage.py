@@ -91,6 +91,9 @@ class Stage:
             self.update(task, "TASK_RUNNING")
         return {task.name: task for task in self.job.tasks}
 
+    def job_task(self, task_id: str) -> JobTask:
+        return self.job.all_tasks[task_id]
+
     def update(self, task: JobTask, state: str, outcome: Outcome | None = None, **more: Any) -> None:
         status = {
             "task_id": {"value": task.task_id},

@@ -115,7 +115,7 @@ def test_a_kill_of_an_unknown_task_is_answered(mesos: EmbeddedCluster) -> None:
         agent_id = next_event(scheduler, events.OffersArrived).offers[0]["agent_id"]["value"]
         driver.kill("nobody", agent_id)
         update = next_event(scheduler, events.StatusUpdate)
-        assert (update.task_id, update.state) == ("nobody", "TASK_LOST")
+        assert (update.task_id, update.state) == ("nobody", "TASK_GONE")
         driver.reconcile({"also nobody": agent_id})
         assert next_event(scheduler, events.StatusUpdate).task_id == "also nobody"
     finally:

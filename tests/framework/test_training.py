@@ -11,7 +11,7 @@ from framework import events
 from framework.connection import RECONCILE_AFTER_S
 from framework.gathering import COLLECT_S, NO_OFFER_S, SETTLE_S
 from framework.job import TaskState
-from framework.training import KILL_AGAIN_S, LOGS_S
+from framework.stopping import KILL_AGAIN_S, LOGS_S
 from solver import NodeClass
 from tests.framework.job_stage import GIB, Stage, ended, profile, spec
 
@@ -235,8 +235,8 @@ def test_a_launch_without_a_master_is_tried_again() -> None:
     assert stage.job.result.restarts == 0
 
 
-def test_a_launch_that_the_master_refuses_fails_with_its_words() -> None:
-    stage = Stage(spec())
+def test_a_launch_that_the_master_refuses_is_a_failure_told_in_its_words() -> None:
+    stage = Stage(spec(max_restarts=0))
     stage.mesos.refusal = "Failed to send request 400: no such resource"
     stage.offer(stage.mesos.offer(0), stage.mesos.offer(1))
     stage.wait(SETTLE_S + 0.1)

@@ -25,8 +25,8 @@ def storage(tmp_path: Path) -> str:
 
 @pytest.fixture
 def begin(tmp_path: Path, storage: str) -> Any:
-    def make(nodes: list[NodeClass] | None = None, **changes: Any) -> SearchStage:
-        return SearchStage(search_spec(tmp_path, **changes), storage, nodes)
+    def make(nodes: list[NodeClass] | None = None, *, patient: bool = False, **changes: Any) -> SearchStage:
+        return SearchStage(search_spec(tmp_path, **changes), storage, nodes, patient=patient)
 
     return make
 

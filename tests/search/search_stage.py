@@ -67,6 +67,8 @@ class PlayedSlot:
         self._stage = stage
         self.slot = slot
         self.status = SlotStatus(slot.task_id)
+        self.made: dict[RunKey, list[dict[str, Any]]] = {}
+        """Run -> what it has reported."""
 
     @property
     def wanted(self) -> Wanted:
@@ -97,16 +99,28 @@ class PlayedSlot:
         return run.key
 
     def report(self, step: int, loss: float, **more: Any) -> None:
-        assert self.status.run is not None
+        self.make(step, loss, **more)
+        self.send_reports(first=len(self.made[self.key]) - 1)
+
+    def make(self, step: int, loss: float, **more: Any) -> None:
+        """A report that is not sent."""
         report = {"type": "progress", "step": step, "train_s": float(step), "loss": loss, "low": loss, "high": loss}
-        trial, run = self.status.run
-        self._stage.send(self.slot, Losses(self.slot.task_id, trial, run, ({**report, "count": 1, **more},)).encode())
+        self.made.setdefault(self.key, []).append({**report, "count": 1, **more})
+
+    def send_reports(self, first: int, key: RunKey | None = None) -> None:
+        """Sends what a run has reported, the one in it if no other is named, from a number on."""
+        key = key or self.key
+        self._stage.send(self.slot, Losses(self.slot.task_id, *key, tuple(self.made[key][first:]), first).encode())
+
+    @property
+    def key(self) -> RunKey:
+        """The run in it."""
+        assert self.status.run is not None
+        return self.status.run
 
     def end(self, outcome: str, **more: Any) -> RunEnd:
         """The run in it ends."""
-        assert self.status.run is not None
-        trial, run = self.status.run
-        end = RunEnd(trial, run, outcome, usage=Usage(rss_bytes=1000), **more)
+        end = RunEnd(*self.key, outcome, usage=Usage(rss_bytes=1000), reports=len(self.made.get(self.key, ())), **more)
         self.say(run=None, training=False, ends=(*self.status.ends, end), number=self.wanted.number)
         self._stage.tick()
         return end
@@ -120,6 +134,7 @@ class SearchStage:
         storage: URL of its database.
         nodes: all agents there are.
         records: trials of an interrupted search.
+        patient: whether it waits for other agents where none can hold a slot.
     """
 
     def __init__(
@@ -128,6 +143,8 @@ class SearchStage:
         storage: str,
         nodes: list[NodeClass] | None = None,
         records: list[TrialRecord] | None = None,
+        *,
+        patient: bool = False,
     ) -> None:
         self.now = 1000.0
         self.mesos = PlayedMesos()
@@ -151,6 +168,7 @@ class SearchStage:
             lambda: nodes,
             clock=lambda: self.now,
             wall_clock=lambda: self.now + 1e9,
+            patient=patient,
         )
         self.played: dict[int, PlayedSlot] = {}
         self.search.handle(events.Subscribed("F", "127.0.0.1:5050"))

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from framework.policies.interface import PolicySettings
+from framework.search.inheritance import close_slices, prepared
 from framework.search.kinds import kind_of
 from framework.search.moves import LEAST_COUNT, with_measured_moves
 from framework.search.records import Parameter, SliceRecord, TrialRecord
-from framework.search.runner import close_slices, prepared
 from framework.search.speeds import LEAST_S, Speeds, samples_per_step
 from framework.search.store import Store
 from tests.search.search_stage import QUANTUM_S, SearchStage, search_spec, stored

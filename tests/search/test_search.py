@@ -7,8 +7,8 @@ from typing import Any
 
 import optuna
 
+from framework.search.inheritance import prepared
 from framework.search.records import TrialState
-from framework.search.runner import prepared
 from framework.search.store import Store
 from tests.search.search_stage import QUANTUM_S, SearchStage, search_spec, stored
 

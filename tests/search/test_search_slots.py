@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dike.exceptions import InfeasibleError
-from executor.trial_messages import SlotOrder
+from executor.slot_order import SlotOrder
 from framework import events
 from framework.search.fleet import SILENCE_S
 from framework.search.slots import REPEAT_S

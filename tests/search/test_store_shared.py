@@ -19,7 +19,7 @@ import pytest
 from sqlalchemy import text, update
 
 from dike.exceptions import BadInputError, JobFailedError
-from framework.search import lease
+from framework import lease
 from framework.search.database import parse_url
 from framework.search.records import Parameter, TrialRecord
 from framework.search.store import Store

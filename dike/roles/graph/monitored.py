@@ -10,8 +10,8 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.training import monitored_session, session_manager, training
 
-from dike import checkpoints
 from dike.reporting import reporter
+from dike.roles import fencing
 from dike.roles.graph import cluster, plain, restoring
 from dike.roles.graph import training as trained
 from dike.roles.graph.placement import actual_devices
@@ -116,6 +116,7 @@ class ProgressHook(tf.compat.v1.train.SessionRunHook):
         return int(session.run(step)) if step is not None else self._steps
 
     def _save(self, session: Any) -> None:
+        fencing.check(self._task)
         tf.io.gfile.makedirs(self._task.checkpoint_dir)
         step = self._step(session)
         path = self._saver.save(session, checkpoint_prefix(self._task), global_step=step)
@@ -208,7 +209,7 @@ def _connect_creators(task: TaskSpec) -> None:
             as_chief = connected(chief(scaffold=scaffold, config=creator._config))
             named = getattr(creator, "_checkpoint_filename_with_path", None)
             if _keeps(task, creator):
-                checkpoints.claim_folder(task)
+                fencing.claim(task)
                 if not has_own_saver:
                     restoring.check_newest(task)
                 newest = tf.train.latest_checkpoint(task.checkpoint_dir)

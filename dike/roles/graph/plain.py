@@ -14,10 +14,10 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.client import session as sessions
 
-from dike import checkpoints
 from dike.exceptions import JobFailedError
 from dike.main_script import ScriptFailedError
 from dike.reporting import reporter
+from dike.roles import fencing
 from dike.roles.graph import cluster, initialisers, restoring, training
 from dike.roles.graph.placement import actual_devices
 from dike.roles.graph.progress import StepReports
@@ -158,7 +158,7 @@ class PlainSession:
         if self._looked or not self._task.checkpoint_dir or not training.of(graph).updates:
             return self._restored
         self._looked = True
-        checkpoints.claim_folder(self._task)
+        fencing.claim(self._task)
         with graph.as_default():
             path = restoring.check_newest(self._task)
             variables = tf.compat.v1.global_variables()
@@ -196,6 +196,7 @@ class PlainSession:
     def _save(self) -> None:
         if not self._task.is_chief or not self._task.checkpoint_dir:
             return
+        fencing.check(self._task)
         graph = self._session.graph
         with graph.as_default():
             variables = tf.compat.v1.global_variables()

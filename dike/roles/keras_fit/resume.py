@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from dike import checkpoints
 from dike.exceptions import BadInputError
 from dike.keras_variables import unique_names
 from dike.reporting import reporter
+from dike.roles import fencing
 from dike.roles.cluster import log
 from dike.task import TaskSpec
 
@@ -110,7 +110,7 @@ class FitCheckpoint:
         self._files = tf.Variable(tf.constant([], tf.string), shape=[None], trainable=False)
         self._manager = None
         if task.checkpoint_dir:
-            checkpoints.claim_folder(task)
+            fencing.claim(task)
             folder = f"{task.checkpoint_dir.rstrip('/')}/fit-{number}"
             whole = tf.train.Checkpoint(state=self._state, files=self._files, variables=self._variables)
             self._manager = tf.train.CheckpointManager(whole, folder, max_to_keep=_KEPT)
@@ -132,6 +132,7 @@ class FitCheckpoint:
         state = {"position": dataclasses.asdict(position), "shapes": self._shapes(), "files": list(files)}
         self._state.assign(json.dumps(state))
         self._files.assign(tf.constant(list(files.values()), tf.string))
+        fencing.check(self._task)
         # A file is never written over: a process that is killed meanwhile would leave none that can be read.
         newest = self._manager.latest_checkpoint
         least = 0 if newest is None else int(newest.rpartition("-")[2]) + 1

@@ -1,0 +1,123 @@
+"""A service's jobs as tables for the terminal."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from framework.cli.search_tables import format_duration
+from framework.service.api.schemas import EventView, JobDetails, JobView, TaskView
+from framework.service.records import JobState
+from solver.cli.tables import new_table
+from solver.units import MIB, format_bytes
+
+_STYLES = {JobState.RUNNING: "green", JobState.FAILED: "red", JobState.QUEUED: "dim", JobState.KILLED: "dim"}
+NARROW = 120
+"""On a narrower terminal the columns that matter least are left out."""
+
+
+def jobs_table(jobs: Sequence[JobView], width: int) -> Table:
+    """Jobs, one a line.
+
+    Args:
+        jobs: in the order to show them.
+        width: columns of the terminal.
+    """
+    is_wide = width >= NARROW
+    dispensable = ("kind", "submitted") if is_wide else ()
+    table = new_table("Jobs", "job", "user", "state", *dispensable, "time", "tasks", "progress", "remarks")
+    table.columns[0].no_wrap = True
+    for job in jobs:
+        more = (str(job.kind), _date(job.submitted_s)) if is_wide else ()
+        table.add_row(
+            Text(job.id),
+            Text(job.user),
+            Text(_state(job), _STYLES.get(job.state, "")),
+            *more,
+            "" if job.started_s is None else format_duration((job.ended_s or time.time()) - job.started_s),
+            str(job.live_tasks or ""),
+            _progress(job),
+            Text(job.failure or job.waiting),
+        )
+    return table
+
+
+def facts_table(job: JobDetails) -> Table:
+    """What there is to say of one job."""
+    facts = {
+        "state": _state(job),
+        "user": job.user,
+        "script": job.script,
+        "arguments": " ".join((job.request or {}).get("arguments", ())),
+        "constraints": ", ".join(job.constraints),
+        "submitted": _date(job.submitted_s),
+        "started": _date(job.started_s),
+        "ended": _date(job.ended_s),
+        "progress": _progress(job),
+        "checkpoints": str((job.result or {}).get("checkpoint_dir") or ""),
+        "waits": job.waiting,
+        "failure": job.failure,
+    }
+    table = new_table(f"{job.kind.capitalize()} job {job.id}")
+    for name, value in facts.items():
+        if value:
+            table.add_row(name, Text(value))
+    return table
+
+
+def tasks_table(tasks: Sequence[TaskView]) -> Table:
+    """A job's tasks, in the order of their launch."""
+    table = new_table("Tasks", "task", "agent", "state", "launched", "time", "holds", "message")
+    for task in tasks:
+        table.add_row(
+            Text(task.name),
+            Text(task.node),
+            Text(task.state),
+            _date(task.launched_s),
+            format_duration((task.ended_s or time.time()) - task.launched_s),
+            describe_amounts(task.resources),
+            Text(task.message),
+        )
+    return table
+
+
+def events_table(events: Sequence[EventView]) -> Table:
+    """What happened in a job."""
+    table = new_table("What happened last", "time", "what", "")
+    for event in events:
+        table.add_row(_date(event.time_s), event.kind, Text(event.text))
+    return table
+
+
+def describe_amounts(amounts: dict[str, float]) -> str:
+    """Amounts of resources in words, memory and disk being in MiB: `2 cpus, 1.0 GiB mem`."""
+    parts = []
+    for name, amount in amounts.items():
+        is_bytes = name in ("mem", "disk")
+        parts.append(f"{format_bytes(amount * MIB) if is_bytes else f'{amount:g}'} {name}" if amount else "")
+    return ", ".join(filter(None, parts))
+
+
+def _state(job: JobView) -> str:
+    if job.kill_requested and not job.state.has_ended():
+        return "ending"
+    return str(job.state)
+
+
+def _progress(job: JobView) -> str:
+    if job.trials is not None:
+        return ", ".join(f"{count} {state}" for state, count in job.trials.items() if count)
+    if job.progress is None:
+        return ""
+    loss = "" if job.progress.loss is None else f", loss {job.progress.loss:.4g}"
+    return f"step {job.progress.step:,}{loss}"
+
+
+def _date(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    return f"{datetime.datetime.fromtimestamp(seconds).astimezone():%Y-%m-%d %H:%M:%S}"

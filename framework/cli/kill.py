@@ -1,0 +1,36 @@
+"""`dike kill JOB...`: end jobs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from framework.cli.job_names import JOB_HELP, find_job
+from framework.cli.service_options import ServiceAccess, with_service_options
+from framework.cli.submit import say
+from solver.cli.output import console
+
+
+@with_service_options
+def kill(
+    *,
+    jobs: Annotated[list[str], typer.Argument(help=JOB_HELP, show_default=False)],
+    wait: Annotated[bool, typer.Option("--wait", help="Stay until they have ended.")] = False,
+    access: ServiceAccess,
+) -> None:
+    """Ends jobs: the tasks of a training job, the trials of a search, which are suspended first."""
+    out = console()
+    with access.client() as client:
+        # All names are looked up before any job is ended.
+        found = {job.id: job for job in [find_job(client, name) for name in jobs]}
+        for job in found.values():
+            if job.state.has_ended():
+                say(out, f"{job.id} has ended already: {job.state}")
+            else:
+                client.kill(job.id)
+                say(out, f"{job.id} is told to end")
+        if wait:
+            for job_id in found:
+                ended = client.wait_for_end(job_id, lambda text: say(out, text))
+                say(out, f"{job_id} is {ended.state}")

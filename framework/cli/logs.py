@@ -1,0 +1,32 @@
+"""`dike logs JOB`: what a job's tasks have written."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from framework.cli.following import check_success, print_output
+from framework.cli.job_names import JOB_HELP, find_job
+from framework.cli.service_options import ServiceAccess, with_service_options
+from framework.cli.submit import say
+from solver.cli.output import console
+
+
+@with_service_options
+def logs(
+    *,
+    job: Annotated[str, typer.Argument(help=JOB_HELP, show_default=False)],
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay until the job has ended.")] = False,
+    task: Annotated[str | None, typer.Option(help="Only this task's, such as worker:0.")] = None,
+    access: ServiceAccess,
+) -> None:
+    """Shows a job's output; with -f the exit code is 1 if the job has failed."""
+    out = console(stderr=True)
+    with access.client() as client:
+        found = find_job(client, job)
+        streams = {"stdout": sys.stdout, "stderr": sys.stderr}
+        print_output(client, found, streams, lambda text: say(out, text), task=task, follow=follow)
+        if follow:
+            check_success(client.wait_for_end(found.id, lambda text: say(out, text)))

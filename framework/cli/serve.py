@@ -1,0 +1,162 @@
+"""`dike serve`: one framework for many users' jobs, left running."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dike.exceptions import BadInputError
+from framework.cli.mesos_options import with_mesos_options
+from framework.cli.service_options import DEFAULT_LISTEN
+from framework.master import Master
+from framework.runner import RUNS_FOLDER
+from framework.service.api.front import ApiFront
+from framework.service.election import Ensemble
+from framework.service.reception import Reception
+from framework.service.service import Service
+from framework.service.serving import WEEK_S, Front, ServeRequest, serve
+from framework.service.users import Users, own_token_file
+from framework.session import MesosAccess, sigterm_as_interrupt
+
+DAY_S = 24 * 3600.0
+STATE_VARIABLE = "DIKE_STATE"
+HA_VARIABLE = "DIKE_HA"
+"""May hold a password, which everybody can read in a command line."""
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+TALKATIVE = ("httpx", "httpcore", "kazoo", "uvicorn", "pymesos")
+"""Libraries that log what is of no use to an operator, requests' addresses among it."""
+
+logger = logging.getLogger("dike.serve")
+
+
+@with_mesos_options
+def serve_command(
+    *,
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where clients reach the service.")] = DEFAULT_LISTEN,
+    state: Annotated[
+        str, typer.Option(envvar=STATE_VARIABLE, metavar="URL", help="Database: sqlite:///FILE or postgresql://...")
+    ] = f"sqlite:///{RUNS_FOLDER}/service.db",
+    users: Annotated[
+        Path | None, typer.Option(help="YAML file of users; without it, only you, by a token that is made for you.")
+    ] = None,
+    checkpoint_root: Annotated[
+        str, typer.Option(help="Where jobs are saved that name no folder; the same path on all agents.")
+    ] = RUNS_FOLDER,
+    failover_timeout: Annotated[
+        float, typer.Option(min=1, help="Seconds that Mesos keeps tasks while no service is there.")
+    ] = WEEK_S,
+    ha: Annotated[
+        str | None,
+        typer.Option(
+            envvar=HA_VARIABLE, metavar="zk://...", help="Stand by until elected there, where several services run."
+        ),
+    ] = None,
+    standby: Annotated[
+        bool, typer.Option("--standby", help="Wait while another service runs on this database.")
+    ] = False,
+    advertise: Annotated[
+        str | None, typer.Option(metavar="HOST|URL", help="Where browsers find the web page, if not where it listens.")
+    ] = None,
+    bundle_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port at which agents fetch scripts from here; 0 takes a free one.")
+    ] = 0,
+    keep: Annotated[
+        float, typer.Option(min=0, metavar="DAYS", help="Forget jobs so long after their end; 0: never.")
+    ] = 30.0,
+    mesos: MesosAccess,
+) -> None:
+    """Keeps one Mesos framework registered and runs the jobs of many users on it; see docs/operations.md."""
+    _log_to_stderr()
+    if ha is not None:
+        Ensemble.parse(ha)
+    known = Users.of_this_account() if users is None else Users.of_file(users)
+    with contextlib.ExitStack() as stack:
+        early: ApiFront | None = None
+        if ha is None and not standby:
+            # Whoever stands by listens only when it leads: clients are refused at once, and try another.
+            early = stack.enter_context(contextlib.closing(ApiFront(listen, known, advertise)))
+            listen = f"{listen.rpartition(':')[0]}:{early.url.rpartition(':')[2]}"
+        elif listen.endswith(":0"):
+            raise BadInputError("--listen needs a port with --ha and --standby.")
+        url = f"http://{listen}" if early is None else early.url
+        request = ServeRequest(
+            state=state,
+            mesos=mesos,
+            checkpoint_root=checkpoint_root,
+            failover_timeout_s=failover_timeout,
+            webui_url=_page_url(listen, url, advertise),
+            ha=ha,
+            standby=standby,
+            weight=known.weight,
+            keep_s=keep * DAY_S or None,
+            bundle_port=bundle_port,
+        )
+        logger.info("web page at %s", request.webui_url)
+        logger.info("users: %s", users or f"only you, by the token in {own_token_file()}")
+        if mesos.master is None:
+            logger.info("a private Mesos on this machine: it ends with this service, and all tasks with it")
+        try:
+            with known.reloading_on_hangup(), sigterm_as_interrupt():
+                serve(request, _front(early, listen, known, advertise), logger.info)
+        except KeyboardInterrupt:
+            logger.info("ended")
+
+
+def _front(early: ApiFront | None, listen: str, users: Users, advertise: str | None) -> Front:
+    """Answers clients each time that the service begins to run.
+
+    Args:
+        early: listens already, for the first time; None to begin only then.
+        listen: where to listen.
+        users: who may ask.
+        advertise: by which name or URL others reach it; None if by nothing else than `listen`.
+    """
+    waiting = [] if early is None else [early]
+
+    @contextlib.contextmanager
+    def front(reception: Reception, service: Service, master: Master) -> Iterator[None]:
+        with (
+            contextlib.closing(waiting.pop() if waiting else ApiFront(listen, users, advertise)) as api,
+            api(reception, service, master),
+        ):
+            logger.info("listening at %s", api.url)
+            yield
+
+    return front
+
+
+def _page_url(listen: str, url: str, advertise: str | None) -> str:
+    """Where browsers find the web page.
+
+    Args:
+        listen: the address that was asked for.
+        url: the one that is listened on.
+        advertise: what the operator says; None for nothing.
+    """
+    port = url.rpartition(":")[2]
+    if advertise is None:
+        is_everywhere = listen.startswith(("0.0.0.0:", "[::]:"))
+        return f"http://{socket.getfqdn()}:{port}" if is_everywhere else url
+    if re.fullmatch(r"https?://[^\s/@]+(/\S*)?", advertise):
+        return advertise
+    if re.fullmatch(r"[\w.-]+|\[[0-9a-fA-F:]+\]", advertise):
+        return f"http://{advertise}:{port}"
+    raise BadInputError(f"'{advertise}' is not a value of --advertise; write a host name or an http(s):// address.")
+
+
+def _log_to_stderr() -> None:
+    """What an operator reads, in the journal of the init system; `$DIKE_LOG` gets it besides."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(LOG_FORMAT))
+    logging.getLogger().addHandler(handler)
+    logging.getLogger().setLevel(logging.INFO)
+    for name in TALKATIVE:
+        logging.getLogger(name).setLevel(logging.WARNING)

@@ -1,0 +1,214 @@
+"""A training job's state machine as JSON values, so that the next service can go on with it.
+
+What can be learned anew is not in it: steps and losses of a job that runs, output received, offers, speeds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from dike.exceptions import BadInputError
+from framework.elastic.adoption import ElasticMemory
+from framework.job import JobResult, JobSpec, JobTask, Resize
+from framework.job_run import JobRun, Phase
+from framework.service.records import JobState
+from framework.service.tenant import Outcome
+from solver import Plan
+
+VERSION: Literal[1] = 1
+_TRANSIENT = ("step", "loss", "samples_per_s", "received", "adopted")
+
+
+@dataclass
+class JobMemory:
+    """All that a training job's state machine has to know of its past.
+
+    Attributes:
+        run: plan, tasks, how often it was started.
+        result: what has become of it so far.
+        phase: where it stands.
+        comes_back: whether it waits for offers again when it has stopped.
+        cancelled: whether somebody has asked for its end.
+        stepped: whether the attempt has made a step.
+        early_failure: how the attempt before failed, if that was before its first step.
+        elastic: what an elastic job has learned that cannot be measured anew; None for any other.
+    """
+
+    run: JobRun = field(default_factory=JobRun)
+    result: JobResult = field(default_factory=JobResult)
+    phase: Phase = Phase.WAITING
+    comes_back: bool = False
+    cancelled: bool = False
+    stepped: bool = False
+    early_failure: str = ""
+    elastic: ElasticMemory | None = None
+
+    def outcome(self) -> Outcome:
+        """How the job ended."""
+        state = JobState.KILLED if self.cancelled else JobState.FAILED
+        if self.result.succeeded:
+            state = JobState.FINISHED
+        return Outcome(state, self.result.failure, self.result.to_json())
+
+
+@dataclass(frozen=True)
+class _StoredResult:
+    succeeded: bool
+    restarts: int
+    steps: int | None
+    loss: float | None
+    addresses: dict[str, str]
+    placement: dict[str, str]
+    failure: str
+    failed_tail: str
+    resizes: list[Resize]
+
+
+@dataclass(frozen=True)
+class _Stored:
+    version: Literal[1]
+    checkpoint_dir: str
+    phase: Phase
+    comes_back: bool
+    cancelled: bool
+    stepped: bool
+    early_failure: str
+    attempt: int
+    serial: int
+    plan: dict[str, Any] | None
+    tasks: list[JobTask]
+    cluster: dict[str, list[str]]
+    used_ports: list[int]
+    result: _StoredResult
+    elastic: ElasticMemory | None
+
+
+_STORED = TypeAdapter(_Stored)
+
+
+class StateWriter:
+    """Writes one job's state, many times.
+
+    Args:
+        spec: the job.
+    """
+
+    def __init__(self, spec: JobSpec) -> None:
+        self._spec = spec
+        self._plan: Plan | None = None
+        self._plan_values: dict[str, Any] | None = None
+
+    def write(self, memory: JobMemory) -> dict[str, Any]:
+        """The state as JSON values; equal as long as nothing has changed that counts. They are not to be altered."""
+        run = memory.run
+        return {
+            "version": VERSION,
+            "checkpoint_dir": self._spec.checkpoint_dir,
+            "phase": str(memory.phase),
+            "comes_back": memory.comes_back,
+            "cancelled": memory.cancelled,
+            "stepped": memory.stepped,
+            "early_failure": memory.early_failure,
+            "attempt": run.attempt,
+            "serial": run.serial,
+            "plan": self._written_plan(run.plan),
+            "tasks": [_task_values(task) for task in run.tasks.values()],
+            "cluster": {role: list(addresses) for role, addresses in run.cluster.items()},
+            "used_ports": sorted(run.used_ports),
+            "result": _result_values(memory),
+            "elastic": None if memory.elastic is None else _elastic_values(memory.elastic),
+        }
+
+    def _written_plan(self, plan: Plan | None) -> dict[str, Any] | None:
+        # Plans are large and change seldom.
+        if plan is not self._plan:
+            self._plan = plan
+            self._plan_values = None if plan is None else plan.to_json()
+            if plan is not None and self._plan_values is not None and plan.profile == self._spec.profile:
+                del self._plan_values["profile"]
+        return self._plan_values
+
+
+def read_state(values: Mapping[str, Any], spec: JobSpec) -> JobMemory:
+    """Reads what `StateWriter.write` wrote.
+
+    Args:
+        values: the JSON values.
+        spec: the job.
+
+    Raises:
+        BadInputError: if they are of another version, or malformed.
+    """
+    try:
+        stored = _STORED.validate_python(dict(values))
+        plan = None if stored.plan is None else Plan.from_json({"profile": spec.profile.to_json(), **stored.plan})
+    except (ValidationError, BadInputError) as error:
+        raise BadInputError(
+            f"What the database has of job {spec.job_id} was written by another version of Dike and cannot be read, so "
+            "its tasks are ended; submit it again: it goes on from its checkpoints if it is given the same "
+            f"--checkpoint-dir ({spec.checkpoint_dir})."
+        ) from error
+    run = JobRun(
+        attempt=stored.attempt,
+        serial=stored.serial,
+        plan=plan,
+        tasks={task.task_id: dataclasses.replace(task, adopted=True) for task in stored.tasks},
+        cluster=stored.cluster,
+        used_ports=set(stored.used_ports),
+    )
+    parts = {entry.name: getattr(stored.result, entry.name) for entry in dataclasses.fields(_StoredResult)}
+    result = JobResult(**parts, plan=plan if run.serial else None, checkpoint_dir=spec.checkpoint_dir)
+    return JobMemory(
+        run=run,
+        result=result,
+        phase=stored.phase,
+        comes_back=stored.comes_back,
+        cancelled=stored.cancelled,
+        stepped=stored.stepped,
+        early_failure=stored.early_failure,
+        elastic=stored.elastic,
+    )
+
+
+def stored_checkpoint_dir(values: Mapping[str, Any] | None) -> str | None:
+    """Where a job that has run keeps its checkpoints; None where no state says so."""
+    found = None if values is None else values.get("checkpoint_dir")
+    return found if isinstance(found, str) else None
+
+
+def _task_values(task: JobTask) -> dict[str, Any]:
+    # By hand: `dataclasses.asdict` takes twenty times as long, and this is called every second for each task.
+    values = {name: value for name, value in vars(task).items() if name not in _TRANSIENT}
+    values["planned"] = dict(vars(task.planned))
+    values["gpu_devices"] = list(task.gpu_devices)
+    values["state"] = str(task.state)
+    values["outcome"] = None if task.outcome is None else dataclasses.asdict(task.outcome)
+    return values
+
+
+def _result_values(memory: JobMemory) -> dict[str, Any]:
+    result = memory.result
+    # While it runs these change with each report, and the next report brings them back.
+    settled = memory.phase is not Phase.RUNNING
+    loss = result.loss if settled and result.loss is not None and math.isfinite(result.loss) else None
+    return {
+        "succeeded": result.succeeded,
+        "restarts": result.restarts,
+        "steps": result.steps if settled else None,
+        "loss": loss,
+        "addresses": dict(result.addresses),
+        "placement": dict(result.placement),
+        "failure": result.failure,
+        "failed_tail": result.failed_tail,
+        "resizes": [dataclasses.asdict(resize) for resize in result.resizes],
+    }
+
+
+def _elastic_values(memory: ElasticMemory) -> dict[str, Any]:
+    return {**vars(memory), "nodes": [dict(vars(node)) for node in memory.nodes]}

@@ -1,0 +1,57 @@
+"""Whether a training job that has failed starts again."""
+
+from __future__ import annotations
+
+from framework.job import JobSpec
+from framework.job_state import JobMemory
+from framework.observer import JobObserver
+from framework.running import Turn
+
+STALE_OFFERS = "REASON_INVALID_OFFERS"
+
+
+class Restarts:
+    """Counts failures.
+
+    Args:
+        spec: the job.
+        memory: what is known of it.
+        observer: is told of restarts.
+    """
+
+    def __init__(self, spec: JobSpec, memory: JobMemory, observer: JobObserver) -> None:
+        self._spec = spec
+        self._memory = memory
+        self._observer = observer
+
+    def refuses(self, turn: Turn, *, stepped: bool) -> str:
+        """Takes a failure in.
+
+        Args:
+            turn: the failure.
+            stepped: whether the attempt has made a step.
+
+        Returns:
+            Why the job does not start again; empty if it does.
+        """
+        result = self._memory.result
+        stale = turn.task is not None and turn.task.reason == STALE_OFFERS
+        if stale or not turn.counts:
+            self._observer.note(f"{turn.reason}; starting again")
+        elif turn.task is not None and turn.task.is_fenced:
+            return f"{turn.reason}; another job uses its checkpoint folder {self._spec.checkpoint_dir}"
+        elif self._is_hopeless(turn, stepped=stepped):
+            return f"{turn.reason}; it had failed the same way before without a single step"
+        elif result.restarts >= self._spec.max_restarts:
+            return f"{turn.reason}; it was restarted {result.restarts} times (--max-restarts)"
+        else:
+            result.restarts += 1
+            self._observer.restarting(turn.reason, result.restarts, self._spec.max_restarts)
+        return ""
+
+    def _is_hopeless(self, turn: Turn, *, stepped: bool) -> bool:
+        """Whether the job fails before its first step, twice in the same way: no restart will help."""
+        failure = "" if turn.task is None or stepped else turn.task.early_failure
+        again = bool(failure) and failure == self._memory.early_failure
+        self._memory.early_failure = failure
+        return again

@@ -1,0 +1,168 @@
+"""The master's agents as one role sees them, kept up to date in the background."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from framework.offers import node_class
+from framework.service.constraints import Constraints
+from solver import NodeClass
+
+logger = logging.getLogger(__name__)
+
+REFRESH_S = 2.0
+SCALARS = ("cpus", "mem", "disk", "gpus")
+KEPT_GONE = 10_000
+"""How many agents that are gone are remembered."""
+
+Amounts = Mapping[str, float]
+"""Resource -> amount: `cpus`, `mem` and `disk` in MiB, `gpus`, `ports`."""
+
+
+@dataclass(frozen=True)
+class AgentFacts:
+    """An agent, as the master described it last.
+
+    Attributes:
+        agent_id: Mesos' id of it.
+        hostname: its host name.
+        node: its name in plans: the host name, with a part of the id where several agents share that.
+        attributes: as text.
+        total: what our role may use of it when nothing runs there.
+        reserved: other role -> what is kept for it.
+        used: what tasks of any framework hold.
+        is_there: whether it is registered and active.
+    """
+
+    agent_id: str
+    hostname: str
+    node: str
+    attributes: dict[str, str] = field(default_factory=dict)
+    total: Amounts = field(default_factory=dict)
+    reserved: Mapping[str, Amounts] = field(default_factory=dict)
+    used: Amounts = field(default_factory=dict)
+    is_there: bool = True
+
+    def used_by_others(self, ours: Amounts) -> dict[str, float]:
+        """What other frameworks' tasks hold, where ours hold this much."""
+        return {name: max(0.0, round(used - ours.get(name, 0.0), 3)) for name, used in self.used.items()}
+
+    def node_class(self, amounts: Amounts | None = None) -> NodeClass:
+        """It as the solver sees it, with these amounts in place of all it has."""
+        return node_class(self.node, dict(self.total if amounts is None else amounts), self.attributes)
+
+
+class AgentDirectory:
+    """Knows the agents without ever waiting for the master, which may hang.
+
+    Args:
+        ask: path -> what the master answers, None where it does not (`framework.master.Master.ask`); blocks.
+        role: ours.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[str], dict[str, Any] | None],
+        role: str = "*",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ask = ask
+        self._role = role
+        self._clock = clock
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="agents")
+        self._refresh: Future[None] | None = None
+        self._asked_s: float | None = None
+        self._known: tuple[AgentFacts, ...] | None = None
+        self._gone: dict[str, AgentFacts] = {}
+
+    def close(self) -> None:
+        """Asks no more."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def refresh(self) -> None:
+        """Asks now, and waits for the answer."""
+        answer = self._ask("/slaves")
+        if answer is not None:
+            self._take_in(answer.get("slaves", []))
+
+    def current(self) -> tuple[AgentFacts, ...] | None:
+        """Those registered, by name; None as long as the master has not said. Asks it again if that is long ago."""
+        now_s = self._clock()
+        idle = self._refresh is None or self._refresh.done()
+        if idle and (self._asked_s is None or now_s - self._asked_s >= REFRESH_S):
+            if self._refresh is not None and (error := self._refresh.exception()) is not None:
+                logger.warning("the master's list of agents cannot be read: %r", error)
+            self._asked_s = now_s
+            self._refresh = self._pool.submit(self.refresh)
+        return self._known
+
+    @property
+    def gone(self) -> tuple[AgentFacts, ...]:
+        """Those that were registered and are not any more."""
+        return tuple(self._gone.values())
+
+    def nodes(self, constraints: Constraints) -> list[NodeClass] | None:
+        """What a job may use, with all its resources, used or not (`framework.job_plan.AllAgents`)."""
+        known = self.current()
+        if known is None:
+            return None
+        return [one.node_class() for one in known if constraints.admits(one.attributes, one.hostname)]
+
+    def _take_in(self, slaves: list[dict[str, Any]]) -> None:
+        active = [slave for slave in slaves if slave.get("active")]
+        names = Counter(str(slave["hostname"]) for slave in active)
+        known = [self._facts(slave, is_shared=names[str(slave["hostname"])] > 1) for slave in active]
+        before = {one.agent_id: one for one in (*self._gone.values(), *(self._known or ()))}
+        there = {one.node for one in known}
+        # An agent that has registered anew under its name is not gone.
+        gone = [one for one in before.values() if one.node not in there]
+        self._gone = {one.node: _gone(one) for one in gone[-KEPT_GONE:]}
+        self._known = tuple(sorted(known, key=lambda one: one.node))
+
+    def _facts(self, slave: Mapping[str, Any], *, is_shared: bool) -> AgentFacts:
+        agent_id, hostname = str(slave["id"]), str(slave["hostname"])
+        total = _amounts(slave.get("unreserved_resources", slave["resources"]))
+        reserved = {}
+        for role, resources in slave.get("reserved_resources", {}).items():
+            # What is reserved for a role may be used by those below it.
+            if self._role == role or self._role.startswith(f"{role}/"):
+                more = _amounts(resources)
+                total = {name: total[name] + more[name] for name in total}
+            else:
+                reserved[str(role)] = {name: amount for name, amount in _amounts(resources).items() if amount > 0}
+        return AgentFacts(
+            agent_id=agent_id,
+            hostname=hostname,
+            node=f"{hostname}/{agent_id.rsplit('-', 1)[-1]}" if is_shared else hostname,
+            attributes={name: _text(value) for name, value in slave.get("attributes", {}).items()},
+            total=total,
+            reserved=reserved,
+            used=_amounts(slave.get("used_resources", {})),
+        )
+
+
+def _gone(facts: AgentFacts) -> AgentFacts:
+    return AgentFacts(
+        facts.agent_id, facts.hostname, facts.node, facts.attributes, facts.total, facts.reserved, {}, is_there=False
+    )
+
+
+def _amounts(resources: Mapping[str, Any]) -> dict[str, float]:
+    amounts = {name: float(resources.get(name, 0.0)) for name in SCALARS}
+    # As text: "[31000-31099, 31200-31200]".
+    ranges = re.findall(r"(\d+)-(\d+)", str(resources.get("ports", "")))
+    amounts["ports"] = float(sum(int(end) - int(begin) + 1 for begin, end in ranges))
+    return amounts
+
+
+def _text(value: Any) -> str:
+    """An attribute as `framework.offers.attributes_of` has it."""
+    return f"{value:g}" if isinstance(value, float | int) else str(value)

@@ -1,0 +1,85 @@
+"""The service itself and its cluster: what there is, who holds it, whether all is well."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse
+
+from dike._version import __version__
+from dike.exceptions import BadInputError
+from framework.service.agents import AgentFacts
+from framework.service.api.backend import Service, SignedIn
+from framework.service.api.cluster_schemas import AgentView, ClusterView, Health
+from framework.service.api.schemas import Me, TaskView
+from framework.service.offer_pool import LastOffer
+from framework.service.records import TaskRecord
+from framework.service.standing import added
+
+LOOP_LIMIT_S = 60.0
+"""The loop goes round many times a second; one that has not for so long hangs."""
+
+router = APIRouter(tags=["service"])
+open_router = APIRouter(tags=["service"])
+
+
+@router.get("/me")
+def me(user: SignedIn) -> Me:
+    """Who the token belongs to."""
+    return Me(user=user.name, admin=user.admin)
+
+
+@router.get("/cluster")
+def cluster(service: Service, user: SignedIn) -> ClusterView:
+    """The service and the agents of its cluster."""
+    snapshot = service.snapshot()
+    live: dict[str, list[TaskRecord]] = {}
+    for task in service.store.tasks(live_only=True):
+        live.setdefault(task.agent_id, []).append(task)
+    agents = None
+    if snapshot.agents is not None:
+        known = sorted([*snapshot.agents, *snapshot.gone], key=lambda agent: agent.node)
+        agents = [_agent(one, snapshot.offers.get(one.agent_id), live.get(one.agent_id, [])) for one in known]
+    return ClusterView(
+        version=__version__,
+        started_s=service.metrics.started_s,
+        framework_id=service.store.framework_id(),
+        connected=service.metrics.is_connected,
+        master=service.master.address,
+        mesos_version=service.master.version,
+        agents=agents,
+    )
+
+
+@open_router.get("/healthz", responses={503: {"model": Health}})
+def healthz(service: Service) -> Response:
+    """Whether the service works; without the master it does, and waits for it."""
+    status, age_s = "ok", service.metrics.loop_age_s
+    if age_s > LOOP_LIMIT_S:
+        status = f"The service's loop has not gone round for {age_s:.0f} s."
+    try:
+        service.store.framework_id()
+    except BadInputError:
+        status = "The service's database cannot be reached."
+    health = Health(status=status, connected=service.metrics.is_connected, loop_age_s=round(age_s, 3))
+    return JSONResponse(health.model_dump(), 200 if status == "ok" else 503)
+
+
+@open_router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+def metrics(service: Service) -> Response:
+    """What the service counts, in Prometheus' text format."""
+    return Response(service.metrics.text(), media_type="text/plain; version=1.0.0; charset=utf-8")
+
+
+def _agent(facts: AgentFacts, offer: LastOffer | None, tasks: list[TaskRecord]) -> AgentView:
+    return AgentView(
+        id=facts.agent_id,
+        node=facts.node,
+        active=facts.is_there,
+        attributes=facts.attributes,
+        total=dict(facts.total),
+        used=dict(facts.used),
+        offered=None if offer is None else dict(offer.free),
+        offered_s=None if offer is None else offer.time_s,
+        held=added(task.resources for task in tasks),
+        tasks=[TaskView.model_validate(task) for task in tasks],
+    )

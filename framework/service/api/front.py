@@ -1,0 +1,142 @@
+"""Where clients reach a service: a socket, and a web server on a thread of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import logging
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import uvicorn
+
+from dike.exceptions import BadInputError
+from framework.master import Master
+from framework.service.api.app import make_app
+from framework.service.api.backend import Backend
+from framework.service.reception import Reception
+from framework.service.service import Service
+from framework.service.users import Users
+
+PAGE = Path(__file__).parent.parent / "page"
+CONNECTION_LIMIT = 512
+START_TIMEOUT_S = 30.0
+GRACE_S = 3
+"""How long requests may go on when the service ends."""
+_LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+
+logger = logging.getLogger(__name__)
+
+
+class ApiFront:
+    """The API of a service; called, it is a `framework.service.serving.Front`.
+
+    Listens from its making until it is closed, so that an address that cannot be used is known before anything else is
+    done, and clients wait for a service that follows another in this process.
+
+    Args:
+        listen: `HOST:PORT`; port 0 takes a free one.
+        users: who may use it.
+        advertised: host name or URL by which others are told to reach it; None if by nothing else than `listen`.
+
+    Attributes:
+        url: where clients on this machine reach it.
+
+    Raises:
+        BadInputError: if the address makes no sense, or cannot be listened on.
+    """
+
+    def __init__(self, listen: str, users: Users, advertised: str | None = None) -> None:
+        host, port = _split(listen)
+        self._users = users
+        self._socket = _listen(host, port)
+        names = _LOCAL_NAMES | {host.lower()} | _names_in(advertised)
+        self._hosts = names if _is_loopback(self._socket) else None
+        address, bound = self._socket.getsockname()[:2]
+        shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)  # noqa: S104 (compared, not bound)
+        self.url = f"http://[{shown}]:{bound}" if ":" in shown else f"http://{shown}:{bound}"
+
+    @contextlib.contextmanager
+    def __call__(self, reception: Reception, service: Service, master: Master) -> Iterator[None]:
+        """Answers clients while the context lasts."""
+        backend = Backend(
+            reception=reception,
+            users=self._users,
+            master=master,
+            metrics=service.metrics,
+            snapshot=lambda: service.hub.snapshot,
+        )
+        config = uvicorn.Config(
+            make_app(backend, PAGE, self._hosts),
+            # No log of accesses: it would tell who looks at what, and addresses may hold what is nobody's business.
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            lifespan="on",
+            proxy_headers=False,
+            limit_concurrency=CONNECTION_LIMIT,
+            timeout_graceful_shutdown=GRACE_S,
+            ws="none",
+        )
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, args=([self._socket.dup()],), name="dike-api", daemon=True)
+        thread.start()
+        try:
+            _wait_for(server, thread)
+            yield
+        finally:
+            backend.closing.set()
+            server.should_exit = True
+            thread.join(GRACE_S + START_TIMEOUT_S)
+
+    def close(self) -> None:
+        """Stops listening."""
+        self._socket.close()
+
+
+def _wait_for(server: uvicorn.Server, thread: threading.Thread) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not server.started:
+        if not thread.is_alive() or time.monotonic() > deadline:
+            raise BadInputError("The API's server did not start; the log says more.")
+        time.sleep(0.01)
+
+
+def _split(listen: str) -> tuple[str, int]:
+    match = re.fullmatch(r"(?:\[(?P<six>[0-9a-fA-F:.]+)\]|(?P<host>[\w.-]+)):(?P<port>[0-9]{1,5})", listen, re.ASCII)
+    if match is None or int(match["port"]) >= 2**16:
+        raise BadInputError(f"'{listen}' is not an address to listen on; --listen takes HOST:PORT.")
+    return match["six"] or match["host"], int(match["port"])
+
+
+def _names_in(advertised: str | None) -> frozenset[str]:
+    if advertised is None:
+        return frozenset()
+    try:
+        name = urlsplit(advertised if "//" in advertised else f"//{advertised}").hostname
+    except ValueError:
+        return frozenset()
+    return frozenset() if name is None else frozenset({name})
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listening = socket.create_server(address, family=family, backlog=128)
+    except OSError as error:
+        raise BadInputError(
+            f"Nothing can listen at {host}:{port}: {error.strerror}; choose another address with --listen."
+        ) from error
+    # Connections inherit it. Without it the body of each answer waits for the client to acknowledge the head: 40 ms.
+    # asyncio sets it for sockets that it makes itself.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening
+
+
+def _is_loopback(listening: socket.socket) -> bool:
+    return ipaddress.ip_address(listening.getsockname()[0]).is_loopback

@@ -1,0 +1,218 @@
+"""Jobs: submitted, listed, looked at, ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, HTTPException, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from pydantic_core import from_json
+from starlette.datastructures import UploadFile
+
+from framework.service import overview
+from framework.service.api.backend import Backend, Job, OwnJob, Service, SignedIn, find_job, is_of
+from framework.service.api.schemas import (
+    EventList,
+    EventView,
+    JobDetails,
+    JobList,
+    JobView,
+    PlanView,
+    ProgressList,
+    ProgressView,
+    Submitted,
+    TaskList,
+    TaskView,
+)
+from framework.service.explain import can_ever_fit
+from framework.service.explain import explain as explain_job
+from framework.service.explanation import Explanation
+from framework.service.records import JobKind, JobRecord, JobState
+from framework.service.requests import SearchJobRequest, TrainingRequest, read_request
+from framework.service.users import User
+
+REQUEST_LIMIT_BYTES = 4 * 2**20
+MAX_NUMBER = 2**63 - 1
+
+router = APIRouter(tags=["jobs"])
+
+Number = Annotated[int, Query(ge=0, le=MAX_NUMBER)]
+Limit = Annotated[int, Query(ge=1, le=1000, description="At most so many.")]
+
+_MULTIPART = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["request", "bundle"],
+                    "properties": {
+                        "request": {"type": "string", "description": "JSON: framework.service.requests.JobRequest."},
+                        "bundle": {"type": "string", "format": "binary", "description": "The script's folder, tar.gz."},
+                    },
+                }
+            }
+        },
+    }
+}
+
+
+@router.post("/jobs", status_code=201, openapi_extra=_MULTIPART)
+async def submit(request: Request, service: Service, user: SignedIn) -> Submitted:
+    """Takes a job in; it is durable when the answer comes."""
+    # Read here and not by a parameter, which would be read before the token is looked at.
+    async with request.form(max_files=2, max_fields=2, max_part_size=REQUEST_LIMIT_BYTES) as form:
+        text, bundle = [await _part(form.get(name), name) for name in ("request", "bundle")]
+    if len(text) > REQUEST_LIMIT_BYTES:
+        raise HTTPException(413, f"The request is larger than {REQUEST_LIMIT_BYTES // 2**20} MiB.")
+    if not bundle.startswith(b"\x1f\x8b"):
+        raise HTTPException(422, "The bundle is not a gzipped tar archive.")
+    try:
+        values = from_json(text, allow_inf_nan=False)
+    except ValueError as error:
+        raise HTTPException(422, f"The request is not JSON: {error}.") from None
+    return await run_in_threadpool(_submit, service, user, values, bundle)
+
+
+@router.get("/jobs")
+def jobs(
+    service: Service,
+    signed_in: SignedIn,
+    user: Annotated[str | None, Query(max_length=200, pattern=r"^[^\x00]*$")] = None,
+    state: Annotated[list[JobState] | None, Query(max_length=len(JobState))] = None,
+    limit: Limit = 100,
+    before: Annotated[str | None, Query(max_length=300, pattern=r"^[^\x00]*$")] = None,
+) -> JobList:
+    """Jobs, the newest first."""
+    if before is not None:
+        find_job(service, before)
+    records = service.store.jobs(user=user, states=state, limit=limit + 1, before=before, brief=True)
+    more = len(records) > limit
+    views = [JobView(**values) for values in view_values(service, signed_in, records[:limit])]
+    return JobList(jobs=views, before=views[-1].id if more else None)
+
+
+@router.get("/jobs/{job_id}")
+def job(service: Service, user: SignedIn, record: Job) -> JobDetails:
+    """One job."""
+    [values] = view_values(service, user, [record])
+    hidden = {} if is_of(record, user) else {"request": None, "result": None}
+    return JobDetails(**{**values, "request": record.request, "result": record.result, **hidden})
+
+
+@router.post("/jobs/{job_id}/kill", status_code=202)
+def kill(service: Service, user: SignedIn, record: OwnJob) -> JobView:
+    """Asks for a job's end; nothing happens to one that has ended."""
+    service.reception.kill(record)
+    [values] = view_values(service, user, [find_job(service, record.id)])
+    return JobView(**values)
+
+
+@router.post("/jobs/{job_id}/again", status_code=201)
+def again(service: Service, user: SignedIn, record: OwnJob) -> Submitted:
+    """Submits a job's request and bundle once more, as a new job; a search gets a new name."""
+    values = record.request
+    if record.kind is JobKind.SEARCH:
+        values = _renamed(service, values)
+    return _submit(service, user, values, _bundle(service, record))
+
+
+@router.get("/jobs/{job_id}/bundle", response_class=Response, responses={200: {"content": {"application/gzip": {}}}})
+def bundle(service: Service, record: OwnJob) -> Response:
+    """The archive that was submitted."""
+    return Response(_bundle(service, record), media_type="application/gzip")
+
+
+@router.get("/jobs/{job_id}/events")
+def job_events(service: Service, record: Job, after: Number = 0, limit: Limit = 1000) -> EventList:
+    """What happened, oldest first."""
+    found = service.store.events(record.id, after=after, limit=limit)
+    views = [EventView.model_validate(event) for event in found]
+    return EventList(events=views, after=views[-1].number if views else after)
+
+
+@router.get("/jobs/{job_id}/progress")
+def progress(
+    service: Service,
+    record: Job,
+    after_step: Annotated[int, Query(ge=-1, le=MAX_NUMBER)] = -1,
+    limit: Annotated[int, Query(ge=1, le=10_000, description="At most so many, evenly chosen.")] = 1000,
+) -> ProgressList:
+    """What the chief of a training job reported, in the order of the steps."""
+    with service.store.reading() as connection:
+        points = overview.thinned_progress(connection, record.id, after_step, limit)
+    return ProgressList(points=[ProgressView.model_validate(point) for point in points])
+
+
+@router.get("/jobs/{job_id}/tasks")
+def tasks(service: Service, record: Job) -> TaskList:
+    """All tasks there have been, in the order of their launch."""
+    return TaskList(tasks=[TaskView.model_validate(task) for task in service.store.tasks(job_id=record.id)])
+
+
+@router.get("/jobs/{job_id}/explain")
+def explain(service: Service, record: Job) -> Explanation:
+    """Why a job does not run, or not yet."""
+    return explain_job(record, service.snapshot())
+
+
+@router.get("/jobs/{job_id}/plan")
+def plan(record: Job) -> PlanView:
+    """The plan that a training job follows, or followed last."""
+    if record.kind is not JobKind.TRAINING:
+        raise HTTPException(404, f"Job '{record.id}' is a search; searches have no plan.")
+    known = [data["plan"] for data in (record.result, record.state_data) if data and data.get("plan")]
+    # A job's state leaves the profile out where it is the one that was asked with.
+    return PlanView(plan={"profile": record.request["profile"], **known[0]} if known else None)
+
+
+def view_values(service: Backend, user: User, records: Sequence[JobRecord]) -> list[dict[str, Any]]:
+    """The fields of `JobView`, for each of some jobs."""
+    ids = [record.id for record in records]
+    with service.store.reading() as connection:
+        live = overview.live_tasks(connection, ids)
+        points = overview.last_progress(connection, ids)
+        trials = overview.trial_states(connection, [one.id for one in records if one.kind is JobKind.SEARCH])
+    return [
+        {
+            **{name: getattr(record, name) for name in JobView.model_fields if hasattr(record, name)},
+            "live_tasks": live.get(record.id, 0),
+            "progress": points.get(record.id),
+            "trials": trials.get(record.id),
+            "yours": is_of(record, user),
+        }
+        for record in records
+    ]
+
+
+def _submit(service: Backend, user: User, values: Any, bundle: bytes) -> Submitted:
+    request: TrainingRequest | SearchJobRequest = read_request(values)
+    problem = can_ever_fit(request, service.snapshot())
+    record = service.reception.submit(request, bundle, user.name)
+    [view] = view_values(service, user, [record])
+    return Submitted(**view, warnings=[problem] if problem else [])
+
+
+async def _part(part: UploadFile | str | None, name: str) -> bytes:
+    """The content of a part of a form; browsers send text as a field, and others as a file."""
+    if part is None:
+        raise HTTPException(422, f"The form has no part '{name}'; send request and bundle as multipart/form-data.")
+    return await part.read() if isinstance(part, UploadFile) else part.encode()
+
+
+def _bundle(service: Backend, record: JobRecord) -> bytes:
+    archive = service.store.bundle(record.bundle_token)
+    if archive is None:
+        raise HTTPException(404, f"Job '{record.id}' has no bundle any more.")
+    return archive
+
+
+def _renamed(service: Backend, values: dict[str, Any]) -> dict[str, Any]:
+    spec = values["spec"]
+    number = 2
+    while service.store.job(f"{spec['name']}-{number}") is not None:
+        number += 1
+    folder = f"{spec['checkpoint_dir']}-{number}" if spec.get("checkpoint_dir") else ""
+    return {**values, "spec": {**spec, "name": f"{spec['name']}-{number}", "checkpoint_dir": folder}}

@@ -1,0 +1,111 @@
+"""Jobs' output, as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import APIRouter, Header, HTTPException, Query
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from framework.service import overview
+from framework.service.api.backend import Backend, OwnJob, Service
+from framework.service.api.jobs import Number
+from framework.service.records import JobState, OutputChunk
+
+PAGE = 200
+"""Chunks read at a time."""
+POLL_S = 0.5
+KEEP_ALIVE_S = 10.0
+NDJSON = "application/x-ndjson"
+
+router = APIRouter(tags=["jobs"])
+
+
+@router.get(
+    "/jobs/{job_id}/logs",
+    response_class=StreamingResponse,
+    responses={
+        200: {"content": {"text/plain": {"schema": {"type": "string"}}, NDJSON: {"schema": {"type": "string"}}}}
+    },
+)
+async def logs(
+    service: Service,
+    record: OwnJob,
+    task: Annotated[str | None, Query(max_length=64, pattern=r"^[^\x00]*$", description="Only of this one.")] = None,
+    after: Number = 0,
+    follow: Annotated[bool, Query(description="Goes on until the job has ended.")] = False,
+    accept: Annotated[str, Header()] = "",
+) -> StreamingResponse:
+    """What a job's tasks wrote: text, or one JSON object a line if application/x-ndjson is accepted."""
+    if follow and not service.followers.acquire(blocking=False):
+        raise HTTPException(503, "Too many clients follow outputs; try again later.", {"Retry-After": "10"})
+    is_json = NDJSON in accept
+    stream = _Stream(service, record.id, task, after, follow=follow, is_json=is_json)
+    kind = _Following if follow else StreamingResponse
+    response = kind(stream.lines(), media_type=NDJSON if is_json else "text/plain; charset=utf-8")
+    # nginx, where there is one, would otherwise gather lines for a while.
+    response.headers["X-Accel-Buffering"] = "no"
+    return response
+
+
+class _Following(StreamingResponse):
+    """Gives its place up in the end, even if the client is gone before the first line."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            scope["app"].state.backend.followers.release()
+
+
+class _Stream:
+    def __init__(
+        self, service: Backend, job_id: str, task: str | None, after: int, *, follow: bool, is_json: bool
+    ) -> None:
+        self._service = service
+        self._job_id = job_id
+        self._task = task
+        self._after = after
+        self._follow = follow
+        self._is_json = is_json
+
+    async def lines(self) -> AsyncIterator[str]:
+        said_s = time.monotonic()
+        while True:
+            state, chunks = await run_in_threadpool(self._look)
+            for chunk in chunks:
+                yield self._line(chunk)
+                self._after = chunk.number
+            if chunks:
+                # There may be more at once; and what was written before the end is read before it is believed.
+                said_s = time.monotonic()
+                continue
+            if not self._follow or self._service.closing.is_set():
+                return
+            if state is None or state.has_ended():
+                if self._is_json:
+                    yield json.dumps({"ended": state}) + "\n"
+                return
+            if self._is_json and time.monotonic() - said_s >= KEEP_ALIVE_S:
+                said_s = time.monotonic()
+                yield "\n"
+            await asyncio.sleep(POLL_S)
+
+    def _look(self) -> tuple[JobState | None, list[OutputChunk]]:
+        """The job's state, None for one that has been deleted, and then its output."""
+        with self._service.store.reading() as connection:
+            state = overview.state_of(connection, self._job_id)
+            chunks = overview.output(connection, self._job_id, after=self._after, task=self._task, limit=PAGE)
+        return state, chunks
+
+    def _line(self, chunk: OutputChunk) -> str:
+        if not self._is_json:
+            return chunk.text
+        values = {"number": chunk.number, "task": chunk.task, "stream": chunk.stream, "text": chunk.text}
+        return json.dumps(values) + "\n"

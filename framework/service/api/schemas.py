@@ -1,0 +1,262 @@
+"""What the API answers with. Times are seconds since the epoch; a number that JSON does not know is null."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+from framework.search.records import TrialState
+from framework.service.records import JobKind, JobState
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+Finite = Annotated[float | None, BeforeValidator(_finite)]
+
+
+class View(BaseModel):
+    """Made from a record by its attributes."""
+
+    model_config = ConfigDict(from_attributes=True, frozen=True, json_schema_serialization_defaults_required=True)
+
+
+class Problem(View):
+    """Every answer of 400 and above.
+
+    Attributes:
+        detail: what is wrong and what to do, in one sentence.
+    """
+
+    detail: str
+
+
+class Me(View):
+    """Who the token belongs to.
+
+    Attributes:
+        user: name.
+        admin: whether jobs of others may be ended and their output read.
+    """
+
+    user: str
+    admin: bool
+
+
+class ProgressView(View):
+    """One report of a training job's chief (`framework.service.records.ProgressPoint`)."""
+
+    step: int
+    time_s: float
+    loss: Finite = None
+    samples_per_s: Finite = None
+
+
+class JobView(View):
+    """A job in the list of jobs (`framework.service.records.JobRecord`).
+
+    Attributes:
+        live_tasks: how many of its tasks have not ended.
+        progress: the last report of a training job's chief; None before the first, and for a search.
+        trials: state -> number of a search's trials in it; None for a training job, and before a search has begun.
+        yours: whether you may end it and see request, result and output.
+    """
+
+    id: str
+    kind: JobKind
+    user: str
+    script: str
+    constraints: list[str]
+    state: JobState
+    submitted_s: float
+    started_s: float | None
+    ended_s: float | None
+    kill_requested: bool
+    waiting: str
+    failure: str
+    live_tasks: int
+    progress: ProgressView | None
+    trials: dict[TrialState, int] | None
+    yours: bool
+
+
+class JobDetails(JobView):
+    """One job.
+
+    Attributes:
+        request: what was asked for (`framework.service.requests`); None if it is not yours.
+        result: how it ended, as `dike run --format json` or `dike tune --format json` prints it; None before the end,
+            and if the job is not yours.
+    """
+
+    request: dict[str, Any] | None
+    result: dict[str, Any] | None
+
+
+class Submitted(JobView):
+    """A job that was taken in.
+
+    Attributes:
+        warnings: what its user should know, one sentence each; such as that it fits on no agent seen so far.
+    """
+
+    warnings: list[str]
+
+
+class JobList(View):
+    """Jobs, the newest first.
+
+    Attributes:
+        jobs: a page of them.
+        before: what to give as `before` for the next page; None if this is the last one.
+    """
+
+    jobs: list[JobView]
+    before: str | None
+
+
+class TaskView(View):
+    """A Mesos task of a job (`framework.service.records.TaskRecord`)."""
+
+    task_id: str
+    job_id: str
+    agent_id: str
+    node: str
+    address: str
+    name: str
+    state: str
+    resources: dict[str, float]
+    launched_s: float
+    ended_s: float | None
+    message: str
+
+
+class TaskList(View):
+    """Tasks in the order of their launch."""
+
+    tasks: list[TaskView]
+
+
+class EventView(View):
+    """Something that happened in a job (`framework.service.records.JobEvent`)."""
+
+    number: int
+    time_s: float
+    kind: str
+    text: str
+
+
+class EventList(View):
+    """Events, oldest first.
+
+    Attributes:
+        events: a page of them.
+        after: what to give as `after` for what comes next.
+    """
+
+    events: list[EventView]
+    after: int
+
+
+class ProgressList(View):
+    """Progress in the order of the steps."""
+
+    points: list[ProgressView]
+
+
+class PlanView(View):
+    """The plan that a training job follows, or followed last, as `dike plan --format json` prints it; None if none."""
+
+    plan: dict[str, Any] | None
+
+
+class TrialView(View):
+    """A trial of a search (`framework.search.records.TrialRecord`).
+
+    Attributes:
+        error: the end of its output if it failed; empty if the job is not yours.
+    """
+
+    number: int
+    parameters: dict[str, Any]
+    state: TrialState
+    runs: int
+    failures: int
+    step: int
+    train_s: Finite
+    slot_s: Finite
+    loss: Finite
+    value: Finite
+    metrics: dict[str, Finite]
+    convergence: Finite
+    checkpoint: str | None
+    checkpoint_step: int
+    agent: str
+    slot: int | None
+    batch_size: Finite
+    error: str
+    created_s: float
+    ended_s: float | None
+
+
+class TrialList(View):
+    """A search's trials by number.
+
+    Attributes:
+        metric, mode: the objective, and whether its least (`min`) or greatest (`max`) value is best.
+        trial_count: how many there are to be.
+        trials: those that there are.
+    """
+
+    metric: str
+    mode: str
+    trial_count: int
+    trials: list[TrialView]
+
+
+class SliceView(View):
+    """A time slice: a run of a trial in a slot (`framework.search.records.SliceRecord`)."""
+
+    trial: int
+    run: int
+    slot: int
+    agent: str
+    kind: str
+    start_s: float
+    end_s: float | None
+    first_step_s: float | None
+    reason: str
+    convergence: Finite
+    from_step: int
+    to_step: int
+    outcome: str
+    suspend_s: Finite
+    samples_per_s: Finite
+
+
+class SliceList(View):
+    """A search's time slices, in the order in which they began."""
+
+    slices: list[SliceView]
+
+
+class LossView(View):
+    """What a trial reported of a stretch of training: mean, least and greatest loss of `count` steps."""
+
+    run: int
+    step: int
+    train_s: Finite
+    loss: Finite = None
+    low: Finite = None
+    high: Finite = None
+    count: int = 0
+    value: Finite = None
+
+
+class LossList(View):
+    """Trial's number -> its losses, oldest first."""
+
+    losses: dict[int, list[LossView]]

@@ -1,0 +1,70 @@
+"""Searches: their trials, time slices and losses."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, HTTPException, Query
+
+from framework.search.store import Store
+from framework.service import overview
+from framework.service.api.backend import Backend, Job, Service, SignedIn, is_of
+from framework.service.api.schemas import LossList, LossView, SliceList, SliceView, TrialList, TrialView
+from framework.service.records import JobKind, JobRecord
+from framework.service.requests import SearchJobRequest, read_request
+
+router = APIRouter(tags=["searches"])
+
+
+@router.get("/jobs/{job_id}/trials")
+def trials(service: Service, user: SignedIn, record: Job) -> TrialList:
+    """A search's trials by number."""
+    store = _search(service, record)
+    found = [] if store is None else store.load_trials(readings=False)
+    request = read_request(record.request)
+    assert isinstance(request, SearchJobRequest)
+    spec = request.to_spec()
+    views = [TrialView.model_validate(trial) for trial in found]
+    if not is_of(record, user):
+        views = [view.model_copy(update={"error": ""}) for view in views]
+    return TrialList(metric=spec.metric, mode=spec.mode, trial_count=spec.trial_count, trials=views)
+
+
+@router.get("/jobs/{job_id}/slices")
+def slices(service: Service, record: Job) -> SliceList:
+    """A search's time slices, in the order in which they began."""
+    store = _search(service, record)
+    found = [] if store is None else store.load_slices()
+    return SliceList(slices=[SliceView.model_validate(one) for one in found])
+
+
+@router.get("/jobs/{job_id}/losses")
+def losses(
+    service: Service,
+    record: Job,
+    trial: Annotated[int | None, Query(ge=0, le=2**31 - 1, description="Only of this trial.")] = None,
+    limit: Annotated[int, Query(ge=2, le=2000, description="At most so many of each trial, evenly chosen.")] = 200,
+) -> LossList:
+    """What a search's trials reported of their losses, oldest first."""
+    store = _search(service, record)
+    reports = {} if store is None else store.load_losses(trial)
+    chosen = {number: _thinned(ours, limit) for number, ours in reports.items()}
+    return LossList(losses={number: [LossView(**report) for report in ours] for number, ours in chosen.items()})
+
+
+def _search(service: Backend, record: JobRecord) -> Store | None:
+    """Reads a search; None before it has begun."""
+    if record.kind is not JobKind.SEARCH:
+        raise HTTPException(404, f"Job '{record.id}' is a training job; it has no trials.")
+    with service.store.reading() as connection:
+        if not overview.has_begun(connection, record.id):
+            return None
+    store = Store(service.store.url, engine=service.store.engine)
+    store.open_search(record.id)
+    return store
+
+
+def _thinned(values: list[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
+    """Evenly chosen ones, the last among them."""
+    stride = -(-len(values) // limit)
+    return values[::-1][:: max(1, stride)][::-1]

@@ -1,0 +1,275 @@
+"""Why a job does not run, or not yet, from what the service's loop has published (`framework.service.snapshot`).
+
+Nothing here waits for the loop or for Mesos, so that any thread may ask at any time.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+from framework.service.agents import AgentFacts
+from framework.service.constraints import HOSTNAME, Constraints, parse_constraints
+from framework.service.explanation import AgentRow, Explanation, TaskNeed, Verdict, describe
+from framework.service.others import left_of
+from framework.service.records import JobRecord
+from framework.service.requests import SearchJobRequest, TrainingRequest
+from framework.service.sizing import Nodes, Sizing, nodes_for, sizing_of
+from framework.service.snapshot import JobFacts, Snapshot
+from framework.service.tenant import Need
+
+__all__ = ["AgentRow", "Explanation", "TaskNeed", "Verdict", "can_ever_fit", "explain"]
+
+SHOWN = 5
+"""How many names a sentence lists."""
+
+
+def explain(record: JobRecord, snapshot: Snapshot) -> Explanation:
+    """What stands in a job's way.
+
+    Args:
+        record: the job as the database has it.
+        snapshot: the service as it was about a second ago.
+    """
+    job = snapshot.jobs.get(record.id)
+    if record.state.has_ended():
+        because = f": {record.failure.rstrip('.')}" if record.failure else ""
+        return Explanation(record.id, Verdict.ENDED, f"The job has ended, {record.state}{because}.")
+    if job is None:
+        return Explanation(
+            record.id, Verdict.TURN, "The job has just been submitted.", last_offer_s=snapshot.last_offer_s
+        )
+    return _Case(job, snapshot).explanation()
+
+
+def can_ever_fit(request: TrainingRequest | SearchJobRequest, snapshot: Snapshot) -> str:
+    """Why a job that is about to be submitted can never run on the agents seen so far, in one sentence.
+
+    Returns:
+        Empty if it can, and if no agent has been seen yet.
+
+    Raises:
+        BadInputError: if its constraints make no sense.
+    """
+    agents = _seen(snapshot)
+    if not agents:
+        return ""
+    found = _never(sizing_of(request), parse_constraints(request.constraints), agents)
+    return "" if found is None else found[1]
+
+
+class _Case:
+    """One job at one moment."""
+
+    def __init__(self, job: JobFacts, snapshot: Snapshot) -> None:
+        self._job = job
+        self._now = snapshot
+        self._agents = snapshot.agents or ()
+        self._needs = () if job.sizing is None else job.sizing.needs(_whole(job.sizing, self._admitted))
+
+    def explanation(self) -> Explanation:
+        verdict, sentence = self._verdict()
+        waits = verdict not in (Verdict.RUNNING, Verdict.ENDING)
+        return Explanation(
+            job_id=self._job.job_id,
+            verdict=verdict,
+            sentence=sentence,
+            needs=self._needs,
+            agents=tuple(self._row(agent) for agent in self._agents),
+            ahead=self._ahead if waits else (),
+            last_offer_s=self._now.last_offer_s,
+            could_be_freed=tuple(self._could_be_freed()) if waits else (),
+        )
+
+    @property
+    def _admitted(self) -> list[AgentFacts]:
+        return [one for one in self._agents if self._job.constraints.admits(one.attributes, one.hostname)]
+
+    @property
+    def _ahead(self) -> tuple[str, ...]:
+        order = self._now.order
+        return order[: order.index(self._job.job_id)] if self._job.job_id in order else ()
+
+    def _verdict(self) -> tuple[Verdict, str]:
+        job, now = self._job, self._now
+        if job.is_ending:
+            return Verdict.ENDING, f"The job is being ended; {job.tasks} of its tasks still run."
+        if job.tasks and job.need is not Need.COME_BACK:
+            wants = " It could use more." if job.need is not Need.NOTHING else ""
+            return Verdict.RUNNING, f"The job runs, with {job.tasks} tasks on {len(job.held)} agents.{wants}"
+        if job.need is Need.NOTHING:
+            return Verdict.RUNNING, "The job wants nothing at the moment: its tasks are ending or all have ended."
+        if not now.connected:
+            return Verdict.NOT_CONNECTED, "The service has no connection to the Mesos master; it keeps trying."
+        if now.agents == ():
+            return Verdict.NO_AGENTS, "No agent is registered with the Mesos master."
+        return self._never() or self._not_now()
+
+    def _never(self) -> tuple[Verdict, str] | None:
+        """Why the agents could not hold it if nothing of anybody's ran there."""
+        job = self._job
+        if job.sizing is None or self._now.agents is None:
+            return None
+        found = _never(job.sizing, job.constraints, _seen(self._now))
+        if found is not None:
+            return found
+        gone = _never(job.sizing, job.constraints, self._agents)
+        if gone is not None:
+            names = _some([agent.node for agent in self._now.gone])
+            return gone[0], f"It would fit if all agents were there that have been seen: {names} are gone now."
+        left = [agent for agent in self._admitted if agent.agent_id not in job.excluded]
+        if job.excluded and job.sizing.fit(_whole(job.sizing, left)).problem:
+            names = _some([agent.node for agent in self._admitted if agent.agent_id in job.excluded])
+            until_s = max(job.excluded.values())
+            return Verdict.EXCLUDED, f"It leaves out {names} after failures there, for {until_s:.0f} s more."
+        return None
+
+    def _not_now(self) -> tuple[Verdict, str]:
+        job, now, kept = self._job, self._now, self._now.reservation
+        if job.sizing is None or now.agents is None:
+            return Verdict.TURN, f"It waits for offers; {len(self._ahead)} jobs are served before it."
+        free = {agent: offer.free for agent, offer in now.offers.items()}
+        open_to_it = [agent for agent in self._admitted if agent.agent_id not in job.excluded]
+        offered = [agent for agent in open_to_it if agent.agent_id in free]
+        mine = [agent for agent in offered if not self._is_kept_from_it(agent)]
+        problem = job.sizing.fit(nodes_for(job.sizing, [(agent, free[agent.agent_id]) for agent in mine])).problem
+        if not problem:
+            if self._ahead:
+                count = len(self._ahead)
+                return Verdict.TURN, f"It would fit what was offered last; {count} jobs are served before it."
+            return Verdict.TURN, "It is the next, and looks at the offers that come in."
+        if kept is not None and kept.job_id != job.job_id and len(mine) < len(offered):
+            names = _some([agent.node for agent in offered if self._is_kept_from_it(agent)])
+            return Verdict.RESERVED, f"{names} are kept for job {kept.job_id}, which has waited longer."
+        beside = [(agent, left_of(agent, now.others.get(agent.agent_id, {}))) for agent in open_to_it]
+        if job.sizing.fit(nodes_for(job.sizing, beside)).problem:
+            return Verdict.NO_OFFERS, f"Other frameworks hold what it needs. {self._short(problem)}"
+        if not offered:
+            return Verdict.NO_OFFERS, "No agent that it may use has offered anything yet."
+        return Verdict.RESOURCES, f"What is free does not hold it. {self._short(problem)}"
+
+    def _short(self, problem: str) -> str:
+        first = self._needs[0] if self._needs else None
+        rows = [row for agent in self._admitted if (row := self._row(agent)).missing]
+        if first is None or not rows or not first.amounts or len(rows) < len(self._admitted):
+            return problem
+        best = min(rows, key=lambda row: max(row.missing[name] / first.amounts[name] for name in row.missing))
+        return (
+            f"A {first.name} needs {describe(first.amounts)}; {best.node}, which comes nearest, is "
+            f"{describe(best.missing)} short."
+        )
+
+    def _is_kept_from_it(self, agent: AgentFacts) -> bool:
+        kept = self._now.reservation
+        bound = self._job.need in (Need.START, Need.GROW)
+        return kept is not None and bound and kept.job_id != self._job.job_id and agent.agent_id in kept.agents
+
+    def _row(self, agent: AgentFacts) -> AgentRow:
+        job = self._job
+        offer = self._now.offers.get(agent.agent_id)
+        first = self._needs[0] if self._needs else TaskNeed("task")
+        others = self._now.others.get(agent.agent_id, {})
+        return AgentRow(
+            agent_id=agent.agent_id,
+            node=agent.node,
+            total=dict(agent.total),
+            free=None if offer is None else dict(offer.free),
+            offered_s=None if offer is None else offer.time_s,
+            missing={} if offer is None else first.missing(offer.free),
+            obstacles=tuple(self._obstacles(agent)),
+            held_by_jobs={
+                other.job_id: dict(other.held[agent.agent_id])
+                for other in self._now.jobs.values()
+                if agent.agent_id in other.held and other.job_id != job.job_id
+            },
+            held_by_others={name: amount for name, amount in others.items() if amount > 0},
+            can_ever_hold=not first.missing(agent.total),
+        )
+
+    def _obstacles(self, agent: AgentFacts) -> list[str]:
+        job = self._job
+        found = [
+            f"The constraint {one} does not admit it."
+            for one in job.constraints.unmet(agent.attributes, agent.hostname)
+        ]
+        if agent.agent_id in job.excluded:
+            found.append(f"The job leaves it out after failures, for {job.excluded[agent.agent_id]:.0f} s more.")
+        if self._is_kept_from_it(agent):
+            assert self._now.reservation is not None
+            found.append(f"It is kept for job {self._now.reservation.job_id}.")
+        found += [f"{describe(amounts)} are reserved for role {role}." for role, amounts in agent.reserved.items()]
+        return found
+
+    def _could_be_freed(self) -> list[str]:
+        """Who holds what on the agents that the job may use, those first whose users have more than their share."""
+        admitted = {agent.agent_id for agent in self._admitted}
+        shares = self._now.shares
+        found = []
+        holders = [job for job in self._now.jobs.values() if job.held.keys() & admitted]
+        for job in sorted(holders, key=lambda one: -shares.get(one.user, 0.0)):
+            held: dict[str, float] = {}
+            for agent_id in job.held.keys() & admitted:
+                for name, amount in job.held[agent_id].items():
+                    held[name] = held.get(name, 0.0) + amount
+            kind = "search" if job.sizing is not None and not job.sizing.is_gang else "job"
+            found.append(
+                f"The {kind} {job.job_id} of {job.user}, whose share is {100 * shares.get(job.user, 0.0):.0f} %, holds "
+                f"{describe(held)} there."
+            )
+        return found
+
+
+def _never(sizing: Sizing, constraints: Constraints, agents: Sequence[AgentFacts]) -> tuple[Verdict, str] | None:
+    """Why these agents could not hold a job if nothing ran there; None if they could."""
+    admitted = [agent for agent in agents if constraints.admits(agent.attributes, agent.hostname)]
+    problem = sizing.fit(_whole(sizing, admitted)).problem
+    if not problem:
+        return None
+    if not admitted:
+        return Verdict.CONSTRAINTS, _unmet(constraints, agents)
+    if len(admitted) < len(agents) and not sizing.fit(_whole(sizing, agents)).problem:
+        texts = ", ".join(map(str, constraints.all))
+        return Verdict.CONSTRAINTS, f"The agents that {texts} admits cannot hold it: {problem}"
+    with_reserved = [(agent, _with_reserved(agent)) for agent in admitted]
+    roles = sorted({role for agent in admitted for role in agent.reserved})
+    if roles and not sizing.fit(nodes_for(sizing, with_reserved)).problem:
+        return Verdict.ROLE, f"What it needs is reserved for the role {_some(roles)} (--role of the service): {problem}"
+    return Verdict.NEVER_FITS, f"It can never fit on the agents seen so far: {problem}"
+
+
+def _unmet(constraints: Constraints, agents: Sequence[AgentFacts]) -> str:
+    """Why no agent is admitted."""
+    known = {HOSTNAME, *(name for agent in agents for name in agent.attributes)}
+    for one in constraints.all:
+        if one.field not in known:
+            nearest = difflib.get_close_matches(one.field, sorted(known), 1)
+            meant = f"; did you mean {nearest[0]}?" if nearest else f"; they have {_some(sorted(known))}."
+            return f"The constraint {one} admits no agent, since none has the attribute {one.field}{meant}"
+        if not any(one.admits(agent.attributes, agent.hostname) for agent in agents):
+            values = {agent.hostname if one.field == HOSTNAME else agent.attributes.get(one.field) for agent in agents}
+            there = _some(sorted(value for value in values if value is not None))
+            return f"The constraint {one} admits no agent; the agents have {there}."
+    return f"No agent meets all the constraints {', '.join(map(str, constraints.all))}."
+
+
+def _seen(snapshot: Snapshot) -> tuple[AgentFacts, ...]:
+    return (*(snapshot.agents or ()), *snapshot.gone)
+
+
+def _whole(sizing: Sizing, agents: Sequence[AgentFacts]) -> Nodes:
+    """Agents with all they have."""
+    return nodes_for(sizing, [(agent, agent.total) for agent in agents])
+
+
+def _with_reserved(agent: AgentFacts) -> dict[str, float]:
+    amounts = dict(agent.total)
+    for reserved in agent.reserved.values():
+        for name, amount in reserved.items():
+            amounts[name] = amounts.get(name, 0.0) + amount
+    return amounts
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first few names."""
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"{', '.join(names[:SHOWN])}{more}"

@@ -1,0 +1,69 @@
+/** Agents as boxes that tasks fill, one strip for each resource. */
+
+import { html } from "./vendor/htm-preact.js";
+import { amounts } from "./explain.js";
+import { amount, hue, share } from "./format.js";
+
+const STRIPS = { cpus: "CPUs", mem: "memory", gpus: "GPUs" };
+const ROLE_HUES = { ps: 35, worker: 212, chief: 140 };
+const ROUNDING = 1e-6;
+
+/** A hue for each job, by the order of their ids among these agents. */
+function jobHues(agents) {
+  const ids = [...new Set(agents.flatMap((agent) => agent.tasks.map((task) => task.job_id)))].sort();
+  return new Map(ids.map((id, place) => [id, hue(place)]));
+}
+
+function taskHue(task, jobId, hues) {
+  if (!jobId) return hues.get(task.job_id);
+  return task.job_id === jobId ? (ROLE_HUES[task.name.split(":")[0]] ?? hue(0)) : null;
+}
+
+function Strip({ agent, name, colours }) {
+  const total = agent.total[name] ?? 0;
+  const pieces = agent.tasks
+    .filter((task) => task.resources[name] > 0)
+    .map((task) => ({ held: task.resources[name], text: task.name, of: `${task.job_id}, ${task.name}`, hue: colours.get(task.task_id) }));
+  const others = (agent.used[name] ?? 0) - (agent.held[name] ?? 0);
+  if (others > ROUNDING) pieces.push({ held: others, text: "others", of: "other frameworks", others: true });
+  const used = pieces.reduce((sum, piece) => sum + piece.held, 0);
+  return html`<div class="strip">
+    <span class="strip-name">${STRIPS[name]}</span>
+    <span class="strip-box" role="img" aria-label=${`${STRIPS[name]}: ${share(name, used, total)} in use`}>
+      ${pieces.map(
+        (piece) => html`<span
+          class=${piece.others ? "piece others" : piece.hue === null ? "piece other-job" : "piece"}
+          style=${{ width: `${(100 * piece.held) / Math.max(total, used)}%`, "--hue": piece.hue ?? 0 }}
+          title=${`${piece.of}: ${amount(name, piece.held)}`}><span>${piece.text}</span></span>`,
+      )}
+    </span>
+    <span class="strip-sum">${share(name, used, total)}</span>
+  </div>`;
+}
+
+function Box({ agent, jobId, hues }) {
+  const colours = new Map(agent.tasks.map((task) => [task.task_id, taskHue(task, jobId, hues)]));
+  const shown = jobId ? agent.tasks.filter((task) => task.job_id === jobId) : agent.tasks;
+  return html`<section class="agent" aria-label=${`agent ${agent.node}`}>
+    <h3>${agent.node} ${!agent.active && html`<span class="badge state-failed">away</span>`}</h3>
+    ${Object.entries(agent.attributes).map(([name, value]) => html`<span class="attribute">${name}: ${value}</span>`)}
+    ${Object.keys(STRIPS).filter((name) => agent.total[name] > 0).map((name) => html`<${Strip} agent=${agent} name=${name} colours=${colours} />`)}
+    <ul class="tasks">
+      ${shown.map(
+        (task) => html`<li key=${task.task_id} title=${`${amounts(task.resources)}${task.message && `; ${task.message}`}`}>
+          <span class=${colours.get(task.task_id) === null ? "swatch other-job" : "swatch"} style=${{ "--hue": colours.get(task.task_id) ?? 0 }} aria-hidden="true"></span>
+          ${task.name} <span class="quiet">${task.state}</span>
+          ${!jobId && html` <a href=${`#/jobs/${encodeURIComponent(task.job_id)}`}>${task.job_id}</a>`}
+        </li>`,
+      )}
+    </ul>
+  </section>`;
+}
+
+/** With a `jobId` its tasks are coloured by their roles, and those of other jobs are grey. */
+export function AgentBoxes({ agents, jobId }) {
+  const hues = jobHues(agents);
+  return html`<div class="agents">
+    ${agents.map((agent) => html`<${Box} key=${agent.id} agent=${agent} jobId=${jobId} hues=${hues} />`)}
+  </div>`;
+}

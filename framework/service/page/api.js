@@ -1,0 +1,158 @@
+/** Talks to the service: the token, the state of the connection, requests, and polling that backs off. */
+
+import { useEffect, useRef, useState } from "./vendor/htm-preact.js";
+
+const ROOT = "api/v1";
+const TOKEN_KEY = "dike-token";
+const INTERVAL_MS = 2000;
+const LONGEST_MS = 15000;
+const PATIENCE_MS = 30000;
+
+/** An answer that is no success; `detail` is the service's sentence. */
+export class ApiError extends Error {
+  constructor(status, detail) {
+    super(detail);
+    this.status = status;
+  }
+}
+
+const bus = new EventTarget();
+const connection = { awaySince: null, refused: "" };
+
+function announce(changes) {
+  const wasAway = connection.awaySince !== null;
+  Object.assign(connection, changes);
+  bus.dispatchEvent(new Event("connection"));
+  if (wasAway && connection.awaySince === null) bus.dispatchEvent(new Event("wake"));
+}
+
+/** Makes everything that waits for its next try ask at once. */
+export function tryNow() {
+  bus.dispatchEvent(new Event("wake"));
+}
+
+/** Takes a token from `#token=...` of the address, and the address bar forgets it. */
+export function takeTokenFromAddress() {
+  const found = /^#token=(.+)$/.exec(location.hash);
+  if (found) {
+    history.replaceState(null, "", location.pathname + location.search);
+    signIn(decodeURIComponent(found[1]));
+  }
+}
+
+export function token() {
+  return sessionStorage.getItem(TOKEN_KEY);
+}
+
+export function signIn(secret) {
+  sessionStorage.setItem(TOKEN_KEY, secret.trim());
+  announce({ refused: "" });
+}
+
+export function signOut(reason = "") {
+  sessionStorage.removeItem(TOKEN_KEY);
+  announce({ refused: reason });
+}
+
+/** The state of the connection; the component is drawn again when it changes. */
+export function useConnection() {
+  const [, redraw] = useState(0);
+  useEffect(() => {
+    const changed = () => redraw((count) => count + 1);
+    bus.addEventListener("connection", changed);
+    return () => bus.removeEventListener("connection", changed);
+  }, []);
+  return connection;
+}
+
+async function answer(path, options) {
+  let response;
+  try {
+    response = await fetch(`${ROOT}/${path}`, { ...options, headers: { ...options.headers, Authorization: `Bearer ${token()}` } });
+  } catch (error) {
+    if (error.name !== "AbortError" && connection.awaySince === null) announce({ awaySince: Date.now() / 1000 });
+    throw error.name === "AbortError" ? error : new ApiError(0, "The service does not answer.");
+  }
+  if (connection.awaySince !== null) announce({ awaySince: null });
+  if (response.ok) return response;
+  const body = await response.json().catch(() => ({}));
+  const detail = typeof body.detail === "string" ? body.detail : `The service answered ${response.status}.`;
+  if (response.status === 401) signOut("The service does not know this token.");
+  throw new ApiError(response.status, detail);
+}
+
+/** Aborts when the caller does, or when nothing has come for too long. */
+function patient(signal) {
+  return AbortSignal.any([signal, AbortSignal.timeout(PATIENCE_MS)]);
+}
+
+/** GETs JSON; `query` is what URLSearchParams takes. */
+export async function get(path, query, signal) {
+  const search = new URLSearchParams(query).toString();
+  return (await answer(search ? `${path}?${search}` : path, { signal: patient(signal) })).json();
+}
+
+/** GETs lines of JSON. */
+export async function getLines(path, query, signal) {
+  const headers = { Accept: "application/x-ndjson" };
+  const search = new URLSearchParams(query).toString();
+  const text = await (await answer(`${path}?${search}`, { headers, signal: patient(signal) })).text();
+  return text
+    .split("\n")
+    .filter((line) => line)
+    .map((line) => JSON.parse(line));
+}
+
+export async function post(path, body = undefined) {
+  return (await answer(path, { method: "POST", body })).json();
+}
+
+/**
+ * Asks again and again while the component is there, the page is seen and `active`.
+ *
+ * `load(previous, signal)` gives the new value from the one before (undefined at first); after a failure the value
+ * before stays. What changes in `deps` starts anew. Once `active` is false it asks one last time.
+ */
+export function useLive(load, deps, active = true) {
+  const [state, setState] = useState({ data: undefined, error: null });
+  const isActive = useRef(active);
+  isActive.current = active;
+  useEffect(() => {
+    const stop = new AbortController();
+    let data, timer, busy = false, ended = false, delay = INTERVAL_MS;
+
+    async function round() {
+      clearTimeout(timer);
+      if (busy || ended || document.hidden || stop.signal.aborted) return;
+      busy = true;
+      const isLast = !isActive.current;
+      try {
+        const next = await load(data, stop.signal);
+        if (stop.signal.aborted) return;
+        delay = INTERVAL_MS;
+        ended = isLast;
+        data = next;
+        setState({ data, error: null });
+      } catch (error) {
+        if (stop.signal.aborted) return;
+        delay = Math.min(2 * delay, LONGEST_MS);
+        setState({ data, error });
+      } finally {
+        busy = false;
+      }
+      if (!ended) timer = setTimeout(round, delay);
+    }
+
+    setState((before) => (before.data === undefined ? before : { data: undefined, error: null }));
+    document.addEventListener("visibilitychange", round);
+    bus.addEventListener("wake", round);
+    round();
+    return () => {
+      stop.abort();
+      clearTimeout(timer);
+      document.removeEventListener("visibilitychange", round);
+      bus.removeEventListener("wake", round);
+    };
+  }, deps);
+  return state;
+}

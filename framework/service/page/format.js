@@ -1,0 +1,69 @@
+/** Numbers and times for people. */
+
+import { html, useEffect, useState } from "./vendor/htm-preact.js";
+
+const STEPS = [
+  [60, 1, "s"],
+  [3600, 60, "min"],
+  [48 * 3600, 3600, "h"],
+  [Infinity, 86400, "d"],
+];
+
+/** Seconds as `42 s`, `3.5 min`, `7 h`, `3 d`. */
+export function duration(seconds) {
+  const amount = Math.max(seconds, 0);
+  const [, unit, name] = STEPS.find(([limit]) => amount < limit);
+  const value = amount / unit;
+  return `${value < 10 && unit > 1 ? Math.round(10 * value) / 10 : Math.round(value)} ${name}`;
+}
+
+/** Four digits that count; "–" for nothing. */
+export function figure(value) {
+  if (value === null || value === undefined) return "–";
+  return Number.isInteger(value) && Math.abs(value) < 1e15 ? value.toLocaleString("en") : Number(value.toPrecision(4)).toString();
+}
+
+/** "1 worker", "2 workers". */
+export function counted(number, one) {
+  return `${figure(Math.round(100 * number) / 100)} ${one}${number === 1 ? "" : "s"}`;
+}
+
+const IN_MIB = ["mem", "disk"];
+
+/** An amount of a resource; memory and disk come in MiB. */
+export function amount(name, value) {
+  if (!IN_MIB.includes(name)) return figure(Math.round(100 * value) / 100);
+  return value < 1024 ? `${Math.round(value)} MiB` : `${figure(Math.round(value / 102.4) / 10)} GiB`;
+}
+
+/** How much of a total is in use; the unit is told once where it is the same. */
+export function share(name, used, total) {
+  const [part, unit] = amount(name, used).split(" ");
+  const whole = amount(name, total);
+  return `${unit && whole.endsWith(unit) ? part : amount(name, used)} of ${whole}`;
+}
+
+/** A moment, in seconds since the epoch: how long ago, and the date when pointed at. */
+export function Ago({ at }) {
+  const [, redraw] = useState(0);
+  useEffect(() => {
+    const timer = setInterval(() => redraw((count) => count + 1), 5000);
+    return () => clearInterval(timer);
+  }, []);
+  if (at === null || at === undefined) return "–";
+  const date = new Date(1000 * at);
+  return html`<time datetime=${date.toISOString()} title=${date.toLocaleString()}>${duration(Date.now() / 1000 - at)} ago</time>`;
+}
+
+/** A moment as the clock shows it, with the date when pointed at. */
+export function Clock({ at }) {
+  const date = new Date(1000 * at);
+  return html`<time datetime=${date.toISOString()} title=${date.toLocaleString()}>${date.toLocaleTimeString()}</time>`;
+}
+
+const HUES = [212, 28, 140, 340, 265, 175, 52, 0, 95, 300, 235, 15];
+
+/** A colour for a number, the same one every time; neighbours differ. */
+export function hue(number) {
+  return HUES[number % HUES.length];
+}

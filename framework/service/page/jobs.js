@@ -1,0 +1,95 @@
+/** All jobs as a table, with filters. */
+
+import { html, useState } from "./vendor/htm-preact.js";
+import { get, useLive } from "./api.js";
+import { Ago, figure } from "./format.js";
+import { Badge, Bar, ENDED, Pending } from "./parts.js";
+
+const STATES = ["queued", "running", "ending", ...ENDED];
+const PAGE = 50;
+
+/** Kept while the page is open, so that one comes back from a job to the same table. */
+const filters = { user: "", state: "", text: "" };
+
+function jobsQuery({ user, state, limit }) {
+  const query = new URLSearchParams({ limit });
+  if (user) query.set("user", user);
+  for (const name of state === "open" ? STATES.filter((known) => !ENDED.includes(known)) : state ? [state] : []) query.append("state", name);
+  return query;
+}
+
+function Progress({ job }) {
+  if (job.trials) {
+    const ended = (job.trials.finished ?? 0) + (job.trials.failed ?? 0);
+    const all = Object.values(job.trials).reduce((total, count) => total + count, 0);
+    const text = `${ended} of ${all} trials`;
+    return html`<${Bar} part=${all ? ended / all : 0} label="trials that have ended" text=${text} /> ${text}`;
+  }
+  if (!job.progress) return "–";
+  const speed = job.progress.samples_per_s;
+  return `step ${figure(job.progress.step)}${speed === null ? "" : `, ${figure(speed)} samples/s`}`;
+}
+
+function Row({ job }) {
+  return html`<tr>
+    <td><${Badge} state=${job.state} /></td>
+    <td class="job">
+      <a href=${`#/jobs/${encodeURIComponent(job.id)}`}>${job.id}</a>
+      ${(job.failure || job.waiting) && html`<p class="why" title=${job.failure || job.waiting}>${job.failure || job.waiting}</p>`}
+    </td>
+    <td class="wide">${job.user}</td>
+    <td class="wide">${job.kind}</td>
+    <td class="wide"><${Ago} at=${job.started_s ?? job.submitted_s} /></td>
+    <td class="progress"><${Progress} job=${job} /></td>
+    <td class="number">${figure(job.progress?.loss)}</td>
+  </tr>`;
+}
+
+function Filters({ me, users, values, change }) {
+  const set = (name) => (event) => change({ ...values, [name]: event.target.value });
+  return html`<form class="filters" role="search" onSubmit=${(event) => event.preventDefault()}>
+    <label>User
+      <select value=${values.user} onChange=${set("user")}>
+        <option value="">everybody</option>
+        ${users.map((user) => html`<option value=${user}>${user}${user === me?.user ? " (you)" : ""}</option>`)}
+      </select>
+    </label>
+    <label>State
+      <select value=${values.state} onChange=${set("state")}>
+        <option value="">all</option>
+        <option value="open">not ended</option>
+        ${STATES.map((state) => html`<option value=${state}>${state}</option>`)}
+      </select>
+    </label>
+    <label>Text <input type="search" value=${values.text} onInput=${set("text")} placeholder="job, script or reason" /></label>
+  </form>`;
+}
+
+export function JobsView({ me }) {
+  const [values, setValues] = useState({ ...filters });
+  const [limit, setLimit] = useState(PAGE);
+  const [users, setUsers] = useState([]);
+  const { data, error } = useLive(async (_, signal) => {
+    const list = await get("jobs", jobsQuery({ ...values, limit }), signal);
+    setUsers((known) => [...new Set([...known, ...list.jobs.map((job) => job.user)])].sort());
+    return list;
+  }, [values.user, values.state, limit]);
+  const change = (next) => setValues(Object.assign(filters, next) && { ...next });
+  const known = [...new Set([...users, me?.user, values.user])].filter(Boolean).sort();
+  const wanted = values.text.toLowerCase();
+  const jobs = (data?.jobs ?? []).filter((job) => [job.id, job.script, job.waiting, job.failure].some((text) => text.toLowerCase().includes(wanted)));
+  return html`<h1>Jobs</h1>
+    <${Filters} me=${me} users=${known} values=${values} change=${change} />
+    ${data === undefined && html`<${Pending} error=${error} />`}
+    ${data !== undefined && !jobs.length && html`<p class="quiet">No job is like that.</p>`}
+    ${jobs.length > 0 && html`<div class="scroll"><table class="jobs">
+      <thead>
+        <tr>
+          <th scope="col">State</th><th scope="col">Job</th><th scope="col" class="wide">User</th><th scope="col" class="wide">Kind</th>
+          <th scope="col" class="wide">Started</th><th scope="col">Progress</th><th scope="col" class="number">Loss</th>
+        </tr>
+      </thead>
+      <tbody>${jobs.map((job) => html`<${Row} key=${job.id} job=${job} />`)}</tbody>
+    </table></div>`}
+    ${data?.before && html`<button onClick=${() => setLimit(limit + PAGE)}>Show older jobs</button>`}`;
+}

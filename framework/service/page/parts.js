@@ -1,0 +1,35 @@
+/** Small pieces that several views use. */
+
+import { html, useEffect, useRef } from "./vendor/htm-preact.js";
+
+export const ENDED = ["finished", "failed", "killed"];
+
+export function Badge({ state }) {
+  return html`<span class=${`badge state-${state}`}>${state}</span>`;
+}
+
+/** A bar that is `part` (0 to 1) full. */
+export function Bar({ part, label, text }) {
+  const percent = Math.round(100 * Math.min(Math.max(part, 0), 1));
+  return html`<span class="bar" role="meter" aria-label=${label} aria-valuenow=${percent} aria-valuemin="0" aria-valuemax="100" aria-valuetext=${text}>
+    <span style=${{ width: `${percent}%` }}></span>
+  </span>`;
+}
+
+/** What a view shows instead of data that has not come, or why it has not. */
+export function Pending({ error }) {
+  return error?.status ? html`<p class="alert" role="alert">${error.message}</p>` : html`<p class="quiet">Asking the service …</p>`;
+}
+
+/** Asks before something that cannot be taken back; open while it is drawn. */
+export function Confirm({ question, yes, onYes, onNo }) {
+  const dialog = useRef(null);
+  useEffect(() => dialog.current.showModal(), []);
+  return html`<dialog ref=${dialog} onClose=${onNo} aria-labelledby="question">
+    <p id="question">${question}</p>
+    <form method="dialog">
+      <button autofocus>Cancel</button>
+      <button class="danger" onClick=${onYes}>${yes}</button>
+    </form>
+  </dialog>`;
+}

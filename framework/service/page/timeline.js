@@ -1,0 +1,63 @@
+/** Slots' timelines: a row for each slot, a box for each time slice, coloured by its trial. */
+
+import { html } from "./vendor/htm-preact.js";
+import { duration, figure, hue } from "./format.js";
+
+const SLICES_SHOWN = 2000;
+const TICKS = 6;
+const STEPS_S = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800];
+
+/** Where the axis has figures, in seconds; none so near to the end that it would not fit. */
+function ticks(length) {
+  const step = STEPS_S.find((candidate) => length / candidate <= TICKS) ?? Math.ceil(length / TICKS);
+  return Array.from({ length: Math.floor((0.95 * length) / step) + 1 }, (_, index) => index * step);
+}
+
+function tickText(tick, length) {
+  if (length <= 120) return `${tick} s`;
+  return length < 7200 ? `${Math.floor(tick / 60)}:${String(tick % 60).padStart(2, "0")}` : duration(tick);
+}
+
+function Slice({ slice, from, length, now }) {
+  const end = slice.end_s ?? now;
+  const percent = (seconds) => `${(100 * seconds) / length}%`;
+  const preparing = Math.min(slice.first_step_s ?? end, end) - slice.start_s;
+  const share = end > slice.start_s ? (100 * preparing) / (end - slice.start_s) : 0;
+  const said = [
+    `trial ${slice.trial}, run ${slice.run}: ${duration(end - slice.start_s)}${slice.end_s === null ? " so far" : ""}`,
+    `steps ${slice.from_step} to ${slice.to_step}`,
+    slice.outcome,
+    slice.reason,
+    slice.samples_per_s === null ? "" : `${figure(slice.samples_per_s)} samples/s`,
+  ];
+  return html`<span class=${slice.end_s === null ? "slice running" : "slice"} title=${said.filter(Boolean).join("; ")}
+    style=${{ left: percent(slice.start_s - from), width: percent(end - slice.start_s), "--hue": hue(slice.trial), "--share": `${share}%` }}>${slice.trial}</span>`;
+}
+
+export function Timeline({ slices, active }) {
+  if (!slices.length) return null;
+  const shown = slices.slice(-SLICES_SHOWN);
+  const last = Math.max(...shown.map((slice) => slice.end_s ?? 0));
+  const now = active ? Date.now() / 1000 : last;
+  const from = Math.min(...shown.map((slice) => slice.start_s));
+  const length = Math.max(now, last, from + 1) - from;
+  const slots = [...new Set(shown.map((slice) => slice.slot))].sort((one, other) => one - other);
+  const agents = new Map(shown.map((slice) => [slice.slot, slice.agent]));
+  return html`<h3>Slots</h3>
+    <p class="quiet">Number and colour: trial; pale: not training yet.${shown.length < slices.length ? ` The last ${SLICES_SHOWN} slices.` : ""}</p>
+    <div class="timeline">
+      ${slots.map((slot) => {
+        const ours = shown.filter((slice) => slice.slot === slot);
+        return html`<div class="slot" key=${slot}>
+          <span class="slot-name" title=${agents.get(slot)}>slot ${slot} <span class="quiet">${agents.get(slot)}</span></span>
+          <span class="slot-row" role="img" aria-label=${`slot ${slot}: trials ${ours.map((slice) => slice.trial).join(", ")}`}>
+            ${ours.map((slice) => html`<${Slice} key=${`${slice.trial}-${slice.run}`} slice=${slice} from=${from} length=${length} now=${Math.max(now, last)} />`)}
+          </span>
+        </div>`;
+      })}
+      <div class="slot axis" aria-hidden="true">
+        <span class="slot-name"></span>
+        <span class="slot-row">${ticks(length).map((tick) => html`<span class="tick" style=${{ left: `${(100 * tick) / length}%` }}>${tickText(tick, length)}</span>`)}</span>
+      </div>
+    </div>`;
+}

@@ -1,0 +1,197 @@
+"""How the jobs stand towards each other: their order, who waits since when, what all of it looks like from outside."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from framework.service.agents import AgentDirectory, AgentFacts
+from framework.service.offer_pool import OfferPool
+from framework.service.others import Others
+from framework.service.queueing import Candidate, FairQueue
+from framework.service.records import TaskRecord
+from framework.service.reservation import Contender, Reservations
+from framework.service.seat import Seat
+from framework.service.sizing import nodes_for
+from framework.service.snapshot import JobFacts, Snapshot
+from framework.service.tenant import Excluding, Need, Vacating
+
+FIRST = 3
+"""How many of the jobs that wait are asked whether they need several agents at a time."""
+
+
+class Standing:
+    """The jobs, compared with each other; reviewed once a second or so.
+
+    Args:
+        seats: the jobs, by id; the hub's own.
+        queue: their order.
+        agents: knows the agents; None where nobody does.
+        reservations: what is kept for whom.
+
+    Attributes:
+        gathers: whether a job waits that needs several agents at a time, and would fit if it had them.
+    """
+
+    def __init__(
+        self,
+        seats: Mapping[str, Seat],
+        queue: FairQueue,
+        agents: AgentDirectory | None,
+        reservations: Reservations,
+    ) -> None:
+        self._seats = seats
+        self._queue = queue
+        self._directory = agents
+        self._reservations = reservations
+        self._waits_since_s: dict[str, float] = {}
+        self._others = Others()
+        self.gathers = False
+
+    def order(self, seats: Sequence[Seat]) -> list[Seat]:
+        """Those that want offers, who is served first first."""
+        wanting = [
+            Candidate(seat.job_id, seat.user, seat.number, need)
+            for seat in seats
+            if (need := seat.tenant.need) is not Need.NOTHING
+        ]
+        ordered = self._queue.order(wanting, self._held_by_users(), self._total())
+        return [self._seats[candidate.job_id] for candidate in ordered]
+
+    def review(self, pool: OfferPool, now_s: float) -> bool:
+        """Looks who waits since when, and so who gets a reservation; jobs that can make way do.
+
+        Returns:
+            Whether agents that were kept are free for all again.
+        """
+        self._others.observe(self._agents() or (), self._held_on_agents(), now_s)
+        waiting = [seat for seat in self.order(list(self._seats.values())) if _waits(seat)]
+        self._waits_since_s = {seat.job_id: self._waits_since_s.get(seat.job_id, now_s) for seat in waiting}
+        self.gathers = any(len(self._place(seat, beside_others=False)) > 1 for seat in _gangs(waiting)[:FIRST])
+        self._drop_if_useless(pool, now_s)
+        released = self._reservations.update(now_s, [self._contender(seat) for seat in waiting if seat.sizing])
+        kept = self._reservations.current
+        if kept is not None:
+            for tenant in self._in_the_way(kept.job_id, kept.agents):
+                tenant.vacate(kept.agents)
+        return released
+
+    def snapshot(self, pool: OfferPool, now_s: float, *, connected: bool) -> Snapshot:
+        """All of it as it is now."""
+        kept = self._reservations.current
+        return Snapshot(
+            time_s=time.time(),
+            connected=connected,
+            agents=self._agents(),
+            others=self._others.all,
+            gone=() if self._directory is None else self._directory.gone,
+            offers=dict(pool.last),
+            last_offer_s=pool.last_offer_s,
+            held_offers=len(pool),
+            jobs={seat.job_id: _facts(seat) for seat in self._seats.values()},
+            order=tuple(seat.job_id for seat in self.order(list(self._seats.values()))),
+            shares=self._queue.shares(
+                {seat.user for seat in self._seats.values()}, self._held_by_users(), self._total()
+            ),
+            reservation=kept,
+            kept_s=0.0 if kept is None else now_s - kept.since_s,
+        )
+
+    def _contender(self, seat: Seat) -> Contender:
+        return Contender(
+            seat.job_id,
+            self._waits_since_s[seat.job_id],
+            seat.is_overtaken,
+            lambda agents: any(True for _ in self._in_the_way(seat.job_id, agents)),
+            lambda: self._place(seat, beside_others=True),
+        )
+
+    def _in_the_way(self, job_id: str, agents: frozenset[str]) -> Iterator[Vacating]:
+        """Other jobs that hold something on these agents and can leave them."""
+        there = [seat for seat in self._seats.values() if any(task.agent_id in agents for task in seat.tasks.values())]
+        for seat in there:
+            if seat.job_id != job_id and isinstance(seat.tenant, Vacating):
+                yield seat.tenant
+
+    def _agents(self) -> tuple[AgentFacts, ...] | None:
+        return None if self._directory is None else self._directory.current()
+
+    def _drop_if_useless(self, pool: OfferPool, now_s: float) -> None:
+        kept = self._reservations.current
+        seat = None if kept is None else self._seats.get(kept.job_id)
+        if kept is None or seat is None or seat.looked_at != pool.generation or seat.lent:
+            return
+        offered = pool.supply(pool.offers)
+        busy = {task.agent_id for task in self._tasks()}
+        if kept.agents <= offered.keys() - busy:
+            self._reservations.did_not_help(now_s)
+
+    def _place(self, seat: Seat, *, beside_others: bool) -> frozenset[str]:
+        """Ids of the agents that a job would use if nothing of ours ran anywhere, or nothing of anybody's."""
+        agents = self._agents() or ()
+        if seat.sizing is None:
+            return frozenset()
+        usable = [
+            (agent, self._others.left(agent) if beside_others else agent.total)
+            for agent in agents
+            if seat.admitted.admits(agent.attributes, agent.hostname)
+        ]
+        used = seat.sizing.fit(nodes_for(seat.sizing, usable)).nodes
+        return frozenset(agent.agent_id for agent in agents if agent.node in used)
+
+    def _held_on_agents(self) -> dict[str, dict[str, float]]:
+        return _added_by(
+            (task.agent_id, task.resources) for seat in self._seats.values() for task in seat.tasks.values()
+        )
+
+    def _tasks(self) -> Iterator[TaskRecord]:
+        for seat in self._seats.values():
+            yield from seat.tasks.values()
+
+    def _held_by_users(self) -> dict[str, dict[str, float]]:
+        return _added_by((seat.user, task.resources) for seat in self._seats.values() for task in seat.tasks.values())
+
+    def _total(self) -> dict[str, float]:
+        """What our role may use of the cluster; what we hold, where the master does not say."""
+        agents = self._agents()
+        if agents:
+            return added(agent.total for agent in agents)
+        return added(self._held_by_users().values())
+
+
+def _waits(seat: Seat) -> bool:
+    """Whether nothing of a job runs although it wants to."""
+    return not seat.has_tasks and seat.tenant.need in (Need.COME_BACK, Need.START)
+
+
+def _gangs(seats: Sequence[Seat]) -> list[Seat]:
+    return [seat for seat in seats if seat.sizing is not None and seat.sizing.is_gang]
+
+
+def _facts(seat: Seat) -> JobFacts:
+    return JobFacts(
+        job_id=seat.job_id,
+        user=seat.user,
+        need=seat.tenant.need,
+        is_ending=seat.is_ending,
+        constraints=seat.admitted,
+        sizing=seat.sizing,
+        held=_added_by((task.agent_id, task.resources) for task in seat.tasks.values()),
+        tasks=len(seat.tasks),
+        excluded=seat.tenant.excluded_agents() if isinstance(seat.tenant, Excluding) else {},
+    )
+
+
+def _added_by(parts: Iterable[tuple[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:
+    """Name -> resource -> sum of the amounts given under that name."""
+    sums: dict[str, dict[str, float]] = {}
+    for key, amounts in parts:
+        sum_of = sums.setdefault(key, {})
+        for name, amount in amounts.items():
+            sum_of[name] = sum_of.get(name, 0.0) + amount
+    return sums
+
+
+def added(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Resource -> sum of the amounts."""
+    return _added_by(("", amounts) for amounts in parts).get("", {})

@@ -1,0 +1,174 @@
+"""Kills one random process after the other while a search and a training job run.
+
+What an init system would start again - service, master, agents - is started again at once; the rest is Dike's affair.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection
+
+import psutil
+
+from framework.embedded import AgentSpec
+from framework.service.records import JobState
+from tests.faults.fault_stage import FaultStage
+
+GOES_ON_STEPS = 3
+"""So many steps of a job after a kill, and it counts as running again."""
+RECOVERY_DEADLINE_S = 180.0
+SECOND_BLOW = 0.25
+"""How often the next process is killed before the jobs have recovered from the last one."""
+PATIENCE_S = 2.0
+ENDLESS = 1_000_000
+AGENTS = (AgentSpec(resources="cpus:4;mem:4096;disk:4096"),) * 2
+
+
+def begin(stage: FaultStage) -> tuple[str, str]:
+    """Submits a training job and a search, starts the service and waits for the first steps; returns their ids."""
+    training = stage.submit_training(ENDLESS, 0.1, max_restarts=1000)
+    search = stage.submit_search(("0.01", "0.02", "0.005", "0.001"), ENDLESS)
+    stage.start_service()
+    stage.wait_until(lambda: stage.diary() and stage.trial_diary(), "the first steps")
+    return training, search
+
+
+class Chaos:
+    """One run of it.
+
+    Args:
+        stage: with a running service.
+        training: id of its training job.
+        search: name of its search; None for a job on TensorFlow alone, whose losses no two runs have in common.
+        seed: of all choices.
+        say: told each kill.
+
+    Attributes:
+        recoveries: kind of kill -> seconds until all jobs trained again, of those kills that were waited for.
+        kills: kind of kill -> how many.
+    """
+
+    def __init__(
+        self, stage: FaultStage, training: str, search: str | None, seed: int, say: Callable[[str], None]
+    ) -> None:
+        self._stage = stage
+        self._training = training
+        self._search = search
+        self._random = random.Random(seed)
+        self._say = say
+        self.kills: defaultdict[str, int] = defaultdict(int)
+        self.recoveries: defaultdict[str, list[float]] = defaultdict(list)
+        self._kinds: dict[str, Callable[[], str]] = {
+            "service": self._kill_service,
+            "master": self._kill_master,
+            "agent": self._kill_agent,
+            "executor": lambda: self._kill_one(stage.executors()),
+            "task of the job": lambda: self._kill_one(stage.roles().values()),
+        }
+        if search is not None:
+            self._kinds |= {
+                "zygote": lambda: self._kill_one(stage.zygotes()),
+                "trial": lambda: self._kill_one(stage.trials()),
+            }
+
+    def run(self, kills: int) -> None:
+        """Kills so many processes; ends when the jobs have recovered from the last."""
+        # Every kind gets its turn, in an order of chance.
+        order: list[str] = []
+        while len(order) < kills:
+            kinds = list(self._kinds)
+            self._random.shuffle(kinds)
+            order += kinds
+        for number, kind in enumerate(order[:kills]):
+            before = self._progress()
+            struck_s = time.monotonic()
+            victim = self._kinds[kind]()
+            self._say(f"{number + 1}: {kind} {victim}")
+            self.kills[kind] += 1
+            if number + 1 < kills and self._random.random() < SECOND_BLOW:
+                time.sleep(self._random.uniform(0.0, PATIENCE_S))
+                continue
+            self._stage.wait_until(
+                functools.partial(self._goes_on, before), f"recovery from {kind}", RECOVERY_DEADLINE_S
+            )
+            self.recoveries[kind].append(time.monotonic() - struck_s)
+
+    def table(self) -> str:
+        """Kind, kills, and seconds without progress, as a table in Markdown."""
+        lines = ["| killed | kills | median s to go on | longest |", "|---|---|---|---|"]
+        for kind, count in sorted(self.kills.items()):
+            seconds = self.recoveries[kind]
+            figures = f"{statistics.median(seconds):.1f} | {max(seconds):.1f}" if seconds else "- | -"
+            lines.append(f"| {kind} | {count} | {figures} |")
+        lines.append(f"| all | {sum(self.kills.values())} | | |")
+        return "\n".join(lines)
+
+    @property
+    def restarts(self) -> int:
+        """How often the training job was started again; once it has ended."""
+        result = self._stage.job(self._training).result
+        assert result is not None
+        return int(result["restarts"])
+
+    def end(self) -> None:
+        """Lets the jobs come to their ends, and checks that nothing was lost, doubled or left."""
+        stage = self._stage
+        stage.end_jobs()
+        for job in filter(None, (self._training, self._search)):
+            stage.wait_for_end(job, JobState.FINISHED)
+        if self._search is not None:
+            stage.check_trajectory()
+            stage.check_trials()
+        stage.wait_until_nothing_runs()
+        stage.check_no_unknown_task()
+        assert stage.store.tasks(live_only=True) == []
+
+    # Kills.
+
+    def _kill_service(self) -> str:
+        pid = self._stage.service_pid
+        self._stage.kill_service()
+        self._stage.start_service()
+        return str(pid)
+
+    def _kill_master(self) -> str:
+        cluster = self._stage.cluster
+        pid = cluster.master_pid
+        cluster.kill_master()
+        cluster.restart_master()
+        return str(pid)
+
+    def _kill_agent(self) -> str:
+        cluster = self._stage.cluster
+        index = self._random.randrange(len(cluster.agents))
+        agent = cluster.agents[index]
+        cluster.kill_agent(index)
+        cluster.restart_agent(index)
+        return f"{agent.name} {agent.pid}"
+
+    def _kill_one(self, processes: Collection[psutil.Process]) -> str:
+        """One of them; nobody if a blow before this one has left none."""
+        alive = sorted(processes, key=lambda process: process.pid)
+        if not alive:
+            return "(none there)"
+        victim = self._random.choice(alive)
+        try:
+            victim.kill()
+        except psutil.NoSuchProcess:
+            return f"{victim.pid} (gone already)"
+        return str(victim.pid)
+
+    # Progress.
+
+    def _progress(self) -> tuple[int, int]:
+        """Lines of the diaries: of the training job, and of the trials."""
+        return len(self._stage.diary()), len(self._stage.trial_diary())
+
+    def _goes_on(self, before: tuple[int, int]) -> bool:
+        training, trials = self._progress()
+        goes_on = trials >= before[1] + GOES_ON_STEPS or self._search is None
+        return goes_on and training >= before[0] + GOES_ON_STEPS

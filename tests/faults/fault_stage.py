@@ -1,0 +1,291 @@
+"""A service on the real Mesos, each of whose processes can be killed, and jobs that cost next to no CPU."""
+
+from __future__ import annotations
+
+import os
+import queue
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from dike import task as tasks
+from dike.task import TaskSpec
+from framework.bundle import pack
+from framework.embedded import EmbeddedCluster
+from framework.policies.interface import PolicySettings
+from framework.search.records import Parameter, SearchSpec
+from framework.service.reception import Reception
+from framework.service.records import JobRecord, JobState, TaskRecord
+from framework.service.requests import TrainingRequest, search_request
+from framework.service.store import ServiceStore
+from tests.framework.job_stage import profile
+
+DEADLINE_S = 120.0
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+SCRIPTS = HERE / "scripts"
+V1 = SCRIPTS / "v1" / "train.py"
+COUNTING = HERE.parent / "search" / "scripts" / "counting.py"
+
+
+class FaultStage:
+    """One cluster, one database, and a service that comes and goes.
+
+    Args:
+        cluster: a running Mesos.
+        folder: for the database, checkpoints, logs.
+
+    Attributes:
+        store: the service's database.
+    """
+
+    def __init__(self, cluster: EmbeddedCluster, folder: Path) -> None:
+        self.cluster = cluster
+        self.folder = folder
+        self.url = f"sqlite:///{folder / 'service.db'}"
+        self.store = ServiceStore(self.url)
+        self.log = folder / "service.log"
+        self._reception = Reception(self.store, queue.SimpleQueue())
+        self._rates: tuple[str, ...] = ()
+        self._service: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> FaultStage:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.kill_service()
+        self.store.close()
+
+    # The service.
+
+    def start_service(self, *trick: str) -> None:
+        """Starts it, for the first time or again; a trick is one of `service_process.py`."""
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        command = [
+            sys.executable,
+            str(HERE / "service_process.py"),
+            self.url,
+            self.cluster.master,
+            str(self.folder / "checkpoints"),
+        ]
+        command += trick
+        with self.log.open("ab") as log:
+            self._service = subprocess.Popen(command, cwd=self.folder, env=environment, stdout=log, stderr=log)
+
+    @property
+    def service_pid(self) -> int | None:
+        """Its process; None while none runs."""
+        return None if self._service is None or self._service.poll() is not None else self._service.pid
+
+    def kill_service(self) -> None:
+        """Kills it as a machine that loses its power would."""
+        if self._service is not None:
+            self._service.kill()
+            self._service.wait()
+            self._service = None
+
+    # Jobs. The service finds them in the database when it starts.
+
+    def submit_training(self, steps: int, pause_s: float = 0.05, *, workers: int = 2, max_restarts: int = 3) -> str:
+        """Adds a counting job; returns its id."""
+        request = TrainingRequest(
+            script="counting_job.py",
+            arguments=[str(steps), str(pause_s), str(self.folder / "diary.txt")],
+            profile=profile().to_json(),
+            checkpoint_interval_s=1.0,
+            max_restarts=max_restarts,
+            max_workers=workers,
+            environment={"PYTHONPATH": f"{SCRIPTS}{os.pathsep}{ROOT}"},
+        )
+        return self._reception.submit(request, pack(SCRIPTS / "counting_job.py"), "user").id
+
+    def submit_tensorflow(self) -> str:
+        """Adds a job on real TensorFlow that trains until `end_jobs`; returns its id."""
+        request = TrainingRequest(
+            script=V1.name,
+            arguments=[str(self.folder / "diary.txt")],
+            profile=profile().to_json(),
+            checkpoint_interval_s=1.0,
+            max_restarts=1000,
+            max_workers=2,
+            environment={"PYTHONPATH": str(ROOT)},
+        )
+        return self._reception.submit(request, pack(V1), "user").id
+
+    def submit_search(self, rates: Sequence[str], steps: int, pause_s: float = 0.1, *, slots: int = 2) -> str:
+        """Adds a search whose trials are `tests/search/scripts/counting.py`; returns its name."""
+        self._rates = tuple(rates)
+        diary = self.folder / "trials" / "diary.txt"
+        diary.parent.mkdir()
+        spec = SearchSpec(
+            name="counting",
+            script=COUNTING.name,
+            arguments=("--steps", str(steps), "--pause", str(pause_s), "--diary", str(diary)),
+            flags={"lr": "--lr"},
+            space=(Parameter("lr", choices=tuple(float(rate) for rate in rates)),),
+            sampler="grid",
+            trial_count=len(rates),
+            policy="rr",
+            settings=PolicySettings(quantum_s=3.0),
+            checkpoint_dir=str(self.folder / "trial-checkpoints"),
+            checkpoint_interval_s=1.0,
+            slot_mem_mib=256.0,
+            slot_cpus=0.5,
+            max_slots=slots,
+        )
+        request = search_request(spec, COUNTING.name, ())
+        return self._reception.submit(request, pack(COUNTING), "user").id
+
+    def end_jobs(self) -> None:
+        """Has every job's script end with its next step."""
+        (self.folder / "end-job").touch()
+        for rate in self._rates:
+            (self.folder / "trials" / f"end-{rate}").touch()
+
+    def job(self, job_id: str) -> JobRecord:
+        record = self.store.job(job_id)
+        assert record is not None
+        return record
+
+    def wait_until(self, condition: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S) -> Any:
+        """Looks until the answer is true, and returns it."""
+        deadline = time.monotonic() + deadline_s
+        while not (found := condition()):
+            assert time.monotonic() < deadline, f"not in {deadline_s:g} s: {what}\n{self.report()}"
+            time.sleep(0.05)
+        return found
+
+    def report(self) -> str:
+        """How the jobs stand, and the end of the service's log."""
+        jobs = [f"{job.id} {job.state} {job.failure}\n{self.events(job.id)[-3000:]}" for job in self.store.jobs()]
+        return "\n".join([*jobs, self.log.read_text()[-6000:] if self.log.exists() else ""])
+
+    def wait_for_end(self, job_id: str, state: JobState = JobState.FINISHED) -> JobRecord:
+        """Waits until a job has ended, in the given state."""
+        self.wait_until(lambda: self.job(job_id).state.has_ended(), f"the end of {job_id}")
+        record = self.job(job_id)
+        assert record.state is state, self.report()
+        return record
+
+    def wait_for_steps(self, steps: int) -> None:
+        """Waits until the training job has trained so many more steps than it has now."""
+        goal = self.last_step() + steps
+        self.wait_until(lambda: self.last_step() >= goal, f"step {goal}")
+
+    def live_tasks(self, job_id: str) -> dict[str, TaskRecord]:
+        """Name -> task, those that have not ended."""
+        return {task.name: task for task in self.store.tasks(job_id=job_id, live_only=True)}
+
+    def events(self, job_id: str) -> str:
+        """What happened to a job, a line each."""
+        return "\n".join(f"{event.kind}: {event.text}" for event in self.store.events(job_id))
+
+    # What the jobs wrote.
+
+    def diary(self) -> list[tuple[int, int, int, str]]:
+        """Attempt, process, step and loss of each step of the training job, as written."""
+        path = self.folder / "diary.txt"
+        lines = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+        return [(int(attempt), int(pid), int(step), loss) for attempt, pid, step, loss in lines if loss]
+
+    def trial_diary(self) -> list[list[str]]:
+        """Rate, process, step and loss of each step of a trial, as written."""
+        path = self.folder / "trials" / "diary.txt"
+        lines = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+        return [line for line in lines if len(line) == 4]
+
+    def check_trials(self) -> None:
+        """Every trial came to its undisturbed result, whatever it trained twice."""
+        seen: defaultdict[str, dict[int, str]] = defaultdict(dict)
+        for rate, _, step, found in self.trial_diary():
+            assert seen[rate].setdefault(int(step), found) == found, (rate, step)
+        for rate, losses in seen.items():
+            loss = 1.0
+            for step in range(1, max(losses) + 1):
+                loss *= 1 - float(rate)
+                assert losses[step] == loss.hex(), (rate, step)
+
+    def last_step(self) -> int:
+        return max((step for _, _, step, _ in self.diary()), default=0)
+
+    def check_trajectory(self, steps: int | None = None) -> None:
+        """The training job came to the undisturbed result, and each attempt had one chief; to its last step if None."""
+        steps = self.last_step() if steps is None else steps
+        loss, expected = 1.0, {}
+        for step in range(1, steps + 1):
+            loss *= 0.99
+            expected[step] = loss.hex()
+        seen: dict[int, str] = {}
+        for _, _, step, found in self.diary():
+            assert found == expected[step], step
+            seen[step] = found
+        assert seen == expected
+        by_attempt: defaultdict[int, set[int]] = defaultdict(set)
+        for attempt, pid, _, _ in self.diary():
+            by_attempt[attempt].add(pid)
+        assert all(len(pids) == 1 for pids in by_attempt.values()), by_attempt
+
+    # Processes.
+
+    def processes(self, where: Callable[[list[str], Mapping[str, str]], bool]) -> list[psutil.Process]:
+        """Those of this cluster's tasks whose arguments and environment match."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                environment, command = process.environ(), process.cmdline()
+                is_ours = environment.get("MESOS_DIRECTORY", "").startswith(str(self.cluster.work_dir))
+                if is_ours and process.status() != psutil.STATUS_ZOMBIE and where(command, environment):
+                    found.append(process)
+            except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+                continue
+        return found
+
+    def executors(self) -> list[psutil.Process]:
+        """The executors' own processes."""
+        return self.processes(lambda command, _: command[-2:] == ["-m", "executor"])
+
+    def roles(self) -> dict[str, psutil.Process]:
+        """Role, such as `worker:1`, -> the process that plays it."""
+        found = self.processes(lambda command, _: "dike.launch" in command)
+        return {TaskSpec.loads(process.environ()[tasks.VARIABLE]).name: process for process in found}
+
+    def trials(self) -> list[psutil.Process]:
+        """The processes of trials, as they have written themselves down."""
+        pids = {int(line[1]) for line in self.trial_diary()[-200:]}
+        return [process for process in self._zygotes_and_trials() if process.pid in pids]
+
+    def zygotes(self) -> list[psutil.Process]:
+        """The oldest child of each executor of a slot."""
+        oldest: dict[int, psutil.Process] = {}
+        for process in sorted(self._zygotes_and_trials(), key=lambda one: one.create_time()):
+            oldest.setdefault(process.ppid(), process)
+        return list(oldest.values())
+
+    def _zygotes_and_trials(self) -> list[psutil.Process]:
+        return self.processes(lambda command, _: "dike.zygote" in command)
+
+    def wait_until_nothing_runs(self) -> None:
+        """No process of a task is left, and no task that the master knows."""
+        self.wait_until(lambda: not self.processes(lambda *_: True), "the end of all tasks' processes")
+        self.wait_until(lambda: not self.known_to_master(), "the end of all tasks")
+
+    def known_to_master(self) -> set[str]:
+        """Ids of the tasks that run for all the master knows."""
+        return {
+            task["id"]
+            for framework in self.cluster.state()["frameworks"]
+            for task in (*framework["tasks"], *framework.get("unreachable_tasks", ()))
+        }
+
+    def check_no_unknown_task(self) -> None:
+        """Every task that the master has ever heard of is in the database."""
+        known = {task.task_id for task in self.store.tasks()}
+        for framework in self.cluster.state()["frameworks"]:
+            for task in (*framework["tasks"], *framework["completed_tasks"], *framework.get("unreachable_tasks", ())):
+                assert task["id"] in known, task

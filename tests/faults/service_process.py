@@ -1,0 +1,52 @@
+"""A service that takes its jobs from the database: `python service_process.py STATE MASTER CHECKPOINT_ROOT [TRICK]`.
+
+A trick spoils the first launch, after the plan and before the call that accepts the offers: `decline` gives them back,
+`PID:NODE` kills the agent of that process and waits until the master knows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+from framework import master as mesos_master
+from framework.driver import Driver
+from framework.service.serving import ServeRequest, no_front, serve
+from framework.session import MesosAccess, sigterm_as_interrupt
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def spoil_first_launch(trick: str, master_address: str) -> None:
+    """Has the offers of the first launch become void at the last moment."""
+    accept = Driver.acceptOffers
+
+    def spoiled(driver: Driver, offer_ids: Any, operations: Any, filters: Any = None) -> None:
+        Driver.acceptOffers = accept
+        if trick == "decline":
+            driver.declineOffer(offer_ids, {"refuse_seconds": 0.0})
+        else:
+            pid, _, node = trick.partition(":")
+            os.kill(int(pid), signal.SIGKILL)
+            while node in {agent.name for agent in mesos_master.connect(master_address, 10.0).agents() or ()}:
+                time.sleep(0.02)
+        accept(driver, offer_ids, operations, filters)
+
+    Driver.acceptOffers = spoiled
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    state, master, checkpoint_root, *tricks = sys.argv[1:]
+    for trick in tricks:
+        spoil_first_launch(trick, master)
+    with contextlib.suppress(KeyboardInterrupt), sigterm_as_interrupt():
+        serve(ServeRequest(state, MesosAccess(master=master), checkpoint_root), no_front, say)

@@ -1,0 +1,44 @@
+"""A random process is killed every few seconds: 20 times here, 200 times and more in `make chaos`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from framework.embedded import EmbeddedCluster
+from tests.faults.chaos import AGENTS, Chaos, begin
+from tests.faults.fault_stage import FaultStage
+
+KILLS = int(os.environ.get("DIKE_CHAOS_KILLS", "20"))
+SEED = int(os.environ.get("DIKE_CHAOS_SEED", "1"))
+NIGHTLY = 100
+"""From so many kills on there is time for TensorFlow's imports, too."""
+
+pytestmark = [pytest.mark.mesos, pytest.mark.timeout(300 + 60 * KILLS)]
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def test_everything_is_killed_and_nothing_is_lost(tmp_path: Path) -> None:
+    with EmbeddedCluster(AGENTS) as cluster, FaultStage(cluster, tmp_path) as stage:
+        chaos = Chaos(stage, *begin(stage), SEED, say)
+        chaos.run(KILLS)
+        chaos.end()
+        say(chaos.table())
+
+
+@pytest.mark.tensorflow
+@pytest.mark.skipif(KILLS < NIGHTLY, reason="takes long; make chaos")
+def test_a_job_on_tensorflow_comes_to_its_end(tmp_path: Path) -> None:
+    with EmbeddedCluster(AGENTS) as cluster, FaultStage(cluster, tmp_path) as stage:
+        training = stage.submit_tensorflow()
+        stage.start_service()
+        stage.wait_until(stage.diary, "the first steps")
+        chaos = Chaos(stage, training, None, SEED, say)
+        chaos.run(KILLS // 5)
+        chaos.end()
+        say(chaos.table())

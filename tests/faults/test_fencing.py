@@ -1,0 +1,69 @@
+"""Who may write to a checkpoint folder: each chief in a process of its own, as fencing ends it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dike import checkpoints
+from dike.profile import Api
+from dike.roles import fencing
+from dike.roles.process import EXIT_CODE_FENCED
+from dike.task import Role, TaskSpec
+
+
+def chief(folder: Path, attempt: int, job: str = "job") -> TaskSpec:
+    cluster = {"ps": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"]}
+    return TaskSpec(job, Role.WORKER, 0, cluster, Api.GRAPH, {}, str(folder), attempt=attempt)
+
+
+def exit_code(call: Callable[[TaskSpec], None], task: TaskSpec) -> int:
+    """Of a process that does no more than this call."""
+    child = os.fork()
+    if child == 0:
+        try:
+            call(task)
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_the_latest_attempt_keeps_the_folder(tmp_path: Path) -> None:
+    first, second = chief(tmp_path, 0), chief(tmp_path, 1)
+    assert exit_code(fencing.claim, first) == 0
+    assert exit_code(fencing.check, first) == 0
+    assert exit_code(fencing.claim, second) == 0
+    assert exit_code(fencing.check, second) == 0
+    assert exit_code(fencing.check, first) == EXIT_CODE_FENCED
+    # One that was slow to start finds out before it touches anything.
+    assert exit_code(fencing.claim, first) == EXIT_CODE_FENCED
+    assert checkpoints.holder(first) == ("job", 1)
+
+
+def test_a_claim_that_was_written_over_by_an_earlier_attempt_is_made_again(tmp_path: Path) -> None:
+    first, second = chief(tmp_path, 0), chief(tmp_path, 1)
+    fencing.claim(second)
+    checkpoints.claim_folder(first)
+    assert exit_code(fencing.check, second) == 0
+    assert exit_code(fencing.check, first) == EXIT_CODE_FENCED
+
+
+def test_another_job_that_begins_in_the_folder_gets_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    ours, other = chief(tmp_path, 5), chief(tmp_path, 0, "other")
+    fencing.claim(ours)
+    fencing.claim(other)
+    assert exit_code(fencing.check, other) == 0
+    assert exit_code(fencing.check, ours) == EXIT_CODE_FENCED
+    assert f"has taken over the checkpoint folder '{tmp_path}'" in capfd.readouterr().err
+
+
+def test_a_damaged_or_missing_claim_is_made_again(tmp_path: Path) -> None:
+    task = chief(tmp_path, 3)
+    for text in ("", "[]", '{"job": "job"}', '{"job": "job", "attempt": "x"}'):
+        (tmp_path / checkpoints.CLAIM).write_text(text)
+        assert checkpoints.holder(task) is None
+        assert exit_code(fencing.check, task) == 0
+        assert checkpoints.holder(task) == ("job", 3)

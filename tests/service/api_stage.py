@@ -1,0 +1,219 @@
+"""A service with its API on a real socket, a real database and a loop on a thread; Mesos is played."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.server
+import io
+import json
+import queue
+import tarfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+from framework import events
+from framework.master import Master
+from framework.service.agents import AgentDirectory
+from framework.service.api.front import ApiFront
+from framework.service.reception import Reception
+from framework.service.records import JobState
+from framework.service.service import Service
+from framework.service.store import ServiceStore
+from framework.service.tenants import Surroundings
+from framework.service.users import Users
+from tests.framework.job_stage import profile
+from tests.framework.played_mesos import PlayedMesos
+
+DEADLINE_S = 60.0
+TOKENS = {"alice": "alices-token-0123456789", "bob": "bobs-token-0123456789", "root": "roots-token-0123456789"}
+
+
+class _PlayedMaster(http.server.BaseHTTPRequestHandler):
+    """Tells of two agents, as Mesos 1.11 does."""
+
+    def do_GET(self) -> None:
+        agents = [
+            {
+                "id": f"S-{number}",
+                "hostname": f"agent-{number}",
+                "active": True,
+                "attributes": {"rack": f"r{number}", "speed": 2.5},
+                "resources": {"cpus": 8.0, "mem": 4096.0, "disk": 1000.0, "gpus": 0.0, "ports": "[31000-32000]"},
+                "used_resources": {"cpus": 1.0, "mem": 64.0},
+                "offered_resources": {},
+            }
+            for number in (1, 0)
+        ]
+        body = json.dumps({"slaves": agents}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base class' name)
+        """Tests say enough."""
+
+
+@contextlib.contextmanager
+def played_master() -> Iterator[Master]:
+    """A master that tells of agents and of nothing else."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _PlayedMaster) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        port = server.server_address[1]
+        yield Master(f"127.0.0.1:{port}", "127.0.0.1", port, "1.11.0")
+        server.shutdown()
+
+
+def users_file(folder: Path) -> Path:
+    """Three users, the last an administrator."""
+    lines = [
+        f"{name}: {{token_sha256: {hashlib.sha256(token.encode()).hexdigest()}, admin: {str(name == 'root').lower()}}}"
+        for name, token in TOKENS.items()
+    ]
+    path = folder / "users.yaml"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+def bundle() -> bytes:
+    """A folder with a script, packed."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        content = b"print('hello')\n"
+        info = tarfile.TarInfo("train.py")
+        info.size = len(content)
+        archive.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+BUNDLE = bundle()
+
+
+def training(**changes: Any) -> dict[str, Any]:
+    """A training job's request."""
+    return {"kind": "training", "script": "train.py", "profile": profile().to_json(), "max_workers": 1, **changes}
+
+
+def form(request: Any, archive: bytes = BUNDLE) -> dict[str, Any]:
+    """The form that submits a job."""
+    text = request if isinstance(request, str | bytes) else json.dumps(request)
+    return {"request": ("request.json", text), "bundle": ("bundle.tar.gz", archive)}
+
+
+class ApiStage:
+    """What a test has of the service.
+
+    Attributes:
+        url: where the API is.
+        store: the database.
+        master: of the cluster.
+        mesos: what the service asked of Mesos.
+        inbox: what the loop reads.
+    """
+
+    def __init__(
+        self, url: str, store: ServiceStore, master: Master, service: Callable[[PlayedMesos], Service]
+    ) -> None:
+        self.url = url
+        self.store = store
+        self.master = master
+        self.mesos = PlayedMesos()
+        self.inbox: queue.SimpleQueue[events.Event] = queue.SimpleQueue()
+        self.service = service(self.mesos)
+        self._ended = threading.Event()
+        self._loop = threading.Thread(target=self._go_round)
+
+    def __enter__(self) -> ApiStage:
+        self.inbox.put(events.Subscribed("F-1", "127.0.0.1:5050"))
+        self._loop.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.pause()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the loop goes round."""
+        return self._loop.is_alive()
+
+    def pause(self) -> None:
+        """The loop stops, for good."""
+        self._ended.set()
+        self._loop.join(DEADLINE_S)
+        assert not self._loop.is_alive()
+
+    def _go_round(self) -> None:
+        while not self._ended.wait(0.02):
+            while not self.inbox.empty():
+                self.service.handle(self.inbox.get())
+            self.service.tick()
+
+    def client(self, user: str | None = "alice") -> httpx.Client:
+        """A client with a user's token."""
+        headers = {} if user is None else {"Authorization": f"Bearer {TOKENS[user]}"}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=DEADLINE_S, trust_env=False)
+
+    def submit(self, user: str = "alice", **changes: Any) -> str:
+        """Submits a training job; returns its id."""
+        with self.client(user) as client:
+            answer = client.post("/api/v1/jobs", files=form(training(**changes)))
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["id"])
+
+    def wait_for_state(self, job_id: str, wanted: JobState) -> None:
+        """Waits until a job has come to this state."""
+
+        def has_come() -> bool:
+            record = self.store.job(job_id)
+            assert record is not None
+            assert record.state is wanted or not record.state.has_ended(), record
+            return record.state is wanted
+
+        wait_until(has_come)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Waits until something holds."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def api_stage(folder: Path, front: ApiFront | None = None) -> Iterator[ApiStage]:
+    """Runs a service while the context lasts, with an API of its own if none is given."""
+    with contextlib.ExitStack() as stack:
+        if front is None:
+            users = Users.of_file(users_file(folder))
+            front = stack.enter_context(contextlib.closing(ApiFront("127.0.0.1:0", users, "https://dike.example/")))
+        store = stack.enter_context(contextlib.closing(ServiceStore(f"sqlite:///{folder}/service.db")))
+        master = stack.enter_context(played_master())
+        directory = stack.enter_context(contextlib.closing(AgentDirectory(master.ask)))
+        directory.refresh()
+        around = _surroundings(store, folder)
+        stage = ApiStage(front.url, store, master, lambda mesos: Service(around, mesos, agents=directory))
+        stack.enter_context(front(Reception(store, stage.inbox), stage.service, master))
+        yield stack.enter_context(stage)
+
+
+def _surroundings(store: ServiceStore, folder: Path) -> Surroundings:
+    return Surroundings(
+        store=store,
+        bundle_url=lambda token: f"http://127.0.0.1:1/bundle/{token}",
+        python="python3",
+        image=None,
+        hand_out_gpus=False,
+        checkpoint_root=str(folder / "runs"),
+        agents=lambda constraints: lambda: None,
+        demand=lambda framework_id: None,
+    )

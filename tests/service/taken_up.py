@@ -1,0 +1,34 @@
+"""A played training job that another service goes on with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from typing import Any
+
+from framework import events
+from framework.job import JobSpec
+from framework.training import TrainingJob
+from tests.framework.job_stage import Stage
+
+
+def written(job: TrainingJob) -> Any:
+    """A job's state as the database gives it back."""
+    return json.loads(json.dumps(job.to_state(), allow_nan=False))
+
+
+def another(stage: Stage, job_spec: JobSpec, state: Any, launched: Collection[str] | None = None) -> None:
+    """Another service goes on with the stage's job."""
+    stage.job = TrainingJob(
+        job_spec, stage.mesos, stage.watcher, lambda: None, lambda: stage.now, state=state, launched=launched
+    )
+
+
+def subscribe(stage: Stage, master_age_s: float | None = None) -> None:
+    stage.job.handle(events.Subscribed("F", "127.0.0.1:5050", master_age_s))
+
+
+def go_on(stage: Stage, job_spec: JobSpec, launched: Collection[str] | None = None) -> None:
+    """The service ends without a word, and another one takes its place."""
+    another(stage, job_spec, written(stage.job), launched)
+    subscribe(stage)

@@ -1,0 +1,267 @@
+"""What surrounds the REST API: limits, headers, names, errors, health, metrics, the address it listens on."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy import text
+
+from dike.exceptions import BadInputError
+from framework import events
+from framework.bundle import SIZE_LIMIT_BYTES
+from framework.service.api import guard
+from framework.service.api.front import ApiFront
+from framework.service.users import Users
+from tests.service.api_stage import (
+    BUNDLE,
+    DEADLINE_S,
+    TOKENS,
+    ApiStage,
+    api_stage,
+    form,
+    training,
+    users_file,
+    wait_until,
+)
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiStage]:
+    with api_stage(tmp_path_factory.mktemp("service")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def alice(stage: ApiStage) -> Iterator[httpx.Client]:
+    with stage.client("alice") as client:
+        yield client
+
+
+def samples(client: httpx.Client) -> dict[str, float]:
+    """Series -> value."""
+    answer = client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    return {
+        f"{one.name}{dict(sorted(one.labels.items()))}": one.value
+        for family in text_string_to_metric_families(answer.text)
+        for one in family.samples
+    }
+
+
+def raw(stage: ApiStage, *pieces: bytes) -> bytes:
+    """What the service answers to bytes, until it closes the connection."""
+    host, port = stage.url.removeprefix("http://").split(":")
+    answer = b""
+    with socket.create_connection((host, int(port)), DEADLINE_S) as connection:
+        for piece in pieces:
+            connection.sendall(piece)
+        while received := connection.recv(2**16):
+            answer += received
+    return answer
+
+
+def test_what_is_too_large_is_refused_before_it_is_read(stage: ApiStage, alice: httpx.Client) -> None:
+    jobs = len(stage.store.jobs())
+    head = f"POST /api/v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKENS['alice']}\r\n"
+    # Announced: nothing of it is sent.
+    announced = raw(stage, f"{head}Content-Length: {2**40}\r\n\r\n".encode())
+    assert announced.startswith(b"HTTP/1.1 413 ")
+    assert b'{"detail":"The request\'s body is larger than 54.1 MiB."}' in announced
+    # Not announced: in pieces, for ever.
+    sent = 0
+
+    def pieces() -> Iterator[bytes]:
+        nonlocal sent
+        boundary = b"--x\r\nContent-Disposition: form-data; name=bundle; filename=b\r\n\r\n"
+        yield boundary
+        while True:
+            sent += 2**20
+            yield bytes(2**20)
+
+    try:
+        answer = alice.post(
+            "/api/v1/jobs", content=pieces(), headers={"Content-Type": "multipart/form-data; boundary=x"}
+        )
+        assert answer.status_code == 413
+    except httpx.WriteError:
+        # The answer was there and the connection closed while we were still sending.
+        assert sent > SIZE_LIMIT_BYTES
+    assert sent < 2 * SIZE_LIMIT_BYTES
+    small = alice.post("/api/v1/jobs/none/kill", content=bytes(2**17))
+    assert (small.status_code, "0.0625 MiB" in small.json()["detail"]) == (413, True)
+    large_text = alice.post("/api/v1/jobs", files=form(b'"' + bytes(5 * 2**20) + b'"'))
+    assert large_text.status_code == 413
+    large_bundle = alice.post("/api/v1/jobs", files=form(training(), BUNDLE + bytes(SIZE_LIMIT_BYTES)))
+    assert (large_bundle.status_code, large_bundle.json()["detail"]) == (400, "The bundle is larger than 50 MiB.")
+    assert len(stage.store.jobs()) == jobs
+
+
+def test_whoever_sends_too_slowly_is_sent_away(stage: ApiStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "PIECE_TIMEOUT_S", 0.2)
+    head = f"POST /api/v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKENS['alice']}\r\n"
+    answer = raw(
+        stage, f"{head}Content-Type: multipart/form-data; boundary=x\r\nContent-Length: 1000\r\n\r\n--x".encode()
+    )
+    assert answer.startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_body_without_a_token_is_not_waited_for(stage: ApiStage) -> None:
+    head = b"POST /api/v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000000\r\nConnection: close\r\n\r\n"
+    assert raw(stage, head).startswith(b"HTTP/1.1 401 ")
+
+
+def test_answers_tell_browsers_to_be_careful(stage: ApiStage, alice: httpx.Client) -> None:
+    for path in ("/", "/api/v1/jobs", "/healthz", "/api/v1/jobs/none", "/nothing"):
+        headers = alice.get(path, headers={"Origin": "http://evil.example"}).headers
+        assert headers["content-security-policy"].startswith("default-src 'self';")
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "no-referrer"
+        assert "access-control-allow-origin" not in headers
+        assert "server" not in headers
+        assert "set-cookie" not in headers
+        assert (headers.get("cache-control") == "no-store") == path.startswith("/api/")
+
+
+@pytest.mark.parametrize(
+    ("host", "status"), [("localhost:1", 200), ("Dike.Example", 200), ("[::1]", 200), ("evil.example", 400), ("[", 400)]
+)
+def test_a_local_service_answers_to_its_own_names_only(stage: ApiStage, host: str, status: int) -> None:
+    with stage.client("alice") as client:
+        assert client.get("/api/v1/jobs", headers={"Host": host}).status_code == status
+
+
+def test_no_request_leaves_the_page_s_folder(stage: ApiStage) -> None:
+    for path in ("/../users.py", "/..%2fusers.py", "/%2e%2e/users.py", "//etc/passwd", "/.%00/users.py"):
+        head = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+        assert raw(stage, head.encode()).startswith((b"HTTP/1.1 404 ", b"HTTP/1.1 400 ")), path
+
+
+def test_an_error_of_our_own_tells_nothing_but_that(
+    stage: ApiStage, alice: httpx.Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*arguments: object, **others: object) -> None:
+        raise RuntimeError("a secret")
+
+    monkeypatch.setattr(stage.store, "jobs", fail)
+    with caplog.at_level(logging.ERROR):
+        answer = alice.get("/api/v1/jobs")
+    assert answer.status_code == 500
+    assert answer.json() == {"detail": "The service met an error of its own; its log says more."}
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    # Logged once the answer is out.
+    wait_until(lambda: "a secret" in caplog.text)
+    assert samples(alice)["dike_http_requests_total{'method': 'GET', 'route': '/api/v1/jobs', 'status': '500'}"] == 1
+
+
+def test_metrics_count_what_happens(stage: ApiStage, alice: httpx.Client) -> None:
+    before = samples(alice)
+    job_id = stage.submit()
+    alice.get("/api/v1/jobs/none")
+    alice.request("BREW", "/coffee")
+    stage.inbox.put(events.OffersArrived((stage.mesos.offer(cpus=4),)))
+    wait_until(lambda: bool(stage.store.tasks(job_id=job_id)))
+    task = stage.store.tasks(job_id=job_id)[0]
+    status = {"task_id": {"value": task.task_id}, "agent_id": {"value": task.agent_id}, "state": "TASK_FAILED"}
+    stage.inbox.put(events.StatusUpdate(status))
+    wait_until(lambda: samples(alice)["dike_task_failures_total{}"] > before["dike_task_failures_total{}"])
+    after = samples(alice)
+    route = "'route': '/api/v1/jobs/{job_id}'"
+    assert after[f"dike_http_requests_total{{'method': 'GET', {route}, 'status': '404'}}"] >= 1
+    assert not [series for series in after if "coffee" in series or "BREW" in series]
+    assert after["dike_offers_received_total{}"] == before["dike_offers_received_total{}"] + 1
+    assert after["dike_launches_total{}"] == before["dike_launches_total{}"] + 2
+    assert after["dike_queue_wait_seconds_count{}"] == before["dike_queue_wait_seconds_count{}"] + 1
+    assert after["dike_placement_seconds_count{}"] == before["dike_placement_seconds_count{}"] + 1
+    assert after["dike_connected{}"] == 1
+    assert after["dike_loop_seconds_count{}"] > before["dike_loop_seconds_count{}"]
+    assert after["process_resident_memory_bytes{}"] > 0
+    kinds = [series for series in after if series.startswith("dike_jobs{'kind': 'training'")]
+    assert len(kinds) == 6
+    assert sum(after[series] for series in kinds) == len(stage.store.jobs())
+    # Whose jobs they are is told to those signed in only.
+    assert "alice" not in alice.get("/metrics").text
+
+
+def test_health_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with api_stage(tmp_path) as stage, stage.client(None) as client:
+        wait_until(lambda: client.get("/healthz").json()["connected"])
+        assert client.get("/healthz").json()["status"] == "ok"
+        stage.inbox.put(events.Disconnected())
+        wait_until(lambda: not client.get("/healthz").json()["connected"])
+        # Without a master it waits for one, and is well.
+        assert client.get("/healthz").status_code == 200
+        stage.pause()
+        monkeypatch.setattr("framework.service.api.cluster.LOOP_LIMIT_S", 0.0)
+        hanging = client.get("/healthz")
+        assert hanging.status_code == 503
+        assert "loop has not gone round" in hanging.json()["status"]
+        with stage.store.engine.begin() as connection:
+            connection.execute(text("DROP TABLE dike_services"))
+        broken = client.get("/healthz")
+        assert (broken.status_code, broken.json()["status"]) == (503, "The service's database cannot be reached.")
+        failing = client.get("/api/v1/cluster", headers={"Authorization": f"Bearer {TOKENS['alice']}"})
+        assert failing.status_code == 503
+        assert str(tmp_path) not in failing.text
+
+
+@pytest.mark.parametrize("listen", ["", "8680", "localhost:", "localhost:65536", "a b:1", "[::1]", "http://x:1"])
+def test_an_address_that_is_none_is_refused(tmp_path: Path, listen: str) -> None:
+    with pytest.raises(BadInputError, match="is not an address to listen on"):
+        ApiFront(listen, Users.of_file(users_file(tmp_path)))
+
+
+def test_an_address_that_is_taken_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    users = Users.of_file(users_file(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(BadInputError, match=f"Nothing can listen at 127.0.0.1:{port}: Address already in use"):
+            ApiFront(f"127.0.0.1:{port}", users)
+    with pytest.raises(BadInputError, match=r"Nothing can listen at no\.such\.host\.invalid:1"):
+        ApiFront("no.such.host.invalid:1", users)
+
+
+def test_many_ask_at_the_same_time(stage: ApiStage) -> None:
+    ids: list[str] = []
+
+    def submit() -> None:
+        ids.extend(stage.submit("bob") for _ in range(3))
+
+    threads = [threading.Thread(target=submit) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert len(set(ids)) == 24
+    with stage.client() as client:
+        listed = [job["id"] for job in client.get("/api/v1/jobs", params={"user": "bob"}).json()["jobs"]]
+    assert sorted(listed) == sorted(ids)
+
+
+def test_the_same_address_serves_one_service_after_the_other(tmp_path: Path) -> None:
+    with contextlib.closing(ApiFront("127.0.0.1:0", Users.of_file(users_file(tmp_path)))) as front:
+        for _ in range(2):
+            with api_stage(tmp_path, front=front) as stage, stage.client() as client:
+                assert client.get("/api/v1/me").json()["user"] == "alice"
+                stage.submit()
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{front.url}/healthz", trust_env=False)
+
+
+def test_answers_do_not_wait_for_acknowledgements(stage: ApiStage) -> None:
+    def is_quick() -> bool:
+        begun_s = time.monotonic()
+        client.get("/api/v1/me")
+        return time.monotonic() - begun_s < 0.03
+
+    with stage.client() as client:
+        # Where they do, each takes 40 ms; where they do not, one in many takes less on the busiest machine.
+        wait_until(is_quick)

@@ -1,0 +1,289 @@
+"""Jobs through the REST API: submitted, listed, looked at, ended, submitted again; who may do what."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from framework import events
+from framework.search.store import Store
+from framework.service.api.cluster_schemas import ClusterView
+from framework.service.api.schemas import JobDetails, JobList, JobView, Submitted
+from framework.service.records import JobState, ProgressPoint, TaskRecord
+from tests.search.stored_search import FULL, SPEC, report
+from tests.service.api_stage import BUNDLE, ApiStage, api_stage, form, training, wait_until
+
+OF_A_JOB = ("", "/events", "/progress", "/tasks", "/explain", "/plan")
+OF_ITS_OWNER = ("/logs", "/bundle")
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiStage]:
+    with api_stage(tmp_path_factory.mktemp("service")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def alice(stage: ApiStage) -> Iterator[httpx.Client]:
+    with stage.client("alice") as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def bob(stage: ApiStage) -> Iterator[httpx.Client]:
+    with stage.client("bob") as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def root(stage: ApiStage) -> Iterator[httpx.Client]:
+    with stage.client("root") as client:
+        yield client
+
+
+def search(name: str) -> dict[str, Any]:
+    spec = dataclasses.asdict(dataclasses.replace(SPEC, name=name, script="train.py"))
+    return {"kind": "search", "spec": spec}
+
+
+def detail(answer: httpx.Response, status: int) -> str:
+    """The sentence of an error."""
+    assert answer.status_code == status, answer.text
+    values = answer.json()
+    assert list(values) == ["detail"]
+    return str(values["detail"])
+
+
+def test_a_job_is_taken_in_runs_and_is_ended(stage: ApiStage, alice: httpx.Client) -> None:
+    answer = alice.post("/api/v1/jobs", files=form(training(arguments=["--x", "ä"], environment={"SECRET": "s"})))
+    assert answer.status_code == 201
+    submitted = Submitted.model_validate_json(answer.content)
+    assert (submitted.state, submitted.user, submitted.yours) == (JobState.QUEUED, "alice", True)
+    path = f"/api/v1/jobs/{submitted.id}"
+    assert alice.get(f"{path}/bundle").content == BUNDLE
+
+    stage.inbox.put(events.OffersArrived((stage.mesos.offer(cpus=4),)))
+    stage.wait_for_state(submitted.id, JobState.RUNNING)
+    running = JobDetails.model_validate_json(alice.get(path).content)
+    assert running.started_s is not None
+    assert running.request is not None
+    assert running.request["environment"] == {"SECRET": "s"}
+    tasks = alice.get(f"{path}/tasks").json()["tasks"]
+    assert {task["name"] for task in tasks} == {"ps:0", "worker:0"}
+    assert running.live_tasks == len(tasks) == 2
+    plan = alice.get(f"{path}/plan").json()["plan"]
+    assert {f"{task['role']}:{task['index']}" for task in plan["tasks"]} == {"ps:0", "worker:0"}
+
+    answer = alice.post(f"{path}/kill")
+    assert answer.status_code == 202
+    assert JobView.model_validate_json(answer.content).kill_requested
+    wait_until(lambda: {task["task_id"] for task in tasks} <= set(stage.mesos.killed))
+    for task in tasks:
+        agent = {"value": task["agent_id"]}
+        status = {"task_id": {"value": task["task_id"]}, "agent_id": agent, "state": "TASK_KILLED"}
+        stage.inbox.put(events.StatusUpdate(status))
+    stage.wait_for_state(submitted.id, JobState.KILLED)
+    ended = JobDetails.model_validate_json(alice.get(path).content)
+    assert ended.ended_s is not None
+    assert ended.result is not None
+    assert [one["state"] for one in alice.get(f"{path}/tasks").json()["tasks"]] == ["killed", "killed"]
+    happened = alice.get(f"{path}/events").json()
+    assert [one["kind"] for one in happened["events"]][-1] == "ended"
+    assert alice.get(f"{path}/events", params={"after": happened["after"]}).json() == {**happened, "events": []}
+    # To end it once more does nothing.
+    assert alice.post(f"{path}/kill").json()["state"] == "killed"
+
+
+def test_others_see_that_a_job_runs_but_nothing_of_its_own(
+    stage: ApiStage, alice: httpx.Client, bob: httpx.Client, root: httpx.Client
+) -> None:
+    path = f"/api/v1/jobs/{stage.submit('alice')}"
+    for part in OF_A_JOB:
+        assert bob.get(path + part).status_code == 200, part
+    seen = JobDetails.model_validate_json(bob.get(path).content)
+    assert (seen.request, seen.result, seen.yours) == (None, None, False)
+    for part in OF_ITS_OWNER:
+        assert "belongs to alice" in detail(bob.get(path + part), 403)
+        assert alice.get(path + part).status_code == root.get(path + part).status_code == 200
+    for part in ("/kill", "/again"):
+        assert "belongs to alice" in detail(bob.post(path + part), 403)
+    assert alice.get(path).json()["kill_requested"] is False
+    assert root.post(f"{path}/kill").status_code == 202
+
+
+def test_nothing_is_told_without_a_valid_token(stage: ApiStage) -> None:
+    path = f"/api/v1/jobs/{stage.submit('alice')}"
+    with stage.client(None) as client:
+        document = client.get("/openapi.json").json()
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic YTpi"}):
+            for one in ("/api/v1/jobs", "/api/v1/jobs/none", "/api/v1/cluster", "/api/v1/me", path, f"{path}/logs"):
+                answer = client.get(one, headers=headers)
+                assert "Authorization: Bearer TOKEN" in detail(answer, 401)
+                assert answer.headers["www-authenticate"] == "Bearer"
+            assert client.post("/api/v1/jobs", files=form(training()), headers=headers).status_code == 401
+            assert client.post(f"{path}/kill", headers=headers).status_code == 401
+        assert client.get("/healthz").status_code == client.get("/metrics").status_code == 200
+        assert client.get("/").status_code == 200
+    closed = {
+        path for path, methods in document["paths"].items() for one in methods.values() if not one.get("security")
+    }
+    assert closed == {"/healthz", "/metrics"}
+
+
+def test_jobs_are_listed_in_pages_and_by_user_and_state(
+    stage: ApiStage, alice: httpx.Client, bob: httpx.Client, root: httpx.Client
+) -> None:
+    ids = [stage.submit("bob") for _ in range(5)]
+    bob.post(f"/api/v1/jobs/{ids[0]}/kill")
+    stage.wait_for_state(ids[0], JobState.KILLED)
+    pages = []
+    before = None
+    while True:
+        params = {"user": "bob", "limit": 2, **({"before": before} if before else {})}
+        page = JobList.model_validate_json(alice.get("/api/v1/jobs", params=params).content)
+        pages.append([job.id for job in page.jobs])
+        before = page.before
+        if before is None:
+            break
+    assert pages == [ids[4:2:-1], ids[2:0:-1], ids[:1]]
+    ended = alice.get("/api/v1/jobs", params={"user": "bob", "state": ["killed", "failed"]}).json()["jobs"]
+    assert [(job["id"], job["state"]) for job in ended] == [(ids[0], "killed")]
+    assert alice.get("/api/v1/jobs", params={"user": "nobody"}).json() == {"jobs": [], "before": None}
+    assert "state" in detail(alice.get("/api/v1/jobs", params={"state": "sleeping"}), 422)
+    assert "limit" in detail(alice.get("/api/v1/jobs", params={"limit": 0}), 422)
+    near = detail(alice.get("/api/v1/jobs", params={"before": f"{ids[1]}x"}), 404)
+    assert near == f"There is no job '{ids[1]}x'; did you mean '{ids[1]}'?"
+
+
+def test_what_cannot_be_a_job_is_refused_in_one_sentence(stage: ApiStage, alice: httpx.Client) -> None:
+    jobs = len(stage.store.jobs())
+    refused = {
+        "no part 'bundle'": {"request": ("r", json.dumps(training()))},
+        "no part 'request'": {"bundle": ("b", BUNDLE)},
+        "not JSON": form("{"),
+        "tar": form(training(), b"not an archive"),
+        "kind": form({}),
+        "script": form(training(script="../../etc/passwd")),
+        "profile": form(training(profile={})),
+        "arguments.0": form(training(arguments=[1])),
+        "constraints": form(training(constraints="rack")),
+        "unknown": form(training(unknown=1)),
+        "trial_count": form({"kind": "search", "spec": {**search("s")["spec"], "trial_count": "many"}}),
+        "the name": form(search("../x")),
+    }
+    for said, files in refused.items():
+        answer = alice.post("/api/v1/jobs", files=files)
+        assert answer.status_code in (400, 422)
+        sentence = detail(answer, answer.status_code)
+        assert said in sentence
+        assert "\n" not in sentence
+    for text in (b"[" * 100_000, b'{"kind": NaN}', b'{"kind": 1e999}', b'"\\ud800"', b"\xff"):
+        assert alice.post("/api/v1/jobs", files=form(text)).status_code in (400, 422)
+    assert "multipart" in detail(alice.post("/api/v1/jobs", json=training()), 422)
+    headers = {"Content-Type": "multipart/form-data; boundary=x"}
+    assert detail(alice.post("/api/v1/jobs", content=b"rubbish", headers=headers), 400)
+    assert len(stage.store.jobs()) == jobs
+
+
+def test_unknown_jobs_and_routes_are_404(alice: httpx.Client, bob: httpx.Client) -> None:
+    for part in (*OF_A_JOB, *OF_ITS_OWNER, "/trials", "/slices", "/losses"):
+        assert "no job 'none'" in detail(alice.get(f"/api/v1/jobs/none{part}"), 404)
+    assert "no job 'none'" in detail(bob.post("/api/v1/jobs/none/kill"), 404)
+    detail(alice.get("/api/v1/nothing"), 404)
+    detail(alice.get("/api/v1/jobs/none/nothing"), 404)
+    detail(alice.delete("/api/v1/jobs"), 405)
+
+
+def test_a_job_can_be_submitted_again(stage: ApiStage, alice: httpx.Client, root: httpx.Client) -> None:
+    first = stage.submit("alice", arguments=["--steps", "7"])
+    answer = alice.post(f"/api/v1/jobs/{first}/again")
+    assert answer.status_code == 201
+    second = answer.json()["id"]
+    assert second != first
+    assert alice.get(f"/api/v1/jobs/{second}").json()["request"]["arguments"] == ["--steps", "7"]
+    assert alice.get(f"/api/v1/jobs/{second}/bundle").content == BUNDLE
+    # Whoever submits it owns it.
+    assert root.post(f"/api/v1/jobs/{first}/again").json()["user"] == "root"
+
+
+def test_progress_is_thinned_and_holds_only_numbers_that_json_knows(stage: ApiStage, alice: httpx.Client) -> None:
+    job_id = stage.submit("alice")
+    points = [ProgressPoint(step, 1e9 + step, loss=None if step == 999 else 1 / (step + 1)) for step in range(1000)]
+    stage.store.add_progress(job_id, points)
+    path = f"/api/v1/jobs/{job_id}"
+    assert alice.get(path).json()["progress"] == {"step": 999, "time_s": 1e9 + 999, "loss": None, "samples_per_s": None}
+    steps = [point["step"] for point in alice.get(f"{path}/progress", params={"limit": 10}).json()["points"]]
+    assert steps == list(range(99, 1000, 100))
+    late = alice.get(f"{path}/progress", params={"after_step": 996}).json()["points"]
+    assert [point["step"] for point in late] == [997, 998, 999]
+
+
+def test_the_cluster_is_shown_with_our_tasks(stage: ApiStage, alice: httpx.Client) -> None:
+    job_id = stage.submit("alice")
+    task = TaskRecord("T-1", job_id, "S-1", "agent-1", "127.0.0.1", "worker:0", "running", {"cpus": 1.0, "mem": 64.0})
+    stage.store.save([task], {})
+    # Published about once a second.
+    wait_until(lambda: alice.get("/api/v1/cluster").json()["agents"] is not None)
+    view = ClusterView.model_validate_json(alice.get("/api/v1/cluster").content)
+    assert (view.framework_id, view.connected, view.master) == ("F-1", True, stage.master.address)
+    assert view.agents is not None
+    assert [agent.node for agent in view.agents] == ["agent-0", "agent-1"]
+    [_, agent] = view.agents
+    assert agent.total == {"cpus": 8.0, "mem": 4096.0, "disk": 1000.0, "gpus": 0.0, "ports": 1001.0}
+    assert agent.active
+    assert agent.attributes == {"rack": "r1", "speed": "2.5"}
+    assert agent.held == {"cpus": 1.0, "mem": 64.0}
+    assert [(one.task_id, one.job_id) for one in agent.tasks] == [("T-1", job_id)]
+
+
+def test_a_job_that_can_never_fit_is_taken_in_with_a_warning(stage: ApiStage, alice: httpx.Client) -> None:
+    wait_until(lambda: alice.get("/api/v1/cluster").json()["agents"] is not None)
+    answer = alice.post("/api/v1/jobs", files=form(training(constraints=["rack:IN:r7"])))
+    assert answer.status_code == 201
+    [warning] = answer.json()["warnings"]
+    assert "rack" in warning
+    assert alice.post("/api/v1/jobs", files=form(training())).json()["warnings"] == []
+    path = f"/api/v1/jobs/{answer.json()['id']}/explain"
+    wait_until(lambda: alice.get(path).json()["verdict"] == "constraints")
+    explanation = alice.get(path).json()
+    assert "rack" in explanation["sentence"]
+    assert {row["node"] for row in explanation["agents"]} == {"agent-0", "agent-1"}
+    jobs = len(stage.store.jobs())
+    assert "rack" in detail(alice.post("/api/v1/jobs", files=form(training(constraints=["rack"]))), 400)
+    assert len(stage.store.jobs()) == jobs
+
+
+def test_a_search_shows_trials_slices_and_losses(stage: ApiStage, alice: httpx.Client, bob: httpx.Client) -> None:
+    # No loop looks at it: what a search writes is written here.
+    stage.pause()
+    answer = alice.post("/api/v1/jobs", files=form(search("digits")))
+    assert answer.status_code == 201, answer.text
+    assert "There is a job 'digits' already" in detail(alice.post("/api/v1/jobs", files=form(search("digits"))), 400)
+    path = "/api/v1/jobs/digits"
+    empty = alice.get(f"{path}/trials").json()
+    assert (empty["trials"], empty["mode"], empty["trial_count"]) == ([], "min", SPEC.trial_count)
+    assert alice.get(f"{path}/slices").json() == {"slices": []}
+    assert alice.get(f"{path}/losses").json() == {"losses": {}}
+    assert "no plan" in detail(alice.get(f"{path}/plan"), 404)
+
+    store = Store(stage.store.url, engine=stage.store.engine)
+    store.create_search(dataclasses.replace(SPEC, name="digits"))
+    store.save_trial(dataclasses.replace(FULL, loss=math.nan, metrics={"accuracy": math.inf}))
+    store.add_losses(0, 1, [report(step, math.nan if step == 99 else 1.0) for step in range(100)])
+    shown = alice.get(path).json()
+    assert shown["trials"] == {"suspended": 1}
+    [trial] = alice.get(f"{path}/trials").json()["trials"]
+    assert (trial["loss"], trial["metrics"], trial["error"]) == (None, {"accuracy": None}, FULL.error)
+    assert bob.get(f"{path}/trials").json()["trials"][0]["error"] == ""
+    losses = alice.get(f"{path}/losses", params={"limit": 10}).json()["losses"]["0"]
+    assert [one["step"] for one in losses] == list(range(9, 100, 10))
+    assert losses[-1]["loss"] is None
+    assert alice.get(f"{path}/losses", params={"trial": 1}).json() == {"losses": {}}
+    assert alice.post(f"{path}/again").json()["id"] == "digits-2"
+    assert alice.post(f"{path}/again").json()["id"] == "digits-3"

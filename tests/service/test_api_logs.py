@@ -1,0 +1,151 @@
+"""Output through the REST API: in pages, followed, after a broken connection."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from framework.service.api import backend
+from framework.service.records import JobState
+from tests.service.api_stage import DEADLINE_S, ApiStage, api_stage, wait_until
+
+LIMIT = 2
+JSON_LINES = {"Accept": "application/x-ndjson"}
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiStage]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(backend, "FOLLOWER_LIMIT", LIMIT)
+        with api_stage(tmp_path_factory.mktemp("service")) as running:
+            # What the loop would write is written here.
+            running.pause()
+            yield running
+
+
+class Follower(threading.Thread):
+    """Follows a job's output on a thread of its own."""
+
+    def __init__(self, stage: ApiStage, job_id: str, **params: Any) -> None:
+        super().__init__()
+        self._stage = stage
+        self._path = f"/api/v1/jobs/{job_id}/logs"
+        self._params = {"follow": True, **params}
+        self.lines: list[dict[str, Any]] = []
+        self.start()
+
+    def run(self) -> None:
+        with (
+            self._stage.client() as client,
+            client.stream("GET", self._path, params=self._params, headers=JSON_LINES) as answer,
+        ):
+            for line in answer.iter_lines():
+                if line:
+                    self.lines.append(json.loads(line))
+
+    @property
+    def text(self) -> str:
+        return "".join(line.get("text", "") for line in self.lines)
+
+    def end(self) -> list[dict[str, Any]]:
+        self.join(DEADLINE_S)
+        assert not self.is_alive()
+        return self.lines
+
+
+def end_job(stage: ApiStage, job_id: str) -> None:
+    stage.store.change_job(job_id, state=JobState.FINISHED, ended_s=1e9)
+
+
+def test_output_is_text_or_json_lines(stage: ApiStage) -> None:
+    job_id = stage.submit()
+    stage.store.add_output(job_id, [("worker:0", "stdout", "one\nä"), ("ps:0", "stderr", "two\n")])
+    path = f"/api/v1/jobs/{job_id}/logs"
+    with stage.client() as client:
+        plain = client.get(path)
+        assert plain.headers["content-type"] == "text/plain; charset=utf-8"
+        assert plain.text == "one\nätwo\n"
+        assert client.get(path, params={"task": "ps:0"}).text == "two\n"
+        assert client.get(path, params={"task": "ps:1"}).text == ""
+        lines = [json.loads(line) for line in client.get(path, headers=JSON_LINES).iter_lines()]
+        assert [(line["task"], line["stream"], line["text"]) for line in lines] == [
+            ("worker:0", "stdout", "one\nä"),
+            ("ps:0", "stderr", "two\n"),
+        ]
+        assert client.get(path, params={"after": lines[0]["number"]}).text == "two\n"
+        assert client.get(path, params={"after": lines[1]["number"]}).text == ""
+        for bad in ({"after": -1}, {"after": 2**63}, {"follow": "maybe"}, {"task": "x" * 65}):
+            assert client.get(path, params=bad).status_code == 422
+
+
+def test_long_output_comes_whole_and_in_order(stage: ApiStage) -> None:
+    job_id = stage.submit()
+    stage.store.add_output(job_id, [("worker:0", "stdout", f"{number}\n") for number in range(1000)])
+    with stage.client() as client:
+        text = client.get(f"/api/v1/jobs/{job_id}/logs").text
+    assert text.split() == [str(number) for number in range(1000)]
+
+
+def test_a_follower_gets_everything_until_the_job_has_ended(stage: ApiStage) -> None:
+    job_id = stage.submit()
+    stage.store.add_output(job_id, [("worker:0", "stdout", "before\n")])
+    follower = Follower(stage, job_id)
+    wait_until(lambda: follower.text == "before\n")
+    stage.store.add_output(job_id, [("worker:0", "stdout", "during\n")])
+    wait_until(lambda: follower.text == "before\nduring\n")
+    # Written at the very end, as the service does: output first, then the state.
+    stage.store.add_output(job_id, [("worker:0", "stdout", "last\n")])
+    end_job(stage, job_id)
+    lines = follower.end()
+    assert follower.text == "before\nduring\nlast\n"
+    assert lines[-1] == {"ended": "finished"}
+    # After a broken connection: nothing is lost, and nothing comes twice.
+    again = Follower(stage, job_id, after=lines[1]["number"])
+    assert [line.get("text") for line in again.end()] == ["last\n", None]
+
+
+def test_a_follower_of_a_deleted_job_ends(stage: ApiStage) -> None:
+    job_id = stage.submit()
+    stage.store.add_output(job_id, [("worker:0", "stdout", "x")])
+    follower = Follower(stage, job_id)
+    wait_until(lambda: follower.text == "x")
+    end_job(stage, job_id)
+    stage.store.delete_jobs(2e9)
+    assert follower.end()[-1] in ({"ended": "finished"}, {"ended": None})
+
+
+def test_only_so_many_may_follow_and_places_are_given_up(stage: ApiStage) -> None:
+    job_id = stage.submit()
+    stage.store.add_output(job_id, [("worker:0", "stdout", "x")])
+    path = f"/api/v1/jobs/{job_id}/logs"
+    with stage.client() as client, contextlib.ExitStack() as following:
+        # Many that go away in the middle.
+        for _ in range(5):
+            with contextlib.ExitStack() as leaving:
+                wait_until(lambda leaving=leaving: begins(client, path, leaving))
+        for _ in range(LIMIT):
+            wait_until(lambda: begins(client, path, following))
+        refused = client.get(path, params={"follow": True})
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"] == "10"
+        assert "follow" in refused.json()["detail"]
+        # Without following there is no limit.
+        assert client.get(path).text == "x"
+        end_job(stage, job_id)
+
+
+def begins(client: httpx.Client, path: str, stack: contextlib.ExitStack) -> bool:
+    """Begins to follow, until the stack is left; the place of one that has just gone is given up a moment later."""
+    answer = stack.enter_context(client.stream("GET", path, params={"follow": True}))
+    if answer.status_code != 200:
+        return False
+    # Closing the iterator would close the connection.
+    text = answer.iter_text()
+    stack.callback(text.close)
+    return next(text) == "x"

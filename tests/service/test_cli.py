@@ -1,0 +1,228 @@
+"""`dike serve` and its users' commands from outside: real processes, a real Mesos."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dike.profile import Api
+from framework.embedded import AgentSpec, EmbeddedCluster
+from tests.framework.conftest import dike_command
+from tests.framework.job_stage import profile
+from tests.service.cli_stage import DEADLINE_S, ServiceProcess, wait_for
+
+pytestmark = [pytest.mark.mesos, pytest.mark.timeout(600)]
+
+COUNTING = Path(__file__).parents[1] / "search" / "scripts" / "counting.py"
+SCRIPT = """
+import pathlib, sys, time
+import dike.compat.v1 as tf
+
+tf.disable_v2_behavior()
+x = tf.get_variable('x', [100, 100], initializer=tf.ones_initializer())
+loss = tf.reduce_mean(tf.square(x))
+step = tf.train.get_or_create_global_step()
+train = tf.train.GradientDescentOptimizer(0.01).minimize(loss, global_step=step)
+go_on, end = map(pathlib.Path, sys.argv[1:])
+with tf.train.MonitoredTrainingSession() as session:
+    for number in range(20):
+        session.run(train)
+        print('before', number, flush=True)
+    while not go_on.exists():
+        session.run(train)
+        time.sleep(0.02)
+    for number in range(20):
+        session.run(train)
+        print('after', number, flush=True)
+    while not end.exists():
+        time.sleep(0.02)
+"""
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+    folder = tmp_path_factory.mktemp("service")
+    (folder / "train.py").write_text(SCRIPT)
+    (folder / "profile.json").write_text(profile(Api.GRAPH).dumps())
+    with EmbeddedCluster([AgentSpec(resources="cpus:2;mem:4096;disk:4096")]) as cluster:
+        cluster.wait_for_agents(60)
+        running = ServiceProcess(folder, cluster.master)
+        running.start()
+        try:
+            yield running
+        finally:
+            running.end(signal.SIGKILL)
+
+
+def refused(done: subprocess.CompletedProcess[str], *parts: str) -> None:
+    """Asserts the form of a refusal and what its sentence says."""
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    (sentence,) = done.stderr.strip().splitlines()
+    assert sentence.startswith("dike: ")
+    for part in parts:
+        assert part in sentence
+
+
+def submitted(service: ServiceProcess, *options: str, user: str = "ann") -> str:
+    """Submits a job of which nothing can start, and returns its name."""
+    done = service.dike(
+        *("submit", "--profile", "profile.json", "--constraint", "rack:IS:nowhere", *options, "train.py"), user=user
+    )
+    assert done.returncode == 0, done.stderr
+    return re.findall(r"submitted (\S+)", done.stdout)[0]
+
+
+def test_wrong_addresses_and_tokens(service: ServiceProcess, tmp_path: Path) -> None:
+    refused(service.dike("jobs", "--service", "http://127.0.0.1:1"), "http://127.0.0.1:1", "dike serve", "--service")
+    refused(service.dike("jobs", "--service", "127.0.0.1"), "'127.0.0.1'", "http://HOST:PORT")
+    refused(service.dike("jobs", DIKE_TOKEN="somebody-else-has-this"), "does not know this token", "--token-file")
+    refused(service.dike("jobs", DIKE_TOKEN=""), "wants a token", "--token-file")
+    refused(service.dike("jobs", "--token-file", "nothing"), "nothing", "No such file")
+    refused(service.dike("submit", "train.py", DIKE_TOKEN="somebody-else-has-this"), "does not know this token")
+    (tmp_path / "token").write_text("bob-has-that-token-of-his\n")
+    assert service.dike("jobs", "--token-file", tmp_path / "token").returncode == 0
+
+
+def test_a_job_that_waits_is_explained_and_killed(service: ServiceProcess) -> None:
+    job = submitted(service)
+    assert [(one["id"], one["state"], one["user"]) for one in service.asked("jobs", "--user", "ann")["jobs"]] == [
+        (job, "queued", "ann")
+    ]
+    assert service.asked("jobs", "last")["constraints"] == ["rack:IS:nowhere"]
+    explanation = wait_for(
+        lambda: (found := service.asked("explain", job))["verdict"] == "constraints" and found, "the explanation"
+    )
+    assert explanation["job_id"] == job
+    (agent,) = explanation["agents"]
+    assert "rack:IS:nowhere" in " ".join(agent["obstacles"])
+    shown = service.dike("explain", job[:-2], user="bob")
+    assert explanation["sentence"] in shown.stdout.replace("\n", " ")
+    refused(service.dike("kill", job, user="bob"), job)
+    followed = subprocess.Popen(
+        dike_command("logs", "-f", job),
+        env=service.environment("ann"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    killed = service.dike("kill", "--wait", job, user="eve")
+    assert killed.returncode == 0, killed.stderr
+    assert f"{job} is killed" in killed.stdout
+    assert followed.communicate(timeout=DEADLINE_S)[1] == f"dike: The job {job} was killed.\n"
+    assert followed.returncode == 1
+    assert "ended already: killed" in service.dike("kill", job).stdout
+    assert service.asked("jobs")["jobs"] == []
+    assert [one["id"] for one in service.asked("jobs", "--all", "--state", "killed")["jobs"]] == [job]
+
+
+def test_names_of_jobs(service: ServiceProcess) -> None:
+    jobs = [submitted(service), submitted(service)]
+    refused(service.dike("jobs", "train"), "Several jobs begin with 'train'", *jobs)
+    refused(service.dike("logs", jobs[0].replace("train", "tarin")), "knows no job", jobs[0])
+    refused(service.dike("explain", "last", user="bob"), "bob has no job")
+    assert service.asked("jobs", "last")["id"] == jobs[1]
+    assert service.dike("kill", "--wait", *jobs).returncode == 0
+
+
+def test_what_cannot_be_submitted(service: ServiceProcess) -> None:
+    options = ("--profile", "profile.json")
+    refused(service.dike("submit", *options, "nothing.py"), "nothing.py")
+    refused(service.dike("submit", *options, "--constraint", "rack=r1", "train.py"), "rack=r1", "FIELD:OPERATOR:VALUE")
+    refused(service.dike("submit", *options, "--elastic", "3:1", "train.py"), "--elastic 3:1")
+    refused(service.dike("tune", "--detach", "--master", "a:1", "--param", "lr=1,2", COUNTING), "--detach", "--master")
+
+
+def test_a_run_of_its_own_heeds_constraints(service: ServiceProcess) -> None:
+    options = (
+        "--master",
+        service.master,
+        "--profile",
+        "profile.json",
+        "--plan-only",
+        "--constraint",
+        "rack:IS:nowhere",
+    )
+    done = service.dike("run", *options, "train.py")
+    assert done.returncode == 2
+    assert done.stderr.endswith("dike: No agent meets --constraint rack:IS:nowhere.\n")
+
+
+def test_one_service_at_a_time(service: ServiceProcess) -> None:
+    options = ("--master", service.master, "--listen", "127.0.0.1:0", "--state", "sqlite:///service.db")
+    command = dike_command("serve", *options, "--users", "users.yaml")
+    done = subprocess.run(command, cwd=service.folder, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.returncode == 2
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("dike: The service of this database is being run by process ")
+    assert "--standby" in last
+
+
+def test_a_search_is_handed_over(service: ServiceProcess) -> None:
+    arguments = ("--param", "lr=0.01,0.02", "--name", "handed-over", "--policy", "fifo", "--slots", "1")
+    done = service.dike("tune", "--detach", *arguments, "--slot-mem", "256", COUNTING, "--", "--steps", "5", user="bob")
+    assert done.returncode == 0, done.stderr
+    assert "submitted handed-over" in done.stdout
+    refused(service.dike("tune", "--detach", *arguments, COUNTING), "handed-over", "--name")
+    followed = service.dike("logs", "-f", "handed-over", user="bob")
+    assert followed.returncode == 0, followed.stderr
+    job = service.asked("jobs", "handed-over", user="bob")
+    assert job["state"] == "finished"
+    assert job["trials"]["finished"] == 2
+    assert job["result"]["best"]["parameters"] == {"lr": 0.02}
+    assert Path(job["result"]["checkpoint_dir"]) == service.folder / "dike-runs" / "handed-over"
+
+
+@pytest.mark.tensorflow
+def test_output_is_followed_over_a_restart_of_the_service(service: ServiceProcess, tmp_path: Path) -> None:
+    go_on, end = tmp_path / "go-on", tmp_path / "end"
+    output, said = tmp_path / "output", tmp_path / "said"
+    with output.open("w") as stdout, said.open("w") as stderr:
+        follower = subprocess.Popen(
+            dike_command(
+                *("submit", "--follow", "--profile", "profile.json", "--max-workers", "1"),
+                *("train.py", str(go_on), str(end)),
+            ),
+            cwd=service.folder,
+            env=service.environment("ann"),
+            stdout=stdout,
+            stderr=stderr,
+        )
+
+    def everything() -> str:
+        return "\n".join([output.read_text(), said.read_text(), service.said()])
+
+    wait_for(lambda: "before 19\n" in output.read_text(), "the first half of the output", everything)
+    job = re.findall(r"submitted (\S+)", said.read_text())[0]
+    before = service.asked("jobs", job)
+    assert before["state"] == "running"
+    assert {task["name"] for task in before["tasks"]} == {task_name(one) for one in before["plan"]["tasks"]}
+    assert service.end(signal.SIGTERM) == 0
+    wait_for(lambda: "trying again" in said.read_text(), "the loss of the connection", everything)
+    service.start()
+    first, *_, last = service.framework_ids()
+    assert first == last
+    go_on.touch()
+    wait_for(lambda: "after 19\n" in output.read_text(), "the second half of the output", everything)
+    end.touch()
+    assert follower.wait(DEADLINE_S) == 0, everything()
+    lines = [line for line in output.read_text().splitlines() if line.startswith(("before", "after"))]
+    assert lines == [f"{half} {number}" for half in ("before", "after") for number in range(20)]
+    after = service.asked("jobs", job)
+    assert after["state"] == "finished"
+    assert [task["task_id"] for task in after["tasks"]] == [task["task_id"] for task in before["tasks"]]
+    logs = service.dike("logs", "--task", "worker:0", job)
+    assert [line for line in logs.stdout.splitlines() if line.startswith(("before", "after"))] == lines
+    refused(service.dike("logs", job, user="bob"), job)
+    shown = service.dike("jobs", job, user="bob").stdout
+    assert all(part in shown for part in ("finished", "worker:0", "ps:0", "agent-0", "killed"))
+    assert job in service.dike("jobs", "--all").stdout
+
+
+def task_name(planned: dict[str, object]) -> str:
+    return f"{planned['role']}:{planned['index']}"

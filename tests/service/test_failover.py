@@ -1,0 +1,241 @@
+"""A service that is killed at any moment is taken up again: real Mesos, real processes, a real database."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from dike.profile import Api, ModelProfile, VariableSpec
+from framework import bundle
+from framework.embedded import AgentSpec, EmbeddedCluster
+from framework.events import Event
+from framework.service.reception import Reception
+from framework.service.records import JobRecord, JobState, TaskRecord
+from framework.service.requests import TrainingRequest
+from framework.service.store import ServiceStore
+from tests.service.dying_service import AFTER_ACCEPT, BEFORE_ACCEPT, BEFORE_LAST_ACKNOWLEDGEMENT, NEVER
+
+pytestmark = [pytest.mark.mesos]
+HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 120.0
+PROFILE = ModelProfile(
+    name="failover_script.py",
+    api=Api.GRAPH,
+    parameters=4,
+    parameter_bytes=16,
+    variables=(VariableSpec("w", (4, 1), "float32", 16),),
+    flops_forward_per_sample=1e6,
+    flops_step_per_sample=3e6,
+    longest_path_flops=1e6,
+    batch_size=8,
+)
+
+
+class Stage:
+    """A cluster, a database, and a service that comes and goes."""
+
+    def __init__(self, folder: Path, cluster: EmbeddedCluster) -> None:
+        self.folder = folder
+        self.cluster = cluster
+        self.url = f"sqlite:///{folder}/service.db"
+        self.store = ServiceStore(self.url)
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def serve(self, moment: str = NEVER, *python: Path) -> subprocess.Popen[bytes]:
+        """Starts a service that kills itself at this moment."""
+        log = self.folder / f"service-{len(self.processes)}.log"
+        with log.open("wb") as output:
+            command = [sys.executable, "-m", "tests.service.dying_service", self.url, self.cluster.master, moment]
+            process = subprocess.Popen([*command, *map(str, python)], cwd=ROOT, stdout=output, stderr=output)
+        self.processes.append(process)
+        return process
+
+    def submit(self, arguments: list[str]) -> JobRecord:
+        """Submits a job of one worker and one parameter server."""
+        project = self.folder / "project"
+        project.mkdir(exist_ok=True)
+        shutil.copy(HERE / "failover_script.py", project)
+        request = TrainingRequest(
+            script="failover_script.py",
+            arguments=arguments,
+            profile=PROFILE.to_json(),
+            max_workers=1,
+            max_restarts=0,
+            checkpoint_dir=str(self.folder / "checkpoints"),
+        )
+        inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        return Reception(self.store, inbox).submit(request, bundle.pack(project / request.script), "ann")
+
+    def job(self, job_id: str) -> JobRecord:
+        record = self.store.job(job_id)
+        assert record is not None
+        return record
+
+    def running(self, job_id: str) -> list[TaskRecord]:
+        return [task for task in self.store.tasks(job_id=job_id, live_only=True) if task.state == "running"]
+
+    def last_step(self, job_id: str) -> int:
+        last = self.store.last_progress(job_id)
+        return 0 if last is None else last.step
+
+    def known_to_mesos(self) -> list[dict[str, Any]]:
+        """All tasks that the master has ever launched for us."""
+        state = self.cluster.state()
+        frameworks = state["frameworks"] + state["completed_frameworks"]
+        return [task for one in frameworks for kind in ("tasks", "completed_tasks") for task in one[kind]]
+
+    def wait_until(self, condition: Callable[[], Any], what: str) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not condition():
+            if time.monotonic() > deadline or self.processes[-1].poll() not in (None, -signal.SIGKILL):
+                pytest.fail(f"{what} did not come true\n{self.logs}")
+            time.sleep(0.1)
+
+    @property
+    def logs(self) -> str:
+        return "\n".join(path.read_text() for path in sorted(self.folder.glob("service-*.log")))
+
+    def wait_for_death(self, process: subprocess.Popen[bytes]) -> None:
+        self.wait_until(lambda: process.poll() is not None, "the service's death")
+        assert process.returncode == -signal.SIGKILL, self.logs
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        self.store.close()
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    spec = AgentSpec(resources="cpus:4;mem:8192;disk:10000")
+    with EmbeddedCluster([spec]) as cluster, contextlib.closing(Stage(tmp_path, cluster)) as made:
+        yield made
+
+
+@pytest.fixture
+def standin(tmp_path: Path) -> Path:
+    """What runs on the agents in place of Python: an executor whose tasks run until they are killed."""
+    python = tmp_path / "python"
+    executor = ROOT / "benchmarks" / "load" / "quick_executor.py"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "{executor}" forever\n')
+    python.chmod(0o755)
+    return python
+
+
+def test_nothing_is_launched_twice_by_services_that_die_around_the_launch(stage: Stage, standin: Path) -> None:
+    job = stage.submit([])
+    stage.wait_for_death(stage.serve(BEFORE_ACCEPT, standin))
+    framework_id = stage.store.framework_id()
+    assert framework_id
+    intended = stage.store.tasks(job_id=job.id)
+    assert {task.state for task in intended} == {"intended"}
+    assert stage.known_to_mesos() == []
+
+    stage.wait_for_death(stage.serve(AFTER_ACCEPT, standin))
+    launched = {task.task_id for task in stage.store.tasks(job_id=job.id, live_only=True)}
+    assert len(launched) == 2
+    assert not launched & {task.task_id for task in intended}
+
+    stage.serve(NEVER, standin)
+    stage.wait_until(lambda: len(stage.running(job.id)) == 2, "the tasks under another service")
+    assert {task.task_id for task in stage.running(job.id)} == launched
+    assert Counter(task["id"] for task in stage.known_to_mesos()) == Counter(launched)
+    assert stage.store.framework_id() == framework_id
+    stage.wait_until(lambda: stage.job(job.id).state is JobState.RUNNING, "the job's state")
+
+
+@pytest.mark.tensorflow
+def test_a_job_trains_on_under_services_that_are_killed(stage: Stage) -> None:
+    job = stage.submit([str(stage.folder)])
+    # Its executors find nobody to fetch the script from; that is no failure of the job's.
+    stage.wait_for_death(stage.serve(AFTER_ACCEPT))
+
+    service = stage.serve()
+    stage.wait_until(lambda: stage.last_step(job.id) > 5, "training")
+    framework_id, tasks = stage.store.framework_id(), {task.task_id for task in stage.running(job.id)}
+    service.kill()
+    service.wait()
+    step_at_death = stage.last_step(job.id)
+
+    dying = stage.serve(BEFORE_LAST_ACKNOWLEDGEMENT)
+    stage.wait_until(lambda: stage.last_step(job.id) > step_at_death + 5, "progress under another service")
+    assert {task.task_id for task in stage.running(job.id)} == tasks
+    (stage.folder / "enough").touch()
+    stage.wait_for_death(dying)
+    assert not stage.job(job.id).state.has_ended()
+
+    stage.serve()
+    stage.wait_until(lambda: stage.job(job.id).state.has_ended(), "the job's end")
+    ended = stage.job(job.id)
+    assert (ended.state, ended.failure) == (JobState.FINISHED, "")
+    assert ended.result is not None
+    assert (ended.result["succeeded"], ended.result["restarts"]) == (True, 0)
+    assert ended.result["steps"] > step_at_death + 5
+    stage.wait_until(lambda: not stage.store.tasks(live_only=True), "all ends written down")
+
+    assert stage.store.framework_id() == framework_id
+    counts = Counter(task["id"] for task in stage.known_to_mesos())
+    assert set(counts.values()) == {1}
+    assert set(counts) == {task.task_id for task in stage.store.tasks(job_id=job.id)}
+    assert len((stage.folder / "started").read_text().split()) == 1, "the script was started more than once"
+    points = stage.store.progress(job.id)
+    losses = [point.loss for point in points if point.loss is not None]
+    assert losses == sorted(losses, reverse=True), "training began anew"
+
+
+def test_a_framework_that_was_torn_down_starts_its_jobs_again_under_another_id(stage: Stage, standin: Path) -> None:
+    job = stage.submit([])
+    service = stage.serve(NEVER, standin)
+    stage.wait_until(lambda: len(stage.running(job.id)) == 2, "the tasks")
+    before = {task.task_id for task in stage.running(job.id)}
+    first_id = stage.store.framework_id()
+    torn_down = httpx.post(f"http://{stage.cluster.master}/teardown", data={"frameworkId": first_id}, trust_env=False)
+    assert torn_down.is_success
+    stage.wait_until(lambda: {task.task_id for task in stage.running(job.id)} - before, "tasks of a new framework")
+    assert service.poll() is None
+    assert stage.store.framework_id() not in (None, first_id)
+    assert not before & {task.task_id for task in stage.store.tasks(live_only=True)}
+    assert stage.job(job.id).state is not JobState.FAILED
+    # Gone for longer than the failover timeout is the same to the next service.
+    second_id = stage.store.framework_id()
+    service.kill()
+    service.wait()
+    httpx.post(f"http://{stage.cluster.master}/teardown", data={"frameworkId": second_id}, trust_env=False)
+    stage.serve(NEVER, standin)
+    stage.wait_until(
+        lambda: stage.store.framework_id() not in (None, first_id, second_id) and len(stage.running(job.id)) == 2,
+        "tasks of a third framework",
+    )
+    unfinished = [task["id"] for task in stage.known_to_mesos() if task["state"] in ("TASK_RUNNING", "TASK_STAGING")]
+    assert sorted(unfinished) == sorted(task.task_id for task in stage.store.tasks(live_only=True))
+
+
+def test_a_job_that_was_killed_while_no_service_ran_ends_with_the_next_one(stage: Stage, standin: Path) -> None:
+    job = stage.submit([])
+    service = stage.serve(NEVER, standin)
+    stage.wait_until(lambda: len(stage.running(job.id)) == 2, "the tasks")
+    os.kill(service.pid, signal.SIGKILL)
+    service.wait()
+    Reception(stage.store, queue.SimpleQueue()).kill(stage.job(job.id))
+    never_started = stage.submit([])
+    Reception(stage.store, queue.SimpleQueue()).kill(stage.job(never_started.id))
+    stage.serve(NEVER, standin)
+    for one in (job, never_started):
+        stage.wait_until(lambda one=one: stage.job(one.id).state is JobState.KILLED, "the job's end")
+    assert not stage.store.tasks(live_only=True)
+    assert not [task for task in stage.known_to_mesos() if task["state"] == "TASK_RUNNING"]

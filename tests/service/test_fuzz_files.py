@@ -1,0 +1,153 @@
+"""Files and requests that somebody made or broke: one sentence says what is wrong, or they mean what they say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from dike.exceptions import BadInputError, DikeError
+from dike.profile import ModelProfile
+from framework.service.constraints import parse_constraints
+from framework.service.requests import TrainingRequest, read_request, search_request
+from solver import Cluster, NodeClass, Plan, PlanRequest, make_plan
+from solver.cluster_file import read_cluster
+from tests.framework.job_stage import profile
+from tests.search.search_stage import search_spec
+from tests.service.mutations import ODD, broken
+
+GIB = 2**30
+NODE = NodeClass(name="a", count=2, cpus=4.0, mem_bytes=8 * GIB, gpus=0, gpu_model=None, disk_bytes=10 * GIB)
+
+
+def planned(model: ModelProfile) -> Plan:
+    return make_plan(PlanRequest(model, Cluster((NODE,)), max_workers=1, time_limit_s=0.0))
+
+
+PLAN = planned(profile())
+PATIENT = settings(
+    max_examples=200,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+CLUSTER = {
+    "nodes": [
+        {"name": "big", "count": 2, "cpus": 8, "mem": "32 GiB", "gpus": 1, "gpu_model": "A100", "rack": "r1"},
+        {"name": "small", "cpus": 2, "mem": "4 GiB", "rack": "r2"},
+    ],
+    "links": {"across_racks_gbps": 1.0, "pairs": [{"between": ["big", "small"], "cost": 2.0}]},
+}
+
+
+def assert_one_sentence(error: BaseException) -> None:
+    """What the user reads: a line of text, printable anywhere."""
+    text = str(error)
+    assert text.strip()
+    assert "\n" not in text
+    text.encode("utf-8")
+
+
+@PATIENT
+@given(st.one_of(st.text(), broken(CLUSTER).map(lambda values: yaml.safe_dump(values, allow_unicode=True))))
+@example("nodes: !!python/object/apply:os.system ['true']")
+@example("a: &a [*a]")
+@example("nodes: &x [{name: a, cpus: 1, mem: 1}, *x]")
+@example("[" * 5000)
+@example("nodes: [{name: a, cpus: 1, mem: 1 GiB, count: 2026-11-21}]")
+def test_a_cluster_file_is_read_or_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    try:
+        read_cluster(path)
+    except BadInputError as error:
+        assert_one_sentence(error)
+
+
+@PATIENT
+@given(broken(profile().to_json()))
+def test_a_profile_is_read_or_refused_and_can_be_planned(values: Any) -> None:
+    try:
+        read = ModelProfile.loads(json.dumps(values))
+        assert ModelProfile.loads(read.dumps()) == read
+        planned(read)
+    except DikeError as error:
+        assert_one_sentence(error)
+
+
+@PATIENT
+@given(broken(PLAN.to_json()))
+def test_a_plan_is_read_or_refused(values: Any) -> None:
+    try:
+        Plan.loads(json.dumps(values)).dumps()
+    except BadInputError as error:
+        assert_one_sentence(error)
+
+
+@pytest.mark.parametrize("read", [ModelProfile.loads, Plan.loads])
+@pytest.mark.parametrize("text", ["", "[" * 100_000, "1" * 10_000, "NaN", '"\\ud800"', "{}", "[]"])
+def test_json_that_cannot_be_meant_is_refused(read: Any, text: str) -> None:
+    with pytest.raises(BadInputError) as refused:
+        read(text)
+    assert_one_sentence(refused.value)
+
+
+TRAINING = {
+    "kind": "training",
+    "script": "folder/train.py",
+    "arguments": ["--rate", "0.1"],
+    "profile": profile().to_json(),
+    "checkpoint_dir": "/checkpoints/a",
+    "checkpoint_interval_s": 60.0,
+    "max_restarts": 3,
+    "objective": "throughput",
+    "max_workers": 2,
+    "environment": {"NAME": "value"},
+    "preload": ["numpy"],
+    "constraints": ["rack:IN:r1,r2"],
+}
+ELASTIC = {**TRAINING, "max_workers": None, "elastic": "1:4", "resize_interval_s": 60.0, "stragglers": "replace"}
+PLANNED = {**TRAINING, "max_workers": None, "plan": PLAN.to_json()}
+SEARCH = search_request(search_spec(Path("/project")), "train.py", ("numpy",)).model_dump(mode="json")
+
+
+@PATIENT
+@given(st.one_of(ODD, *map(broken, (TRAINING, ELASTIC, PLANNED, SEARCH))))
+def test_a_request_is_taken_or_refused(values: Any) -> None:
+    try:
+        request = read_request(values)
+    except BadInputError as error:
+        assert_one_sentence(error)
+        return
+    # What is taken can be kept, and be read again by the next service.
+    kept = json.loads(json.dumps(request.model_dump(mode="json")))
+    again = read_request(kept)
+    if isinstance(again, TrainingRequest):
+        again.to_spec(job_id="job", checkpoint_dir="/c", bundle_url="http://h/b", python="python3")
+    else:
+        again.to_spec()
+
+
+@pytest.mark.parametrize("values", [TRAINING, ELASTIC, PLANNED, SEARCH])
+def test_the_requests_that_are_broken_here_were_whole(values: Any) -> None:
+    assert read_request(values).model_dump(mode="json")
+
+
+@PATIENT
+@given(
+    st.lists(
+        st.text(max_size=30) | st.from_regex(r"[a-z]{1,3}:(IN|IS|LIKE|UNLIKE):.{0,12}", fullmatch=True), max_size=3
+    )
+)
+def test_constraints_are_read_or_refused(texts: list[str]) -> None:
+    try:
+        constraints = parse_constraints(texts)
+    except BadInputError as error:
+        assert_one_sentence(error)
+        return
+    constraints.admits({"rack": "r1", "a": "x" * 1000}, "agent-0")

@@ -1,0 +1,38 @@
+"""Old jobs are forgotten, with all that is kept of them; no other is."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+
+from framework.service.housekeeping import forgetting_old_jobs
+from framework.service.records import JobKind, JobRecord, JobState
+from framework.service.store import ServiceStore
+from tests.service.cli_stage import wait_for
+
+DAY_S = 24 * 3600.0
+
+
+def test_jobs_are_forgotten_a_while_after_their_end(tmp_path: Path) -> None:
+    now_s = time.time()
+    with contextlib.closing(ServiceStore(f"sqlite:///{tmp_path}/service.db")) as store:
+        for name, state, ended_s in (
+            ("old", JobState.FINISHED, now_s - 10 * DAY_S),
+            ("young", JobState.FAILED, now_s - DAY_S),
+            ("running", JobState.RUNNING, None),
+        ):
+            record = JobRecord(
+                name, JobKind.TRAINING, "ann", "train.py", {}, state=state, ended_s=ended_s, bundle_token=name
+            )
+            store.add_job(record, b"bundle")
+            store.add_events(name, [("note", name)])
+        with forgetting_old_jobs(store, keep_s=7 * DAY_S, every_s=0.05):
+            wait_for(lambda: store.job("old") is None, "the end of the old job's records")
+            # One that ends later is found as well.
+            store.change_job("young", ended_s=now_s - 8 * DAY_S)
+            wait_for(lambda: store.job("young") is None, "the same of the other")
+        assert [job.id for job in store.jobs()] == ["running"]
+        assert [store.bundle(name) for name in ("old", "young", "running")] == [None, None, b"bundle"]
+        assert store.events("old") == []
+        assert len(store.events("running")) == 1

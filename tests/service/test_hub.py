@@ -1,0 +1,296 @@
+"""One subscription for many jobs: launches written down first, updates acknowledged last, orphans ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dike.exceptions import BadInputError
+from framework import events
+from framework.connection import RECONCILE_AFTER_S
+from framework.driver import MasterUnavailableError
+from framework.observer import JobObserver
+from framework.search.database import StorageUnavailableError
+from framework.service.dealing import GATHER_S, LOAN_S, REVIVE_AGAIN_S
+from framework.service.orphans import KILL_AGAIN_S
+from framework.service.reconciliation import ASK_AGAIN_S, DEADLINE_S, EVERY_S
+from framework.service.records import TaskRecord
+from framework.service.seat import Seat
+from framework.service.sizing import TrainingSizing
+from framework.service.tenant import Need
+from framework.training import TrainingJob
+from solver import planner
+from tests.framework.job_stage import spec
+from tests.service.played_cluster import HubStage, PlayedJob
+
+
+def live(task_id: str, job_id: str = "job", agent: str = "S0") -> TaskRecord:
+    return TaskRecord(task_id, job_id, agent, "agent-0", "127.0.0.1", "worker:0", "running", {"cpus": 1.0})
+
+
+def test_a_launch_is_written_down_before_the_master_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = HubStage({"agent-0": 4.0})
+    stage.submit("job", 2)
+    accept = stage.master.acceptOffers
+
+    def logged(*arguments: Any) -> None:
+        stage.journal.log.append("accept")
+        accept(*arguments)
+
+    monkeypatch.setattr(stage.master, "acceptOffers", logged)
+    stage.run(3.0)
+    assert stage.journal.log == ["intends job.0 job.1", "accept"]
+    assert {task.resources["cpus"] for task in stage.journal.tasks.values()} == {1.0}
+    stage.close()
+
+
+def test_an_update_is_acknowledged_after_what_follows_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = HubStage({"agent-0": 4.0})
+    stage.submit("job")
+    stage.run(3.0)
+    stage.update("job.0", "TASK_FINISHED")
+    assert stage.journal.tasks["job.0"].state == "running"
+    acknowledged = len(stage.master.acknowledged)
+
+    def fails(*_: Any) -> None:
+        raise StorageUnavailableError("the disk is full")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(stage.journal, "changed", fails)
+        with pytest.raises(StorageUnavailableError):
+            stage.hub.tick()
+    assert len(stage.master.acknowledged) == acknowledged
+    stage.hub.tick()
+    assert stage.journal.tasks["job.0"].state == "finished"
+    assert len(stage.master.acknowledged) == acknowledged + 1
+    assert stage.ended == ["job"]
+    stage.close()
+
+
+def test_a_job_that_raises_ends_alone_and_its_tasks_end_in_the_database_too() -> None:
+    stage = HubStage({"agent-0": 4.0})
+    bad, good = stage.submit("bad", lasts_s=1e6), stage.submit("good", lasts_s=1e6)
+    stage.run(5.0)
+    bad.raises = RuntimeError("a bug")
+    stage.update("bad.0", "TASK_RUNNING")
+    assert [job_id for job_id, _ in stage.failed] == ["bad"]
+    stage.step()
+    assert stage.master.killed == ["bad.0"]
+    stage.step(KILL_AGAIN_S)
+    assert stage.master.killed == ["bad.0", "bad.0"]
+    stage.update("bad.0", "TASK_KILLED")
+    stage.step()
+    assert stage.journal.tasks["bad.0"].state == "killed"
+    assert stage.journal.tasks["bad.0"].has_ended
+    stage.step(KILL_AGAIN_S)
+    assert stage.master.killed == ["bad.0", "bad.0"]
+    assert not good.done
+    stage.close()
+
+
+def test_unknown_tasks_are_killed_and_noted_and_those_of_ended_jobs_written_down() -> None:
+    stage = HubStage({"agent-0": 4.0})
+    stage.hub.disown([live("old.0", "old")])
+    stage.update("stranger.0", "TASK_RUNNING", reason="REASON_RECONCILIATION")
+    stage.step()
+    assert sorted(stage.master.killed) == ["old.0", "stranger.0"]
+    assert stage.journal.strangers == ["stranger.0"]
+    for task_id in ("old.0", "stranger.0"):
+        stage.update(task_id, "TASK_KILLED")
+    stage.step()
+    assert stage.journal.tasks.keys() == {"old.0"}
+    assert stage.journal.tasks["old.0"].has_ended
+    stage.close()
+
+
+def test_a_task_that_comes_back_with_its_agent_is_ended() -> None:
+    stage = HubStage({"agent-0": 4.0})
+    stage.submit("job", 1, lasts_s=1e6)
+    stage.run(3.0)
+    stage.update("job.0", "TASK_UNREACHABLE")
+    stage.step()
+    assert stage.journal.tasks["job.0"].has_ended
+    assert not stage.hub.seats
+    stage.update("job.0", "TASK_RUNNING")
+    stage.step()
+    assert stage.master.killed == ["job.0"]
+    assert not stage.journal.tasks["job.0"].has_ended
+    stage.update("job.0", "TASK_KILLED")
+    stage.step()
+    assert stage.journal.tasks["job.0"].has_ended
+    assert not stage.journal.strangers
+    stage.close()
+
+
+def test_all_that_runs_is_asked_for_after_a_subscription_until_all_have_answered() -> None:
+    stage = HubStage({"agent-0": 4.0})
+    stage.hub.handle(events.Disconnected())
+    for number in range(2):
+        stage.hub.admit(
+            f"job-{number}",
+            "ada",
+            number,
+            lambda seat: _running(seat),
+            tasks=[live(f"job-{number}.0", f"job-{number}")],
+        )
+    stage.hub.handle(events.Subscribed("F", ""))
+    began_s = stage.master.now
+    stage.update("job-0.0", "TASK_RUNNING")
+    while not stage.master.reconciled:
+        stage.step()
+    assert stage.master.now - began_s >= ASK_AGAIN_S
+    assert stage.master.reconciled == [{"job-1.0": "S0"}]
+    stage.update("job-1.0", "TASK_RUNNING")
+    stage.step()
+    assert stage.master.reconciled[1:] == [{}]
+    stage.step(DEADLINE_S)
+    assert len(stage.master.reconciled) == 2
+    stage.step(EVERY_S)
+    assert stage.master.reconciled[2:] == [{}]
+    stage.close()
+
+
+def _running(seat: Seat) -> Any:
+    job = PlayedJob(seat, 1, 1.0)
+    job.need = Need.NOTHING
+    return job
+
+
+def test_without_tasks_the_rest_is_asked_for_once_the_master_knows_its_agents() -> None:
+    stage = HubStage({"agent-0": 4.0})
+    stage.step(RECONCILE_AFTER_S - 1.0)
+    assert not stage.master.reconciled
+    stage.step(1.0)
+    assert stage.master.reconciled == [{}]
+    stage.close()
+
+
+def test_offers_are_suppressed_when_idle_and_revived_at_most_once_a_second() -> None:
+    stage = HubStage({"agent-0": 4.0})
+    stage.run(2.0)
+    assert stage.master.calls == ["suppress"]
+    for number in range(20):
+        stage.submit(f"job-{number}", 1, 8.0)
+        stage.step(0.1)
+    assert 1 <= stage.master.calls.count("revive") <= 3
+    revived = stage.master.calls.count("revive")
+    stage.run(20.0)
+    assert stage.master.calls.count("revive") == revived + 1, "those that came within the second share one"
+    stage.hub.cancel()
+    stage.run(1.0)
+    assert stage.master.calls[-1] == "suppress"
+    assert stage.hub.done
+    stage.close()
+
+
+def test_a_master_that_makes_no_offers_is_told_again() -> None:
+    stage = HubStage({"agent-0": 1.0}, others={"agent-0": 1.0})
+    stage.submit("job")
+    stage.run(REVIVE_AGAIN_S * 2.5)
+    assert 2 <= stage.master.calls.count("revive") <= 4
+    stage.close()
+
+
+def test_what_the_master_did_not_take_back_is_declined_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = HubStage({"agent-0": 1.0})
+    stage.submit("job", 1, 8.0)
+
+    def away(*_: Any) -> None:
+        raise MasterUnavailableError("gone")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(stage.master, "declineOffer", away)
+        stage.run(GATHER_S + 2)
+    assert not stage.master.declined
+    stage.step()
+    assert len(stage.master.declined) == 1
+    assert stage.master.refused_for_s[0] > 0
+    stage.close()
+
+
+def test_offers_that_a_job_keeps_are_taken_back() -> None:
+    stage = HubStage({"agent-0": 4.0})
+    greedy = stage.submit("greedy")
+    greedy.keeps_offers = True
+    stage.run(2.0)
+    assert greedy.seat.lent
+    other = stage.submit("other", user="bob")
+    stage.run(LOAN_S + 2)
+    assert any(isinstance(event, events.OfferRescinded) for event in greedy.seen)
+    assert "other" in stage.started_s
+    assert not stage.failed
+    assert other.looks == 1
+    stage.close()
+
+
+def test_a_rescinded_offer_is_taken_from_whoever_looks_at_it() -> None:
+    stage = HubStage({"agent-0": 4.0})
+    slow = stage.submit("slow")
+    slow.keeps_offers = True
+    stage.run(2.0)
+    (offer_id,) = slow.seat.lent
+    stage.hub.handle(events.OfferRescinded(offer_id))
+    assert not slow.seat.lent
+    assert not slow.offers
+    assert len(stage.hub.pool) == 0
+    slow.keeps_offers = False
+    stage.run(4.0)
+    assert not stage.master.accepted
+    stage.close()
+
+
+def test_a_job_sees_only_agents_that_its_constraints_admit() -> None:
+    stage = HubStage({"agent-0": 4.0, "agent-1": 4.0})
+    stage.master.attributes["agent-1"]["rack"] = "r2"
+    stage.submit("job", 1, constraints=["rack:IN:r2,r3"])
+    stage.submit("nowhere", 1, constraints=["rack:IS:r9"])
+    stage.run(5.0)
+    assert {info["agent_id"]["value"] for info in stage.master.accepted} == {"S1"}
+    assert stage.jobs["nowhere"].looks == 0
+    with pytest.raises(BadInputError, match="not an operator"):
+        stage.submit("malformed", constraints=["rack:IZ:r9"])
+    assert stage.hub.seat("malformed") is None
+    stage.close()
+
+
+def test_offers_of_several_agents_are_gathered_for_a_job_that_needs_them_at_once() -> None:
+    """The agents become free one after the other, each later than the other's offer would have been given back."""
+    stage = HubStage({"agent-0": 4.0, "agent-1": 4.0}, others={"agent-1": 4.0})
+    stage.submit("pair", 2, 4.0)
+    stage.run(2.0)
+    assert stage.hub.pool.offers, "it is held for a while"
+    stage.master.others.clear()
+    stage.run(GATHER_S)
+    assert "pair" in stage.started_s
+    stage.close()
+
+
+def test_a_thousand_queued_jobs_are_planned_once_for_each_kind_and_supply(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = HubStage({f"agent-{number}": 0.1 for number in range(5)})
+    plans = 0
+    search = planner._search
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal plans
+        plans += 1
+        return search(*arguments)
+
+    monkeypatch.setattr(planner, "_search", counted)
+
+    def make(seat: Seat) -> TrainingJob:
+        job_spec = spec(job_id=seat.job_id, max_workers=1 + seat.number % 4)
+        seat.sizing = TrainingSizing(job_spec)
+        return TrainingJob(job_spec, seat, JobObserver(), lambda: None, lambda: stage.master.now)
+
+    for number in range(1000):
+        stage.hub.admit(f"job-{number}", f"user-{number % 3}", number, make)
+    stage.run(20.0)
+    assert len(stage.hub.seats) == 1000
+    assert not stage.failed
+    planned = plans
+    # Each plan that fails takes up to two searches (with and without the rule `all_gpus_used`).
+    assert 0 < planned < 40
+    stage.run(40.0)
+    assert plans - planned <= 12, "offers that were too little are still too little"
+    stage.close()

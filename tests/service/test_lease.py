@@ -1,0 +1,115 @@
+"""A service writes its database as long as it holds the lease of it: on SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text, update
+
+from framework import lease
+from framework.driver import Driver, FrameworkSettings
+from framework.events import EventScheduler
+from framework.lease import LeaseLostError
+from framework.search.database import open_database
+from framework.service.records import JobKind, JobRecord
+from framework.service.store import ServiceStore
+from framework.service.tables import SERVICES
+from framework.service.watchers import Notebook
+from tests.search.postgresql_server import postgresql_server
+from tests.search.stored_search import DEADLINE_S, wait_until
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with postgresql_server() as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/service.db"
+    server_url: str = request.getfixturevalue("server")
+    engine = open_database(server_url)
+    with engine.begin() as connection:
+        connection.execute(text("DROP SCHEMA public CASCADE"))
+        connection.execute(text("CREATE SCHEMA public"))
+    engine.dispose()
+    return server_url
+
+
+def take_over(store: ServiceStore) -> None:
+    """Does what a service on another machine would."""
+    with store._engine.begin() as connection:
+        connection.execute(update(SERVICES).values(owner="stranger", owner_machine="elsewhere", owner_host="elsewhere"))
+
+
+def test_a_service_that_was_taken_over_writes_nothing_any_more(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "HEARTBEAT_S", 0.05)
+    lost: list[str] = []
+    with closing(ServiceStore(url)) as store, store.lock(lost.append):
+        store.set_framework_id("first")
+        take_over(store)
+        with pytest.raises(LeaseLostError, match="was taken over by process"):
+            store.set_framework_id("second")
+        assert store.framework_id() == "first"
+        wait_until(lambda: lost)
+
+
+def test_who_waits_gets_the_lease_when_it_is_free(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "HEARTBEAT_S", 0.05)
+    notes: list[str] = []
+    with closing(ServiceStore(url)) as first, closing(ServiceStore(url)) as second:
+
+        def stand_by() -> None:
+            with second.lock(notes.append, notes.append):
+                second.set_framework_id("second")
+
+        with first.lock(notes.append):
+            thread = threading.Thread(target=stand_by)
+            thread.start()
+            wait_until(lambda: notes)
+            first.set_framework_id("first")
+        thread.join(DEADLINE_S)
+        assert second.framework_id() == "second"
+    assert len(notes) == 1
+    assert f"run by process {os.getpid()}" in notes[0]
+
+
+def test_who_was_stopped_for_long_asks_before_it_subscribes_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "HEARTBEAT_S", 1000.0)
+    lost: list[str] = []
+    with closing(ServiceStore(url)) as store, store.lock(lost.append) as held:
+        take_over(store)
+        # Nobody else can have it yet: it was renewed a moment ago.
+        assert held.is_certain()
+        monkeypatch.setattr(lease, "STALE_S", 0.0)
+        assert not held.is_certain()
+        assert len(lost) == 1
+        driver = Driver(FrameworkSettings("test", "nobody"), "127.0.0.1:1", EventScheduler(), held.is_certain)
+        assert driver.gen_request() == b""
+        monkeypatch.setattr(lease, "STALE_S", 15.0)
+        assert b"SUBSCRIBE" in driver.gen_request()
+
+
+def test_a_heartbeat_that_is_stopped_from_writing_makes_the_lease_uncertain(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(ServiceStore(url)) as store, store.lock(lambda reason: None) as held:
+        monkeypatch.setattr(lease, "STALE_S", 0.0)
+        assert held.is_certain(), "nobody else holds it, and the database says so"
+
+
+def test_what_tasks_write_can_be_kept(url: str) -> None:
+    with closing(ServiceStore(url)) as store:
+        job = JobRecord("job", JobKind.TRAINING, "ann", "train.py", {}, bundle_token="t" * 32)
+        store.add_job(job, b"")
+        book = Notebook(store, "job")
+        book.output("worker:0", "stdout", "a\0b \U0001f600")
+        book.write()
+        assert [chunk.text for chunk in store.output("job")] == ["a\ufffdb \U0001f600"]

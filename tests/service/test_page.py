@@ -1,0 +1,177 @@
+"""The web page in a real browser, before a real service on a real Mesos: submitted, watched, explained, killed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from framework.bundle import pack
+from framework.service.requests import TrainingRequest, read_request
+from tests.framework.job_stage import profile
+from tests.service.page_stage import CHROMIUM, ROOT, ServiceProcess, WatchedPage, browser
+
+HERE = Path(__file__).parent
+MARKUP = "<img src=x onerror=alert(1)>.py"
+
+pytestmark = [pytest.mark.mesos, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+    with ServiceProcess(tmp_path_factory.mktemp("page")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser() as started:
+        yield started
+
+
+@pytest.fixture
+def watched(service: ServiceProcess, chromium: Browser) -> Iterator[WatchedPage]:
+    with WatchedPage(chromium, service.url, viewport={"width": 1280, "height": 900}) as page:
+        yield page
+        assert page.troubles == []
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "job" / MARKUP
+    path.parent.mkdir()
+    path.write_text((HERE / "page_job.py").read_text())
+    return path
+
+
+def request(**changes: Any) -> dict[str, Any]:
+    values = {
+        "script": MARKUP,
+        "profile": profile().to_json(),
+        "max_workers": 1,
+        "environment": {"PYTHONPATH": f"{ROOT / 'tests/faults/scripts'}{os.pathsep}{ROOT}"},
+    }
+    return TrainingRequest(**{**values, **changes}).model_dump(mode="json")
+
+
+def test_a_job_is_submitted_watched_and_killed(
+    watched: WatchedPage, service: ServiceProcess, script: Path, tmp_path: Path
+) -> None:
+    asked, bundle = tmp_path / "request.json", tmp_path / "bundle.tar.gz"
+    asked.write_text(json.dumps(request()))
+    bundle.write_bytes(pack(script))
+    page = watched.page
+
+    page.goto(service.url)
+    page.get_by_label("Token").fill(service.token)
+    page.get_by_role("button", name="Sign in").click()
+    page.get_by_role("link", name="Submit").click()
+    page.get_by_label("Request").set_input_files(asked)
+    page.get_by_label("Bundle").set_input_files(bundle)
+    page.get_by_role("button", name="Submit").click()
+
+    # It runs, its loss falls before our eyes, and we see where.
+    page.locator(".title .state-running").wait_for()
+    curve = page.locator("figure.curves").first
+    curve.wait_for()
+    before = int(curve.get_attribute("data-points") or 0)
+    page.wait_for_function(
+        "before => Number(document.querySelector('figure.curves').dataset.points) > before + 5", arg=before
+    )
+    assert "loss by step: " in (curve.get_by_role("img").get_attribute("aria-label") or "")
+    assert curve.locator("canvas").count() == 1
+    agent = page.get_by_role("region", name="agent agent-0")
+    assert "worker:0" in agent.inner_text()
+    assert "Live tasks" in page.locator("dl.facts").inner_text()
+
+    # What the job calls itself and what it writes is text.
+    assert MARKUP in page.locator("dl.facts").inner_text()
+    page.get_by_role("log").get_by_text("<img src=x onerror=\"document.title='broken'\"> &amp;").wait_for()
+    assert page.locator("img[src=x]").count() == 0
+
+    page.get_by_role("button", name="Kill", exact=True).click()
+    page.get_by_role("button", name="Cancel").click()
+    page.get_by_role("button", name="Kill", exact=True).click()
+    page.get_by_role("button", name="Kill it").click()
+    page.locator(".title .state-killed").wait_for()
+    page.get_by_role("button", name="Submit again").wait_for()
+
+    page.get_by_role("link", name="All jobs").click()
+    page.get_by_label("State").select_option("killed")
+    expect(page.locator("table.jobs tbody tr")).to_have_count(1)
+    page.get_by_label("Text").fill("no such job")
+    page.get_by_text("No job is like that.").wait_for()
+
+
+def test_says_why_a_job_waits(watched: WatchedPage, service: ServiceProcess, script: Path) -> None:
+    with service.client() as client:
+        job = client.submit(read_request(request(constraints=["rack:IS:<b>none</b>"])), pack(script))
+        page = watched.enter(service.token)
+        assert page.url == f"{service.url}/"
+        page.get_by_role("link", name=job.id).click()
+        why = page.get_by_role("region", name="Why it waits")
+        page.wait_for_function(
+            "text => document.querySelector('.why-waiting')?.innerText.includes(text)", arg="<b>none</b>"
+        )
+        assert why.locator(".sentence").inner_text()
+        assert "agent-0" in why.get_by_role("table").inner_text()
+        assert why.locator("b").count() == 0
+        client.kill(job.id)
+        page.locator(".title .state-killed").wait_for()
+
+
+def test_a_wrong_token_is_refused(service: ServiceProcess, chromium: Browser) -> None:
+    with WatchedPage(chromium, service.url) as watched:
+        watched.page.goto(f"{service.url}/#token=wrong")
+        watched.page.get_by_role("alert").get_by_text("does not know this token").wait_for()
+        assert "wrong" not in watched.page.url
+        assert all("401" in trouble for trouble in watched.troubles)
+
+
+def test_fits_a_small_screen_and_is_used_by_keyboard(service: ServiceProcess, chromium: Browser) -> None:
+    with WatchedPage(chromium, service.url, viewport={"width": 400, "height": 800}, color_scheme="dark") as watched:
+        page = watched.enter(service.token)
+        page.keyboard.press("Tab")
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.activeElement.id") == "main"
+        for view in ("Cluster", "Submit", "Jobs"):
+            page.get_by_role("navigation").get_by_role("link", name=view).press("Enter")
+            page.get_by_role("heading", level=1).wait_for()
+            assert page.evaluate("document.documentElement.scrollWidth") <= 400
+        assert watched.troubles == []
+
+
+def test_reads_output_as_a_terminal_does(watched: WatchedPage, service: ServiceProcess) -> None:
+    page = watched.enter(service.token)
+    lines = page.evaluate(
+        """async () => {
+          const { withChunks } = await import("./output.js");
+          const of = (task, text, number) => ({ task, stream: "stdout", text, number });
+          const first = withChunks(undefined, [of("worker:0", "10%\\r20", 1), of("worker:1", "a\\n\\nb", 2)]);
+          const { lines } = withChunks(first, [of("worker:0", "%\\n\\x1b[31mred\\x1b[0m\\n", 3)]);
+          return lines.map((line) => [line.task, line.text]);
+        }"""
+    )
+    assert lines == [
+        ["worker:0", "10%\r20%"],
+        ["worker:1", "a"],
+        ["worker:1", ""],
+        ["worker:1", "b"],
+        ["worker:0", "red"],
+    ]
+
+
+def test_says_that_the_service_is_away_and_goes_on_when_it_is_back(service: ServiceProcess, chromium: Browser) -> None:
+    with WatchedPage(chromium, service.url) as watched:
+        page = watched.enter(service.token)
+        service.end()
+        page.get_by_text("has not answered since").wait_for()
+        assert page.get_by_role("heading", name="Jobs").is_visible()
+        service.start()
+        page.get_by_text("has not answered since").wait_for(state="detached")
+        assert all("ERR_CONNECTION" in trouble or "Failed to load" in trouble for trouble in watched.troubles)

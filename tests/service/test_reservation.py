@@ -1,0 +1,166 @@
+"""Agents that are kept for the job that has waited longest: nobody starves, and the others go on meanwhile."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from framework.service.reservation import RESERVE_AFTER_S, USELESS_S, Contender, Reservations
+from tests.service.played_cluster import HubStage, VacatingJob
+
+FOUR = {f"agent-{number}": 4.0 for number in range(4)}
+
+
+def contender(job_id: str, since_s: float, *agents: str, overtaken: bool = True, helped: bool = False) -> Contender:
+    return Contender(job_id, since_s, overtaken, lambda _: helped, lambda: frozenset(agents))
+
+
+def test_only_who_has_waited_long_gets_a_reservation_and_only_one_does() -> None:
+    reservations = Reservations()
+    first, second = contender("first", 0.0, "S1"), contender("second", 0.0, "S2")
+    reservations.update(RESERVE_AFTER_S - 1, [first, second])
+    assert reservations.current is None
+    assert not reservations.update(RESERVE_AFTER_S, [first, second])
+    assert reservations.current is not None
+    assert reservations.current.job_id == "first"
+    assert reservations.keeps_from("second", "S1")
+    assert not reservations.keeps_from("first", "S1")
+    assert not reservations.keeps_from("second", "S2")
+    # It stays with who has it, whoever is first now; when that job has started the next one has it.
+    reservations.update(RESERVE_AFTER_S + 1, [second, first])
+    assert reservations.current.job_id == "first"
+    assert reservations.update(RESERVE_AFTER_S + 2, [second])
+    assert reservations.current.job_id == "second"
+
+
+@pytest.mark.parametrize(
+    ("agents", "overtaken", "helped", "reserved"),
+    [
+        ((), True, True, False),
+        (("S1",), False, False, False),
+        (("S1",), True, False, True),
+        (("S1",), False, True, True),
+        (("S1", "S2"), False, False, True),
+    ],
+)
+def test_a_reservation_is_given_where_it_can_help(
+    agents: tuple[str, ...], overtaken: bool, helped: bool, reserved: bool
+) -> None:
+    reservations = Reservations()
+    next_one = contender("next", 0.0, "S9")
+    reservations.update(100.0, [contender("job", 0.0, *agents, overtaken=overtaken, helped=helped), next_one])
+    assert (reservations.current is not None) is reserved
+    reservations.update(101.0, [contender("job", 0.0, *agents, overtaken=overtaken, helped=helped), next_one])
+    assert reservations.current is not None
+    assert reservations.current.job_id == ("job" if reserved else "next")
+
+
+def test_offers_are_held_and_given_back_in_turns() -> None:
+    reservations = Reservations(hold_s=30.0)
+    reservations.update(100.0, [contender("job", 0.0, "S1")])
+    kept = reservations.current
+    assert kept is not None
+    assert [kept.is_holding(now_s) for now_s in (100.0, 129.9, 130.0, 159.9, 160.0)] == [True, True, False, False, True]
+    assert kept.turns_s(110.0) == pytest.approx(20.0)
+
+
+def test_a_reservation_that_did_not_help_goes_to_another_job() -> None:
+    reservations = Reservations()
+    both = [contender("stuck", 0.0, "S1"), contender("other", 0.0, "S2")]
+    reservations.update(100.0, both)
+    reservations.did_not_help(100.0)
+    reservations.update(101.0, both)
+    assert reservations.current is not None
+    assert reservations.current.job_id == "other"
+    reservations.update(102.0, both[:1])
+    assert reservations.current is None
+    reservations.update(102.0 + USELESS_S, both[:1])
+    assert reservations.current is not None
+
+
+def test_a_large_job_is_not_starved_by_small_ones_which_go_on_elsewhere() -> None:
+    stage = HubStage(FOUR)
+    numbers = itertools.count()
+    for _ in range(40):
+        stage.submit(f"small-{next(numbers)}", 1, 1.0, user=f"user-{next(numbers) % 5}", lasts_s=15.0)
+    stage.run(5.0)
+    large = stage.submit("large", 2, 4.0, user="late", lasts_s=5.0)
+    began_s = stage.master.now
+    elsewhere = 0
+    while "large" not in stage.started_s and stage.master.now < began_s + 400:
+        # Always more small jobs than there is room for.
+        for _ in range(2):
+            stage.submit(f"small-{next(numbers)}", 1, 1.0, user=f"user-{next(numbers) % 5}", lasts_s=15.0)
+        before = len(stage.master.launches)
+        stage.step()
+        elsewhere += stage.hub.snapshot.reservation is not None and len(stage.master.launches) > before
+    assert stage.started_s["large"] - began_s < RESERVE_AFTER_S + 4 * 15.0
+    assert elsewhere > 3
+    # Nothing is planned again and again while it waits.
+    assert large.placings < 20
+    stage.run(10.0)
+    assert stage.hub.snapshot.reservation is None or stage.hub.snapshot.reservation.job_id != "large"
+    stage.close()
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 3), st.sampled_from([0.5, 1.0, 2.0, 4.0])), min_size=6, max_size=14),
+    lasts=st.integers(3, 20),
+)
+@settings(max_examples=4, deadline=None)
+def test_nobody_starves(sizes: list[tuple[int, float]], lasts: int) -> None:
+    """Every job that fits the empty cluster starts, though small ones never stop to arrive."""
+    stage = HubStage({name: FOUR[name] for name in ("agent-0", "agent-1", "agent-2")})
+    for number, (count, cpus) in enumerate(sizes):
+        stage.submit(f"job-{number}", count, cpus, user=f"user-{number % 3}", lasts_s=float(lasts))
+    late = itertools.count()
+    for _ in range(round(len(sizes) * (RESERVE_AFTER_S + 3 * lasts) / 0.5)):
+        if not set(stage.jobs) - set(stage.started_s) - {name for name in stage.jobs if name.startswith("late")}:
+            break
+        if len(stage.hub.seats) < 30:
+            stage.submit(f"late-{next(late)}", 1, 0.5, user=f"user-{next(late) % 3}", lasts_s=float(lasts))
+        stage.step()
+    assert {f"job-{number}" for number in range(len(sizes))} <= stage.started_s.keys()
+    stage.close()
+
+
+def test_what_is_free_is_held_for_the_reservation_only_for_a_while() -> None:
+    """Another framework holds one of the two agents that the job needs."""
+    stage = HubStage({"agent-0": 4.0, "agent-1": 4.0}, others={"agent-1": 0.5})
+    stage.submit("pair", 2, 3.0)
+    stage.run(2.0)
+    assert "pair" in stage.started_s, "it fits beside the other framework"
+    stage.close()
+
+    stage = HubStage({"agent-0": 4.0, "agent-1": 4.0})
+    stage.submit("holds", 1, 2.0, lasts_s=1e6)
+    stage.run(3.0)
+    stage.submit("pair", 2, 4.0)
+    stage.run(RESERVE_AFTER_S + 3)
+    kept = stage.hub.snapshot.reservation
+    assert kept is not None
+    assert kept.agents == {"S0", "S1"}
+    held = []
+    for _ in range(240):
+        stage.step()
+        held.append(bool(stage.hub.pool.offers))
+    assert 0.3 < sum(held) / len(held) < 0.7
+    assert all(0 < seconds <= 30.0 for seconds in stage.master.refused_for_s)
+    stage.close()
+
+
+def test_a_search_leaves_the_agents_that_are_kept_for_a_job() -> None:
+    stage = HubStage({"agent-0": 4.0, "agent-1": 4.0})
+    search = stage.submit("search", 2, 4.0, lasts_s=1e6, kind=VacatingJob)
+    stage.run(3.0)
+    stage.submit("waits", 1, 4.0, user="bob")
+    stage.run(RESERVE_AFTER_S + 3)
+    assert len(search.vacated) == 1
+    freed = next(task.task_id for task in search.seat.tasks.values() if task.agent_id in search.vacated)
+    stage.update(freed, "TASK_KILLED")
+    stage.run(5.0)
+    assert "waits" in stage.started_s
+    stage.close()

@@ -1,0 +1,259 @@
+"""A service on a real database, with a played Mesos and a clock of its own: jobs come, go on, end; services too."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from framework import events
+from framework.connection import FrameworkRemovedError
+from framework.gathering import SETTLE_S
+from framework.job import TaskState
+from framework.search.records import Parameter, SearchSpec
+from framework.service.reception import Reception
+from framework.service.records import JobRecord, JobState, TaskRecord
+from framework.service.requests import read_request, search_request
+from framework.service.service import Service
+from framework.service.store import ServiceStore
+from framework.service.tenants import Surroundings
+from tests.framework.job_stage import ended
+from tests.framework.played_mesos import PlayedMesos
+from tests.service.api_stage import BUNDLE, training
+
+DEADLINE_S = 60.0
+END = {"worker:0": "TASK_FINISHED", "ps:0": "TASK_KILLED"}
+
+
+class Stage:
+    """Services one after the other on one database."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = ServiceStore(f"sqlite:///{folder}/service.db")
+        self.mesos = PlayedMesos()
+        self.inbox: Any = events.EventScheduler().events
+        self.start()
+
+    def start(self, checkpoint_root: str = "/checkpoints") -> None:
+        """Another service takes the place of the one before, which has ended without a word."""
+        around = Surroundings(
+            store=self.store,
+            bundle_url="http://127.0.0.1:1/bundle/{}".format,
+            python="python3",
+            image=None,
+            hand_out_gpus=False,
+            checkpoint_root=checkpoint_root,
+            agents=lambda constraints: lambda: None,
+            demand=lambda own: None,
+        )
+        self.mesos = PlayedMesos()
+        self.service = Service(around, self.mesos)
+        self.service.handle(events.Subscribed("F-1", "127.0.0.1:5050", 1e6))
+        self.service.tick()
+
+    def submit(self, **changes: Any) -> str:
+        request = read_request(training(**changes))
+        job_id = Reception(self.store, self.inbox).submit(request, BUNDLE, "ann").id
+        self.deliver()
+        return job_id
+
+    def submit_search(self) -> str:
+        spec = SearchSpec(
+            name="search",
+            script="train.py",
+            arguments=(),
+            flags={"lr": "--lr"},
+            space=(Parameter("lr", choices=(0.1, 0.2)),),
+            sampler="grid",
+            trial_count=2,
+        )
+        job_id = Reception(self.store, self.inbox).submit(search_request(spec, spec.script, ()), BUNDLE, "ann").id
+        self.deliver()
+        return job_id
+
+    def deliver(self) -> None:
+        while not self.inbox.empty():
+            self.service.handle(self.inbox.get())
+        self.service.tick()
+
+    def kill(self, job_id: str) -> None:
+        Reception(self.store, self.inbox).kill(self.job(job_id))
+        self.deliver()
+
+    def job(self, job_id: str) -> JobRecord:
+        record = self.store.job(job_id)
+        assert record is not None
+        return record
+
+    def live(self, job_id: str) -> list[TaskRecord]:
+        return self.store.tasks(job_id=job_id, live_only=True)
+
+    def offer_until(self, condition: Callable[[], object], cpus: float = 8.0) -> None:
+        """Offers come as long as they are needed."""
+        deadline = time.monotonic() + DEADLINE_S
+        self.service.handle(events.OffersArrived((self.mesos.offer(0, cpus=cpus, mem=65536),)))
+        offered_s = time.monotonic()
+        while not condition():
+            assert time.monotonic() < deadline
+            if time.monotonic() - offered_s > 2 * SETTLE_S:
+                self.service.handle(events.OffersArrived((self.mesos.offer(0, cpus=cpus, mem=65536),)))
+                offered_s = time.monotonic()
+            time.sleep(0.02)
+            self.service.tick()
+
+    def run(self, job_id: str) -> list[TaskRecord]:
+        """The job gets its tasks, and they run."""
+        self.offer_until(lambda: self.live(job_id))
+        # Parameter servers end when the workers have.
+        tasks = sorted(self.live(job_id), key=lambda task: task.name, reverse=True)
+        for task in tasks:
+            self.update(task, "TASK_RUNNING")
+        return tasks
+
+    def finish(self, tasks: list[TaskRecord]) -> None:
+        for task in tasks:
+            self.update(task, END[task.name])
+
+    def update(self, task: TaskRecord, state: str, **more: Any) -> dict[str, Any]:
+        status = {
+            "task_id": {"value": task.task_id},
+            "agent_id": {"value": task.agent_id},
+            "state": state,
+            "source": "SOURCE_EXECUTOR",
+            **more,
+        }
+        if TaskState.of(state).is_terminal():
+            status["data"] = ended(0 if state == "TASK_FINISHED" else 1).encode()
+        self.service.handle(events.StatusUpdate(status))
+        self.service.tick()
+        return status
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    made = Stage(tmp_path)
+    with contextlib.closing(made.store):
+        yield made
+
+
+def test_a_job_is_queued_then_runs_then_is_queued_again_then_ends(stage: Stage) -> None:
+    job_id = stage.submit()
+    assert stage.job(job_id).state is JobState.QUEUED
+    tasks = stage.run(job_id)
+    first = stage.job(job_id)
+    assert first.state is JobState.RUNNING
+    assert first.started_s is not None
+    for task in tasks:
+        stage.update(task, "TASK_LOST")
+    assert stage.job(job_id).state is JobState.QUEUED
+    again = stage.run(job_id)
+    assert not {task.task_id for task in again} & {task.task_id for task in tasks}
+    assert (stage.job(job_id).state, stage.job(job_id).started_s) == (JobState.RUNNING, first.started_s)
+    stage.finish(again)
+    last = stage.job(job_id)
+    assert last.state is JobState.FINISHED
+    assert last.result is not None
+    assert (last.result["restarts"], stage.live(job_id)) == (1, [])
+
+
+def test_a_job_that_waits_is_killed_at_once_and_one_that_runs_when_its_tasks_have_ended(stage: Stage) -> None:
+    waits, runs = stage.submit(), stage.submit()
+    stage.kill(waits)
+    assert stage.job(waits).state is JobState.KILLED
+    tasks = stage.run(runs)
+    stage.kill(runs)
+    assert stage.job(runs).state is JobState.ENDING
+    assert sorted(stage.mesos.killed) == sorted(task.task_id for task in tasks)
+    stage.start()
+    assert stage.job(runs).state is JobState.ENDING
+    assert sorted(stage.mesos.killed) == sorted(task.task_id for task in tasks)
+    for task in tasks:
+        stage.update(task, "TASK_KILLED")
+    assert stage.job(runs).state is JobState.KILLED
+    for one in (waits, runs):
+        ended_s = stage.job(one).ended_s
+        stage.kill(one)
+        assert stage.job(one).ended_s == ended_s, "a job that has ended was ended again"
+
+
+def test_an_end_is_written_down_before_it_is_acknowledged(stage: Stage) -> None:
+    """Of the updates of a job's end any may be the last that a service takes in."""
+    job_id = stage.submit()
+    for task in stage.run(job_id):
+        status = stage.update(task, END[task.name])
+        assert status in stage.mesos.acknowledged
+        stage.start()
+        stage.service.handle(events.StatusUpdate(status))
+        stage.service.tick()
+        assert status in stage.mesos.acknowledged, "one that comes again is acknowledged again"
+    last = stage.job(job_id)
+    assert last.state is JobState.FINISHED
+    assert last.result is not None
+    assert last.result["restarts"] == 0
+
+
+def test_a_job_that_cannot_be_taken_up_fails_alone_and_its_tasks_are_ended(stage: Stage) -> None:
+    broken, sound = stage.submit(), stage.submit()
+    tasks = [*stage.run(broken), *stage.run(sound)]
+    stage.store.save([], {broken: {"version": 0}})
+    stage.start()
+    record = stage.job(broken)
+    assert record.state is JobState.FAILED
+    assert "written by another version of Dike" in record.failure
+    assert "\n" not in record.failure
+    assert stage.job(sound).state is JobState.RUNNING
+    left = [task for task in tasks if task.job_id == broken]
+    assert sorted(stage.mesos.killed) == sorted(task.task_id for task in left)
+    for task in left:
+        stage.update(task, "TASK_KILLED")
+    assert {task.job_id for task in stage.store.tasks(live_only=True)} == {sound}
+
+
+def test_after_a_removal_all_tasks_are_gone_and_jobs_start_again(stage: Stage) -> None:
+    job_id = stage.submit(max_restarts=0)
+    tasks = stage.run(job_id)
+    with pytest.raises(FrameworkRemovedError):
+        stage.service.handle(events.Refused("Framework has been removed"))
+    assert (stage.store.framework_id(), stage.live(job_id)) == (None, [])
+    stage.start()
+    assert stage.store.framework_id() == "F-1"
+    again = stage.run(job_id)
+    assert not {task.task_id for task in again} & {task.task_id for task in tasks}
+    assert stage.job(job_id).state is JobState.RUNNING
+
+
+def test_a_search_too_goes_on_after_a_removal(stage: Stage) -> None:
+    job_id = stage.submit_search()
+    with pytest.raises(FrameworkRemovedError):
+        stage.service.handle(events.Refused("Framework has been removed"))
+    stage.start()
+    assert stage.job(job_id).state is JobState.QUEUED, stage.job(job_id).failure
+
+
+def test_a_job_keeps_its_checkpoints_where_they_are(stage: Stage) -> None:
+    job_id = stage.submit()
+    tasks = stage.run(job_id)
+    stage.start(checkpoint_root="/elsewhere")
+    other = stage.submit()
+    stage.run(other)
+    stage.finish(tasks)
+    for one, root in ((job_id, "/checkpoints"), (other, "/elsewhere")):
+        state = stage.job(one).state_data
+        assert state is not None
+        assert state["checkpoint_dir"] == f"{root}/{one}"
+    result = stage.job(job_id).result
+    assert result is not None
+    assert result["checkpoint_dir"] == f"/checkpoints/{job_id}"
+
+
+def test_a_service_that_leaves_ends_nothing(stage: Stage) -> None:
+    job_id = stage.submit()
+    stage.run(job_id)
+    stage.service.cancel()
+    assert stage.service.done
+    assert stage.mesos.killed == []
+    assert stage.job(job_id).state is JobState.RUNNING

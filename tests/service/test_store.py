@@ -1,0 +1,162 @@
+"""The database of a service: what is written is there, in order, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dike.exceptions import BadInputError
+from framework.service import store as store_module
+from framework.service.records import JobKind, JobRecord, JobState, ProgressPoint, TaskRecord
+from framework.service.store import ServiceStore
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/service.db"
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[ServiceStore]:
+    with contextlib.closing(ServiceStore(url)) as opened:
+        yield opened
+
+
+def job(name: str, user: str = "ann", **changes: object) -> JobRecord:
+    record = JobRecord(name, JobKind.TRAINING, user, "train.py", {"kind": "training"}, bundle_token=f"token-{name}")
+    return replace(record, **changes)  # type: ignore[arg-type]
+
+
+def task(name: str, job_id: str = "one", **changes: object) -> TaskRecord:
+    record = TaskRecord(name, job_id, "S0", "agent-0", "127.0.0.1", "worker:0", "intended", {"cpus": 1.5}, 10.0)
+    return replace(record, **changes)  # type: ignore[arg-type]
+
+
+def test_a_job_is_read_as_it_was_written(store: ServiceStore, url: str) -> None:
+    written = job("one", constraints=("rack:IN:a,b",), submitted_s=5.5, result={"steps": 3}, state_data={"a": [1]})
+    store.add_job(written, b"archive")
+    with contextlib.closing(ServiceStore(url)) as other:
+        assert other.job("one") == written
+        assert other.bundle("token-one") == b"archive"
+        assert other.bundle("token-two") is None
+        assert other.job("two") is None
+
+
+def test_jobs_keep_the_order_of_their_arrival(store: ServiceStore) -> None:
+    for number, user in enumerate(("ann", "bob", "ann", "ann")):
+        store.add_job(job(f"job-{number}", user, submitted_s=float(-number)), b"")
+    assert [one.id for one in store.jobs()] == ["job-3", "job-2", "job-1", "job-0"]
+    assert [one.id for one in store.jobs(user="ann", limit=2)] == ["job-3", "job-2"]
+    assert [one.id for one in store.jobs(user="ann", before="job-2")] == ["job-0"]
+    store.change_job("job-1", state=JobState.RUNNING)
+    store.change_job("job-0", state=JobState.FAILED)
+    assert [one.id for one in store.open_jobs()] == ["job-1", "job-2", "job-3"]
+    assert [one.id for one in store.jobs(states=[JobState.FAILED, JobState.RUNNING])] == ["job-1", "job-0"]
+    assert store.counts()[JobState.QUEUED] == 2
+    assert store.counts()[JobState.KILLED] == 0
+
+
+def test_a_name_is_given_once(store: ServiceStore) -> None:
+    store.add_job(job("one"), b"first")
+    with pytest.raises(BadInputError, match="already"):
+        store.add_job(job("one", bundle_token="other"), b"second")
+    assert store.bundle("token-one") == b"first"
+    assert store.bundle("other") is None
+
+
+def test_tasks_and_state_are_written_together(store: ServiceStore) -> None:
+    store.add_job(job("one"), b"")
+    store.add_job(job("two"), b"")
+    store.save([task("b", launched_s=2.0), task("a", launched_s=1.0), task("c", "two")], {"one": {"attempt": 1}})
+    assert [each.task_id for each in store.tasks(job_id="one")] == ["a", "b"]
+    assert store.tasks(job_id="one")[0] == task("a", launched_s=1.0)
+    ended = task("a", launched_s=1.0, state="finished", ended_s=3.0)
+    store.save([ended], {})
+    assert store.tasks(job_id="one")[0] == ended
+    assert [each.task_id for each in store.tasks(live_only=True)] == ["b", "c"]
+    found = store.job("one")
+    assert found is not None
+    assert found.state_data == {"attempt": 1}
+
+
+def test_what_cannot_be_written_whole_is_not_written_at_all(store: ServiceStore) -> None:
+    store.add_job(job("one"), b"")
+    broken = task("b", resources={"cpus": object()})
+    with pytest.raises(TypeError):
+        store.save([task("a"), broken], {"one": {"attempt": 1}})
+    assert store.tasks() == []
+    found = store.job("one")
+    assert found is not None
+    assert found.state_data is None
+
+
+def test_events_and_output_are_read_on_from_where_one_was(store: ServiceStore) -> None:
+    for name in ("one", "two"):
+        store.add_job(job(name), b"")
+    store.add_events("one", [("note", "a"), ("waiting", "b")])
+    store.add_events("two", [("note", "c")])
+    store.add_events("one", [("ended", "d")])
+    first, *rest = store.events("one")
+    assert [(event.kind, event.text) for event in rest] == [("waiting", "b"), ("ended", "d")]
+    assert store.events("one", after=first.number) == rest
+    assert store.events("one", after=first.number, limit=1) == rest[:1]
+    store.add_output("one", [("chief:0", "stdout", "x\n"), ("worker:0", "stderr", "y\n")])
+    first_chunk, second = store.output("one")
+    assert (first_chunk.task, first_chunk.stream, first_chunk.text) == ("chief:0", "stdout", "x\n")
+    assert store.output("one", after=first_chunk.number) == [second]
+    assert store.output("two") == []
+
+
+def test_of_much_output_the_end_is_kept(store: ServiceStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "OUTPUT_LIMIT_CHARACTERS", 1000)
+    store.add_job(job("one"), b"")
+    store.add_job(job("two"), b"")
+    store.add_output("two", [("chief:0", "stdout", "kept")])
+    for number in range(500):
+        store.add_output("one", [("chief:0", "stdout", f"{number:09}\n")])
+    kept = "".join(chunk.text for chunk in store.output("one")).splitlines()
+    assert 400 / 10 <= len(kept) <= 1000 / 10
+    assert kept == [f"{number:09}" for number in range(500 - len(kept), 500)]
+    assert len(store.output("two")) == 1
+
+
+def test_steps_that_are_trained_again_replace_what_was_said_of_them(store: ServiceStore) -> None:
+    store.add_job(job("one"), b"")
+    points = [ProgressPoint(step, 10.0 * step, loss) for step, loss in ((1, 3.0), (2, 2.0), (3, 1.0))]
+    store.add_progress("one", points)
+    store.add_progress("one", [ProgressPoint(2, 50.0, math.nan)])
+    first, second = store.progress("one")
+    assert first == points[0]
+    assert second.step == 2
+    assert second.loss is not None
+    assert math.isnan(second.loss)
+    assert [point.step for point in store.progress("one", after_step=1)] == [2]
+
+
+def test_old_jobs_go_with_all_that_is_kept_of_them(store: ServiceStore) -> None:
+    for name, ended_s in (("old", 10.0), ("new", 30.0), ("open", None)):
+        store.add_job(job(name, ended_s=ended_s), b"x")
+        store.save([task(f"{name}-task", name)], {})
+        store.add_events(name, [("note", "a")])
+        store.add_output(name, [("chief:0", "stdout", "x")])
+        store.add_progress(name, [ProgressPoint(1, 1.0)])
+    assert store.delete_jobs(20.0) == 1
+    assert [one.id for one in store.jobs()] == ["open", "new"]
+    assert {each.job_id for each in store.tasks()} == {"open", "new"}
+    assert not store.events("old")
+    assert not store.output("old")
+    assert not store.progress("old")
+    assert store.bundle("token-old") is None
+    assert store.bundle("token-open") == b"x"
+
+
+def test_the_framework_id_outlives_the_service(store: ServiceStore, url: str) -> None:
+    assert store.framework_id() is None
+    store.set_framework_id("F-1")
+    with contextlib.closing(ServiceStore(url)) as other:
+        assert other.framework_id() == "F-1"

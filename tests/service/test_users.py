@@ -1,0 +1,165 @@
+"""Users files, the token of one's own, who is signed in."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from dike.exceptions import BadInputError
+from framework.service import users as users_module
+from framework.service.users import User, Users, digest, own_token, own_token_file
+
+TOKEN = "a-token-of-some-length"
+OTHER = "another-token-of-some-length"
+SECRET = "do-not-show-me-anywhere"
+
+
+def sha256(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def write(path: Path, text: str, mode: int = 0o600) -> Path:
+    path.write_text(text, encoding="utf-8")
+    path.chmod(mode)
+    return path
+
+
+def test_tokens_are_known_by_their_digest_or_themselves(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "users.yaml",
+        f"alice: {{token_sha256: {sha256(TOKEN)}, weight: 2, admin: true}}\nb.o-b@x: {{token: {OTHER}}}\n",
+    )
+    users = Users.of_file(path)
+    assert users.signed_in(TOKEN) == User("alice", 2.0, admin=True)
+    assert users.signed_in(OTHER) == User("b.o-b@x", 1.0, admin=False)
+    for wrong in ("", TOKEN[:-1], TOKEN + "x", sha256(TOKEN), "ä\ud800"):
+        assert users.signed_in(wrong) is None
+    assert (users.weight("alice"), users.weight("gone")) == (2.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "at the whole: Input should be a valid dictionary"),
+        ("[]", "valid dictionary"),
+        ("{}", "at least 1"),
+        ("a: {", "is not YAML"),
+        (f"a: {{token: {SECRET}", "is not YAML"),
+        ("a: !!python/object/apply:os.getcwd []", "is not YAML"),
+        ("a: {}", "give either token_sha256 or token"),
+        (f"a: {{token: {SECRET}, token_sha256: {'a' * 64}}}", "give either token_sha256 or token"),
+        ("a: {token: short}", "at a.token: String should have at least 16"),
+        (f"a: {{token: '{SECRET} '}}", "at a.token"),
+        (f"a: {{token_sha256: {SECRET}}}", "at a.token_sha256"),
+        (f"a: {{token: {SECRET}, weight: 0}}", "at a.weight"),
+        (f"a: {{token: {SECRET}, weight: .inf}}", "at a.weight"),
+        (f"a: {{token: {SECRET}, wieght: 1}}", "at a.wieght"),
+        (f"'a b': {{token: {SECRET}}}", "at a b"),
+        (f"a: {{token: {SECRET}}}\nb: {{token: {SECRET}}}", "gives a and b the same token"),
+    ],
+)
+def test_a_users_file_that_is_wrong_is_refused_without_showing_a_token(tmp_path: Path, text: str, said: str) -> None:
+    path = write(tmp_path / "users.yaml", text)
+    with pytest.raises(BadInputError) as raised:
+        Users.of_file(path)
+    message = str(raised.value)
+    assert said in message
+    assert str(path) in message
+    assert SECRET not in message
+    assert "\n" not in message
+
+
+def test_plain_tokens_must_not_be_readable_by_others(tmp_path: Path) -> None:
+    for mode in (0o644, 0o640, 0o602):
+        path = write(tmp_path / "users.yaml", f"a: {{token: {TOKEN}}}", mode)
+        with pytest.raises(BadInputError, match="chmod 600"):
+            Users.of_file(path)
+    # Digests may be read.
+    path = write(tmp_path / "users.yaml", f"a: {{token_sha256: {sha256(TOKEN)}}}", 0o644)
+    assert Users.of_file(path).signed_in(TOKEN) is not None
+    with pytest.raises(BadInputError, match="cannot be read: No such file"):
+        Users.of_file(tmp_path / "none.yaml")
+
+
+def test_users_are_read_again_and_a_mistake_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = write(tmp_path / "users.yaml", f"a: {{token: {TOKEN}}}")
+    users = Users.of_file(path)
+    write(path, f"b: {{token: {OTHER}}}")
+    users.reload()
+    assert (users.signed_in(TOKEN), users.signed_in(OTHER)) == (None, User("b"))
+    write(path, "rubbish")
+    with caplog.at_level(logging.ERROR):
+        users.reload()
+    assert users.signed_in(OTHER) == User("b")
+    assert "users not read again" in caplog.text
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    assert own_token_file().is_relative_to(tmp_path)
+    return own_token_file()
+
+
+def test_an_account_gets_a_token_of_its_own_once(config: Path) -> None:
+    users = Users.of_this_account()
+    token = own_token()
+    assert config.stat().st_mode & 0o777 == 0o600
+    user = users.signed_in(token)
+    assert user is not None
+    assert user.admin
+    assert own_token() == token
+    assert list(config.parent.iterdir()) == [config]
+
+
+def test_two_processes_that_start_together_get_the_same_token(config: Path) -> None:
+    tokens: list[str] = []
+    threads = [threading.Thread(target=lambda: tokens.append(own_token())) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(tokens) == 8
+    assert len(set(tokens)) == 1
+
+
+def test_a_token_file_that_cannot_be_used_is_named(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config.parent.mkdir(parents=True)
+    write(config, f"{TOKEN}\n", 0o644)
+    with pytest.raises(BadInputError, match=f"Others may read the token in {config}"):
+        own_token()
+    write(config, "\n")
+    with pytest.raises(BadInputError, match="holds no token"):
+        own_token()
+    config.write_bytes(b"\xff\n")
+    with pytest.raises(BadInputError, match="it is not text"):
+        own_token()
+    config.unlink()
+    (config.parent / "file").touch()
+    monkeypatch.setattr(users_module, "own_token_file", lambda: config.parent / "file" / "token")
+    with pytest.raises(BadInputError, match="cannot be used: "):
+        own_token()
+
+
+def test_every_token_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {digest(name * 20): User(name) for name in "abc"}
+    compared: list[str] = []
+    monkeypatch.setattr("hmac.compare_digest", lambda one, other: compared.append(one) or one == other)
+    assert Users(lambda: names).signed_in("a" * 20) == User("a")
+    assert compared == list(names)
+
+
+def test_a_service_reads_its_users_again_on_hangup(tmp_path: Path) -> None:
+    path = write(tmp_path / "users.yaml", f"a: {{token: {TOKEN}}}")
+    users = Users.of_file(path)
+    before = signal.getsignal(signal.SIGHUP)
+    with users.reloading_on_hangup():
+        write(path, f"b: {{token: {OTHER}}}")
+        signal.raise_signal(signal.SIGHUP)
+        assert users.signed_in(OTHER) == User("b")
+    assert signal.getsignal(signal.SIGHUP) is before
