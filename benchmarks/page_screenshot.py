@@ -25,10 +25,14 @@ from dike.exceptions import DikeError
 
 ROOT = Path(__file__).parents[1]
 DEADLINE_S = 300.0
-SIZE = {"width": 1280, "height": 1180}
+WIDTH = 1280
+SEARCH_HEIGHT = 1180
+JOB_HEIGHT = 970
+"""Of the parts that are seen without scrolling: the events below name folders of this machine."""
 SEARCH = "digits-search"
 TRAINING = "digits_v1"
 TRIALS_ENDED = 5
+FEW_POINTS = 30
 
 
 @contextmanager
@@ -62,19 +66,18 @@ def take(url: str, token: str, folder: Path) -> None:
     with sync_playwright() as playwright:
         arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=arguments)
-        page = browser.new_page(viewport=SIZE)
+        page = browser.new_page(viewport={"width": WIDTH, "height": JOB_HEIGHT})
         page.set_default_timeout(DEADLINE_S * 1000)
         page.goto(f"{url}/#token={token}")
+        page.get_by_role("link", name=TRAINING).click()
+        page.wait_for_function("few => document.querySelector('.curves')?.dataset.points > few", arg=FEW_POINTS)
+        page.screenshot(path=folder / "page-job.png")
+        page.set_viewport_size({"width": WIDTH, "height": SEARCH_HEIGHT})
+        page.get_by_role("link", name="All jobs").click()
         page.get_by_role("link", name=SEARCH).click()
         enough = "ended => document.querySelectorAll('.trials .state-finished').length >= ended"
         page.wait_for_function(enough, arg=TRIALS_ENDED)
         page.screenshot(path=folder / "page.png")
-        page.get_by_role("link", name="All jobs").click()
-        page.get_by_role("link", name=TRAINING).click()
-        page.wait_for_function(
-            "document.querySelector('.curves')?.dataset.points > 30 && document.querySelector('main .agent')"
-        )
-        page.screenshot(path=folder / "page-job.png")
         browser.close()
 
 

@@ -43,6 +43,10 @@ class Gathering:
             return False
         return now_s - self._last_s >= self._settle_s or now_s - self._first_s >= COLLECT_S
 
+    def begin(self, now_s: float) -> None:
+        """Offers are wanted from now on: that none has come before means nothing."""
+        self._last_s = now_s
+
     def is_overdue(self, now_s: float) -> bool:
         """Whether no offer has come for long; true once for each such time."""
         if now_s - self._last_s < NO_OFFER_S:

@@ -63,6 +63,13 @@ class JobRun:
         """Whether all who run the script have ended well."""
         return all(task.finished for task in self.members if spec.computes(task.planned))
 
+    def clear(self) -> None:
+        """The attempt is over, and another one will come."""
+        self.attempt += 1
+        for task in self.members:
+            task.member = False
+        self.tasks = {}
+
     def sort(self) -> None:
         """Brings the tasks of the attempt into the plan's order, the others behind them."""
         assert self.plan is not None

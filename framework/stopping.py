@@ -50,10 +50,10 @@ class Stopping:
         """Tells where the output is that has not come."""
         for task in self._run.members:
             if not task.logs_complete and self._spec.is_chief(task.planned) and task.outcome is not None:
-                self._observer.note(
-                    f"a part of {task.name}'s output was lost on its way; the whole is in {task.outcome.sandbox} on "
-                    f"agent {task.node}"
-                )
+                lost = f"a part of {task.name}'s output was lost on its way"
+                if task.adopted:
+                    lost = f"what {task.name} wrote while no service was there has not come here"
+                self._observer.note(f"{lost}; the whole is in {task.outcome.sandbox} on agent {task.node}")
 
     def _kill_live(self, now_s: float) -> None:
         self._killed_s = now_s

@@ -289,11 +289,9 @@ class TrainingJob:
 
     def _stopped(self) -> None:
         if self._memory.comes_back:
-            self._run.attempt += 1
-            for task in self._run.members:
-                task.member = False
-            self._run.tasks = {}
+            self._run.clear()
             self._memory.phase = Phase.WAITING
+            self._offers.begin(self._clock())
             try_now(self._mesos.reviveOffers)
             return
         self._stopping.tell_lost_output()

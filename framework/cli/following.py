@@ -1,4 +1,4 @@
-"""Staying with a submitted job: its output as it comes, its end as an exit code."""
+"""From a submitted job's name to its end: its output as it comes, how it ended as an exit code."""
 
 from __future__ import annotations
 
@@ -6,18 +6,32 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import IO
 
+from rich.console import Console
+
 from dike.exceptions import InterruptedByUserError, JobFailedError
 from framework.cli.task_output import TaskOutput
-from framework.service.api.schemas import JobDetails
+from framework.service.api.schemas import JobDetails, Submitted
 from framework.service.client import ServiceClient
 from framework.service.records import JobKind, JobState
 
-Say = Callable[[str], None]
-"""Prints one line of Dike's own."""
+Note = Callable[[str], None]
+"""Tells the user something."""
+
+
+def tell(submitted: Submitted, out: Console) -> None:
+    """Says under which name a job was taken in, and what its user should know."""
+    for warning in submitted.warnings:
+        say(out, f"warning: {warning}")
+    say(out, f"submitted {submitted.id}")
+
+
+def say(out: Console, text: str) -> None:
+    """Prints one line of Dike's own."""
+    out.print(f"dike: {text}", markup=False, soft_wrap=True)
 
 
 def print_output(
-    client: ServiceClient, job: JobDetails, streams: dict[str, IO[str]], say: Say, *, task: str | None, follow: bool
+    client: ServiceClient, job: JobDetails, streams: dict[str, IO[str]], note: Note, *, task: str | None, follow: bool
 ) -> None:
     """Prints what a job's tasks have written, and with `follow` what they write until it has ended.
 
@@ -25,7 +39,7 @@ def print_output(
         client: the service.
         job: whose output.
         streams: `stdout` and `stderr` -> where it goes.
-        say: told when the connection is lost.
+        note: told when the connection is lost.
         task: only this task's; None for all.
         follow: whether to stay.
     """
@@ -33,7 +47,7 @@ def print_output(
     output = TaskOutput(streams)
     try:
         with leaving_is_fine(job.id):
-            for chunk in client.logs(job.id, task=task, follow=follow, note=say):
+            for chunk in client.logs(job.id, task=task, follow=follow, note=note):
                 label = f"[{chunk.task}] " if several and task is None else ""
                 output.write(chunk.task, chunk.stream, chunk.text, label)
     finally:

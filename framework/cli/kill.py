@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
+from framework.cli.following import say
 from framework.cli.job_names import JOB_HELP, find_job
 from framework.cli.service_options import ServiceAccess, with_service_options
-from framework.cli.submit import say
 from solver.cli.output import console
 
 

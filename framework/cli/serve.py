@@ -77,6 +77,8 @@ def serve_command(
     _log_to_stderr()
     if ha is not None:
         Ensemble.parse(ha)
+        if mesos.master is None:
+            raise BadInputError("--ha needs --master: a private Mesos ends with the service that has started it.")
     known = Users.of_this_account() if users is None else Users.of_file(users)
     with contextlib.ExitStack() as stack:
         early: ApiFront | None = None

@@ -12,12 +12,12 @@ from rich.console import Console
 from dike import checkpoints
 from dike.exceptions import BadInputError
 from framework import bundle
-from framework.cli.following import check_success, leaving_is_fine, print_output
+from framework.cli.following import check_success, leaving_is_fine, print_output, say, tell
 from framework.cli.job_options import JobOptions, with_job_options
 from framework.cli.service_options import ServiceAccess, with_service_options
 from framework.runner import RunRequest, absolute_folder
 from framework.search.script_facts import script_facts
-from framework.service.api.schemas import JobDetails, Submitted
+from framework.service.api.schemas import JobDetails
 from framework.service.client import ServiceClient
 from framework.service.requests import TrainingRequest
 from solver.cli.output import Format, console, print_json
@@ -58,18 +58,6 @@ def submit(
         print_json(ended.model_dump(mode="json"))
     check_success(ended)
     say(out, f"{ended.id} has finished")
-
-
-def tell(submitted: Submitted, out: Console) -> None:
-    """Says under which name a job was taken in, and what its user should know."""
-    for warning in submitted.warnings:
-        say(out, f"warning: {warning}")
-    say(out, f"submitted {submitted.id}")
-
-
-def say(out: Console, text: str) -> None:
-    """Prints one line of Dike's own."""
-    out.print(f"dike: {text}", markup=False, soft_wrap=True)
 
 
 def _save(folder: Path, request: TrainingRequest, archive: bytes) -> None:

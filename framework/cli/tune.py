@@ -14,13 +14,13 @@ import typer
 
 from dike.exceptions import BadInputError, JobFailedError
 from framework import bundle
+from framework.cli.following import tell
 from framework.cli.job_options import constraint_option
 from framework.cli.mesos_options import MESOS_OPTIONS, with_mesos_options
 from framework.cli.search_options import milestones_of, search_spec
 from framework.cli.search_report import report
 from framework.cli.search_view import LiveSearchView, PlainSearchView
 from framework.cli.service_options import ServiceAccess, with_service_options
-from framework.cli.submit import tell
 from framework.policies.registry import POLICIES
 from framework.search.database import default_storage
 from framework.search.records import SearchSpec

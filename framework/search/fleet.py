@@ -99,9 +99,9 @@ class Fleet:
 
     # Events.
 
-    def subscribed(self) -> None:
+    def subscribed(self, event: events.Subscribed) -> None:
         """The master has taken the framework in, again maybe."""
-        self._connection.subscribed(self._clock())
+        self._connection.subscribed(self._clock(), event.master_age_s)
         self._source.subscribed()
         for slot in self.slots:
             # What it said meanwhile has not reached us.

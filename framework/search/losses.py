@@ -42,10 +42,26 @@ def add(connection: Connection, search_id: int, trial: int, run: int, reports: S
         _insert(connection, search_id, trial, merge([dict(row) for row in kept], LIMIT // 2), 0)
 
 
-def load(connection: Connection, search_id: int, trial: int | None = None) -> dict[int, list[dict[str, Any]]]:
-    """Trial -> its reports, oldest first, with the key `run` besides; of all trials, or of one."""
+def load(
+    connection: Connection, search_id: int, trial: int | None = None, limit: int | None = None
+) -> dict[int, list[dict[str, Any]]]:
+    """Trial -> its reports, oldest first, with the key `run` besides.
+
+    Args:
+        connection: to the database.
+        search_id: which search.
+        trial: only of this trial; None for all.
+        limit: at most so many reports of each trial, evenly chosen, the last among them; None for all.
+    """
     ours = LOSSES.c.search_id == search_id if trial is None else _of(search_id, trial)
     statement = select(LOSSES).where(ours).order_by(LOSSES.c.trial, LOSSES.c.number)
+    if limit is not None:
+        # Numbers count up from 0 without gaps.
+        lasts = select(LOSSES.c.trial, func.max(LOSSES.c.number).label("number")).where(ours).group_by(LOSSES.c.trial)
+        last = lasts.subquery()
+        stride = last.c.number // limit + 1
+        statement = statement.join(last, last.c.trial == LOSSES.c.trial)
+        statement = statement.where((last.c.number - LOSSES.c.number) % stride == 0)
     reports: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for row in connection.execute(statement).mappings():
         report: dict[str, Any] = {"run": row["run"], "step": row["step"], "train_s": row["train_s"]}

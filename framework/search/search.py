@@ -129,12 +129,8 @@ class Search:
         slot = ("slot", spec.slot_cpus, spec.slot_mem_mib, spec.slot_gpus)
         return None if self._fleet.leaves_agents_out else slot
 
-    def limit_slots(self, limit: int | None) -> None:
-        """Holds at most so many slots from now on; surplus ones suspend their trials and end. None lifts the limit."""
-        self._demand.limit = limit
-
     def vacate(self, agent_ids: frozenset[str]) -> None:
-        """Suspends its trials on these agents and ends its slots there."""
+        """Suspends its trials on these agents and ends its slots there, others needing the place."""
         self._demand.vacate(agent_ids)
 
     def excluded_agents(self) -> dict[str, float]:
@@ -165,7 +161,7 @@ class Search:
         """
         match event:
             case events.Subscribed():
-                self._fleet.subscribed()
+                self._fleet.subscribed(event)
             case events.Disconnected():
                 self._fleet.disconnected()
             case events.OffersArrived():
@@ -233,8 +229,6 @@ class Search:
             return
         self._fleet.provide(self._demand.more(), now)
         self._fleet.end_silent(now)
-        if self._demand.shed():
-            self._must_decide = True
         if self._must_decide or (self._wake_at_s is not None and now >= self._wake_at_s):
             self._decide(now)
 

@@ -252,14 +252,15 @@ class Store:
                 losses.add(connection, self._require_id(), record.number, run, contents)
             self._write(connection, TRIALS, ("number",), trial_values(record))
 
-    def load_losses(self, trial: int | None = None) -> dict[int, list[dict[str, Any]]]:
+    def load_losses(self, trial: int | None = None, limit: int | None = None) -> dict[int, list[dict[str, Any]]]:
         """Trial -> its reports, oldest first, in the form of `dike.trial.reports` with the key `run` besides.
 
         Args:
             trial: only of this one; None for all.
+            limit: at most so many of each trial, evenly chosen, the last among them; None for all.
         """
         with self._reading() as connection:
-            return losses.load(connection, self._require_id(), trial)
+            return losses.load(connection, self._require_id(), trial, limit)
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:

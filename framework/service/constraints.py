@@ -101,12 +101,12 @@ def parse_constraints(texts: Iterable[str]) -> Constraints:
 
 def _parse(text: str) -> Constraint:
     parts = [part.strip() for part in text.split(":", 2)]
-    if len(parts) != 3 or not all(parts):
-        raise BadInputError(f"'{text}' is not a constraint; write FIELD:OPERATOR:VALUE, such as rack:IN:r1,r2.")
+    if len(parts) != 3 or not all(parts) or not text.isprintable():
+        raise BadInputError(f"{text!r} is not a constraint; write FIELD:OPERATOR:VALUE, such as rack:IN:r1,r2.")
     field, name, value = parts
     operator = name.upper().replace("-", "_")
     if operator not in list(Operator):
-        nearest = difflib.get_close_matches(operator, list(Operator), 1, 0.5)
+        nearest = difflib.get_close_matches(operator, list(Operator), 1)
         meant = f" (did you mean {nearest[0]}?)" if nearest else ""
         raise BadInputError(f"'{name}' in '{text}' is not an operator{meant}; there are {', '.join(Operator)}.")
     constraint = Constraint(field, Operator(operator), value)

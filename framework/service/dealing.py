@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 
 from framework import events
 from framework.driver import CallRefusedError, MasterUnavailableError
 from framework.mesos_calls import MesosCalls, try_now
 from framework.offers import attributes_of
+from framework.service.fruitless import Fruitless
 from framework.service.metrics import Metrics
-from framework.service.offer_pool import Offer, OfferPool, Supply, agent_id, is_within, offer_id
+from framework.service.offer_pool import Offer, OfferPool, Supply, agent_id, offer_id
 from framework.service.reservation import Reservations
 from framework.service.seat import Seat
 from framework.service.standing import Standing
@@ -37,22 +37,12 @@ ROUND_S = 0.5
 """How long jobs may look at offers before events are seen to again."""
 LOAN_S = 10.0
 """How long a job may keep offers that it looks at."""
-FORGET_S = 120.0
-"""After so long a job may look again at offers that it could not use: it may have changed."""
-REMEMBERED = 4
-"""How many different supplies are remembered that a kind of job could not use."""
 REVIVE_PAUSE_S = 1.0
 REVIVE_AGAIN_S = 60.0
 """After so long without an offer Mesos is told again that we want some."""
 
 Guarded = Callable[..., None]
 """Makes a call of a job's state machine; see `Hub`."""
-
-
-@dataclass(frozen=True)
-class _Fruitless:
-    supply: Supply
-    time_s: float
 
 
 class Dealing:
@@ -88,7 +78,7 @@ class Dealing:
         self._guarded = guarded
         self._metrics = metrics
         self._clock = clock
-        self._fruitless: defaultdict[Hashable, deque[_Fruitless]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
+        self._fruitless = Fruitless()
         self._unwanted: dict[float, list[str]] = {}
         self._looking: Seat | None = None
         self._suppressed = False
@@ -137,9 +127,7 @@ class Dealing:
 
     def forget(self, now_s: float) -> None:
         """Forgets what jobs could not use long ago."""
-        for key, known in list(self._fruitless.items()):
-            if now_s - known[-1].time_s >= FORGET_S:
-                del self._fruitless[key]
+        self._fruitless.forget(now_s)
 
     # What is due by time.
 
@@ -181,7 +169,7 @@ class Dealing:
                 offers = [offer for offer in self.pool.offers if self._may_use(seat, offer)]
                 supply = self.pool.supply(offers)
                 views[key] = (self.pool.version, offers, supply)
-            if not offers or self._is_hopeless(seat, supply, now_s):
+            if not offers or self._fruitless.is_hopeless(seat.tenant.demand_key, supply, now_s):
                 seat.looked_at = self.pool.generation
                 passed.append(seat)
                 continue
@@ -219,14 +207,6 @@ class Dealing:
             return True
         return seat.admitted.admits(attributes_of(offer.get("attributes", ())), offer["hostname"])
 
-    def _is_hopeless(self, seat: Seat, supply: Supply, now_s: float) -> bool:
-        """Whether a job like it could not use as much before."""
-        key = seat.tenant.demand_key
-        return key is not None and any(
-            now_s - known.time_s < FORGET_S and is_within(supply, known.supply)
-            for known in self._fruitless.get(key, ())
-        )
-
     def _let_look(self, seat: Seat, offers: Sequence[Offer], supply: Supply, now_s: float) -> bool:
         """Lets one job look; whether it has launched anything."""
         begun_s = time.monotonic()
@@ -245,7 +225,7 @@ class Dealing:
             self._metrics.placed(time.monotonic() - begun_s)
             return True
         if key is not None and not seat.lent:
-            self._fruitless[key].append(_Fruitless(supply, now_s))
+            self._fruitless.remember(key, supply, now_s)
         return False
 
     def _release(self, now_s: float) -> None:

@@ -7,7 +7,6 @@ The election only finds out quickly that a leader is gone. Who may write is deci
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import re
 import socket
@@ -25,8 +24,6 @@ from kazoo.recipe.lock import Lock
 from kazoo.security import make_digest_acl
 
 from dike.exceptions import BadInputError
-
-logger = logging.getLogger(__name__)
 
 SESSION_S = 10.0
 """A leader of which ZooKeeper has heard nothing for so long leads no more."""
@@ -119,6 +116,7 @@ def elected(
         watch = _Watch(lost)
         stack.callback(watch.end)
         client.add_listener(watch)
+        stack.callback(client.remove_listener, watch)
         _require_place(client, lock, ensemble)
         note(f"leading, elected at {ensemble.hosts}")
         yield
@@ -149,14 +147,10 @@ class _Watch:
             self._timer.daemon = True
             self._timer.start()
         elif state == KazooState.CONNECTED:
-            self._stop_timer()
+            self.end()
 
     def end(self) -> None:
-        """From now on nothing is lost: we leave by ourselves."""
-        self._lost = logger.info
-        self._stop_timer()
-
-    def _stop_timer(self) -> None:
+        """Waits for nothing any more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

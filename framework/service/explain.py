@@ -93,10 +93,11 @@ class _Case:
     def _verdict(self) -> tuple[Verdict, str]:
         job, now = self._job, self._now
         if job.is_ending:
-            return Verdict.ENDING, f"The job is being ended; {job.tasks} of its tasks still run."
+            return Verdict.ENDING, f"The job is being ended, with {_count(job.tasks, 'task')} left."
         if job.tasks and job.need is not Need.COME_BACK:
             wants = " It could use more." if job.need is not Need.NOTHING else ""
-            return Verdict.RUNNING, f"The job runs, with {job.tasks} tasks on {len(job.held)} agents.{wants}"
+            where = _count(len(job.held), "agent")
+            return Verdict.RUNNING, f"The job runs, with {_count(job.tasks, 'task')} on {where}.{wants}"
         if job.need is Need.NOTHING:
             return Verdict.RUNNING, "The job wants nothing at the moment: its tasks are ending or all have ended."
         if not now.connected:
@@ -127,7 +128,7 @@ class _Case:
     def _not_now(self) -> tuple[Verdict, str]:
         job, now, kept = self._job, self._now, self._now.reservation
         if job.sizing is None or now.agents is None:
-            return Verdict.TURN, f"It waits for offers; {len(self._ahead)} jobs are served before it."
+            return Verdict.TURN, f"It waits for offers behind {_count(len(self._ahead), 'other job')}."
         free = {agent: offer.free for agent, offer in now.offers.items()}
         open_to_it = [agent for agent in self._admitted if agent.agent_id not in job.excluded]
         offered = [agent for agent in open_to_it if agent.agent_id in free]
@@ -135,8 +136,8 @@ class _Case:
         problem = job.sizing.fit(nodes_for(job.sizing, [(agent, free[agent.agent_id]) for agent in mine])).problem
         if not problem:
             if self._ahead:
-                count = len(self._ahead)
-                return Verdict.TURN, f"It would fit what was offered last; {count} jobs are served before it."
+                count = _count(len(self._ahead), "other job")
+                return Verdict.TURN, f"It would fit what was offered last, and waits for its turn behind {count}."
             return Verdict.TURN, "It is the next, and looks at the offers that come in."
         if kept is not None and kept.job_id != job.job_id and len(mine) < len(offered):
             names = _some([agent.node for agent in offered if self._is_kept_from_it(agent)])
@@ -153,7 +154,8 @@ class _Case:
         rows = [row for agent in self._admitted if (row := self._row(agent)).missing]
         if first is None or not rows or not first.amounts or len(rows) < len(self._admitted):
             return problem
-        best = min(rows, key=lambda row: max(row.missing[name] / first.amounts[name] for name in row.missing))
+        able = [row for row in rows if row.can_ever_hold]
+        best = min(able or rows, key=lambda row: max(row.missing[name] / first.amounts[name] for name in row.missing))
         return (
             f"A {first.name} needs {describe(first.amounts)}; {best.node}, which comes nearest, is "
             f"{describe(best.missing)} short."
@@ -267,6 +269,10 @@ def _with_reserved(agent: AgentFacts) -> dict[str, float]:
         for name, amount in reserved.items():
             amounts[name] = amounts.get(name, 0.0) + amount
     return amounts
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _some(names: Sequence[str]) -> str:

@@ -14,7 +14,6 @@ from typing import Any
 
 from framework import events
 from framework.connection import Connection
-from framework.driver import OffersGoneError
 from framework.lease import LeaseLostError
 from framework.mesos_calls import MesosCalls
 from framework.search.database import StorageUnavailableError
@@ -23,13 +22,14 @@ from framework.service.dealing import Dealing
 from framework.service.journal import Journal
 from framework.service.ledger import Ledger
 from framework.service.metrics import Metrics
-from framework.service.offer_pool import Offer, OfferPool
+from framework.service.offer_pool import OfferPool
 from framework.service.queueing import FairQueue
 from framework.service.records import TaskRecord
 from framework.service.reservation import Reservations
-from framework.service.seat import Seat, ids_of
+from framework.service.seat import Seat
+from framework.service.seat_calls import SeatCalls
 from framework.service.snapshot import Snapshot
-from framework.service.standing import Standing, added
+from framework.service.standing import Standing
 from framework.service.tenant import Need, Tenant
 
 logger = logging.getLogger(__name__)
@@ -89,6 +89,7 @@ class Hub:
         kept = reservations or Reservations()
         self._standing = Standing(self._seats, queue or FairQueue(), agents, kept)
         self._dealing = Dealing(mesos, self._seats, self._standing, kept, self._guarded, self._metrics, clock)
+        self._calls = SeatCalls(mesos, self._ledger, self._dealing, self._metrics)
         self._next_idle = 0
         self._reviewed_s = clock()
         self._framework_id = ""
@@ -136,7 +137,7 @@ class Hub:
         Raises:
             BadInputError: if the constraints make no sense; whatever `make` raises.
         """
-        seat = Seat(self, job_id, user, number, constraints, tasks)
+        seat = Seat(self._calls, job_id, user, number, constraints, tasks)
         seat.tenant = make(seat)
         self._seats[job_id] = seat
         self._ledger.owns(seat, seat.tasks)
@@ -233,40 +234,6 @@ class Hub:
         seat = self._ledger.heard(event, self._clock())
         if seat is not None:
             self._guarded(seat, seat.tenant.handle, event)
-
-    # What seats ask for.
-
-    def launch(self, seat: Seat, offers: Sequence[Offer], operations: Sequence[dict[str, Any]]) -> None:
-        """Launches tasks of a job, on offers of one agent, after having written that down.
-
-        Raises:
-            MasterUnavailableError: if the call could not be delivered.
-            CallRefusedError: if the master refused it, or the offers are void.
-        """
-        if not offers:
-            raise OffersGoneError("The offers were withdrawn before they could be used.")
-        tasks = self._ledger.intends(seat, offers, operations)
-        self.pool.used(offers, added(task.resources for task in tasks))
-        # No filter: another job may want the rest at once.
-        self._mesos.acceptOffers(ids_of(offers), operations, {"refuse_seconds": 0.0})
-        self._metrics.launched(len(tasks))
-
-    def give_back(self, seat: Seat, offers: Sequence[Offer]) -> None:
-        """A job does not want offers that it has looked at."""
-        self._dealing.returned(seat, offers)
-
-    def kill(self, seat: Seat, task_id: str, agent_id: str) -> None:
-        """A job wants a task to end, which may never have been launched; the job hears what the master says of it."""
-        self._ledger.owns(seat, [task_id])
-        self._mesos.kill(task_id, agent_id)
-
-    def reconcile(self, seat: Seat, tasks: dict[str, str]) -> None:
-        """A job wants to know how its tasks stand."""
-        self._ledger.owns(seat, tasks)
-        self._mesos.reconcile(tasks)
-
-    def send(self, executor_id: Any, agent_id: Any, data: str) -> None:
-        self._mesos.sendFrameworkMessage(executor_id, agent_id, data)
 
     # Jobs.
 

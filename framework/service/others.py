@@ -35,10 +35,6 @@ class Others:
         seen = {agent.agent_id: agent.used_by_others(ours.get(agent.agent_id, {})) for agent in agents}
         self._window = {agent: _least(amounts, self._window.get(agent)) for agent, amounts in seen.items()}
 
-    def left(self, agent: AgentFacts) -> dict[str, float]:
-        """What there would be for us on an agent if none of our own tasks ran there."""
-        return left_of(agent, self.all.get(agent.agent_id, {}))
-
 
 def left_of(agent: AgentFacts, others: Amounts) -> dict[str, float]:
     """What an agent has beside what others hold there."""

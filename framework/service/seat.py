@@ -91,7 +91,12 @@ class Seat:
 
     def acceptOffers(self, offer_ids: Any, operations: Any, filters: Any = None) -> None:  # noqa: N802
         """Launches on offers it was lent; what is left of them is offered again."""
-        self._front.launch(self, self._take(offer_ids), operations)
+        offers = self._take(offer_ids)
+        if len(offers) < len(offer_ids):
+            # The operations name resources of all of them.
+            self._front.give_back(self, offers)
+            offers = []
+        self._front.launch(self, offers, operations)
 
     def declineOffer(self, offer_ids: Any, filters: Any = None) -> None:  # noqa: N802
         """Has looked at offers and does not want them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -98,6 +98,11 @@ class TrainingSizing:
             return Fit(problem="No agent has ports, and each TensorFlow server needs one.")
         if self._spec.plan is not None:
             return _fit_plan(self._spec.plan, nodes)
+        needs = self._needs(nodes)
+        # Whether a model fits a GPU's memory is for the planner to say.
+        packed = frozenset() if any(need.gpus for need in needs) else _packed(needs, nodes)
+        if packed:
+            return Fit(packed)
         request = dataclasses.replace(plan_request(self._spec, nodes), time_limit_s=PLAN_TIME_LIMIT_S)
         try:
             return Fit(frozenset(task.node for task in make_plan(request).tasks))
@@ -147,6 +152,24 @@ def sizing_of(request: TrainingRequest | SearchJobRequest) -> Sizing:
     if isinstance(request, SearchJobRequest):
         return SearchSizing(request.to_spec())
     return TrainingSizing(request.to_spec(job_id="job", checkpoint_dir="", bundle_url="", python=""))
+
+
+def _packed(needs: Sequence[TaskNeed], nodes: Nodes) -> frozenset[str]:
+    """Agents that hold these tasks, one if there is such; none if they are not found by taking what comes first."""
+    tasks = [need for need in needs for _ in range(need.count)]
+    for some in (*((node,) for node in nodes), nodes):
+        room = {node.name: Counter(_capacity(node)) for node in some}
+        used = set()
+        for task in tasks:
+            alone = dataclasses.replace(task, ports=0)
+            name = next((name for name, left in room.items() if not alone.missing(left)), None)
+            if name is None:
+                break
+            room[name].subtract(alone.amounts)
+            used.add(name)
+        else:
+            return frozenset(used)
+    return frozenset()
 
 
 def _fit_plan(plan: Plan, nodes: Nodes) -> Fit:

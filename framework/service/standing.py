@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from framework.service.agents import AgentDirectory, AgentFacts
 from framework.service.offer_pool import OfferPool
-from framework.service.others import Others
+from framework.service.others import Others, left_of
 from framework.service.queueing import Candidate, FairQueue
 from framework.service.records import TaskRecord
 from framework.service.reservation import Contender, Reservations
@@ -131,8 +131,9 @@ class Standing:
         agents = self._agents() or ()
         if seat.sizing is None:
             return frozenset()
+        others = self._others.all if beside_others else {}
         usable = [
-            (agent, self._others.left(agent) if beside_others else agent.total)
+            (agent, left_of(agent, others.get(agent.agent_id, {})))
             for agent in agents
             if seat.admitted.admits(agent.attributes, agent.hostname)
         ]

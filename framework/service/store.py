@@ -1,4 +1,4 @@
-"""Keeps a service's jobs in a database: requests, bundles, tasks, what happened, output, progress.
+"""Keeps a service's jobs in a database: requests, bundles, tasks, and what happens (`framework.service.history`).
 
 The service is the only process that writes. Each method is one short transaction, durable when the method returns, and
 may be called from any thread.
@@ -8,30 +8,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Engine, RowMapping, delete, func, insert, select, update
-from sqlalchemy.engine import Connection
+from sqlalchemy import RowMapping, delete, func, insert, select, update
 
 from dike.exceptions import BadInputError
-from framework.lease import Lease, Leased
-from framework.search.database import making_tables, open_database, parse_url, storage_errors
-from framework.service.records import JobEvent, JobKind, JobRecord, JobState, OutputChunk, ProgressPoint, TaskRecord
+from framework.service.history import JobHistory
+from framework.service.records import JobKind, JobRecord, JobState, TaskRecord
 from framework.service.tables import BUNDLES, EVENTS, JOBS, OUTPUT, PROGRESS, SERVICES, TASKS
 
-OUTPUT_LIMIT_CHARACTERS = 8 * 2**20
-"""How much of a job's output is kept here; the whole is in its sandboxes."""
 _JSON_COLUMNS = ("request", "constraints", "result", "state_data")
 _LONG_COLUMNS = ("request", "result", "state_data")
-_SERVICE = 1
 
 
-class ServiceStore:
+class ServiceStore(JobHistory):
     """The database of a service.
 
     Args:
@@ -42,50 +35,10 @@ class ServiceStore:
     """
 
     def __init__(self, url: str) -> None:
-        self.url = url
-        self._engine = open_database(url, private=True)
-        self._writing_engine = self._engine.execution_options(dike_writes=True)
-        self._parsed = parse_url(url)
-        self._kept: dict[str, int] = {}
+        super().__init__(url)
         self._adding = threading.Lock()
-        self._lease: Lease | None = None
-        with making_tables(self._parsed), self._transaction() as connection:
-            if connection.execute(select(SERVICES.c.id)).first() is None:
-                connection.execute(insert(SERVICES).values(id=_SERVICE))
-
-    @property
-    def engine(self) -> Engine:
-        """The database, for stores of searches in it."""
-        return self._engine
-
-    def close(self) -> None:
-        """Closes all connections."""
-        self._engine.dispose()
 
     # The service itself.
-
-    @contextmanager
-    def lock(self, lost: Callable[[str], None], wait: Callable[[str], None] | None = None) -> Iterator[Lease]:
-        """Makes this process the only one that writes here; writing methods raise `LeaseLostError` once it is not.
-
-        Args:
-            lost: see `Lease`.
-            wait: see `Lease.take`.
-
-        Raises:
-            BadInputError: if another process runs it; the message says which.
-        """
-        leased = Leased(SERVICES, _SERVICE, "service of this database", "end it, or wait for its end with --standby")
-        lease = Lease(self._writing_engine, leased, lost)
-        with storage_errors(self._parsed):
-            lease.take(wait)
-        self._lease = lease
-        try:
-            yield lease
-        finally:
-            self._lease = None
-            with storage_errors(self._parsed):
-                lease.give_back()
 
     def framework_id(self) -> str | None:
         """Under which id Mesos knows the service; None before the first subscription."""
@@ -226,100 +179,6 @@ class ServiceStore:
         with self.reading() as connection:
             rows = connection.execute(query).mappings().all()
         return [TaskRecord(**{**row, "resources": json.loads(row["resources"])}) for row in rows]
-
-    # What happens in a job.
-
-    def add_events(self, job_id: str, events: Sequence[tuple[str, str]]) -> None:
-        """Notes what happened: (kind, text) of each event, see `JobEvent`."""
-        now_s = time.time()
-        rows = [{"job_id": job_id, "time_s": now_s, "kind": kind, "text": text} for kind, text in events]
-        if rows:
-            with self._transaction() as connection:
-                connection.execute(insert(EVENTS), rows)
-
-    def events(self, job_id: str, *, after: int = 0, limit: int | None = None) -> list[JobEvent]:
-        """Events of a job with numbers above `after`, oldest first."""
-        query = select(EVENTS).where(EVENTS.c.job_id == job_id, EVENTS.c.number > after)
-        with self.reading() as connection:
-            rows = connection.execute(query.order_by(EVENTS.c.number).limit(limit)).mappings().all()
-        return [JobEvent(**row) for row in rows]
-
-    def add_output(self, job_id: str, chunks: Sequence[tuple[str, str, str]]) -> None:
-        """Keeps output: (task, stream, text) of each chunk; beyond the limit the oldest goes."""
-        rows = [{"job_id": job_id, "task": task, "stream": stream, "text": text} for task, stream, text in chunks]
-        if not rows:
-            return
-        with self._transaction() as connection:
-            connection.execute(insert(OUTPUT), rows)
-            if job_id not in self._kept:
-                self._kept[job_id] = self._output_size(connection, job_id)
-            else:
-                self._kept[job_id] += sum(len(row["text"]) for row in rows)
-            if self._kept[job_id] > OUTPUT_LIMIT_CHARACTERS:
-                self._forget_output(connection, job_id)
-                self._kept[job_id] = self._output_size(connection, job_id)
-
-    def output(self, job_id: str, *, after: int = 0, limit: int | None = None) -> list[OutputChunk]:
-        """Output of a job with numbers above `after`, oldest first."""
-        query = select(OUTPUT.c.number, OUTPUT.c.task, OUTPUT.c.stream, OUTPUT.c.text)
-        query = query.where(OUTPUT.c.job_id == job_id, OUTPUT.c.number > after)
-        with self.reading() as connection:
-            rows = connection.execute(query.order_by(OUTPUT.c.number).limit(limit)).mappings().all()
-        return [OutputChunk(**row) for row in rows]
-
-    def add_progress(self, job_id: str, points: Sequence[ProgressPoint]) -> None:
-        """Keeps what the chief reported; a step trained again replaces what was said of it and of later ones."""
-        if not points:
-            return
-        rows = {point.step: {"job_id": job_id, **dataclasses.asdict(point)} for point in points}
-        first = min(rows)
-        with self._transaction() as connection:
-            connection.execute(delete(PROGRESS).where(PROGRESS.c.job_id == job_id, PROGRESS.c.step >= first))
-            connection.execute(insert(PROGRESS), [rows[step] for step in sorted(rows)])
-
-    def progress(self, job_id: str, *, after_step: int = -1) -> list[ProgressPoint]:
-        """Progress of a job after a step, in the order of the steps."""
-        query = select(PROGRESS.c.step, PROGRESS.c.time_s, PROGRESS.c.loss, PROGRESS.c.samples_per_s)
-        query = query.where(PROGRESS.c.job_id == job_id, PROGRESS.c.step > after_step).order_by(PROGRESS.c.step)
-        with self.reading() as connection:
-            return [ProgressPoint(**row) for row in connection.execute(query).mappings()]
-
-    def last_progress(self, job_id: str) -> ProgressPoint | None:
-        """The newest report of a job; None if there is none."""
-        query = select(PROGRESS.c.step, PROGRESS.c.time_s, PROGRESS.c.loss, PROGRESS.c.samples_per_s)
-        query = query.where(PROGRESS.c.job_id == job_id).order_by(PROGRESS.c.step.desc()).limit(1)
-        with self.reading() as connection:
-            row = connection.execute(query).mappings().first()
-        return None if row is None else ProgressPoint(**row)
-
-    def _output_size(self, connection: Connection, job_id: str) -> int:
-        query = select(func.coalesce(func.sum(func.length(OUTPUT.c.text)), 0)).where(OUTPUT.c.job_id == job_id)
-        return int(connection.execute(query).scalar_one())
-
-    def _forget_output(self, connection: Connection, job_id: str) -> None:
-        """Removes the older half, so that this is seldom needed."""
-        middle = select(OUTPUT.c.number).where(OUTPUT.c.job_id == job_id).order_by(OUTPUT.c.number)
-        numbers = connection.execute(middle).scalars().all()
-        last = numbers[(len(numbers) - 1) // 2]
-        connection.execute(delete(OUTPUT).where(OUTPUT.c.job_id == job_id, OUTPUT.c.number <= last))
-
-    @contextmanager
-    def _transaction(self) -> Iterator[Connection]:
-        with storage_errors(self._parsed), self._writing_engine.begin() as connection:
-            if self._lease is not None:
-                self._lease.check(connection)
-            yield connection
-
-    @contextmanager
-    def reading(self) -> Iterator[Connection]:
-        """A connection for queries of one's own, such as those of `framework.service.overview`."""
-        with storage_errors(self._parsed), self._engine.connect() as connection:
-            yield connection
-
-
-def finite(value: float | None) -> float | None:
-    """A number that JSON knows; None for any other."""
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _job_values(changes: Mapping[str, Any]) -> dict[str, Any]:

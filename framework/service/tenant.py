@@ -77,14 +77,6 @@ class Tenant(Protocol):
 
 
 @runtime_checkable
-class Shrinkable(Protocol):
-    """A tenant that can make place for others without losing anything."""
-
-    def limit_slots(self, limit: int | None) -> None:
-        """Holds at most so many slots from now on, and gives back those beyond that soon; None lifts the limit."""
-
-
-@runtime_checkable
 class Vacating(Protocol):
     """A tenant that can leave agents to others without losing anything."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import math
 import time
 from collections.abc import Sequence
 
@@ -10,8 +11,13 @@ from executor.messages import LogChunk, storable
 from framework.job import JobTask, Resize
 from framework.observer import JobObserver
 from framework.service.records import ProgressPoint
-from framework.service.store import ServiceStore, finite
+from framework.service.store import ServiceStore
 from solver import Plan
+
+
+def finite(value: float | None) -> float | None:
+    """A number that JSON knows; None for any other."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 class Notebook:

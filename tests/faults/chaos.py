@@ -5,12 +5,11 @@ What an init system would start again - service, master, agents - is started aga
 
 from __future__ import annotations
 
-import functools
 import random
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 import psutil
 
@@ -18,8 +17,10 @@ from framework.embedded import AgentSpec
 from framework.service.records import JobState
 from tests.faults.fault_stage import FaultStage
 
-GOES_ON_STEPS = 3
-"""So many steps of a job after a kill, and it counts as running again."""
+WATCH_S = 1.5
+"""How long is watched at least: a job may train on for a moment after one of its processes was killed."""
+STEADY_S = 0.5
+"""Jobs of which each has trained a step within this time run again."""
 RECOVERY_DEADLINE_S = 180.0
 SECOND_BLOW = 0.25
 """How often the next process is killed before the jobs have recovered from the last one."""
@@ -37,6 +38,31 @@ def begin(stage: FaultStage) -> tuple[str, str]:
     return training, search
 
 
+class Standstill:
+    """How long the slowest of several jobs makes no step, from now on.
+
+    Args:
+        progress: what each has done so far.
+    """
+
+    def __init__(self, progress: Sequence[int]) -> None:
+        self._since_s = time.monotonic()
+        self._seen = list(progress)
+        self._moved_s = [self._since_s] * len(progress)
+        self._moved = [False] * len(progress)
+        self.longest_s = 0.0
+
+    def is_over(self, progress: Sequence[int]) -> bool:
+        """Takes in what each has done by now; whether all run again."""
+        now_s = time.monotonic()
+        for index, done in enumerate(progress):
+            if done != self._seen[index]:
+                self.longest_s = max(self.longest_s, now_s - self._moved_s[index])
+                self._seen[index], self._moved_s[index], self._moved[index] = done, now_s, True
+        is_steady = all(self._moved) and now_s - min(self._moved_s) <= STEADY_S
+        return is_steady and now_s - self._since_s >= WATCH_S
+
+
 class Chaos:
     """One run of it.
 
@@ -48,7 +74,7 @@ class Chaos:
         say: told each kill.
 
     Attributes:
-        recoveries: kind of kill -> seconds until all jobs trained again, of those kills that were waited for.
+        standstills: kind of kill -> how long one of the jobs stood still, of those kills that were waited for.
         kills: kind of kill -> how many.
     """
 
@@ -61,7 +87,7 @@ class Chaos:
         self._random = random.Random(seed)
         self._say = say
         self.kills: defaultdict[str, int] = defaultdict(int)
-        self.recoveries: defaultdict[str, list[float]] = defaultdict(list)
+        self.standstills: defaultdict[str, list[float]] = defaultdict(list)
         self._kinds: dict[str, Callable[[], str]] = {
             "service": self._kill_service,
             "master": self._kill_master,
@@ -84,24 +110,21 @@ class Chaos:
             self._random.shuffle(kinds)
             order += kinds
         for number, kind in enumerate(order[:kills]):
-            before = self._progress()
-            struck_s = time.monotonic()
+            gap = Standstill(self._progress())
             victim = self._kinds[kind]()
             self._say(f"{number + 1}: {kind} {victim}")
             self.kills[kind] += 1
             if number + 1 < kills and self._random.random() < SECOND_BLOW:
                 time.sleep(self._random.uniform(0.0, PATIENCE_S))
                 continue
-            self._stage.wait_until(
-                functools.partial(self._goes_on, before), f"recovery from {kind}", RECOVERY_DEADLINE_S
-            )
-            self.recoveries[kind].append(time.monotonic() - struck_s)
+            self._stage.wait_until(lambda seen=gap: seen.is_over(self._progress()), kind, RECOVERY_DEADLINE_S)
+            self.standstills[kind].append(gap.longest_s)
 
     def table(self) -> str:
         """Kind, kills, and seconds without progress, as a table in Markdown."""
-        lines = ["| killed | kills | median s to go on | longest |", "|---|---|---|---|"]
+        lines = ["| killed | kills | standstill, median s | longest s |", "|---|---|---|---|"]
         for kind, count in sorted(self.kills.items()):
-            seconds = self.recoveries[kind]
+            seconds = self.standstills[kind]
             figures = f"{statistics.median(seconds):.1f} | {max(seconds):.1f}" if seconds else "- | -"
             lines.append(f"| {kind} | {count} | {figures} |")
         lines.append(f"| all | {sum(self.kills.values())} | | |")
@@ -164,11 +187,7 @@ class Chaos:
 
     # Progress.
 
-    def _progress(self) -> tuple[int, int]:
-        """Lines of the diaries: of the training job, and of the trials."""
-        return len(self._stage.diary()), len(self._stage.trial_diary())
-
-    def _goes_on(self, before: tuple[int, int]) -> bool:
-        training, trials = self._progress()
-        goes_on = trials >= before[1] + GOES_ON_STEPS or self._search is None
-        return goes_on and training >= before[0] + GOES_ON_STEPS
+    def _progress(self) -> list[int]:
+        """Lines of each job's diary."""
+        training = len(self._stage.diary())
+        return [training] if self._search is None else [training, len(self._stage.trial_diary())]

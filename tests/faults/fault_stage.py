@@ -138,6 +138,8 @@ class FaultStage:
             slot_mem_mib=256.0,
             slot_cpus=0.5,
             max_slots=slots,
+            # Whoever fails here was killed: no agent is to blame.
+            blacklist_s=1.0,
         )
         request = search_request(spec, COUNTING.name, ())
         return self._reception.submit(request, pack(COUNTING), "user").id

@@ -44,6 +44,7 @@ FULL = TrialRecord(
     slot=3,
     batch_size=64.0,
     error="Traceback: ä",
+    reports=7,
     created_s=1.7e9,
     ended_s=1.7e9 + 60,
 )

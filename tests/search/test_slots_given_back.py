@@ -12,18 +12,8 @@ from framework.search.fleet import UNSEEN_S
 from framework.search.records import TrialState
 from framework.search.slots import CONFIRM_S, REPEAT_S
 from framework.service.records import JobState
-from framework.service.tenant import Need, Shrinkable
-from tests.search.search_stage import QUANTUM_S, SearchStage, node, stored
-
-
-def in_training(stage: SearchStage, scores: dict[int, float]) -> dict[int, Any]:
-    """Slot -> the played one, each with a trial that has such a score for the policy."""
-    slots = {slot.slot.id: slot for slot in stage.offer(cpus=len(scores))}
-    for number, score in scores.items():
-        slots[number].train()
-        slots[number].report(5, 1.0)
-        slots[number].slot.current.record.convergence = score
-    return slots
+from framework.service.tenant import Need, Vacating
+from tests.search.search_stage import QUANTUM_S, node, stored
 
 
 def test_it_wants_slots_as_long_as_there_is_use_for_more(begin: Any) -> None:
@@ -54,41 +44,37 @@ def test_searches_of_equal_slots_fit_the_same_offers(begin: Any) -> None:
     assert stage.search.demand_key == key
 
 
-def test_surplus_slots_go_those_of_the_least_converged_trials_first(begin: Any, storage: str) -> None:
-    stage = begin(trials=3)
-    assert isinstance(stage.search, Shrinkable)
-    slots = in_training(stage, {0: 0.3, 1: 0.1, 2: 0.2})
-    stage.search.limit_slots(2)
-    stage.tick(0.1)
-    assert [number for number, slot in slots.items() if slot.wanted.leave] == [1]
-    slots[1].end("suspended", checkpoint="/c/run-0-step-5", step=5)
-    slots[1].update("TASK_FINISHED")
-    assert stored(storage)[1].state is TrialState.SUSPENDED
-    assert stage.search.need is Need.NOTHING
-    stage.search.limit_slots(None)
+def test_slots_on_agents_that_others_need_suspend_their_trials_and_end(begin: Any, storage: str) -> None:
+    stage = begin(trials=2)
+    assert isinstance(stage.search, Vacating)
+    here, there = stage.offer(agents=2, cpus=1)
+    for slot in (here, there):
+        slot.train()
+        slot.report(5, 1.0)
+    for _ in range(2):
+        stage.search.vacate(frozenset({"S0", "elsewhere"}))
+        stage.tick(0.1)
+        assert [slot.wanted.leave for slot in (here, there)] == [True, False]
+    here.end("suspended", checkpoint="/c/run-0-step-5", step=5)
+    here.update("TASK_FINISHED")
+    assert stored(storage)[0].state is TrialState.SUSPENDED
     assert stage.search.need is Need.START
     (back,) = stage.offer(cpus=1, first=5)
     assert back.wanted.run.trial.resume_from == "/c/run-0-step-5"
 
 
 def test_a_trial_that_cannot_be_suspended_keeps_its_slot(begin: Any) -> None:
-    stage = begin(trials=2)
-    slots = in_training(stage, {0: 0.1, 1: 0.9})
-    slots[0].say(preemptible=False)
-    stage.search.limit_slots(0)
+    stage = begin(trials=1)
+    (slot,) = stage.offer(cpus=1)
+    slot.train()
+    slot.say(preemptible=False)
+    stage.search.vacate(frozenset({"S0"}))
     stage.tick(0.1)
-    assert not slots[0].wanted.leave
-    assert slots[1].wanted.leave
+    assert not slot.wanted.leave
+    slot.say(preemptible=True)
+    stage.search.vacate(frozenset({"S0"}))
     stage.tick(0.1)
-    assert not slots[0].wanted.leave
-
-
-def test_a_limit_above_what_it_holds_changes_nothing(begin: Any) -> None:
-    stage = begin(trials=2)
-    slots = in_training(stage, {0: 0.1, 1: 0.9})
-    stage.search.limit_slots(5)
-    stage.tick(0.1)
-    assert not any(slot.wanted.leave for slot in slots.values())
+    assert slot.wanted.leave
 
 
 @pytest.mark.parametrize("error", [MasterUnavailableError("gone"), CallRefusedError("HTTP 403")])

@@ -67,6 +67,15 @@ def test_a_malformed_report_is_refused_whole(store: Store) -> None:
     assert store.load_losses() == {}
 
 
+def test_a_trial_and_its_reports_are_written_together_or_not_at_all(store: Store) -> None:
+    store.save_progress(TrialRecord(0, {}, reports=2), [(0, report(1, 1.0)), (0, report(2, 0.5))])
+    with pytest.raises(ValueError, match="malformed"):
+        store.save_progress(TrialRecord(0, {}, reports=4), [(0, report(3, 0.4)), (0, {"loss": 1.0})])
+    (trial,) = store.load_trials()
+    assert trial.reports == 2
+    assert [reading.step for reading in trial.readings] == [1, 2]
+
+
 def test_many_losses_are_merged_evenly_and_lose_neither_mean_nor_extremes(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,3 +139,17 @@ def test_the_last_report_of_a_run_is_stored_once(
         assert [(line["step"], line.get("loss"), line.get("value")) for line in lines] == [(10, 1.0, None), *stored]
         assert store.load_trials()[0].value == last.get("value", record.value)
         assert record.metrics == {"a": 0.5, **last.get("metrics", {})}
+
+
+@pytest.mark.parametrize("limit", [1, 3, 10, 11, 100])
+def test_losses_can_be_asked_for_thinned(store: Store, limit: int) -> None:
+    store.save_trial(TrialRecord(0, {}))
+    store.save_trial(TrialRecord(1, {}))
+    store.add_losses(0, 0, [report(step, 1.0) for step in range(1, 11)])
+    store.add_losses(1, 0, [report(step, 1.0) for step in range(1, 4)])
+    thinned = {trial: [line["step"] for line in lines] for trial, lines in store.load_losses(limit=limit).items()}
+    stride = math.ceil(10 / limit)
+    assert thinned[0] == [step for step in range(1, 11) if (10 - step) % stride == 0]
+    assert len(thinned[0]) <= limit
+    assert thinned[1][-1] == 3
+    assert store.load_losses(1, limit).keys() == {1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
@@ -140,6 +141,7 @@ class PlayedJob:
         self.need = Need.START
         self.done = False
         self.vacated: set[str] = set()
+        self.fit = functools.cache(self._fit)
 
     def handle(self, event: events.Event) -> None:
         self.seen.append(event)
@@ -196,7 +198,7 @@ class PlayedJob:
     def needs(self, nodes: Nodes) -> tuple[TaskNeed, ...]:
         return (TaskNeed("worker", self.count, self.cpus, self.cpus * MEM_OF_CPU),)
 
-    def fit(self, nodes: Nodes) -> Fit:
+    def _fit(self, nodes: Nodes) -> Fit:
         self.placings += 1
         names: list[str] = []
         for node in nodes:

@@ -83,7 +83,7 @@ def test_every_answer_is_as_the_document_says(
     statuses: set[int] = set()
     for operation in operations:
 
-        @hypothesis.settings(PROFILE, max_examples=25)
+        @hypothesis.settings(PROFILE, max_examples=16)
         @hypothesis.given(
             case=operation.as_strategy(generation_mode=mode),
             job_id=st.one_of(st.none(), ids),

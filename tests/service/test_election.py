@@ -24,6 +24,7 @@ from framework.embedded import EmbeddedCluster
 from framework.service import election
 from framework.service.election import EXIT_CODE, Ensemble, elected
 from framework.service.store import ServiceStore
+from tests.service.test_lease import take_over
 from tests.service.zookeeper_server import ZooKeeper, zookeeper_server
 
 DEADLINE_S = 60.0

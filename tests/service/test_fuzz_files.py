@@ -31,7 +31,7 @@ def planned(model: ModelProfile) -> Plan:
 
 PLAN = planned(profile())
 PATIENT = settings(
-    max_examples=200,
+    max_examples=120,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

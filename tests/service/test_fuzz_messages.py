@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from executor.messages import Outcome
 from framework import events
+from framework.lease import LeaseLostError
 from framework.service import offer_pool
 from framework.service import service as service_module
 from framework.service.reception import Reception
@@ -29,11 +30,12 @@ from framework.service.tenants import Surroundings
 from tests.elastic.elastic_stage import heavy
 from tests.framework.job_stage import profile
 from tests.framework.played_mesos import PlayedMesos
-from tests.service.test_security import TRAIN, archive
+from tests.service.test_lease import take_over
+from tests.service.test_security import TRAIN, archive, wait_until
 
 DEADLINE_S = 60.0
 PATIENT = settings(
-    max_examples=80,
+    max_examples=60,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -260,3 +262,25 @@ def test_an_outcome_with_odd_text_is_written_down(running: Running) -> None:
     running.update(task_id, "TASK_FAILED", message="half \ud83d and \0", data=outcome.encode())
     (found,) = [task for task in running.store.tasks() if task.task_id == task_id]
     assert found.message == "half \ufffd and \ufffd"
+
+
+def test_a_service_that_was_taken_over_launches_and_ends_nothing(running: Running) -> None:
+    values = {"kind": "training", "script": "train.py", **REQUESTS["other"]}
+    late = running.reception.submit(read_request(values), archive(TRAIN), "bob")
+    running.service.handle(events.JobSubmitted(late.id))
+    launched = len(running.mesos.accepted)
+    with running.store.lock(lambda reason: None):
+        take_over(running.store)
+        running.service.handle(events.OffersArrived((running.mesos.offer(9),)))
+
+        def has_launched() -> bool:
+            running.service.tick()
+            return len(running.mesos.accepted) > launched
+
+        with pytest.raises(LeaseLostError):
+            wait_until(has_launched)
+    assert len(running.mesos.accepted) == launched
+    assert not running.mesos.killed
+    states = {job.id: job.state for job in running.store.jobs()}
+    assert states.pop(late.id) is JobState.QUEUED
+    assert set(states.values()) == {JobState.RUNNING}

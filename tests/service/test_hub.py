@@ -9,7 +9,7 @@ import pytest
 from dike.exceptions import BadInputError
 from framework import events
 from framework.connection import RECONCILE_AFTER_S
-from framework.driver import MasterUnavailableError
+from framework.driver import MasterUnavailableError, OffersGoneError
 from framework.observer import JobObserver
 from framework.search.database import StorageUnavailableError
 from framework.service.dealing import GATHER_S, LOAN_S, REVIVE_AGAIN_S
@@ -237,6 +237,20 @@ def test_a_rescinded_offer_is_taken_from_whoever_looks_at_it() -> None:
     slow.keeps_offers = False
     stage.run(4.0)
     assert not stage.master.accepted
+    stage.close()
+
+
+def test_a_launch_on_an_offer_that_is_gone_is_refused_and_the_others_are_given_back() -> None:
+    stage = HubStage({"agent-0": 4.0, "agent-1": 4.0})
+    slow = stage.submit("slow")
+    slow.keeps_offers = True
+    stage.run(2.0)
+    first, second = slow.seat.lent
+    stage.hub.handle(events.OfferRescinded(first))
+    with pytest.raises(OffersGoneError):
+        slow.seat.acceptOffers([{"value": first}, {"value": second}], [])
+    assert [offer["id"]["value"] for offer in stage.hub.pool.offers] == [second]
+    assert not stage.journal.log
     stage.close()
 
 

@@ -58,7 +58,7 @@ def test_a_service_that_was_taken_over_writes_nothing_any_more(url: str, monkeyp
         with pytest.raises(LeaseLostError, match="was taken over by process"):
             store.set_framework_id("second")
         assert store.framework_id() == "first"
-        wait_until(lambda: lost)
+        wait_until(lambda: bool(lost))
 
 
 def test_who_waits_gets_the_lease_when_it_is_free(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ def test_who_waits_gets_the_lease_when_it_is_free(url: str, monkeypatch: pytest.
         with first.lock(notes.append):
             thread = threading.Thread(target=stand_by)
             thread.start()
-            wait_until(lambda: notes)
+            wait_until(lambda: bool(notes))
             first.set_framework_id("first")
         thread.join(DEADLINE_S)
         assert second.framework_id() == "second"
@@ -97,12 +97,10 @@ def test_who_was_stopped_for_long_asks_before_it_subscribes_again(url: str, monk
         assert b"SUBSCRIBE" in driver.gen_request()
 
 
-def test_a_heartbeat_that_is_stopped_from_writing_makes_the_lease_uncertain(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_was_stopped_and_holds_it_still_may_go_on(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(ServiceStore(url)) as store, store.lock(lambda reason: None) as held:
         monkeypatch.setattr(lease, "STALE_S", 0.0)
-        assert held.is_certain(), "nobody else holds it, and the database says so"
+        assert held.is_certain()
 
 
 def test_what_tasks_write_can_be_kept(url: str) -> None:

@@ -12,11 +12,13 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from framework.bundle import pack
-from framework.service.requests import TrainingRequest, read_request
+from framework.service.requests import TrainingRequest, read_request, search_request
 from tests.framework.job_stage import profile
+from tests.search.search_stage import search_spec
 from tests.service.page_stage import CHROMIUM, ROOT, ServiceProcess, WatchedPage, browser
 
 HERE = Path(__file__).parent
+COUNTING = ROOT / "tests/search/scripts/counting.py"
 MARKUP = "<img src=x onerror=alert(1)>.py"
 
 pytestmark = [pytest.mark.mesos, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
@@ -123,6 +125,23 @@ def test_says_why_a_job_waits(watched: WatchedPage, service: ServiceProcess, scr
         assert why.locator("b").count() == 0
         client.kill(job.id)
         page.locator(".title .state-killed").wait_for()
+
+
+def test_shows_a_search_with_its_trials_and_slots(
+    watched: WatchedPage, service: ServiceProcess, tmp_path: Path
+) -> None:
+    spec = search_spec(tmp_path, name="shown", arguments=("--steps", "20"), slot_mem_mib=256.0, max_slots=2)
+    with service.client() as client:
+        job = client.submit(search_request(spec, COUNTING.name, ()), pack(COUNTING))
+        page = watched.enter(service.token)
+        page.get_by_role("link", name=job.id).click()
+        expect(page.locator(".trials .state-finished")).to_have_count(3)
+        assert "lr=0.1" in page.get_by_role("region", name="Trials by loss").inner_text()
+        best = page.locator("tr.best")
+        assert "lr=0.3" in best.inner_text()
+        assert {slot.inner_text() for slot in page.locator(".slice").all()} == {"0", "1", "2"}
+        assert "loss of 3 trials" in (page.locator(".curves").get_by_role("img").get_attribute("aria-label") or "")
+        page.locator(".title .state-finished").wait_for()
 
 
 def test_a_wrong_token_is_refused(service: ServiceProcess, chromium: Browser) -> None:

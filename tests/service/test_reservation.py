@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from framework.service.reservation import RESERVE_AFTER_S, USELESS_S, Contender, Reservations
+from dike.profile import VariableSpec
+from framework.observer import JobObserver
+from framework.service.reservation import PAUSE_S, RESERVE_AFTER_S, USELESS_S, Contender, Reservations
+from framework.service.seat import Seat
+from framework.service.sizing import TrainingSizing
+from framework.training import TrainingJob
+from tests.framework.job_stage import profile, spec
 from tests.service.played_cluster import HubStage, VacatingJob
 
 FOUR = {f"agent-{number}": 4.0 for number in range(4)}
@@ -53,7 +60,7 @@ def test_a_reservation_is_given_where_it_can_help(
     next_one = contender("next", 0.0, "S9")
     reservations.update(100.0, [contender("job", 0.0, *agents, overtaken=overtaken, helped=helped), next_one])
     assert (reservations.current is not None) is reserved
-    reservations.update(101.0, [contender("job", 0.0, *agents, overtaken=overtaken, helped=helped), next_one])
+    reservations.update(100.0 + PAUSE_S, [contender("job", 0.0, *agents, overtaken=overtaken, helped=helped), next_one])
     assert reservations.current is not None
     assert reservations.current.job_id == ("job" if reserved else "next")
 
@@ -124,6 +131,37 @@ def test_nobody_starves(sizes: list[tuple[int, float]], lasts: int) -> None:
             stage.submit(f"late-{next(late)}", 1, 0.5, user=f"user-{next(late) % 3}", lasts_s=float(lasts))
         stage.step()
     assert {f"job-{number}" for number in range(len(sizes))} <= stage.started_s.keys()
+    stage.close()
+
+
+def test_a_training_job_that_small_jobs_overtake_gets_its_reservation_and_starts() -> None:
+    """Its smallest worker takes 2.6 GiB of an agent's 4."""
+    size = 1_120_000_000
+    variables = (VariableSpec("w", (size // 4000, 1000), "float32", size),)
+    large = dataclasses.replace(profile(), parameters=size // 4, parameter_bytes=size, variables=variables)
+    stage = HubStage({f"agent-{number}": 4.0 for number in range(3)})
+
+    def make(seat: Seat) -> TrainingJob:
+        job_spec = spec(job_id=seat.job_id, max_workers=1, profile=large)
+        seat.sizing = TrainingSizing(job_spec)
+        return TrainingJob(job_spec, seat, JobObserver(), lambda: None, lambda: stage.master.now)
+
+    numbers = itertools.count()
+    for _ in range(12):
+        stage.submit(f"small-{next(numbers)}", 1, 1.0, user=f"user-{next(numbers) % 4}", lasts_s=15.0)
+    stage.run(5.0)
+    job = stage.hub.admit("large", "late", 1_000_000, make)
+    deadline_s = stage.master.now + RESERVE_AFTER_S + 5 * 15.0
+    held_back = False
+    while not job.has_tasks and stage.master.now < deadline_s:
+        if len(stage.hub.seats) < 20:
+            stage.submit(f"small-{next(numbers)}", 1, 1.0, user=f"user-{next(numbers) % 4}", lasts_s=15.0)
+        stage.step()
+        kept = stage.hub.snapshot.reservation
+        held_back = held_back or (kept is not None and kept.job_id == "large")
+    assert held_back
+    assert job.has_tasks
+    assert not stage.failed
     stage.close()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dike.exceptions import BadInputError
-from framework.service import store as store_module
+from framework.service import history
 from framework.service.records import JobKind, JobRecord, JobState, ProgressPoint, TaskRecord
 from framework.service.store import ServiceStore
 
@@ -113,7 +113,7 @@ def test_events_and_output_are_read_on_from_where_one_was(store: ServiceStore) -
 
 
 def test_of_much_output_the_end_is_kept(store: ServiceStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "OUTPUT_LIMIT_CHARACTERS", 1000)
+    monkeypatch.setattr(history, "OUTPUT_LIMIT_CHARACTERS", 1000)
     store.add_job(job("one"), b"")
     store.add_job(job("two"), b"")
     store.add_output("two", [("chief:0", "stdout", "kept")])

@@ -18,7 +18,7 @@ from framework.job import JobSpec, TaskState
 from framework.job_run import Phase
 from framework.service.records import JobState
 from framework.service.tenant import Need
-from framework.stopping import KILL_AGAIN_S
+from framework.stopping import KILL_AGAIN_S, LOGS_S
 from framework.training import TrainingJob
 from solver import NodeClass
 from tests.framework.job_stage import GIB, Stage, ended, profile, spec
@@ -246,6 +246,22 @@ def test_output_that_nobody_received_is_told_and_the_rest_goes_on() -> None:
     stage.update(chief, "TASK_FINISHED", ended(0, {"stdout": 21}))
     stage.end_killed()
     assert stage.job.done
+    assert not [note for note in stage.watcher.notes if "lost on" in note or "has not come" in note]
+
+
+def test_output_that_never_came_because_no_service_was_there_is_not_called_lost() -> None:
+    job_spec = spec(profile=profile(Api.KERAS))
+    stage = Stage(job_spec)
+    chief = stage.start()["chief:0"]
+    stage.say(chief, LogChunk(chief.task_id, "stdout", 0, b"all there is"))
+    go_on(stage, job_spec)
+    stage.update(stage.job_task(chief.task_id), "TASK_FINISHED", ended(0, {"stdout": 12}))
+    stage.end_killed()
+    stage.wait(LOGS_S)
+    assert stage.job.done
+    assert stage.watcher.notes == [
+        "what chief:0 wrote while no service was there has not come here; the whole is in /sandbox on agent agent-0"
+    ]
 
 
 def test_offers_that_are_gone_by_the_launch_restart_the_job_and_do_not_count() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, HTTPException, Query
 
@@ -47,9 +47,8 @@ def losses(
 ) -> LossList:
     """What a search's trials reported of their losses, oldest first."""
     store = _search(service, record)
-    reports = {} if store is None else store.load_losses(trial)
-    chosen = {number: _thinned(ours, limit) for number, ours in reports.items()}
-    return LossList(losses={number: [LossView(**report) for report in ours] for number, ours in chosen.items()})
+    reports = {} if store is None else store.load_losses(trial, limit)
+    return LossList(losses={number: [LossView(**report) for report in ours] for number, ours in reports.items()})
 
 
 def _search(service: Backend, record: JobRecord) -> Store | None:
@@ -62,9 +61,3 @@ def _search(service: Backend, record: JobRecord) -> Store | None:
     store = Store(service.store.url, engine=service.store.engine)
     store.open_search(record.id)
     return store
-
-
-def _thinned(values: list[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
-    """Evenly chosen ones, the last among them."""
-    stride = -(-len(values) // limit)
-    return values[::-1][:: max(1, stride)][::-1]

@@ -23,7 +23,12 @@ function Strip({ agent, name, colours }) {
   const total = agent.total[name] ?? 0;
   const pieces = agent.tasks
     .filter((task) => task.resources[name] > 0)
-    .map((task) => ({ held: task.resources[name], text: task.name, of: `${task.job_id}, ${task.name}`, hue: colours.get(task.task_id) }));
+    .map((task) => ({
+      held: task.resources[name],
+      text: task.name,
+      of: `${task.job_id}, ${task.name}`,
+      hue: colours.get(task.task_id),
+    }));
   const others = (agent.used[name] ?? 0) - (agent.held[name] ?? 0);
   if (others > ROUNDING) pieces.push({ held: others, text: "others", of: "other frameworks", others: true });
   const used = pieces.reduce((sum, piece) => sum + piece.held, 0);
@@ -41,17 +46,26 @@ function Strip({ agent, name, colours }) {
   </div>`;
 }
 
+function Swatch({ colour }) {
+  const style = { "--hue": colour ?? 0 };
+  return html`<span class=${colour === null ? "swatch other-job" : "swatch"} style=${style} aria-hidden="true"></span>`;
+}
+
 function Box({ agent, jobId, hues }) {
   const colours = new Map(agent.tasks.map((task) => [task.task_id, taskHue(task, jobId, hues)]));
   const shown = jobId ? agent.tasks.filter((task) => task.job_id === jobId) : agent.tasks;
   return html`<section class="agent" aria-label=${`agent ${agent.node}`}>
     <h3>${agent.node} ${!agent.active && html`<span class="badge state-failed">away</span>`}</h3>
     ${Object.entries(agent.attributes).map(([name, value]) => html`<span class="attribute">${name}: ${value}</span>`)}
-    ${Object.keys(STRIPS).filter((name) => agent.total[name] > 0).map((name) => html`<${Strip} agent=${agent} name=${name} colours=${colours} />`)}
+    ${Object.keys(STRIPS)
+      .filter((name) => agent.total[name] > 0)
+      .map((name) => html`<${Strip} agent=${agent} name=${name} colours=${colours} />`)}
     <ul class="tasks">
       ${shown.map(
-        (task) => html`<li key=${task.task_id} title=${`${amounts(task.resources)}${task.message && `; ${task.message}`}`}>
-          <span class=${colours.get(task.task_id) === null ? "swatch other-job" : "swatch"} style=${{ "--hue": colours.get(task.task_id) ?? 0 }} aria-hidden="true"></span>
+        (
+          task,
+        ) => html`<li key=${task.task_id} title=${`${amounts(task.resources)}${task.message && `; ${task.message}`}`}>
+          <${Swatch} colour=${colours.get(task.task_id)} />
           ${task.name} <span class="quiet">${task.state}</span>
           ${!jobId && html` <a href=${`#/jobs/${encodeURIComponent(task.job_id)}`}>${task.job_id}</a>`}
         </li>`,

@@ -68,7 +68,10 @@ export function useConnection() {
 async function answer(path, options) {
   let response;
   try {
-    response = await fetch(`${ROOT}/${path}`, { ...options, headers: { ...options.headers, Authorization: `Bearer ${token()}` } });
+    response = await fetch(`${ROOT}/${path}`, {
+      ...options,
+      headers: { ...options.headers, Authorization: `Bearer ${token()}` },
+    });
   } catch (error) {
     if (error.name !== "AbortError" && connection.awaySince === null) announce({ awaySince: Date.now() / 1000 });
     throw error.name === "AbortError" ? error : new ApiError(0, "The service does not answer.");
@@ -119,7 +122,11 @@ export function useLive(load, deps, active = true) {
   isActive.current = active;
   useEffect(() => {
     const stop = new AbortController();
-    let data, timer, busy = false, ended = false, delay = INTERVAL_MS;
+    let data,
+      timer,
+      busy = false,
+      ended = false,
+      delay = INTERVAL_MS;
 
     async function round() {
       clearTimeout(timer);

@@ -70,15 +70,23 @@ function Use({ cluster }) {
 
 function Header({ me, cluster, here }) {
   const state = cluster === undefined ? "wait" : cluster.connected ? "good" : "bad";
-  const text = { wait: "asking the service", good: `connected to Mesos at ${cluster?.master}`, bad: "not connected to Mesos" }[state];
+  const text = {
+    wait: "asking the service",
+    good: `connected to Mesos at ${cluster?.master}`,
+    bad: "not connected to Mesos",
+  }[state];
   return html`<header>
     <div class="head">
       <a class="brand" href="#/"><img src="favicon.svg" alt="" width="22" height="22" /> Dike</a>
       <nav aria-label="Views">
-        ${VIEWS.map(([path, name]) => html`<a href=${`#/${path}`} aria-current=${here === path ? "page" : null}>${name}</a>`)}
+        ${VIEWS.map(
+          ([path, name]) => html`<a href=${`#/${path}`} aria-current=${here === path ? "page" : null}>${name}</a>`,
+        )}
       </nav>
       <span class="link" role="status"><span class=${`dot ${state}`} aria-hidden="true"></span> ${text}</span>
-      <span class="me">${me?.user}${me?.admin ? " (admin)" : ""} <button class="plain" onClick=${() => signOut()}>Sign out</button></span>
+      <span class="me">
+        ${me?.user}${me?.admin ? " (admin)" : ""} <button class="plain" onClick=${() => signOut()}>Sign out</button>
+      </span>
     </div>
     <${Use} cluster=${cluster} />
   </header>`;
@@ -101,7 +109,11 @@ function Signed({ away }) {
   else if (here === "") content = html`<${JobsView} me=${me} />`;
   else if (here === "cluster") content = html`<${ClusterView} cluster=${cluster} />`;
   else if (here === "submit") content = html`<${SubmitView} />`;
-  return html`<a class="skip" href="#main" onClick=${(event) => (event.preventDefault(), main.current.focus())}>Skip to the content</a>
+  const skip = (event) => {
+    event.preventDefault();
+    main.current.focus();
+  };
+  return html`<a class="skip" href="#main" onClick=${skip}>Skip to the content</a>
     <${Header} me=${me} cluster=${cluster} here=${here} />
     ${away !== null && html`<${Away} since=${away} />`}
     <main id="main" ref=${main} tabindex="-1">${content}</main>`;
@@ -109,7 +121,9 @@ function Signed({ away }) {
 
 function App() {
   const connection = useConnection();
-  return token() ? html`<${Signed} key=${token()} away=${connection.awaySince} />` : html`<${SignIn} refused=${connection.refused} />`;
+  return token()
+    ? html`<${Signed} key=${token()} away=${connection.awaySince} />`
+    : html`<${SignIn} refused=${connection.refused} />`;
 }
 
 takeTokenFromAddress();

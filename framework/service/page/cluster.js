@@ -3,7 +3,7 @@
 import { html } from "./vendor/htm-preact.js";
 import { AgentBoxes } from "./agents.js";
 import { Ago } from "./format.js";
-import { Pending } from "./parts.js";
+import { FactList, Pending } from "./parts.js";
 
 export function ClusterView({ cluster }) {
   if (cluster === undefined) return html`<h1>Cluster</h1><${Pending} />`;
@@ -14,7 +14,7 @@ export function ClusterView({ cluster }) {
     ["Service started", html`<${Ago} at=${cluster.started_s} />`],
   ];
   return html`<h1>Cluster</h1>
-    <dl class="facts">${facts.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
+    <${FactList} facts=${facts} />
     <h2>Agents</h2>
     ${cluster.agents === null && html`<p class="quiet">The master does not tell which agents there are.</p>`}
     ${cluster.agents?.length === 0 && html`<p class="quiet">No agent is registered with the master.</p>`}

@@ -20,7 +20,8 @@ export function duration(seconds) {
 /** Four digits that count; "–" for nothing. */
 export function figure(value) {
   if (value === null || value === undefined) return "–";
-  return Number.isInteger(value) && Math.abs(value) < 1e15 ? value.toLocaleString("en") : Number(value.toPrecision(4)).toString();
+  if (value !== 0 && (Math.abs(value) < 1e-5 || Math.abs(value) >= 1e15)) return value.toExponential(3);
+  return value.toLocaleString("en", Number.isInteger(value) ? {} : { maximumSignificantDigits: 4 });
 }
 
 /** "1 worker", "2 workers". */
@@ -36,11 +37,11 @@ export function amount(name, value) {
   return value < 1024 ? `${Math.round(value)} MiB` : `${figure(Math.round(value / 102.4) / 10)} GiB`;
 }
 
-/** How much of a total is in use; the unit is told once where it is the same. */
+/** How much of a total is in use, in the total's unit. */
 export function share(name, used, total) {
-  const [part, unit] = amount(name, used).split(" ");
-  const whole = amount(name, total);
-  return `${unit && whole.endsWith(unit) ? part : amount(name, used)} of ${whole}`;
+  const isInGib = IN_MIB.includes(name) && total >= 1024;
+  const part = isInGib ? figure(Math.round(used / 102.4) / 10) : amount(name, used).split(" ")[0];
+  return `${part} of ${amount(name, total)}`;
 }
 
 /** A moment, in seconds since the epoch: how long ago, and the date when pointed at. */
@@ -52,7 +53,8 @@ export function Ago({ at }) {
   }, []);
   if (at === null || at === undefined) return "–";
   const date = new Date(1000 * at);
-  return html`<time datetime=${date.toISOString()} title=${date.toLocaleString()}>${duration(Date.now() / 1000 - at)} ago</time>`;
+  const past = duration(Date.now() / 1000 - at);
+  return html`<time datetime=${date.toISOString()} title=${date.toLocaleString()}>${past} ago</time>`;
 }
 
 /** A moment as the clock shows it, with the date when pointed at. */

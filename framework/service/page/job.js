@@ -7,13 +7,14 @@ import { Curves } from "./curves.js";
 import { Explain } from "./explain.js";
 import { Ago, Clock, duration, figure } from "./format.js";
 import { Output } from "./output.js";
-import { Badge, Confirm, ENDED, Pending } from "./parts.js";
+import { Badge, Confirm, ENDED, FactList, Pending } from "./parts.js";
 import { Search } from "./search.js";
 import { Plan } from "./plan.js";
 
 const POINTS = 600;
 const FEW_POINTS = 20;
 const EVENTS_SHOWN = 200;
+const EVENTS_PAGE = 1000;
 
 function Facts({ job }) {
   const end = job.ended_s ?? Date.now() / 1000;
@@ -26,7 +27,7 @@ function Facts({ job }) {
     ["Live tasks", job.live_tasks],
   ];
   if (job.constraints.length) facts.push(["Constraints", job.constraints.join(", ")]);
-  return html`<dl class="facts">${facts.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
+  return html`<${FactList} facts=${facts} />`;
 }
 
 function Actions({ job }) {
@@ -35,15 +36,24 @@ function Actions({ job }) {
   const hasEnded = ENDED.includes(job.state);
   if (!job.yours) return null;
   const path = `jobs/${encodeURIComponent(job.id)}`;
-  const kill = () => post(`${path}/kill`).then(() => setSaid("Its end has been asked for."), (error) => setSaid(error.message));
+  const question = `Kill ${job.id}? All its tasks end.`;
+  const ask = () => setAsks(true);
+  const kill = () =>
+    post(`${path}/kill`).then(
+      () => setSaid("Its end has been asked for."),
+      (error) => setSaid(error.message),
+    );
   const again = () =>
-    post(`${path}/again`).then((made) => (location.hash = `#/jobs/${encodeURIComponent(made.id)}`), (error) => setSaid(error.message));
+    post(`${path}/again`).then(
+      (made) => (location.hash = `#/jobs/${encodeURIComponent(made.id)}`),
+      (error) => setSaid(error.message),
+    );
   return html`<div class="actions">
-    ${!hasEnded && html`<button class="danger" disabled=${job.kill_requested} onClick=${() => setAsks(true)}>Kill</button>`}
+    ${!hasEnded && html`<button class="danger" disabled=${job.kill_requested} onClick=${ask}>Kill</button>`}
     ${hasEnded && html`<button onClick=${again}>Submit again</button>`}
     <span role="status">${hasEnded ? "" : said || (job.kill_requested ? "Its end has been asked for." : "")}</span>
     ${hasEnded && said && html`<span role="alert">${said}</span>`}
-    ${asks && html`<${Confirm} question=${`Kill ${job.id}? All its tasks end.`} yes="Kill it" onYes=${kill} onNo=${() => setAsks(false)} />`}
+    ${asks && html`<${Confirm} question=${question} yes="Kill it" onYes=${kill} onNo=${() => setAsks(false)} />`}
   </div>`;
 }
 
@@ -52,24 +62,42 @@ function column(points, name) {
 }
 
 function Progress({ points }) {
-  const data = useMemo(() => ["loss", "samples_per_s"].map((name) => [column(points, "step"), column(points, name)]), [points]);
+  const data = useMemo(
+    () => ["loss", "samples_per_s"].map((name) => [column(points, "step"), column(points, name)]),
+    [points],
+  );
   if (!points.length) return html`<p class="quiet">No step has been reported yet.</p>`;
   const first = points[0];
   const last = points.at(-1);
   const isShort = points.length < FEW_POINTS;
   const hasSpeed = points.some((point) => point.samples_per_s !== null);
-  const lossSaid = `loss by step: ${figure(first.loss)} at step ${first.step}, ${figure(last.loss)} at step ${last.step}`;
+  const loss = (point) => `${figure(point.loss)} at step ${point.step}`;
+  const said = {
+    loss: `loss by step: ${loss(first)}, ${loss(last)}`,
+    speed: `samples a second by step: ${figure(last.samples_per_s)} now`,
+  };
+  const series = {
+    loss: [{ label: "loss", stroke: "hsl(212 70% 52%)", isShort }],
+    speed: [{ label: "samples/s", stroke: "hsl(140 50% 42%)", isShort }],
+  };
   return html`<p class="now">Step <strong>${figure(last.step)}</strong>, loss <strong>${figure(last.loss)}</strong>,
-      ${hasSpeed && html` <strong>${figure(last.samples_per_s)}</strong> samples/s,`} reported <${Ago} at=${last.time_s} /></p>
+      ${hasSpeed && html` <strong>${figure(last.samples_per_s)}</strong> samples/s,`} reported
+      ${" "}<${Ago} at=${last.time_s} /></p>
     <div class="pair">
-      <${Curves} title="Training loss" summary=${lossSaid} data=${data[0]} series=${[{ label: "loss", stroke: "hsl(212 70% 52%)", isShort }]} />
-      ${hasSpeed && html`<${Curves} title="Speed, samples/s" summary=${`samples a second by step: ${figure(last.samples_per_s)} now`} data=${data[1]}
-        series=${[{ label: "samples/s", stroke: "hsl(140 50% 42%)", isShort }]} />`}
+      <${Curves} title="Training loss" summary=${said.loss} data=${data[0]} series=${series.loss} />
+      ${
+        hasSpeed &&
+        html`<${Curves} title="Samples/s" summary=${said.speed} data=${data[1]} series=${series.speed} isLinear />`
+      }
     </div>`;
 }
 
 function Training({ id, active, where }) {
-  const { data, error } = useLive((_, signal) => get(`jobs/${encodeURIComponent(id)}/progress`, { limit: POINTS }, signal), [id], active);
+  const { data, error } = useLive(
+    (_, signal) => get(`jobs/${encodeURIComponent(id)}/progress`, { limit: POINTS }, signal),
+    [id],
+    active,
+  );
   return html`<section aria-labelledby="progress">
       <h2 id="progress">Progress</h2>
       ${data === undefined ? html`<${Pending} error=${error} />` : html`<${Progress} points=${data.points} />`}
@@ -78,39 +106,76 @@ function Training({ id, active, where }) {
     <${Plan} id=${id} active=${active} />`;
 }
 
+/** All events after a number: they come a page at a time. */
+async function eventsAfter(id, number, signal) {
+  const found = [];
+  for (let after = number; ;) {
+    const query = { after, limit: EVENTS_PAGE };
+    const { events, after: next } = await get(`jobs/${encodeURIComponent(id)}/events`, query, signal);
+    found.push(...events);
+    after = next;
+    if (events.length < EVENTS_PAGE) return { events: found, after };
+  }
+}
+
 function Events({ id, active }) {
-  const { data, error } = useLive(async (before, signal) => {
-    const { events, after } = await get(`jobs/${encodeURIComponent(id)}/events`, { after: before?.after ?? 0 }, signal);
-    return before !== undefined && !events.length ? before : { events: [...(before?.events ?? []), ...events].slice(-EVENTS_SHOWN), after };
-  }, [id], active);
+  const { data, error } = useLive(
+    async (before, signal) => {
+      const { events, after } = await eventsAfter(id, before?.after ?? 0, signal);
+      if (before !== undefined && !events.length) return before;
+      return { events: [...(before?.events ?? []), ...events].slice(-EVENTS_SHOWN), after };
+    },
+    [id],
+    active,
+  );
   if (data === undefined) return html`<${Pending} error=${error} />`;
   if (!data.events.length) return html`<p class="quiet">Nothing yet.</p>`;
   return html`<ol class="events" tabindex="0" aria-label="events, newest first">
-    ${data.events.toReversed().map((event) => html`<li key=${event.number}>
+    ${data.events.toReversed().map(
+      (event) => html`<li key=${event.number}>
       <${Clock} at=${event.time_s} /> <span class="kind">${event.kind}</span> <span class="said">${event.text}</span>
-    </li>`)}
+    </li>`,
+    )}
   </ol>`;
 }
 
 export function JobView({ id, cluster }) {
   const path = `jobs/${encodeURIComponent(id)}`;
   const [isOver, setIsOver] = useState(false);
-  const { data: job, error } = useLive(async (_, signal) => {
-    const found = await get(path, {}, signal);
-    setIsOver(ENDED.includes(found.state));
-    return found;
-  }, [id], !isOver);
+  const { data: job, error } = useLive(
+    async (_, signal) => {
+      const found = await get(path, {}, signal);
+      setIsOver(ENDED.includes(found.state));
+      return found;
+    },
+    [id],
+    !isOver,
+  );
   if (job === undefined) return html`<h1>${id}</h1><${Pending} error=${error} />`;
   const active = !ENDED.includes(job.state);
   const agents = (cluster?.agents ?? []).filter((agent) => agent.tasks.some((task) => task.job_id === id));
-  const where = agents.length > 0 && html`<section aria-labelledby="where"><h2 id="where">Where it runs</h2><${AgentBoxes} agents=${agents} jobId=${id} /></section>`;
-  const why = html`<${Explain} id=${id} active=${active} />`;
+  const where =
+    agents.length > 0 &&
+    html`<section aria-labelledby="where">
+      <h2 id="where">Where it runs</h2>
+      <${AgentBoxes} agents=${agents} jobId=${id} />
+    </section>`;
+  const why = html`<section class="why-waiting" aria-labelledby="why">
+    <h2 id="why">Why it waits</h2>
+    <${Explain} id=${id} active=${active} />
+  </section>`;
   return html`<p class="back"><a href="#/">All jobs</a></p>
     <div class="title"><h1>${job.id}</h1> <${Badge} state=${job.state} /> <${Actions} job=${job} /></div>
     <${Facts} job=${job} />
     ${job.failure && html`<p class="alert failure">${job.failure}</p>`}
-    ${job.state === "queued" && html`<section class="why-waiting" aria-labelledby="why"><h2 id="why">Why it waits</h2>${why}</section>`}
-    ${job.kind === "search" ? html`<${Search} id=${id} active=${active} where=${where} />` : html`<${Training} id=${id} active=${active} where=${where} />`}
+    ${job.state === "queued" ? why : active && job.waiting && html`<p class="quiet">${job.waiting}</p>`}
+    <${job.kind === "search" ? Search : Training} id=${id} active=${active} where=${where} />
     <section aria-labelledby="events"><h2 id="events">Events</h2><${Events} id=${id} active=${active} /></section>
-    ${job.yours && html`<section aria-labelledby="output"><h2 id="output">Output</h2><${Output} id=${id} active=${active} /></section>`}`;
+    ${
+      job.yours &&
+      html`<section aria-labelledby="output">
+        <h2 id="output">Output</h2>
+        <${Output} id=${id} active=${active} />
+      </section>`
+    }`;
 }

@@ -14,7 +14,8 @@ const filters = { user: "", state: "", text: "" };
 function jobsQuery({ user, state, limit }) {
   const query = new URLSearchParams({ limit });
   if (user) query.set("user", user);
-  for (const name of state === "open" ? STATES.filter((known) => !ENDED.includes(known)) : state ? [state] : []) query.append("state", name);
+  for (const name of state === "open" ? STATES.filter((known) => !ENDED.includes(known)) : state ? [state] : [])
+    query.append("state", name);
   return query;
 }
 
@@ -31,11 +32,12 @@ function Progress({ job }) {
 }
 
 function Row({ job }) {
+  const why = job.failure || job.waiting;
   return html`<tr>
     <td><${Badge} state=${job.state} /></td>
     <td class="job">
       <a href=${`#/jobs/${encodeURIComponent(job.id)}`}>${job.id}</a>
-      ${(job.failure || job.waiting) && html`<p class="why" title=${job.failure || job.waiting}>${job.failure || job.waiting}</p>`}
+      ${why && html`<p class="why" title=${why}>${why}</p>`}
     </td>
     <td class="wide">${job.user}</td>
     <td class="wide">${job.kind}</td>
@@ -61,7 +63,9 @@ function Filters({ me, users, values, change }) {
         ${STATES.map((state) => html`<option value=${state}>${state}</option>`)}
       </select>
     </label>
-    <label>Text <input type="search" value=${values.text} onInput=${set("text")} placeholder="job, script or reason" /></label>
+    <label>Text
+      <input type="search" value=${values.text} onInput=${set("text")} placeholder="job, script or reason" />
+    </label>
   </form>`;
 }
 
@@ -69,27 +73,36 @@ export function JobsView({ me }) {
   const [values, setValues] = useState({ ...filters });
   const [limit, setLimit] = useState(PAGE);
   const [users, setUsers] = useState([]);
-  const { data, error } = useLive(async (_, signal) => {
-    const list = await get("jobs", jobsQuery({ ...values, limit }), signal);
-    setUsers((known) => [...new Set([...known, ...list.jobs.map((job) => job.user)])].sort());
-    return list;
-  }, [values.user, values.state, limit]);
+  const { data, error } = useLive(
+    async (_, signal) => {
+      const list = await get("jobs", jobsQuery({ ...values, limit }), signal);
+      setUsers((known) => [...new Set([...known, ...list.jobs.map((job) => job.user)])].sort());
+      return list;
+    },
+    [values.user, values.state, limit],
+  );
   const change = (next) => setValues(Object.assign(filters, next) && { ...next });
   const known = [...new Set([...users, me?.user, values.user])].filter(Boolean).sort();
   const wanted = values.text.toLowerCase();
-  const jobs = (data?.jobs ?? []).filter((job) => [job.id, job.script, job.waiting, job.failure].some((text) => text.toLowerCase().includes(wanted)));
+  const jobs = (data?.jobs ?? []).filter((job) =>
+    [job.id, job.script, job.waiting, job.failure].some((text) => text.toLowerCase().includes(wanted)),
+  );
   return html`<h1>Jobs</h1>
     <${Filters} me=${me} users=${known} values=${values} change=${change} />
     ${data === undefined && html`<${Pending} error=${error} />`}
     ${data !== undefined && !jobs.length && html`<p class="quiet">No job is like that.</p>`}
-    ${jobs.length > 0 && html`<div class="scroll"><table class="jobs">
+    ${
+      jobs.length > 0 &&
+      html`<div class="scroll"><table class="jobs">
       <thead>
         <tr>
-          <th scope="col">State</th><th scope="col">Job</th><th scope="col" class="wide">User</th><th scope="col" class="wide">Kind</th>
+          <th scope="col">State</th><th scope="col">Job</th>
+          <th scope="col" class="wide">User</th><th scope="col" class="wide">Kind</th>
           <th scope="col" class="wide">Started</th><th scope="col">Progress</th><th scope="col" class="number">Loss</th>
         </tr>
       </thead>
       <tbody>${jobs.map((job) => html`<${Row} key=${job.id} job=${job} />`)}</tbody>
-    </table></div>`}
+    </table></div>`
+    }
     ${data?.before && html`<button onClick=${() => setLimit(limit + PAGE)}>Show older jobs</button>`}`;
 }

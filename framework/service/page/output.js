@@ -32,11 +32,15 @@ function lastOverwrite(text) {
 }
 
 export function Output({ id, active }) {
-  const { data, error } = useLive(async (before, signal) => {
-    const lines = await getLines(`jobs/${encodeURIComponent(id)}/logs`, { after: before?.number ?? 0 }, signal);
-    const chunks = lines.filter((line) => line.number !== undefined);
-    return before !== undefined && !chunks.length ? before : withChunks(before, chunks);
-  }, [id], active);
+  const { data, error } = useLive(
+    async (before, signal) => {
+      const lines = await getLines(`jobs/${encodeURIComponent(id)}/logs`, { after: before?.number ?? 0 }, signal);
+      const chunks = lines.filter((line) => line.number !== undefined);
+      return before !== undefined && !chunks.length ? before : withChunks(before, chunks);
+    },
+    [id],
+    active,
+  );
   const [task, setTask] = useState("");
   const [follows, setFollows] = useState(true);
   const box = useRef(null);
@@ -55,7 +59,9 @@ export function Output({ id, active }) {
           ${tasks.map((name) => html`<option value=${name}>${name}</option>`)}
         </select>
       </label>
-      <label class="check"><input type="checkbox" checked=${follows} onChange=${(event) => setFollows(event.target.checked)} /> Follow</label>
+      <label class="check">
+        <input type="checkbox" checked=${follows} onChange=${(event) => setFollows(event.target.checked)} /> Follow
+      </label>
       ${data.cut && html`<span class="quiet">the last ${LINES_KEPT} lines; dike logs shows more</span>`}
     </div>
     <pre ref=${box} class="output" tabindex="0" role="log" aria-label="output of the job's tasks">${

@@ -11,14 +11,27 @@ export function Badge({ state }) {
 /** A bar that is `part` (0 to 1) full. */
 export function Bar({ part, label, text }) {
   const percent = Math.round(100 * Math.min(Math.max(part, 0), 1));
-  return html`<span class="bar" role="meter" aria-label=${label} aria-valuenow=${percent} aria-valuemin="0" aria-valuemax="100" aria-valuetext=${text}>
-    <span style=${{ width: `${percent}%` }}></span>
-  </span>`;
+  const said = {
+    "aria-label": label,
+    "aria-valuenow": percent,
+    "aria-valuemin": 0,
+    "aria-valuemax": 100,
+    "aria-valuetext": text,
+  };
+  return html`<span class="bar" role="meter" ...${said}><span style=${{ width: `${percent}%` }}></span></span>`;
+}
+
+/** Names and values. */
+export function FactList({ facts }) {
+  const entry = ([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`;
+  return html`<dl class="facts">${facts.map(entry)}</dl>`;
 }
 
 /** What a view shows instead of data that has not come, or why it has not. */
 export function Pending({ error }) {
-  return error?.status ? html`<p class="alert" role="alert">${error.message}</p>` : html`<p class="quiet">Asking the service …</p>`;
+  return error?.status
+    ? html`<p class="alert" role="alert">${error.message}</p>`
+    : html`<p class="quiet">Asking the service …</p>`;
 }
 
 /** Asks before something that cannot be taken back; open while it is drawn. */

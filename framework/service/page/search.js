@@ -36,27 +36,45 @@ function TrialCurves({ losses, trials }) {
     return [...new Set([...running, ...shown])].slice(0, CURVES_SHOWN).sort((one, other) => one.number - other.number);
   }, [losses, trials]);
   const data = useMemo(() => {
-    const tables = ranked.map((trial) => [losses[trial.number].map((point) => point.step), losses[trial.number].map((point) => point.loss)]);
+    const tables = ranked.map((trial) => [
+      losses[trial.number].map((point) => point.step),
+      losses[trial.number].map((point) => point.loss),
+    ]);
     return tables.length > 1 ? uPlot.join(tables) : tables[0];
   }, [ranked]);
   const onFocus = useCallback((index) => setPointed(index), []);
   if (!ranked.length) return html`<p class="quiet">No trial has reported a loss yet.</p>`;
   const trial = pointed === null ? undefined : ranked[pointed];
-  const series = ranked.map(({ number }) => ({ label: `trial ${number}`, stroke: trialColour(number), isShort: losses[number].length < 3 }));
-  const cut = ranked.length < Object.keys(losses).length ? `, ${ranked.length} of ${Object.keys(losses).length} trials: those that run and the best` : "";
-  return html`<${Curves} title=${`Training loss by step${cut}`} summary=${`loss of ${ranked.length} trials by step; the table below has the last values`}
+  const series = ranked.map(({ number }) => ({
+    label: `trial ${number}`,
+    stroke: trialColour(number),
+    isShort: losses[number].length < 3,
+  }));
+  const cut =
+    ranked.length < Object.keys(losses).length
+      ? `, ${ranked.length} of ${Object.keys(losses).length} trials: those that run and the best`
+      : "";
+  const summary = `loss of ${ranked.length} trials by step; the table below has the last values`;
+  return html`<${Curves} title=${`Training loss by step${cut}`} summary=${summary}
       data=${data} series=${series} onFocus=${onFocus} />
-    <p class="pointed quiet">${trial ? `trial ${trial.number}: ${parametersOf(trial)}` : "Point at a curve to see whose it is."}</p>`;
+    <p class="pointed quiet">
+      ${trial ? `trial ${trial.number}: ${parametersOf(trial)}` : "Point at a curve to see whose it is."}
+    </p>`;
 }
 
 function Trial({ trial, isBest }) {
   return html`<tr class=${isBest ? "best" : ""}>
-    <th scope="row"><span class="swatch" style=${{ "--hue": hue(trial.number) }} aria-hidden="true"></span> ${trial.number}</th>
+    <th scope="row">
+      <span class="swatch" style=${{ "--hue": hue(trial.number) }} aria-hidden="true"></span> ${trial.number}
+    </th>
     <td><${Badge} state=${trial.state} /></td>
     <td class="number">${figure(trial.value)}</td>
     <td class="number wide">${figure(trial.loss)}</td>
     <td class="number">${figure(trial.step)}</td>
-    <td class="parameters">${parametersOf(trial)}${trial.error && html`<details><summary>why it failed</summary><pre>${trial.error}</pre></details>`}</td>
+    <td class="parameters">
+      ${parametersOf(trial)}
+      ${trial.error && html`<details><summary>why it failed</summary><pre>${trial.error}</pre></details>`}
+    </td>
     <td class="number wide">${trial.runs}</td>
     <td class="number wide">${trial.train_s === null ? "–" : duration(trial.train_s)}</td>
   </tr>`;
@@ -70,11 +88,17 @@ function Trials({ list, trials }) {
     <div class="scroll"><table class="trials">
       <thead>
         <tr>
-          <th scope="col">Trial</th><th scope="col">State</th><th scope="col" class="number">${list.metric}</th><th scope="col" class="number wide">Last loss</th>
-          <th scope="col" class="number">Step</th><th scope="col">Parameters</th><th scope="col" class="number wide">Runs</th><th scope="col" class="number wide">Trained</th>
+          <th scope="col">Trial</th><th scope="col">State</th><th scope="col" class="number">${list.metric}</th>
+          <th scope="col" class="number wide">Last loss</th><th scope="col" class="number">Step</th>
+          <th scope="col">Parameters</th>
+          <th scope="col" class="number wide">Runs</th><th scope="col" class="number wide">Trained</th>
         </tr>
       </thead>
-      <tbody>${trials.slice(0, rows).map((trial) => html`<${Trial} key=${trial.number} trial=${trial} isBest=${trial === best} />`)}</tbody>
+      <tbody>
+        ${trials
+          .slice(0, rows)
+          .map((trial) => html`<${Trial} key=${trial.number} trial=${trial} isBest=${trial === best} />`)}
+      </tbody>
     </table></div>
     ${rows < trials.length && html`<button onClick=${() => setRows(rows + ROWS)}>Show more trials</button>`}`;
 }
@@ -91,7 +115,8 @@ function Progress({ found, active }) {
   const { list, slices, losses, trials } = found;
   const ended = trials.filter((trial) => ["finished", "failed"].includes(trial.state)).length;
   const text = `${ended} of ${list.trial_count} trials have ended`;
-  return html`<p class="now"><${Bar} part=${list.trial_count ? ended / list.trial_count : 0} label="trials that have ended" text=${text} /> ${text}</p>
+  const part = list.trial_count ? ended / list.trial_count : 0;
+  return html`<p class="now"><${Bar} part=${part} label="trials that have ended" text=${text} /> ${text}</p>
     <${TrialCurves} losses=${losses} trials=${trials} />
     <${Timeline} slices=${slices} active=${active} />`;
 }
@@ -103,5 +128,8 @@ export function Search({ id, active, where }) {
       ${data === undefined ? html`<${Pending} error=${error} />` : html`<${Progress} found=${data} active=${active} />`}
     </section>
     ${where}
-    ${data?.trials.length > 0 && html`<section aria-labelledby="trials"><${Trials} list=${data.list} trials=${data.trials} /></section>`}`;
+    ${
+      data?.trials.length > 0 &&
+      html`<section aria-labelledby="trials"><${Trials} list=${data.list} trials=${data.trials} /></section>`
+    }`;
 }

@@ -21,7 +21,9 @@ export function SubmitView() {
     setFailure("");
     submit(event.target)
       .then((job) => (job.warnings.length ? setMade(job) : (location.hash = `#/jobs/${encodeURIComponent(job.id)}`)))
-      .catch((error) => setFailure(error instanceof SyntaxError ? `The request is no JSON: ${error.message}.` : error.message))
+      .catch((error) =>
+        setFailure(error instanceof SyntaxError ? `The request is no JSON: ${error.message}.` : error.message),
+      )
       .finally(() => setIsBusy(false));
   };
   if (made) {
@@ -30,8 +32,11 @@ export function SubmitView() {
       <p><a href=${`#/jobs/${encodeURIComponent(made.id)}`}>Go to ${made.id}</a></p>`;
   }
   return html`<h1>Submit a job</h1>
-    <p><code>dike submit</code> does it all from the command line. Here it takes the two things that the command sends: the request,
-      and the archive of the script's folder. A job of yours that has ended can be submitted again from its own view.</p>
+    <p>
+      <code>dike submit SCRIPT</code> does it all from the command line. Here it takes the two files that
+      ${" "}<code>dike submit --save FOLDER SCRIPT</code> writes: the request, and the archive of the script's
+      folder. A job of yours that has ended can be submitted again from its own view.
+    </p>
     <form class="submit" onSubmit=${onSubmit}>
       <label for="request">Request (.json)</label>
       <input id="request" name="request" type="file" accept=".json,application/json" required />

@@ -5,7 +5,9 @@ import { duration, figure, hue } from "./format.js";
 
 const SLICES_SHOWN = 2000;
 const TICKS = 6;
-const STEPS_S = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800];
+const STEPS_S = [
+  1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800,
+];
 
 /** Where the axis has figures, in seconds; none so near to the end that it would not fit. */
 function ticks(length) {
@@ -30,8 +32,14 @@ function Slice({ slice, from, length, now }) {
     slice.reason,
     slice.samples_per_s === null ? "" : `${figure(slice.samples_per_s)} samples/s`,
   ];
+  const style = {
+    left: percent(slice.start_s - from),
+    width: percent(end - slice.start_s),
+    "--hue": hue(slice.trial),
+    "--share": `${share}%`,
+  };
   return html`<span class=${slice.end_s === null ? "slice running" : "slice"} title=${said.filter(Boolean).join("; ")}
-    style=${{ left: percent(slice.start_s - from), width: percent(end - slice.start_s), "--hue": hue(slice.trial), "--share": `${share}%` }}>${slice.trial}</span>`;
+    style=${style}>${slice.trial}</span>`;
 }
 
 export function Timeline({ slices, active }) {
@@ -40,24 +48,33 @@ export function Timeline({ slices, active }) {
   const last = Math.max(...shown.map((slice) => slice.end_s ?? 0));
   const now = active ? Date.now() / 1000 : last;
   const from = Math.min(...shown.map((slice) => slice.start_s));
-  const length = Math.max(now, last, from + 1) - from;
+  const until = Math.max(now, last);
+  const length = Math.max(until - from, 1);
   const slots = [...new Set(shown.map((slice) => slice.slot))].sort((one, other) => one - other);
   const agents = new Map(shown.map((slice) => [slice.slot, slice.agent]));
+  const cut = shown.length < slices.length ? ` The last ${SLICES_SHOWN} slices.` : "";
+  const said = (slot, ours) => `slot ${slot}: trials ${ours.map((slice) => slice.trial).join(", ")}`;
+  const draw = (slice) =>
+    html`<${Slice} key=${`${slice.trial}-${slice.run}`} slice=${slice} from=${from} length=${length} now=${until} />`;
+  const drawTick = (tick) =>
+    html`<span class="tick" style=${{ left: `${(100 * tick) / length}%` }}>${tickText(tick, length)}</span>`;
   return html`<h3>Slots</h3>
-    <p class="quiet">Number and colour: trial; pale: not training yet.${shown.length < slices.length ? ` The last ${SLICES_SHOWN} slices.` : ""}</p>
+    <p class="quiet">Number and colour: trial; pale: not training yet.${cut}</p>
     <div class="timeline">
       ${slots.map((slot) => {
         const ours = shown.filter((slice) => slice.slot === slot);
         return html`<div class="slot" key=${slot}>
-          <span class="slot-name" title=${agents.get(slot)}>slot ${slot} <span class="quiet">${agents.get(slot)}</span></span>
-          <span class="slot-row" role="img" aria-label=${`slot ${slot}: trials ${ours.map((slice) => slice.trial).join(", ")}`}>
-            ${ours.map((slice) => html`<${Slice} key=${`${slice.trial}-${slice.run}`} slice=${slice} from=${from} length=${length} now=${Math.max(now, last)} />`)}
+          <span class="slot-name" title=${agents.get(slot)}>
+            slot ${slot} <span class="quiet">${agents.get(slot)}</span>
+          </span>
+          <span class="slot-row" role="img" aria-label=${said(slot, ours)}>
+            ${ours.map(draw)}
           </span>
         </div>`;
       })}
       <div class="slot axis" aria-hidden="true">
         <span class="slot-name"></span>
-        <span class="slot-row">${ticks(length).map((tick) => html`<span class="tick" style=${{ left: `${(100 * tick) / length}%` }}>${tickText(tick, length)}</span>`)}</span>
+        <span class="slot-row">${ticks(length).map(drawTick)}</span>
       </div>
     </div>`;
 }

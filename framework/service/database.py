@@ -1,0 +1,81 @@
+"""The connection to a service's database, and the right to write to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import Engine, insert, select
+from sqlalchemy.engine import Connection
+
+from framework.lease import Lease, Leased
+from framework.search.database import making_tables, open_database, parse_url, storage_errors
+from framework.service.tables import SERVICES
+
+_SERVICE = 1
+
+
+class ServiceDatabase:
+    """A database that one service at a time writes to.
+
+    Args:
+        url: an SQLAlchemy URL.
+
+    Raises:
+        BadInputError: if the database cannot be used; every method may.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._engine = open_database(url, private=True)
+        self._writing_engine = self._engine.execution_options(dike_writes=True)
+        self._parsed = parse_url(url)
+        self._lease: Lease | None = None
+        with making_tables(self._parsed), self._transaction() as connection:
+            if connection.execute(select(SERVICES.c.id)).first() is None:
+                connection.execute(insert(SERVICES).values(id=_SERVICE))
+
+    @property
+    def engine(self) -> Engine:
+        """The database, for stores of searches in it."""
+        return self._engine
+
+    def close(self) -> None:
+        """Closes all connections."""
+        self._engine.dispose()
+
+    @contextmanager
+    def lock(self, lost: Callable[[str], None], wait: Callable[[str], None] | None = None) -> Iterator[Lease]:
+        """Makes this process the only one that writes here; writing methods raise `LeaseLostError` once it is not.
+
+        Args:
+            lost: see `Lease`.
+            wait: see `Lease.take`.
+
+        Raises:
+            BadInputError: if another process runs it; the message says which.
+        """
+        leased = Leased(SERVICES, _SERVICE, "service of this database", "end it, or wait for its end with --standby")
+        lease = Lease(self._writing_engine, leased, lost)
+        with storage_errors(self._parsed):
+            lease.take(wait)
+        self._lease = lease
+        try:
+            yield lease
+        finally:
+            self._lease = None
+            with storage_errors(self._parsed):
+                lease.give_back()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        with storage_errors(self._parsed), self._writing_engine.begin() as connection:
+            if self._lease is not None:
+                self._lease.check(connection)
+            yield connection
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """A connection for queries of one's own, such as those of `framework.service.overview`."""
+        with storage_errors(self._parsed), self._engine.connect() as connection:
+            yield connection

@@ -1,0 +1,100 @@
+"""What happens in a service's jobs: events, output, progress."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+
+from sqlalchemy import delete, func, insert, select
+from sqlalchemy.engine import Connection
+
+from framework.service.database import ServiceDatabase
+from framework.service.records import JobEvent, OutputChunk, ProgressPoint
+from framework.service.tables import EVENTS, OUTPUT, PROGRESS
+
+OUTPUT_LIMIT_CHARACTERS = 8 * 2**20
+"""How much of a job's output is kept here; the whole is in its sandboxes."""
+
+
+class JobHistory(ServiceDatabase):
+    """A service's database, as far as it grows while jobs run."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._kept: dict[str, int] = {}
+        """Job -> characters of its output that are kept."""
+
+    def add_events(self, job_id: str, events: Sequence[tuple[str, str]]) -> None:
+        """Notes what happened: (kind, text) of each event, see `JobEvent`."""
+        now_s = time.time()
+        rows = [{"job_id": job_id, "time_s": now_s, "kind": kind, "text": text} for kind, text in events]
+        if rows:
+            with self._transaction() as connection:
+                connection.execute(insert(EVENTS), rows)
+
+    def events(self, job_id: str, *, after: int = 0, limit: int | None = None) -> list[JobEvent]:
+        """Events of a job with numbers above `after`, oldest first."""
+        query = select(EVENTS).where(EVENTS.c.job_id == job_id, EVENTS.c.number > after)
+        with self.reading() as connection:
+            rows = connection.execute(query.order_by(EVENTS.c.number).limit(limit)).mappings().all()
+        return [JobEvent(**row) for row in rows]
+
+    def add_output(self, job_id: str, chunks: Sequence[tuple[str, str, str]]) -> None:
+        """Keeps output: (task, stream, text) of each chunk; beyond the limit the oldest goes."""
+        rows = [{"job_id": job_id, "task": task, "stream": stream, "text": text} for task, stream, text in chunks]
+        if not rows:
+            return
+        with self._transaction() as connection:
+            connection.execute(insert(OUTPUT), rows)
+            if job_id not in self._kept:
+                self._kept[job_id] = self._output_size(connection, job_id)
+            else:
+                self._kept[job_id] += sum(len(row["text"]) for row in rows)
+            if self._kept[job_id] > OUTPUT_LIMIT_CHARACTERS:
+                self._forget_output(connection, job_id)
+                self._kept[job_id] = self._output_size(connection, job_id)
+
+    def output(self, job_id: str, *, after: int = 0, limit: int | None = None) -> list[OutputChunk]:
+        """Output of a job with numbers above `after`, oldest first."""
+        query = select(OUTPUT.c.number, OUTPUT.c.task, OUTPUT.c.stream, OUTPUT.c.text)
+        query = query.where(OUTPUT.c.job_id == job_id, OUTPUT.c.number > after)
+        with self.reading() as connection:
+            rows = connection.execute(query.order_by(OUTPUT.c.number).limit(limit)).mappings().all()
+        return [OutputChunk(**row) for row in rows]
+
+    def add_progress(self, job_id: str, points: Sequence[ProgressPoint]) -> None:
+        """Keeps what the chief reported; a step trained again replaces what was said of it and of later ones."""
+        if not points:
+            return
+        rows = {point.step: {"job_id": job_id, **dataclasses.asdict(point)} for point in points}
+        first = min(rows)
+        with self._transaction() as connection:
+            connection.execute(delete(PROGRESS).where(PROGRESS.c.job_id == job_id, PROGRESS.c.step >= first))
+            connection.execute(insert(PROGRESS), [rows[step] for step in sorted(rows)])
+
+    def progress(self, job_id: str, *, after_step: int = -1) -> list[ProgressPoint]:
+        """Progress of a job after a step, in the order of the steps."""
+        query = select(PROGRESS.c.step, PROGRESS.c.time_s, PROGRESS.c.loss, PROGRESS.c.samples_per_s)
+        query = query.where(PROGRESS.c.job_id == job_id, PROGRESS.c.step > after_step).order_by(PROGRESS.c.step)
+        with self.reading() as connection:
+            return [ProgressPoint(**row) for row in connection.execute(query).mappings()]
+
+    def last_progress(self, job_id: str) -> ProgressPoint | None:
+        """The newest report of a job; None if there is none."""
+        query = select(PROGRESS.c.step, PROGRESS.c.time_s, PROGRESS.c.loss, PROGRESS.c.samples_per_s)
+        query = query.where(PROGRESS.c.job_id == job_id).order_by(PROGRESS.c.step.desc()).limit(1)
+        with self.reading() as connection:
+            row = connection.execute(query).mappings().first()
+        return None if row is None else ProgressPoint(**row)
+
+    def _output_size(self, connection: Connection, job_id: str) -> int:
+        query = select(func.coalesce(func.sum(func.length(OUTPUT.c.text)), 0)).where(OUTPUT.c.job_id == job_id)
+        return int(connection.execute(query).scalar_one())
+
+    def _forget_output(self, connection: Connection, job_id: str) -> None:
+        """Removes the older half, so that this is seldom needed."""
+        middle = select(OUTPUT.c.number).where(OUTPUT.c.job_id == job_id).order_by(OUTPUT.c.number)
+        numbers = connection.execute(middle).scalars().all()
+        last = numbers[(len(numbers) - 1) // 2]
+        connection.execute(delete(OUTPUT).where(OUTPUT.c.job_id == job_id, OUTPUT.c.number <= last))

@@ -1,0 +1,133 @@
+"""A search that a service takes in: made in the service's database, ended there, and told of."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from framework import bundle, events
+from framework.search.records import SearchSpec
+from framework.search.store import Store
+from framework.service.reception import Reception
+from framework.service.records import JobRecord, JobState
+from framework.service.requests import search_request
+from framework.service.service import Service
+from framework.service.store import ServiceStore
+from framework.service.tenants import Surroundings
+from tests.framework.played_mesos import PlayedMesos
+from tests.search.search_stage import search_spec
+
+
+class Stage:
+    """A service with a played Mesos and a real database."""
+
+    def __init__(self, folder: Path) -> None:
+        self.url = f"sqlite:///{folder}/service.db"
+        self.store = ServiceStore(self.url)
+        self.mesos = PlayedMesos()
+        self.reception = Reception(self.store, queue.SimpleQueue())
+        self.script = folder / "train.py"
+        self.script.touch()
+        around = Surroundings(
+            store=self.store,
+            bundle_url="http://127.0.0.1:1/bundle/{}".format,
+            python="python3",
+            image=None,
+            hand_out_gpus=False,
+            checkpoint_root="/checkpoints/",
+            agents=lambda constraints: lambda: None,
+            demand=lambda framework_id: None,
+        )
+        self.service = Service(around, self.mesos)
+        self.service.handle(events.Subscribed("F", "127.0.0.1:5050"))
+
+    def submit(self, spec: SearchSpec) -> str:
+        request = search_request(spec, self.script.name, ("json",))
+        return self.reception.submit(request, bundle.pack(self.script), "ann").id
+
+    def take_in(self, job_id: str) -> JobRecord:
+        self.service.handle(events.JobSubmitted(job_id))
+        self.service.tick()
+        return self.job(job_id)
+
+    def job(self, job_id: str) -> JobRecord:
+        record = self.store.job(job_id)
+        assert record is not None
+        return record
+
+    def searches(self) -> dict[str, SearchSpec]:
+        with contextlib.closing(Store(self.url)) as store:
+            return {summary.spec.name: summary.spec for summary in store.searches()}
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    made = Stage(tmp_path)
+    yield made
+    made.service.hub.cancel()
+    made.service.tick()
+    made.store.close()
+
+
+def is_free(stage: Stage) -> bool:
+    """Whether anybody could run the search."""
+    with contextlib.closing(Store(stage.url)) as store:
+        return not next(summary for summary in store.searches() if summary.spec.name == "s").is_running
+
+
+def stored_spec(stage: Stage, spec: SearchSpec) -> SearchSpec:
+    """As the service keeps it."""
+    return dataclasses.replace(spec, script="train.py", checkpoint_dir=f"/checkpoints/{spec.name}")
+
+
+def test_it_is_made_where_the_service_keeps_its_jobs(stage: Stage, tmp_path: Path) -> None:
+    spec = search_spec(tmp_path, trials=2, checkpoint_dir="")
+    assert stage.take_in(stage.submit(spec)).state is JobState.QUEUED
+    assert stage.searches() == {"s": stored_spec(stage, spec)}
+    assert not is_free(stage)
+
+
+def test_one_that_is_killed_gives_its_lease_back_and_says_how_it_ended(stage: Stage, tmp_path: Path) -> None:
+    job_id = stage.submit(search_spec(tmp_path, trials=2))
+    stage.take_in(job_id)
+    stage.reception.kill(stage.job(job_id))
+    stage.service.handle(events.KillRequested(job_id))
+    stage.service.tick()
+    record = stage.job(job_id)
+    assert record.state is JobState.KILLED
+    assert record.result is not None
+    assert {trial["state"] for trial in record.result["trials"]} == {"waiting"}
+    with contextlib.closing(Store(stage.url)) as store:
+        assert [summary.failure for summary in store.searches()] == ["interrupted"]
+    assert is_free(stage)
+
+
+def test_the_name_of_another_search_is_refused(stage: Stage, tmp_path: Path) -> None:
+    with contextlib.closing(Store(stage.url)) as store:
+        store.create_search(search_spec(tmp_path, trials=3))
+    record = stage.take_in(stage.submit(search_spec(tmp_path, trials=2)))
+    assert record.state is JobState.FAILED
+    assert "There is a search 's' already" in record.failure
+
+
+def test_what_a_service_that_was_killed_has_begun_is_gone_on_with(stage: Stage, tmp_path: Path) -> None:
+    spec = search_spec(tmp_path, trials=2, checkpoint_dir="")
+    job_id = stage.submit(spec)
+    with contextlib.closing(Store(stage.url)) as store:
+        store.create_search(stored_spec(stage, spec))
+    assert stage.take_in(job_id).state is JobState.QUEUED
+
+
+def test_an_error_of_one_search_is_noted_and_leaves_others_alone(stage: Stage, tmp_path: Path) -> None:
+    other = stage.submit(search_spec(tmp_path, trials=2, name="other"))
+    stage.take_in(other)
+    record = stage.take_in(stage.submit(search_spec(tmp_path, trials=2, policy="nonsense")))
+    assert record.state is JobState.FAILED
+    assert "nonsense" in record.failure
+    assert is_free(stage)
+    assert stage.job(other).state is JobState.QUEUED
