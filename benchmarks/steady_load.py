@@ -13,9 +13,9 @@ from benchmarks.load.played_service import PlayedService, played_service
 TITLE = "A service under steady load"
 MINUTES = 60
 AGENTS = 4
-JOBS_AT_ONCE = 4
-"""So many are kept submitted and not ended."""
-LOOK_S = 0.5
+EVERY_S = 2.0
+"""A job is submitted so often, unless many wait."""
+MOST_OPEN = 8
 WARM_UP_MINUTES = 10
 """What a process has not yet used by then is not growth: caches fill, and libraries are imported."""
 
@@ -36,8 +36,8 @@ def measure() -> Iterator[str]:
     late = [sample for sample in samples if sample.minute >= WARM_UP_MINUTES]
     growth, _ = np.polyfit([sample.minute / 60 for sample in late], [sample.memory_mib for sample in late], 1)
     yield (
-        "Jobs of one worker and one parameter server, whose executor reports a few states and ends, one after the "
-        f"other on {AGENTS} agents for {MINUTES} minutes; {JOBS_AT_ONCE} are in the service at a time."
+        f"A job every {EVERY_S:g} s for {MINUTES} minutes on {AGENTS} agents: one worker and one parameter server, whose "
+        "executor reports a few states and ends. The open jobs are listed as often."
     )
     yield ""
     yield (
@@ -57,11 +57,11 @@ def _samples(service: PlayedService) -> Iterator[_Sample]:
     jobs = 0
     next_s = 0.0
     while (elapsed_s := time.monotonic() - begun) <= 60 * MINUTES:
-        for _ in range(JOBS_AT_ONCE - service.open_jobs()):
+        if service.open_jobs() < MOST_OPEN:
             service.submit()
             jobs += 1
         if elapsed_s >= next_s:
             next_s += 60
             process = service.process
             yield _Sample(elapsed_s / 60, jobs, service.memory_mib(), process.num_threads(), process.num_fds())
-        time.sleep(LOOK_S)
+        time.sleep(EVERY_S)
