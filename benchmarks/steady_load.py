@@ -36,8 +36,8 @@ def measure() -> Iterator[str]:
     late = [sample for sample in samples if sample.minute >= WARM_UP_MINUTES]
     growth, _ = np.polyfit([sample.minute / 60 for sample in late], [sample.memory_mib for sample in late], 1)
     yield (
-        f"A job every {EVERY_S:g} s for {MINUTES} minutes on {AGENTS} agents: one worker and one parameter server, whose "
-        "executor reports a few states and ends. The open jobs are listed as often."
+        f"A job every {EVERY_S:g} s for {MINUTES} minutes on {AGENTS} agents: one worker and one parameter server, "
+        "whose executor reports a few states and ends. The open jobs are listed as often."
     )
     yield ""
     yield (
