@@ -125,7 +125,11 @@ def open_database(url: str, *, must_exist: bool = False, private: bool = False) 
 def _missing_columns(database: Engine | Connection) -> list[Column[Any]]:
     inspector = inspect(database)
     missing: list[Column[Any]] = []
+    # One of an earlier version that must exist may lack whole tables, of services for instance: nobody reads these.
+    there = set(inspector.get_table_names())
     for table in METADATA.sorted_tables:
+        if table.name not in there:
+            continue
         known = {column["name"] for column in inspector.get_columns(table.name)}
         missing += [column for column in table.c if column.name not in known]
     return missing

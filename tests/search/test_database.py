@@ -8,12 +8,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import inspect, text
 
 from dike.exceptions import BadInputError
 from framework.search.database import default_storage, open_database
 from framework.search.records import SliceRecord
 from framework.search.store import Store
+from framework.service.tables import JOBS, SERVICES
 from tests.search.stored_search import FULL
 
 
@@ -87,3 +88,16 @@ def test_a_database_of_an_earlier_version_gets_the_new_columns(store: Store, url
         upgraded.save_trial(FULL)
         assert upgraded.load_slices() == [ended]
         assert upgraded.load_trials(readings=False) == [FULL]
+
+
+def test_a_database_from_before_there_were_services_is_read_as_it_is(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/s.db"
+    engine = open_database(url)
+    for table in (JOBS, SERVICES):
+        table.drop(engine)
+    engine.dispose()
+    engine = open_database(url, must_exist=True)
+    there = inspect(engine).get_table_names()
+    engine.dispose()
+    assert "dike_searches" in there
+    assert not {JOBS.name, SERVICES.name} & set(there)
