@@ -25,7 +25,7 @@ MAX_FAILURES = 3
 ADMISSION_S = 0.2
 """How long the sampler may be asked for trials at a time: Optuna takes the longer the more trials are open."""
 MAX_LOSSES = 10
-"""How often a trial may go down with its slot before it is taken for the cause."""
+"""How often in a row, without a new checkpoint, a trial may go down with its slot before it is taken for the cause."""
 
 
 class Remedy(enum.Enum):
@@ -70,7 +70,8 @@ class Roster:
         self.speeds = Speeds(store.load_slices(), self.records)
         self._stated: set[int] = set()
         self._arrived_s: dict[int, float] = {}
-        self._lost: dict[int, int] = {}
+        # Trial -> how often it was lost at its checkpoint, and that checkpoint's step.
+        self._lost: dict[int, tuple[int, int]] = {}
         self._failed_from: dict[int, int] = {}
         self._unsaved: dict[int, list[tuple[int, dict[str, Any]]]] = {}
         self._received = {record.number: record.reports for record in self.records.values()}
@@ -257,9 +258,11 @@ class Roster:
 
     def lost(self, record: TrialRecord, reason: str, wall_s: float) -> None:
         """A trial's slot is gone, and its run with it."""
-        self._lost[record.number] = self._lost.get(record.number, 0) + 1
+        times, at_step = self._lost.get(record.number, (0, 0))
+        times = times + 1 if record.checkpoint_step <= at_step else 1
+        self._lost[record.number] = times, record.checkpoint_step
         self.save_losses()
-        if self._lost[record.number] >= MAX_LOSSES:
+        if times >= MAX_LOSSES:
             end = RunEnd(record.number, record.runs - 1, "failed", message=f"{reason} ({MAX_LOSSES} times)")
             self._fail(record, end, wall_s)
         else:
@@ -284,11 +287,8 @@ class Roster:
         record.state, record.slot, record.ended_s, record.error = TrialState.FINISHED, None, wall_s, ""
 
     def _tell(self, record: TrialRecord) -> None:
-        if record.state is TrialState.FAILED:
-            self._study.tell(record.number, None, failed=True, attributes=_notes(record))
-            return
-        failed = record.value is None or math.isnan(record.value)
-        self._study.tell(record.number, record.value, failed=failed, attributes=_notes(record))
+        value = None if record.state is TrialState.FAILED else record.value
+        self._study.tell(record.number, value, failed=value is None or math.isnan(value), attributes=_notes(record))
 
     def _fail(self, record: TrialRecord, end: RunEnd, wall_s: float) -> None:
         record.state, record.slot, record.ended_s = TrialState.FAILED, None, wall_s

@@ -135,6 +135,16 @@ def test_a_trial_that_takes_its_slots_down_is_given_up(begin: Any) -> None:
     assert stage.trials[0].state is TrialState.FAILED
 
 
+def test_a_trial_that_gets_on_between_its_losses_is_not_given_up(begin: Any) -> None:
+    stage = begin(trials=1)
+    for attempt in range(MAX_LOSSES + 1):
+        slot = stage.offer(cpus=1, first=attempt)[0]
+        slot.train()
+        slot.say(checkpoint=f"/c/run-{attempt}-step-7", checkpoint_step=7 * (attempt + 1))
+        slot.update("TASK_FAILED", message="executor terminated")
+    assert stage.trials[0].state is TrialState.SUSPENDED
+
+
 def test_slots_that_never_train_anything_end_the_search(begin: Any) -> None:
     stage = begin(trials=1)
     for attempt in range(MAX_BARREN):
