@@ -9,7 +9,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,7 +18,6 @@ from framework.cli.mesos_options import with_mesos_options
 from framework.cli.service_options import DEFAULT_LISTEN
 from framework.master import Master
 from framework.runner import RUNS_FOLDER
-from framework.service.api.front import ApiFront
 from framework.service.election import Ensemble
 from framework.service.reception import Reception
 from framework.service.service import Service
@@ -33,6 +32,9 @@ HA_VARIABLE = "DIKE_HA"
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 TALKATIVE = ("httpx", "httpcore", "kazoo", "uvicorn", "pymesos")
 """Libraries that log what is of no use to an operator, requests' addresses among it."""
+
+if TYPE_CHECKING:
+    from framework.service.api.front import ApiFront
 
 logger = logging.getLogger("dike.serve")
 
@@ -74,6 +76,9 @@ def serve_command(
     mesos: MesosAccess,
 ) -> None:
     """Keeps one Mesos framework registered and runs the jobs of many users on it; see docs/operations.md."""
+    # Late: no other command needs a web server.
+    from framework.service.api.front import ApiFront
+
     _log_to_stderr()
     if ha is not None:
         Ensemble.parse(ha)
@@ -121,6 +126,8 @@ def _front(early: ApiFront | None, listen: str, users: Users, advertise: str | N
         users: who may ask.
         advertise: by which name or URL others reach it; None if by nothing else than `listen`.
     """
+    from framework.service.api.front import ApiFront
+
     waiting = [] if early is None else [early]
 
     @contextlib.contextmanager

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-
-import matplotlib as mpl
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from dike.exceptions import BadInputError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SUFFIXES = (".pdf", ".png", ".svg")
 
@@ -27,6 +27,10 @@ def check_picture_path(path: Path) -> None:
 
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure of so many inches."""
+    # Late, here and below: most commands draw nothing, and the import takes half as long as all others together.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)
     return figure
@@ -38,6 +42,8 @@ def save_figure(figure: Figure, path: Path) -> None:
     Raises:
         BadInputError: if the file cannot be written.
     """
+    import matplotlib as mpl
+
     check_picture_path(path)
     metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix.lower())
     try:
