@@ -1,8 +1,8 @@
 # make demo   install into .venv and run the main job on the embedded Mesos
 # make test   install the test needs and run everything that CI runs
 # make bench-solver   measure all that is claimed of the solver; writes benchmarks/results/solver.md
-# make chaos  kill a random process of running jobs every few seconds, CHAOS_KILLS times; prints what it does
 # make bench-search   measure all that is claimed of searches; writes benchmarks/results/search.md
+# make chaos  kill a random process of running jobs every few seconds, CHAOS_KILLS times; prints what it does
 # make clean  remove all that make has made; checkpoints in dike-runs/ are left alone
 PYTHON ?= python3
 CHAOS_KILLS ?= 210
