@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections.abc import Sequence
 
-from sqlalchemy import delete, func, insert, select
+from sqlalchemy import Table, delete, func, insert, select
 from sqlalchemy.engine import Connection
 
 from framework.service.database import ServiceDatabase
@@ -15,6 +15,10 @@ from framework.service.tables import EVENTS, OUTPUT, PROGRESS
 
 OUTPUT_LIMIT_CHARACTERS = 8 * 2**20
 """How much of a job's output is kept here; the whole is in its sandboxes."""
+EVENTS_LIMIT = 10_000
+"""How many events of a job are kept; then the older half goes."""
+PROGRESS_LIMIT = 20_000
+"""How many reports of a job are kept; then every second one goes."""
 
 
 class JobHistory(ServiceDatabase):
@@ -22,16 +26,26 @@ class JobHistory(ServiceDatabase):
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
-        self._kept: dict[str, int] = {}
-        """Job -> characters of its output that are kept."""
+        self._output_kept: dict[str, int] = {}
+        self._events_kept: dict[str, int] = {}
+        self._progress_kept: dict[str, int] = {}
+
+    def has_ended(self, job_id: str) -> None:
+        """Nothing more will be written of a job."""
+        for kept in (self._output_kept, self._events_kept, self._progress_kept):
+            kept.pop(job_id, None)
 
     def add_events(self, job_id: str, events: Sequence[tuple[str, str]]) -> None:
         """Notes what happened: (kind, text) of each event, see `JobEvent`."""
         now_s = time.time()
         rows = [{"job_id": job_id, "time_s": now_s, "kind": kind, "text": text} for kind, text in events]
-        if rows:
-            with self._transaction() as connection:
-                connection.execute(insert(EVENTS), rows)
+        if not rows:
+            return
+        with self._transaction() as connection:
+            connection.execute(insert(EVENTS), rows)
+            if self._count(connection, self._events_kept, EVENTS, job_id, len(rows)) > EVENTS_LIMIT:
+                del self._events_kept[job_id]
+                self._forget_older_half(connection, EVENTS, job_id)
 
     def events(self, job_id: str, *, after: int = 0, limit: int | None = None) -> list[JobEvent]:
         """Events of a job with numbers above `after`, oldest first."""
@@ -47,13 +61,14 @@ class JobHistory(ServiceDatabase):
             return
         with self._transaction() as connection:
             connection.execute(insert(OUTPUT), rows)
-            if job_id not in self._kept:
-                self._kept[job_id] = self._output_size(connection, job_id)
-            else:
-                self._kept[job_id] += sum(len(row["text"]) for row in rows)
-            if self._kept[job_id] > OUTPUT_LIMIT_CHARACTERS:
-                self._forget_output(connection, job_id)
-                self._kept[job_id] = self._output_size(connection, job_id)
+            self._output_kept[job_id] = (
+                self._output_kept[job_id] + sum(len(row["text"]) for row in rows)
+                if job_id in self._output_kept
+                else self._output_size(connection, job_id)
+            )
+            if self._output_kept[job_id] > OUTPUT_LIMIT_CHARACTERS:
+                del self._output_kept[job_id]
+                self._forget_older_half(connection, OUTPUT, job_id)
 
     def output(self, job_id: str, *, after: int = 0, limit: int | None = None) -> list[OutputChunk]:
         """Output of a job with numbers above `after`, oldest first."""
@@ -72,6 +87,9 @@ class JobHistory(ServiceDatabase):
         with self._transaction() as connection:
             connection.execute(delete(PROGRESS).where(PROGRESS.c.job_id == job_id, PROGRESS.c.step >= first))
             connection.execute(insert(PROGRESS), [rows[step] for step in sorted(rows)])
+            if self._count(connection, self._progress_kept, PROGRESS, job_id, len(rows)) > PROGRESS_LIMIT:
+                del self._progress_kept[job_id]
+                self._thin_progress(connection, job_id)
 
     def progress(self, job_id: str, *, after_step: int = -1) -> list[ProgressPoint]:
         """Progress of a job after a step, in the order of the steps."""
@@ -92,9 +110,28 @@ class JobHistory(ServiceDatabase):
         query = select(func.coalesce(func.sum(func.length(OUTPUT.c.text)), 0)).where(OUTPUT.c.job_id == job_id)
         return int(connection.execute(query).scalar_one())
 
-    def _forget_output(self, connection: Connection, job_id: str) -> None:
-        """Removes the older half, so that this is seldom needed."""
-        middle = select(OUTPUT.c.number).where(OUTPUT.c.job_id == job_id).order_by(OUTPUT.c.number)
-        numbers = connection.execute(middle).scalars().all()
+    def _count(self, connection: Connection, kept: dict[str, int], table: Table, job_id: str, more: int) -> int:
+        """How many rows a job has at most; counted once, added up from then on."""
+        if job_id in kept:
+            kept[job_id] += more
+        else:
+            query = select(func.count()).select_from(table).where(table.c.job_id == job_id)
+            kept[job_id] = int(connection.execute(query).scalar_one())
+        return kept[job_id]
+
+    def _forget_older_half(self, connection: Connection, table: Table, job_id: str) -> None:
+        """By half, so that this is seldom needed."""
+        query = select(table.c.number).where(table.c.job_id == job_id).order_by(table.c.number)
+        numbers = connection.execute(query).scalars().all()
         last = numbers[(len(numbers) - 1) // 2]
-        connection.execute(delete(OUTPUT).where(OUTPUT.c.job_id == job_id, OUTPUT.c.number <= last))
+        connection.execute(delete(table).where(table.c.job_id == job_id, table.c.number <= last))
+
+    def _thin_progress(self, connection: Connection, job_id: str) -> None:
+        numbered = (
+            select(PROGRESS.c.step, func.row_number().over(order_by=PROGRESS.c.step.desc()).label("place"))
+            .where(PROGRESS.c.job_id == job_id)
+            .subquery()
+        )
+        # The newest stays.
+        odd = select(numbered.c.step).where(numbered.c.place % 2 == 0)
+        connection.execute(delete(PROGRESS).where(PROGRESS.c.job_id == job_id, PROGRESS.c.step.in_(odd)))

@@ -149,7 +149,7 @@ class Service:
 
     def _admit(self, record: JobRecord, tasks: list[TaskRecord]) -> None:
         self._numbers += 1
-        book = self._books[record.id] = Notebook(self._store, record.id)
+        book = self._books[record.id] = Notebook(self._store, record.id, record.waiting)
         self._states[record.id] = record.state
         logger.info("job %s of %s: %s", record.id, record.user, record.state)
         if record.started_s is not None:
@@ -219,6 +219,7 @@ class Service:
         book = self._books.pop(job_id)
         book.event("ended", outcome.failure or str(outcome.state))
         book.write()
+        self._store.has_ended(job_id)
         del self._states[job_id]
         self._started.discard(job_id)
         self._store.change_job(

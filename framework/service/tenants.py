@@ -69,7 +69,7 @@ def _training(record: JobRecord, seat: Seat, notebook: Notebook, around: Surroun
         hand_out_gpus=around.hand_out_gpus,
     )
     seat.sizing = TrainingSizing(spec)
-    watcher = TrainingWatcher(notebook)
+    watcher = TrainingWatcher(notebook, spec.is_chief)
     job = TrainingJob(
         spec,
         seat,

@@ -5,14 +5,18 @@ from __future__ import annotations
 import codecs
 import math
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 from executor.messages import LogChunk, storable
 from framework.job import JobTask, Resize
 from framework.observer import JobObserver
 from framework.service.records import ProgressPoint
 from framework.service.store import ServiceStore
-from solver import Plan
+from solver import Plan, PlannedTask
+
+WAITING_EVERY_S = 600.0
+"""How often an event says why a job that waits still waits; its record says so at any time."""
 
 
 def finite(value: float | None) -> float | None:
@@ -26,19 +30,20 @@ class Notebook:
     Args:
         store: where it goes.
         job_id: whose it is.
+        waiting: what the database has of that.
 
     Attributes:
         waiting: why the job does not run, or not yet; empty if nothing is in the way.
     """
 
-    def __init__(self, store: ServiceStore, job_id: str) -> None:
+    def __init__(self, store: ServiceStore, job_id: str, waiting: str = "") -> None:
         self._store = store
         self._job_id = job_id
         self._events: list[tuple[str, str]] = []
         self._output: list[tuple[str, str, str]] = []
         self._progress: list[ProgressPoint] = []
-        self._written_waiting = ""
-        self.waiting = ""
+        self._written_waiting = self.waiting = waiting
+        self._told_waiting_s = -WAITING_EVERY_S
 
     def event(self, kind: str, text: str) -> None:
         """Something happened; see `JobEvent.kind`."""
@@ -46,9 +51,12 @@ class Notebook:
 
     def waits(self, reason: str) -> None:
         """The job cannot run yet."""
-        if reason != self.waiting:
-            self.waiting = reason
+        now_s = time.monotonic()
+        # The reason lists what is on offer, and so is another one all the time.
+        if reason != self.waiting and (not self.waiting or now_s - self._told_waiting_s >= WAITING_EVERY_S):
+            self._told_waiting_s = now_s
             self.event("waiting", reason)
+        self.waiting = reason
 
     def output(self, task: str, stream: str, text: str) -> None:
         """A task has written something."""
@@ -78,18 +86,20 @@ class TrainingWatcher(JobObserver):
 
     Args:
         notebook: where it goes.
+        is_chief: whether a planned task's progress is the job's.
     """
 
-    def __init__(self, notebook: Notebook) -> None:
+    def __init__(self, notebook: Notebook, is_chief: Callable[[PlannedTask], bool]) -> None:
         self._book = notebook
+        self._is_chief = is_chief
         self._decoders: dict[tuple[str, str], codecs.IncrementalDecoder] = {}
 
     def waiting(self, reason: str) -> None:
         self._book.waits(reason)
 
     def planned(self, plan: Plan) -> None:
-        workers = sum(task.role != "ps" for task in plan.tasks)
-        self._book.event("planned", f"{workers} workers and {len(plan.tasks) - workers} parameter servers")
+        roles = Counter(task.role for task in plan.tasks)
+        self._book.event("planned", ", ".join(f"{count} {role}" for role, count in roles.items()))
 
     def launched(self, tasks: Sequence[JobTask]) -> None:
         self._book.waiting = ""
@@ -101,7 +111,7 @@ class TrainingWatcher(JobObserver):
         self._book.event("task", f"{task.name} on {task.node} is {task.shown_state}{said}")
 
     def progress(self, task: JobTask) -> None:
-        if task.step is not None:
+        if task.step is not None and self._is_chief(task.planned):
             self._book.progress(ProgressPoint(task.step, time.time(), finite(task.loss), finite(task.samples_per_s)))
 
     def log(self, task: JobTask, chunk: LogChunk) -> None:

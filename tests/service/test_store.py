@@ -160,3 +160,25 @@ def test_the_framework_id_outlives_the_service(store: ServiceStore, url: str) ->
     store.set_framework_id("F-1")
     with contextlib.closing(ServiceStore(url)) as other:
         assert other.framework_id() == "F-1"
+
+
+def test_of_many_events_the_end_is_kept(store: ServiceStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "EVENTS_LIMIT", 20)
+    store.add_job(job("one"), b"")
+    for number in range(100):
+        store.add_events("one", [("note", str(number))])
+    kept = [int(event.text) for event in store.events("one")]
+    assert 10 <= len(kept) <= 20
+    assert kept == list(range(100 - len(kept), 100))
+
+
+def test_of_much_progress_every_second_point_goes(store: ServiceStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "PROGRESS_LIMIT", 20)
+    store.add_job(job("one"), b"")
+    for step in range(1, 101):
+        store.add_progress("one", [ProgressPoint(step, float(step))])
+        assert store.progress("one")[-1].step == step
+    steps = [point.step for point in store.progress("one")]
+    assert 10 <= len(steps) <= 20
+    assert min(steps) <= 100 // 10
+    assert steps == sorted(steps)

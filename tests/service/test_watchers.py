@@ -1,0 +1,62 @@
+"""What the database is told of a job."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from framework.job import JobTask
+from framework.service.records import JobKind, JobRecord
+from framework.service.store import ServiceStore
+from framework.service.watchers import Notebook, TrainingWatcher
+from solver import PlannedTask
+from tests.framework.job_stage import spec
+
+JOB = JobRecord("job", JobKind.TRAINING, "ann", "train.py", {}, waiting="no room", bundle_token="t" * 32)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[ServiceStore]:
+    with contextlib.closing(ServiceStore(f"sqlite:///{tmp_path}/service.db")) as opened:
+        opened.add_job(JOB, b"")
+        yield opened
+
+
+def task(role: str, index: int, step: int) -> JobTask:
+    planned = PlannedTask(role, index, "agent-0", cpus=1.0, mem_mb=512, disk_mb=0, gpus=0)
+    return JobTask(f"job.{role}-{index}.0", planned, "S0", "agent-0", "127.0.0.1", 2222, step=step, loss=1.0)
+
+
+def test_progress_is_the_chiefs(store: ServiceStore) -> None:
+    book = Notebook(store, "job")
+    watcher = TrainingWatcher(book, spec().is_chief)
+    for step in (100, 101):
+        watcher.progress(task("worker", 0, step))
+    # Another worker is behind; what the chief has reported stays.
+    watcher.progress(task("worker", 1, 50))
+    book.write()
+    assert [point.step for point in store.progress("job")] == [100, 101]
+
+
+def test_a_job_that_was_left_waiting_and_runs_does_not_wait(store: ServiceStore) -> None:
+    book = Notebook(store, "job", JOB.waiting)
+    TrainingWatcher(book, spec().is_chief).launched([task("worker", 0, 0)])
+    book.write()
+    found = store.job("job")
+    assert found is not None
+    assert found.waiting == ""
+
+
+def test_a_job_that_waits_for_long_is_not_an_event_a_second(store: ServiceStore) -> None:
+    book = Notebook(store, "job")
+    watcher = TrainingWatcher(book, spec().is_chief)
+    for cpus in range(100):
+        watcher.waiting(f"too few CPUs; on offer: {cpus}")
+    book.write()
+    assert [event.text for event in store.events("job")] == ["too few CPUs; on offer: 0"]
+    found = store.job("job")
+    assert found is not None
+    assert found.waiting == "too few CPUs; on offer: 99"
