@@ -50,7 +50,7 @@ def check_fingerprint(path: str, expected: str) -> None:
         return
     try:
         found = json.loads(text)["fingerprint"]
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+    except (KeyError, RecursionError, TypeError, ValueError) as error:
         raise BadInputError(
             f"Checkpoint folder '{path}' has a damaged {MARKER}; name another folder with --checkpoint-dir."
         ) from error
@@ -87,7 +87,7 @@ def holder(task: TaskSpec) -> tuple[str, int] | None:
     try:
         claim = json.loads(text) if text is not None else {}
         return str(claim["job"]), int(claim["attempt"])
-    except (json.JSONDecodeError, KeyError, TypeError, ValueError):
+    except (KeyError, OverflowError, RecursionError, TypeError, ValueError):
         return None  # damaged: as if nobody had
 
 
@@ -104,7 +104,7 @@ def first_step(task: TaskSpec, step: int) -> int:
             noted = json.loads(text) if text is not None else {}
             if noted.get("job") == task.job_id:
                 return int(noted["step"])
-        except (json.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError):
+        except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError):
             pass  # damaged: as if the job began here
     if task.is_chief:
         _write(task.checkpoint_dir, JOB, {"job": task.job_id, "step": step})
@@ -137,18 +137,25 @@ def _file_path(folder: str, name: str) -> str:
 
 
 def _read(path: str) -> str | None:
-    """The file's text; None where there is no such file."""
+    """The file's text; empty if it is none; None where there is no such file."""
     if _is_remote(path):
         import tensorflow as tf
 
         if not tf.io.gfile.exists(path):
             return None
-        with tf.io.gfile.GFile(path) as file:
-            return str(file.read())
+        with tf.io.gfile.GFile(path, "rb") as file:
+            return _text(file.read())
     try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
+        with open(path, "rb") as file:
+            return _text(file.read())
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise BadInputError(f"Checkpoint file '{path}' cannot be read: {error.strerror}.") from error
+
+
+def _text(content: bytes) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return ""

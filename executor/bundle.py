@@ -60,7 +60,10 @@ def opened(archive: BinaryIO) -> Iterator[tarfile.TarFile]:
     try:
         with gzip.GzipFile(fileobj=archive) as stream, tarfile.open(fileobj=_Limited(stream), mode="r|") as tar:
             yield tar
-    except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, ValueError) as error:
+    except RecursionError:
+        # Headers that belong to the next member, thousands of them.
+        raise BundleError("the script's bundle could not be unpacked: its headers do not end") from None
+    except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, ValueError, OverflowError) as error:
         raise BundleError(f"the script's bundle could not be unpacked: {error}") from error
 
 
@@ -68,11 +71,15 @@ def plain_members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     """All members, in order.
 
     Raises:
-        BundleError: at the first that is neither a file nor a folder: `framework.bundle.pack` makes no others.
+        BundleError: at the first that is neither a file nor a folder (`framework.bundle.pack` makes no others), or is
+            said to be larger than may be.
     """
     for member in tar:
-        if not (member.isreg() or member.isdir()):
+        if not (member.isreg() or member.isdir()) or member.issparse():
             raise BundleError(f"the script's bundle could not be unpacked: {member.name!r} is no plain file")
+        # Before it is skipped: that takes as long as its header says, whether or not anything is there.
+        if tar.offset > UNPACKED_LIMIT_BYTES:
+            raise BundleError(f"the script's bundle could not be unpacked: {_too_large()}")
         yield member
 
 
@@ -87,5 +94,9 @@ class _Limited(io.RawIOBase):
         data = self._stream.read(size)
         self._left -= len(data)
         if self._left < 0:
-            raise tarfile.ReadError(f"it holds more than {UNPACKED_LIMIT_BYTES // 2**20} MiB")
+            raise tarfile.ReadError(_too_large())
         return data
+
+
+def _too_large() -> str:
+    return f"it holds more than {UNPACKED_LIMIT_BYTES // 2**20} MiB"

@@ -18,7 +18,11 @@ logger = logging.getLogger(__name__)
 
 RECONNECT_PAUSE_S = 0.5
 LONGEST_BACKOFF_S = 2.0
+PATIENCE_S = 10 * 365 * 24 * 3600.0
+"""How long a master may be away."""
 HEALTHY_CONNECTION_S = 5.0
+CALL_TIMEOUT_S = 5.0
+"""How long a master may take to answer a call."""
 
 
 class MasterUnavailableError(DikeError):
@@ -76,9 +80,8 @@ class FrameworkSettings:
         return info
 
 
-# pymesos has no seam for its connection class, nor for how long it sleeps between two attempts.
+# pymesos has no seam for its connection class.
 pymesos.process.Connection = PatientConnection
-pymesos.process.SLEEP_TIMEOUT_MAX = LONGEST_BACKOFF_S
 
 
 def driver_failure() -> str:
@@ -95,10 +98,17 @@ class Driver(pymesos.MesosSchedulerDriver):
         without it is never offered an agent that has GPUs;
       * it stops for good on a master that is starting (see `executor.patient_connection`);
       * it tries again without a pause when a connection is accepted and closed;
+      * it gives up after a day without a master, and before that when its growing pauses overflow;
       * it keeps subscribing after an ERROR event (`EventScheduler.error` stops it);
       * `killTask` and `reconcileTasks` drop the agent's id, without which Mesos cannot tell lost from unknown;
       * its calls share one mutable dictionary of HTTP headers, credentials included, between all drivers;
-      * a call while there is no connection is dropped in silence.
+      * a call while there is no connection is dropped in silence;
+      * a call waits for its answer for a day, and meanwhile no other master can be subscribed to;
+      * it asks each new master for its version first, and waits for that as long;
+      * it closes the connection that another thread calls by.
+
+    After a call in vain further calls fail at once, for as long as that one took: whoever has many to make is not kept
+    by a master that hangs.
 
     Args:
         settings: how the framework presents itself.
@@ -126,10 +136,12 @@ class Driver(pymesos.MesosSchedulerDriver):
             implicit_acknowledgements=False,
             principal=settings.principal,
             secret=settings.secret,
+            timeout=PATIENCE_S,
         )
         self._scheduler = scheduler
         self._may_subscribe = may_subscribe
         self._connected_at = 0.0
+        self._in_vain_until = 0.0
 
     @property
     def framework(self) -> dict[str, Any]:
@@ -145,7 +157,12 @@ class Driver(pymesos.MesosSchedulerDriver):
                 return b""
             time.sleep(RECONNECT_PAUSE_S)
         self._connected_at = time.monotonic()
+        self._in_vain_until = 0.0
         return bytes(super().gen_request())
+
+    def _backoff(self, num_conn_retry: int) -> float:
+        """How long pymesos sleeps after a failed attempt to connect."""
+        return RECONNECT_PAUSE_S if num_conn_retry == 0 else LONGEST_BACKOFF_S
 
     def refused(self, http_status: int, reason: str) -> None:
         """The master will not have this framework."""
@@ -167,6 +184,10 @@ class Driver(pymesos.MesosSchedulerDriver):
         self._send({"type": kind, "framework_id": {"value": self.framework_id}, kind.lower(): content})
 
     def _send(self, body: Any, path: str = "/api/v1/scheduler", method: str = "POST", headers: Any = None) -> Any:
+        begun = time.monotonic()
+        # The framework's end is told once, and not again.
+        if begun < self._in_vain_until and body["type"] != "TEARDOWN":
+            raise MasterUnavailableError("The Mesos master did not answer the last call.")
         try:
             return super()._send(body, path, method, {})
         except RuntimeError as error:
@@ -175,7 +196,24 @@ class Driver(pymesos.MesosSchedulerDriver):
                 raise CallRefusedError(f"The Mesos master refused a call: {error}") from error
             raise MasterUnavailableError(f"The Mesos master did not take a call: {error}") from error
         except (OSError, http.client.HTTPException) as error:
+            now = time.monotonic()
+            self._in_vain_until = now + (now - begun)
             raise MasterUnavailableError(f"The Mesos master did not take a call: {error}") from error
+
+    def _get_conn(self) -> Any:
+        connection = super()._get_conn()
+        if connection is not None:
+            # pymesos' own attribute, `_timeout`, is also how long it tries to subscribe.
+            connection.timeout = CALL_TIMEOUT_S
+        return connection
+
+    def _get_version(self, master: str | None) -> None:
+        """Nobody needs it: which capabilities we have does not depend on it."""
+
+    def _close(self) -> None:
+        # A call under way on another thread ends first: it uses what is closed here.
+        with self._lock:
+            super()._close()
 
     def acceptOffers(self, offer_ids: Any, operations: Any, filters: Any = None) -> None:  # noqa: N802
         """Launches on offers; unlike pymesos' own, never in vain."""

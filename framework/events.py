@@ -6,6 +6,7 @@ thread, in the order of arrival, and can be tested by feeding it events.
 
 from __future__ import annotations
 
+import logging
 import queue
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,11 +24,13 @@ class Subscribed:
         framework_id: Mesos' id of us.
         master: its `host:port`.
         master_age_s: for how long it has been the leading master; None where that is not known.
+        version: its Mesos version; empty where it has not told.
     """
 
     framework_id: str
     master: str
     master_age_s: float | None = None
+    version: str = ""
 
 
 @dataclass(frozen=True)
@@ -81,12 +84,21 @@ class ExecutorLost:
     executor_id: str
     status: int
 
+    def log(self, logger: logging.Logger) -> None:
+        """Mesos also sends a status update for each task that went with it, so this is for the log only."""
+        how = f"executor {self.executor_id} on agent {self.agent_id} has ended with wait status {self.status}"
+        logger.log(logging.INFO if self.status else logging.DEBUG, "%s", how)
+
 
 @dataclass(frozen=True)
 class AgentLost:
     """An agent is gone."""
 
     agent_id: str
+
+    def log(self, logger: logging.Logger) -> None:
+        """As `ExecutorLost.log`."""
+        logger.info("agent %s is gone", self.agent_id)
 
 
 @dataclass(frozen=True)
@@ -109,6 +121,7 @@ class KillRequested:
     """A service's client wants a job to end; the database has that too."""
 
     job_id: str
+    user: str = ""
 
 
 Event = (
@@ -177,4 +190,5 @@ class EventScheduler(pymesos.Scheduler):
 
     def _subscribed(self, framework_id: str, master_info: dict[str, Any]) -> None:
         address = f"{master_info['hostname']}:{master_info['port']}"
-        self.events.put(Subscribed(framework_id, address, self._master_age_s(address)))
+        version = str(master_info.get("version", ""))
+        self.events.put(Subscribed(framework_id, address, self._master_age_s(address), version))

@@ -13,6 +13,7 @@ from dike.profile import ModelProfile
 from dike.roles.process import EXIT_CODE_FENCED
 from dike.task import Role, is_chief
 from executor.messages import Outcome
+from framework.last_words import last_words
 from solver import Objective, Plan, PlannedTask
 
 logger = logging.getLogger(__name__)
@@ -201,15 +202,25 @@ class JobTask:
 
     @property
     def failure(self) -> str:
-        """Why it ended, in one sentence that names task, agent and log."""
+        """Why it ended, in one sentence that names task and agent; `place_of_output` may follow."""
         reason = self.message or self.reason or self.state
         if self.reason == "REASON_EXECUTOR_TERMINATED" and not self.executor_seen:
             reason += (
                 "; the executor ended before it could report, so Dike is probably not installed for the Python there "
                 "(--agent-python, --image)"
             )
-        where = f"; its whole output is in {self.outcome.sandbox} there" if self.outcome else ""
-        return f"{self.name} on agent {self.node} is {self.state}: {reason}{where}"
+        return f"{self.name} on agent {self.node} is {self.state}: {reason}"
+
+    @property
+    def last_words(self) -> str:
+        """The error that its script has ended with; empty if it has not ended by itself."""
+        # What was written last before a signal has nothing to do with it.
+        return last_words(self.outcome.tail) if self.outcome and (self.outcome.exit_code or 0) > 0 else ""
+
+    @property
+    def place_of_output(self) -> str:
+        """Where all that it wrote is, as the end of a sentence; empty if it never started."""
+        return f"; its whole output is in {self.outcome.sandbox} on agent {self.node}" if self.outcome else ""
 
 
 @dataclass(frozen=True)
@@ -247,6 +258,7 @@ class JobResult:
         checkpoint_dir: where the checkpoints are.
         failure: why it failed; empty if it did not.
         failed_tail: the end of the failed task's output.
+        last_words: the error in there that the script has ended with; empty if it has not ended by itself.
         resizes: changes of size, in their order.
     """
 
@@ -261,6 +273,7 @@ class JobResult:
     failure: str = ""
     failed_tail: str = ""
     resizes: list[Resize] = field(default_factory=list)
+    last_words: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The result as JSON values."""
@@ -272,6 +285,7 @@ class JobResult:
             "checkpoint_dir": self.checkpoint_dir,
             "failure": self.failure,
             "failed_tail": self.failed_tail,
+            "last_words": self.last_words,
             "addresses": self.addresses,
             "placement": self.placement,
             "resizes": [dataclasses.asdict(resize) for resize in self.resizes],

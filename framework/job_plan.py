@@ -13,7 +13,14 @@ PLAN_TIME_LIMIT_S = 30.0
 """Offers are held while a plan is made: the best one found by then will do."""
 
 AllAgents = Callable[[], list[NodeClass] | None]
-"""Lists every registered agent with all its resources, used or not; None where that is not known."""
+"""Lists every registered agent that a job may use with all its resources, used or not; None where that is not known.
+
+Raises `InfeasibleError` if there are agents, but none that meets the job's constraints."""
+
+
+def no_agent_meets(constraints: Sequence[str]) -> InfeasibleError:
+    """What `AllAgents` raises."""
+    return InfeasibleError(f"No agent meets --constraint {' and '.join(constraints)}.")
 
 
 def plan_for(spec: JobSpec, agents: Sequence[AgentOffer]) -> Plan:
@@ -44,7 +51,8 @@ def check_ever_fits(spec: JobSpec, nodes: Sequence[NodeClass] | None, cause: Exc
         return
     if spec.plan is not None:
         # A host name that several agents share is followed by a part of the agent's id.
-        missing = {task.node for task in spec.plan.tasks if task.node.partition("/")[0] not in {n.name for n in nodes}}
+        hostnames = {node.name.partition("/")[0] for node in nodes}
+        missing = {task.node for task in spec.plan.tasks if task.node.partition("/")[0] not in hostnames}
         if missing:
             raise InfeasibleError(
                 f"This plan can never start here: no agent is called {', '.join(sorted(missing))}; the agents are "

@@ -68,6 +68,7 @@ class _StoredResult:
     failure: str
     failed_tail: str
     resizes: list[Resize]
+    last_words: str = ""
 
 
 @dataclass(frozen=True)
@@ -206,6 +207,7 @@ def _result_values(memory: JobMemory) -> dict[str, Any]:
         "placement": dict(result.placement),
         "failure": result.failure,
         "failed_tail": result.failed_tail,
+        "last_words": result.last_words,
         "resizes": [dataclasses.asdict(resize) for resize in result.resizes],
     }
 

@@ -46,7 +46,8 @@ def place(
     Raises:
         DoesNotFitError: if a node is not on offer or has too little.
     """
-    by_node = {agent.node: agent for agent in agents}
+    # Whoever has written a plan may have known more agents of a host than those that offer something.
+    by_node = {name: agent for agent in agents for name in agent.names} | {agent.node: agent for agent in agents}
     pools: dict[str, ResourcePool] = {}
     # By machine, not by agent: a private Mesos runs several agents on one.
     used_gpus: defaultdict[str, set[int]] = defaultdict(set)
@@ -58,7 +59,7 @@ def place(
         agent = by_node.get(planned.node)
         if agent is None:
             raise DoesNotFitError(f"agent {planned.node} offers nothing at the moment")
-        pool = pools.setdefault(planned.node, agent.pool)
+        pool = pools.setdefault(agent.agent_id, agent.pool)
         try:
             _take(pool, planned)
             port, _ = pool.take_port(avoid_ports, choose)

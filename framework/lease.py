@@ -52,6 +52,14 @@ def lease_columns() -> list[Column[Any]]:
 _COLUMNS = tuple(column.name for column in lease_columns())
 
 
+class LeaseLostError(JobFailedError):
+    """Another process has taken over what this one was to write; nothing more may be done in its name."""
+
+
+class ServiceLeaseLostError(LeaseLostError):
+    """What was taken over is the service, and with it all its jobs."""
+
+
 @dataclass(frozen=True)
 class Leased:
     """A row that one process at a time may write.
@@ -61,16 +69,14 @@ class Leased:
         id: which row.
         what: what it is, for messages, such as `search 'digits'`.
         advice: what to do where somebody else holds it.
+        loss: what is raised once somebody else has taken it over.
     """
 
     table: Table
     id: int
     what: str
     advice: str = "wait for it or end it"
-
-
-class LeaseLostError(JobFailedError):
-    """Another process has taken over what this one was to write; nothing more may be done in its name."""
+    loss: type[LeaseLostError] = LeaseLostError
 
 
 class Lease:
@@ -127,7 +133,7 @@ class Lease:
         """
         holder = self._holder(connection)
         if holder.owner != self._token:
-            raise LeaseLostError(self._loss(holder))
+            raise self._leased.loss(self._loss(holder))
 
     def is_certain(self) -> bool:
         """Whether nobody else can hold it now, however long this process may have been stopped meanwhile.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import re
@@ -18,7 +19,7 @@ from kazoo.handlers.threading import KazooTimeoutError
 
 from dike.exceptions import BadInputError
 from executor.quiet_pymesos import pymesos
-from framework.offers import node_class
+from framework.offers import node_class, node_names
 from solver import NodeClass
 
 DEFAULT_PORT = 5050
@@ -67,16 +68,57 @@ class Master:
         answer = self.ask("/slaves")
         if answer is None:
             return None
-        slaves: list[dict[str, Any]] = answer.get("slaves", [])
+        slaves: list[dict[str, Any]] = [slave for slave in answer.get("slaves", []) if slave.get("active")]
+        names = node_names({slave["id"]: slave["hostname"] for slave in slaves})
         nodes = []
         for slave in slaves:
-            if slave.get("active"):
-                attributes = {name: str(value) for name, value in slave.get("attributes", {}).items()}
-                if not admits(attributes, slave["hostname"]):
-                    continue
-                scalars = {key: float(slave["resources"].get(key, 0)) for key in ("cpus", "mem", "disk", "gpus")}
-                nodes.append(node_class(slave["hostname"], scalars, attributes))
+            attributes = {name: str(value) for name, value in slave.get("attributes", {}).items()}
+            if not admits(attributes, slave["hostname"]):
+                continue
+            scalars = {key: float(slave["resources"].get(key, 0)) for key in ("cpus", "mem", "disk", "gpus")}
+            nodes.append(node_class(names[slave["id"]], scalars, attributes))
         return nodes
+
+
+class LeadingMaster:
+    """The master that leads now; may be asked from any thread.
+
+    Args:
+        found: the one that led at the beginning.
+    """
+
+    def __init__(self, found: Master) -> None:
+        self._now = found
+
+    @property
+    def address(self) -> str:
+        """Its `host:port`."""
+        return self._now.address
+
+    @property
+    def version(self) -> str:
+        """Its Mesos version."""
+        return self._now.version
+
+    def subscribed_at(self, address: str, version: str) -> None:
+        """A master has taken us in.
+
+        Where the user named one master by its address we stay with that: what a master calls itself need not be
+        reachable from here, and one that does not lead any more names its successor.
+
+        Args:
+            address: its `host:port`.
+            version: its Mesos version; empty where it has not told.
+        """
+        now = dataclasses.replace(self._now, version=version or self._now.version)
+        if now.uri.startswith("zk://"):
+            host, _, port = address.rpartition(":")
+            now = dataclasses.replace(now, host=host, port=int(port))
+        self._now = now
+
+    def ask(self, path: str) -> dict[str, Any] | None:
+        """As `Master.ask`."""
+        return self._now.ask(path)
 
 
 def connect(uri: str, timeout_s: float) -> Master:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +39,11 @@ class AgentOffer:
     def pool(self) -> ResourcePool:
         """A fresh pool of everything offered."""
         return ResourcePool(self.resources)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that it may be called in plans."""
+        return _names(self.node.partition("/")[0], self.agent_id)
 
     def node_class(self) -> NodeClass:
         """The agent as the solver sees it."""
@@ -101,7 +107,28 @@ class OfferBook:
 
     def _unique_name(self, hostname: str, agent_id: str) -> str:
         taken = {agent.node for agent in self._agents.values()}
-        return f"{hostname}/{agent_id.rsplit('-', 1)[-1]}" if hostname in taken else hostname
+        return next(name for name in _names(hostname, agent_id) if name not in taken)
+
+
+def node_names(hostnames: Mapping[str, str]) -> dict[str, str]:
+    """Names of agents in plans, each its own: the host name, with as much of the id as it takes to tell them apart.
+
+    Args:
+        hostnames: agent's id -> host name.
+
+    Returns:
+        Agent's id -> name; what follows the host name begins with a slash.
+    """
+    count = Counter(name for one, hostname in hostnames.items() for name in _names(hostname, one))
+    return {
+        one: next((name for name in _names(hostname, one) if count[name] == 1), f"{hostname}/{one}")
+        for one, hostname in hostnames.items()
+    }
+
+
+def _names(hostname: str, agent_id: str) -> tuple[str, str, str]:
+    """From short to certainly unique: agents that registered at different masters may all be S0 there."""
+    return hostname, f"{hostname}/{agent_id.rsplit('-', 1)[-1]}", f"{hostname}/{agent_id}"
 
 
 def cluster_of(nodes: Iterable[NodeClass]) -> Cluster:

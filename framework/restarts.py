@@ -35,18 +35,19 @@ class Restarts:
             Why the job does not start again; empty if it does.
         """
         result = self._memory.result
+        output = "" if turn.task is None else turn.task.place_of_output
         stale = turn.task is not None and turn.task.reason == STALE_OFFERS
         if stale or not turn.counts:
             self._observer.note(f"{turn.reason}; starting again")
         elif turn.task is not None and turn.task.is_fenced:
-            return f"{turn.reason}; another job uses its checkpoint folder {self._spec.checkpoint_dir}"
+            return f"{turn.reason}; another job uses its checkpoint folder {self._spec.checkpoint_dir}{output}"
         elif self._is_hopeless(turn, stepped=stepped):
-            return f"{turn.reason}; it had failed the same way before without a single step"
+            return f"{turn.reason}; it failed twice in the same way without a new step{output}"
         elif result.restarts >= self._spec.max_restarts:
-            return f"{turn.reason}; it was restarted {result.restarts} times (--max-restarts)"
+            return f"{turn.reason}; it was restarted {result.restarts} times (--max-restarts){output}"
         else:
             result.restarts += 1
-            self._observer.restarting(turn.reason, result.restarts, self._spec.max_restarts)
+            self._observer.restarting(f"{turn.reason}{output}", result.restarts, self._spec.max_restarts)
         return ""
 
     def _is_hopeless(self, turn: Turn, *, stepped: bool) -> bool:

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dike import checkpoints
-from dike.exceptions import InfeasibleError, InterruptedByUserError
+from dike.exceptions import InterruptedByUserError
 from dike.profile import Api, ModelProfile
 from framework import bundle
 from framework.elastic.demand import demand_on
 from framework.elastic.options import elastic_notes
 from framework.job import JobResult, JobSpec, Stragglers
+from framework.job_plan import no_agent_meets
 from framework.master import Master
 from framework.observer import JobObserver
 from framework.search.script_facts import script_facts
@@ -156,7 +157,7 @@ def admitted_agents(master: Master, constraints: tuple[str, ...]) -> list[NodeCl
     """
     nodes = master.agents(parse_constraints(constraints).admits)
     if nodes == [] and constraints and master.agents():
-        raise InfeasibleError(f"No agent meets --constraint {' and '.join(constraints)}.")
+        raise no_agent_meets(constraints)
     return nodes
 
 

@@ -172,5 +172,6 @@ class Running:
         # Workers that are lost together are one failure.
         if counts and not self._rejoining.active:
             self._result.restarts += 1
-        self._observer.restarting(task.failure, self._result.restarts, self._spec.max_restarts)
+        failure = f"{task.failure}{task.place_of_output}"
+        self._observer.restarting(failure, self._result.restarts, self._spec.max_restarts)
         self._rejoining.start(task, self._clock())

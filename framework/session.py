@@ -24,6 +24,8 @@ from framework.embedded import AgentSpec, EmbeddedCluster
 from framework.master import Master
 
 EVENT_WAIT_S = 0.1
+DRAIN_S = 0.25
+"""How long events are taken in before what is due by time is done, however many there are."""
 SUBSCRIBE_TIMEOUT_S = 20.0
 
 
@@ -155,7 +157,8 @@ def _pump(work: Work, scheduler: events.EventScheduler, deadline: float) -> None
     while not work.done and time.monotonic() < deadline:
         with contextlib.suppress(queue.Empty):
             work.handle(scheduler.events.get(timeout=EVENT_WAIT_S))
-            while not scheduler.events.empty():
+            until = time.monotonic() + DRAIN_S
+            while not scheduler.events.empty() and time.monotonic() < until:
                 work.handle(scheduler.events.get())
         work.tick()
 

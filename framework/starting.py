@@ -82,7 +82,7 @@ class Starter:
             operations = self._operations(plan, tasks, agents)
         except (InfeasibleError, DoesNotFitError) as error:
             # Of a job that has run already, the agents that carried it may only be away for a while.
-            never = "" if self._run.attempt else self._why_never(self._all_agents(), error)
+            never = "" if self._run.attempt else self._why_never(*self._agents(), error)
             self._observer.waiting(f"{never or error} On offer: {describe_offers(offered)}.")
             return None
         return Start(plan, tasks, operations, [agent.node_class() for agent in agents])
@@ -121,11 +121,11 @@ class Starter:
         Raises:
             InfeasibleError: if the job can never fit, and is not patient.
         """
-        nodes = self._all_agents()
+        nodes, unmet = self._agents()
         if nodes == []:
             self._observer.waiting("No agent is registered with the Mesos master.")
             return
-        never = "" if self._run.attempt else self._why_never(nodes)
+        never = unmet if self._run.attempt else self._why_never(nodes, unmet)
         self._observer.waiting(
             never
             or f"No offer has come for {NO_OFFER_S:g} s: other frameworks hold what the agents have, or none of it is "
@@ -143,8 +143,19 @@ class Starter:
                 operations[agent.agent_id] = launch_operation(self._spec, plan, here, cluster, agent, self._run.attempt)
         return operations
 
-    def _why_never(self, nodes: Sequence[NodeClass] | None, cause: Exception | None = None) -> str:
+    def _agents(self) -> tuple[list[NodeClass] | None, str]:
+        """Those that the job may use, and why there are none if its constraints are to blame."""
+        try:
+            return self._all_agents(), ""
+        except InfeasibleError as error:
+            if not self._patient and not self._run.attempt:
+                raise
+            return None, str(error)
+
+    def _why_never(self, nodes: Sequence[NodeClass] | None, unmet: str, cause: Exception | None = None) -> str:
         """Why the job would not even fit on agents that are all free; empty if it would, or that is not known."""
+        if unmet:
+            return unmet
         # Planning takes its time, and on the same agents the answer stays the same.
         if nodes is not None and self._checked is not None and self._checked[0] == nodes:
             return self._checked[1]

@@ -27,7 +27,7 @@ from framework.offer_desk import OfferDesk
 from framework.reports import take_status
 from framework.restarts import Restarts
 from framework.running import Running, Turn
-from framework.service.tenant import Need, Outcome
+from framework.service.tenant import CANCELLED, Need, Outcome
 from framework.starting import Start, Starter
 from framework.stopping import Stopping
 
@@ -173,8 +173,7 @@ class TrainingJob:
             case events.Refused():
                 self._connection.refused(event)
             case events.AgentLost() | events.ExecutorLost():
-                # Mesos also sends a status update for each task that went with it.
-                logger.info("%s", event)
+                event.log(logger)
 
     def tick(self) -> None:
         """Does what is due by time.
@@ -199,7 +198,7 @@ class TrainingJob:
         if self.result.succeeded or self.done:
             return
         self._memory.cancelled = True
-        self.result.failure = self.result.failure or "cancelled"
+        self.result.failure = self.result.failure or CANCELLED
         self._stop(comes_back=False)
 
     # The connection.
@@ -278,6 +277,7 @@ class TrainingJob:
             self.result.failure = refusal
             if turn.task is not None and turn.task.outcome is not None:
                 self.result.failed_tail = turn.task.outcome.tail
+                self.result.last_words = turn.task.last_words
         self._stop(comes_back=bool(turn.reason) and not refusal)
 
     def _stop(self, *, comes_back: bool) -> None:

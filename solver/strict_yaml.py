@@ -12,6 +12,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dike.exceptions import BadInputError
 
+NOT_YAML = (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What the parser raises: of its own, and where a value is not of the type that it looks like, such as 2024-13-45."""
+
 
 class StrictModel(BaseModel):
     """Takes no unknown keys and converts no types."""
@@ -84,7 +87,7 @@ def load_yaml(path: Path, what: str) -> tuple[yaml.Node | None, Any]:
         data = yaml.safe_load(text)
         if tree is not None:
             _refuse_repeated_keys(path, tree)
-    except (yaml.YAMLError, ValueError) as error:
+    except NOT_YAML as error:
         raise BadInputError(_syntax_error(path, error)) from error
     except RecursionError:
         raise BadInputError(f"{path}, line 1: something is nested too deeply, or in itself.") from None
@@ -93,7 +96,10 @@ def load_yaml(path: Path, what: str) -> tuple[yaml.Node | None, Any]:
 
 def _syntax_error(path: Path, error: Exception) -> str:
     mark = getattr(error, "problem_mark", None)
-    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+    problem = getattr(error, "problem", None)
+    if problem is None:
+        told = str(error).splitlines() if isinstance(error, yaml.YAMLError | ValueError) else []
+        problem = told[0] if told else "a value is not of the type that it looks like"
     return f"{path}, line {mark.line + 1 if mark else 1}: this is not YAML: {problem}."
 
 

@@ -11,6 +11,7 @@ import typer
 from dike.exceptions import DikeError
 from dike.profile import ModelProfile
 from framework.cli import mesos
+from framework.cli.agents import agents
 from framework.cli.explain import explain
 from framework.cli.job_options import CONTEXT_SETTINGS
 from framework.cli.jobs import jobs
@@ -49,6 +50,7 @@ app.command("plot")(plot)
 app.command("serve")(serve_command)
 app.command("submit", context_settings=CONTEXT_SETTINGS)(submit)
 app.command("jobs")(jobs)
+app.command("agents")(agents)
 app.command("logs")(logs)
 app.command("kill")(kill)
 app.command("explain")(explain)

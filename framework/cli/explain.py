@@ -15,7 +15,7 @@ from framework.cli.job_names import JOB_HELP, find_job
 from framework.cli.job_tables import describe_amounts
 from framework.cli.search_tables import format_duration
 from framework.cli.service_options import ServiceAccess, with_service_options
-from framework.service.explanation import AgentRow, Explanation
+from framework.service.explanation import AgentRow, Explanation, Verdict
 from solver.cli.output import Format, console, print_json
 from solver.cli.tables import new_table
 
@@ -54,6 +54,8 @@ def print_explanation(out: Console, explanation: Explanation, now_s: float) -> N
         out.print(_agents_table(explanation.agents, now_s))
     if explanation.ahead:
         out.print(f"Served before it: {', '.join(explanation.ahead)}.", markup=False, soft_wrap=True)
+    if explanation.verdict is Verdict.ENDED:
+        return
     if explanation.last_offer_s is None:
         out.print("No offer has come from the Mesos master yet.")
     else:
@@ -64,6 +66,7 @@ def print_explanation(out: Console, explanation: Explanation, now_s: float) -> N
 
 def _agents_table(agents: tuple[AgentRow, ...], now_s: float) -> Table:
     table = new_table("Agents", "agent", "has", "free", "offered", "missing", "in the way", "held by")
+    table.columns[-1].overflow = "fold"
     for agent in agents:
         holders = [f"{job}: {describe_amounts(amounts)}" for job, amounts in agent.held_by_jobs.items()]
         if any(agent.held_by_others.values()):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO
 
 from rich.console import Console
 
-from dike.exceptions import InterruptedByUserError, JobFailedError
+from dike.exceptions import BadInputError, InterruptedByUserError, JobFailedError
 from framework.cli.task_output import TaskOutput
 from framework.service.api.schemas import JobDetails, Submitted
 from framework.service.client import ServiceClient
-from framework.service.records import JobKind, JobState
+from framework.service.records import JobKind, JobState, OutputChunk
+from framework.tensorflow_noise import is_noise
 
 Note = Callable[[str], None]
 """Tells the user something."""
@@ -31,7 +33,14 @@ def say(out: Console, text: str) -> None:
 
 
 def print_output(
-    client: ServiceClient, job: JobDetails, streams: dict[str, IO[str]], note: Note, *, task: str | None, follow: bool
+    client: ServiceClient,
+    job: JobDetails,
+    streams: dict[str, IO[str]],
+    note: Note,
+    *,
+    task: str | None = None,
+    follow: bool,
+    tail: int | None = None,
 ) -> None:
     """Prints what a job's tasks have written, and with `follow` what they write until it has ended.
 
@@ -42,16 +51,57 @@ def print_output(
         note: told when the connection is lost.
         task: only this task's; None for all.
         follow: whether to stay.
+        tail: of what has been written so far, only so many lines; None for all.
+
+    Raises:
+        BadInputError: if the job has no such task.
     """
+    if task is not None:
+        _check_task(client, job, task)
     several = job.kind is JobKind.SEARCH or job.request is None or bool(job.request.get("stream_all_logs"))
     output = TaskOutput(streams)
     try:
         with leaving_is_fine(job.id):
-            for chunk in client.logs(job.id, task=task, follow=follow, note=note):
+            for chunk in _chunks(client, job.id, note, task, follow=follow, tail=tail):
                 label = f"[{chunk.task}] " if several and task is None else ""
                 output.write(chunk.task, chunk.stream, chunk.text, label)
     finally:
         output.finish()
+
+
+def _check_task(client: ServiceClient, job: JobDetails, name: str) -> None:
+    # A search's trials all write into one; what its slots print is in their sandboxes.
+    of_a_search = ["trials"] if job.kind is JobKind.SEARCH else []
+    known = of_a_search or sorted({task.name for task in client.tasks(job.id)})
+    if name not in known:
+        raise BadInputError(f"Job {job.id} has no task {name}; it has {', '.join(known) or 'none yet'}.")
+
+
+def _chunks(
+    client: ServiceClient, job_id: str, note: Note, task: str | None, *, follow: bool, tail: int | None
+) -> Iterator[OutputChunk]:
+    after = 0
+    if tail is not None:
+        so_far = list(client.logs(job_id, task=task, note=note))
+        yield from last_lines(so_far, tail)
+        if not follow:
+            return
+        after = so_far[-1].number if so_far else 0
+    yield from client.logs(job_id, task=task, after=after, follow=follow, note=note)
+
+
+def last_lines(chunks: Sequence[OutputChunk], count: int) -> list[OutputChunk]:
+    """The last lines of an output, those that have not ended last; what TensorFlow always says does not count."""
+    lines: list[OutputChunk] = []
+    begun: dict[tuple[str, str], str] = {}
+    for chunk in chunks:
+        source = chunk.task, chunk.stream
+        *ended, begun[source] = (begun.get(source, "") + chunk.text).split("\n")
+        told = [line for line in ended if chunk.stream != "stderr" or not is_noise(line.encode())]
+        lines += [dataclasses.replace(chunk, text=f"{line}\n") for line in told]
+    number = chunks[-1].number if chunks else 0
+    lines += [OutputChunk(number, task, stream, text) for (task, stream), text in begun.items() if text]
+    return lines[max(0, len(lines) - count) :]
 
 
 @contextlib.contextmanager

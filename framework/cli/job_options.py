@@ -31,7 +31,7 @@ class JobOptions:
         script, arguments: the script and its own arguments.
         plan_file: a plan to follow; None to make one.
         max_workers, objective, checkpoint_dir, checkpoint_interval_s, max_restarts, stream_all_logs, elastic,
-            resize_interval_s, stragglers, constraints: see `RunRequest`.
+            resize_interval_s, stragglers, constraints, environment: see `RunRequest`.
         batch_size: what to plan for; None for the script's own.
         saved_profile: a profile of the script; None to make one.
     """
@@ -50,6 +50,7 @@ class JobOptions:
     resize_interval_s: float
     stragglers: Stragglers
     constraints: tuple[str, ...]
+    environment: dict[str, str]
     saved_profile: Path | None
 
     def request(self, handed_over: Path | None = None) -> RunRequest:
@@ -80,7 +81,7 @@ class JobOptions:
             max_workers=self.max_workers,
             plan=plan,
             stream_all_logs=self.stream_all_logs,
-            environment=environment_for_tasks(),
+            environment={**environment_for_tasks(), **self.environment},
             elastic=self.elastic,
             resize_interval_s=self.resize_interval_s,
             stragglers=self.stragglers,
@@ -97,6 +98,7 @@ def constraint_option() -> Any:
 
 def job_options(
     *,
+    context: typer.Context,
     script: Annotated[Path, typer.Argument(help="The training script.", show_default=False)],
     arguments: Annotated[list[str] | None, typer.Argument(help="Its own arguments.", show_default=False)] = None,
     plan: Annotated[Path | None, typer.Option(help="Follow this plan (JSON) instead of making one.")] = None,
@@ -119,6 +121,9 @@ def job_options(
     stragglers: Annotated[
         str | None, typer.Option(help="Workers of half the usual speed: replace (elastic only), report or ignore.")
     ] = None,
+    env: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A variable for the script; repeatable.")
+    ] = None,
     saved_profile: Annotated[Path | None, typer.Option("--profile", help="A saved profile of the script.")] = None,
 ) -> JobOptions:
     """Checks the options and puts them together.
@@ -128,6 +133,10 @@ def job_options(
     """
     if logs not in ("chief", "all"):
         raise BadInputError(f"'{logs}' is not a value of --logs; say chief or all.")
+    if str(script).startswith("-"):
+        # Whatever is not an option of ours belongs to the script, and this stands where the script should.
+        option = str(script).partition("=")[0]
+        raise BadInputError(f"There is no option {option}; see dike {context.info_name} --help.")
     parse_constraints(constraint or ())
     bounds = read_bounds(elastic, max_workers=max_workers, has_plan=plan is not None)
     return JobOptions(
@@ -145,12 +154,20 @@ def job_options(
         resize_interval_s=resize_interval,
         stragglers=read_stragglers(stragglers, is_elastic=bounds is not None),
         constraints=tuple(constraint or ()),
+        environment=dict(map(_variable, env or ())),
         saved_profile=saved_profile,
     )
 
 
 with_job_options = with_options("job", job_options)
 """Gives a command these options in the place of its parameter `job`."""
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise BadInputError(f"'{text}' is not a value of --env; write NAME=VALUE.")
+    return name, value
 
 
 def _profile(script: Path, arguments: list[str], batch_size: int | None, saved: Path | None) -> ModelProfile:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import time
 from collections.abc import Sequence
 
 from rich.table import Table
 from rich.text import Text
 
-from framework.cli.search_tables import format_duration
+from framework.cli.search_tables import describe_parameters, format_duration
+from framework.search.records import TrialRecord
+from framework.service.api.cluster_schemas import AgentView
 from framework.service.api.schemas import EventView, JobDetails, JobView, TaskView
 from framework.service.records import JobState
 from solver.cli.tables import new_table
@@ -46,8 +49,14 @@ def jobs_table(jobs: Sequence[JobView], width: int) -> Table:
     return table
 
 
-def facts_table(job: JobDetails) -> Table:
-    """What there is to say of one job."""
+def facts_table(job: JobDetails, metric: str = "", best: TrialRecord | None = None) -> Table:
+    """What there is to say of one job.
+
+    Args:
+        job: the job.
+        metric: the objective, if it is a search.
+        best: its best trial; None if there is none.
+    """
     facts = {
         "state": _state(job),
         "user": job.user,
@@ -58,6 +67,7 @@ def facts_table(job: JobDetails) -> Table:
         "started": _date(job.started_s),
         "ended": _date(job.ended_s),
         "progress": _progress(job),
+        "best": "" if best is None else _trial(best, metric),
         "checkpoints": str((job.result or {}).get("checkpoint_dir") or ""),
         "waits": job.waiting,
         "failure": job.failure,
@@ -66,6 +76,34 @@ def facts_table(job: JobDetails) -> Table:
     for name, value in facts.items():
         if value:
             table.add_row(name, Text(value))
+    return table
+
+
+def last_events(events: Sequence[EventView], count: int) -> list[EventView]:
+    """The last events; of checkpoints that followed one another only the newest."""
+    told = [
+        event
+        for event, following in itertools.zip_longest(events, events[1:])
+        if event.kind != "checkpoint" or following is None or following.kind != "checkpoint"
+    ]
+    return told[-count:]
+
+
+def agents_table(agents: Sequence[AgentView]) -> Table:
+    """The agents of a cluster: what of each is used by whom, and what of it was offered last."""
+    resources = ("cpus", "mem", "gpus")
+    table = new_table(
+        "Agents", "agent", "state", *(f"{name} used" for name in resources), "offered", "tasks", "attributes"
+    )
+    for agent in agents:
+        table.add_row(
+            Text(agent.node),
+            Text("active") if agent.active else Text("gone", "red"),
+            *(_used(agent, name) for name in resources),
+            "never" if agent.offered is None else describe_amounts(agent.offered) or "nothing",
+            str(len(agent.tasks) or ""),
+            Text(", ".join(f"{name}:{value}" for name, value in agent.attributes.items())),
+        )
     return table
 
 
@@ -98,8 +136,21 @@ def describe_amounts(amounts: dict[str, float]) -> str:
     parts = []
     for name, amount in amounts.items():
         is_bytes = name in ("mem", "disk")
-        parts.append(f"{format_bytes(amount * MIB) if is_bytes else f'{amount:g}'} {name}" if amount else "")
+        shown = name.removesuffix("s") if amount == 1 and not is_bytes else name
+        parts.append(f"{format_bytes(amount * MIB) if is_bytes else f'{amount:g}'} {shown}" if amount else "")
     return ", ".join(filter(None, parts))
+
+
+def _used(agent: AgentView, resource: str) -> str:
+    used, total = agent.used.get(resource, 0.0), agent.total.get(resource, 0.0)
+    if resource == "mem":
+        return f"{format_bytes(used * MIB)} of {format_bytes(total * MIB)}"
+    return f"{used:g} of {total:g}" if total else ""
+
+
+def _trial(trial: TrialRecord, metric: str) -> str:
+    parts = [f"trial {trial.number}: {metric} {trial.value:.5g}", describe_parameters(trial), trial.checkpoint]
+    return "; ".join(filter(None, parts))
 
 
 def _state(job: JobView) -> str:
@@ -110,7 +161,8 @@ def _state(job: JobView) -> str:
 
 def _progress(job: JobView) -> str:
     if job.trials is not None:
-        return ", ".join(f"{count} {state}" for state, count in job.trials.items() if count)
+        best = [] if job.best is None else [f"best {job.best:.4g}"]
+        return ", ".join([f"{count} {state}" for state, count in job.trials.items() if count] + best)
     if job.progress is None:
         return ""
     loss = "" if job.progress.loss is None else f", loss {job.progress.loss:.4g}"

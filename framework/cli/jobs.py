@@ -8,8 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from framework.cli.job_names import JOB_HELP, find_job
-from framework.cli.job_tables import events_table, facts_table, jobs_table, tasks_table
+from framework.cli.job_tables import events_table, facts_table, jobs_table, last_events, tasks_table
+from framework.cli.search_tables import best_trials_table
+from framework.cli.search_view import best_trials
 from framework.cli.service_options import ServiceAccess, with_service_options
+from framework.search.records import TrialRecord
+from framework.search.result import trial_to_json
+from framework.service.api.schemas import JobDetails, TrialList
 from framework.service.client import ServiceClient
 from framework.service.records import JobKind, JobState
 from solver import Plan
@@ -17,6 +22,7 @@ from solver.cli.output import Format, console, print_json
 from solver.cli.tables import print_layout
 
 EVENTS_SHOWN = 20
+TRIALS_SHOWN = 10
 
 
 @with_service_options
@@ -30,7 +36,7 @@ def jobs(
     access: ServiceAccess,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
-    """Shows the jobs of a service that have not ended, or one job: its tasks, its plan, what happened last."""
+    """Shows the jobs of a service that have not ended, or one job: its tasks, its plan or its best trials, and more."""
     with access.client() as client:
         if job is not None:
             _show_one(client, job, output_format)
@@ -43,7 +49,7 @@ def jobs(
         out = console()
         out.print(jobs_table(found, out.width))
     else:
-        print("There are no such jobs; --all shows those that have ended, too.")
+        print("There are no such jobs" + ("." if ended or state else "; --all shows those that have ended, too."))
 
 
 def _show_one(client: ServiceClient, name: str, output_format: Format) -> None:
@@ -51,20 +57,39 @@ def _show_one(client: ServiceClient, name: str, output_format: Format) -> None:
     tasks = client.tasks(job.id)
     events = client.events(job.id)
     plan = client.plan(job.id) if job.kind is JobKind.TRAINING else None
+    found = client.trials(job.id) if job.kind is JobKind.SEARCH else None
+    best = _best(found)
     if output_format is Format.JSON:
         values: dict[str, Any] = {
             **job.model_dump(mode="json"),
             "tasks": [task.model_dump(mode="json") for task in tasks],
             "plan": plan,
+            "best_trials": [trial_to_json(trial) for trial in best],
             "events": [event.model_dump(mode="json") for event in events],
         }
         print_json(values)
         return
     out = console()
-    out.print(facts_table(job))
+    out.print(facts_table(job, found.metric if found else "", best[0] if best else None))
+    if found is not None and best:
+        names = list(best[0].parameters)
+        out.print(best_trials_table(best, found.metric, names, _folder(job), out.width))
     if plan is not None:
         print_layout(out, Plan.from_json(plan))
     if tasks:
         out.print(tasks_table(tasks))
     if events:
-        out.print(events_table(events[-EVENTS_SHOWN:]))
+        out.print(events_table(last_events(events, EVENTS_SHOWN)))
+
+
+def _best(found: TrialList | None) -> list[TrialRecord]:
+    """A search's best trials, best first."""
+    if found is None:
+        return []
+    return best_trials([TrialRecord(**view.model_dump()) for view in found.trials], found.mode)[:TRIALS_SHOWN]
+
+
+def _folder(job: JobDetails) -> str:
+    """Where a search's checkpoints are; empty if that is not known."""
+    known = (job.result, (job.request or {}).get("spec"))
+    return next((str(values["checkpoint_dir"]) for values in known if values and values.get("checkpoint_dir")), "")

@@ -19,6 +19,9 @@ def logs(
     job: Annotated[str, typer.Argument(help=JOB_HELP, show_default=False)],
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay until the job has ended.")] = False,
     task: Annotated[str | None, typer.Option(help="Only this task's, such as worker:0.")] = None,
+    tail: Annotated[
+        int | None, typer.Option(min=0, help="Only the last so many lines, and with -f what comes.")
+    ] = None,
     access: ServiceAccess,
 ) -> None:
     """Shows a job's output; with -f the exit code is 1 if the job has failed."""
@@ -26,6 +29,6 @@ def logs(
     with access.client() as client:
         found = find_job(client, job)
         streams = {"stdout": sys.stdout, "stderr": sys.stderr}
-        print_output(client, found, streams, lambda text: say(out, text), task=task, follow=follow)
+        print_output(client, found, streams, lambda text: say(out, text), task=task, follow=follow, tail=tail)
         if follow:
             check_success(client.wait_for_end(found.id, lambda text: say(out, text)))

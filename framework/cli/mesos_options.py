@@ -42,6 +42,10 @@ def mesos_access(
     """
     if image is not None and master is None:
         raise BadInputError("--image needs --master: the private Mesos runs tasks in this machine's own file system.")
+    private = {"--agents": agents != 1, "--resources": resources, "--attributes": attributes}
+    if master is not None and any(private.values()):
+        given = ", ".join(option for option, value in private.items() if value)
+        raise BadInputError(f"{given} is for a private Mesos, but --master or $DIKE_MASTER names one; leave that out.")
     if not re.fullmatch(r"\*|[^\s/*.-][^\s*]*", role):
         raise BadInputError(f"'{role}' is not a Mesos role; a role is one word without '*', or '*' alone.")
     return MesosAccess(

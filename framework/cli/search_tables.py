@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from framework.search.records import Mode, SearchSpec, SliceRecord, TrialRecord, TrialState
+from framework.search.records import Mode, SliceRecord, TrialRecord, TrialState
 from framework.search.store import SearchSummary
 from solver.cli.tables import new_table
 from solver.units import format_bytes
@@ -120,26 +120,26 @@ def slices_table(slices: Sequence[SliceRecord], width: int) -> Table:
     return _fitting_table("", columns, width)
 
 
-def best_trials_table(trials: Sequence[TrialRecord], spec: SearchSpec, folder: str, width: int) -> Table:
+def best_trials_table(
+    trials: Sequence[TrialRecord], metric: str, names: Sequence[str], folder: str, width: int
+) -> Table:
     """The best trials, and where their checkpoints are.
 
     Args:
         trials: best first.
-        spec: their search.
-        folder: the search's checkpoints.
+        metric: the objective.
+        names: those of the parameters.
+        folder: the search's checkpoints; empty if it is not known.
         width: columns of the terminal.
     """
-    parameters = [
-        _Column(parameter.name, _texts(_value(trial.parameters.get(parameter.name, "")) for trial in trials))
-        for parameter in spec.space
-    ]
+    parameters = [_Column(name, _texts(_value(trial.parameters.get(name, "")) for trial in trials)) for name in names]
     if _width(parameters) > width / 2:
         parameters = [_Column("parameters", _texts(map(describe_parameters, trials)), folds=True)]
-    inside = f"{folder.rstrip('/')}/"
+    inside = f"{folder.rstrip('/')}/" if folder else ""
     columns = (
         _Column("trial", _texts(str(trial.number) for trial in trials)),
         *parameters,
-        _Column(spec.metric, _texts("" if trial.value is None else f"{trial.value:.5g}" for trial in trials)),
+        _Column(metric, _texts("" if trial.value is None else f"{trial.value:.5g}" for trial in trials)),
         _Column("steps", _texts(str(trial.step) for trial in trials), dispensable=1),
         _Column("state", _texts(str(trial.state) for trial in trials), dispensable=2),
         _Column("checkpoint", _texts((trial.checkpoint or "").removeprefix(inside) for trial in trials), folds=True),

@@ -123,19 +123,20 @@ def summary(trials: Sequence[TrialRecord], spec: SearchSpec) -> str:
     """How the search stands, in one line."""
     counts = {state: sum(trial.state is state for trial in trials) for state in TrialState}
     states = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-    best = _best(trials, spec.mode)[:1]
+    best = best_trials(trials, spec.mode)[:1]
     told = "".join(f"; best so far: trial {trial.number}, {spec.metric} {trial.value:.4g}" for trial in best)
     return f"{len(trials)} trials: {states or 'none yet'}{told}"
 
 
 def print_result(console: Console, result: SearchResult, spec: SearchSpec) -> None:
     """The last word: the best trials and where their checkpoints are."""
-    best = _best(result.trials, result.mode)[:BEST_SHOWN]
+    best = best_trials(result.trials, result.mode)[:BEST_SHOWN]
     if best:
-        console.print(best_trials_table(best, spec, result.checkpoint_dir, console.width))
+        names = [parameter.name for parameter in spec.space]
+        console.print(best_trials_table(best, spec.metric, names, result.checkpoint_dir, console.width))
     console.print(f"Checkpoints are in {result.checkpoint_dir}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _best(trials: Sequence[TrialRecord], mode: Mode) -> list[TrialRecord]:
+def best_trials(trials: Sequence[TrialRecord], mode: Mode) -> list[TrialRecord]:
     """Trials that have come to something, best first."""
     return [trial for trial in ranked(trials, mode) if trial.state is not TrialState.FAILED and trial.beats(None, mode)]

@@ -16,7 +16,7 @@ import typer
 from dike.exceptions import BadInputError
 from framework.cli.mesos_options import with_mesos_options
 from framework.cli.service_options import DEFAULT_LISTEN
-from framework.master import Master
+from framework.master import LeadingMaster
 from framework.runner import RUNS_FOLDER
 from framework.service.election import Ensemble
 from framework.service.reception import Reception
@@ -106,18 +106,17 @@ def serve_command(
             keep_s=keep * DAY_S or None,
             bundle_port=bundle_port,
         )
-        logger.info("web page at %s", request.webui_url)
         logger.info("users: %s", users or f"only you, by the token in {own_token_file()}")
         if mesos.master is None:
             logger.info("a private Mesos on this machine: it ends with this service, and all tasks with it")
         try:
             with known.reloading_on_hangup(), sigterm_as_interrupt():
-                serve(request, _front(early, listen, known, advertise), logger.info)
+                serve(request, _front(early, listen, known, advertise, request.webui_url), logger.info)
         except KeyboardInterrupt:
             logger.info("ended")
 
 
-def _front(early: ApiFront | None, listen: str, users: Users, advertise: str | None) -> Front:
+def _front(early: ApiFront | None, listen: str, users: Users, advertise: str | None, page: str | None) -> Front:
     """Answers clients each time that the service begins to run.
 
     Args:
@@ -125,18 +124,20 @@ def _front(early: ApiFront | None, listen: str, users: Users, advertise: str | N
         listen: where to listen.
         users: who may ask.
         advertise: by which name or URL others reach it; None if by nothing else than `listen`.
+        page: where browsers find the web page.
     """
     from framework.service.api.front import ApiFront
 
     waiting = [] if early is None else [early]
 
     @contextlib.contextmanager
-    def front(reception: Reception, service: Service, master: Master) -> Iterator[None]:
+    def front(reception: Reception, service: Service, master: LeadingMaster) -> Iterator[None]:
         with (
             contextlib.closing(waiting.pop() if waiting else ApiFront(listen, users, advertise)) as api,
             api(reception, service, master),
         ):
             logger.info("listening at %s", api.url)
+            logger.info("web page at %s", page)
             yield
 
     return front

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from dike import checkpoints
-from dike.exceptions import BadInputError
+from dike.exceptions import BadInputError, InterruptedByUserError
 from framework import bundle
 from framework.cli.following import check_success, leaving_is_fine, print_output, say, tell
 from framework.cli.job_options import JobOptions, with_job_options
@@ -41,13 +41,13 @@ def submit(
     # What a job prints, and with --format json the result, have standard output to themselves.
     out = console(stderr=as_json or follow)
     if save is not None:
-        request = job.request()
-        _save(save, _training_request(request), bundle.pack(request.script.resolve()))
+        request, archive = _read(job, quiet=as_json)
+        for path in _save(save, request, archive):
+            say(out, f"wrote {path}")
         return
     with access.client() as client:
         client.me()  # a wrong address or token is told before the script is run for its profile
-        request = job.request()
-        submitted = client.submit(_training_request(request), bundle.pack(request.script.resolve()))
+        submitted = client.submit(*_read(job, quiet=as_json))
         tell(submitted, out)
         if not wait and not follow:
             if as_json:
@@ -60,13 +60,26 @@ def submit(
     say(out, f"{ended.id} has finished")
 
 
-def _save(folder: Path, request: TrainingRequest, archive: bytes) -> None:
+def _read(job: JobOptions, *, quiet: bool) -> tuple[TrainingRequest, bytes]:
+    """The request and the bundle."""
+    if job.saved_profile is None and not quiet:
+        say(console(stderr=True), f"reading the model of {job.script}")
+    try:
+        request = job.request()
+        return _training_request(request), bundle.pack(request.script.resolve())
+    except KeyboardInterrupt:
+        raise InterruptedByUserError("Interrupted; nothing was submitted.") from None
+
+
+def _save(folder: Path, request: TrainingRequest, archive: bytes) -> tuple[Path, Path]:
+    request_file, bundle_file = folder / "request.json", folder / "bundle.tar.gz"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "request.json").write_text(request.model_dump_json(indent=2), encoding="utf-8")
-        (folder / "bundle.tar.gz").write_bytes(archive)
+        request_file.write_text(request.model_dump_json(indent=2), encoding="utf-8")
+        bundle_file.write_bytes(archive)
     except OSError as error:
         raise BadInputError(f"The request cannot be written to {folder}: {error.strerror}.") from error
+    return request_file, bundle_file
 
 
 def _stay(client: ServiceClient, job_id: str, out: Console, *, shows_output: bool, as_json: bool) -> JobDetails:
@@ -75,7 +88,7 @@ def _stay(client: ServiceClient, job_id: str, out: Console, *, shows_output: boo
 
     if shows_output:
         streams = {"stdout": sys.stderr if as_json else sys.stdout, "stderr": sys.stderr}
-        print_output(client, client.job(job_id), streams, note, task=None, follow=True)
+        print_output(client, client.job(job_id), streams, note, follow=True)
     with leaving_is_fine(job_id):
         return client.wait_for_end(job_id, note)
 

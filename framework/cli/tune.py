@@ -58,7 +58,7 @@ class OnFailure(enum.StrEnum):
 
 MAY_CHANGE = {"resume", "storage", "logdir", "constraint", "output_format", *MESOS_OPTIONS}
 """What `--resume` may be given besides: where to run it and how to print it."""
-NOT_WITH_DETACH = ("resume", "storage", "logdir", "function_call", *sorted(MESOS_OPTIONS))
+NOT_WITH_DETACH = ("storage", "logdir", "function_call", *sorted(MESOS_OPTIONS))
 
 
 @with_service_options
@@ -82,7 +82,7 @@ def tune(
     sampler: Annotated[
         Sampler | None, typer.Option(help="How points are chosen; grid for lists without --trials, else tpe.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the sampler and the policy.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the sampler and the policy.")] = 0,
     policy: Annotated[str, typer.Option(help=f"Which trials run: {', '.join(sorted(POLICIES))}.")] = "dike",
     quantum: Annotated[float, typer.Option(min=0.1, help="Seconds between two decisions on a slot.")] = 10.0,
     jobs_per_gpu: Annotated[
@@ -137,6 +137,11 @@ def tune(
     constraints = tuple(constraint or ())
     parse_constraints(constraints)
     if detach:
+        if resume is not None:
+            raise BadInputError(
+                "A service does not go on with a search that has ended; hand it in again under another --name, or go "
+                f"on without the service: dike tune --resume {resume} --storage URL, with the service's database."
+            )
         given = [option for option in NOT_WITH_DETACH if _is_given(context, option)]
         if given:
             options = ", ".join(map(_as_typed, given))

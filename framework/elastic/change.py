@@ -95,7 +95,7 @@ class Change:
         if self.stage in (Stage.SAVING, Stage.CLEARING):
             dead = next((task for task in self.new if task.state.is_terminal()), None)
             if dead is not None:
-                return dead.failure
+                return f"{dead.failure}{dead.place_of_output}"
         waited_s = now_s - self._since_s
         if self.stage is Stage.WARMING and waited_s > WARM_UP_TIMEOUT_S:
             return f"the further tasks were not ready within {WARM_UP_TIMEOUT_S:g} s"

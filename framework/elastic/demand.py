@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,19 +107,31 @@ def demand_on(master: Master, own_id: str) -> Demand | None:
         master: whom to ask.
         own_id: Mesos' id of the framework that asks.
     """
+    # One that does not answer is not waited for again.
     nodes = master.agents()
-    frameworks = master.ask("/frameworks")
-    # Mesos tells in its metrics alone whether a framework has suppressed its offers.
-    metrics = master.ask("/metrics/snapshot")
-    if not nodes or frameworks is None or metrics is None:
+    uses = framework_uses(master.ask) if nodes else None
+    if not nodes or uses is None:
         return None
     total = {
         "cpus": sum(node.cpus for node in nodes),
         "mem": sum(node.mem_bytes for node in nodes) / MIB,
         "gpus": float(sum(node.gpus for node in nodes)),
     }
-    others = [_use(one, metrics) for one in frameworks.get("frameworks", ()) if one.get("id") != own_id]
-    return Demand(total, others)
+    return Demand(total, [one for one in uses if one.id != own_id])
+
+
+def framework_uses(ask: Callable[[str], dict[str, Any] | None]) -> list[FrameworkUse] | None:
+    """All frameworks, ours too; None where the master does not tell.
+
+    Args:
+        ask: path -> what the master answers, None where it does not (`framework.master.Master.ask`).
+    """
+    frameworks = ask("/frameworks")
+    # Mesos tells in its metrics alone whether a framework has suppressed its offers.
+    metrics = None if frameworks is None else ask("/metrics/snapshot")
+    if frameworks is None or metrics is None:
+        return None
+    return [_use(one, metrics) for one in frameworks.get("frameworks", ())]
 
 
 def _use(framework: Mapping[str, Any], metrics: Mapping[str, float]) -> FrameworkUse:

@@ -133,7 +133,7 @@ class Resizer(ReportListener):
         if change is not None and not change.has_begun and (task.member or task in change.new):
             if not task.member:
                 self._judge.avoid(task.agent_id, self._clock())
-            self._give_up(change, task.failure)
+            self._give_up(change, f"{task.failure}{task.place_of_output}")
 
     # What executors say.
 

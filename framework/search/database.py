@@ -69,7 +69,7 @@ def shown(url: URL) -> str:
     return url.render_as_string(hide_password=True)
 
 
-def open_database(url: str, *, must_exist: bool = False, private: bool = False) -> Engine:
+def open_database(url: str, *, must_exist: bool = False, private: bool = False, option: str = "--storage") -> Engine:
     """Opens a database and makes Dike's tables in it where they are missing.
 
     A database of an earlier version gets the columns that have come since; that version can go on using it.
@@ -78,6 +78,7 @@ def open_database(url: str, *, must_exist: bool = False, private: bool = False) 
         url: where it is.
         must_exist: makes neither a database file nor tables.
         private: a file that is made is for its owner's eyes only.
+        option: where the user says which one.
 
     Raises:
         BadInputError: if it cannot be reached, is no database, or holds no searches although it must.
@@ -86,7 +87,10 @@ def open_database(url: str, *, must_exist: bool = False, private: bool = False) 
     path = _sqlite_path(parsed)
     if path is not None:
         if must_exist and not path.exists():
-            raise BadInputError(f"There is no database of searches at {path}; name the right one with --storage.")
+            raise BadInputError(
+                f"There is no database of searches at {path}; name the right one with --storage. A search of a "
+                "service is shown by dike jobs NAME."
+            )
         try:
             if path.parent == DEFAULT_FOLDER:
                 path.parent.mkdir(exist_ok=True)
@@ -94,7 +98,7 @@ def open_database(url: str, *, must_exist: bool = False, private: bool = False) 
             raise BadInputError(f"The folder of the storage {path} cannot be made: {error.strerror}.") from error
         if not path.parent.is_dir():
             raise BadInputError(
-                f"The folder {path.parent} of the database does not exist; make it, or correct --storage."
+                f"The folder {path.parent} of the database does not exist; make it, or correct {option}."
             )
         if private:
             _make_private(path)

@@ -92,6 +92,8 @@ class Endings:
         for run in slot.runs:
             self._slices.close(run, "lost")
             self._roster.lost(run.record, slot.failure(), self._wall())
+            if run.record.state is TrialState.FAILED:
+                self._has_failed(run.record, slot.failure())
         slot.current = slot.next = None
         if slot.state is not TaskState.FAILED or slot.has_trained:
             return
@@ -126,5 +128,8 @@ class Endings:
             return
         self._observer.output(end.tail)
         self._observer.note(f"{where}; it is given up")
+        self._has_failed(record, end.message)
+
+    def _has_failed(self, record: TrialRecord, message: str) -> None:
         if self._spec.on_failure == "abort":
-            self._give_up(f"trial {record.number} failed: {end.message}")
+            self._give_up(f"trial {record.number} failed: {message}")

@@ -130,7 +130,7 @@ def close_slices(store: Store, last_sign_s: float | None, living: Collection[int
         if rate is not None:
             piece.to_step = of_run[-1]["step"]
             piece.samples_per_s = rate * samples_per_step(trials[piece.trial])
-        store.close_slice(piece)
+        store.save_slice(piece)
 
 
 def _lives(piece: SliceRecord, trials: Mapping[int, TrialRecord], living: Collection[int]) -> bool:

@@ -29,7 +29,7 @@ from framework.search.roster import Roster
 from framework.search.slice_log import SliceLog
 from framework.search.slots import ActiveRun, Slot
 from framework.search.store import Store
-from framework.service.tenant import Need, Outcome
+from framework.service.tenant import INTERRUPTED, Need, Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -177,8 +177,7 @@ class Search:
             case events.Refused():
                 self._fleet.refused(event)
             case events.AgentLost() | events.ExecutorLost():
-                # Mesos also sends a status update for each slot that went with it.
-                logger.info("%s", event)
+                event.log(logger)
 
     def tick(self) -> None:
         """Does what is due by time.
@@ -203,7 +202,7 @@ class Search:
     def cancel(self) -> None:
         """Suspends all trials and ends all slots; `done` follows."""
         self._cancelled = True
-        self._give_up(self._failure or "interrupted")
+        self._give_up(self._failure or INTERRUPTED)
 
     # The course of a search.
 

@@ -44,14 +44,14 @@ class SliceLog:
             convergence=run.choice.score,
             from_step=run.record.checkpoint_step,
         )
-        self._store.add_slice(run.slice)
+        self._store.save_slice(run.slice)
 
     def first_step(self, run: ActiveRun) -> None:
         """A run has begun to train. For the policy its slice counts from here: what it took is not the trial's."""
         run.since_s = self._clock()
         if run.slice is not None:
             run.slice.first_step_s = self._wall()
-            self._store.add_slice(run.slice)
+            self._store.save_slice(run.slice)
 
     def close(self, run: ActiveRun, outcome: str, end: RunEnd | None = None) -> None:
         """A run has ended.
@@ -73,4 +73,4 @@ class SliceLog:
             for name, value in dataclasses.asdict(end.usage).items():
                 setattr(ended, name, value)
         run.record.slot_s += ended.end_s - ended.start_s
-        self._store.close_slice(ended)
+        self._store.save_slice(ended)

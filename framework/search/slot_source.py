@@ -19,6 +19,7 @@ from framework.search.kinds import GPU_MODEL, is_unknown_model
 from framework.search.launching import SlotLaunch, check_ever_fits, slots_on
 from framework.search.observer import SearchObserver
 from framework.search.slots import Slot
+from solver import NodeClass
 
 logger = logging.getLogger(__name__)
 
@@ -144,7 +145,7 @@ class SlotSource:
     def leave_out(self, slot: Slot, reason: str) -> bool:
         """Takes no offers of a slot's agent for a while, unless there is no other agent; whether it is so."""
         now_s = self._clock()
-        nodes = self._all_agents()
+        nodes, _ = self._agents()
         left_out = self._exclusions.count(now_s) + (not self._exclusions.excludes(slot.agent_id, now_s))
         if nodes is not None and len(nodes) <= left_out:
             self._observer.note(f"{reason} on {slot.node}; there is no other agent to go to")
@@ -196,7 +197,7 @@ class SlotSource:
 
     def _gpus_of_a_slot(self) -> int:
         if self._gpus is None:
-            nodes = self._all_agents()
+            nodes, _ = self._agents()
             offered = any(agent.pool.scalar("gpus") >= 1 for agent in self._desk.gathering.agents)
             self._gpus = 1 if offered or any(node.gpus for node in nodes or ()) else 0
         return self._gpus
@@ -216,18 +217,31 @@ class SlotSource:
             f"{self._gpus_of_a_slot()} gpus. On offer: {describe_offers(agents)}."
         )
 
+    @property
+    def _has_run(self) -> bool:
+        """The agents that held slots may only be away for a while."""
+        return self._next_slot > self._first_slot
+
+    def _agents(self) -> tuple[list[NodeClass] | None, str]:
+        """Those that slots may use, and why there are none if the constraints are to blame."""
+        try:
+            return self._all_agents(), ""
+        except InfeasibleError as error:
+            if not self._patient and not self._has_run:
+                raise
+            return None, str(error)
+
     def _why_never(self) -> str:
         """Why no agent there is can ever hold a slot; empty if one can, or that is not known.
 
         Raises:
             InfeasibleError: if none can, and the search is not patient.
         """
-        nodes = self._all_agents()
+        nodes, unmet = self._agents()
         if nodes == []:
             return "No agent is registered with the Mesos master."
-        if self._next_slot > self._first_slot:
-            # The agents that held slots may only be away for a while.
-            return ""
+        if unmet or self._has_run:
+            return unmet
         try:
             check_ever_fits(self._spec, self._gpus_of_a_slot(), nodes)
         except InfeasibleError as error:

@@ -169,5 +169,7 @@ def _check_range(parameter: Parameter) -> None:
         raise BadInputError(f"The range of '{name}' has no end; give two numbers.")
     if low >= high:
         raise BadInputError(f"The range of '{name}' is empty: {low:g} is not below {high:g}.")
+    if parameter.is_integer and not (low.is_integer() and high.is_integer()):
+        raise BadInputError(f"The range of '{name}' has whole numbers as bounds, not {low:g}:{high:g}.")
     if parameter.log and low <= 0:
         raise BadInputError(f"The range of '{name}' begins at {low:g}, where there is no logarithm; begin above 0.")

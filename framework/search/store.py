@@ -107,14 +107,14 @@ class Store:
             BadInputError: if there is none of that name.
         """
         with self._reading() as connection:
-            rows = {
-                row.name: row for row in connection.execute(select(SEARCHES.c.id, SEARCHES.c.name, SEARCHES.c.spec))
-            }
-        if name not in rows:
-            near = difflib.get_close_matches(name, rows, n=1)
-            hint = f"did you mean '{near[0]}'?" if near else "`dike trials` lists the searches there are."
-            raise BadInputError(f"There is no search '{name}' in this storage; {hint}")
-        self._search_id, self._spec = rows[name].id, read_spec(rows[name].spec)
+            row = connection.execute(select(SEARCHES.c.id, SEARCHES.c.spec).where(SEARCHES.c.name == name)).first()
+            if row is None:
+                near = difflib.get_close_matches(name, connection.execute(select(SEARCHES.c.name)).scalars(), n=1)
+                hint = f"did you mean '{near[0]}'?" if near else "`dike trials` lists the searches there are."
+                raise BadInputError(
+                    f"There is no search '{name}' here; {hint} A service's is shown by dike jobs {name}."
+                )
+        self._search_id, self._spec = row.id, read_spec(row.spec)
         return self._spec
 
     def searches(self) -> list[SearchSummary]:
@@ -209,13 +209,9 @@ class Store:
                 from_steps[record.trial].append(record.from_step)
         return [read_trial(row, objective, reports.get(row["number"], ()), from_steps[row["number"]]) for row in rows]
 
-    def add_slice(self, record: SliceRecord) -> None:
-        """Writes a time slice that begins."""
+    def save_slice(self, record: SliceRecord) -> None:
+        """Writes a time slice as it is now: as it begins, and as it has ended."""
         self._save(SLICES, ("trial", "run"), slice_values(record))
-
-    def close_slice(self, record: SliceRecord) -> None:
-        """Writes how a time slice ended."""
-        self.add_slice(record)
 
     def load_slices(self) -> list[SliceRecord]:
         """All time slices of the search, in the order in which they began."""

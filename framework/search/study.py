@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 REPORT_GROWTH = 1.15
 """Each intermediate value comes at a step this much later than the one before: about 100 of them in a million steps."""
-_MARK = "dike"
+MARK = "dike"
 """Attribute of studies that Dike has made."""
 
 
@@ -69,7 +69,7 @@ class Study:
         Raises:
             BadInputError: if the storage cannot be used, or holds a study of that name already.
         """
-        storage = _storage(url)
+        storage = open_storage(url)
         study = _study(url, storage, spec)
         if study.get_trials(deepcopy=False):
             raise BadInputError(f"The storage holds an Optuna study '{spec.name}' already; choose another --name.")
@@ -82,13 +82,12 @@ class Study:
         Raises:
             BadInputError: if the storage cannot be used, or the study of that name is not Dike's.
         """
-        storage = _storage(url)
+        storage = open_storage(url)
         return cls(_study(url, storage, spec), spec, storage)
 
     def close(self) -> None:
         """Closes all connections."""
-        self._database.remove_session()
-        self._database.engine.dispose()
+        close_storage(self._database)
 
     def delete(self) -> None:
         """Removes the study and its trials."""
@@ -192,16 +191,21 @@ def _study(url: str, storage: RDBStorage, spec: SearchSpec) -> optuna.Study:
         study = optuna.create_study(
             storage=storage, study_name=spec.name, direction=direction, load_if_exists=True, sampler=_sampler(spec, 0)
         )
-        if _MARK not in study.user_attrs:
+        if MARK not in study.user_attrs:
             if study.get_trials(deepcopy=False):
                 raise BadInputError(
                     f"The storage holds an Optuna study '{spec.name}' that is not Dike's; choose another --name."
                 )
-            study.set_user_attr(_MARK, {"script": spec.script, "metric": spec.metric, "policy": spec.policy})
+            study.set_user_attr(MARK, {"script": spec.script, "metric": spec.metric, "policy": spec.policy})
         return study
 
 
-def _storage(url: str) -> RDBStorage:
+def open_storage(url: str) -> RDBStorage:
+    """Optuna's storage in a database; `close_storage` closes it.
+
+    Raises:
+        BadInputError: if it cannot be used.
+    """
     from optuna.storages import RDBStorage
 
     open_database(url).dispose()
@@ -215,6 +219,12 @@ def _storage(url: str) -> RDBStorage:
                 "The storage was made by another version of Optuna; run `optuna storage upgrade`, or choose another "
                 "--storage."
             ) from error
+
+
+def close_storage(storage: RDBStorage) -> None:
+    """Closes all connections."""
+    storage.remove_session()
+    storage.engine.dispose()
 
 
 def _sampler(spec: SearchSpec, number: int) -> BaseSampler:

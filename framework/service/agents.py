@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from framework.offers import node_class
+from framework.elastic.demand import RESOURCES, Demand, FrameworkUse, framework_uses
+from framework.offers import node_class, node_names
 from framework.service.constraints import Constraints
 from solver import NodeClass
 
 logger = logging.getLogger(__name__)
 
 REFRESH_S = 2.0
+FORGET_S = 60.0
+"""What the master has said is not believed any longer than this."""
+USES_S = 10.0
+"""How often it is asked for the frameworks, which is more work for it."""
 SCALARS = ("cpus", "mem", "disk", "gpus")
 KEPT_GONE = 10_000
 """How many agents that are gone are remembered."""
@@ -60,10 +65,10 @@ class AgentFacts:
 
 
 class AgentDirectory:
-    """Knows the agents without ever waiting for the master, which may hang.
+    """Knows the agents, and who else uses them, without ever waiting for the master, which may hang.
 
     Args:
-        ask: path -> what the master answers, None where it does not (`framework.master.Master.ask`); blocks.
+        ask: path -> what the master answers, None where it does not (`framework.master.LeadingMaster.ask`); blocks.
         role: ours.
         clock: seconds, monotonic.
     """
@@ -81,7 +86,11 @@ class AgentDirectory:
         self._refresh: Future[None] | None = None
         self._asked_s: float | None = None
         self._known: tuple[AgentFacts, ...] | None = None
+        self._known_s = -math.inf
         self._gone: dict[str, AgentFacts] = {}
+        self._uses: list[FrameworkUse] = []
+        self._uses_s = -math.inf
+        self._wants_uses = False
 
     def close(self) -> None:
         """Asks no more."""
@@ -90,11 +99,17 @@ class AgentDirectory:
     def refresh(self) -> None:
         """Asks now, and waits for the answer."""
         answer = self._ask("/slaves")
-        if answer is not None:
-            self._take_in(answer.get("slaves", []))
+        if answer is None:
+            return
+        self._take_in(answer.get("slaves", []))
+        self._known_s = self._clock()
+        if self._wants_uses and self._clock() - self._uses_s >= USES_S:
+            uses = framework_uses(self._ask)
+            if uses is not None:
+                self._uses, self._uses_s = uses, self._clock()
 
     def current(self) -> tuple[AgentFacts, ...] | None:
-        """Those registered, by name; None as long as the master has not said. Asks it again if that is long ago."""
+        """Those registered, by name; None as long as the master does not say. Asks it again if that is long ago."""
         now_s = self._clock()
         idle = self._refresh is None or self._refresh.done()
         if idle and (self._asked_s is None or now_s - self._asked_s >= REFRESH_S):
@@ -102,7 +117,7 @@ class AgentDirectory:
                 logger.warning("the master's list of agents cannot be read: %r", error)
             self._asked_s = now_s
             self._refresh = self._pool.submit(self.refresh)
-        return self._known
+        return self._known if now_s - self._known_s < FORGET_S else None
 
     @property
     def gone(self) -> tuple[AgentFacts, ...]:
@@ -116,19 +131,35 @@ class AgentDirectory:
             return None
         return [one.node_class() for one in known if constraints.admits(one.attributes, one.hostname)]
 
+    def demand(self, own_id: str) -> Demand | None:
+        """What the other frameworks hold and want; None as long as the master does not say.
+
+        Asked for the first time it makes the directory find out; from then on what it says is some seconds old.
+
+        Args:
+            own_id: Mesos' id of the framework that asks.
+        """
+        self._wants_uses = True
+        known = self.current()
+        if not known or self._clock() - self._uses_s >= FORGET_S:
+            return None
+        parts = [amounts for one in known for amounts in (one.total, *one.reserved.values())]
+        total = {name: sum(amounts.get(name, 0.0) for amounts in parts) for name in RESOURCES}
+        return Demand(total, [one for one in self._uses if one.id != own_id])
+
     def _take_in(self, slaves: list[dict[str, Any]]) -> None:
         active = [slave for slave in slaves if slave.get("active")]
-        names = Counter(str(slave["hostname"]) for slave in active)
-        known = [self._facts(slave, is_shared=names[str(slave["hostname"])] > 1) for slave in active]
+        names = node_names({str(slave["id"]): str(slave["hostname"]) for slave in active})
+        known = [self._facts(slave, names[str(slave["id"])]) for slave in active]
         before = {one.agent_id: one for one in (*self._gone.values(), *(self._known or ()))}
         there = {one.node for one in known}
-        # An agent that has registered anew under its name is not gone.
-        gone = [one for one in before.values() if one.node not in there]
+        ids = {one.agent_id for one in known}
+        # An agent that has registered anew under its name is not gone, nor is one that is called otherwise now.
+        gone = [one for one in before.values() if one.node not in there and one.agent_id not in ids]
         self._gone = {one.node: _gone(one) for one in gone[-KEPT_GONE:]}
         self._known = tuple(sorted(known, key=lambda one: one.node))
 
-    def _facts(self, slave: Mapping[str, Any], *, is_shared: bool) -> AgentFacts:
-        agent_id, hostname = str(slave["id"]), str(slave["hostname"])
+    def _facts(self, slave: Mapping[str, Any], node: str) -> AgentFacts:
         total = _amounts(slave.get("unreserved_resources", slave["resources"]))
         reserved = {}
         for role, resources in slave.get("reserved_resources", {}).items():
@@ -139,9 +170,9 @@ class AgentDirectory:
             else:
                 reserved[str(role)] = {name: amount for name, amount in _amounts(resources).items() if amount > 0}
         return AgentFacts(
-            agent_id=agent_id,
-            hostname=hostname,
-            node=f"{hostname}/{agent_id.rsplit('-', 1)[-1]}" if is_shared else hostname,
+            agent_id=str(slave["id"]),
+            hostname=str(slave["hostname"]),
+            node=node,
             attributes={name: _text(value) for name, value in slave.get("attributes", {}).items()},
             total=total,
             reserved=reserved,

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
+from framework.service.api.cluster_schemas import ClusterView
 from framework.service.api.schemas import (
     EventList,
     EventView,
@@ -127,23 +128,33 @@ class ServiceClient:
         """A search's trials."""
         return self._http.get(f"{_path(job_id)}/trials", TrialList)
 
+    def cluster(self) -> ClusterView:
+        """The service and the agents of its cluster."""
+        return self._http.get("/cluster", ClusterView)
+
     def explain(self, job_id: str) -> Explanation:
         """What stands in a job's way."""
         return self._http.get(f"{_path(job_id)}/explain", Explanation)
 
     def logs(
-        self, job_id: str, *, task: str | None = None, follow: bool = False, note: Callable[[str], None] | None = None
+        self,
+        job_id: str,
+        *,
+        task: str | None = None,
+        after: int = 0,
+        follow: bool = False,
+        note: Callable[[str], None] | None = None,
     ) -> Iterator[OutputChunk]:
         """A job's output, each piece once.
 
         Args:
             job_id: whose.
             task: only this task's, such as `worker:0`.
+            after: only what came after the piece of this number.
             follow: whether to go on until the job has ended; a service that is away is waited for.
             note: told when the connection is lost, and when it is back.
         """
         tell = note or (lambda text: None)
-        after = 0
         lost_s: float | None = None
         while True:
             wanted = {"after": after, "follow": follow, **({} if task is None else {"task": task})}

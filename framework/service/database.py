@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from sqlalchemy import Engine, insert, select
 from sqlalchemy.engine import Connection
 
-from framework.lease import Lease, Leased
+from framework.lease import Lease, Leased, ServiceLeaseLostError
 from framework.search.database import making_tables, open_database, parse_url, storage_errors
 from framework.service.tables import SERVICES
 
@@ -27,7 +27,7 @@ class ServiceDatabase:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._engine = open_database(url, private=True)
+        self._engine = open_database(url, private=True, option="--state")
         self._writing_engine = self._engine.execution_options(dike_writes=True)
         self._parsed = parse_url(url)
         self._lease: Lease | None = None
@@ -46,7 +46,7 @@ class ServiceDatabase:
 
     @contextmanager
     def lock(self, lost: Callable[[str], None], wait: Callable[[str], None] | None = None) -> Iterator[Lease]:
-        """Makes this process the only one that writes here; writing methods raise `LeaseLostError` once it is not.
+        """Makes this process the only one that writes here; writing methods raise `ServiceLeaseLostError` once not.
 
         Args:
             lost: see `Lease`.
@@ -55,7 +55,8 @@ class ServiceDatabase:
         Raises:
             BadInputError: if another process runs it; the message says which.
         """
-        leased = Leased(SERVICES, _SERVICE, "service of this database", "end it, or wait for its end with --standby")
+        advice = "end it, or wait for its end with --standby" if wait is None else "this one stands by until that ends"
+        leased = Leased(SERVICES, _SERVICE, "service of this database", advice, ServiceLeaseLostError)
         lease = Lease(self._writing_engine, leased, lost)
         with storage_errors(self._parsed):
             lease.take(wait)

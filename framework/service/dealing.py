@@ -121,6 +121,10 @@ class Dealing:
             self.pool.shown_anew()
             seat.looked_at = self.pool.generation
 
+    def not_used(self, offers: Sequence[Offer]) -> None:
+        """A launch on offers went wrong, and the master may still hold them for us; it does not mind if not."""
+        self._unwanted.setdefault(REFUSE_S, []).extend(offer_id(offer) for offer in offers)
+
     def revive(self) -> None:
         """Filters of earlier refusals must not hold back what can be used now."""
         self._must_revive = True

@@ -7,6 +7,7 @@ The election only finds out quickly that a leader is gone. Who may write is deci
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import socket
@@ -95,6 +96,8 @@ def elected(
         yield
         return
     ensemble = Ensemble.parse(ha)
+    # Its warnings about each server that does not answer say no more than the sentence that follows.
+    logging.getLogger("kazoo").setLevel(logging.ERROR)
     client = ensemble.client()
     with contextlib.ExitStack() as stack:
         # Ends the session, and with it our place among the candidates.

@@ -46,13 +46,13 @@ def can_ever_fit(request: TrainingRequest | SearchJobRequest, snapshot: Snapshot
     """Why a job that is about to be submitted can never run on the agents seen so far, in one sentence.
 
     Returns:
-        Empty if it can, and if no agent has been seen yet.
+        Empty if it can, and if no agent has been seen yet or the master does not say which there are.
 
     Raises:
         BadInputError: if its constraints make no sense.
     """
     agents = _seen(snapshot)
-    if not agents:
+    if not agents or snapshot.agents is None:
         return ""
     found = _never(sizing_of(request), parse_constraints(request.constraints), agents)
     return "" if found is None else found[1]
@@ -65,11 +65,13 @@ class _Case:
         self._job = job
         self._now = snapshot
         self._agents = snapshot.agents or ()
+        self._runs = False
         self._needs = () if job.sizing is None else job.sizing.needs(_whole(job.sizing, self._admitted))
 
     def explanation(self) -> Explanation:
         verdict, sentence = self._verdict()
-        waits = verdict not in (Verdict.RUNNING, Verdict.ENDING)
+        self._runs = verdict in (Verdict.RUNNING, Verdict.ENDING)
+        waits = not self._runs
         return Explanation(
             job_id=self._job.job_id,
             verdict=verdict,
@@ -102,6 +104,8 @@ class _Case:
             return Verdict.RUNNING, "The job wants nothing at the moment: its tasks are ending or all have ended."
         if not now.connected:
             return Verdict.NOT_CONNECTED, "The service has no connection to the Mesos master; it keeps trying."
+        if now.agents is None:
+            return Verdict.NOT_CONNECTED, "The Mesos master does not say which agents there are; it is asked again."
         if now.agents == ():
             return Verdict.NO_AGENTS, "No agent is registered with the Mesos master."
         return self._never() or self._not_now()
@@ -109,7 +113,7 @@ class _Case:
     def _never(self) -> tuple[Verdict, str] | None:
         """Why the agents could not hold it if nothing of anybody's ran there."""
         job = self._job
-        if job.sizing is None or self._now.agents is None:
+        if job.sizing is None:
             return None
         found = _never(job.sizing, job.constraints, _seen(self._now))
         if found is not None:
@@ -127,7 +131,7 @@ class _Case:
 
     def _not_now(self) -> tuple[Verdict, str]:
         job, now, kept = self._job, self._now, self._now.reservation
-        if job.sizing is None or now.agents is None:
+        if job.sizing is None:
             return Verdict.TURN, f"It waits for offers behind {_count(len(self._ahead), 'other job')}."
         free = {agent: offer.free for agent, offer in now.offers.items()}
         open_to_it = [agent for agent in self._admitted if agent.agent_id not in job.excluded]
@@ -150,16 +154,18 @@ class _Case:
         return Verdict.RESOURCES, f"What is free does not hold it. {self._short(problem)}"
 
     def _short(self, problem: str) -> str:
-        first = self._needs[0] if self._needs else None
-        rows = [row for agent in self._admitted if (row := self._row(agent)).missing]
-        if first is None or not rows or not first.amounts or len(rows) < len(self._admitted):
-            return problem
-        able = [row for row in rows if row.can_ever_hold]
-        best = min(able or rows, key=lambda row: max(row.missing[name] / first.amounts[name] for name in row.missing))
-        return (
-            f"A {first.name} needs {describe(first.amounts)}; {best.node}, which comes nearest, is "
-            f"{describe(best.missing)} short."
-        )
+        offers = self._now.offers
+        offered = [(agent, offers[agent.agent_id].free) for agent in self._admitted if agent.agent_id in offers]
+        for need in self._needs:
+            short = [agent for agent, free in offered if need.missing(free)]
+            if short and len(short) == len(self._admitted):
+                able = [agent for agent in short if not need.missing(agent.total)]
+                best = min(able or short, key=lambda agent: need.lack(offers[agent.agent_id].free))
+                return (
+                    f"A {need.name} needs {describe(need.amounts)}; {best.node}, which comes nearest, is "
+                    f"{describe(need.missing(offers[best.agent_id].free))} short."
+                )
+        return problem
 
     def _is_kept_from_it(self, agent: AgentFacts) -> bool:
         kept = self._now.reservation
@@ -170,6 +176,7 @@ class _Case:
         job = self._job
         offer = self._now.offers.get(agent.agent_id)
         first = self._needs[0] if self._needs else TaskNeed("task")
+        most = first if offer is None else max(self._needs, key=lambda need: need.lack(offer.free), default=first)
         others = self._now.others.get(agent.agent_id, {})
         return AgentRow(
             agent_id=agent.agent_id,
@@ -177,7 +184,7 @@ class _Case:
             total=dict(agent.total),
             free=None if offer is None else dict(offer.free),
             offered_s=None if offer is None else offer.time_s,
-            missing={} if offer is None else first.missing(offer.free),
+            missing={} if offer is None or self._runs else most.missing(offer.free),
             obstacles=tuple(self._obstacles(agent)),
             held_by_jobs={
                 other.job_id: dict(other.held[agent.agent_id])
@@ -207,7 +214,8 @@ class _Case:
         admitted = {agent.agent_id for agent in self._admitted}
         shares = self._now.shares
         found = []
-        holders = [job for job in self._now.jobs.values() if job.held.keys() & admitted]
+        others = [job for job in self._now.jobs.values() if job.job_id != self._job.job_id]
+        holders = [job for job in others if job.held.keys() & admitted]
         for job in sorted(holders, key=lambda one: -shares.get(one.user, 0.0)):
             held: dict[str, float] = {}
             for agent_id in job.held.keys() & admitted:

@@ -74,6 +74,10 @@ class TaskNeed:
         short = {name: round(amount - free.get(name, 0.0), 3) for name, amount in self.amounts.items()}
         return {name: amount for name, amount in short.items() if amount > 0}
 
+    def lack(self, free: Mapping[str, float]) -> float:
+        """Which part (0 to 1) of the resource that is scarcest for one such task these amounts lack."""
+        return max((short / self.amounts[name] for name, short in self.missing(free).items()), default=0.0)
+
 
 @dataclass(frozen=True)
 class AgentRow:
@@ -85,7 +89,8 @@ class AgentRow:
         total: what our role may use of it when nothing runs there.
         free: what it offered last, less what was launched on that since; None if it never offered anything.
         offered_s: when that was, in seconds since the epoch; None if never.
-        missing: what that is short of for the first of `Explanation.needs`; empty if it has room, and if never offered.
+        missing: what that is short of for the one of `Explanation.needs` that lacks most; empty if it has room for
+            each, if it never offered anything, and for a job that runs.
         obstacles: what else is in the way, one sentence each.
         held_by_jobs: job of this service -> what its tasks hold there.
         held_by_others: what other frameworks hold there.

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from sqlalchemy import Table, delete, func, insert, select
 from sqlalchemy.engine import Connection
 
+from framework.service import overview
 from framework.service.database import ServiceDatabase
 from framework.service.records import JobEvent, OutputChunk, ProgressPoint
 from framework.service.tables import EVENTS, OUTPUT, PROGRESS
@@ -72,11 +73,8 @@ class JobHistory(ServiceDatabase):
 
     def output(self, job_id: str, *, after: int = 0, limit: int | None = None) -> list[OutputChunk]:
         """Output of a job with numbers above `after`, oldest first."""
-        query = select(OUTPUT.c.number, OUTPUT.c.task, OUTPUT.c.stream, OUTPUT.c.text)
-        query = query.where(OUTPUT.c.job_id == job_id, OUTPUT.c.number > after)
         with self.reading() as connection:
-            rows = connection.execute(query.order_by(OUTPUT.c.number).limit(limit)).mappings().all()
-        return [OutputChunk(**row) for row in rows]
+            return overview.output(connection, job_id, after=after, task=None, limit=limit)
 
     def add_progress(self, job_id: str, points: Sequence[ProgressPoint]) -> None:
         """Keeps what the chief reported; a step trained again replaces what was said of it and of later ones."""
@@ -100,11 +98,8 @@ class JobHistory(ServiceDatabase):
 
     def last_progress(self, job_id: str) -> ProgressPoint | None:
         """The newest report of a job; None if there is none."""
-        query = select(PROGRESS.c.step, PROGRESS.c.time_s, PROGRESS.c.loss, PROGRESS.c.samples_per_s)
-        query = query.where(PROGRESS.c.job_id == job_id).order_by(PROGRESS.c.step.desc()).limit(1)
         with self.reading() as connection:
-            row = connection.execute(query).mappings().first()
-        return None if row is None else ProgressPoint(**row)
+            return overview.last_progress(connection, [job_id]).get(job_id)
 
     def _output_size(self, connection: Connection, job_id: str) -> int:
         query = select(func.coalesce(func.sum(func.length(OUTPUT.c.text)), 0)).where(OUTPUT.c.job_id == job_id)

@@ -8,8 +8,9 @@ import threading
 import time
 from collections.abc import Iterator
 
-from framework.lease import LeaseLostError
+from framework.lease import ServiceLeaseLostError
 from framework.search.database import StorageUnavailableError
+from framework.service.own_search import remove_old_searches
 from framework.service.store import ServiceStore
 
 logger = logging.getLogger(__name__)
@@ -39,8 +40,9 @@ def forgetting_old_jobs(store: ServiceStore, keep_s: float, every_s: float = EVE
 def _forget(store: ServiceStore, keep_s: float, every_s: float, ending: threading.Event) -> None:
     while True:
         try:
-            count = store.delete_jobs(ended_before_s=time.time() - keep_s)
-        except (StorageUnavailableError, LeaseLostError) as error:
+            ended_before_s = time.time() - keep_s
+            count = store.delete_jobs(ended_before_s, remove_old_searches(store, ended_before_s))
+        except (StorageUnavailableError, ServiceLeaseLostError) as error:
             logger.warning("old jobs are not forgotten this time: %s", error)
         else:
             if count:

@@ -14,7 +14,7 @@ from typing import Any
 
 from framework import events
 from framework.connection import Connection
-from framework.lease import LeaseLostError
+from framework.lease import ServiceLeaseLostError
 from framework.mesos_calls import MesosCalls
 from framework.search.database import StorageUnavailableError
 from framework.service.agents import AgentDirectory
@@ -87,7 +87,7 @@ class Hub:
         self._seats: dict[str, Seat] = {}
         self._ledger = Ledger(mesos, journal, self._metrics, clock())
         kept = reservations or Reservations()
-        self._standing = Standing(self._seats, queue or FairQueue(), agents, kept)
+        self._standing = Standing(self._seats, queue or FairQueue(), agents, kept, self._guarded)
         self._dealing = Dealing(mesos, self._seats, self._standing, kept, self._guarded, self._metrics, clock)
         self._calls = SeatCalls(mesos, self._ledger, self._dealing, self._metrics)
         self._next_idle = 0
@@ -178,8 +178,7 @@ class Hub:
             case events.Refused():
                 self._connection.refused(event)
             case events.AgentLost() | events.ExecutorLost():
-                # Mesos also sends a status update for each task that went with it.
-                logger.info("%s", event)
+                event.log(logger)
 
     def tick(self) -> None:
         """Does what is due by time, and writes down what has changed."""
@@ -207,7 +206,7 @@ class Hub:
 
     def save(self) -> None:
         """Writes down what has changed, then acknowledges the status updates behind it."""
-        self._ledger.save(self._seats.values(), self._clock())
+        self._ledger.save(self.seats, self._clock(), self._guarded)
         self._remove_ended()
 
     # The connection.
@@ -264,9 +263,12 @@ class Hub:
 
         A service that can write nothing any more is no fault of the job's, which goes on without it.
         """
+        if self._seats.get(seat.job_id) is not seat:
+            # An earlier call has ended it.
+            return
         try:
             call(*arguments)
-        except (StorageUnavailableError, LeaseLostError):
+        except (StorageUnavailableError, ServiceLeaseLostError):
             raise
         except Exception as error:
             logger.info("job %s has raised", seat.job_id, exc_info=True)

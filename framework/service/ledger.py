@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from framework import events
@@ -61,6 +61,7 @@ class Ledger:
         for task_id in [task_id for task_id, owner in self._owners.items() if owner is seat]:
             del self._owners[task_id]
         self._acknowledgements += seat.acknowledgements
+        seat.acknowledgements = []
         self.disown(list(seat.tasks.values()))
 
     # What happens to tasks.
@@ -76,6 +77,10 @@ class Ledger:
             seat.tasks[task.task_id] = task
             self._owners[task.task_id] = seat
         return tasks
+
+    def doubts(self, tasks: Sequence[TaskRecord]) -> None:
+        """It is not known whether the master has launched these; it is asked, until it says so."""
+        self._reconciliation.doubt(task.task_id for task in tasks)
 
     def heard(self, event: events.StatusUpdate, now_s: float) -> Seat | None:
         """Takes in what Mesos says of a task.
@@ -118,38 +123,52 @@ class Ledger:
 
     def ask(self, now_s: float) -> None:
         """Asks the master what is to be asked, and kills what is to end; there is a connection to it."""
-        due = self._reconciliation.explicit(now_s)
-        if due:
+        everything, due = self._reconciliation.everything(now_s), self._reconciliation.explicit(now_s)
+        if everything or due:
             agents = dict(self._orphans.agents)
-            for task_id in due & self._owners.keys():
-                task = self._owners[task_id].tasks.get(task_id)
-                if task is not None:
-                    agents[task_id] = task.agent_id
-            asked = {task_id: agents[task_id] for task_id in due if task_id in agents}
+            for task_id, seat in self._owners.items():
+                if task_id in seat.tasks:
+                    agents[task_id] = seat.tasks[task_id].agent_id
+            asked = {task_id: agent_id for task_id, agent_id in agents.items() if everything or task_id in due}
             if asked:
                 try_now(self._mesos.reconcile, asked)
         if self._reconciliation.implicit(now_s):
             try_now(self._mesos.reconcile, {})
         self._orphans.kill(now_s)
 
-    def save(self, seats: Iterable[Seat], now_s: float) -> None:
-        """Writes down what has changed, then acknowledges the status updates behind it."""
+    def save(self, seats: Collection[Seat], now_s: float, guarded: Callable[..., None]) -> None:
+        """Writes down what has changed, then acknowledges the status updates behind it.
+
+        Args:
+            seats: all of them.
+            now_s: the time.
+            guarded: makes a call of a job's state machine.
+        """
         look_at_all = now_s - self._saved_s >= SAVE_S
         if look_at_all:
             self._saved_s = now_s
-        states = {}
+        looked_at = [seat for seat in seats if seat.must_save or (look_at_all and seat.has_tasks)]
+        states: dict[Seat, dict[str, Any]] = {}
+        for seat in looked_at:
+            guarded(seat, _note_state, seat, states)
         for seat in seats:
-            if seat.must_save or (look_at_all and seat.has_tasks):
-                seat.must_save = False
-                state = seat.tenant.to_state()
-                if state != seat.saved:
-                    states[seat.job_id] = seat.saved = state
             self._acknowledgements += seat.acknowledgements
             seat.acknowledgements = []
         if states or self._unsaved:
-            self._journal.changed(list(self._unsaved.values()), states)
+            tasks = list(self._unsaved.values())
+            self._journal.changed(tasks, {seat.job_id: state for seat, state in states.items()})
             self._unsaved.clear()
+        for seat, state in states.items():
+            seat.saved = state
+        for seat in looked_at:
+            seat.must_save = False
         for status in self._acknowledgements:
             # What is not delivered is sent by the agent again.
             try_now(self._mesos.acknowledgeStatusUpdate, status)
         self._acknowledgements.clear()
+
+
+def _note_state(seat: Seat, states: dict[Seat, dict[str, Any]]) -> None:
+    state = seat.tenant.to_state()
+    if state != seat.saved:
+        states[seat] = state

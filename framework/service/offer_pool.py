@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,11 @@ Offer = dict[str, Any]
 
 Supply = Mapping[str, Mapping[str, float]]
 """Agent -> resource -> amount that it offers: `cpus`, `mem` and `disk` in MiB, `gpus`, number of `ports`."""
+
+
+LATELY_S = 60.0
+"""An agent that nobody knows may be so new that it is known only later."""
+LONG_AGO_S = 24 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -163,6 +168,22 @@ class OfferPool:
         if ids:
             self._changed()
         return ids
+
+    def forget(self, known: Collection[str] | None) -> None:
+        """Forgets what agents offered last that are gone.
+
+        Args:
+            known: the agents there are; None where that is not known: all are there that made an offer in a day.
+        """
+        in_hand = {agent_id(held.offer) for held in self._held.values()}
+        now_s = time.time()
+        self.last = {
+            agent: last
+            for agent, last in self.last.items()
+            if agent in in_hand
+            or now_s - last.time_s < LATELY_S
+            or (now_s - last.time_s < LONG_AGO_S if known is None else agent in known)
+        }
 
     def clear(self) -> None:
         """The connection is gone, and offers do not outlive it."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import JSON, ColumnElement, cast, func, select
 from sqlalchemy.engine import Connection
 
 from framework.search.records import TrialState
@@ -42,6 +43,33 @@ def trial_states(connection: Connection, searches: Sequence[str]) -> dict[str, d
     return counts
 
 
+def search_modes(connection: Connection, searches: Sequence[str]) -> dict[str, str]:
+    """Search -> whether its least (`min`) or greatest (`max`) value is best; those that have not begun are left out."""
+    # The rest of it may be long.
+    if connection.dialect.name == "sqlite":
+        mode: ColumnElement[str] = func.json_extract(SEARCHES.c.spec, "$.mode")
+    else:
+        mode = cast(SEARCHES.c.spec, JSON)["mode"].as_string()
+    rows = connection.execute(select(SEARCHES.c.name, mode).where(SEARCHES.c.name.in_(searches)))
+    return {str(name): str(found) for name, found in rows}
+
+
+def best_values(connection: Connection, modes: Mapping[str, str]) -> dict[str, float]:
+    """Search -> the best value of its trials that have not failed; searches without any are left out.
+
+    Args:
+        connection: to the database.
+        modes: search -> `min` or `max`.
+    """
+    # What is no number sorts behind all numbers (`framework.search.tables.Number`).
+    is_finite = TRIALS.c.value.between(-sys.float_info.max, sys.float_info.max)
+    query = select(SEARCHES.c.name, func.min(TRIALS.c.value), func.max(TRIALS.c.value))
+    query = query.join(TRIALS, TRIALS.c.search_id == SEARCHES.c.id).where(SEARCHES.c.name.in_(modes), is_finite)
+    grouped = query.where(TRIALS.c.state != TrialState.FAILED).group_by(SEARCHES.c.name)
+    rows = connection.execute(grouped)
+    return {str(name): float(high if modes[name] == "max" else low) for name, low, high in rows}
+
+
 def thinned_progress(connection: Connection, job_id: str, after_step: int, limit: int) -> list[ProgressPoint]:
     """Progress of a job after a step: at most about `limit` points, evenly chosen, the last one among them."""
     ours = (PROGRESS.c.job_id == job_id) & (PROGRESS.c.step > after_step)
@@ -53,7 +81,9 @@ def thinned_progress(connection: Connection, job_id: str, after_step: int, limit
     return [ProgressPoint(*point) for *point, _ in connection.execute(query)]
 
 
-def output(connection: Connection, job_id: str, *, after: int, task: str | None, limit: int) -> list[OutputChunk]:
+def output(
+    connection: Connection, job_id: str, *, after: int, task: str | None, limit: int | None
+) -> list[OutputChunk]:
     """Output of a job, or of one of its tasks, with numbers above `after`, oldest first."""
     wanted: list[ColumnElement[bool]] = [OUTPUT.c.job_id == job_id, OUTPUT.c.number > after]
     if task is not None:

@@ -50,11 +50,11 @@ class Reception:
         self._inbox.put(events.JobSubmitted(record.id))
         return record
 
-    def kill(self, record: JobRecord) -> None:
-        """Asks for a job's end; nothing happens to one that has ended."""
+    def kill(self, record: JobRecord, user: str = "") -> None:
+        """Asks for a job's end in a user's name; nothing happens to one that has ended."""
         if not record.state.has_ended():
             self.store.change_job(record.id, kill_requested=True)
-            self._inbox.put(events.KillRequested(record.id))
+            self._inbox.put(events.KillRequested(record.id, user))
 
 
 def new_secret() -> str:

@@ -82,7 +82,7 @@ class TaskRecord:
         node, address: the agent for people, and its IP address or host name.
         name: what it is in its job, such as `worker:0` or `slot 3`.
         state: Mesos' name of its last state, less `TASK_`, in lower case; `intended` before the launch.
-        resources: name -> amount of `cpus`, `mem` (MiB), `disk` (MiB), `gpus` it holds, executor included.
+        resources: name -> amount of `cpus`, `mem` (MiB), `disk` (MiB), `gpus`, `ports` it holds, executor included.
         launched_s, ended_s: seconds since the epoch; None while it has not ended.
         message: what Mesos or the executor said with the last state.
     """

@@ -3,52 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from dike.exceptions import BadInputError, DikeError
 from dike.profile import ModelProfile
 from framework.elastic.options import read_bounds, read_stragglers
 from framework.job import JobSpec
 from framework.search.records import SearchSpec
-from framework.service.constraints import parse_constraints
 from framework.service.records import JobKind
+from framework.service.request_fields import MAX_ITEMS, ConstraintTexts, Environment, Script, Seconds, Text
+from framework.service.search_bounds import check_search
 from solver import Plan
 
-MAX_TEXT = 4096
-MAX_ITEMS = 10_000
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}")
-"""A search's name is its job's id too, and so part of Mesos' ids and of paths."""
-
-
-def _relative(path: str) -> str:
-    if path.startswith("/") or ".." in path.split("/") or "\0" in path:
-        raise ValueError("is a path inside the bundle, without '..'")
-    return path
-
-
-def _environment(variables: dict[str, str]) -> dict[str, str]:
-    if any(not name or "=" in name or "\0" in name + value for name, value in variables.items()):
-        raise ValueError("holds something that is not an environment variable")
-    return variables
-
-
-def _constraints(texts: list[str]) -> list[str]:
-    try:
-        parse_constraints(texts)
-    except DikeError as error:
-        raise ValueError(str(error)) from error
-    return texts
-
-
-Text = Annotated[str, Field(max_length=MAX_TEXT)]
-Seconds = Annotated[float, Field(ge=1, le=1e9, allow_inf_nan=False)]
-Script = Annotated[str, Field(min_length=1, max_length=MAX_TEXT), AfterValidator(_relative)]
-ConstraintTexts = Annotated[list[Text], Field(max_length=100), AfterValidator(_constraints)]
-Environment = Annotated[dict[str, Text], Field(max_length=1000), AfterValidator(_environment)]
+MAX_VARIABLES = 20_000
+"""Of a model: planning more takes longer than a service can wait for it."""
 
 
 class TrainingRequest(BaseModel):
@@ -77,9 +47,11 @@ class TrainingRequest(BaseModel):
     @model_validator(mode="after")
     def _is_consistent(self) -> TrainingRequest:
         try:
-            self.to_spec(job_id="job", checkpoint_dir="", bundle_url="", python="")
+            spec = self.to_spec(job_id="job", checkpoint_dir="", bundle_url="", python="")
         except (DikeError, ValueError, TypeError, KeyError) as error:
             raise ValueError(str(error)) from error
+        if len(spec.profile.variables) > MAX_VARIABLES:
+            raise ValueError(f"the model has more than {MAX_VARIABLES} variables, too many to plan for in a service")
         return self
 
     def to_spec(self, **of_the_service: Any) -> JobSpec:
@@ -128,17 +100,11 @@ class SearchJobRequest(BaseModel):
     @model_validator(mode="after")
     def _is_a_search(self) -> SearchJobRequest:
         try:
-            spec = self.to_spec()
+            check_search(self.to_spec())
         except ValidationError as error:
             raise ValueError(_first_of(error)) from error
-        _relative(spec.script)
-        if not _NAME.fullmatch(spec.name):
-            raise ValueError("the name is of up to 200 letters, digits, '.', '_', '+' and '-', a letter or digit first")
-        if not 1 <= spec.trial_count <= MAX_ITEMS * 100:
-            raise ValueError("the number of trials is out of bounds")
-        amounts = (spec.slot_cpus, spec.slot_mem_mib, spec.checkpoint_interval_s, spec.suspend_timeout_s)
-        if not all(math.isfinite(amount) and amount > 0 for amount in amounts):
-            raise ValueError("sizes and times of a search are positive numbers")
+        except DikeError as error:
+            raise ValueError(str(error)) from error
         return self
 
     def to_spec(self) -> SearchSpec:
@@ -164,7 +130,11 @@ def read_request(values: Any) -> TrainingRequest | SearchJobRequest:
     try:
         return _REQUEST.validate_python(values)
     except ValidationError as error:
-        raise BadInputError(f"The job cannot be taken: {_first_of(error)}.") from error
+        raise _refused(error) from error
+
+
+def _refused(error: ValidationError) -> BadInputError:
+    return BadInputError(f"The job cannot be taken: {_first_of(error)}.")
 
 
 def _first_of(error: ValidationError) -> str:
@@ -175,6 +145,13 @@ def _first_of(error: ValidationError) -> str:
 
 
 def search_request(spec: SearchSpec, script: str, preload: tuple[str, ...]) -> SearchJobRequest:
-    """A search to be submitted, its script at this path inside the bundle."""
+    """A search to be submitted, its script at this path inside the bundle.
+
+    Raises:
+        BadInputError: if no service would take it.
+    """
     values = dataclasses.asdict(dataclasses.replace(spec, script=script))
-    return SearchJobRequest(spec=values, preload=list(preload))
+    try:
+        return SearchJobRequest(spec=values, preload=list(preload))
+    except ValidationError as error:
+        raise _refused(error) from error

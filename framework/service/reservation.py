@@ -31,14 +31,15 @@ class Contender:
         since_s: since when it waits.
         is_overtaken: whether a job behind it has started meanwhile.
         can_be_helped: whether a job on one of these agents would make way.
-        place: the ids of the agents it would use if nothing of ours ran anywhere; none if it would not fit even then.
+        place: the ids of the agents it would use if nothing of ours ran anywhere; none if it would not fit even then,
+            None if that is not known at the moment.
     """
 
     job_id: str
     since_s: float
     is_overtaken: bool
     can_be_helped: Callable[[frozenset[str]], bool]
-    place: Callable[[], frozenset[str]]
+    place: Callable[[], frozenset[str] | None]
 
 
 @dataclass(frozen=True)
@@ -129,8 +130,10 @@ class Reservations:
             self._checked_s = -math.inf
 
     def _place(self, contender: Contender, now_s: float) -> None:
-        self._checked_s = now_s
         agents = contender.place()
+        if agents is None:
+            return
+        self._checked_s = now_s
         helps = contender.is_overtaken or len(agents) > 1 or contender.can_be_helped(agents)
         if not agents or not helps:
             # It does not fit yet, or is simply the next: whatever becomes free is offered to it first.

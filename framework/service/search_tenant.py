@@ -5,22 +5,23 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from dike.exceptions import BadInputError, DikeError
 from framework import events
-from framework.lease import HEARTBEAT_S, STALE_S
+from framework.lease import HEARTBEAT_S, STALE_S, LeaseLostError
 from framework.policies.registry import make_policy
 from framework.search.database import StorageUnavailableError
 from framework.search.inheritance import SearchState, close_slices, prepared
 from framework.search.launching import SlotLaunch
 from framework.search.moves import with_measured_moves
-from framework.search.records import SearchSpec
+from framework.search.records import SearchSpec, TrialRecord, TrialState
 from framework.search.roster import Roster
 from framework.search.search import Search
 from framework.search.store import Store
 from framework.search.study import Study
+from framework.service.own_search import is_own
 from framework.service.records import JobRecord
 from framework.service.requests import SearchJobRequest, read_request
 from framework.service.search_watcher import SearchWatcher
@@ -59,7 +60,8 @@ class ServiceSearch(Search):
 
     def close(self) -> None:
         """Notes that the search is over, and gives its lease back: `dike tune --resume` may go on with it."""
-        with self._resources:
+        # Whoever has taken the search over says how it ends.
+        with self._resources, contextlib.suppress(LeaseLostError):
             self._records.finish_search(self._error or self.result.failure)
 
     def leave(self) -> None:
@@ -92,12 +94,15 @@ def make_search(record: JobRecord, seat: Seat, notebook: Notebook, around: Surro
         resources = undo.enter_context(contextlib.ExitStack())
         store = Store(around.store.url, engine=around.store.engine)
         is_new = _open(store, spec, record)
+        # Where it keeps its checkpoints already it stays, should this service have another root.
+        spec = store.spec
         last_sign_s = store.last_heartbeat_s(spec.name)
         resources.enter_context(_locked(store, spec.name))
         study = (Study.create if is_new else Study.open)(around.store.url, spec)
         resources.callback(study.close)
         close_slices(store, last_sign_s, living)
         records = prepared(store.load_trials(), study.asked(), living)
+        state = _ending_with(spec, state, records)
         for trial in records:
             store.save_trial(trial)
         slices = store.load_slices()
@@ -137,6 +142,15 @@ def _state(record: JobRecord, seat: Seat) -> SearchState | None:
     return dataclasses.replace(state, slots=tuple(slot for slot in state.slots if slot.task_id in seat.tasks))
 
 
+def _ending_with(spec: SearchSpec, state: SearchState | None, records: Iterable[TrialRecord]) -> SearchState | None:
+    """The state, of a search that ends if a trial failed that should end it: the trial was written down before it."""
+    failed = next((trial for trial in records if trial.state is TrialState.FAILED), None)
+    if spec.on_failure != "abort" or state is None or state.ending is not None or failed is None:
+        return state
+    reason, _, _ = failed.error.partition("\n")
+    return dataclasses.replace(state, ending=f"trial {failed.number} failed: {reason}")
+
+
 def _open(store: Store, spec: SearchSpec, record: JobRecord) -> bool:
     """Opens the job's search, or makes it; whether it is new.
 
@@ -148,10 +162,9 @@ def _open(store: Store, spec: SearchSpec, record: JobRecord) -> bool:
     except StorageUnavailableError:
         raise
     except BadInputError:
-        # A service that was killed may have made it and not come to write down anything of the job.
-        created_s = next(summary.created_s for summary in store.searches() if summary.spec.name == spec.name)
-        if store.open_search(spec.name) != spec or created_s < record.submitted_s:
+        if not is_own(record, next(search for search in store.searches() if search.spec.name == spec.name)):
             raise
+        store.open_search(spec.name)
         return False
     return True
 

@@ -18,6 +18,8 @@ from framework.service.tenant import Tenant
 
 INTENDED = "intended"
 """State of a task that has been written down and not heard of."""
+NOT_NEEDED = "its job had no more use for it"
+"""Message of a task that was ended without anybody having asked for its job's end."""
 
 
 class Front(Protocol):
@@ -119,6 +121,8 @@ class Seat:
 
     def kill(self, task_id: str, agent_id: str) -> None:
         """Asks for a task's end."""
+        if task_id in self.tasks and not self.is_ending:
+            self.tasks[task_id] = dataclasses.replace(self.tasks[task_id], message=NOT_NEEDED)
         self._front.kill(self, task_id, agent_id)
 
     def reconcile(self, tasks: dict[str, str]) -> None:
@@ -144,7 +148,7 @@ def intended_tasks(job_id: str, offers: Sequence[Offer], operations: Iterable[di
             address=address_of(first),
             name=info["name"].rpartition(f"{job_id} ")[2],
             state=INTENDED,
-            resources=_scalars([*info.get("resources", ()), *info.get("executor", {}).get("resources", ())]),
+            resources=_amounts([*info.get("resources", ()), *info.get("executor", {}).get("resources", ())]),
             launched_s=time.time(),
         )
         for operation in operations
@@ -154,10 +158,11 @@ def intended_tasks(job_id: str, offers: Sequence[Offer], operations: Iterable[di
 
 def updated(task: TaskRecord, event: events.StatusUpdate, state: TaskState) -> TaskRecord:
     """The task as a status update has it."""
+    is_ours = task.message == NOT_NEEDED and state in (TaskState.KILLING, TaskState.KILLED)
     return dataclasses.replace(
         task,
         state=event.state.removeprefix("TASK_").lower(),
-        message=str(event.status.get("message", "")),
+        message=NOT_NEEDED if is_ours else str(event.status.get("message", "")),
         ended_s=time.time() if state.is_terminal() else None,
     )
 
@@ -167,9 +172,12 @@ def ids_of(offers: Iterable[Offer]) -> list[dict[str, str]]:
     return [{"value": offer_id(offer)} for offer in offers]
 
 
-def _scalars(pieces: Iterable[dict[str, Any]]) -> dict[str, float]:
+def _amounts(pieces: Iterable[dict[str, Any]]) -> dict[str, float]:
     amounts: dict[str, float] = {}
     for piece in pieces:
         if "scalar" in piece:
             amounts[piece["name"]] = round(amounts.get(piece["name"], 0.0) + float(piece["scalar"]["value"]), 3)
+        elif piece["name"] == "ports":
+            count = sum(int(one["end"]) - int(one["begin"]) + 1 for one in piece["ranges"]["range"])
+            amounts["ports"] = amounts.get("ports", 0.0) + count
     return amounts

@@ -42,8 +42,14 @@ class SeatCalls:
             raise OffersGoneError("The offers were withdrawn before they could be used.")
         tasks = self._ledger.intends(seat, offers, operations)
         self._dealing.pool.used(offers, added(task.resources for task in tasks))
-        # No filter: another job may want the rest at once.
-        self._mesos.acceptOffers(ids_of(offers), operations, {"refuse_seconds": 0.0})
+        try:
+            # No filter: another job may want the rest at once.
+            self._mesos.acceptOffers(ids_of(offers), operations, {"refuse_seconds": 0.0})
+        except Exception:
+            # Whether the master has taken it is not known.
+            self._dealing.not_used(offers)
+            self._ledger.doubts(tasks)
+            raise
         self._metrics.launched(len(tasks))
 
     def give_back(self, seat: Seat, offers: Sequence[Offer]) -> None:

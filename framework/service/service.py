@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 import traceback
@@ -10,7 +11,8 @@ from typing import Any
 from dike.exceptions import DikeError
 from framework import events
 from framework.connection import FrameworkRemovedError
-from framework.lease import LeaseLostError
+from framework.lease import ServiceLeaseLostError
+from framework.master import LeadingMaster
 from framework.mesos_calls import MesosCalls
 from framework.search.database import StorageUnavailableError
 from framework.service.agents import AgentDirectory
@@ -21,7 +23,7 @@ from framework.service.queueing import FairQueue
 from framework.service.records import JobRecord, JobState, TaskRecord
 from framework.service.seat import Seat
 from framework.service.store import ServiceStore
-from framework.service.tenant import Holder, Need, Outcome
+from framework.service.tenant import CANCELLED, INTERRUPTED, Holder, Need, Outcome
 from framework.service.tenants import Surroundings, make_tenant
 from framework.service.watchers import Notebook
 
@@ -58,6 +60,7 @@ class Service:
         mesos: the master.
         queue: who is served first.
         agents: knows the agents; None where nobody does.
+        master: hears which master leads; None where nobody needs to know.
     """
 
     def __init__(
@@ -66,12 +69,15 @@ class Service:
         mesos: MesosCalls,
         queue: FairQueue | None = None,
         agents: AgentDirectory | None = None,
+        master: LeadingMaster | None = None,
     ) -> None:
         self._around = around
+        self._master = master
         self._store = around.store
         self._books: dict[str, Notebook] = {}
         self._states: dict[str, JobState] = {}
         self._started: set[str] = set()
+        self._killed_by: dict[str, str] = {}
         self._numbers = 0
         self._written_s = 0.0
         self._leaves = False
@@ -113,8 +119,10 @@ class Service:
                 if record is not None and self.hub.seat(record.id) is None and not record.state.has_ended():
                     self._admit(record, [])
             case events.KillRequested():
-                self._kill(event.job_id)
+                self._kill(event.job_id, event.user)
             case _:
+                if isinstance(event, events.Subscribed) and self._master is not None:
+                    self._master.subscribed_at(event.master, event.version)
                 try:
                     self.hub.handle(event)
                 except FrameworkRemovedError:
@@ -163,7 +171,7 @@ class Service:
                 constraints=record.constraints,
                 tasks=tasks,
             )
-        except (StorageUnavailableError, LeaseLostError):
+        except (StorageUnavailableError, ServiceLeaseLostError):
             raise
         except Exception as error:
             # One job that cannot be taken up must not keep the service from the others.
@@ -173,8 +181,11 @@ class Service:
         if record.kill_requested:
             self._kill(record.id)
 
-    def _kill(self, job_id: str) -> None:
+    def _kill(self, job_id: str, user: str = "") -> None:
         if self.hub.seat(job_id) is not None:
+            if user and job_id not in self._killed_by:
+                self._killed_by[job_id] = user
+                self._books[job_id].event("note", f"{user} has asked for its end")
             self._note_state(job_id, JobState.ENDING)
             self.hub.cancel_job(job_id)
 
@@ -215,6 +226,9 @@ class Service:
         self._over(job_id, Outcome(JobState.FAILED, str(error)))
 
     def _over(self, job_id: str, outcome: Outcome) -> None:
+        user = self._killed_by.pop(job_id, "")
+        if user and outcome.state is JobState.KILLED and outcome.failure in ("", CANCELLED, INTERRUPTED):
+            outcome = dataclasses.replace(outcome, failure=f"killed by {user}")
         logger.info("job %s: %s", job_id, f"{outcome.state} {outcome.failure}".strip())
         book = self._books.pop(job_id)
         book.event("ended", outcome.failure or str(outcome.state))

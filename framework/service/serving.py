@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +15,8 @@ from framework import events
 from framework.bundle import BundleServer
 from framework.connection import FrameworkRemovedError
 from framework.driver import Driver
-from framework.elastic.demand import demand_on
-from framework.job_plan import AllAgents
-from framework.master import Master, leading_for_s
+from framework.job_plan import AllAgents, no_agent_meets
+from framework.master import LeadingMaster, leading_for_s
 from framework.runner import absolute_folder
 from framework.service.agents import AgentDirectory
 from framework.service.constraints import parse_constraints
@@ -29,12 +28,18 @@ from framework.service.service import Service
 from framework.service.store import ServiceStore
 from framework.service.tenants import Surroundings
 from framework.session import MesosAccess, drive, is_on_this_machine
+from solver import NodeClass
 
 logger = logging.getLogger(__name__)
 
 WEEK_S = 7 * 24 * 3600.0
 CANCEL_TIMEOUT_S = 5.0
 NAME = "dike"
+LEAVES = "ending; tasks go on and are found again by the next service"
+LEAVES_WITH_MESOS = (
+    "ending, and the Mesos that was started for this service with it: tasks end too, and with the next service their "
+    "jobs start again from their checkpoints"
+)
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,7 @@ class ServeRequest:
     bundle_port: int = 0
 
 
-Front = Callable[[Reception, Service, Master], AbstractContextManager[None]]
+Front = Callable[[Reception, Service, LeadingMaster], AbstractContextManager[None]]
 """What clients talk to, while the service runs."""
 
 
@@ -113,7 +118,8 @@ def _serve_as_one_framework(
             checkpoint=True,
         )
         driver = Driver(settings, master.uri, scheduler, lease.is_certain)
-        directory = stack.enter_context(contextlib.closing(AgentDirectory(master.ask, request.mesos.role)))
+        leading = LeadingMaster(master)
+        directory = stack.enter_context(contextlib.closing(AgentDirectory(leading.ask, request.mesos.role)))
         directory.refresh()
         around = Surroundings(
             store=store,
@@ -122,32 +128,41 @@ def _serve_as_one_framework(
             image=request.mesos.image,
             hand_out_gpus=is_on_this_machine(master),
             checkpoint_root=checkpoint_root,
-            agents=functools.partial(_agents, directory),
-            demand=functools.partial(demand_on, master),
+            agents=functools.partial(agents_for, directory),
+            demand=directory.demand,
         )
-        service = Service(around, driver, FairQueue(request.weight), directory)
+        service = Service(around, driver, FairQueue(request.weight), directory, leading)
         if count := len(service.hub.seats):
             note(f"going on with {count} {'job' if count == 1 else 'jobs'}")
         if request.keep_s is not None:
             stack.enter_context(forgetting_old_jobs(store, request.keep_s))
-        stack.enter_context(front(Reception(store, scheduler.events), service, master))
+        stack.enter_context(front(Reception(store, scheduler.events), service, leading))
         drive(
             service,
             driver,
             scheduler,
             master,
             subscribed=lambda framework_id: note(f"subscribed at {master.address} as {framework_id}"),
-            interrupted=lambda: note("ending; tasks go on and are found again by the next service"),
+            interrupted=lambda: note(LEAVES if request.mesos.master else LEAVES_WITH_MESOS),
             cancel_timeout_s=CANCEL_TIMEOUT_S,
             keep_tasks=True,
         )
 
 
-def _agents(directory: AgentDirectory, constraints: tuple[str, ...]) -> AllAgents:
-    return functools.partial(directory.nodes, parse_constraints(constraints))
+def agents_for(directory: AgentDirectory, constraints: Sequence[str]) -> AllAgents:
+    """Lists what a job with these constraints may use."""
+    admitted = parse_constraints(constraints)
+
+    def all_agents() -> list[NodeClass] | None:
+        nodes = directory.nodes(admitted)
+        if nodes == [] and directory.current():
+            raise no_agent_meets(constraints)
+        return nodes
+
+    return all_agents
 
 
 @contextlib.contextmanager
-def no_front(reception: Reception, service: Service, master: Master) -> Iterator[None]:
+def no_front(reception: Reception, service: Service, master: LeadingMaster) -> Iterator[None]:
     """Nobody but this process can ask for anything."""
     yield

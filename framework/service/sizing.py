@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ from framework.service.agents import AgentFacts, Amounts
 from framework.service.explanation import TaskNeed, describe
 from framework.service.requests import SearchJobRequest, TrainingRequest
 from solver import NodeClass, Plan, PlannedTask, TaskResources, make_plan, smallest_job
+from solver.milp import SolverError
+
+logger = logging.getLogger(__name__)
 
 _RESOURCES = ("cpus", "mem", "disk", "gpus")
 PLAN_TIME_LIMIT_S = 5.0
@@ -34,8 +38,8 @@ class Fit:
     """Whether a job has room.
 
     Attributes:
-        nodes: names of the agents it would go to; empty if it has no room.
-        problem: what is missing, in one sentence; empty if it has room.
+        nodes: names of the agents it would go to; empty if it has no room, or that is not known.
+        problem: what is missing, in one sentence; empty if it has room, or that is not known.
     """
 
     nodes: frozenset[str] = frozenset()
@@ -98,16 +102,22 @@ class TrainingSizing:
             return Fit(problem="No agent has ports, and each TensorFlow server needs one.")
         if self._spec.plan is not None:
             return _fit_plan(self._spec.plan, nodes)
+        try:
+            return self._planned(nodes)
+        except InfeasibleError as error:
+            return Fit(problem=str(error))
+        except SolverError as error:
+            logger.warning("it cannot be said where job %s would start: %s", self._spec.job_id, error)
+            return Fit()
+
+    def _planned(self, nodes: Nodes) -> Fit:
         needs = self._needs(nodes)
         # Whether a model fits a GPU's memory is for the planner to say.
         packed = frozenset() if any(need.gpus for need in needs) else _packed(needs, nodes)
         if packed:
             return Fit(packed)
         request = dataclasses.replace(plan_request(self._spec, nodes), time_limit_s=PLAN_TIME_LIMIT_S)
-        try:
-            return Fit(frozenset(task.node for task in make_plan(request).tasks))
-        except InfeasibleError as error:
-            return Fit(problem=str(error))
+        return Fit(frozenset(task.node for task in make_plan(request).tasks))
 
 
 class SearchSizing:
@@ -178,15 +188,20 @@ def _fit_plan(plan: Plan, nodes: Nodes) -> Fit:
     wanted: dict[str, Counter[str]] = {}
     for task in plan.tasks:
         wanted.setdefault(task.node, Counter()).update(dict(zip(_RESOURCES, _amounts(task), strict=True)))
+    used: set[str] = set()
     for name, amounts in wanted.items():
-        # A host name that several agents share is followed by a part of the agent's id.
-        if name not in room and name.partition("/")[0] not in room:
+        need = TaskNeed("", 1, *(amounts[one] for one in _RESOURCES))
+        # A host name that several agents share may be followed by a part of the agent's id, here or in the plan.
+        hostname = name.partition("/")[0]
+        alike = [one for one in room if one.partition("/")[0] == hostname and one not in wanted.keys() - {name}]
+        able = [one for one in ([name] if name in room else alike) if one not in used]
+        if not able:
             return Fit(problem=f"Its plan wants agent {name}; the agents are {', '.join(sorted(room))}.")
-        free = room.get(name, room.get(name.partition("/")[0], {}))
-        missing = TaskNeed("", 1, *(amounts[one] for one in _RESOURCES)).missing(free)
-        if missing:
+        best = min(able, key=lambda one: len(need.missing(room[one])))
+        if missing := need.missing(room[best]):
             return Fit(problem=f"Its plan wants {describe(amounts)} on {name}, which is {describe(missing)} short.")
-    return Fit(frozenset(wanted))
+        used.add(best)
+    return Fit(frozenset(used))
 
 
 def _amounts(task: PlannedTask | TaskResources) -> tuple[float, float, float, float]:

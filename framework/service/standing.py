@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from framework.service.agents import AgentDirectory, AgentFacts
 from framework.service.offer_pool import OfferPool
 from framework.service.others import Others, left_of
+from framework.service.places import Places
 from framework.service.queueing import Candidate, FairQueue
 from framework.service.records import TaskRecord
 from framework.service.reservation import Contender, Reservations
@@ -28,6 +29,7 @@ class Standing:
         queue: their order.
         agents: knows the agents; None where nobody does.
         reservations: what is kept for whom.
+        guarded: makes a call of a job's state machine.
 
     Attributes:
         gathers: whether a job waits that needs several agents at a time, and would fit if it had them.
@@ -39,11 +41,14 @@ class Standing:
         queue: FairQueue,
         agents: AgentDirectory | None,
         reservations: Reservations,
+        guarded: Callable[..., None],
     ) -> None:
         self._seats = seats
         self._queue = queue
         self._directory = agents
         self._reservations = reservations
+        self._guarded = guarded
+        self._places = Places()
         self._waits_since_s: dict[str, float] = {}
         self._others = Others()
         self.gathers = False
@@ -67,13 +72,17 @@ class Standing:
         self._others.observe(self._agents() or (), self._held_on_agents(), now_s)
         waiting = [seat for seat in self.order(list(self._seats.values())) if _waits(seat)]
         self._waits_since_s = {seat.job_id: self._waits_since_s.get(seat.job_id, now_s) for seat in waiting}
-        self.gathers = any(len(self._place(seat, beside_others=False)) > 1 for seat in _gangs(waiting)[:FIRST])
         self._drop_if_useless(pool, now_s)
         released = self._reservations.update(now_s, [self._contender(seat) for seat in waiting if seat.sizing])
         kept = self._reservations.current
         if kept is not None:
-            for tenant in self._in_the_way(kept.job_id, kept.agents):
-                tenant.vacate(kept.agents)
+            for seat, tenant in self._in_the_way(kept.job_id, kept.agents):
+                self._guarded(seat, tenant.vacate, kept.agents)
+        # What time there is to plan is for the reservation first.
+        self.gathers = self._gathers(_gangs(waiting)[:FIRST])
+        self._places.forget(set(self._seats))
+        known = self._agents()
+        pool.forget(None if known is None else {agent.agent_id for agent in known})
         return released
 
     def snapshot(self, pool: OfferPool, now_s: float, *, connected: bool) -> Snapshot:
@@ -106,12 +115,17 @@ class Standing:
             lambda: self._place(seat, beside_others=True),
         )
 
-    def _in_the_way(self, job_id: str, agents: frozenset[str]) -> Iterator[Vacating]:
+    def _gathers(self, gangs: Sequence[Seat]) -> bool:
+        places = [self._place(seat, beside_others=False) for seat in gangs]
+        # As long as it is not known it stays as it was.
+        return any(place is not None and len(place) > 1 for place in places) or (self.gathers and None in places)
+
+    def _in_the_way(self, job_id: str, agents: frozenset[str]) -> Iterator[tuple[Seat, Vacating]]:
         """Other jobs that hold something on these agents and can leave them."""
         there = [seat for seat in self._seats.values() if any(task.agent_id in agents for task in seat.tasks.values())]
         for seat in there:
             if seat.job_id != job_id and isinstance(seat.tenant, Vacating):
-                yield seat.tenant
+                yield seat, seat.tenant
 
     def _agents(self) -> tuple[AgentFacts, ...] | None:
         return None if self._directory is None else self._directory.current()
@@ -126,9 +140,14 @@ class Standing:
         if kept.agents <= offered.keys() - busy:
             self._reservations.did_not_help(now_s)
 
-    def _place(self, seat: Seat, *, beside_others: bool) -> frozenset[str]:
-        """Ids of the agents that a job would use if nothing of ours ran anywhere, or nothing of anybody's."""
-        agents = self._agents() or ()
+    def _place(self, seat: Seat, *, beside_others: bool) -> frozenset[str] | None:
+        """Ids of the agents that a job would use if nothing of ours ran anywhere, or nothing of anybody's.
+
+        None if that is not known now.
+        """
+        agents = self._agents()
+        if agents is None:
+            return None
         if seat.sizing is None:
             return frozenset()
         others = self._others.all if beside_others else {}
@@ -137,8 +156,8 @@ class Standing:
             for agent in agents
             if seat.admitted.admits(agent.attributes, agent.hostname)
         ]
-        used = seat.sizing.fit(nodes_for(seat.sizing, usable)).nodes
-        return frozenset(agent.agent_id for agent in agents if agent.node in used)
+        fit = self._places.fit(seat, nodes_for(seat.sizing, usable))
+        return None if fit is None else frozenset(agent.agent_id for agent in agents if agent.node in fit.nodes)
 
     def _held_on_agents(self) -> dict[str, dict[str, float]]:
         return _added_by(

@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import RowMapping, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, RowMapping, and_, delete, func, insert, or_, select, update
+from sqlalchemy.engine import Connection
 
 from dike.exceptions import BadInputError
 from framework.service.history import JobHistory
 from framework.service.records import JobKind, JobRecord, JobState, TaskRecord
 from framework.service.tables import BUNDLES, EVENTS, JOBS, OUTPUT, PROGRESS, SERVICES, TASKS
 
+logger = logging.getLogger(__name__)
+
 _JSON_COLUMNS = ("request", "constraints", "result", "state_data")
 _LONG_COLUMNS = ("request", "result", "state_data")
+_SEARCHES_AT_A_TIME = 1000
 
 
 class ServiceStore(JobHistory):
@@ -118,35 +123,39 @@ class ServiceStore(JobHistory):
         states = [state for state in JobState if not state.has_ended()]
         return self.jobs(states=states)[::-1]
 
-    def counts(self) -> dict[JobState, int]:
-        """State -> number of jobs in it."""
-        query = select(JOBS.c.state, func.count()).group_by(JOBS.c.state)
-        with self.reading() as connection:
-            found = {JobState(state): count for state, count in connection.execute(query)}
-        return {state: found.get(state, 0) for state in JobState}
-
     def bundle(self, token: str) -> bytes | None:
         """The archive that a bundle token names; None if there is none."""
         query = select(BUNDLES.c.archive).join(JOBS, JOBS.c.id == BUNDLES.c.job_id).where(JOBS.c.bundle_token == token)
         with self.reading() as connection:
             return connection.execute(query).scalar()
 
-    def delete_jobs(self, ended_before_s: float) -> int:
+    def old_searches(self, ended_before_s: float) -> list[str]:
+        """Jobs that are searches, ended before a time (seconds since the epoch) and may be removed; some of them."""
+        query = select(JOBS.c.id).where(_is_old(ended_before_s), JOBS.c.kind == str(JobKind.SEARCH))
+        with self.reading() as connection:
+            return list(connection.execute(query.limit(_SEARCHES_AT_A_TIME)).scalars())
+
+    def delete_jobs(self, ended_before_s: float, searches: Collection[str] = ()) -> int:
         """Removes jobs that ended before a time (seconds since the epoch), with all that is kept of them.
+
+        Args:
+            ended_before_s: that time.
+            searches: which of the jobs that are searches; what the database of searches has of them is gone already.
 
         Returns:
             How many.
         """
-        old = select(JOBS.c.id).where(JOBS.c.ended_s < ended_before_s)
+        may_go = and_(_is_old(ended_before_s), or_(JOBS.c.kind != str(JobKind.SEARCH), JOBS.c.id.in_(searches)))
+        old = select(JOBS.c.id).where(may_go)
         with self._transaction() as connection:
             for table in (BUNDLES, TASKS, EVENTS, OUTPUT, PROGRESS):
                 connection.execute(delete(table).where(table.c.job_id.in_(old)))
-            return int(connection.execute(delete(JOBS).where(JOBS.c.ended_s < ended_before_s)).rowcount)
+            return int(connection.execute(delete(JOBS).where(may_go)).rowcount)
 
     # Tasks.
 
     def save(self, tasks: Sequence[TaskRecord], states: Mapping[str, Mapping[str, Any]]) -> None:
-        """Writes tasks as they are now, and jobs' state data, all or nothing.
+        """Writes tasks as they are now, and jobs' state data, all or nothing; not those of a job that was removed.
 
         Args:
             tasks: new or changed ones.
@@ -157,12 +166,7 @@ class ServiceStore(JobHistory):
                 values = {"state_data": json.dumps(state)}
                 connection.execute(update(JOBS).where(JOBS.c.id == job_id).values(values))
             for task in tasks:
-                values = {**dataclasses.asdict(task), "resources": json.dumps(task.resources)}
-                if (
-                    connection.execute(update(TASKS).where(TASKS.c.task_id == task.task_id).values(values)).rowcount
-                    == 0
-                ):
-                    connection.execute(insert(TASKS).values(values))
+                _save_task(connection, task)
 
     def tasks(self, *, job_id: str | None = None, live_only: bool = False) -> list[TaskRecord]:
         """Tasks, in the order of their launch.
@@ -179,6 +183,24 @@ class ServiceStore(JobHistory):
         with self.reading() as connection:
             rows = connection.execute(query).mappings().all()
         return [TaskRecord(**{**row, "resources": json.loads(row["resources"])}) for row in rows]
+
+
+def _save_task(connection: Connection, task: TaskRecord) -> None:
+    values = {**dataclasses.asdict(task), "resources": json.dumps(task.resources)}
+    if connection.execute(update(TASKS).where(TASKS.c.task_id == task.task_id).values(values)).rowcount:
+        return
+    if connection.execute(select(JOBS.c.id).where(JOBS.c.id == task.job_id)).first() is not None:
+        connection.execute(insert(TASKS).values(values))
+    else:
+        # It came back with an agent that was cut off for longer than its job was kept.
+        logger.info("task %s of job %s, which is forgotten, is %s", task.task_id, task.job_id, task.state)
+
+
+def _is_old(ended_before_s: float) -> ColumnElement[bool]:
+    """Jobs that may be removed: not those of which something may still run, and has to be known until it is ended."""
+    tasks = TASKS.alias()
+    running = select(tasks.c.job_id).where(tasks.c.ended_s.is_(None))
+    return and_(JOBS.c.ended_s < ended_before_s, JOBS.c.id.not_in(running))
 
 
 def _job_values(changes: Mapping[str, Any]) -> dict[str, Any]:

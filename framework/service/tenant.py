@@ -10,6 +10,10 @@ from typing import Any, Protocol, runtime_checkable
 from framework import events
 from framework.service.records import JobState
 
+CANCELLED = "cancelled"
+INTERRUPTED = "interrupted"
+"""Failures of a training job and of a search that did nothing wrong, and that somebody has ended."""
+
 
 class Need(enum.IntEnum):
     """What a job wants offers for; the smaller, the sooner it is served."""

@@ -31,7 +31,7 @@ class Surroundings:
         hand_out_gpus: whether we choose the GPU devices of a task, for agents that do not isolate GPUs.
         checkpoint_root: folder for the checkpoints of jobs that name none; the same path on all agents.
         agents: constraints -> lists the agents that meet them (`framework.job_plan.AllAgents`).
-        demand: what other frameworks than the one of this id hold and want.
+        demand: what other frameworks than the one of this id hold and want, None where that is not known; at once.
     """
 
     store: ServiceStore
@@ -69,6 +69,9 @@ def _training(record: JobRecord, seat: Seat, notebook: Notebook, around: Surroun
         hand_out_gpus=around.hand_out_gpus,
     )
     seat.sizing = TrainingSizing(spec)
+    if spec.elastic is not None:
+        # It is found out in the background, from now on.
+        around.demand("")
     watcher = TrainingWatcher(notebook, spec.is_chief)
     job = TrainingJob(
         spec,

@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from dike.exceptions import BadInputError
 from framework.service.reception import new_secret
+from solver.strict_yaml import NOT_YAML
 
 MIN_TOKEN_LENGTH = 16
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -195,7 +196,7 @@ def _read_users(path: Path) -> dict[str, User]:
             values = yaml.safe_load(file)
     except OSError as error:
         raise BadInputError(f"The users file {path} cannot be read: {error.strerror}.") from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except (*NOT_YAML, RecursionError) as error:
         # Not what the parser says: it quotes lines, and those may hold tokens.
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark is not None else ""

@@ -69,7 +69,7 @@ class Notebook:
 
     def write(self) -> None:
         """Writes all that has come since the last time."""
-        # Cleared only once written: a database that cannot be reached for a while gets all of it later.
+        # Cleared only once written; but without its database the service ends, and what is left here is lost.
         self._store.add_events(self._job_id, self._events)
         self._events.clear()
         self._store.add_output(self._job_id, self._output)

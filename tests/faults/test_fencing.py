@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,7 +27,10 @@ def exit_code(call: Callable[[TaskSpec], None], task: TaskSpec) -> int:
     if child == 0:
         try:
             call(task)
-        finally:
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        else:
             os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
@@ -62,8 +66,13 @@ def test_another_job_that_begins_in_the_folder_gets_it(tmp_path: Path, capfd: py
 
 def test_a_damaged_or_missing_claim_is_made_again(tmp_path: Path) -> None:
     task = chief(tmp_path, 3)
-    for text in ("", "[]", '{"job": "job"}', '{"job": "job", "attempt": "x"}'):
-        (tmp_path / checkpoints.CLAIM).write_text(text)
+    damaged = [b"", b"[]", b'{"job": "job"}', b'{"job": "job", "attempt": "x"}', b'{"job": "job", "attempt": 1e400}']
+    for content in (None, *damaged, b"\xff\xfe", b"[" * 100_000):
+        claim = tmp_path / checkpoints.CLAIM
+        if content is None:
+            assert not claim.exists()
+        else:
+            claim.write_bytes(content)
         assert checkpoints.holder(task) is None
         assert exit_code(fencing.check, task) == 0
         assert checkpoints.holder(task) == ("job", 3)

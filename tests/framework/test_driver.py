@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import getpass
+import http.client
 import http.server
 import json
 import queue
+import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +19,7 @@ from typing import Any, TypeVar
 import pytest
 
 from dike.exceptions import BadInputError
+from framework import driver as driver_module
 from framework import events
 from framework.driver import (
     RECONNECT_PAUSE_S,
@@ -186,6 +189,12 @@ def test_a_master_that_is_starting_is_asked_again_without_haste(status: int) -> 
         master.close()
 
 
+def test_a_master_that_is_away_for_hours_is_asked_on_and_on() -> None:
+    driver = Driver(SETTINGS, "127.0.0.1:1", EventScheduler())
+    # pymesos' own pauses double until they overflow.
+    assert 0 < driver._backoff(0) <= driver._backoff(100_000) <= DEADLINE_S
+
+
 def test_a_host_that_cannot_be_resolved_is_asked_again() -> None:
     scheduler = EventScheduler()
     driver = Driver(SETTINGS, "no-such-host.invalid:5050", scheduler)
@@ -207,6 +216,93 @@ def test_a_refused_call_is_told_from_a_lost_one() -> None:
     try:
         with pytest.raises(CallRefusedError, match="no such resource"):
             driver.kill("t", "a")
+    finally:
+        master.close()
+
+
+class Hanging:
+    """A master that takes the framework in, and after that accepts connections and never answers."""
+
+    EVENT = b'{"type":"SUBSCRIBED","subscribed":{"framework_id":{"value":"F"}}}'
+
+    def __init__(self) -> None:
+        self.connections: list[socket.socket] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        body = b"%d\n%s" % (len(self.EVENT), self.EVENT)
+        head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nMesos-Stream-Id: stream\r\n\r\n"
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            if not self.connections:
+                connection.recv(65536)
+                connection.sendall(head + b"%x\r\n%s\r\n" % (len(body), body))
+            self.connections.append(connection)
+
+    def close(self) -> None:
+        # An accept under way does not end by `close` alone.
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for connection in self.connections:
+            connection.close()
+
+
+def test_a_master_that_hangs_holds_up_neither_calls_nor_the_next_subscription(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_module, "CALL_TIMEOUT_S", 1.0)
+    first, second = Hanging(), Hanging()
+    scheduler = EventScheduler()
+    driver = Driver(SETTINGS, first.address, scheduler)
+    refusals: list[Exception] = []
+
+    def kill_all() -> None:
+        for number in range(20):
+            try:
+                driver.kill(f"t{number}", "a")
+            except MasterUnavailableError as error:
+                refusals.append(error)
+
+    try:
+        for act in (driver.start, kill_all, lambda: driver.change_master(second.address)):
+            # On a thread of its own: what hangs must not hang the tests.
+            thread = threading.Thread(target=act, daemon=True)
+            thread.start()
+            thread.join(DEADLINE_S)
+            assert not thread.is_alive()
+            if act is not kill_all:
+                next_event(scheduler, events.Subscribed)
+        assert len(refusals) == 20
+        # Beside the subscription; one call waits, and the others fail at once.
+        assert 1 <= len(first.connections) - 1 <= 3
+    finally:
+        # A call that hangs ends, and with it whoever waits for that.
+        first.close()
+        second.close()
+        driver.stop(failover=True)
+        driver.join()
+
+
+def test_a_connection_is_not_closed_under_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    master = Answering(202, b"")
+    driver = Driver(SETTINGS, master.address, EventScheduler())
+    driver._master, driver.stream_id, driver.framework_id = master.address, "stream", "F"
+    answer = http.client.HTTPConnection.getresponse
+    closing = threading.Thread(target=driver.on_close)
+
+    def meanwhile(connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
+        closing.start()
+        closing.join(0.5)
+        return answer(connection)
+
+    monkeypatch.setattr(http.client.HTTPConnection, "getresponse", meanwhile)
+    try:
+        driver.kill("t", "a")
+        closing.join(DEADLINE_S)
+        assert not closing.is_alive()
     finally:
         master.close()
 

@@ -8,8 +8,10 @@ import pytest
 
 from dike.exceptions import InfeasibleError
 from framework.gathering import SETTLE_S
+from framework.job_plan import check_ever_fits
 from framework.launching import place
 from framework.offers import OfferBook
+from framework.service.sizing import TrainingSizing
 from solver import NodeClass, Plan, PlannedTask
 from tests.framework.job_stage import GIB, Stage, spec
 from tests.framework.played_mesos import PlayedMesos
@@ -63,3 +65,24 @@ def test_a_plan_alone_launches_nothing() -> None:
     assert stage.job.result.plan is not None
     assert stage.mesos.accepted == []
     assert stage.mesos.declined == [offer["id"]["value"]]
+
+
+def test_agents_of_one_host_are_found_by_whatever_name_a_plan_has_for_them() -> None:
+    offers = OfferBook()
+    for number in range(2):
+        offer = PlayedMesos().offer(number)
+        offers.add({**offer, "id": {"value": str(number)}, "hostname": "b", "agent_id": {"value": f"x-S{number}"}})
+    assert [agent.node for agent in offers.agents] == ["b", "b/S1"]
+    # As a service's directory calls them, which knows both before they offer anything.
+    planned = tuple(PlannedTask("worker", index, name, 1.0, 512, 0, 0) for index, name in enumerate(["b/S1", "b/S0"]))
+    plan = dataclasses.replace(any_plan(), tasks=planned)
+    assert [task.agent_id for task in place(spec(), plan, offers.agents, 0)] == ["x-S1", "x-S0"]
+
+    nodes = [dataclasses.replace(agent.node_class(), name=f"b/S{n}") for n, agent in enumerate(offers.agents)]
+    for names in (["b", "b/S1"], ["b/S1", "b/S0"], ["b", "b"]):
+        tasks = tuple(PlannedTask("worker", index, name, 1.0, 512, 0, 0) for index, name in enumerate(names))
+        wanted = spec(plan=dataclasses.replace(plan, tasks=tasks))
+        check_ever_fits(wanted, nodes)
+        fit = TrainingSizing(wanted).fit(tuple(nodes))
+        assert not fit.problem
+        assert fit.nodes == ({"b/S0", "b/S1"} if len(set(names)) == 2 else {"b/S0"})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from dike.exceptions import BadInputError, InfeasibleError
@@ -11,7 +13,10 @@ from framework import events
 from framework.connection import RECONCILE_AFTER_S
 from framework.gathering import COLLECT_S, NO_OFFER_S, SETTLE_S
 from framework.job import TaskState
+from framework.job_plan import no_agent_meets
+from framework.last_words import LAST_WORDS
 from framework.stopping import KILL_AGAIN_S, LOGS_S
+from framework.training import TrainingJob
 from solver import NodeClass
 from tests.framework.job_stage import GIB, Stage, ended, profile, spec
 
@@ -88,6 +93,20 @@ def test_no_offer_at_all_is_told() -> None:
     stage = Stage(spec(), all_agents=[])
     stage.wait(NO_OFFER_S + 1)
     assert stage.watcher.waits == ["No agent is registered with the Mesos master."]
+
+
+@pytest.mark.parametrize("has_offers", [False, True])
+def test_constraints_that_no_agent_meets_are_told(has_offers: bool) -> None:
+    def no_agents() -> list[NodeClass]:
+        raise no_agent_meets(["rack:IS:r7"])
+
+    stage = Stage(spec())
+    stage.job = TrainingJob(spec(), stage.mesos, stage.watcher, no_agents, lambda: stage.now, patient=True)
+    stage.job.handle(events.Subscribed("F", "127.0.0.1:5050"))
+    if has_offers:
+        stage.offer(stage.mesos.offer(0, cpus=0.1))
+    stage.wait(NO_OFFER_S + 1)
+    assert stage.watcher.waits[0].startswith("No agent meets --constraint rack:IS:r7.")
 
 
 def test_a_v1_job_ends_well_when_its_last_worker_has() -> None:
@@ -187,14 +206,35 @@ def test_restarts_are_bounded_and_the_failure_names_everything() -> None:
     assert result.failed_tail == "the tail"
 
 
-def test_a_script_that_fails_the_same_way_twice_before_a_step_is_given_up() -> None:
+TRACEBACK = """Traceback (most recent call last):
+  File "train.py", line 7, in <module>
+    raise ValueError("my own mistake")
+ValueError: my own mistake
+"""
+
+
+@pytest.mark.parametrize(
+    ("tail", "words"),
+    [
+        (TRACEBACK, "ValueError: my own mistake"),
+        (f"{TRACEBACK}step 3, loss 0.5\n", "ValueError: my own mistake"),
+        ("reading\nno such data set\n\n", "no such data set"),
+        (f"{'x' * 1000}\n", f"{'x' * LAST_WORDS}..."),
+    ],
+)
+def test_a_script_that_fails_the_same_way_twice_before_a_step_is_given_up(tail: str, words: str) -> None:
     stage = Stage(spec(max_restarts=10))
     for _ in range(2):
         tasks = stage.start()
-        stage.update(tasks["worker:0"], "TASK_FAILED", ended(1), message="exited with status 1")
+        outcome = dataclasses.replace(ended(1), tail=tail)
+        stage.update(tasks["worker:0"], "TASK_FAILED", outcome, message="exited with status 1")
         stage.end_killed()
     assert stage.job.done
-    assert "without a single step" in stage.job.result.failure
+    assert stage.job.result.failure == (
+        "worker:0 on agent agent-0 is failed: exited with status 1; it failed twice in the same way without "
+        "a new step; its whole output is in /sandbox on agent agent-0"
+    )
+    assert stage.job.result.last_words == words
 
 
 def test_an_executor_that_never_reports_points_at_the_installation() -> None:

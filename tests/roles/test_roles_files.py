@@ -87,9 +87,10 @@ def test_a_folder_belongs_to_the_model_that_marked_it(tmp_path: Path) -> None:
     other = dataclasses.replace(PROFILE, variables=(VariableSpec("a", (2, 5), "float32", 40),))
     with pytest.raises(BadInputError, match="another model"):
         checkpoints.check_folder(folder, other)
-    (tmp_path / "checkpoints" / checkpoints.MARKER).write_text("{")
-    with pytest.raises(BadInputError, match="damaged"):
-        checkpoints.check_folder(folder, PROFILE)
+    for damaged in (b"{", b"\xff", b"[" * 100_000):
+        (tmp_path / "checkpoints" / checkpoints.MARKER).write_bytes(damaged)
+        with pytest.raises(BadInputError, match="damaged"):
+            checkpoints.check_folder(folder, PROFILE)
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInputError, match="is a file"):
         checkpoints.check_folder(str(tmp_path / "file"), PROFILE)
@@ -109,8 +110,9 @@ def test_a_job_knows_at_which_step_it_first_began(tmp_path: Path) -> None:
     other = dataclasses.replace(chief, job_id="job-2", attempt=1)
     assert checkpoints.first_step(other, 40) == 40
     assert checkpoints.first_step(dataclasses.replace(other, attempt=2), 50) == 40
-    (folder / checkpoints.JOB).write_text("[")
-    assert checkpoints.first_step(dataclasses.replace(other, attempt=3), 60) == 60
+    for attempt, damaged in enumerate((b"[", b"\xff", b'{"job": "job-2", "step": 1e400}'), 3):
+        (folder / checkpoints.JOB).write_bytes(damaged)
+        assert checkpoints.first_step(dataclasses.replace(other, attempt=attempt), 60 + attempt) == 60 + attempt
 
 
 def test_a_variable_without_a_plan_has_the_same_ps_everywhere() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
+from framework.job_plan import AllAgents
 from framework.search.database import open_database
 from framework.search.store import Store
 from solver import NodeClass
@@ -25,7 +26,7 @@ def storage(tmp_path: Path) -> str:
 
 @pytest.fixture
 def begin(tmp_path: Path, storage: str) -> Any:
-    def make(nodes: list[NodeClass] | None = None, *, patient: bool = False, **changes: Any) -> SearchStage:
+    def make(nodes: list[NodeClass] | AllAgents | None = None, *, patient: bool = False, **changes: Any) -> SearchStage:
         return SearchStage(search_spec(tmp_path, **changes), storage, nodes, patient=patient)
 
     return make

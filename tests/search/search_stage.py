@@ -10,6 +10,7 @@ from typing import Any
 from executor.trial_messages import Losses, RunEnd, RunKey, SlotStatus, Usage, Wanted
 from framework import events
 from framework.gathering import SETTLE_S
+from framework.job_plan import AllAgents
 from framework.policies.interface import PolicySettings
 from framework.policies.registry import make_policy
 from framework.search.launching import SlotLaunch
@@ -132,7 +133,7 @@ class SearchStage:
     Args:
         spec: the search.
         storage: URL of its database.
-        nodes: all agents there are.
+        nodes: all agents there are, or what lists them.
         records: trials of an interrupted search.
         patient: whether it waits for other agents where none can hold a slot.
     """
@@ -141,7 +142,7 @@ class SearchStage:
         self,
         spec: SearchSpec,
         storage: str,
-        nodes: list[NodeClass] | None = None,
+        nodes: list[NodeClass] | AllAgents | None = None,
         records: list[TrialRecord] | None = None,
         *,
         patient: bool = False,
@@ -165,7 +166,7 @@ class SearchStage:
             self.watcher,
             self.roster,
             self.store,
-            lambda: nodes,
+            nodes if callable(nodes) else lambda: nodes,
             clock=lambda: self.now,
             wall_clock=lambda: self.now + 1e9,
             patient=patient,

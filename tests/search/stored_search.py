@@ -16,7 +16,7 @@ SPEC = SearchSpec(
     script="/scripts/train.py",
     arguments=("--epochs", "2"),
     flags={"lr": "--lr"},
-    space=(Parameter("lr", (0.1, 1, True, "x")), Parameter("units", low=2, high=64, is_integer=True, log=True)),
+    space=(Parameter("lr", (0.1, 2, True, "x")), Parameter("units", low=2, high=64, is_integer=True, log=True)),
     sampler="tpe",
     trial_count=4,
     settings=PolicySettings(milestones=(Milestone(0.5, 20.0),)),

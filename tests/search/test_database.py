@@ -69,7 +69,7 @@ def test_the_storage_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch)
 def test_a_database_of_an_earlier_version_gets_the_new_columns(store: Store, url: str) -> None:
     store.save_trial(FULL)
     begun = SliceRecord(0, 0, slot=1, agent="node-1", start_s=100.0, reason="first slice")
-    store.add_slice(begun)
+    store.save_slice(begun)
     store.close()
     engine = open_database(url)
     with engine.execution_options(dike_writes=True).begin() as connection:
@@ -84,7 +84,7 @@ def test_a_database_of_an_earlier_version_gets_the_new_columns(store: Store, url
     with closing(Store(url)) as upgraded:
         upgraded.open_search("digits")
         ended = dataclasses.replace(begun, end_s=110.0, kind="k80", samples_per_s=12.5)
-        upgraded.close_slice(ended)
+        upgraded.save_slice(ended)
         upgraded.save_trial(FULL)
         assert upgraded.load_slices() == [ended]
         assert upgraded.load_trials(readings=False) == [FULL]

@@ -47,7 +47,7 @@ def fill(url: str, name: str, count: int) -> None:
             record.first_step_s, record.end_s = record.start_s + 1, record.start_s + 10
             record.to_step, record.outcome, record.rss_bytes = 100, "finished", 2**29
             store.save_trial(trial)
-            store.add_slice(record)
+            store.save_slice(record)
             lines = [(step, 2.0 if step < 100 else loss) for step in range(10, 101, 10)]
             store.add_losses(
                 number,
@@ -58,7 +58,9 @@ def fill(url: str, name: str, count: int) -> None:
                 ],
             )
         store.save_trial(TrialRecord(0, {"lr": lr[0]}, TrialState.RUNNING, runs=2, slot=3, step=100, value=1.0))
-        store.add_slice(SliceRecord(0, 1, 3, "node-1", BEGIN_S + 300, from_step=100, convergence=0.5, reason="fastest"))
+        store.save_slice(
+            SliceRecord(0, 1, 3, "node-1", BEGIN_S + 300, from_step=100, convergence=0.5, reason="fastest")
+        )
 
 
 @pytest.fixture
@@ -118,7 +120,7 @@ def test_kinds_of_slots_and_speeds_are_shown(dike: Dike, url: str) -> None:
     with closing(Store(url)) as store:
         store.open_search("digits")
         for piece, kind, speed in zip(store.load_slices(), ("k80", "v100", "v100"), (40.0, 1234.5, 0.25), strict=False):
-            store.close_slice(dataclasses.replace(piece, kind=kind, samples_per_s=speed))
+            store.save_slice(dataclasses.replace(piece, kind=kind, samples_per_s=speed))
     wide = {"COLUMNS": "160"}
     shown = dike("slices", "digits", env=wide).stdout
     for word in ("kind", "samples/s", "k80", "v100", "1,234", "0.25"):
@@ -181,7 +183,7 @@ def test_who_leads_in_the_picture_is_who_leads_in_the_table(url: str) -> None:
         for number in (0, 1):
             store.save_trial(TrialRecord(number, {"lr": number}))
         for piece in pieces:
-            store.add_slice(piece)
+            store.save_slice(piece)
         records = [TrialRecord(number, {"lr": number}) for number in (0, 1)]
         for (number, run), lines in sorted(told.items()):
             reports = [

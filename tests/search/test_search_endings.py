@@ -135,6 +135,18 @@ def test_a_trial_that_takes_its_slots_down_is_given_up(begin: Any) -> None:
     assert stage.trials[0].state is TrialState.FAILED
 
 
+def test_such_a_trial_ends_a_search_that_is_to_end_with_the_first_failure(begin: Any) -> None:
+    stage = begin(trials=2, max_slots=1, on_failure="abort")
+    for attempt in range(MAX_LOSSES):
+        slot = stage.offer(cpus=1, first=attempt)[0]
+        slot.train()
+        slot.update("TASK_FAILED", message="executor terminated")
+    stage.tick(0.1)
+    assert stage.search.done
+    assert "trial 0 failed: " in stage.search.result.failure
+    assert "executor terminated" in stage.search.result.failure
+
+
 def test_a_trial_that_gets_on_between_its_losses_is_not_given_up(begin: Any) -> None:
     stage = begin(trials=1)
     for attempt in range(MAX_LOSSES + 1):

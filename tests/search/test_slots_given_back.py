@@ -8,11 +8,14 @@ import pytest
 
 from dike.exceptions import InfeasibleError
 from framework.driver import CallRefusedError, MasterUnavailableError, OffersGoneError
+from framework.gathering import NO_OFFER_S
+from framework.job_plan import no_agent_meets
 from framework.search.fleet import UNSEEN_S
 from framework.search.records import TrialState
 from framework.search.slots import CONFIRM_S, REPEAT_S
 from framework.service.records import JobState
 from framework.service.tenant import Need, Vacating
+from solver import NodeClass
 from tests.search.search_stage import QUANTUM_S, node, stored
 
 
@@ -184,6 +187,15 @@ def test_a_patient_search_waits_for_agents_that_can_hold_its_slots(begin: Any) -
     assert "--slot-cpus" in stage.watcher.waits[-1]
     with pytest.raises(InfeasibleError):
         begin(nodes=[node("agent-0", 0.5)], name="other").offer(cpus=0.5)
+
+
+def test_constraints_that_no_agent_meets_are_told(begin: Any) -> None:
+    def no_agents() -> list[NodeClass]:
+        raise no_agent_meets(["rack:IS:r7"])
+
+    stage = begin(nodes=no_agents, patient=True)
+    stage.tick(NO_OFFER_S + 1)
+    assert stage.watcher.waits == ["No agent meets --constraint rack:IS:r7."]
 
 
 def test_how_it_ended_is_told_apart(begin: Any) -> None:

@@ -55,7 +55,7 @@ def test_numbers_that_are_none_come_back_as_they_were(store: Store, number: floa
 def test_slices_come_back_and_count_the_readings_before_them(store: Store) -> None:
     store.save_trial(TrialRecord(0, {}))
     first = SliceRecord(0, 0, slot=1, agent="node-1", start_s=100.0, reason="first slice")
-    store.add_slice(first)
+    store.save_slice(first)
     assert store.load_slices() == [first]
     store.add_losses(0, 0, [report(10, 2.0), report(20, 1.5)])
     closed = dataclasses.replace(
@@ -70,9 +70,9 @@ def test_slices_come_back_and_count_the_readings_before_them(store: Store) -> No
         rss_bytes=2**40,
         cpu=1.5,
     )
-    store.close_slice(closed)
+    store.save_slice(closed)
     second = SliceRecord(0, 1, slot=2, agent="node-2", start_s=111.0, convergence=0.1, from_step=20, to_step=20)
-    store.add_slice(second)
+    store.save_slice(second)
     store.add_losses(0, 1, [report(30, 1.0)])
     assert store.load_slices() == [closed, second]
     assert store.load_trials()[0].slices == [0, 2]

@@ -11,7 +11,7 @@ import queue
 import tarfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 
 from framework import events
-from framework.master import Master
+from framework.master import LeadingMaster, Master
 from framework.service.agents import AgentDirectory
 from framework.service.api.front import ApiFront
 from framework.service.reception import Reception
@@ -36,20 +36,22 @@ TOKENS = {"alice": "alices-token-0123456789", "bob": "bobs-token-0123456789", "r
 
 
 class _PlayedMaster(http.server.BaseHTTPRequestHandler):
-    """Tells of two agents, as Mesos 1.11 does."""
+    """Tells of agents, as Mesos 1.11 does."""
+
+    hostnames: Sequence[str] = ("agent-1", "agent-0")
 
     def do_GET(self) -> None:
         agents = [
             {
-                "id": f"S-{number}",
-                "hostname": f"agent-{number}",
+                "id": f"S-{hostname.rpartition('-')[2]}",
+                "hostname": hostname,
                 "active": True,
-                "attributes": {"rack": f"r{number}", "speed": 2.5},
+                "attributes": {"rack": f"r{hostname.rpartition('-')[2]}", "speed": 2.5},
                 "resources": {"cpus": 8.0, "mem": 4096.0, "disk": 1000.0, "gpus": 0.0, "ports": "[31000-32000]"},
                 "used_resources": {"cpus": 1.0, "mem": 64.0},
                 "offered_resources": {},
             }
-            for number in (1, 0)
+            for hostname in self.hostnames
         ]
         body = json.dumps({"slaves": agents}).encode()
         self.send_response(200)
@@ -62,12 +64,13 @@ class _PlayedMaster(http.server.BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def played_master() -> Iterator[Master]:
+def played_master(hostnames: Sequence[str] = _PlayedMaster.hostnames) -> Iterator[Master]:
     """A master that tells of agents and of nothing else."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _PlayedMaster) as server:
+    handler = type("Handler", (_PlayedMaster,), {"hostnames": hostnames})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         port = server.server_address[1]
-        yield Master(f"127.0.0.1:{port}", "127.0.0.1", port, "1.11.0")
+        yield Master("zk://127.0.0.1:1/mesos", "127.0.0.1", port, "1.11.0")
         server.shutdown()
 
 
@@ -131,7 +134,7 @@ class ApiStage:
         self._loop = threading.Thread(target=self._go_round)
 
     def __enter__(self) -> ApiStage:
-        self.inbox.put(events.Subscribed("F-1", "127.0.0.1:5050"))
+        self.inbox.put(events.Subscribed("F-1", self.master.address))
         self._loop.start()
         return self
 
@@ -198,11 +201,14 @@ def api_stage(folder: Path, front: ApiFront | None = None) -> Iterator[ApiStage]
             front = stack.enter_context(contextlib.closing(ApiFront("127.0.0.1:0", users, "https://dike.example/")))
         store = stack.enter_context(contextlib.closing(ServiceStore(f"sqlite:///{folder}/service.db")))
         master = stack.enter_context(played_master())
-        directory = stack.enter_context(contextlib.closing(AgentDirectory(master.ask)))
+        leading = LeadingMaster(master)
+        directory = stack.enter_context(contextlib.closing(AgentDirectory(leading.ask)))
         directory.refresh()
         around = _surroundings(store, folder)
-        stage = ApiStage(front.url, store, master, lambda mesos: Service(around, mesos, agents=directory))
-        stack.enter_context(front(Reception(store, stage.inbox), stage.service, master))
+        stage = ApiStage(
+            front.url, store, master, lambda mesos: Service(around, mesos, agents=directory, master=leading)
+        )
+        stack.enter_context(front(Reception(store, stage.inbox), stage.service, leading))
         yield stack.enter_context(stage)
 
 

@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
-from framework.service.agents import REFRESH_S, AgentDirectory, AgentFacts
+from framework.offers import OfferBook, cluster_of
+from framework.service.agents import FORGET_S, REFRESH_S, USES_S, AgentDirectory, AgentFacts
 from framework.service.constraints import parse_constraints
+from framework.service.offer_pool import LONG_AGO_S, LastOffer, OfferPool
 from framework.service.others import WINDOW_S, Others, left_of
+from tests.framework.played_mesos import PlayedMesos
 
 DEADLINE_S = 60.0
 
@@ -91,6 +94,17 @@ def test_agents_are_named_and_those_that_are_gone_remembered() -> None:
     directory.close()
 
 
+def test_an_agent_whose_neighbour_is_gone_is_called_otherwise_and_still_there() -> None:
+    reply = {"slaves": [slave("b", "x-S1"), slave("b", "x-S2")]}
+    directory = AgentDirectory(lambda path: reply)
+    directory.refresh()
+    reply["slaves"] = [slave("b", "x-S2")]
+    directory.refresh()
+    assert [(one.agent_id, one.node) for one in directory.current() or ()] == [("x-S2", "b")]
+    assert [one.agent_id for one in directory.gone] == ["x-S1"]
+    directory.close()
+
+
 def test_what_looks_like_others_for_a_moment_only_is_not() -> None:
     agent = AgentFacts("S0", "a", "a", total={"cpus": 4.0}, used={"cpus": 3.0})
     others = Others()
@@ -101,3 +115,92 @@ def test_what_looks_like_others_for_a_moment_only_is_not() -> None:
         others.observe([agent], {"S0": {"cpus": 1.0}}, 10.0 + second)
     assert others.all == {"S0": {"cpus": 2.0}}
     assert left_of(agent, others.all["S0"]) == {"cpus": 2.0}
+
+
+def test_agents_of_one_host_that_registered_at_different_masters_have_names_of_their_own() -> None:
+    ids = ["aaaa-S0", "bbbb-S0", "bbbb-S1"]
+    directory = AgentDirectory(lambda path: {"slaves": [slave("host", one) for one in ids]})
+    directory.refresh()
+    nodes = directory.nodes(parse_constraints([])) or []
+    directory.close()
+    assert [node.name for node in nodes] == ["host/S1", "host/aaaa-S0", "host/bbbb-S0"]
+    cluster_of(nodes)
+
+    book = OfferBook()
+    for number, one in enumerate(["aaaa-S1", *ids, "aaaa-S0"]):
+        offer = PlayedMesos().offer(number)
+        book.add({**offer, "id": {"value": str(number)}, "hostname": "host", "agent_id": {"value": one}})
+    cluster_of(agent.node_class() for agent in book.agents)
+    assert [agent.node for agent in book.agents] == ["host", "host/S0", "host/S1", "host/bbbb-S0"]
+
+
+def test_what_a_silent_master_said_is_not_believed_for_ever() -> None:
+    now_s = 0.0
+    reply: dict[str, Any] | None = {"slaves": [slave("a", "S0")]}
+    directory = AgentDirectory(lambda path: reply, clock=lambda: now_s)
+    directory.refresh()
+    reply = None
+    now_s += FORGET_S - 1
+    assert directory.current()
+    now_s += 2
+    assert directory.current() is None
+    assert directory.nodes(parse_constraints([])) is None
+    reply = {"slaves": [slave("b", "S1")]}
+    directory.refresh()
+    assert [one.node for one in directory.current() or ()] == ["b"]
+    assert [one.node for one in directory.gone] == ["a"]
+    directory.close()
+
+
+def test_what_others_hold_is_found_out_in_the_background() -> None:
+    now_s = 0.0
+    asked: list[str] = []
+    others = {"id": "G", "name": "spark", "active": True, "connected": True, "used_resources": {"cpus": 3.0}}
+    replies: dict[str, Any] = {
+        "/slaves": {"slaves": [slave("a", "S0", reserved_resources={"other": {"cpus": 2.0, "mem": 8.0}})]},
+        "/frameworks": {"frameworks": [{"id": "F", "name": "dike"}, others]},
+        "/metrics/snapshot": {},
+    }
+    loop = threading.current_thread()
+
+    def ask(path: str) -> Any:
+        assert threading.current_thread() is not loop or path == "/slaves"
+        asked.append(path)
+        return replies[path]
+
+    directory = AgentDirectory(ask, clock=lambda: now_s)
+    directory.refresh()
+    directory.current()
+    assert "/frameworks" not in asked, "nobody wants to know"
+    assert directory.demand("F") is None
+
+    def known() -> bool:
+        nonlocal now_s
+        now_s += REFRESH_S
+        return directory.demand("F") is not None
+
+    eventually(known)
+    demand = directory.demand("F")
+    assert demand is not None
+    assert dict(demand.total) == {"cpus": 6.0, "mem": 8200.0, "gpus": 1.0}
+    assert [(one.id, one.used["cpus"], one.wants) for one in demand.others] == [("G", 3.0, True)]
+
+    replies["/frameworks"] = None
+    now_s += max(USES_S, FORGET_S)
+    asked.clear()
+    eventually(lambda: directory.demand("F") is None and "/frameworks" in asked)
+    directory.close()
+    assert "/metrics/snapshot" not in asked, "who does not answer is not asked more"
+
+
+def test_offers_of_agents_that_are_gone_are_forgotten() -> None:
+    pool = OfferPool()
+    offer = PlayedMesos().offer(0)
+    pool.add([offer], 0.0)
+    long_ago_s = time.time() - LONG_AGO_S
+    pool.last = {one: LastOffer(free={}, time_s=long_ago_s) for one in ("S0", "known", "gone")}
+    pool.last["new"] = LastOffer({}, time.time())
+    pool.forget({"known"})
+    assert set(pool.last) == {"S0", "known", "new"}, "that of agent S0 is in hand"
+    pool.forget(None)
+    assert set(pool.last) == {"S0", "new"}

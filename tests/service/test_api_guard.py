@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -18,6 +19,7 @@ from sqlalchemy import text
 from dike.exceptions import BadInputError
 from framework import events
 from framework.bundle import SIZE_LIMIT_BYTES
+from framework.service.api import front as front_module
 from framework.service.api import guard
 from framework.service.api.front import ApiFront
 from framework.service.users import Users
@@ -114,6 +116,22 @@ def test_whoever_sends_too_slowly_is_sent_away(stage: ApiStage, monkeypatch: pyt
     assert answer.startswith(b"HTTP/1.1 408 ")
 
 
+def test_whoever_asks_for_nothing_is_sent_away(stage: ApiStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front_module, "REQUEST_TIMEOUT_S", 0.2)
+    head = f"POST /api/v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKENS['alice']}\r\n"
+    address = urlsplit(stage.url).hostname, urlsplit(stage.url).port
+    with socket.create_connection(address, DEADLINE_S) as busy:
+        # Its request is there, though its body is not: that has a patience of its own.
+        busy.sendall(f"{head}Content-Type: multipart/form-data; boundary=x\r\nContent-Length: 5\r\n\r\n".encode())
+        assert raw(stage) == b""
+        assert raw(stage, head.encode()) == b""
+        # Nor does one request give a connection the right to stay.
+        answered = raw(stage, b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", b"GET /h")
+        assert answered.startswith(b"HTTP/1.1 200 ")
+        busy.sendall(b"--x--")
+        assert busy.recv(2**16).startswith(b"HTTP/1.1 422 ")
+
+
 def test_a_body_without_a_token_is_not_waited_for(stage: ApiStage) -> None:
     head = b"POST /api/v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000000\r\nConnection: close\r\n\r\n"
     assert raw(stage, head).startswith(b"HTTP/1.1 401 ")
@@ -167,6 +185,8 @@ def test_metrics_count_what_happens(stage: ApiStage, alice: httpx.Client) -> Non
     job_id = stage.submit()
     alice.get("/api/v1/jobs/none")
     alice.request("BREW", "/coffee")
+    assert alice.get("/api/v1other").json()["detail"].startswith("There is nothing at this address; ")
+    assert alice.delete("/api/v1/jobs").json()["detail"].startswith("This address does not take that method; ")
     stage.inbox.put(events.OffersArrived((stage.mesos.offer(cpus=4),)))
     wait_until(lambda: bool(stage.store.tasks(job_id=job_id)))
     task = stage.store.tasks(job_id=job_id)[0]
@@ -176,7 +196,7 @@ def test_metrics_count_what_happens(stage: ApiStage, alice: httpx.Client) -> Non
     after = samples(alice)
     route = "'route': '/api/v1/jobs/{job_id}'"
     assert after[f"dike_http_requests_total{{'method': 'GET', {route}, 'status': '404'}}"] >= 1
-    assert not [series for series in after if "coffee" in series or "BREW" in series]
+    assert not [series for series in after if "coffee" in series or "BREW" in series or "v1other" in series]
     assert after["dike_offers_received_total{}"] == before["dike_offers_received_total{}"] + 1
     assert after["dike_launches_total{}"] == before["dike_launches_total{}"] + 2
     assert after["dike_queue_wait_seconds_count{}"] == before["dike_queue_wait_seconds_count{}"] + 1

@@ -109,7 +109,7 @@ def test_others_see_that_a_job_runs_but_nothing_of_its_own(
     seen = JobDetails.model_validate_json(bob.get(path).content)
     assert (seen.request, seen.result, seen.yours) == (None, None, False)
     for part in OF_ITS_OWNER:
-        assert "belongs to alice" in detail(bob.get(path + part), 403)
+        assert "belongs to alice; only alice or an administrator may do that." in detail(bob.get(path + part), 403)
         assert alice.get(path + part).status_code == root.get(path + part).status_code == 200
     for part in ("/kill", "/again"):
         assert "belongs to alice" in detail(bob.post(path + part), 403)
@@ -175,7 +175,7 @@ def test_what_cannot_be_a_job_is_refused_in_one_sentence(stage: ApiStage, alice:
         "constraints": form(training(constraints="rack")),
         "unknown": form(training(unknown=1)),
         "trial_count": form({"kind": "search", "spec": {**search("s")["spec"], "trial_count": "many"}}),
-        "the name": form(search("../x")),
+        "name: is of": form(search("../x")),
     }
     for said, files in refused.items():
         answer = alice.post("/api/v1/jobs", files=files)
@@ -259,7 +259,19 @@ def test_a_job_that_can_never_fit_is_taken_in_with_a_warning(stage: ApiStage, al
     assert len(stage.store.jobs()) == jobs
 
 
-def test_a_search_shows_trials_slices_and_losses(stage: ApiStage, alice: httpx.Client, bob: httpx.Client) -> None:
+def test_what_a_script_said_last_is_told_to_its_owner_only(
+    stage: ApiStage, alice: httpx.Client, bob: httpx.Client
+) -> None:
+    job_id = alice.post("/api/v1/jobs", files=form(training())).json()["id"]
+    stage.store.change_job(job_id, failure="worker:0 is failed", result={"last_words": "ValueError: mine"})
+    path = f"/api/v1/jobs/{job_id}"
+    assert alice.get(path).json()["failure"] == "ValueError: mine (worker:0 is failed)"
+    assert bob.get(path).json()["failure"] == "worker:0 is failed"
+
+
+def test_a_search_shows_trials_slices_and_losses(
+    stage: ApiStage, alice: httpx.Client, bob: httpx.Client, root: httpx.Client
+) -> None:
     # No loop looks at it: what a search writes is written here.
     stage.pause()
     answer = alice.post("/api/v1/jobs", files=form(search("digits")))
@@ -278,12 +290,28 @@ def test_a_search_shows_trials_slices_and_losses(stage: ApiStage, alice: httpx.C
     store.add_losses(0, 1, [report(step, math.nan if step == 99 else 1.0) for step in range(100)])
     shown = alice.get(path).json()
     assert shown["trials"] == {"suspended": 1}
+    listed = {one["id"]: one for one in alice.get("/api/v1/jobs").json()["jobs"]}
+    assert listed["digits"]["best"] == shown["best"] == FULL.value
     [trial] = alice.get(f"{path}/trials").json()["trials"]
     assert (trial["loss"], trial["metrics"], trial["error"]) == (None, {"accuracy": None}, FULL.error)
-    assert bob.get(f"{path}/trials").json()["trials"][0]["error"] == ""
+    # How far a trial is may be known to all; what it was asked with, and where its results are, may not.
+    hidden = {"parameters": {}, "checkpoint": None, "error": ""}
+    assert bob.get(f"{path}/trials").json()["trials"] == [{**trial, **hidden}]
+    assert root.get(f"{path}/trials").json()["trials"] == [trial]
+    assert {name: trial[name] for name in ("parameters", "checkpoint", "state", "step")} == {
+        "parameters": FULL.parameters,
+        "checkpoint": FULL.checkpoint,
+        "state": "suspended",
+        "step": 120,
+    }
     losses = alice.get(f"{path}/losses", params={"limit": 10}).json()["losses"]["0"]
     assert [one["step"] for one in losses] == list(range(9, 100, 10))
     assert losses[-1]["loss"] is None
     assert alice.get(f"{path}/losses", params={"trial": 1}).json() == {"losses": {}}
     assert alice.post(f"{path}/again").json()["id"] == "digits-2"
     assert alice.post(f"{path}/again").json()["id"] == "digits-3"
+    # A name that is as long as may be loses its end.
+    long = "x" * 200
+    assert alice.post("/api/v1/jobs", files=form(search(long))).status_code == 201
+    for number in (2, 3):
+        assert alice.post(f"/api/v1/jobs/{long}/again").json()["id"] == f"{long[:198]}-{number}"

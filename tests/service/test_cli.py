@@ -118,6 +118,9 @@ def test_a_job_that_waits_is_explained_and_killed(service: ServiceProcess) -> No
     assert followed.returncode == 1
     assert "ended already: killed" in service.dike("kill", job).stdout
     assert service.asked("jobs")["jobs"] == []
+    assert service.dike("jobs", "--all", "--user", "nobody").stdout == "There are no such jobs.\n"
+    assert "--all" in service.dike("jobs").stdout
+    refused(service.dike("logs", job, "--task", "foo"), f"{job} has no task foo; it has none yet")
     assert [one["id"] for one in service.asked("jobs", "--all", "--state", "killed")["jobs"]] == [job]
 
 
@@ -153,6 +156,14 @@ def test_a_run_of_its_own_heeds_constraints(service: ServiceProcess) -> None:
     assert done.stderr.endswith("dike: No agent meets --constraint rack:IS:nowhere.\n")
 
 
+def test_the_agents_are_shown(service: ServiceProcess) -> None:
+    agents = wait_for(lambda: service.asked("agents")["agents"], "the agents")
+    assert [agent["total"]["mem"] for agent in agents] == [4096]
+    shown = service.dike("agents", COLUMNS="200").stdout
+    assert agents[0]["node"] in shown
+    assert "4.0 GiB" in shown
+
+
 def test_one_service_at_a_time(service: ServiceProcess) -> None:
     options = ("--master", service.master, "--listen", "127.0.0.1:0", "--state", "sqlite:///service.db")
     command = dike_command("serve", *options, "--users", "users.yaml")
@@ -161,6 +172,8 @@ def test_one_service_at_a_time(service: ServiceProcess) -> None:
     last = done.stderr.splitlines()[-1]
     assert last.startswith("dike: The service of this database is being run by process ")
     assert "--standby" in last
+    assert "web page at" not in done.stderr
+    assert service.said().index("listening at") < service.said().index("web page at")
 
 
 def test_a_search_is_handed_over(service: ServiceProcess) -> None:
@@ -176,6 +189,14 @@ def test_a_search_is_handed_over(service: ServiceProcess) -> None:
     assert job["trials"]["finished"] == 2
     assert job["result"]["best"]["parameters"] == {"lr": 0.02}
     assert Path(job["result"]["checkpoint_dir"]) == service.folder / "dike-runs" / "handed-over"
+    best, other = job["best_trials"]
+    assert (best["parameters"], other["parameters"]) == ({"lr": 0.02}, {"lr": 0.01})
+    shown = service.dike("jobs", "handed-over", user="bob", COLUMNS="300").stdout
+    assert f"{best['value']:.5g}; lr=0.02; {best['checkpoint']}" in shown
+    assert "Best trials" in shown
+    assert f"2 finished, best {best['value']:.4g}" in service.dike("jobs", "--all", COLUMNS="300").stdout
+    refused(service.dike("trials", "handed-over", "--storage", "sqlite:///searches.db"), "dike jobs")
+    refused(service.dike("logs", "handed-over", "--task", "foo", user="bob"), "has no task foo", "trials")
 
 
 @pytest.mark.tensorflow
@@ -216,6 +237,8 @@ def test_output_is_followed_over_a_restart_of_the_service(service: ServiceProces
     after = service.asked("jobs", job)
     assert after["state"] == "finished"
     assert [task["task_id"] for task in after["tasks"]] == [task["task_id"] for task in before["tasks"]]
+    refused(service.dike("logs", "--task", "worker:9", job), f"{job} has no task worker:9; it has", "worker:0")
+    assert service.dike("logs", "--task", "worker:0", "--tail", "2", job).stdout == "after 18\nafter 19\n"
     logs = service.dike("logs", "--task", "worker:0", job)
     assert [line for line in logs.stdout.splitlines() if line.startswith(("before", "after"))] == lines
     refused(service.dike("logs", job, user="bob"), job)

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dike.exceptions import BadInputError
+from dike.exceptions import BadInputError, InfeasibleError
+from framework.service.agents import AgentDirectory
 from framework.service.constraints import MAX_MATCHED, Operator, parse_constraints
 from framework.service.requests import TrainingRequest, read_request
+from framework.service.serving import agents_for
 from tests.framework.job_stage import profile
 
 
@@ -99,3 +101,17 @@ def test_an_operator_and_its_opposite_never_agree(value: str, actual: str) -> No
             parse_constraints([f"f:{name}:{value}"]).admits({"f": actual}, "h") for name in (operator, opposite)
         )
         assert one is not other
+
+
+def test_no_agent_at_all_and_none_that_is_admitted_are_told_apart() -> None:
+    slave = {"id": "S0", "hostname": "agent-0", "active": True, "resources": {"cpus": 4}, "attributes": {"rack": "r1"}}
+    slaves = [slave]
+    directory = AgentDirectory(lambda path: {"slaves": slaves})
+    directory.refresh()
+    assert len(agents_for(directory, ["rack:IS:r1"])() or ()) == 1
+    with pytest.raises(InfeasibleError, match="No agent meets --constraint rack:IS:r7"):
+        agents_for(directory, ["rack:IS:r7"])()
+    slaves.clear()
+    directory.refresh()
+    assert agents_for(directory, ["rack:IS:r7"])() == []
+    directory.close()

@@ -111,13 +111,14 @@ def test_strangers_cannot_stand_where_a_password_was_given(zookeeper: ZooKeeper)
         raise AssertionError("two lead")
 
 
-def test_no_zookeeper_is_said_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_zookeeper_is_said_in_a_sentence(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(election, "CONNECT_TIMEOUT_S", 0.5)
     with (
         pytest.raises(BadInputError, match=r"did not answer within 0\.5 s"),
         elected("zk://127.0.0.1:1/dike", lambda text: None, lambda text: None),
     ):
         raise AssertionError("elected by nobody")
+    assert not caplog.records
 
 
 # Services on a real Mesos.

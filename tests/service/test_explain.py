@@ -8,18 +8,20 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from dike.exceptions import BadInputError
 from framework import events
+from framework.cli.explain import print_explanation
 from framework.job_plan import plan_request
-from framework.search.records import SearchSpec
+from framework.search.records import Parameter, SearchSpec
 from framework.service.agents import AgentDirectory
 from framework.service.explain import can_ever_fit, explain
 from framework.service.explanation import Explanation, TaskNeed, Verdict, describe
 from framework.service.records import JobKind, JobRecord, JobState
 from framework.service.requests import SearchJobRequest, TrainingRequest
 from framework.service.reservation import RESERVE_AFTER_S
-from framework.service.sizing import SearchSizing, TrainingSizing
+from framework.service.sizing import Nodes, SearchSizing, TrainingSizing
 from framework.service.tenant import Need
 from solver import NodeClass, make_plan
 from tests.framework.job_stage import GIB, profile, spec
@@ -75,6 +77,28 @@ def test_what_is_missing_on_which_agent_and_who_holds_it(stage: HubStage) -> Non
     assert not rows["agent-1"].can_ever_hold
     assert rows["agent-1"].missing == {"cpus": 2.0, "mem": 2048.0}
     assert any("holds of bob" in sentence for sentence in explanation.could_be_freed)
+
+
+def test_what_is_missing_is_told_of_the_task_that_lacks_most() -> None:
+    class Pair(PlayedJob):
+        def needs(self, nodes: Nodes) -> tuple[TaskNeed, ...]:
+            return (TaskNeed("worker", 1, 2.0, 1024.0), TaskNeed("ps", 1, 1.0, 65536.0))
+
+    stage = HubStage({"agent-0": 3.0})
+    stage.submit("job", 1, 64.0, kind=Pair)
+    explanation = explained(stage, "job")
+    assert explanation.agents[0].missing == {"mem": 62464.0}
+    stage.submit("runs", kind=Pair, lasts_s=1e6)
+    stage.run(3.0)
+    running = explained(stage, "runs", JobState.RUNNING)
+    assert running.verdict is Verdict.RUNNING
+    assert running.agents[0].missing == {}
+    stage.close()
+
+
+def test_an_ended_job_is_told_of_no_offers(capsys: pytest.CaptureFixture[str], stage: HubStage) -> None:
+    print_explanation(Console(), explained(stage, "job", JobState.KILLED, failure="killed by eve"), 0.0)
+    assert capsys.readouterr().out == "job: The job has ended, killed: killed by eve.\n"
 
 
 def test_jobs_that_are_served_before_it() -> None:
@@ -210,9 +234,13 @@ def test_what_is_reserved_for_other_roles_is_no_ours_and_is_told() -> None:
     stage.close()
 
 
+SIZE: dict[str, Any] = {"sampler": "grid", "trial_count": 4}
+
+
 def search_spec(**changes: Any) -> SearchSpec:
-    values: dict[str, Any] = {"name": "search", "script": "train.py", "arguments": (), "flags": {}, "space": ()}
-    return SearchSpec(**{**values, "sampler": "grid", "trial_count": 4, **changes})
+    values: dict[str, Any] = {"name": "search", "script": "train.py", "arguments": (), "flags": {"lr": "--lr"}}
+    values |= {"space": (Parameter("lr", low=0.1, high=1.0),), "sampler": "random", "trial_count": 4}
+    return SearchSpec(**{**values, **changes})
 
 
 def test_at_submit_time_it_is_said_what_can_never_fit(stage: HubStage) -> None:

@@ -60,6 +60,11 @@ def assert_one_sentence(error: BaseException) -> None:
 @example("nodes: &x [{name: a, cpus: 1, mem: 1}, *x]")
 @example("[" * 5000)
 @example("nodes: [{name: a, cpus: 1, mem: 1 GiB, count: 2026-11-21}]")
+@example("nodes: [{name: a, cpus: 1, mem: 1 GiB, count: 2026-13-45}]")
+@example("nodes: [{name: a, cpus: 1, mem: 1 GiB, count: !!timestamp foo}]")
+@example("nodes: [{name: a, cpus: 1, mem: 1 GiB, count: !!bool x}]")
+@example("nodes: [{name: a, cpus: 1, mem: 1 GiB, count: !!int ''}]")
+@example(f"nodes: [{{name: a, cpus: 1{':1' * 200}.5, mem: 1 GiB}}]")
 def test_a_cluster_file_is_read_or_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
@@ -131,6 +136,65 @@ def test_a_request_is_taken_or_refused(values: Any) -> None:
         again.to_spec(job_id="job", checkpoint_dir="/c", bundle_url="http://h/b", python="python3")
     else:
         again.to_spec()
+
+
+RANGE = {"name": "rate", "low": 0.1, "high": 1.0}
+
+
+def space_of(**changes: Any) -> dict[str, Any]:
+    return {"space": [{**RANGE, **changes}]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"slot_gpus": -1}, "slot_gpus: Input should be greater than or equal to 0"),
+        ({"slot_cpus": 0.0}, "slot_cpus: Input should be greater than 0"),
+        ({"max_slots": 0}, "max_slots: Input should be greater than or equal to 1"),
+        ({"max_slots": -3}, "max_slots"),
+        ({"seed": -1}, "seed"),
+        ({"timeout_s": -1.0}, "timeout_s"),
+        ({"blacklist_s": float("nan")}, "blacklist_s"),
+        ({"trial_count": 0}, "trial_count"),
+        ({"name": "../up"}, "name: is of up to 200 letters"),
+        ({"name": "a" * 201}, "name: is of up to 200 letters"),
+        ({"script": "/etc/passwd"}, "script: is a path inside the bundle"),
+        ({"policy": "nope"}, "There is no policy 'nope'"),
+        ({"settings": {"quantum_s": 0.0}}, "settings.quantum_s"),
+        ({"settings": {"milestones": [{"decrease": 2.0, "quantum_s": 1.0}]}}, "settings.milestones.0.decrease"),
+        ({"arguments": ["a\0b"]}, "arguments.0: holds a NUL"),
+        ({"flags": {"rate": "--ra\0te"}}, "flags.rate: holds a NUL"),
+        ({"environment": {"A=B": "c"}}, "environment: holds something that is not an environment variable"),
+        ({"environment": {"A": "\0"}}, "environment.A: holds a NUL"),
+        ({"space": []}, "space is empty"),
+        (space_of(low=2.0), "The range of 'rate' is empty"),
+        (space_of(low=0.0, log=True), "no logarithm"),
+        (space_of(low=0.5, is_integer=True), "has whole numbers as bounds"),
+        (space_of(low=0.0, high=1e18, is_integer=True), "too long"),
+        ({**space_of(), "sampler": "grid"}, "no grid"),
+        ({**space_of(low=0.0, high=1e8, is_integer=True), "sampler": "grid"}, "too long"),
+        ({**space_of(choices=[1, 2]), "sampler": "grid", "trial_count": 3}, "fewer points than there are trials"),
+    ],
+)
+def test_a_search_that_nobody_could_run_is_not_taken(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadInputError) as refused:
+        read_request({**SEARCH, "spec": {**SEARCH["spec"], **changes}})
+    assert said in str(refused.value)
+    assert_one_sentence(refused.value)
+
+
+def test_who_asks_for_a_search_that_no_service_takes_is_told() -> None:
+    with pytest.raises(BadInputError, match="name: is of up to 200 letters"):
+        search_request(search_spec(Path("/project"), name="a" * 201), "train.py", ())
+
+
+def test_a_job_that_nobody_could_run_is_not_taken() -> None:
+    with pytest.raises(BadInputError, match=r"arguments\.0: holds a NUL"):
+        read_request({**TRAINING, "arguments": ["\0"]})
+    variables = [{"name": f"v{n}", "shape": [1], "dtype": "float32", "size_bytes": 4} for n in range(20_001)]
+    assert read_request({**TRAINING, "profile": {**profile().to_json(), "variables": variables[1:]}})
+    with pytest.raises(BadInputError, match="more than 20000 variables"):
+        read_request({**TRAINING, "profile": {**profile().to_json(), "variables": variables}})
 
 
 @pytest.mark.parametrize("values", [TRAINING, ELASTIC, PLANNED, SEARCH])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -63,6 +64,7 @@ def test_an_update_is_acknowledged_after_what_follows_is_written_down(monkeypatc
     assert len(stage.master.acknowledged) == acknowledged
     stage.hub.tick()
     assert stage.journal.tasks["job.0"].state == "finished"
+    assert stage.journal.states["job"] == {"launched": []}
     assert len(stage.master.acknowledged) == acknowledged + 1
     assert stage.ended == ["job"]
     stage.close()
@@ -86,6 +88,81 @@ def test_a_job_that_raises_ends_alone_and_its_tasks_end_in_the_database_too() ->
     stage.step(KILL_AGAIN_S)
     assert stage.master.killed == ["bad.0", "bad.0"]
     assert not good.done
+    stage.close()
+
+
+class RaisingTwice(PlayedJob):
+    """Raises when it is handed offers, and again when it is to use them."""
+
+    def handle(self, event: events.Event) -> None:
+        super().handle(event)
+        if isinstance(event, events.OffersArrived):
+            raise RuntimeError("a bug")
+
+    def tick(self) -> None:
+        if any(isinstance(event, events.OffersArrived) for event in self.seen):
+            raise RuntimeError("what comes of it")
+
+
+def test_a_job_that_raises_twice_ends_once() -> None:
+    stage = HubStage({"agent-0": 4.0})
+    stage.submit("bad", kind=RaisingTwice)
+    stage.submit("good")
+    stage.run(5.0)
+    assert [(job_id, str(error)) for job_id, error in stage.failed] == [("bad", "a bug")]
+    assert "good" in stage.started_s
+    stage.close()
+
+
+class Persistent(PlayedJob):
+    """Goes on after a launch that failed."""
+
+    starts_again = True
+
+    def tick(self) -> None:
+        try:
+            super().tick()
+        except MasterUnavailableError:
+            self.need = Need.START if self.starts_again else Need.NOTHING
+
+
+class GivingUp(Persistent):
+    starts_again = False
+
+
+def one_launch_fails(stage: HubStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next call that accepts offers is lost."""
+    accept = stage.master.acceptOffers
+
+    def lost(*_: Any) -> None:
+        monkeypatch.setattr(stage.master, "acceptOffers", accept)
+        raise MasterUnavailableError("gone")
+
+    monkeypatch.setattr(stage.master, "acceptOffers", lost)
+
+
+def test_offers_of_a_launch_that_failed_are_given_back_and_offered_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = HubStage({"agent-0": 1.0})
+    stage.submit("job", kind=Persistent)
+    one_launch_fails(stage, monkeypatch)
+    stage.run(10.0)
+    assert stage.master.declined[:1] == ["O0"]
+    assert "job" in stage.started_s
+    stage.close()
+
+
+def test_the_master_is_asked_for_tasks_of_a_launch_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = HubStage({"agent-0": 1.0})
+    stage.step(RECONCILE_AFTER_S)
+    job = stage.submit("job", kind=GivingUp)
+    one_launch_fails(stage, monkeypatch)
+    while not job.seat.tasks:
+        stage.step()
+    asked = len(stage.master.reconciled)
+    stage.run(ASK_AGAIN_S + 1)
+    assert stage.master.reconciled[asked:] == [{"job.0": "S0"}]
+    stage.update("job.0", "TASK_GONE", reason="REASON_RECONCILIATION")
+    assert not job.seat.tasks
     stage.close()
 
 
@@ -147,7 +224,7 @@ def test_all_that_runs_is_asked_for_after_a_subscription_until_all_have_answered
     stage.step(DEADLINE_S)
     assert len(stage.master.reconciled) == 2
     stage.step(EVERY_S)
-    assert stage.master.reconciled[2:] == [{}]
+    assert stage.master.reconciled[2:] == [{"job-0.0": "S0", "job-1.0": "S0"}, {}]
     stage.close()
 
 
@@ -277,6 +354,16 @@ def test_offers_of_several_agents_are_gathered_for_a_job_that_needs_them_at_once
     stage.master.others.clear()
     stage.run(GATHER_S)
     assert "pair" in stage.started_s
+    stage.close()
+
+
+def test_what_was_lost_is_logged_in_words_and_a_normal_end_is_not(caplog: pytest.LogCaptureFixture) -> None:
+    stage = HubStage({"agent-0": 4.0})
+    with caplog.at_level(logging.INFO):
+        stage.hub.handle(events.ExecutorLost("S0", "one", 0))
+        stage.hub.handle(events.ExecutorLost("S0", "two", 9))
+        stage.hub.handle(events.AgentLost("S0"))
+    assert caplog.messages == ["executor two on agent S0 has ended with wait status 9", "agent S0 is gone"]
     stage.close()
 
 

@@ -14,7 +14,7 @@ from sqlalchemy import text, update
 from framework import lease
 from framework.driver import Driver, FrameworkSettings
 from framework.events import EventScheduler
-from framework.lease import LeaseLostError
+from framework.lease import ServiceLeaseLostError
 from framework.search.database import open_database
 from framework.service.records import JobKind, JobRecord
 from framework.service.store import ServiceStore
@@ -55,7 +55,7 @@ def test_a_service_that_was_taken_over_writes_nothing_any_more(url: str, monkeyp
     with closing(ServiceStore(url)) as store, store.lock(lost.append):
         store.set_framework_id("first")
         take_over(store)
-        with pytest.raises(LeaseLostError, match="was taken over by process"):
+        with pytest.raises(ServiceLeaseLostError, match="was taken over by process"):
             store.set_framework_id("second")
         assert store.framework_id() == "first"
         wait_until(lambda: bool(lost))

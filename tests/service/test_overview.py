@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -104,9 +105,18 @@ def test_trials_are_counted_by_state(store: ServiceStore) -> None:
         assert overview.has_begun(connection, name)
         counts = {TrialState.FINISHED: 2, TrialState.RUNNING: 1}
         assert overview.trial_states(connection, [name]) == {name: counts}
+        assert overview.best_values(connection, {name: "min"}) == {}
         # Searches of `dike tune` in the same database are not the service's.
         assert overview.trial_counts(connection) == counts
     text = ServiceMetrics(store).text().decode()
+    search.open_search(name)
+    values = ((TrialState.FINISHED, 0.5), (TrialState.RUNNING, math.nan), (TrialState.FAILED, 9.0))
+    for number, (state, value) in enumerate((*values, (TrialState.SUSPENDED, 2.0), (TrialState.WAITING, math.inf))):
+        search.save_trial(TrialRecord(number, {}, state, value=value))
+    with store.reading() as connection:
+        assert overview.best_values(connection, {name: "min"}) == {name: 0.5}
+        assert overview.best_values(connection, {name: "max"}) == {name: 2.0}
+        assert overview.search_modes(connection, [name, "none"]) == {name: "min"}
     assert 'dike_trials{state="finished"} 2.0' in text
     assert 'dike_jobs{kind="search",state="queued"} 1.0' in text
     assert 'dike_tasks{state="running"} 2.0' in text

@@ -53,7 +53,8 @@ def test_the_scarcest_resource_decides() -> None:
 @settings(max_examples=3, deadline=None)
 def test_shares_converge_to_the_weights(weights: dict[str, float], lasts: list[int]) -> None:
     """Everybody always has more jobs than there is room for, of different durations."""
-    stage = HubStage({f"agent-{number}": 1.0 for number in range(12)}, weight=weights)
+    agents = 12
+    stage = HubStage({f"agent-{number}": 1.0 for number in range(agents)}, weight=weights)
     for number in range(40):
         for user, lasts_s in zip(USERS, lasts, strict=True):
             stage.submit(f"{user}-{number}", user=user, lasts_s=float(lasts_s), key="same")
@@ -67,7 +68,8 @@ def test_shares_converge_to_the_weights(weights: dict[str, float], lasts: list[i
     stage.close()
     running = sum(sums.values())
     for user in USERS:
-        assert sums[user] / running == pytest.approx(weights[user] / sum(weights.values()), abs=0.06)
+        # A share that is no whole number of agents is met to one of them.
+        assert sums[user] / running == pytest.approx(weights[user] / sum(weights.values()), abs=1 / agents)
 
 
 def test_a_job_that_cannot_be_placed_does_not_block_the_others() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import base64
+import contextlib
 import dataclasses
 import gzip
 import io
@@ -75,16 +76,20 @@ class Look:
 
 def files(folder: Path) -> Iterator[tuple[str, bytes]]:
     for path in folder.rglob("*"):
-        if path.is_file() and not path.is_symlink():
-            yield str(path.relative_to(folder)), path.read_bytes()
+        # Sandboxes' temporary files come and go.
+        with contextlib.suppress(FileNotFoundError):
+            if path.is_file() and not path.is_symlink():
+                yield str(path.relative_to(folder)), path.read_bytes()
 
 
 def processes(service: psutil.Process, cluster: EmbeddedCluster) -> Iterator[tuple[str, bytes]]:
     supervisor = psutil.Process(cluster.supervisor_pid)
     for process in (service, supervisor, *supervisor.children(recursive=True)):
-        for part in ("cmdline", "environ"):
+        # So do the processes that look after containers.
+        with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
             name = "script" if "dike.launch" in process.cmdline() else "other"
-            yield f"{name} {process.pid} {part}", Path(f"/proc/{process.pid}/{part}").read_bytes()
+            for part in ("cmdline", "environ"):
+                yield f"{name} {process.pid} {part}", Path(f"/proc/{process.pid}/{part}").read_bytes()
 
 
 def answers(cluster: EmbeddedCluster) -> Iterator[tuple[str, bytes]]:
@@ -188,6 +193,27 @@ def bomb(content_bytes: int) -> bytes:
     return gzip.compress(header.tobuf() + b"\0" * content_bytes, compresslevel=1)
 
 
+def said_to_hold(content_bytes: int) -> bytes:
+    """A file's header, and nothing behind it."""
+    header = tarfile.TarInfo("train.py")
+    header.size = content_bytes
+    return gzip.compress(header.tobuf())
+
+
+def sparse() -> bytes:
+    header = tarfile.TarInfo("train.py")
+    header.type = tarfile.GNUTYPE_SPARSE
+    return gzip.compress(header.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
+
+
+def prefixed(kind: bytes, content: bytes, count: int = 1) -> bytes:
+    """The script behind headers that belong to it, each with this content."""
+    header = tarfile.TarInfo("././@LongLink")
+    header.type, header.size = kind, len(content)
+    one = header.tobuf() + content.ljust(tarfile.BLOCKSIZE, b"\0")
+    return gzip.compress(one * count + tarfile.TarInfo("train.py").tobuf() + bytes(1024))
+
+
 TRAIN = (tarfile.TarInfo("train.py"), b"print()")
 BAD = {
     "none": (b"", "could not be unpacked"),
@@ -195,6 +221,11 @@ BAD = {
     "cut off": (archive(TRAIN, (tarfile.TarInfo("data"), b"1" * 10_000))[:100], "could not be unpacked"),
     "climbs": (archive(TRAIN, (tarfile.TarInfo("../outside"), b"")), "could not be unpacked"),
     "link": (archive(TRAIN, link("train", "/etc")), "no plain file"),
+    "larger than there are disks": (said_to_hold(10**12), "more than 200 MiB"),
+    "sparse": (sparse(), "no plain file"),
+    "a chain of long names": (prefixed(tarfile.GNUTYPE_LONGNAME, b"train.py", 3000), "headers do not end"),
+    "a chain of records": (prefixed(tarfile.XHDTYPE, b"9 path=a\n", 3000), "headers do not end"),
+    "a record without end": (prefixed(tarfile.XHDTYPE, b"9" * 19 + b" path=a\n"), "could not be unpacked"),
     "other script": (archive((tarfile.TarInfo("other.py"), b"")), "does not hold the script"),
 }
 
@@ -218,6 +249,17 @@ def test_a_bundle_that_grows_without_end_fills_neither_service_nor_agent(
     with (
         BundleServer({token: content}.get, "127.0.0.1") as server,
         pytest.raises(executor_bundle.BundleError, match="more than 1 MiB"),
+    ):
+        executor_bundle.fetch(server.url(token), tmp_path / "sandbox")
+
+
+@pytest.mark.parametrize("name", ["larger than there are disks", "sparse", "a chain of long names"])
+def test_such_a_bundle_is_not_unpacked_on_an_agent_either(tmp_path: Path, name: str) -> None:
+    content, complaint = BAD[name]
+    token = "t" * 32
+    with (
+        BundleServer({token: content}.get, "127.0.0.1") as server,
+        pytest.raises(executor_bundle.BundleError, match=complaint),
     ):
         executor_bundle.fetch(server.url(token), tmp_path / "sandbox")
 

@@ -18,6 +18,7 @@ from framework.search.records import Parameter, SearchSpec
 from framework.service.reception import Reception
 from framework.service.records import JobRecord, JobState, TaskRecord
 from framework.service.requests import read_request, search_request
+from framework.service.seat import NOT_NEEDED
 from framework.service.service import Service
 from framework.service.store import ServiceStore
 from framework.service.tenants import Surroundings
@@ -80,8 +81,8 @@ class Stage:
             self.service.handle(self.inbox.get())
         self.service.tick()
 
-    def kill(self, job_id: str) -> None:
-        Reception(self.store, self.inbox).kill(self.job(job_id))
+    def kill(self, job_id: str, user: str = "") -> None:
+        Reception(self.store, self.inbox).kill(self.job(job_id), user)
         self.deliver()
 
     def job(self, job_id: str) -> JobRecord:
@@ -178,6 +179,37 @@ def test_a_job_that_waits_is_killed_at_once_and_one_that_runs_when_its_tasks_hav
         ended_s = stage.job(one).ended_s
         stage.kill(one)
         assert stage.job(one).ended_s == ended_s, "a job that has ended was ended again"
+
+
+def test_who_has_killed_a_job_is_told(stage: Stage) -> None:
+    runs = stage.submit()
+    tasks = stage.run(runs)
+    waits, search = stage.submit(), stage.submit_search()
+    for job_id in (waits, search, runs):
+        stage.kill(job_id, "eve")
+        stage.kill(job_id, "bob")
+    for task in tasks:
+        stage.update(task, "TASK_KILLED", message="killed on request")
+    for job_id in (waits, runs, search):
+        assert (stage.job(job_id).state, stage.job(job_id).failure) == (JobState.KILLED, "killed by eve")
+        notes = [event.text for event in stage.store.events(job_id) if event.kind == "note"]
+        assert notes == ["eve has asked for its end"]
+    assert {task.message for task in stage.store.tasks(job_id=runs)} == {"killed on request"}
+
+
+def test_a_task_that_is_ended_with_its_job_was_not_asked_for_by_anybody(stage: Stage) -> None:
+    job_id = stage.submit()
+    tasks = stage.run(job_id)
+    for task in tasks:
+        if task.name.startswith("worker"):
+            stage.update(task, "TASK_FINISHED")
+        else:
+            stage.update(task, "TASK_KILLING")
+            stage.update(task, "TASK_KILLED", message="killed on request")
+    assert stage.job(job_id).state is JobState.FINISHED
+    found = {task.name: task for task in stage.store.tasks(job_id=job_id)}
+    assert found["ps:0"].message == NOT_NEEDED
+    assert found["ps:0"].resources["ports"] == 1
 
 
 def test_an_end_is_written_down_before_it_is_acknowledged(stage: Stage) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dike.exceptions import BadInputError
-from framework.service import history
+from framework.service import history, overview
 from framework.service.records import JobKind, JobRecord, JobState, ProgressPoint, TaskRecord
 from framework.service.store import ServiceStore
 
@@ -47,6 +47,17 @@ def test_a_job_is_read_as_it_was_written(store: ServiceStore, url: str) -> None:
         assert other.job("two") is None
 
 
+def test_who_stands_by_is_told_so_and_who_does_not_how_to(store: ServiceStore, url: str) -> None:
+    def waits(reason: str) -> None:
+        raise BlockingIOError(reason)
+
+    with contextlib.closing(ServiceStore(url)) as other, store.lock(pytest.fail):
+        with pytest.raises(BlockingIOError, match="; this one stands by until that ends"):
+            other.lock(pytest.fail, waits).__enter__()
+        with pytest.raises(BadInputError, match="with --standby"):
+            other.lock(pytest.fail).__enter__()
+
+
 def test_jobs_keep_the_order_of_their_arrival(store: ServiceStore) -> None:
     for number, user in enumerate(("ann", "bob", "ann", "ann")):
         store.add_job(job(f"job-{number}", user, submitted_s=float(-number)), b"")
@@ -57,8 +68,12 @@ def test_jobs_keep_the_order_of_their_arrival(store: ServiceStore) -> None:
     store.change_job("job-0", state=JobState.FAILED)
     assert [one.id for one in store.open_jobs()] == ["job-1", "job-2", "job-3"]
     assert [one.id for one in store.jobs(states=[JobState.FAILED, JobState.RUNNING])] == ["job-1", "job-0"]
-    assert store.counts()[JobState.QUEUED] == 2
-    assert store.counts()[JobState.KILLED] == 0
+    with store.reading() as connection:
+        counts = overview.job_counts(connection)
+    assert counts == {
+        (JobKind.TRAINING, state): count
+        for state, count in ((JobState.QUEUED, 2), (JobState.RUNNING, 1), (JobState.FAILED, 1))
+    }
 
 
 def test_a_name_is_given_once(store: ServiceStore) -> None:
@@ -141,7 +156,7 @@ def test_steps_that_are_trained_again_replace_what_was_said_of_them(store: Servi
 def test_old_jobs_go_with_all_that_is_kept_of_them(store: ServiceStore) -> None:
     for name, ended_s in (("old", 10.0), ("new", 30.0), ("open", None)):
         store.add_job(job(name, ended_s=ended_s), b"x")
-        store.save([task(f"{name}-task", name)], {})
+        store.save([task(f"{name}-task", name, ended_s=ended_s)], {})
         store.add_events(name, [("note", "a")])
         store.add_output(name, [("chief:0", "stdout", "x")])
         store.add_progress(name, [ProgressPoint(1, 1.0)])
@@ -153,6 +168,23 @@ def test_old_jobs_go_with_all_that_is_kept_of_them(store: ServiceStore) -> None:
     assert not store.progress("old")
     assert store.bundle("token-old") is None
     assert store.bundle("token-open") == b"x"
+
+
+def test_a_job_is_kept_as_long_as_something_of_it_may_run(store: ServiceStore) -> None:
+    store.add_job(job("one", ended_s=10.0), b"x")
+    store.save([task("a", ended_s=5.0), task("b")], {})
+    assert store.delete_jobs(20.0) == 0
+    assert [each.task_id for each in store.tasks()] == ["a", "b"]
+    assert store.bundle("token-one") == b"x"
+    store.save([task("b", ended_s=15.0)], {})
+    assert store.delete_jobs(20.0) == 1
+    assert store.tasks() == []
+
+
+def test_a_task_of_a_forgotten_job_is_not_written(store: ServiceStore) -> None:
+    store.add_job(job("one"), b"")
+    store.save([task("late", "forgotten"), task("a")], {"one": {"attempt": 1}})
+    assert [each.task_id for each in store.tasks()] == ["a"]
 
 
 def test_the_framework_id_outlives_the_service(store: ServiceStore, url: str) -> None:

@@ -51,6 +51,12 @@ def test_tokens_are_known_by_their_digest_or_themselves(tmp_path: Path) -> None:
         ("a: {", "is not YAML"),
         (f"a: {{token: {SECRET}", "is not YAML"),
         ("a: !!python/object/apply:os.getcwd []", "is not YAML"),
+        (f"a: {{token: {SECRET}, weight: 2024-13-45}}", "is not YAML"),
+        (f"a: {{token: {SECRET}, weight: !!timestamp foo}}", "is not YAML"),
+        (f"a: {{token: {SECRET}, admin: !!bool x}}", "is not YAML"),
+        (f"a: {{token: {SECRET}, weight: !!int ''}}", "is not YAML"),
+        (f"a: {{token: {SECRET}, weight: 1{':1' * 200}.5}}", "is not YAML"),
+        ("[" * 5000, "is not YAML"),
         ("a: {}", "give either token_sha256 or token"),
         (f"a: {{token: {SECRET}, token_sha256: {'a' * 64}}}", "give either token_sha256 or token"),
         ("a: {token: short}", "at a.token: String should have at least 16"),
@@ -92,11 +98,13 @@ def test_users_are_read_again_and_a_mistake_changes_nothing(tmp_path: Path, capl
     write(path, f"b: {{token: {OTHER}}}")
     users.reload()
     assert (users.signed_in(TOKEN), users.signed_in(OTHER)) == (None, User("b"))
-    write(path, "rubbish")
-    with caplog.at_level(logging.ERROR):
-        users.reload()
-    assert users.signed_in(OTHER) == User("b")
-    assert "users not read again" in caplog.text
+    for mistake in ("rubbish", f"b: {{token: {OTHER}, weight: !!timestamp foo}}"):
+        write(path, mistake)
+        caplog.clear()
+        with caplog.at_level(logging.ERROR):
+            users.reload()
+        assert users.signed_in(OTHER) == User("b")
+        assert "users not read again" in caplog.text
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Annotated
 from fastapi import Depends, HTTPException, Path, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from framework.master import Master
+from framework.master import LeadingMaster
 from framework.service import overview
 from framework.service.prometheus import ServiceMetrics
 from framework.service.reception import Reception
@@ -31,7 +31,7 @@ class Backend:
     Attributes:
         reception: takes wishes in.
         users: who may ask.
-        master: the Mesos master.
+        master: the leading Mesos master.
         metrics: what the service counts.
         snapshot: what the service's loop published last.
         closing: set once the service ends.
@@ -40,7 +40,7 @@ class Backend:
 
     reception: Reception
     users: Users
-    master: Master
+    master: LeadingMaster
     metrics: ServiceMetrics
     snapshot: Callable[[], Snapshot]
     closing: threading.Event = field(default_factory=threading.Event)
@@ -83,7 +83,9 @@ def _job(
 
 def _own_job(user: Annotated[User, Depends(_signed_in)], job: Annotated[JobRecord, Depends(_job)]) -> JobRecord:
     if not is_of(job, user):
-        raise HTTPException(403, f"Job '{job.id}' belongs to {job.user}; only {job.user} or an administrator may.")
+        raise HTTPException(
+            403, f"Job '{job.id}' belongs to {job.user}; only {job.user} or an administrator may do that."
+        )
     return job
 
 

@@ -25,7 +25,12 @@ def handle_errors(app: FastAPI) -> None:
 
 
 async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
-    return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
+    # Where nothing of ours has answered, the detail is the status' name only.
+    detail = {
+        "Not Found": "There is nothing at this address; /openapi.json lists what there is.",
+        "Method Not Allowed": "This address does not take that method; /openapi.json says which it takes.",
+    }.get(error.detail, error.detail)
+    return JSONResponse({"detail": detail}, error.status_code, error.headers)
 
 
 async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ipaddress
 import logging
@@ -11,12 +12,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from dike.exceptions import BadInputError
-from framework.master import Master
+from framework.master import LeadingMaster
 from framework.service.api.app import make_app
 from framework.service.api.backend import Backend
 from framework.service.reception import Reception
@@ -25,6 +28,8 @@ from framework.service.users import Users
 
 PAGE = Path(__file__).parent.parent / "page"
 CONNECTION_LIMIT = 512
+REQUEST_TIMEOUT_S = 10.0
+"""How long a connection may stand without a request whose head is complete; twice as long at most."""
 START_TIMEOUT_S = 30.0
 GRACE_S = 3
 """How long requests may go on when the service ends."""
@@ -62,7 +67,7 @@ class ApiFront:
         self.url = f"http://[{shown}]:{bound}" if ":" in shown else f"http://{shown}:{bound}"
 
     @contextlib.contextmanager
-    def __call__(self, reception: Reception, service: Service, master: Master) -> Iterator[None]:
+    def __call__(self, reception: Reception, service: Service, master: LeadingMaster) -> Iterator[None]:
         """Answers clients while the context lasts."""
         backend = Backend(
             reception=reception,
@@ -75,6 +80,7 @@ class ApiFront:
             make_app(backend, PAGE, self._hosts),
             # No log of accesses: it would tell who looks at what, and addresses may hold what is nobody's business.
             access_log=False,
+            http=_Impatient,
             log_config=None,
             server_header=False,
             lifespan="on",
@@ -97,6 +103,22 @@ class ApiFront:
     def close(self) -> None:
         """Stops listening."""
         self._socket.close()
+
+
+class _Impatient(AutoHTTPProtocol):  # type: ignore[valid-type,misc]  # whichever uvicorn finds installed
+    """Closes connections that ask for nothing: they count as requests do, and uvicorn waits for a first one."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self.loop.call_later(REQUEST_TIMEOUT_S, self._look, None)
+
+    def _look(self, answered: Any) -> None:
+        """Looks for requests since the last look, when `answered` was the newest and had been answered (None: none)."""
+        waits = self.cycle is None or self.cycle.response_complete
+        if waits and self.cycle is answered:
+            self.transport.close()
+        elif not self.transport.is_closing():
+            self.loop.call_later(REQUEST_TIMEOUT_S, self._look, self.cycle if waits else self)
 
 
 def _wait_for(server: uvicorn.Server, thread: threading.Thread) -> None:

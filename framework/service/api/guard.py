@@ -92,8 +92,10 @@ class _Answer:
         # Answers are for one user and one moment; the page's files are asked for again, and mostly not sent again.
         headers["Cache-Control"] = "no-store" if self._scope["path"].startswith(PREFIX) else "no-cache"
         # Only what we know: clients must not be able to fill the memory with labels.
-        route = getattr(self._scope.get("route"), "path", "other")
-        if self._scope["path"].startswith(PREFIX) and not route.startswith(PREFIX):
+        route = getattr(self._scope.get("route"), "path", None)
+        if route is None:
+            route = "other"
+        elif self._scope["path"].startswith(PREFIX) and not route.startswith(PREFIX):
             # The route of an included router knows nothing of where that was included.
             route = PREFIX + route
         method = self._scope["method"] if self._scope["method"] in METHODS else "other"

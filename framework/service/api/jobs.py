@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -29,6 +30,7 @@ from framework.service.explain import can_ever_fit
 from framework.service.explain import explain as explain_job
 from framework.service.explanation import Explanation
 from framework.service.records import JobKind, JobRecord, JobState
+from framework.service.request_fields import MAX_NAME
 from framework.service.requests import SearchJobRequest, TrainingRequest, read_request
 from framework.service.users import User
 
@@ -105,7 +107,7 @@ def job(service: Service, user: SignedIn, record: Job) -> JobDetails:
 @router.post("/jobs/{job_id}/kill", status_code=202)
 def kill(service: Service, user: SignedIn, record: OwnJob) -> JobView:
     """Asks for a job's end; nothing happens to one that has ended."""
-    service.reception.kill(record)
+    service.reception.kill(record, user.name)
     [values] = view_values(service, user, [find_job(service, record.id)])
     return JobView(**values)
 
@@ -174,17 +176,27 @@ def view_values(service: Backend, user: User, records: Sequence[JobRecord]) -> l
     with service.store.reading() as connection:
         live = overview.live_tasks(connection, ids)
         points = overview.last_progress(connection, ids)
-        trials = overview.trial_states(connection, [one.id for one in records if one.kind is JobKind.SEARCH])
+        searches = [one.id for one in records if one.kind is JobKind.SEARCH]
+        trials = overview.trial_states(connection, searches)
+        best = overview.best_values(connection, overview.search_modes(connection, searches))
     return [
         {
             **{name: getattr(record, name) for name in JobView.model_fields if hasattr(record, name)},
             "live_tasks": live.get(record.id, 0),
             "progress": points.get(record.id),
             "trials": trials.get(record.id),
+            "best": best.get(record.id),
+            "failure": _failure(record) if is_of(record, user) else record.failure,
             "yours": is_of(record, user),
         }
         for record in records
     ]
+
+
+def _failure(record: JobRecord) -> str:
+    """Why a job failed, with what its script said last, which is output and so for its owner only."""
+    words = (record.result or {}).get("last_words")
+    return f"{words} ({record.failure})" if words else record.failure
 
 
 def _submit(service: Backend, user: User, values: Any, bundle: bytes) -> Submitted:
@@ -211,8 +223,10 @@ def _bundle(service: Backend, record: JobRecord) -> bytes:
 
 def _renamed(service: Backend, values: dict[str, Any]) -> dict[str, Any]:
     spec = values["spec"]
-    number = 2
-    while service.store.job(f"{spec['name']}-{number}") is not None:
-        number += 1
-    folder = f"{spec['checkpoint_dir']}-{number}" if spec.get("checkpoint_dir") else ""
-    return {**values, "spec": {**spec, "name": f"{spec['name']}-{number}", "checkpoint_dir": folder}}
+    for number in itertools.count(2):
+        ending = f"-{number}"
+        name = spec["name"][: MAX_NAME - len(ending)] + ending
+        if service.store.job(name) is None:
+            break
+    folder = f"{spec['checkpoint_dir']}{ending}" if spec.get("checkpoint_dir") else ""
+    return {**values, "spec": {**spec, "name": name, "checkpoint_dir": folder}}

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-from framework.search.records import TrialState
+from framework.search.records import Mode, TrialState
 from framework.service.records import JobKind, JobState
 
 
@@ -62,6 +62,7 @@ class JobView(View):
         live_tasks: how many of its tasks have not ended.
         progress: the last report of a training job's chief; None before the first, and for a search.
         trials: state -> number of a search's trials in it; None for a training job, and before a search has begun.
+        best: the best value of a search's trials; None for a training job, and before there is one.
         yours: whether you may end it and see request, result and output.
     """
 
@@ -80,6 +81,7 @@ class JobView(View):
     live_tasks: int
     progress: ProgressView | None
     trials: dict[TrialState, int] | None
+    best: float | None
     yours: bool
 
 
@@ -177,6 +179,8 @@ class TrialView(View):
     """A trial of a search (`framework.search.records.TrialRecord`).
 
     Attributes:
+        parameters: name -> value; empty if the job is not yours.
+        checkpoint: its newest; null before the first and if the job is not yours.
         error: the end of its output if it failed; empty if the job is not yours.
     """
 
@@ -212,7 +216,7 @@ class TrialList(View):
     """
 
     metric: str
-    mode: str
+    mode: Mode
     trial_count: int
     trials: list[TrialView]
 

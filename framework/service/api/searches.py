@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Query
 
@@ -26,7 +26,8 @@ def trials(service: Service, user: SignedIn, record: Job) -> TrialList:
     spec = request.to_spec()
     views = [TrialView.model_validate(trial) for trial in found]
     if not is_of(record, user):
-        views = [view.model_copy(update={"error": ""}) for view in views]
+        hidden: dict[str, Any] = {"parameters": {}, "checkpoint": None, "error": ""}
+        views = [view.model_copy(update=hidden) for view in views]
     return TrialList(metric=spec.metric, mode=spec.mode, trial_count=spec.trial_count, trials=views)
 
 

@@ -44,6 +44,9 @@ export function share(name, used, total) {
   return `${part} of ${amount(name, total)}`;
 }
 
+/** Of 24 hours. */
+const DAY = { hourCycle: "h23" };
+
 /** A moment, in seconds since the epoch: how long ago, and the date when pointed at. */
 export function Ago({ at }) {
   const [, redraw] = useState(0);
@@ -54,13 +57,13 @@ export function Ago({ at }) {
   if (at === null || at === undefined) return "–";
   const date = new Date(1000 * at);
   const past = duration(Date.now() / 1000 - at);
-  return html`<time datetime=${date.toISOString()} title=${date.toLocaleString()}>${past} ago</time>`;
+  return html`<time datetime=${date.toISOString()} title=${date.toLocaleString([], DAY)}>${past} ago</time>`;
 }
 
 /** A moment as the clock shows it, with the date when pointed at. */
 export function Clock({ at }) {
   const date = new Date(1000 * at);
-  return html`<time datetime=${date.toISOString()} title=${date.toLocaleString()}>${date.toLocaleTimeString()}</time>`;
+  return html`<time datetime=${date.toISOString()} title=${date.toLocaleString([], DAY)}>${date.toLocaleTimeString([], DAY)}</time>`;
 }
 
 const HUES = [212, 28, 140, 340, 265, 175, 52, 0, 95, 300, 235, 15];

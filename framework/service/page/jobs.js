@@ -41,9 +41,9 @@ function Row({ job }) {
     </td>
     <td class="wide">${job.user}</td>
     <td class="wide">${job.kind}</td>
-    <td class="wide"><${Ago} at=${job.started_s ?? job.submitted_s} /></td>
+    <td class="wide"><${Ago} at=${job.started_s} /></td>
     <td class="progress"><${Progress} job=${job} /></td>
-    <td class="number">${figure(job.progress?.loss)}</td>
+    <td class="number">${figure(job.best ?? job.progress?.loss)}</td>
   </tr>`;
 }
 
@@ -98,7 +98,7 @@ export function JobsView({ me }) {
         <tr>
           <th scope="col">State</th><th scope="col">Job</th>
           <th scope="col" class="wide">User</th><th scope="col" class="wide">Kind</th>
-          <th scope="col" class="wide">Started</th><th scope="col">Progress</th><th scope="col" class="number">Loss</th>
+          <th scope="col" class="wide">Started</th><th scope="col">Progress</th><th scope="col" class="number">Loss or best</th>
         </tr>
       </thead>
       <tbody>${jobs.map((job) => html`<${Row} key=${job.id} job=${job} />`)}</tbody>

@@ -65,6 +65,6 @@ export function Output({ id, active }) {
       ${data.cut && html`<span class="quiet">the last ${LINES_KEPT} lines; dike logs shows more</span>`}
     </div>
     <pre ref=${box} class="output" tabindex="0" role="log" aria-label="output of the job's tasks">${
-      shown.length ? shown.map((line) => prefix(line) + lastOverwrite(line.text)).join("\n") : "nothing yet"
+      shown.length ? shown.map((line) => prefix(line) + lastOverwrite(line.text)).join("\n") : active ? "nothing yet" : "no output"
     }</pre>`;
 }

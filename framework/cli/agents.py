@@ -1,0 +1,28 @@
+"""`dike agents`: the cluster as a service sees it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from framework.cli.job_tables import agents_table
+from framework.cli.service_options import ServiceAccess, with_service_options
+from solver.cli.output import Format, console, print_json
+
+
+@with_service_options
+def agents(
+    *,
+    access: ServiceAccess,
+    output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
+) -> None:
+    """Shows the agents of a service's cluster: what of each is used, what was offered last."""
+    with access.client() as client:
+        cluster = client.cluster()
+    if output_format is Format.JSON:
+        print_json(cluster.model_dump(mode="json"))
+    elif cluster.agents:
+        console().print(agents_table(cluster.agents))
+    else:
+        print("No agent is registered." if cluster.agents == [] else "The master has not told of its agents yet.")

@@ -1,0 +1,151 @@
+"""Where jobs would start: asked seldom, and no job whose answer goes wrong takes the hub with it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from dike.exceptions import BadInputError, InfeasibleError
+from framework.service import sizing
+from framework.service.places import LONG_S, REST, Places
+from framework.service.reservation import PAUSE_S, RESERVE_AFTER_S, Contender, Reservations
+from framework.service.sizing import Fit, Nodes, TrainingSizing
+from framework.service.tenant import Need
+from solver import NodeClass
+from solver.milp import SolverError
+from tests.framework.job_stage import GIB, profile, spec
+from tests.service.played_cluster import HubStage, PlayedJob, VacatingJob
+
+TWO = {"agent-0": 4.0, "agent-1": 4.0}
+
+
+class Unsizable(PlayedJob):
+    """Nobody can say where it would start."""
+
+    def _fit(self, nodes: Nodes) -> Fit:
+        self.placings += 1
+        raise BadInputError("Two nodes of the cluster are called 'host/S0'; give each its own name.")
+
+
+class Unwilling(VacatingJob):
+    """Fails when it is asked to make way."""
+
+    def vacate(self, agent_ids: frozenset[str]) -> None:
+        raise ValueError("no")
+
+
+class Stateless(PlayedJob):
+    """Fails when its state is to be written down."""
+
+    def to_state(self) -> dict[str, Any]:
+        if any(task.state == "running" for task in self.seat.tasks.values()):
+            raise ValueError("no state")
+        return super().to_state()
+
+
+NODES = (NodeClass(name="a", count=1, cpus=4.0, mem_bytes=8 * GIB, gpus=0, gpu_model=None, disk_bytes=10 * GIB),)
+
+
+def test_a_job_that_nobody_can_place_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    stage = HubStage(TWO)
+    bad = stage.submit("bad", 9, 4.0, kind=Unsizable)
+    with caplog.at_level(logging.WARNING):
+        stage.run(RESERVE_AFTER_S + 3)
+        stage.submit("good", 2, 4.0)
+        stage.run(3.0)
+    assert "good" in stage.started_s
+    assert bad.placings == 1, "it is not asked again about the same agents"
+    assert caplog.text.count("it cannot be said where job bad would start") == 1
+    assert stage.hub.snapshot.reservation is None
+    assert stage.failed == []
+    stage.close()
+
+
+@pytest.mark.parametrize("kind", [Unwilling, Stateless])
+def test_a_job_that_fails_when_it_is_looked_at_fails_alone(kind: type[PlayedJob]) -> None:
+    stage = HubStage(TWO)
+    stage.submit("odd", 2, 4.0, lasts_s=1e6, kind=kind)
+    stage.run(3.0)
+    stage.submit("waits", 1, 4.0, user="bob")
+    stage.run(RESERVE_AFTER_S + 3)
+    assert [job_id for job_id, _ in stage.failed] == ["odd"]
+    assert stage.hub.seat("waits") is not None
+    assert any(task_id.startswith("odd") for task_id in stage.master.killed)
+    stage.close()
+
+
+def test_jobs_that_are_alike_are_placed_once() -> None:
+    stage = HubStage(TWO)
+    jobs = [stage.submit(f"job-{number}", 3, 4.0, key="alike") for number in range(3)]
+    stage.run(RESERVE_AFTER_S + 10)
+    assert sum(job.placings for job in jobs) == 1
+    stage.close()
+
+
+def test_after_a_long_plan_the_loop_does_something_else() -> None:
+    now_s = 100.0
+    stage = HubStage(TWO)
+
+    class Slow(PlayedJob):
+        def _fit(self, nodes: Nodes) -> Fit:
+            nonlocal now_s
+            now_s += self.lasts_s
+            return super()._fit(nodes)
+
+    quick, slow, other = (
+        stage.submit(name, 1, 1.0, lasts_s=seconds, kind=Slow).seat
+        for name, seconds in (("quick", LONG_S / 2), ("slow", 5.0), ("other", 5.0))
+    )
+    places = Places(lambda: now_s)
+    found = Fit(frozenset({"a"}))
+    assert places.fit(quick, NODES) == places.fit(slow, NODES) == found
+    assert places.fit(other, NODES) is None
+    assert places.fit(slow, NODES) == found, "known already"
+    now_s += REST * 5.0
+    assert places.fit(other, NODES) == found
+    stage.close()
+
+
+def test_whose_place_is_not_known_now_is_asked_again_soon() -> None:
+    reservations = Reservations()
+    answers: list[frozenset[str] | None] = [None, frozenset({"S1"}), None]
+    waiting = [Contender("job", 0.0, True, lambda _: True, lambda: answers.pop(0))]
+    reservations.update(100.0, waiting)
+    assert reservations.current is None
+    reservations.update(101.0, waiting)
+    assert reservations.current is not None
+    # Nor is it taken away then.
+    reservations.update(200.0 + PAUSE_S, waiting)
+    assert reservations.current is not None
+    assert answers == []
+
+
+def test_offers_are_gathered_on_while_it_is_not_known_whether_that_helps() -> None:
+    stage = HubStage(TWO)
+    stage.submit("holds", 1, 4.0, lasts_s=1e6)
+    stage.run(3.0)
+    stage.submit("pair", 2, 4.0)
+    stage.run(3.0)
+    standing = stage.hub._standing
+    assert standing.gathers
+    stage.directory._known = None
+    standing.review(stage.hub.pool, stage.master.now)
+    assert standing.gathers
+    assert stage.jobs["pair"].need is Need.START
+    stage.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "fit"),
+    [(SolverError("HiGHS gave up."), Fit()), (InfeasibleError("No shape fits."), Fit(problem="No shape fits."))],
+)
+def test_a_planner_that_fails_leaves_the_place_open(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, fit: Fit
+) -> None:
+    def fails(request: object) -> None:
+        raise error
+
+    monkeypatch.setattr(sizing, "smallest_job", fails)
+    assert TrainingSizing(spec(max_workers=1, profile=profile())).fit(NODES) == fit

@@ -1,0 +1,223 @@
+"""A search that another service goes on with, on a played Mesos: it stays what it was, and loses nothing it knew."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import update
+
+from executor.trial_messages import Losses, RunEnd, SlotStatus, Wanted
+from framework import bundle, events
+from framework.search.records import SearchSpec, TrialRecord, TrialState
+from framework.search.search import Search
+from framework.search.slots import Slot
+from framework.search.store import Store
+from framework.search.tables import SEARCHES
+from framework.service.own_search import remove_old_searches
+from framework.service.reception import Reception
+from framework.service.records import JobRecord, JobState
+from framework.service.requests import search_request
+from framework.service.service import Service
+from framework.service.store import ServiceStore
+from framework.service.tenants import Surroundings
+from tests.framework.played_mesos import PlayedMesos
+from tests.search.search_stage import search_spec
+from tests.search.stored_search import wait_until
+
+LONG_AFTER_S = 1e10
+
+
+class Stage:
+    """A database, a played Mesos, and services that come and go."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = ServiceStore(f"sqlite:///{folder}/service.db")
+        self.script = folder / "train.py"
+        self.script.touch()
+        self.reception = Reception(self.store, queue.SimpleQueue())
+        self.mesos = PlayedMesos()
+        self.service: Service
+        self.start()
+
+    def start(self, checkpoint_root: str = "/checkpoints") -> None:
+        """A service, with what the one before it has left in the database."""
+        around = Surroundings(
+            store=self.store,
+            bundle_url="http://127.0.0.1:1/bundle/{}".format,
+            python="python3",
+            image=None,
+            hand_out_gpus=False,
+            checkpoint_root=checkpoint_root,
+            agents=lambda constraints: lambda: None,
+            demand=lambda framework_id: None,
+        )
+        self.service = Service(around, self.mesos)
+        self.service.handle(events.Subscribed("F", "127.0.0.1:5050"))
+        self.service.tick()
+
+    def kill(self) -> None:
+        """The service writes nothing more; its leases end with it, as with a process."""
+        for seat in self.service.hub.seats:
+            seat.tenant.leave()  # type: ignore[attr-defined]
+
+    def submit(self, spec: SearchSpec) -> None:
+        record = self.reception.submit(search_request(spec, "train.py", ()), bundle.pack(self.script), "ann")
+        self.service.handle(events.JobSubmitted(record.id))
+        self.service.tick()
+
+    def launch(self, name: str) -> Slot:
+        """Offers come until the search has a slot, which comes up."""
+        self.service.handle(events.OffersArrived((self.mesos.offer(cpus=1),)))
+
+        def has_launched() -> bool:
+            self.service.tick()
+            return bool(self.search(name).slots)
+
+        wait_until(has_launched)
+        (slot,) = self.search(name).slots
+        self.update(slot, "TASK_RUNNING")
+        self.service.tick()
+        return slot
+
+    def update(self, slot: Slot, state: str) -> None:
+        status = {"task_id": {"value": slot.task_id}, "agent_id": {"value": slot.agent_id}, "state": state}
+        self.service.handle(events.StatusUpdate({**status, "source": "SOURCE_EXECUTOR"}))
+
+    def say(self, slot: Slot, **changes: Any) -> None:
+        status = SlotStatus(slot.task_id, **{"number": self.wanted(slot).number, **changes})
+        self.send(slot, status.encode())
+
+    def send(self, slot: Slot, data: str) -> None:
+        self.service.handle(events.MessageArrived(slot.agent_id, slot.task_id, data))
+
+    def wanted(self, slot: Slot) -> Wanted:
+        """What a slot was told last."""
+        return Wanted.decode([data for task_id, data in self.mesos.messages if task_id == slot.task_id][-1])
+
+    def search(self, name: str) -> Search:
+        seat = self.service.hub.seat(name)
+        assert seat is not None
+        assert isinstance(seat.tenant, Search)
+        return seat.tenant
+
+    def job(self, name: str) -> JobRecord:
+        record = self.store.job(name)
+        assert record is not None
+        return record
+
+    def trials(self, name: str) -> list[TrialRecord]:
+        with contextlib.closing(Store(self.store.url)) as store:
+            store.open_search(name)
+            return store.load_trials()
+
+    def take_over(self, name: str) -> None:
+        """Does what `dike tune --resume` on another machine would."""
+        stranger = {"owner": "stranger", "owner_machine": "elsewhere", "owner_host": "elsewhere"}
+        with self.store.engine.begin() as connection:
+            connection.execute(update(SEARCHES).where(SEARCHES.c.name == name).values(stranger))
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    made = Stage(tmp_path)
+    yield made
+    made.kill()
+    made.store.close()
+
+
+@pytest.mark.parametrize("is_launched", [False, True])
+def test_under_another_checkpoint_root_it_goes_on_where_its_checkpoints_are(
+    stage: Stage, tmp_path: Path, is_launched: bool
+) -> None:
+    stage.submit(search_spec(tmp_path, checkpoint_dir=""))
+    slots = [stage.launch("s").task_id] if is_launched else []
+    stage.service.cancel()
+    stage.start(checkpoint_root="/elsewhere")
+    assert stage.job("s").state is (JobState.RUNNING if is_launched else JobState.QUEUED), stage.job("s").failure
+    assert stage.search("s").result.checkpoint_dir == "/checkpoints/s"
+    assert [slot.task_id for slot in stage.search("s").slots] == slots
+    assert not stage.mesos.killed
+
+
+def test_a_search_made_by_others_is_not_taken_for_the_jobs(stage: Stage, tmp_path: Path) -> None:
+    with contextlib.closing(Store(stage.store.url)) as store:
+        spec = dataclasses.replace(search_spec(tmp_path), script="train.py")
+        store.create_search(spec)
+        stage.submit(search_spec(tmp_path))
+        assert "There is a search 's' already" in stage.job("s").failure
+        # It outlives the job.
+        assert remove_old_searches(stage.store, LONG_AFTER_S) == ["s"]
+        assert store.open_search("s") == spec
+
+
+def test_a_search_that_was_taken_over_ends_alone(stage: Stage, tmp_path: Path) -> None:
+    for name in ("s", "other"):
+        stage.submit(search_spec(tmp_path, name=name, max_slots=1))
+    slots = {name: stage.launch(name) for name in ("s", "other")}
+    stage.take_over("s")
+    for slot in slots.values():
+        stage.say(slot, run=(0, 0), training=True, preemptible=True, checkpoint="/c/1", checkpoint_step=1)
+    stage.service.tick()
+    assert stage.job("s").state is JobState.FAILED
+    assert "search 's' was taken over by process" in stage.job("s").failure
+    assert stage.mesos.killed == [slots["s"].task_id]
+    assert stage.job("other").state is JobState.RUNNING
+    assert [trial.checkpoint for trial in stage.trials("other") if trial.runs] == ["/c/1"]
+    assert [trial.checkpoint for trial in stage.trials("s") if trial.runs] == [None]
+
+
+def test_the_end_of_a_search_that_was_taken_over_leaves_it_as_it_is(stage: Stage, tmp_path: Path) -> None:
+    stage.submit(search_spec(tmp_path))
+    stage.take_over("s")
+    stage.service.handle(events.KillRequested("s"))
+    stage.service.tick()
+    assert stage.job("s").state is JobState.KILLED
+    with contextlib.closing(Store(stage.store.url)) as store:
+        assert [summary.ended_s for summary in store.searches()] == [None]
+
+
+def test_a_trial_that_failed_ends_the_search_even_if_the_service_was_killed_at_that_moment(
+    stage: Stage, tmp_path: Path
+) -> None:
+    stage.submit(search_spec(tmp_path, max_slots=1, on_failure="abort"))
+    slot = stage.launch("s")
+    stage.say(slot, run=(0, 0), training=True, preemptible=True)
+    report = {"type": "progress", "step": 1, "train_s": 1.0, "loss": 1.0, "low": 1.0, "high": 1.0, "count": 1}
+    stage.send(slot, Losses(slot.task_id, 0, 0, (report,)).encode())
+    stage.service.hub.save()
+    end = RunEnd(0, 0, "bad_input", exit_code=2, message="lr is too small", tail="Traceback", reports=1)
+    stage.say(slot, ends=(end,))
+    assert stage.trials("s")[0].state is TrialState.FAILED
+    stage.kill()
+    stage.start()
+    stage.say(slot, ends=(end,))
+    stage.service.tick()
+    assert stage.wanted(slot).run is None
+    stage.update(slot, "TASK_FINISHED")
+    stage.service.tick()
+    assert stage.job("s").state is JobState.FAILED
+    assert stage.job("s").failure == "trial 0 failed: lr is too small"
+    assert [trial.runs for trial in stage.trials("s")] == [1, 0, 0]
+
+
+def test_a_task_that_comes_back_when_its_job_is_forgotten_is_ended(stage: Stage, tmp_path: Path) -> None:
+    stage.submit(search_spec(tmp_path, max_slots=1))
+    slot = stage.launch("s")
+    stage.service.handle(events.KillRequested("s"))
+    stage.update(slot, "TASK_UNREACHABLE")
+    stage.service.tick()
+    assert stage.job("s").state is JobState.KILLED
+    assert stage.store.delete_jobs(LONG_AFTER_S, remove_old_searches(stage.store, LONG_AFTER_S)) == 1
+    stage.update(slot, "TASK_RUNNING")
+    stage.service.tick()
+    assert stage.mesos.killed[-1:] == [slot.task_id]
+    stage.update(slot, "TASK_KILLED")
+    stage.service.tick()
+    assert len(stage.mesos.acknowledged) == 4
+    assert stage.store.tasks() == []
