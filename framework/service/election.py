@@ -97,7 +97,9 @@ def elected(
         return
     ensemble = Ensemble.parse(ha)
     # Its warnings about each server that does not answer say no more than the sentence that follows.
-    logging.getLogger("kazoo").setLevel(logging.ERROR)
+    for name in ("kazoo", "kazoo.client", "kazoo.protocol.connection"):
+        # The last two by name: pymesos gives them levels of their own.
+        logging.getLogger(name).setLevel(logging.ERROR)
     client = ensemble.client()
     with contextlib.ExitStack() as stack:
         # Ends the session, and with it our place among the candidates.

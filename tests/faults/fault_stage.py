@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import subprocess
@@ -254,8 +255,12 @@ class FaultStage:
 
     def roles(self) -> dict[str, psutil.Process]:
         """Role, such as `worker:1`, -> the process that plays it."""
-        found = self.processes(lambda command, _: "dike.launch" in command)
-        return {TaskSpec.loads(process.environ()[tasks.VARIABLE]).name: process for process in found}
+        found = {}
+        for process in self.processes(lambda command, _: "dike.launch" in command):
+            # It may have ended meanwhile.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found[TaskSpec.loads(process.environ()[tasks.VARIABLE]).name] = process
+        return found
 
     def trials(self) -> list[psutil.Process]:
         """The processes of trials, as they have written themselves down."""

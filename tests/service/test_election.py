@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import signal
 import subprocess
@@ -113,6 +114,8 @@ def test_strangers_cannot_stand_where_a_password_was_given(zookeeper: ZooKeeper)
 
 def test_no_zookeeper_is_said_in_a_sentence(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(election, "CONNECT_TIMEOUT_S", 0.5)
+    # As pymesos leaves it.
+    logging.getLogger("kazoo.client").setLevel(logging.WARNING)
     with (
         pytest.raises(BadInputError, match=r"did not answer within 0\.5 s"),
         elected("zk://127.0.0.1:1/dike", lambda text: None, lambda text: None),
