@@ -20,7 +20,7 @@ from framework.service.client import ServiceClient
 TITLE = "A service under load"
 AGENTS = 100
 JOBS = 1000
-SINGLE_JOBS = 50
+SINGLE_JOBS = 20
 SUBMITTERS = 4
 LOOK_EVERY_S = 0.05
 DEADLINE_S = 3600.0
