@@ -25,10 +25,10 @@ from framework.service.records import JobRecord, JobState
 from framework.service.requests import search_request
 from framework.service.service import Service
 from framework.service.store import ServiceStore
-from framework.service.tenants import Surroundings
 from tests.framework.played_mesos import PlayedMesos
 from tests.search.search_stage import search_spec
 from tests.search.stored_search import wait_until
+from tests.service.surroundings import played_surroundings
 
 LONG_AFTER_S = 1e10
 
@@ -47,16 +47,7 @@ class Stage:
 
     def start(self, checkpoint_root: str = "/checkpoints") -> None:
         """A service, with what the one before it has left in the database."""
-        around = Surroundings(
-            store=self.store,
-            bundle_url="http://127.0.0.1:1/bundle/{}".format,
-            python="python3",
-            image=None,
-            hand_out_gpus=False,
-            checkpoint_root=checkpoint_root,
-            agents=lambda constraints: lambda: None,
-            demand=lambda framework_id: None,
-        )
+        around = played_surroundings(self.store, checkpoint_root)
         self.service = Service(around, self.mesos)
         self.service.handle(events.Subscribed("F", "127.0.0.1:5050"))
         self.service.tick()

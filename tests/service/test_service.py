@@ -21,10 +21,10 @@ from framework.service.requests import read_request, search_request
 from framework.service.seat import NOT_NEEDED
 from framework.service.service import Service
 from framework.service.store import ServiceStore
-from framework.service.tenants import Surroundings
 from tests.framework.job_stage import ended
 from tests.framework.played_mesos import PlayedMesos
 from tests.service.api_stage import BUNDLE, training
+from tests.service.surroundings import played_surroundings
 
 DEADLINE_S = 60.0
 END = {"worker:0": "TASK_FINISHED", "ps:0": "TASK_KILLED"}
@@ -41,16 +41,7 @@ class Stage:
 
     def start(self, checkpoint_root: str = "/checkpoints") -> None:
         """Another service takes the place of the one before, which has ended without a word."""
-        around = Surroundings(
-            store=self.store,
-            bundle_url="http://127.0.0.1:1/bundle/{}".format,
-            python="python3",
-            image=None,
-            hand_out_gpus=False,
-            checkpoint_root=checkpoint_root,
-            agents=lambda constraints: lambda: None,
-            demand=lambda own: None,
-        )
+        around = played_surroundings(self.store, checkpoint_root)
         self.mesos = PlayedMesos()
         self.service = Service(around, self.mesos)
         self.service.handle(events.Subscribed("F-1", "127.0.0.1:5050", 1e6))
