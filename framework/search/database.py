@@ -12,6 +12,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+# Not used here. Optuna brings it in with a service's first search: queries of other threads would meet it half loaded.
+import sqlalchemy.orm  # noqa: F401
 from sqlalchemy import DDL, Column, Engine, create_engine, event, func, inspect, select
 from sqlalchemy.engine import URL, Connection, make_url
 from sqlalchemy.exc import (

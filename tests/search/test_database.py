@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -16,6 +18,30 @@ from framework.search.records import SliceRecord
 from framework.search.store import Store
 from framework.service.tables import JOBS, SERVICES
 from tests.search.stored_search import FULL
+
+QUERIES_DURING_THE_FIRST_SEARCH = """
+import sys, threading
+from framework.service.overview import best_values
+from framework.service.store import ServiceStore
+store, ended, errors = ServiceStore(sys.argv[1]), threading.Event(), []
+def ask():
+    while not ended.is_set():
+        try:
+            with store.reading() as connection:
+                best_values(connection, {})
+        except BaseException as error:
+            errors.append(error)
+            return
+asking = [threading.Thread(target=ask) for _ in range(4)]
+for thread in asking:
+    thread.start()
+from framework.search.study import open_storage
+open_storage(sys.argv[1])
+ended.set()
+for thread in asking:
+    thread.join()
+sys.exit(repr(errors) if errors else 0)
+"""
 
 
 @pytest.mark.parametrize(
@@ -101,3 +127,10 @@ def test_a_database_from_before_there_were_services_is_read_as_it_is(tmp_path: P
     engine.dispose()
     assert "dike_searches" in there
     assert not {JOBS.name, SERVICES.name} & set(there)
+
+
+def test_queries_do_not_mind_that_optuna_is_loaded_meanwhile(tmp_path: Path) -> None:
+    # In a process of its own: it is loaded once.
+    command = [sys.executable, "-c", QUERIES_DURING_THE_FIRST_SEARCH, f"sqlite:///{tmp_path}/s.db"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
