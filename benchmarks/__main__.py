@@ -1,6 +1,6 @@
 """Runs the benchmarks named on the command line, or all of them, and writes `benchmarks/results/NAME.md`.
 
-A part of the solver's or the search's document can be run alone; it is then only printed.
+A part of the solver's or the search's document can be run alone, and `job_plots` of `jobs`; it is then only printed.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import argparse
 import importlib
 from pathlib import Path
 
+from benchmarks.jobs import PARTS as JOBS_PARTS
 from benchmarks.machine import describe_machine
 from benchmarks.search import PARTS as SEARCH_PARTS
 from benchmarks.solver import PARTS as SOLVER_PARTS
@@ -26,10 +27,13 @@ NAMES = (
     "load",
     "steady_load",
     "chaos",
+    "chaos_tensorflow",
 )
-MODULES = {name: f"benchmarks.{name}" for name in (*NAMES, *SOLVER_PARTS)} | {
-    name: f"benchmarks.search.{name}" for name in SEARCH_PARTS
-}
+MODULES = (
+    {name: f"benchmarks.{name}" for name in (*NAMES, *SOLVER_PARTS)}
+    | {name: f"benchmarks.search.{name}" for name in SEARCH_PARTS}
+    | {name: f"benchmarks.jobs.{name}" for name in JOBS_PARTS}
+)
 RESULTS = Path(__file__).parent / "results"
 
 

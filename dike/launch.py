@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from dike import task as tasks
 from dike.exceptions import DikeError
+from dike.process_end import end_process
 from dike.reporting import reporter
 from dike.roles import process, script, server
 
@@ -58,19 +59,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _leave(code: int) -> NoReturn:
-    """Ends the process at once: TensorFlow's own teardown takes a second, and a gRPC server may never end."""
+    """Ends the process at once: a gRPC server may never end."""
     process.teardown.exit_code = code
     atexit._run_exitfuncs()  # the script's own; those of TensorFlow have limited time
     reporter().close()
     if code == 0 and process.termination.is_the_scripts:
         # It was told to end, and did; that is not the end of its work.
         code = process.EXIT_CODE_TERMINATED
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except OSError:
-            continue  # nobody reads it any more
-    os._exit(code)
+    end_process(code)
 
 
 if __name__ == "__main__":

@@ -56,13 +56,18 @@ class TaskChannel:
             status["data"] = data
         self._driver.sendStatusUpdate(status)
 
-    def send(self, data: str) -> None:
-        """Sends the framework a message in base64, which may get lost."""
+    def send(self, data: str) -> bool:
+        """Sends the framework a message in base64, which may get lost.
+
+        Returns:
+            Whether the agent has taken it, which promises nothing.
+        """
         try:
             self._driver.sendFrameworkMessage(data)
         except (OSError, RuntimeError, http.client.HTTPException) as error:
-            # Mesos promises nothing for messages either.
             logger.warning("message not delivered: %s", error)
+            return False
+        return True
 
 
 class Slot(Protocol):

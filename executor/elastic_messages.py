@@ -17,7 +17,17 @@ import dataclasses
 from dataclasses import dataclass
 
 from dike.task import TaskSpec
-from executor.messages import LogChunk, Outcome, Report, decode, decode_message, encode, read_message
+from executor.messages import (
+    WANTED_OUTPUT,
+    LogChunk,
+    Outcome,
+    Report,
+    WantedOutput,
+    decode,
+    decode_message,
+    encode,
+    read_message,
+)
 
 
 @dataclass(frozen=True)
@@ -61,6 +71,17 @@ class WantedProcess:
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"malformed message for a slot of a job: {error}") from error
+
+
+def decode_wish(data: str) -> WantedProcess | WantedOutput:
+    """Reads what the framework says to a slot of an elastic job.
+
+    Raises:
+        ValueError: if it is neither.
+    """
+    values = decode(data)
+    is_output = isinstance(values, dict) and values.get("kind") == WANTED_OUTPUT
+    return WantedOutput.decode(data) if is_output else WantedProcess.decode(data)
 
 
 @dataclass(frozen=True)

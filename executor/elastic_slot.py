@@ -15,10 +15,11 @@ from dike.roles import process, server
 from executor import descendants
 from executor.attempt import AttemptProcess
 from executor.channel import TaskChannel, TaskEnd
-from executor.elastic_messages import ElasticStatus, ProcessEnd, WantedProcess
-from executor.messages import LaunchOrder, LogChunk, Outcome
+from executor.elastic_messages import ElasticStatus, ProcessEnd, WantedProcess, decode_wish
+from executor.messages import LaunchOrder, Outcome, WantedOutput
 from executor.monitor import RunMonitor
 from executor.output import OutputCopier
+from executor.output_sender import OutputSender
 from executor.process import describe_exit
 from executor.zygote import JOB_COMMAND, Zygote
 from executor.zygote_slot import CLEAR_POLL_S, Setup, ZygoteSlot
@@ -41,7 +42,7 @@ LIBRARIES = {
 """API -> what a zygote may import before any script of it, as far as is known."""
 
 
-class ElasticSlot(ZygoteSlot[WantedProcess]):
+class ElasticSlot(ZygoteSlot[WantedProcess | WantedOutput]):
     """Obeys the newest `WantedProcess`: stops, starts, reports.
 
     Args:
@@ -56,7 +57,8 @@ class ElasticSlot(ZygoteSlot[WantedProcess]):
         super().__init__(channel, setup, order.kill_grace_s)
         self._order = order
         self._wanted = WantedProcess(0, None if order.standby else order.task)
-        self._output = OutputCopier(self._on_output)
+        self._sender = OutputSender(channel, enabled=order.stream_logs)
+        self._output = OutputCopier(self._sender.add)
         self._current: AttemptProcess | None = None
         self._ends: list[ProcessEnd] = []
         self._ended: set[int] = set()
@@ -67,8 +69,8 @@ class ElasticSlot(ZygoteSlot[WantedProcess]):
     def _held(self) -> AttemptProcess | None:
         return self._current
 
-    def _decode(self, data: str) -> WantedProcess:
-        return WantedProcess.decode(data)
+    def _decode(self, data: str) -> WantedProcess | WantedOutput:
+        return decode_wish(data)
 
     def _due_s(self, zygote: Zygote) -> float:
         current = self._current
@@ -79,7 +81,10 @@ class ElasticSlot(ZygoteSlot[WantedProcess]):
                 return min(self._told_s + REPEAT_S, current.process.due_s)
         return self._told_s + REPEAT_S
 
-    def _take(self, wish: WantedProcess) -> None:
+    def _take(self, wish: WantedProcess | WantedOutput) -> None:
+        if isinstance(wish, WantedOutput):
+            self._sender.resend(wish)
+            return
         if wish.number >= self._wanted.number:
             self._wanted = wish
             self._ends = [end for end in self._ends if end.attempt not in wish.known_ends]
@@ -211,16 +216,13 @@ class ElasticSlot(ZygoteSlot[WantedProcess]):
             ends=tuple(self._ends),
         )
 
-    def _on_output(self, stream: str, offset: int, data: bytes) -> None:
-        if self._order.stream_logs:
-            self._channel.send(LogChunk(self._channel.task_id, stream, offset, data).encode())
-
     def _outcome(self, exit_code: int | None) -> Outcome:
+        self._sender.drain()
         output = self._output
         return Outcome(exit_code, dict(output.log_bytes), output.tail, str(self._channel.sandbox))
 
     def _end(self, state: str, message: str, exit_code: int | None = None) -> TaskEnd:
-        return TaskEnd(state, message, self._outcome(exit_code).encode())
+        return TaskEnd(state, message, self._outcome(exit_code).encode(self._sender.last_output))
 
 
 def preload(order: LaunchOrder) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import base64
 import dataclasses
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -73,6 +74,7 @@ class LaunchOrder:
 T = TypeVar("T")
 
 STREAMS = ("stdout", "stderr")
+WANTED_OUTPUT = "wanted_output"
 
 
 @dataclass(frozen=True)
@@ -83,18 +85,72 @@ class LogChunk:
         task_id: the Mesos task it comes from.
         stream: `stdout` or `stderr`.
         offset: how many bytes of that stream came before it; a gap means that a message was lost.
-        data: the bytes.
+        data: the bytes; none if it only says that no more came.
+        skipped: how many bytes before it the executor cannot send again any more.
     """
 
     task_id: str
     stream: str
     offset: int
     data: bytes
+    skipped: int = 0
+
+    @property
+    def end(self) -> int:
+        """How many bytes of the stream there are up to its end."""
+        return self.offset + len(self.data)
 
     def encode(self) -> str:
         """The chunk as base64 text."""
-        content = base64.b64encode(self.data).decode()
-        return encode({"type": "log", **dataclasses.asdict(self), "data": content})
+        return encode({"type": "log", **self.to_json()})
+
+    def to_json(self) -> dict[str, Any]:
+        """The chunk as JSON values."""
+        values = {**vars(self), "data": base64.b64encode(self.data).decode()}
+        if not self.skipped:
+            # The version before, to which a service may have gone back, does not know it.
+            del values["skipped"]
+        return values
+
+    @classmethod
+    def from_json(cls, values: Any) -> LogChunk:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            ValueError: if it is something else, or there can be no such piece.
+        """
+        read = read_message(_EncodedChunk, values)
+        chunk = cls(read.task_id, read.stream, read.offset, base64.b64decode(read.data), read.skipped)
+        if chunk.stream not in STREAMS or chunk.offset < 0 or chunk.end > typed.LARGEST:
+            raise ValueError(f"malformed message: output to {chunk.stream!r} at {chunk.offset}")
+        return chunk
+
+
+@dataclass(frozen=True)
+class WantedOutput:
+    """From where on the framework wants output; sent to the executor, repeated until a chunk has come from there.
+
+    Attributes:
+        offsets: stream -> how many bytes of it the framework has; the others are not asked for.
+    """
+
+    offsets: dict[str, int]
+
+    def encode(self) -> str:
+        """The message as base64 text."""
+        return encode({"kind": WANTED_OUTPUT, **dataclasses.asdict(self)})
+
+    @classmethod
+    def decode(cls, data: str) -> WantedOutput:
+        """Reads what `encode` wrote.
+
+        Raises:
+            ValueError: if it is something else.
+        """
+        values = decode(data)
+        if not isinstance(values, dict) or values.pop("kind", None) != WANTED_OUTPUT:
+            raise ValueError("not what a slot of a job is told")
+        return read_message(cls, values)
 
 
 @dataclass(frozen=True)
@@ -131,10 +187,7 @@ def decode_message(data: str) -> LogChunk | Report:
     values = decode(data)
     kind = values.pop("type", None) if isinstance(values, dict) else None
     if kind == "log":
-        chunk = read_message(_EncodedChunk, values)
-        if chunk.stream not in STREAMS:
-            raise ValueError(f"malformed message: output to {chunk.stream!r}")
-        return LogChunk(chunk.task_id, chunk.stream, chunk.offset, base64.b64decode(chunk.data))
+        return LogChunk.from_json(values)
     if kind == "report":
         return read_message(Report, values)
     raise ValueError(f"unknown message type {kind!r}")
@@ -146,6 +199,7 @@ class _EncodedChunk:
     stream: str
     offset: int
     data: str
+    skipped: int = 0
 
 
 @dataclass(frozen=True)
@@ -164,18 +218,44 @@ class Outcome:
     tail: str
     sandbox: str
 
-    def encode(self) -> str:
-        """The outcome as base64 text."""
-        return encode(dataclasses.asdict(self))
+    def encode(self, last_output: Sequence[LogChunk] = ()) -> str:
+        """The outcome as base64 text.
+
+        Args:
+            last_output: the end of each stream, since nobody may have listened when it was sent.
+        """
+        values = dataclasses.asdict(self)
+        if last_output:
+            values[_LAST_OUTPUT] = [chunk.to_json() for chunk in last_output]
+        return encode(values)
 
     @classmethod
     def decode(cls, data: str) -> Outcome:
-        """Reads what `encode` wrote.
+        """Reads what `encode` wrote, without the output.
 
         Raises:
             ValueError: if it is something else.
         """
-        return read_message(cls, decode(data))
+        values = decode(data)
+        if isinstance(values, dict):
+            values.pop(_LAST_OUTPUT, None)
+        return read_message(cls, values)
+
+
+_LAST_OUTPUT = "last_output"
+
+
+def decode_last_output(data: str) -> list[LogChunk]:
+    """The output that came with an outcome.
+
+    Raises:
+        ValueError: if it cannot be read.
+    """
+    values = decode(data)
+    chunks = values.get(_LAST_OUTPUT, []) if isinstance(values, dict) else []
+    if not isinstance(chunks, list):
+        raise ValueError(f"malformed message: {_LAST_OUTPUT} is no list")
+    return [LogChunk.from_json(chunk) for chunk in chunks]
 
 
 def encode(values: Any) -> str:

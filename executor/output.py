@@ -27,13 +27,13 @@ class OutputCopier:
     """Copies what processes of one task, one after the other, write to their pipes.
 
     Each piece goes to our own stream of the same name (which Mesos keeps in the sandbox), then to
-    `on_output(stream, offset, data)`, called from one thread per stream.
+    `on_output(stream, data)`, called from one thread per stream.
 
     Attributes:
         log_bytes: stream -> bytes copied so far, of all processes together.
     """
 
-    def __init__(self, on_output: Callable[[str, int, bytes], None]) -> None:
+    def __init__(self, on_output: Callable[[str, bytes], None]) -> None:
         self._on_output = on_output
         self._lock = threading.Lock()
         self._tail = bytearray()
@@ -64,11 +64,10 @@ class OutputCopier:
         with source:
             while data := _read_for_a_moment(source.fileno()):
                 with self._lock:
-                    offset = self.log_bytes[name]
-                    self.log_bytes[name] = offset + len(data)
+                    self.log_bytes[name] += len(data)
                     self._tail[:] = (self._tail + data)[-TAIL_BYTES:]
                 _write_all(copy, data)
-                self._on_output(name, offset, data)
+                self._on_output(name, data)
 
 
 def forward_reports(source: IO[bytes], channel: TaskChannel) -> threading.Thread:

@@ -42,7 +42,7 @@ class ChildProcess:
     signal at its parent's death gets it when the *thread* that started it dies.
     """
 
-    def __init__(self, command: Command, on_output: Callable[[str, int, bytes], None]) -> None:
+    def __init__(self, command: Command, on_output: Callable[[str, bytes], None]) -> None:
         self._command = command
         self._output = OutputCopier(on_output)
         self._process: subprocess.Popen[bytes] | None = None

@@ -13,8 +13,9 @@ from dike import task as task_module
 from executor import bundle
 from executor.channel import TaskChannel, TaskEnd
 from executor.environment import process_environment
-from executor.messages import LaunchOrder, LogChunk, Outcome
+from executor.messages import LaunchOrder, Outcome, WantedOutput
 from executor.output import DRAIN_S, forward_reports
+from executor.output_sender import OutputSender
 from executor.process import ChildProcess, Command, describe_exit
 
 logger = logging.getLogger(__name__)
@@ -26,6 +27,7 @@ class JobSlot:
     def __init__(self, channel: TaskChannel, order: LaunchOrder) -> None:
         self._channel = channel
         self._order = order
+        self._sender = OutputSender(channel, enabled=order.stream_logs)
         self._lock = threading.Lock()
         self._child: ChildProcess | None = None
         self._shut_down = False
@@ -39,7 +41,7 @@ class JobSlot:
         except bundle.BundleError as error:
             return self._end("TASK_FAILED", str(error))
         reader, writer = os.pipe()
-        child = ChildProcess(self._command(folder, writer), self._on_output)
+        child = ChildProcess(self._command(folder, writer), self._sender.add)
         reports = forward_reports(os.fdopen(reader, "rb"), self._channel)
         with self._lock:
             self._child = child
@@ -67,8 +69,11 @@ class JobSlot:
                 self._child.kill(self._order.kill_grace_s if grace_s is None else grace_s)
 
     def told(self, data: str) -> None:
-        """Nothing is said to the tasks of a training job."""
-        logger.warning("message ignored: %s", data[:200])
+        """The framework wants output again."""
+        try:
+            self._sender.resend(WantedOutput.decode(data))
+        except ValueError as error:
+            logger.warning("message ignored: %s", error)
 
     def _started(self, writer: int) -> None:
         os.close(writer)
@@ -86,11 +91,8 @@ class JobSlot:
         arguments = [sys.executable, "-P", "-m", "dike.launch", str(script), *order.arguments]
         return Command(arguments, script.parent, environment, (report_fd,))
 
-    def _on_output(self, stream: str, offset: int, data: bytes) -> None:
-        if self._order.stream_logs:
-            self._channel.send(LogChunk(self._channel.task_id, stream, offset, data).encode())
-
     def _end(self, state: str, message: str, exit_code: int | None = None) -> TaskEnd:
+        self._sender.drain()
         child = self._child
         outcome = Outcome(
             exit_code=exit_code,
@@ -98,4 +100,4 @@ class JobSlot:
             tail=child.tail if child else "",
             sandbox=str(self._channel.sandbox),
         )
-        return TaskEnd(state, message, outcome.encode())
+        return TaskEnd(state, message, outcome.encode(self._sender.last_output))

@@ -6,6 +6,7 @@ reach a file outside them. The URL holds a random token.
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import io
 import logging
@@ -32,6 +33,9 @@ SIZE_LIMIT_BYTES = 50 * 2**20
 IGNORE_FILE = ".dikeignore"
 PATH = "/bundle/"
 TOKEN = re.compile(r"[\w-]{32}", re.ASCII)
+SENT_AT_A_TIME = 16
+"""How many executors are served at a time; each may hold an archive in memory."""
+KEPT_ARCHIVES = 2
 ALWAYS_IGNORED = (".git/", ".hg/", ".svn/", ".venv/", "__pycache__/", "*.pyc", "dike-runs/", ".mypy_cache/")
 
 
@@ -128,6 +132,9 @@ def _unreadable(error: OSError) -> None:
 
 
 class _QuietServer(http.server.ThreadingHTTPServer):
+    # A job's executors all come at once; those beyond this would try again after seconds.
+    request_queue_size = 256
+
     def handle_error(self, request: object, client_address: object) -> None:
         """An executor that went away while it was fetching reports its own end."""
         logger.info("bundle not delivered to %s", client_address, exc_info=True)
@@ -143,20 +150,23 @@ class BundleServer:
 
     Args:
         archive: token -> what `pack` made; None for a token that names nothing. Called on the server's threads.
-        host: address to listen on; the executors have to reach it.
+        host: address to listen on; empty for all.
         port: 0 takes a free one.
+        known_as: by which host name or address executors reach it; None for `host`.
 
     Raises:
         BadInputError: if that port cannot be listened on.
     """
 
-    def __init__(self, archive: Callable[[str], bytes | None], host: str, port: int = 0) -> None:
-        self._archive = archive
+    def __init__(
+        self, archive: Callable[[str], bytes | None], host: str, port: int = 0, known_as: str | None = None
+    ) -> None:
+        self._archives = _Archives(archive)
         try:
             self._server = _QuietServer((host, port), self._handler())
         except OSError as error:
-            raise BadInputError(f"Scripts cannot be served at {host}:{port}: {error.strerror}.") from error
-        self._host = host
+            raise BadInputError(f"Scripts cannot be served at {host or '*'}:{port}: {error.strerror}.") from error
+        self._host = known_as or host
         self._thread = threading.Thread(target=self._server.serve_forever, name="bundle server", daemon=True)
 
     def __enter__(self) -> BundleServer:
@@ -174,27 +184,52 @@ class BundleServer:
         return f"http://{self._host}:{self._server.server_address[1]}{PATH}{token}"
 
     def _handler(self) -> type[http.server.BaseHTTPRequestHandler]:
-        find = self._archive
+        archives = self._archives
 
         class Handler(http.server.BaseHTTPRequestHandler):
             timeout = 30
 
             def do_GET(self) -> None:
                 token = self.path.removeprefix(PATH)
-                archive = find(token) if TOKEN.fullmatch(token) else None
-                if archive is None:
-                    self.send_error(HTTPStatus.NOT_FOUND)
-                    return
-                self.send_response(HTTPStatus.OK)
-                self.send_header("Content-Type", "application/gzip")
-                self.send_header("Content-Length", str(len(archive)))
-                self.end_headers()
-                self.wfile.write(archive)
+                with archives.lent(token) as archive:
+                    if archive is None:
+                        self.send_error(HTTPStatus.NOT_FOUND)
+                        return
+                    self.send_response(HTTPStatus.OK)
+                    self.send_header("Content-Type", "application/gzip")
+                    self.send_header("Content-Length", str(len(archive)))
+                    self.end_headers()
+                    self.wfile.write(archive)
 
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base class' name)
                 """The request line holds the token: nothing is logged."""
 
         return Handler
+
+
+class _Archives:
+    """Finds archives, some of them at a time; the executors of a job ask for the same one at the same moment."""
+
+    def __init__(self, find: Callable[[str], bytes | None]) -> None:
+        self._find = find
+        self._places = threading.Semaphore(SENT_AT_A_TIME)
+        self._finding = threading.Lock()
+        self._recent: dict[str, bytes] = {}
+
+    @contextlib.contextmanager
+    def lent(self, token: str) -> Iterator[bytes | None]:
+        """The archive of a token, None if there is none; waits for its turn."""
+        with self._places:
+            yield self._one(token) if TOKEN.fullmatch(token) else None
+
+    def _one(self, token: str) -> bytes | None:
+        with self._finding:
+            archive = self._recent.pop(token, None) or self._find(token)
+            if archive is not None:
+                self._recent[token] = archive
+            if len(self._recent) > KEPT_ARCHIVES:
+                del self._recent[next(iter(self._recent))]
+            return archive
 
 
 def address_towards(host: str, port: int) -> str:

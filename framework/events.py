@@ -124,6 +124,11 @@ class KillRequested:
     user: str = ""
 
 
+@dataclass(frozen=True)
+class WorkDone:
+    """Something is done in the background (`framework.background`): wakes the loop, whose next round sees to it."""
+
+
 Event = (
     Subscribed
     | Disconnected
@@ -136,6 +141,7 @@ Event = (
     | Refused
     | JobSubmitted
     | KillRequested
+    | WorkDone
 )
 
 
@@ -189,6 +195,8 @@ class EventScheduler(pymesos.Scheduler):
         self.events.put(Refused(message))
 
     def _subscribed(self, framework_id: str, master_info: dict[str, Any]) -> None:
-        address = f"{master_info['hostname']}:{master_info['port']}"
+        # Its name need not be known here.
+        host = master_info.get("address", {}).get("ip") or master_info["hostname"]
+        address = f"{host}:{master_info['port']}"
         version = str(master_info.get("version", ""))
         self.events.put(Subscribed(framework_id, address, self._master_age_s(address), version))

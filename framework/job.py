@@ -13,6 +13,7 @@ from dike.profile import ModelProfile
 from dike.roles.process import EXIT_CODE_FENCED
 from dike.task import Role, is_chief
 from executor.messages import Outcome
+from framework.containers import Container
 from framework.last_words import last_words
 from solver import Objective, Plan, PlannedTask
 
@@ -59,18 +60,16 @@ class JobSpec:
 
     Attributes:
         job_id: unique identifier, part of its tasks' names.
-        script: path of the script inside its bundle.
-        arguments: the script's arguments.
+        script, arguments: path of the script inside its bundle, and its arguments.
         profile: the model's numbers.
-        checkpoint_dir: where checkpoints go, the same path on all agents.
-        checkpoint_interval_s: seconds between periodic checkpoints.
-        max_restarts: how many failures are survived.
+        checkpoint_dir, checkpoint_interval_s: where checkpoints go, the same path on all agents, and every how many s.
+        max_restarts: how many failures are survived without a newer checkpoint in between.
         objective: what the planner optimises, `throughput` or `traffic`.
         max_workers: upper bound on workers; None for none.
         plan: a plan to follow instead of making one; None to make one.
         bundle_url: where executors fetch the script's folder.
         python: interpreter that runs the executor on the agents.
-        image: container image to run in; None for the agent's own file system.
+        container: what tasks run in; None for the agent's own file system.
         plan_only: whether the job ends with its plan, without a launch.
         hand_out_gpus: whether we choose the GPU devices of a task, for agents that do not isolate GPUs.
         stream_all_logs: whether every task's output is sent to us, not only the chief's.
@@ -79,6 +78,7 @@ class JobSpec:
         resize_interval_s: least seconds between two changes of size.
         stragglers: what is done about workers that are much slower than the others.
         preload: what an elastic job's slots may import before its script does; None for what its API needs.
+        claims_as: what its chiefs claim the checkpoint folder as, never another job's; empty for `job_id`.
     """
 
     job_id: str
@@ -93,7 +93,7 @@ class JobSpec:
     objective: Objective = "throughput"
     max_workers: int | None = None
     plan: Plan | None = None
-    image: str | None = None
+    container: Container | None = None
     plan_only: bool = False
     hand_out_gpus: bool = False
     stream_all_logs: bool = False
@@ -102,6 +102,7 @@ class JobSpec:
     resize_interval_s: float = 60.0
     stragglers: Stragglers = "report"
     preload: tuple[str, ...] | None = None
+    claims_as: str = ""
 
     @property
     def replicas(self) -> int | None:
@@ -111,6 +112,10 @@ class JobSpec:
     def is_chief(self, planned: PlannedTask) -> bool:
         """Whether this task's output and progress are the job's."""
         return is_chief(self.profile.api, planned.role, planned.index)
+
+    def streams(self, planned: PlannedTask) -> bool:
+        """Whether this task's output is sent to us."""
+        return self.stream_all_logs or self.is_chief(planned)
 
     def computes(self, planned: PlannedTask) -> bool:
         """Whether this task runs the user's script, and so may end by itself."""
@@ -134,7 +139,7 @@ class JobTask:
         stop_requested: whether we asked for its end.
         outcome: how its process ended; None while it runs, or when nobody could tell.
         step, loss, samples_per_s: the last progress it reported.
-        received: stream -> bytes of output received here.
+        received: stream -> bytes of output received here, or given up.
         member: whether it is part of the job's current attempt; one that waits to join is not yet.
         finished: whether its process has ended well by itself.
         adopted: whether it was started by a service before this one.
@@ -255,7 +260,7 @@ class JobResult:
         addresses: task -> `host:port` of its TensorFlow server in the last attempt.
         placement: variable -> device it was really found on, as the chief reported.
         steps, loss: the last progress the chief reported.
-        checkpoint_dir: where the checkpoints are.
+        checkpoint_dir, checkpoint_step: where the checkpoints are, and the newest one's step; None before the first.
         failure: why it failed; empty if it did not.
         failed_tail: the end of the failed task's output.
         last_words: the error in there that the script has ended with; empty if it has not ended by itself.
@@ -270,6 +275,7 @@ class JobResult:
     steps: int | None = None
     loss: float | None = None
     checkpoint_dir: str = ""
+    checkpoint_step: int | None = None
     failure: str = ""
     failed_tail: str = ""
     resizes: list[Resize] = field(default_factory=list)
@@ -283,6 +289,7 @@ class JobResult:
             "steps": self.steps,
             "loss": self.loss if self.loss is None or math.isfinite(self.loss) else str(self.loss),
             "checkpoint_dir": self.checkpoint_dir,
+            "checkpoint_step": self.checkpoint_step,
             "failure": self.failure,
             "failed_tail": self.failed_tail,
             "last_words": self.last_words,

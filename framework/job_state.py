@@ -1,6 +1,7 @@
 """A training job's state machine as JSON values, so that the next service can go on with it.
 
-What can be learned anew is not in it: steps and losses of a job that runs, output received, offers, speeds.
+What can be learned anew is not in it: steps and losses of a job that runs, offers, speeds. How much of its output has
+been received is kept with the output, and only read here.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class JobMemory:
         cancelled: whether somebody has asked for its end.
         stepped: whether the attempt has made a step.
         early_failure: how the attempt before failed, if that was before its first step.
+        failures: how many there have been since the job last got on.
+        failed_step: which checkpoint was the newest at the last of them; None if there was none.
         elastic: what an elastic job has learned that cannot be measured anew; None for any other.
     """
 
@@ -47,7 +50,29 @@ class JobMemory:
     cancelled: bool = False
     stepped: bool = False
     early_failure: str = ""
+    failures: int = 0
+    failed_step: int | None = None
     elastic: ElasticMemory | None = None
+
+    def may_fail(self, limit: int) -> bool:
+        """Whether one more failure can be survived.
+
+        Args:
+            limit: how many can without a newer checkpoint in between.
+        """
+        return self._failures_in_a_row() < limit
+
+    def count_failure(self) -> None:
+        """Notes one that is survived."""
+        self.failures = self._failures_in_a_row() + 1
+        self.failed_step = self.result.checkpoint_step
+        self.result.restarts += 1
+
+    def _failures_in_a_row(self) -> int:
+        # A job that runs for weeks loses many machines; one that fails by itself does not get on.
+        saved = self.result.checkpoint_step
+        got_on = saved is not None and (self.failed_step is None or saved > self.failed_step)
+        return 0 if got_on else self.failures
 
     def outcome(self) -> Outcome:
         """How the job ended."""
@@ -69,6 +94,7 @@ class _StoredResult:
     failed_tail: str
     resizes: list[Resize]
     last_words: str = ""
+    checkpoint_step: int | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +114,9 @@ class _Stored:
     used_ports: list[int]
     result: _StoredResult
     elastic: ElasticMemory | None
+    received: dict[str, dict[str, int]] = field(default_factory=dict)
+    failures: int = 0
+    failed_step: int | None = None
 
 
 _STORED = TypeAdapter(_Stored)
@@ -116,6 +145,8 @@ class StateWriter:
             "cancelled": memory.cancelled,
             "stepped": memory.stepped,
             "early_failure": memory.early_failure,
+            "failures": memory.failures,
+            "failed_step": memory.failed_step,
             "attempt": run.attempt,
             "serial": run.serial,
             "plan": self._written_plan(run.plan),
@@ -140,7 +171,7 @@ def read_state(values: Mapping[str, Any], spec: JobSpec) -> JobMemory:
     """Reads what `StateWriter.write` wrote.
 
     Args:
-        values: the JSON values.
+        values: the JSON values, and under `received` how much of each task's output is kept: task -> stream -> bytes.
         spec: the job.
 
     Raises:
@@ -159,7 +190,10 @@ def read_state(values: Mapping[str, Any], spec: JobSpec) -> JobMemory:
         attempt=stored.attempt,
         serial=stored.serial,
         plan=plan,
-        tasks={task.task_id: dataclasses.replace(task, adopted=True) for task in stored.tasks},
+        tasks={
+            task.task_id: dataclasses.replace(task, adopted=True, received=stored.received.get(task.task_id, {}))
+            for task in stored.tasks
+        },
         cluster=stored.cluster,
         used_ports=set(stored.used_ports),
     )
@@ -173,6 +207,8 @@ def read_state(values: Mapping[str, Any], spec: JobSpec) -> JobMemory:
         cancelled=stored.cancelled,
         stepped=stored.stepped,
         early_failure=stored.early_failure,
+        failures=stored.failures,
+        failed_step=stored.failed_step,
         elastic=stored.elastic,
     )
 
@@ -201,6 +237,7 @@ def _result_values(memory: JobMemory) -> dict[str, Any]:
     return {
         "succeeded": result.succeeded,
         "restarts": result.restarts,
+        "checkpoint_step": result.checkpoint_step,
         "steps": result.steps if settled else None,
         "loss": loss,
         "addresses": dict(result.addresses),

@@ -11,6 +11,7 @@ from typing import Any
 from dike.checkpoints import fingerprint
 from dike.task import Role, TaskSpec
 from executor.messages import LaunchOrder
+from framework.containers import Container
 from framework.job import JobSpec, JobTask
 from framework.offers import AgentOffer
 from framework.resources import Resource, ResourcePool
@@ -157,7 +158,7 @@ def take_resources(
 
 
 def executor_info(
-    executor_id: str, name: str, source: str, python: str, image: str | None, resources: Sequence[Resource]
+    executor_id: str, name: str, source: str, python: str, container: Container | None, resources: Sequence[Resource]
 ) -> dict[str, Any]:
     """Mesos' ExecutorInfo of our executor.
 
@@ -166,7 +167,7 @@ def executor_info(
         name: for people.
         source: the job or search it belongs to.
         python: interpreter on the agent.
-        image: container image; None for the agent's own file system.
+        container: what it runs in; None for the agent's own file system.
         resources: what it gets beside its task.
     """
     info: dict[str, Any] = {
@@ -177,11 +178,8 @@ def executor_info(
         "command": {"shell": False, "value": python, "arguments": [python, "-m", "executor"]},
         "resources": list(resources),
     }
-    if image is not None:
-        info["container"] = {
-            "type": "MESOS",
-            "mesos": {"image": {"type": "DOCKER", "docker": {"name": image}}},
-        }
+    if container is not None:
+        info["container"] = container.to_mesos()
     return info
 
 
@@ -190,7 +188,7 @@ def task_spec(
 ) -> TaskSpec:
     """What a task's process has to know of the job and of itself."""
     return TaskSpec(
-        job_id=spec.job_id,
+        job_id=spec.claims_as or spec.job_id,
         role=Role(planned.role),
         index=planned.index,
         cluster={role: list(addresses) for role, addresses in cluster.items()},
@@ -212,7 +210,7 @@ def _task_info(spec: JobSpec, task: JobTask, order: LaunchOrder, pool: ResourceP
     planned = task.planned
     own, rest = _take(pool, planned)
     rest += pool.take_ports([task.port])
-    executor = executor_info(task.task_id, f"dike {task.name}", spec.job_id, spec.python, spec.image, own)
+    executor = executor_info(task.task_id, f"dike {task.name}", spec.job_id, spec.python, spec.container, own)
     return {
         "name": f"{spec.job_id} {task.name}",
         "task_id": {"value": task.task_id},
@@ -239,7 +237,7 @@ def _order(spec: JobSpec, task: JobTask, process: TaskSpec, *, standby: bool) ->
         environment=spec.environment,
         cpus=planned.cpus,
         gpu_devices=devices,
-        stream_logs=spec.stream_all_logs or spec.is_chief(planned),
+        stream_logs=spec.streams(planned),
         elastic=spec.elastic is not None,
         standby=standby,
         preload=spec.preload,

@@ -12,15 +12,16 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import psutil
-from sqlalchemy import Column, Engine, Float, Integer, Row, String, Table, func, select, update
+from sqlalchemy import Column, Engine, Float, Integer, Row, String, Table, Update, func, select, update
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -34,6 +35,7 @@ STALE_S = 15.0
 _START_TOLERANCE_S = 1.0
 """Two readings of a process' start may differ by a correction of the clock."""
 _NAME_LENGTH = 200
+_AT_A_TIME = 1000  # a statement takes only so many values
 
 
 def lease_columns() -> list[Column[Any]]:
@@ -86,9 +88,16 @@ class Lease:
         engine: the database, for short writing transactions.
         leased: of what.
         lost: called, on a thread that is not the caller's, if somebody else has taken it; the argument says who.
+        heartbeat: keeps it alive, with others of its table; None: one of its own does.
     """
 
-    def __init__(self, engine: Engine, leased: Leased, lost: Callable[[str], None] = logger.warning) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        leased: Leased,
+        lost: Callable[[str], None] = logger.warning,
+        heartbeat: Heartbeat | None = None,
+    ) -> None:
         self._engine = engine
         self._leased = leased
         self._lost = lost
@@ -96,7 +105,7 @@ class Lease:
         self._token = secrets.token_hex(16)
         self._renewed_s = 0.0
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="dike-lease", daemon=True)
+        self._heartbeat = heartbeat or Heartbeat(engine)
 
     def take(self, wait: Callable[[str], None] | None = None) -> None:
         """Takes it, and keeps it alive until it is given back.
@@ -116,14 +125,14 @@ class Lease:
                 wait(held)
             said = held
             time.sleep(HEARTBEAT_S)
-        self._thread.start()
+        self._heartbeat.keep(self)
 
     def give_back(self) -> None:
         """Lets others have it."""
         self._ended.set()
-        self._thread.join()
+        self._heartbeat.drop(self)
         with self._engine.begin() as connection:
-            connection.execute(self._own_row().values(owner=None))
+            connection.execute(_held_rows([self]).values(owner=None))
 
     def check(self, connection: Connection) -> None:
         """To be called in each writing transaction: nobody else has taken it over.
@@ -140,7 +149,7 @@ class Lease:
 
         False if the database cannot be asked, or if it is lost.
         """
-        return _uptime_s() - self._renewed_s < STALE_S or self._renew()
+        return _uptime_s() - self._renewed_s < STALE_S or self._heartbeat.renew([self])
 
     def _try(self) -> str:
         """Takes it if nobody holds it; says who does otherwise."""
@@ -168,9 +177,6 @@ class Lease:
         self._renewed_s = begun_s
         return ""
 
-    def _own_row(self) -> Any:
-        return update(self._table).where(self._table.c.id == self._leased.id, self._table.c.owner == self._token)
-
     def _holder(self, connection: Connection) -> Row[Any]:
         statement = (
             select(*(self._table.c[name] for name in _COLUMNS))
@@ -183,28 +189,74 @@ class Lease:
         by = f" by process {holder.owner_pid} on {holder.owner_host}" if holder.owner else ""
         return f"The {self._leased.what} was taken over{by} while this process could not be heard; nothing is lost."
 
-    def _beat(self) -> None:
-        while not self._ended.wait(HEARTBEAT_S):
-            self._renew()
 
-    def _renew(self) -> bool:
-        """Tells the database that we are alive; whether it has heard that, and we hold the lease still."""
+class Heartbeat:
+    """The thread that keeps leases of rows of one table alive: one transaction at a time, however many they are.
+
+    Args:
+        engine: the database, for short writing transactions.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._changing = threading.Lock()
+        self._leases: list[Lease] = []
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def keep(self, lease: Lease) -> None:
+        """Keeps one more alive."""
+        with self._changing:
+            self._leases.append(lease)
+            if self._thread is None:
+                self._ended = threading.Event()
+                self._thread = threading.Thread(target=self._beat, args=(self._ended,), name="dike-lease", daemon=True)
+                self._thread.start()
+
+    def drop(self, lease: Lease) -> None:
+        """Keeps it alive no longer; the thread ends with the last one."""
+        with self._changing:
+            self._leases.remove(lease)
+            if self._leases:
+                return
+            self._ended.set()
+            last, self._thread = self._thread, None
+        if last is not None:
+            last.join()
+
+    def renew(self, leases: Sequence[Lease]) -> bool:
+        """Tells the database that we are alive; whether it has heard that, and we hold all of these still."""
         begun_s = _uptime_s()
         try:
             with self._engine.begin() as connection:
                 values = {"heartbeat_s": database_time_s(connection)}
-                is_ours = connection.execute(self._own_row().values(values)).rowcount == 1
-                holder = None if is_ours else self._holder(connection)
+                is_ours = connection.execute(_held_rows(leases).values(values)).rowcount == len(leases)
+                holders = [] if is_ours else [lease._holder(connection) for lease in leases]
         except SQLAlchemyError:
             # The next beat may get through; if none does, the holder's own writing fails and says so.
-            logger.warning("no heartbeat for the %s", self._leased.what, exc_info=True)
+            logger.warning("no heartbeat for the %s (%d in all)", leases[0]._leased.what, len(leases), exc_info=True)
             return False
-        if holder is None:
-            self._renewed_s = begun_s
-        elif not self._ended.is_set():
-            self._ended.set()
-            self._lost(self._loss(holder))
+        for lease, holder in zip_longest(leases, holders):
+            if holder is None or holder.owner == lease._token:
+                lease._renewed_s = begun_s
+            elif not lease._ended.is_set():
+                lease._ended.set()
+                lease._lost(lease._loss(holder))
         return is_ours
+
+    def _beat(self, ended: threading.Event) -> None:
+        while not ended.wait(HEARTBEAT_S):
+            with self._changing:
+                leases = [lease for lease in self._leases if not lease._ended.is_set()]
+            for first in range(0, len(leases), _AT_A_TIME):
+                self.renew(leases[first : first + _AT_A_TIME])
+
+
+def _held_rows(leases: Sequence[Lease]) -> Update:
+    """An update of the rows of one table that are held still."""
+    table = leases[0]._table
+    ids, tokens = [lease._leased.id for lease in leases], [lease._token for lease in leases]
+    return update(table).where(table.c.id.in_(ids), table.c.owner.in_(tokens))
 
 
 def is_held(holder: Row[Any], now_s: float) -> bool:

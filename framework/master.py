@@ -9,7 +9,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import Any
 
@@ -19,12 +19,14 @@ from kazoo.handlers.threading import KazooTimeoutError
 
 from dike.exceptions import BadInputError
 from executor.quiet_pymesos import pymesos
-from framework.offers import node_class, node_names
+from framework.offers import attribute_text, node_class, node_names
 from solver import NodeClass
 
 DEFAULT_PORT = 5050
 RETRY_S = 0.5
 REQUEST_TIMEOUT_S = 5.0
+Credentials = tuple[str, str]
+"""Principal and secret, for HTTP basic authentication."""
 
 logger = logging.getLogger(__name__)
 
@@ -37,12 +39,14 @@ class Master:
         uri: what to give to the driver: `host:port` or a `zk://` URI.
         host, port: the leading master's address.
         version: its Mesos version.
+        credentials: who asks, for masters that answer only whom they know.
     """
 
     uri: str
     host: str
     port: int
     version: str
+    credentials: Credentials | None = field(default=None, repr=False)
 
     @property
     def address(self) -> str:
@@ -51,7 +55,7 @@ class Master:
     def ask(self, path: str) -> dict[str, Any] | None:
         """The JSON object that the master answers a GET with; None where it does not tell."""
         try:
-            answer = _get(f"http://{self.address}{path}")
+            answer = _get(f"http://{self.address}{path}", credentials=self.credentials)
             answer.raise_for_status()
             values = answer.json()
         except (httpx.HTTPError, ValueError) as error:
@@ -72,7 +76,7 @@ class Master:
         names = node_names({slave["id"]: slave["hostname"] for slave in slaves})
         nodes = []
         for slave in slaves:
-            attributes = {name: str(value) for name, value in slave.get("attributes", {}).items()}
+            attributes = {name: attribute_text(value) for name, value in slave.get("attributes", {}).items()}
             if not admits(attributes, slave["hostname"]):
                 continue
             scalars = {key: float(slave["resources"].get(key, 0)) for key in ("cpus", "mem", "disk", "gpus")}
@@ -89,6 +93,21 @@ class LeadingMaster:
 
     def __init__(self, found: Master) -> None:
         self._now = found
+
+    @property
+    def uri(self) -> str:
+        """What to give to the driver: `host:port` or a `zk://` URI."""
+        return self._now.uri
+
+    @property
+    def host(self) -> str:
+        """Its host."""
+        return self._now.host
+
+    @property
+    def port(self) -> int:
+        """Its port."""
+        return self._now.port
 
     @property
     def address(self) -> str:
@@ -120,24 +139,33 @@ class LeadingMaster:
         """As `Master.ask`."""
         return self._now.ask(path)
 
+    def agents(self, admits: Callable[[Mapping[str, str], str], bool] = lambda *_: True) -> list[NodeClass] | None:
+        """As `Master.agents`."""
+        return self._now.agents(admits)
 
-def connect(uri: str, timeout_s: float) -> Master:
+
+def connect(uri: str, timeout_s: float, credentials: Credentials | None = None) -> Master:
     """Waits until a Mesos master answers.
 
     Args:
         uri: `host`, `host:port` or `zk://host:port[,host:port...]/path`.
         timeout_s: how long to wait, in seconds.
+        credentials: for what it will be asked.
 
     Raises:
         BadInputError: if the address makes no sense, nothing answers in time, or what answers is not Mesos.
     """
     deadline = time.monotonic() + timeout_s
-    if uri.startswith("zk://"):
-        host, port = _leader(uri, timeout_s)
-    else:
-        host, port = _split(uri)
+    is_elected = uri.startswith("zk://")
+    address = None if is_elected else _split(uri)
     reason = "no answer"
     while True:
+        if is_elected:
+            # Looked up for each try: ZooKeeper names a master that is gone for some seconds more.
+            address = _leader(uri, deadline) or address
+        if address is None:
+            raise BadInputError(f"{uri} named no leading Mesos master within {timeout_s:g} s; check --master.")
+        host, port = address
         try:
             answer = _get(f"http://{host}:{port}/version", min(REQUEST_TIMEOUT_S, max(timeout_s, 0.1)))
         except httpx.TransportError as error:
@@ -145,7 +173,7 @@ def connect(uri: str, timeout_s: float) -> Master:
         else:
             version = _mesos_version(answer)
             if version is not None and _is_master(host, port):
-                return Master(uri if "://" in uri else f"{host}:{port}", host, port, version)
+                return Master(uri if "://" in uri else f"{host}:{port}", host, port, version, credentials)
             # A Mesos master that is just starting has its version up before the rest.
             if answer.status_code < httpx.codes.INTERNAL_SERVER_ERROR and (version is None or _is_agent(host, port)):
                 raise BadInputError(
@@ -160,17 +188,19 @@ def connect(uri: str, timeout_s: float) -> Master:
         time.sleep(RETRY_S)
 
 
-def leading_for_s(address: str) -> float | None:
+def leading_for_s(address: str, credentials: Credentials | None = None) -> float | None:
     """For how long a master has been the leading one, by its own clock; None where it does not tell.
 
     Args:
         address: its `host:port`.
+        credentials: who asks.
     """
     try:
         answer = httpx.post(
             f"http://{address}/api/v1",
             json={"type": "GET_MASTER"},
             headers={"Accept": "application/json"},
+            auth=credentials,
             timeout=REQUEST_TIMEOUT_S,
             trust_env=False,
         )
@@ -183,9 +213,9 @@ def leading_for_s(address: str) -> float | None:
     return max(0.0, now_s - elected_s)
 
 
-def _get(url: str, timeout_s: float = REQUEST_TIMEOUT_S) -> httpx.Response:
+def _get(url: str, timeout_s: float = REQUEST_TIMEOUT_S, credentials: Credentials | None = None) -> httpx.Response:
     # Not through a proxy of the environment: masters are in the cluster's own network, or on this machine.
-    return httpx.get(url, timeout=timeout_s, follow_redirects=True, trust_env=False)
+    return httpx.get(url, auth=credentials, timeout=timeout_s, follow_redirects=True, trust_env=False)
 
 
 def _mesos_version(answer: httpx.Response) -> str | None:
@@ -248,18 +278,20 @@ class _Found:
         logger.info("ZooKeeper knows no leading Mesos master yet")
 
 
-def _leader(uri: str, timeout_s: float) -> tuple[str, int]:
-    """Asks ZooKeeper for the leading master."""
+def _leader(uri: str, deadline: float) -> tuple[str, int] | None:
+    """Asks ZooKeeper for the leading master; None where it names none in time.
+
+    Raises:
+        BadInputError: if the address makes no sense.
+    """
     if not re.fullmatch(r"zk://[\w.-]+:[0-9]+(,[\w.-]+:[0-9]+)*/\S+", uri):
         raise _not_an_address(uri)
     found = _Found()
     detector = pymesos.detector.MasterDetector(uri.partition("://")[2], found)
     starting = threading.Thread(target=_start_detector, args=(detector,), daemon=True)
     starting.start()
-    arrived = found.changed.wait(timeout_s)
+    found.changed.wait(max(0.0, deadline - time.monotonic()))
     detector.stop()
-    if not arrived or found.address is None:
-        raise BadInputError(f"{uri} named no leading Mesos master within {timeout_s:g} s; check --master.")
     return found.address
 
 

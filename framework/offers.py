@@ -160,10 +160,15 @@ def attributes_of(attributes: Iterable[dict[str, Any]]) -> dict[str, str]:
     for attribute in attributes:
         kind = attribute.get("type")
         if kind == "TEXT":
-            texts[attribute["name"]] = str(attribute["text"]["value"])
+            texts[attribute["name"]] = attribute_text(attribute["text"]["value"])
         elif kind == "SCALAR":
-            texts[attribute["name"]] = f"{attribute['scalar']['value']:g}"
+            texts[attribute["name"]] = attribute_text(attribute["scalar"]["value"])
     return texts
+
+
+def attribute_text(value: str | float) -> str:
+    """One attribute's value as text; the same for what offers say and for what the master says of agents."""
+    return f"{value:g}" if isinstance(value, float | int) else str(value)
 
 
 def address_of(offer: dict[str, Any]) -> str:

@@ -18,6 +18,7 @@ from dike.exceptions import BadInputError
 from dike.profile import ModelProfile
 from framework import tensorflow_noise
 from solver.cli.profiles import load_saved_profile
+from solver.text_files import read_text
 
 _KERAS_PREFIX = "keras:"
 _STDERR = 2
@@ -49,18 +50,11 @@ def load_profile(
 
 
 def _check_readable(model: str) -> None:
-    try:
-        Path(model).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise BadInputError(
-            f"There is no file {model}; give a training script, a saved profile (.json) or keras:NAME."
-        ) from None
-    except IsADirectoryError:
-        raise BadInputError(f"{model} is a folder; give the training script in it.") from None
-    except OSError as error:
-        raise BadInputError(f"The file {model} cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError:
-        raise BadInputError(f"The file {model} is not text; give a training script or a saved profile.") from None
+    if not os.path.exists(model):
+        raise BadInputError(f"There is no file {model}; give a training script, a saved profile (.json) or keras:NAME.")
+    if os.path.isdir(model):
+        raise BadInputError(f"{model} is a folder; give the training script in it.")
+    read_text(Path(model), "training script")
 
 
 def _capture(model: str, script_args: Sequence[str], batch_size: int | None, timeout_s: float | None) -> ModelProfile:

@@ -11,6 +11,7 @@ from executor.elastic_messages import ElasticStatus, decode_job_message
 from executor.messages import LogChunk, Outcome
 from framework.job import JobResult, JobSpec, JobTask, TaskState
 from framework.observer import JobObserver
+from framework.output import OutputReader
 
 logger = logging.getLogger(__name__)
 
@@ -42,16 +43,25 @@ class ReportReader:
 
     Args:
         spec: the job.
-        result: gets the chief's progress and placement.
+        result: gets the chief's progress and checkpoints, and the placement.
         observer: is told.
         listener: hears what concerns the size of the job.
+        output: gets the output.
     """
 
-    def __init__(self, spec: JobSpec, result: JobResult, observer: JobObserver, listener: ReportListener) -> None:
+    def __init__(
+        self,
+        spec: JobSpec,
+        result: JobResult,
+        observer: JobObserver,
+        listener: ReportListener,
+        output: OutputReader,
+    ) -> None:
         self._spec = spec
         self._result = result
         self._observer = observer
         self._listener = listener
+        self._output = output
         self.stepped = False
         """Whether any task has reported a step since this was last set to false."""
 
@@ -66,24 +76,11 @@ class ReportReader:
         if task is None:
             return
         if isinstance(message, LogChunk):
-            self._log(task, message)
+            self._output.read(task, message)
         elif isinstance(message, ElasticStatus):
             self._listener.status(message)
         else:
             self._report(task, message.content)
-
-    def _log(self, task: JobTask, chunk: LogChunk) -> None:
-        received = task.received.get(chunk.stream)
-        missing = chunk.offset - (received or 0)
-        if received is None and task.adopted:
-            self._observer.note(
-                f"what {task.name} wrote to {chunk.stream} while no service was there is only in its sandbox on agent "
-                f"{task.node}"
-            )
-        elif missing:
-            self._observer.note(f"{missing} bytes of {task.name}'s {chunk.stream} were lost on their way")
-        task.received[chunk.stream] = chunk.offset + len(chunk.data)
-        self._observer.log(task, chunk)
 
     def _report(self, task: JobTask, content: Mapping[str, Any]) -> None:
         match content.get("type"):
@@ -95,6 +92,7 @@ class ReportReader:
                 )
             case "checkpoint":
                 step = _number(content.get("step"), int) or 0
+                self._result.checkpoint_step = step
                 self._observer.checkpoint(str(content.get("path", "")), step)
                 self._listener.saved(step)
             case "resumed":

@@ -24,17 +24,23 @@ class Restarts:
         self._memory = memory
         self._observer = observer
 
-    def refuses(self, turn: Turn, *, stepped: bool) -> str:
-        """Takes a failure in.
+    def allow(self, turn: Turn, *, stepped: bool) -> bool:
+        """Takes a failure in; whether the job starts again. Its result says why, if it does not.
 
         Args:
             turn: the failure.
             stepped: whether the attempt has made a step.
-
-        Returns:
-            Why the job does not start again; empty if it does.
         """
         result = self._memory.result
+        refusal = self._refusal(turn, stepped=stepped)
+        if refusal:
+            result.failure = refusal
+            if turn.task is not None and turn.task.outcome is not None:
+                result.failed_tail = turn.task.outcome.tail
+                result.last_words = turn.task.last_words
+        return not refusal
+
+    def _refusal(self, turn: Turn, *, stepped: bool) -> str:
         output = "" if turn.task is None else turn.task.place_of_output
         stale = turn.task is not None and turn.task.reason == STALE_OFFERS
         if stale or not turn.counts:
@@ -43,11 +49,12 @@ class Restarts:
             return f"{turn.reason}; another job uses its checkpoint folder {self._spec.checkpoint_dir}{output}"
         elif self._is_hopeless(turn, stepped=stepped):
             return f"{turn.reason}; it failed twice in the same way without a new step{output}"
-        elif result.restarts >= self._spec.max_restarts:
-            return f"{turn.reason}; it was restarted {result.restarts} times (--max-restarts){output}"
+        elif not self._memory.may_fail(self._spec.max_restarts):
+            limit = f"{self._spec.max_restarts} in a row without a newer checkpoint"
+            return f"{turn.reason}; no more restarts than {limit} (--max-restarts){output}"
         else:
-            result.restarts += 1
-            self._observer.restarting(f"{turn.reason}{output}", result.restarts, self._spec.max_restarts)
+            self._memory.count_failure()
+            self._observer.restarting(f"{turn.reason}{output}", self._memory.failures, self._spec.max_restarts)
         return ""
 
     def _is_hopeless(self, turn: Turn, *, stepped: bool) -> bool:

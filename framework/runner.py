@@ -14,11 +14,12 @@ from dike import checkpoints
 from dike.exceptions import InterruptedByUserError
 from dike.profile import Api, ModelProfile
 from framework import bundle
+from framework.containers import Container, own_container
 from framework.elastic.demand import demand_on
 from framework.elastic.options import elastic_notes
 from framework.job import JobResult, JobSpec, Stragglers
 from framework.job_plan import no_agent_meets
-from framework.master import Master
+from framework.master import LeadingMaster
 from framework.observer import JobObserver
 from framework.search.script_facts import script_facts
 from framework.service.constraints import parse_constraints
@@ -46,6 +47,7 @@ class RunRequest:
             resize_interval_s, stragglers: see `JobSpec`.
         environment: variables for the script's processes.
         constraints: which agents it may use (`framework.service.constraints`).
+        volumes: folders of the agents for its containers (`framework.containers.parse_volume`).
     """
 
     script: Path
@@ -65,6 +67,7 @@ class RunRequest:
     resize_interval_s: float = 60.0
     stragglers: Stragglers = "report"
     constraints: tuple[str, ...] = ()
+    volumes: tuple[str, ...] = ()
 
 
 def run_training(request: RunRequest, observer: JobObserver) -> JobResult:
@@ -79,6 +82,7 @@ def run_training(request: RunRequest, observer: JobObserver) -> JobResult:
     request = dataclasses.replace(request, script=request.script.resolve())
     job_id = new_job_id(request.script)
     checkpoint_dir = absolute_folder(request.checkpoint_dir or f"{RUNS_FOLDER}/{job_id}")
+    container = own_container(request.mesos.image, request.volumes, request.checkpoint_dir and checkpoint_dir)
     checkpoints.check_folder(checkpoint_dir, request.profile)
     archive = bundle.pack(request.script)
     with sigterm_as_interrupt():
@@ -86,18 +90,18 @@ def run_training(request: RunRequest, observer: JobObserver) -> JobResult:
             token = bundle.new_token()
             with (
                 request.mesos.connect() as master,
-                bundle.BundleServer({token: archive}.get, request.mesos.our_address(master)) as server,
+                request.mesos.bundle_server({token: archive}.get, master) as server,
             ):
-                spec = _job_spec(request, job_id, checkpoint_dir, server.url(token), master)
+                spec = _job_spec(request, job_id, checkpoint_dir, container, server.url(token), master)
                 return _run(request, spec, master, observer)
         except KeyboardInterrupt:
             raise InterruptedByUserError("Interrupted; everything that was started has been told to end.") from None
 
 
 def new_job_id(script: Path) -> str:
-    """A name for a job, unique without asking anyone: script, time and four random digits."""
+    """A name for a job, unique without asking anyone: script, time and six random digits."""
     stem = "".join(c if c.isalnum() or c in "-_" else "-" for c in script.stem)
-    return f"{stem}-{datetime.datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    return f"{stem}-{datetime.datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
 def absolute_folder(path: str) -> str:
@@ -105,7 +109,14 @@ def absolute_folder(path: str) -> str:
     return path if "://" in path else str(Path(path).absolute())
 
 
-def _job_spec(request: RunRequest, job_id: str, checkpoint_dir: str, bundle_url: str, master: Master) -> JobSpec:
+def _job_spec(
+    request: RunRequest,
+    job_id: str,
+    checkpoint_dir: str,
+    container: Container | None,
+    bundle_url: str,
+    master: LeadingMaster,
+) -> JobSpec:
     return JobSpec(
         job_id=job_id,
         script=request.script.name,
@@ -119,7 +130,7 @@ def _job_spec(request: RunRequest, job_id: str, checkpoint_dir: str, bundle_url:
         objective=request.objective,
         max_workers=request.max_workers,
         plan=request.plan,
-        image=request.mesos.image,
+        container=container,
         plan_only=request.plan_only,
         hand_out_gpus=is_on_this_machine(master),
         stream_all_logs=request.stream_all_logs,
@@ -131,10 +142,11 @@ def _job_spec(request: RunRequest, job_id: str, checkpoint_dir: str, bundle_url:
     )
 
 
-def _run(request: RunRequest, spec: JobSpec, master: Master, observer: JobObserver) -> JobResult:
+def _run(request: RunRequest, spec: JobSpec, master: LeadingMaster, observer: JobObserver) -> JobResult:
     def make(seat: Seat) -> TrainingJob:
         all_agents = functools.partial(admitted_agents, master, request.constraints)
-        return TrainingJob(spec, seat, observer, all_agents, demand=functools.partial(demand_on, master))
+        demand = functools.partial(demand_on, master)
+        return TrainingJob(spec, seat, observer, all_agents, demand=demand, background=seat.background)
 
     job = PrivateJob(
         job_id=spec.job_id,
@@ -149,7 +161,7 @@ def _run(request: RunRequest, spec: JobSpec, master: Master, observer: JobObserv
     return tenant.result
 
 
-def admitted_agents(master: Master, constraints: tuple[str, ...]) -> list[NodeClass] | None:
+def admitted_agents(master: LeadingMaster, constraints: tuple[str, ...]) -> list[NodeClass] | None:
     """Every registered agent that a job may use, with all its resources; None where the master does not tell.
 
     Raises:
@@ -165,8 +177,9 @@ def _tell_before_the_start(request: RunRequest, spec: JobSpec, observer: JobObse
     if spec.plan_only:
         return
     if request.mesos.master is not None and request.checkpoint_dir is None:
+        where = "on the chief's agent" if spec.container is None else "in the chief's container, and go with it"
         observer.note(
-            f"checkpoints go to {spec.checkpoint_dir} on the chief's agent; name a folder that all agents share "
+            f"checkpoints go to {spec.checkpoint_dir} {where}; name a folder that all agents share "
             "with --checkpoint-dir, so that a restart can find them anywhere"
         )
     if spec.profile.api is Api.COORDINATOR:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dike.task import Role
 from framework.elastic.demand import Demand
 from framework.elastic.resizer import Resizer
 from framework.elastic.stragglers import StragglerReporter
-from framework.job import JobSpec, JobTask
+from framework.job import JobSpec, JobTask, TaskState
 from framework.job_state import JobMemory
 from framework.mesos_calls import MesosCalls
 from framework.observer import JobObserver
 from framework.offer_desk import OfferDesk
+from framework.output import OutputReader
 from framework.rejoining import Rejoining
-from framework.reports import ReportListener, ReportReader
+from framework.reports import ReportListener, ReportReader, take_status
+from framework.service.tenant import Spare
 from solver import NodeClass
 
 
@@ -45,6 +48,9 @@ class Running:
         observer: is told.
         demand: what other frameworks hold and want; None where that is not known.
         clock: seconds, monotonic.
+
+    Attributes:
+        output: puts the output together.
     """
 
     def __init__(
@@ -60,15 +66,15 @@ class Running:
         self._spec = spec
         self._memory = memory
         self._run = memory.run
-        self._result = memory.result
         self._observer = observer
         self._clock = clock
         self._rejoining = Rejoining(spec, self._run, mesos, desk, observer)
         self._resizer: Resizer | None = None
         listener: ReportListener = StragglerReporter(observer) if spec.stragglers != "ignore" else ReportListener()
         if spec.elastic is not None:
-            listener = self._resizer = Resizer(spec, self._run, mesos, desk, observer, self._result, demand, clock)
-        self._reports = ReportReader(spec, self._result, observer, listener)
+            listener = self._resizer = Resizer(spec, self._run, mesos, desk, observer, memory.result, demand, clock)
+        self.output = OutputReader(spec, self._run, mesos, observer, clock)
+        self._reports = ReportReader(spec, memory.result, observer, listener, self.output)
         self._reports.stepped = memory.stepped
 
     @property
@@ -85,6 +91,15 @@ class Running:
     def wants_offers(self) -> bool:
         """Whether it looks at what there is."""
         return self._rejoining.active or (self._resizer is not None and self._resizer.wants_offers)
+
+    def spare(self) -> Spare:
+        """What the job could give up; nothing while it waits for a task that it has lost."""
+        return Spare() if self._resizer is None or self._rejoining.active else self._resizer.spare()
+
+    def give_up(self, task_ids: frozenset[str], reason: str) -> None:
+        """Asks for tasks (`framework.service.tenant.Shrinking`); a job that is not elastic keeps them."""
+        if self._resizer is not None:
+            self._resizer.give_up(task_ids, reason)
 
     def remember(self) -> None:
         """Brings the memory up to date."""
@@ -119,6 +134,14 @@ class Running:
     def read(self, message: str) -> None:
         """Takes in what an executor says."""
         self._reports.read(message, self._run.tasks)
+
+    def take_status(self, task: JobTask, state: TaskState, status: Mapping[str, Any]) -> None:
+        """Takes in how a task stands, and with its end the end of its output."""
+        changed = take_status(task, state, status)
+        if state.is_terminal():
+            self.output.ended(task, status)
+        if changed:
+            self._observer.task_changed(task)
 
     def tick(self, now_s: float) -> Turn | None:
         """Does what is due by time."""
@@ -166,12 +189,12 @@ class Running:
         )
 
     def _may_lose_another(self) -> bool:
-        return self._rejoining.active or self._result.restarts < self._spec.max_restarts
+        return self._rejoining.active or self._memory.may_fail(self._spec.max_restarts)
 
     def _start_rejoin(self, task: JobTask, *, counts: bool) -> None:
         # Workers that are lost together are one failure.
         if counts and not self._rejoining.active:
-            self._result.restarts += 1
+            self._memory.count_failure()
         failure = f"{task.failure}{task.place_of_output}"
-        self._observer.restarting(failure, self._result.restarts, self._spec.max_restarts)
+        self._observer.restarting(failure, self._memory.failures, self._spec.max_restarts)
         self._rejoining.start(task, self._clock())

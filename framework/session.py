@@ -18,10 +18,10 @@ from typing import Any, Protocol
 from dike.exceptions import BadInputError, JobFailedError
 from framework import events
 from framework import master as mesos_master
-from framework.bundle import address_towards
+from framework.bundle import BundleServer, address_towards
 from framework.driver import Driver, FrameworkSettings, driver_failure
 from framework.embedded import AgentSpec, EmbeddedCluster
-from framework.master import Master
+from framework.master import LeadingMaster
 
 EVENT_WAIT_S = 0.1
 DRAIN_S = 0.25
@@ -40,6 +40,9 @@ class MesosAccess:
         role, principal, secret: how to subscribe.
         image: container image for the tasks; None for the agent's own file system.
         agent_python: interpreter on the agents; None takes ours for a Mesos on this machine and `python3` for another.
+        advertise_address: by which host name or address agents reach this machine; None for the one that faces the
+            master.
+        bundle_port: where executors fetch scripts from; 0 takes a free port.
     """
 
     master: str | None = None
@@ -50,15 +53,22 @@ class MesosAccess:
     secret: str | None = None
     image: str | None = None
     agent_python: str | None = None
+    advertise_address: str | None = None
+    bundle_port: int = 0
+
+    @property
+    def credentials(self) -> mesos_master.Credentials | None:
+        """Principal and secret; None if either is missing."""
+        return None if self.principal is None or self.secret is None else (self.principal, self.secret)
 
     @contextlib.contextmanager
-    def connect(self) -> Iterator[Master]:
+    def connect(self) -> Iterator[LeadingMaster]:
         """The master; a private one lives as long as the context."""
         with contextlib.ExitStack() as stack:
             address = self.master
             if address is None:
                 address = stack.enter_context(EmbeddedCluster(self.agents)).master
-            yield mesos_master.connect(address, self.connect_timeout_s)
+            yield LeadingMaster(mesos_master.connect(address, self.connect_timeout_s, self.credentials))
 
     def settings(self, name: str, **more: Any) -> FrameworkSettings:
         """How a framework of this name presents itself; `more` are further fields of the settings."""
@@ -66,16 +76,24 @@ class MesosAccess:
             name=name, user=_user_name(), role=self.role, principal=self.principal, secret=self.secret, **more
         )
 
-    def our_address(self, master: Master) -> str:
-        """This machine's address as the agents see it."""
-        return "127.0.0.1" if self.master is None else address_towards(master.host, master.port)
+    def bundle_server(self, archive: Callable[[str], bytes | None], master: LeadingMaster) -> BundleServer:
+        """Where executors fetch scripts; the arguments are those of `BundleServer`.
 
-    def python(self, master: Master) -> str:
+        Raises:
+            BadInputError: if that port cannot be listened on.
+        """
+        if self.advertise_address is not None:
+            # Whoever stands in between may come to any of our addresses.
+            return BundleServer(archive, "", self.bundle_port, self.advertise_address)
+        address = "127.0.0.1" if self.master is None else address_towards(master.host, master.port)
+        return BundleServer(archive, address, self.bundle_port)
+
+    def python(self, master: LeadingMaster) -> str:
         """The interpreter that runs executors on the agents."""
         return self.agent_python or (sys.executable if is_on_this_machine(master) and not self.image else "python3")
 
 
-def is_on_this_machine(master: Master) -> bool:
+def is_on_this_machine(master: LeadingMaster) -> bool:
     """Whether the master is reached by loopback, and so its agents are on this machine too."""
     try:
         return ipaddress.ip_address(socket.gethostbyname(master.host)).is_loopback
@@ -97,7 +115,7 @@ def drive(
     work: Work,
     driver: Driver,
     scheduler: events.EventScheduler,
-    master: Master,
+    master: LeadingMaster,
     *,
     subscribed: Callable[[str], None],
     interrupted: Callable[[], None],
@@ -139,7 +157,7 @@ def drive(
         driver.join()
 
 
-def _subscribe(work: Work, scheduler: events.EventScheduler, master: Master) -> str:
+def _subscribe(work: Work, scheduler: events.EventScheduler, master: LeadingMaster) -> str:
     deadline = time.monotonic() + SUBSCRIBE_TIMEOUT_S
     while True:
         try:

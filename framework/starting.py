@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import functools
+from collections.abc import Hashable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 from dike.exceptions import InfeasibleError
+from framework.background import Background
 from framework.driver import CallRefusedError, MasterUnavailableError, OffersGoneError
 from framework.gathering import NO_OFFER_S, describe_offers
 from framework.job import JobSpec, JobTask
 from framework.job_plan import AllAgents, check_ever_fits, plan_for
 from framework.job_state import JobMemory
 from framework.launching import DoesNotFitError, cluster_spec, launch_operation, place
+from framework.mesos_calls import MesosCalls, try_now
 from framework.observer import JobObserver
 from framework.offer_desk import OfferDesk
 from framework.offers import AgentOffer
@@ -37,15 +42,30 @@ class Start:
     nodes: list[NodeClass]
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """What is being found out in the background.
+
+    Attributes:
+        answer: what to launch, or why the job has to wait.
+        agents: the offers it is to be launched on; empty if it is only asked why none has come.
+    """
+
+    answer: Future[Start | str]
+    agents: tuple[AgentOffer, ...] = ()
+
+
 class Starter:
-    """Plans a job on what is on offer.
+    """Plans a job on what is on offer, in the background: offers may go meanwhile, and others come.
 
     Args:
         spec: the job.
         memory: what is known of it.
+        mesos: where offers come from.
         desk: offers in hand.
         observer: is told why it waits.
-        all_agents: lists every agent with all its resources.
+        all_agents: lists every agent with all its resources; may be called by any thread.
+        background: plans.
         patient: whether a job that fits no agents there are waits for others, instead of being an error.
     """
 
@@ -53,39 +73,67 @@ class Starter:
         self,
         spec: JobSpec,
         memory: JobMemory,
+        mesos: MesosCalls,
         desk: OfferDesk,
         observer: JobObserver,
         all_agents: AllAgents,
+        background: Background,
         *,
         patient: bool,
     ) -> None:
         self._spec = spec
         self._run = memory.run
         self._result = memory.result
+        self._mesos = mesos
         self._desk = desk
         self._observer = observer
         self._all_agents = all_agents
+        self._background = background
         self._patient = patient
         self._checked: tuple[Sequence[NodeClass], str] | None = None
+        self._asked: _Asked | None = None
 
-    def prepare(self) -> Start | None:
-        """What to launch on the offers in hand; None if the job has to wait.
+    @functools.cached_property
+    def kind(self) -> Hashable:
+        """Equal for jobs that fit the same offers; None for one that follows a plan."""
+        spec = self._spec
+        return None if spec.plan is not None else (spec.profile.dumps(), spec.objective, spec.max_workers, spec.elastic)
+
+    @property
+    def is_planning(self) -> bool:
+        """Whether it plans, and keeps the offers for that."""
+        return self._asked is not None and bool(self._asked.agents)
+
+    def tick(self, now_s: float, *, connected: bool) -> Start | None:
+        """Plans as soon as there are offers; tells the user why the job has to wait.
+
+        Args:
+            now_s: the time.
+            connected: whether offers can come.
+
+        Returns:
+            What to launch now, all of it on offer; None if the job waits, or is being planned.
 
         Raises:
             InfeasibleError: if it can never fit, and is not patient.
         """
-        offered = self._desk.gathering.agents
-        agents = [agent for agent in offered if agent.pool.ports()]
-        try:
-            plan = plan_for(self._spec, agents)
-            tasks = place(self._spec, plan, agents, self._run.serial, self._run.used_ports)
-            operations = self._operations(plan, tasks, agents)
-        except (InfeasibleError, DoesNotFitError) as error:
-            # Of a job that has run already, the agents that carried it may only be away for a while.
-            never = "" if self._run.attempt else self._why_never(*self._agents(), error)
-            self._observer.waiting(f"{never or error} On offer: {describe_offers(offered)}.")
-            return None
-        return Start(plan, tasks, operations, [agent.node_class() for agent in agents])
+        gathering = self._desk.gathering
+        if self.is_planning and not gathering.agents:
+            self.abandon()
+        if not self.is_planning:
+            if gathering.settled(now_s):
+                self._plan()
+            elif gathering.is_overdue(now_s) and connected:
+                # In case the master never heard that offers are wanted again.
+                try_now(self._mesos.reviveOffers)
+                self._ask_why_no_offer()
+        return self._answer(now_s)
+
+    def abandon(self) -> None:
+        """What is being found out is not wanted any more."""
+        if self._asked is not None:
+            self._asked.answer.cancel()
+            self._asked = None
 
     def begin(self, start: Start) -> None:
         """Makes it the job's next attempt."""
@@ -115,21 +163,63 @@ class Starter:
         self._observer.launched(start.tasks)
         return None
 
-    def no_offer(self) -> None:
-        """Tells the user why none may have come.
+    def _plan(self) -> None:
+        self.abandon()
+        # Further offers of an agent are added to those in hand.
+        offered = tuple(
+            dataclasses.replace(agent, offer_ids=list(agent.offer_ids), resources=list(agent.resources))
+            for agent in self._desk.gathering.agents
+        )
+        self._asked = _Asked(self._background.start(functools.partial(self._start_on, offered)), offered)
 
-        Raises:
-            InfeasibleError: if the job can never fit, and is not patient.
-        """
+    def _ask_why_no_offer(self) -> None:
+        if self._asked is None:
+            self._asked = _Asked(self._background.start(self._why_no_offer))
+
+    def _answer(self, now_s: float) -> Start | None:
+        asked = self._asked
+        if asked is None or not asked.answer.done():
+            return None
+        self._asked = None
+        answer = asked.answer.result()
+        if isinstance(answer, Start):
+            if all(self._is_offered(agent) for agent in asked.agents if agent.agent_id in answer.operations):
+                return answer
+            self._plan()
+            return None
+        self._observer.waiting(answer)
+        if asked.agents:
+            self._desk.decline_rest()
+            # Offers were held meanwhile: that none has come means nothing.
+            self._desk.gathering.begin(now_s)
+        return None
+
+    def _is_offered(self, agent: AgentOffer) -> bool:
+        now = self._desk.gathering.agent(agent.agent_id)
+        return now is not None and set(agent.offer_ids) <= set(now.offer_ids)
+
+    # In the background: nothing that is read here changes while the job waits.
+
+    def _start_on(self, offered: Sequence[AgentOffer]) -> Start | str:
+        agents = [agent for agent in offered if agent.pool.ports()]
+        try:
+            plan = plan_for(self._spec, agents)
+            tasks = place(self._spec, plan, agents, self._run.serial, self._run.used_ports)
+            operations = self._operations(plan, tasks, agents)
+        except (InfeasibleError, DoesNotFitError) as error:
+            # Of a job that has run already, the agents that carried it may only be away for a while.
+            never = "" if self._run.attempt else self._why_never(*self._agents(), error)
+            return f"{never or error} On offer: {describe_offers(offered)}."
+        return Start(plan, tasks, operations, [agent.node_class() for agent in agents])
+
+    def _why_no_offer(self) -> str:
         nodes, unmet = self._agents()
         if nodes == []:
-            self._observer.waiting("No agent is registered with the Mesos master.")
-            return
+            return "No agent is registered with the Mesos master."
         never = unmet if self._run.attempt else self._why_never(nodes, unmet)
-        self._observer.waiting(
-            never
-            or f"No offer has come for {NO_OFFER_S:g} s: other frameworks hold what the agents have, or none of it is "
-            "for this role (--role)."
+        return never or (
+            f"No offer has come for {NO_OFFER_S:g} s: other frameworks hold what the agents have, or none of it is for "
+            "this role (--role)."
         )
 
     def _operations(

@@ -8,13 +8,13 @@ workers do not wait for each other rejoins alone (`framework.rejoining`). An ela
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 from framework import events
+from framework.background import AtOnce, Background
 from framework.connection import Connection
 from framework.elastic.demand import Demand
 from framework.job import JobResult, JobSpec, JobTask, TaskState
@@ -24,10 +24,9 @@ from framework.job_state import JobMemory, StateWriter, read_state
 from framework.mesos_calls import MesosCalls, try_now
 from framework.observer import JobObserver
 from framework.offer_desk import OfferDesk
-from framework.reports import take_status
 from framework.restarts import Restarts
 from framework.running import Running, Turn
-from framework.service.tenant import CANCELLED, Need, Outcome
+from framework.service.tenant import CANCELLED, Need, Outcome, Spare
 from framework.starting import Start, Starter
 from framework.stopping import Stopping
 
@@ -44,13 +43,14 @@ class TrainingJob:
         mesos: where to run it.
         observer: who is told.
         all_agents: lists every agent with all its resources, used or not, or None where that is not known; tells a
-            job that has to wait from one that can never start.
+            job that has to wait from one that can never start; may be called by any thread.
         clock: seconds, monotonic.
         demand: what the frameworks other than the one of this id hold and want, or None where that is not known.
         state: what `to_state` of a service before this one said; None for a new job.
         launched: ids of its tasks that may still run, the others having ended or never been launched; None: what
             `state` says.
         patient: whether it waits for other agents where it fits none that there are, instead of being an error.
+        background: plans; None: at once.
 
     Raises:
         BadInputError: if `state` cannot be read.
@@ -68,6 +68,7 @@ class TrainingJob:
         state: Mapping[str, Any] | None = None,
         launched: Collection[str] | None = None,
         patient: bool = False,
+        background: Background | None = None,
     ) -> None:
         self._spec = spec
         self._mesos = mesos
@@ -85,7 +86,9 @@ class TrainingJob:
         self._connection = Connection(observer.note, has_tasks=bool(self._run.live()))
         self._desk = OfferDesk(mesos, clock())
         self._offers = self._desk.gathering
-        self._starter = Starter(spec, self._memory, self._desk, observer, all_agents, patient=patient)
+        self._starter = Starter(
+            spec, self._memory, mesos, self._desk, observer, all_agents, background or AtOnce(), patient=patient
+        )
         self._running = Running(
             spec, self._memory, mesos, self._desk, observer, lambda: demand(self._framework_id), clock
         )
@@ -113,7 +116,8 @@ class TrainingJob:
     def need(self) -> Need:
         """What it wants offers for at the moment."""
         if self._memory.phase is Phase.WAITING:
-            return Need.COME_BACK if self._run.attempt else Need.START
+            # One that fails again and again must not come before all others each time.
+            return Need.COME_BACK if self._run.attempt and self._memory.failures < 2 else Need.START
         if self._memory.phase is not Phase.RUNNING:
             return Need.NOTHING
         if self._running.is_short:
@@ -123,15 +127,20 @@ class TrainingJob:
     @property
     def demand_key(self) -> Hashable:
         """Equal for jobs that fit the same offers."""
-        spec = self._spec
-        if spec.plan is not None or self._memory.phase is not Phase.WAITING:
-            return None
-        return self._kind
+        return self._starter.kind if self._memory.phase is Phase.WAITING else None
 
-    @functools.cached_property
-    def _kind(self) -> Hashable:
-        spec = self._spec
-        return (spec.profile.dumps(), spec.objective, spec.max_workers, spec.elastic)
+    @property
+    def is_planning(self) -> bool:
+        """Whether it plans in the background, on offers that it keeps."""
+        return self._starter.is_planning
+
+    def spare(self) -> Spare:
+        """What it could give up for others."""
+        return self._running.spare() if self._memory.phase is Phase.RUNNING else Spare()
+
+    def give_up(self, task_ids: frozenset[str], reason: str) -> None:
+        """Asks it to shrink by these tasks, and not to grow meanwhile; for none: asks no more."""
+        self._running.give_up(task_ids, reason)
 
     def to_state(self) -> dict[str, Any]:
         """What it needs to go on after a restart of the service."""
@@ -144,7 +153,8 @@ class TrainingJob:
         return self._memory.outcome()
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Plans no more."""
+        self._starter.abandon()
 
     # Events.
 
@@ -183,6 +193,7 @@ class TrainingJob:
         """
         now = self._clock()
         self._desk.give_back()
+        self._running.output.tick()
         if self._connection.must_reconcile(now):
             try_now(self._mesos.reconcile, self._run.live())
         match self._memory.phase:
@@ -210,6 +221,7 @@ class TrainingJob:
             self._must_take_up = False
             if self._memory.phase is Phase.RUNNING:
                 self._follow(self._running.take_up())
+        self._running.output.subscribed()
         if self._memory.phase is Phase.RUNNING and not self._running.wants_offers:
             try_now(self._mesos.suppressOffers)
 
@@ -222,20 +234,14 @@ class TrainingJob:
             self._desk.refuse(offers)
 
     def _wait(self, now: float) -> None:
-        if self._offers.settled(now):
-            start = self._starter.prepare()
-            if start is not None and not self._spec.plan_only:
-                self._launch(start)
-                return
+        start = self._starter.tick(now, connected=self._connection.connected)
+        if start is not None and not self._spec.plan_only:
+            self._launch(start)
+        elif start is not None:
             self._desk.decline_rest()
-            if start is not None:
-                self.result.plan = start.plan
-                self.result.succeeded = True
-                self._memory.phase = Phase.DONE
-        elif self._offers.is_overdue(now) and self._connection.connected:
-            # In case the master never heard that offers are wanted again.
-            try_now(self._mesos.reviveOffers)
-            self._starter.no_offer()
+            self.result.plan = start.plan
+            self.result.succeeded = True
+            self._memory.phase = Phase.DONE
 
     def _launch(self, start: Start) -> None:
         # All of it is noted before the first call: what is launched has been written down by then.
@@ -260,8 +266,7 @@ class TrainingJob:
         if task.state.is_terminal():
             return
         left_behind = task.was_left_behind
-        if take_status(task, state, event.status):
-            self._observer.task_changed(task)
+        self._running.take_status(task, state, event.status)
         if state.is_terminal() and self._memory.phase is Phase.RUNNING:
             self._follow(self._running.ended(task, counts=not left_behind))
 
@@ -270,15 +275,8 @@ class TrainingJob:
     def _follow(self, turn: Turn | None) -> None:
         if turn is None:
             return
-        refusal = ""
-        if not turn.reason:
-            self.result.succeeded = True
-        elif refusal := self._restarts.refuses(turn, stepped=self._running.stepped):
-            self.result.failure = refusal
-            if turn.task is not None and turn.task.outcome is not None:
-                self.result.failed_tail = turn.task.outcome.tail
-                self.result.last_words = turn.task.last_words
-        self._stop(comes_back=bool(turn.reason) and not refusal)
+        self.result.succeeded = not turn.reason
+        self._stop(comes_back=bool(turn.reason) and self._restarts.allow(turn, stepped=self._running.stepped))
 
     def _stop(self, *, comes_back: bool) -> None:
         self._memory.phase = Phase.STOPPING

@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dike.exceptions import BadInputError
+from solver.text_files import read_text
 
 NOT_YAML = (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What the parser raises: of its own, and where a value is not of the type that it looks like, such as 2024-13-45."""
@@ -76,12 +77,7 @@ def load_yaml(path: Path, what: str) -> tuple[yaml.Node | None, Any]:
     Raises:
         BadInputError: if it cannot be read, is not YAML, or has a key twice.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise BadInputError(f"The {what} {path} cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise BadInputError(f"The {what} {path} is not UTF-8 text.") from error
+    text = read_text(path, what)
     try:
         tree = yaml.compose(text, Loader=yaml.SafeLoader)
         data = yaml.safe_load(text)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.jobs import contenders, errors, parts
+from benchmarks.jobs import contenders, errors, job_plots, parts
 from benchmarks.jobs.cases import CASES, SEEDS
 from framework.simulation.jobs.beliefs import SAMPLE_RUNS
 from framework.simulation.jobs.world import SAMPLE_RUN_S, JobsSettings
 
 TITLE = "Many training jobs on one cluster, simulated"
+PARTS = ("job_plots",)
+"""Those that can be run alone."""
 
 
 def measure() -> Iterator[str]:
@@ -25,7 +27,7 @@ def measure() -> Iterator[str]:
     for case in CASES.values():
         yield f"* **{case.name}**: {case.text}"
     yield ""
-    for part in (contenders, parts, errors):
+    for part in (contenders, parts, errors, job_plots):
         yield f"## {part.TITLE}"
         yield ""
         yield from part.measure()

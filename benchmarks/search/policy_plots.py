@@ -31,8 +31,8 @@ OTHER_COLOURS = ("#b8bec6", "#cfd4da", "#dfe2e6")
 HOUR_S = 3600.0
 
 THROUGHPUTS = Path(__file__).parents[1] / "data" / "throughput" / "gavel_simulation_throughputs.json.gz"
-TYPED = "hermes2"
-"""Drawn on GPUs of these types, as it is `hermes` where all are alike."""
+TYPED = ("hermes2", "assignment")
+"""Drawn on GPUs of these types: the one is `hermes` where all are alike, the other the limit where they are not."""
 TYPES = ("k80", "p100", "v100", "v100")
 MODEL = "ResNet-50"
 
@@ -112,6 +112,10 @@ class _Run:
         return fmean(self.outcome.reached_s)
 
     @property
+    def completion_s(self) -> float:
+        return fmean(self.outcome.completion_s)
+
+    @property
     def end_s(self) -> float:
         return self.outcome.reached_s[-1]
 
@@ -167,8 +171,8 @@ def measure() -> Iterator[str]:
     alike = SimulationSettings(target_share=one.target_share)
     jobs = read_throughputs(THROUGHPUTS).jobs(TYPES, [MODEL])
     stages = [_stage(curves, alike), _stage(curves, replace(alike, gpu_types=TYPES, table_jobs=jobs))]
-    runs = {name: stages[0].run(name) for name in POLICY_NAMES if name != TYPED}
-    typed = {name: stages[1].run(name) for name in (TYPED, "hermes")}
+    runs = {name: stages[0].run(name) for name in POLICY_NAMES if name not in TYPED}
+    typed = {name: stages[1].run(name) for name in (*TYPED, "hermes")}
     scenario = stages[0].scenario
     yield f"{one.name}: one bin of {scenario.jobs} trials (seed {SEED}), {scenario.good} of them good, on"
     yield f"{scenario.world.slots} GPUs that are alike, or on GPUs {', '.join(TYPES)}: there the trials are"
@@ -179,13 +183,12 @@ def measure() -> Iterator[str]:
     for name, run in runs.items():
         yield f"| {name} | alike | {_hours(run)} | - | {run.outcome.preemptions} |"
     for name, run in typed.items():
-        completion_h = fmean(run.outcome.completion_s) / HOUR_S
-        yield f"| {name} | types | {_hours(run)} | {completion_h:.1f} | {run.outcome.preemptions} |"
+        yield f"| {name} | types | {_hours(run)} | {run.completion_s / HOUR_S:.1f} | {run.outcome.preemptions} |"
     PICTURES.mkdir(exist_ok=True)
-    end_s = max(run.end_s for run in runs.values())
-    for name, run in runs.items():
-        _draw(name, run, stages[0], end_s)
-    _draw(TYPED, typed[TYPED], stages[1], typed[TYPED].end_s)
+    for stage, drawn in ((stages[0], runs), (stages[1], {name: typed[name] for name in TYPED})):
+        end_s = max(run.end_s for run in drawn.values())
+        for name, run in drawn.items():
+            _draw(name, run, stage, end_s)
 
 
 def _hours(run: _Run) -> str:
@@ -236,7 +239,11 @@ def _draw(name: str, run: _Run, stage: _Stage, end_s: float) -> None:
     _draw_slices(timeline, run, stage)
     _draw_losses(losses, run, stage)
     mean_h = run.mean_s / HOUR_S
-    timeline.set_title(f"{name}: the good trials (coloured) are there after {mean_h:.1f} h in the mean", loc="left")
+    title = f"{name}: the good trials (coloured) are there after {mean_h:.1f} h in the mean"
+    if stage.scenario.world.kinds:
+        whole_h = run.completion_s / HOUR_S
+        title = f"{name}: mean time to the target (coloured trials) {mean_h:.1f} h, to the end (all) {whole_h:.1f} h"
+    timeline.set_title(title, loc="left")
     timeline.set_xlim(0, end_s / HOUR_S)
     losses.set_xlabel("hours since the search began")
     figure.tight_layout()

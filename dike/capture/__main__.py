@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from dike.capture import hooks
-from dike.capture.sink import Sink, end_process
+from dike.capture.sink import Sink
 from dike.exceptions import BadInputError, DikeError
 from dike.main_script import ScriptFailedError, ScriptSyntaxError, join_threads, run_as_main
+from dike.process_end import end_process
 from dike.profile import ModelProfile
 
 KERAS_PREFIX = "keras:"

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from dike.capture import hooks
-from dike.capture.sink import Sink, end_process
+from dike.capture.sink import Sink
 from dike.exceptions import BadInputError
+from dike.process_end import end_process
 from dike.profile import ModelProfile
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,10 +39,3 @@ class Sink:
             traceback.print_exc()
             self.refuse(f"The model of {self.script} could not be read ({one_line(error)}); see above.")
         self.deliver(profile)
-
-
-def end_process(code: int) -> NoReturn:
-    """Ends the process at once, with everything printed but without TensorFlow's second of teardown."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)

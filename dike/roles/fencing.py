@@ -6,11 +6,11 @@ Both share a checkpoint folder: whoever began later has claimed it, and the earl
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import NoReturn
 
 from dike import checkpoints
+from dike.process_end import end_process
 from dike.reporting import reporter
 from dike.roles.process import EXIT_CODE_FENCED
 from dike.task import TaskSpec
@@ -51,5 +51,4 @@ def _leave(task: TaskSpec) -> NoReturn:
         flush=True,
     )
     reporter().close()
-    sys.stdout.flush()
-    os._exit(EXIT_CODE_FENCED)
+    end_process(EXIT_CODE_FENCED)

@@ -8,6 +8,9 @@ import signal
 import sys
 import threading
 from types import FrameType
+from typing import NoReturn
+
+from dike.process_end import end_process
 
 EXIT_CODE_TERMINATED = 128 + signal.SIGTERM
 EXIT_CODE_FENCED = 76
@@ -62,14 +65,12 @@ class Termination:
         signal.signal(signal.SIGTERM, self._handle)
         threading.Thread(target=self._watch, args=(reader,), name="dike-sigterm", daemon=True).start()
 
-    def leave(self) -> None:
+    def leave(self) -> NoReturn:
         """Ends the process after a save."""
         from dike.reporting import reporter
 
         reporter().close()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(EXIT_CODE_TERMINATED)
+        end_process(EXIT_CODE_TERMINATED)
 
     @property
     def is_the_scripts(self) -> bool:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import functools
 import math
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from typing import NoReturn
 
 from dike.exceptions import BadInputError
+from dike.process_end import end_process
 from dike.reporting import PROGRESS_INTERVAL_S, Reporter
 from dike.trial import spec as specs
 from dike.trial.spec import EXIT_SUSPENDED, TrialSpec
@@ -223,15 +223,10 @@ class TrialRuntime:
         self._require_metric(self._names)
 
     def leave(self, code: int) -> NoReturn:
-        """Ends the process at once, its reports and output written; TensorFlow's own teardown takes a second."""
+        """Ends the process at once, its reports and output written."""
         self.flush_progress()
         self._reporter.close()
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except OSError:
-                continue  # nobody reads it any more
-        os._exit(code)
+        end_process(code)
 
 
 @functools.cache

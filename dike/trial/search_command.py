@@ -19,7 +19,8 @@ from dike.exceptions import BadInputError, DikeError, JobFailedError
 COMMAND = (sys.executable, "-P", "-m", "framework", "tune")
 OPTIONS = frozenset(
     {
-        *("agent_python", "agents", "attributes", "blacklist_for", "checkpoint_dir", "checkpoint_interval"),
+        *("advertise_address", "agent_python", "agents", "attributes", "blacklist_for", "bundle_port"),
+        *("checkpoint_dir", "checkpoint_interval"),
         *("connect_timeout", "image", "jobs_per_gpu", "logdir", "master", "metric", "milestones", "mode", "name"),
         *("on_failure", "policy", "principal", "quantum", "resources", "resume", "role", "sampler", "secret_file"),
         *("seed", "slot_cpus", "slot_gpus", "slot_mem", "slots", "storage", "suspend_timeout", "timeout", "trials"),

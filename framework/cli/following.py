@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import IO
 
 from rich.console import Console
@@ -15,21 +17,69 @@ from framework.service.api.schemas import JobDetails, Submitted
 from framework.service.client import ServiceClient
 from framework.service.records import JobKind, JobState, OutputChunk
 from framework.tensorflow_noise import is_noise
+from solver.cli.output import console, print_json
 
 Note = Callable[[str], None]
 """Tells the user something."""
 
 
-def tell(submitted: Submitted, out: Console) -> None:
+def tell(submitted: Submitted, out: Console, what: str = "submitted") -> None:
     """Says under which name a job was taken in, and what its user should know."""
     for warning in submitted.warnings:
         say(out, f"warning: {warning}")
-    say(out, f"submitted {submitted.id}")
+    say(out, f"{what} {submitted.id}")
 
 
 def say(out: Console, text: str) -> None:
     """Prints one line of Dike's own."""
     out.print(f"dike: {text}", markup=False, soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class Staying:
+    """What is done when a service has taken a job in.
+
+    Attributes:
+        wait: whether to stay until the job has ended.
+        follow: whether to stay and show what it prints.
+        as_json: whether to print what the service knows of it; standard output is for that alone.
+    """
+
+    wait: bool
+    follow: bool
+    as_json: bool
+
+    @property
+    def out(self) -> Console:
+        """Where Dike's own lines go: what a job prints, and JSON, have standard output to themselves."""
+        return console(stderr=self.as_json or self.follow)
+
+    def after(self, client: ServiceClient, submitted: Submitted, what: str = "submitted") -> None:
+        """Tells the user, and stays until the job has ended if that was asked for.
+
+        Raises:
+            InterruptedByUserError: after Ctrl-C; the job goes on.
+            JobFailedError: if it has not ended well.
+        """
+        tell(submitted, self.out, what)
+        last: Submitted | JobDetails = submitted
+        if self.wait or self.follow:
+            last = self._end_of(client, submitted.id)
+        if self.as_json:
+            print_json(last.model_dump(mode="json"))
+        if isinstance(last, JobDetails):
+            check_success(last)
+            say(self.out, f"{last.id} has finished")
+
+    def _end_of(self, client: ServiceClient, job_id: str) -> JobDetails:
+        def note(text: str) -> None:
+            say(self.out, text)
+
+        if self.follow:
+            streams = {"stdout": sys.stderr if self.as_json else sys.stdout, "stderr": sys.stderr}
+            print_output(client, client.job(job_id), streams, note, follow=True)
+        with leaving_is_fine(job_id):
+            return client.wait_for_end(job_id, note)
 
 
 def print_output(

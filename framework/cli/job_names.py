@@ -8,12 +8,12 @@ import itertools
 from dike.exceptions import BadInputError
 from framework.service.api.schemas import JobDetails
 from framework.service.client import ServiceClient
+from framework.service.request_fields import NEWEST
 
-LAST = "last"
 MAX_LOOKED_AT = 1000
 """Of how many jobs, the newest, the beginning of a name is looked for."""
 MAX_SHOWN = 5
-JOB_HELP = f"The job: its name, the beginning of it, or '{LAST}' for your newest."
+JOB_HELP = f"The job: its name, the beginning of it, or '{NEWEST}' for your newest."
 
 
 def find_job(client: ServiceClient, name: str) -> JobDetails:
@@ -25,7 +25,7 @@ def find_job(client: ServiceClient, name: str) -> JobDetails:
     job = client.find(name) if name else None
     if job is not None:
         return job
-    if name == LAST:
+    if name == NEWEST:
         return _newest(client)
     known = [job.id for job in itertools.islice(client.jobs(), MAX_LOOKED_AT)]
     meant = [job_id for job_id in known if name and job_id.startswith(name)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,12 +13,14 @@ from dike.checkpoints import fingerprint
 from dike.exceptions import BadInputError
 from dike.profile import ModelProfile
 from framework.cli.option_groups import with_options
+from framework.containers import parse_volumes
 from framework.elastic.options import read_bounds, read_stragglers
 from framework.job import Stragglers
 from framework.profiling import load_profile
 from framework.runner import RunRequest, environment_for_tasks
 from framework.service.constraints import parse_constraints
 from solver import Objective, Plan
+from solver.text_files import read_text
 
 # What follows SCRIPT belongs to the script, options included.
 CONTEXT_SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -31,7 +34,7 @@ class JobOptions:
         script, arguments: the script and its own arguments.
         plan_file: a plan to follow; None to make one.
         max_workers, objective, checkpoint_dir, checkpoint_interval_s, max_restarts, stream_all_logs, elastic,
-            resize_interval_s, stragglers, constraints, environment: see `RunRequest`.
+            resize_interval_s, stragglers, constraints, environment, volumes: see `RunRequest`.
         batch_size: what to plan for; None for the script's own.
         saved_profile: a profile of the script; None to make one.
     """
@@ -51,6 +54,7 @@ class JobOptions:
     stragglers: Stragglers
     constraints: tuple[str, ...]
     environment: dict[str, str]
+    volumes: tuple[str, ...]
     saved_profile: Path | None
 
     def request(self, handed_over: Path | None = None) -> RunRequest:
@@ -62,7 +66,7 @@ class JobOptions:
         Raises:
             BadInputError: if something cannot be used.
         """
-        plan = None if self.plan_file is None else _read_plan(self.plan_file)
+        plan = None if self.plan_file is None else Plan.loads(read_text(self.plan_file, "plan"))
         profile = _profile(self.script, list(self.arguments), self.batch_size, handed_over or self.saved_profile)
         if handed_over is not None:
             handed_over.unlink(missing_ok=True)
@@ -86,6 +90,7 @@ class JobOptions:
             resize_interval_s=self.resize_interval_s,
             stragglers=self.stragglers,
             constraints=self.constraints,
+            volumes=self.volumes,
         )
 
 
@@ -93,6 +98,18 @@ def constraint_option() -> Any:
     """How `--constraint` is declared."""
     return typer.Option(
         metavar="FIELD:OPERATOR:VALUE", help="Which agents to use, as in rack:IN:r1,r2 or hostname:LIKE:gpu-.*."
+    )
+
+
+def env_option() -> Any:
+    """How `--env` is declared."""
+    return typer.Option(metavar="NAME=VALUE", help="A variable for the script; repeatable.")
+
+
+def volume_option() -> Any:
+    """How `--volume` is declared."""
+    return typer.Option(
+        metavar="HOST[:CONTAINER][:ro]", help="A folder of the agents to mount, where tasks run in an image."
     )
 
 
@@ -111,7 +128,9 @@ def job_options(
         str | None, typer.Option(help="Where checkpoints go and are resumed from; the same path on all agents.")
     ] = None,
     checkpoint_interval: Annotated[float, typer.Option(min=1, help="Seconds between checkpoints.")] = 60.0,
-    max_restarts: Annotated[int, typer.Option(min=0, help="How many failures to survive.")] = 3,
+    max_restarts: Annotated[
+        int, typer.Option(min=0, help="How many failures to survive without a newer checkpoint in between.")
+    ] = 3,
     logs: Annotated[str, typer.Option(help="Whose output to show: chief or all.")] = "chief",
     batch_size: Annotated[int | None, typer.Option(min=1, help="Plan for this batch, not the script's.")] = None,
     elastic: Annotated[
@@ -121,9 +140,8 @@ def job_options(
     stragglers: Annotated[
         str | None, typer.Option(help="Workers of half the usual speed: replace (elastic only), report or ignore.")
     ] = None,
-    env: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A variable for the script; repeatable.")
-    ] = None,
+    env: Annotated[list[str] | None, env_option()] = None,
+    volume: Annotated[list[str] | None, volume_option()] = None,
     saved_profile: Annotated[Path | None, typer.Option("--profile", help="A saved profile of the script.")] = None,
 ) -> JobOptions:
     """Checks the options and puts them together.
@@ -138,6 +156,7 @@ def job_options(
         option = str(script).partition("=")[0]
         raise BadInputError(f"There is no option {option}; see dike {context.info_name} --help.")
     parse_constraints(constraint or ())
+    parse_volumes(volume or ())
     bounds = read_bounds(elastic, max_workers=max_workers, has_plan=plan is not None)
     return JobOptions(
         script=script,
@@ -154,13 +173,23 @@ def job_options(
         resize_interval_s=resize_interval,
         stragglers=read_stragglers(stragglers, is_elastic=bounds is not None),
         constraints=tuple(constraint or ()),
-        environment=dict(map(_variable, env or ())),
+        environment=variables(env or ()),
+        volumes=tuple(volume or ()),
         saved_profile=saved_profile,
     )
 
 
 with_job_options = with_options("job", job_options)
 """Gives a command these options in the place of its parameter `job`."""
+
+
+def variables(texts: Iterable[str]) -> dict[str, str]:
+    """What `--env` was given.
+
+    Raises:
+        BadInputError: if one is no variable.
+    """
+    return dict(map(_variable, texts))
 
 
 def _variable(text: str) -> tuple[str, str]:
@@ -178,12 +207,3 @@ def _profile(script: Path, arguments: list[str], batch_size: int | None, saved: 
     if not script.is_file():
         raise BadInputError(f"There is no script {script}.")
     return load_profile(str(saved), (), batch_size)
-
-
-def _read_plan(path: Path) -> Plan:
-    try:
-        return Plan.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadInputError(f"The plan {path} cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise BadInputError(f"The plan {path} is not text.") from error

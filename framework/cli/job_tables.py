@@ -71,6 +71,7 @@ def facts_table(job: JobDetails, metric: str = "", best: TrialRecord | None = No
         "checkpoints": str((job.result or {}).get("checkpoint_dir") or ""),
         "waits": job.waiting,
         "failure": job.failure,
+        "resume with": _resuming_command(job),
     }
     table = new_table(f"{job.kind.capitalize()} job {job.id}")
     for name, value in facts.items():
@@ -151,6 +152,14 @@ def _used(agent: AgentView, resource: str) -> str:
 def _trial(trial: TrialRecord, metric: str) -> str:
     parts = [f"trial {trial.number}: {metric} {trial.value:.5g}", describe_parameters(trial), trial.checkpoint]
     return "; ".join(filter(None, parts))
+
+
+def _resuming_command(job: JobDetails) -> str:
+    """What goes on with a search that has ended before its last trial; empty for other jobs and other users."""
+    if job.request is None or job.trials is None or not job.state.has_ended():
+        return ""
+    ended = sum(count for state, count in job.trials.items() if state.has_ended())
+    return f"dike tune --resume {job.id} --detach" if ended < job.request["spec"]["trial_count"] else ""
 
 
 def _state(job: JobView) -> str:

@@ -13,6 +13,7 @@ from dike.exceptions import BadInputError
 from framework.cli.option_groups import with_options
 from framework.embedded import private_agents
 from framework.session import MesosAccess
+from solver.text_files import read_text
 
 
 def mesos_access(
@@ -28,6 +29,13 @@ def mesos_access(
     secret_file: Annotated[Path | None, typer.Option(help="File that holds the principal's secret.")] = None,
     image: Annotated[str | None, typer.Option(help="Container image for the tasks (Mesos containerizer).")] = None,
     agent_python: Annotated[str | None, typer.Option(help="Python on the agents that has Dike installed.")] = None,
+    bundle_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port at which agents fetch scripts from here; 0 takes a free one.")
+    ] = 0,
+    advertise_address: Annotated[
+        str | None,
+        typer.Option(metavar="HOST", help="By which address agents fetch scripts from here; for NAT and containers."),
+    ] = None,
     connect_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for the master.")] = 10.0,
     agents: Annotated[int, typer.Option(min=1, help="Private Mesos: how many agents.")] = 1,
     resources: Annotated[
@@ -42,6 +50,13 @@ def mesos_access(
     """
     if image is not None and master is None:
         raise BadInputError("--image needs --master: the private Mesos runs tasks in this machine's own file system.")
+    if advertise_address is not None:
+        if master is None:
+            raise BadInputError("--advertise-address needs --master: the private Mesos is on this machine.")
+        if not re.fullmatch(r"[\w.-]+|\[[0-9a-fA-F:.]+\]", advertise_address, re.ASCII):
+            raise BadInputError(
+                f"'{advertise_address}' is not a value of --advertise-address; write a host name or an IP address."
+            )
     private = {"--agents": agents != 1, "--resources": resources, "--attributes": attributes}
     if master is not None and any(private.values()):
         given = ", ".join(option for option, value in private.items() if value)
@@ -57,6 +72,8 @@ def mesos_access(
         secret=_read_secret(secret_file, principal),
         image=image,
         agent_python=agent_python,
+        advertise_address=advertise_address,
+        bundle_port=bundle_port,
     )
 
 
@@ -75,9 +92,5 @@ def _read_secret(path: Path | None, principal: str | None) -> str | None:
         return None
     if principal is None:
         raise BadInputError("--secret-file needs --principal, the name the secret belongs to.")
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except OSError as error:
-        raise BadInputError(f"The secret file {path} cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise BadInputError(f"The secret in {path} has to be ASCII text, as HTTP authentication wants it.") from error
+    # HTTP authentication knows nothing else.
+    return read_text(path, "secret file", "ASCII").strip()

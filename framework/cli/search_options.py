@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,7 @@ def search_spec(
     name: str | None,
     use_flags: bool,
     checkpoint_dir: str | None,
+    environment: Mapping[str, str],
     **others: Any,
 ) -> SearchSpec:
     """Checks what was asked for and puts it together; `others` go into the search as they are.
@@ -91,6 +92,6 @@ def search_spec(
         settings=settings,
         mode=mode,
         checkpoint_dir=absolute_folder(checkpoint_dir or f"{RUNS_FOLDER}/{name}"),
-        environment=environment_for_tasks(),
+        environment={**environment_for_tasks(), **environment},
         **others,
     )

@@ -20,7 +20,7 @@ def report(console: Console, result: SearchResult, spec: SearchSpec, storage: st
     on this machine.
     """
     print_result(console, result, spec)
-    if "://" not in spec.checkpoint_dir and any(trial.readings for trial in result.trials):
+    if "://" not in spec.checkpoint_dir and any(trial.value is not None for trial in result.trials):
         _draw(console, spec, storage)
     command = None if result.best is None else command_of(spec, result.best)
     if command is not None:

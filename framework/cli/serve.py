@@ -19,6 +19,7 @@ from framework.cli.service_options import DEFAULT_LISTEN
 from framework.master import LeadingMaster
 from framework.runner import RUNS_FOLDER
 from framework.service.election import Ensemble
+from framework.service.mounts import read_allowed
 from framework.service.reception import Reception
 from framework.service.service import Service
 from framework.service.serving import WEEK_S, Front, ServeRequest, serve
@@ -67,9 +68,10 @@ def serve_command(
     advertise: Annotated[
         str | None, typer.Option(metavar="HOST|URL", help="Where browsers find the web page, if not where it listens.")
     ] = None,
-    bundle_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port at which agents fetch scripts from here; 0 takes a free one.")
-    ] = 0,
+    allow_volume: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FOLDER[:ro]", help="A folder of the agents that jobs may ask for, with --image."),
+    ] = None,
     keep: Annotated[
         float, typer.Option(min=0, metavar="DAYS", help="Forget jobs so long after their end; 0: never.")
     ] = 30.0,
@@ -84,6 +86,9 @@ def serve_command(
         Ensemble.parse(ha)
         if mesos.master is None:
             raise BadInputError("--ha needs --master: a private Mesos ends with the service that has started it.")
+    allowed = read_allowed(allow_volume or ())
+    if allowed and mesos.image is None:
+        raise BadInputError("--allow-volume needs --image: without one, jobs see the folders of their agents anyway.")
     known = Users.of_this_account() if users is None else Users.of_file(users)
     with contextlib.ExitStack() as stack:
         early: ApiFront | None = None
@@ -103,8 +108,8 @@ def serve_command(
             ha=ha,
             standby=standby,
             weight=known.weight,
+            allowed_volumes=allowed,
             keep_s=keep * DAY_S or None,
-            bundle_port=bundle_port,
         )
         logger.info("users: %s", users or f"only you, by the token in {own_token_file()}")
         if mesos.master is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +10,11 @@ from typing import Annotated
 
 import typer
 
-from dike.exceptions import BadInputError
 from framework.cli.option_groups import with_options
 from framework.service.client import ServiceClient
 from framework.service.client_http import leads_to_this_machine
 from framework.service.users import own_token_file
+from solver.text_files import read_text
 
 SERVICE_VARIABLE = "DIKE_SERVICE"
 TOKEN_VARIABLE = "DIKE_TOKEN"  # noqa: S105 (a variable's name)
@@ -65,14 +66,12 @@ def service_access(
     return ServiceAccess(service, token_file)
 
 
+SERVICE_OPTIONS = frozenset(inspect.signature(service_access).parameters)
+"""Their names."""
+
 with_service_options = with_options("access", service_access)
 """Gives a command these options in the place of its parameter `access`."""
 
 
 def _read_token(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except OSError as error:
-        raise BadInputError(f"The token file {path} cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise BadInputError(f"The token file {path} holds no token: it is not ASCII text.") from error
+    return read_text(path, "token file", "ASCII").strip()

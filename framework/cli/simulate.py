@@ -13,6 +13,7 @@ from rich.table import Table
 
 from dike.exceptions import BadInputError
 from framework.cli.search_options import milestones_of
+from framework.cli.simulation_seeds import seed_range
 from framework.simulation.comparison import (
     POLICY_NAMES,
     TOP,
@@ -30,6 +31,7 @@ from framework.simulation.plots import plot_comparison
 from framework.simulation.throughputs import Job, ThroughputTable, gpu_types_of, read_throughputs
 from solver.cli.output import Format, console, print_json
 from solver.cli.tables import new_table
+from solver.drawing.figure_files import check_picture_path
 
 
 class Mode(enum.StrEnum):
@@ -96,14 +98,8 @@ def simulate_policies(
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
     """Compares policies in virtual time, on recorded learning curves."""
-    if seeds < 1 or first_seed < 0:
-        raise BadInputError(
-            f"--seeds {seeds} from --first-seed {first_seed} cannot be; give 1 or more, from 0 or more."
-        )
+    bins = seed_range(first_seed, seeds)
     if plot is not None:
-        # matplotlib takes a while to load, and a table needs none.
-        from solver.drawing.figure_files import check_picture_path
-
         check_picture_path(plot)
     kinds, table, table_jobs = _kinds_and_jobs(gpus, gpu_types, throughputs, models)
     known = TYPED_POLICY_NAMES if kinds else POLICY_NAMES
@@ -132,7 +128,6 @@ def simulate_policies(
     scenario = resolve(recorded, settings)
     with Progress(console=console(stderr=True), transient=True) as progress:
         task = progress.add_task("simulating", total=seeds * len(chosen))
-        bins = range(first_seed, first_seed + seeds)
         results = simulate(recorded, chosen, scenario, bins, lambda: progress.advance(task))
     what = gpu_types or f"{scenario.world.slots} GPUs"
     title = f"{what}, {jobs} trials, {good} good; mean of {seeds} bin{'s' if seeds > 1 else ''}"

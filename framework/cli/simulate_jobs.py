@@ -12,6 +12,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from dike.exceptions import BadInputError
+from framework.cli.simulation_seeds import seed_range
 from framework.simulation.jobs.beliefs import BeliefSettings
 from framework.simulation.jobs.comparison import SchedulerResult, Sources, Workload, compare, reference
 from framework.simulation.jobs.machines import Machines
@@ -21,6 +22,7 @@ from framework.simulation.jobs.workload import read_trace
 from framework.simulation.jobs.world import JobsSettings
 from solver.cli.output import Format, console, print_json
 from solver.cli.tables import new_table
+from solver.drawing.figure_files import check_picture_path
 
 _POISSON = "poisson:"
 _HOUR_S = 3600.0
@@ -63,10 +65,7 @@ def simulate_jobs(
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
     """Compares schedulers of many training jobs in virtual time."""
-    if seeds < 1 or first_seed < 0:
-        raise BadInputError(
-            f"--seeds {seeds} from --first-seed {first_seed} cannot be; give 1 or more, from 0 or more."
-        )
+    numbers = seed_range(first_seed, seeds)
     for option, count in (("--jobs", jobs), ("--max-workers", max_workers)):
         if count < 1:
             raise BadInputError(f"{option} {count} cannot be; give 1 or more.")
@@ -78,9 +77,6 @@ def simulate_jobs(
         if error is not None and not 0 <= error < 1:
             raise BadInputError(f"{option} {error:g} cannot be; give a share of at least 0 and below 1.")
     if plot is not None:
-        # matplotlib takes a while to load, and a table needs none.
-        from solver.drawing.figure_files import check_picture_path
-
         check_picture_path(plot)
     chosen = [name for name in dict.fromkeys(map(str.strip, policies.split(","))) if name]
     if not chosen:
@@ -94,7 +90,6 @@ def simulate_jobs(
     else:
         workload = Workload(jobs, trace=read_trace(trace), most_workers=max_workers)
     settings = JobsSettings(interval, resize_cost, BeliefSettings(convergence_error, speed_error))
-    numbers = range(first_seed, first_seed + seeds)
     with Progress(console=console(stderr=True), transient=True) as progress:
         task = progress.add_task("simulating", total=seeds * len(chosen))
         results = compare(sources, workload, chosen, settings, numbers, lambda: progress.advance(task))

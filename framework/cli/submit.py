@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from dike import checkpoints
 from dike.exceptions import BadInputError, InterruptedByUserError
 from framework import bundle
-from framework.cli.following import check_success, leaving_is_fine, print_output, say, tell
+from framework.cli.following import Staying, say
 from framework.cli.job_options import JobOptions, with_job_options
 from framework.cli.service_options import ServiceAccess, with_service_options
 from framework.runner import RunRequest, absolute_folder
 from framework.search.script_facts import script_facts
-from framework.service.api.schemas import JobDetails
-from framework.service.client import ServiceClient
+from framework.service.request_fields import check_name
 from framework.service.requests import TrainingRequest
-from solver.cli.output import Format, console, print_json
+from solver.cli.output import Format, console
 
 
 @with_service_options
@@ -28,6 +25,7 @@ from solver.cli.output import Format, console, print_json
 def submit(
     *,
     job: JobOptions,
+    name: Annotated[str | None, typer.Option(help="The job's name; made up if not given.")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Stay until the job has ended.")] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Stay, and show its output.")] = False,
     save: Annotated[
@@ -37,36 +35,30 @@ def submit(
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
     """Hands a training job to a service (dike serve), which runs it when its turn has come."""
+    if name is not None:
+        try:
+            check_name(name)
+        except ValueError as error:
+            raise BadInputError(f"'{name}' is no name for a job: it {error}.") from None
     as_json = output_format is Format.JSON
-    # What a job prints, and with --format json the result, have standard output to themselves.
-    out = console(stderr=as_json or follow)
+    staying = Staying(wait, follow, as_json)
     if save is not None:
-        request, archive = _read(job, quiet=as_json)
+        request, archive = _read(job, name, quiet=as_json)
         for path in _save(save, request, archive):
-            say(out, f"wrote {path}")
+            say(staying.out, f"wrote {path}")
         return
     with access.client() as client:
         client.me()  # a wrong address or token is told before the script is run for its profile
-        submitted = client.submit(*_read(job, quiet=as_json))
-        tell(submitted, out)
-        if not wait and not follow:
-            if as_json:
-                print_json(submitted.model_dump(mode="json"))
-            return
-        ended = _stay(client, submitted.id, out, shows_output=follow, as_json=as_json)
-    if as_json:
-        print_json(ended.model_dump(mode="json"))
-    check_success(ended)
-    say(out, f"{ended.id} has finished")
+        staying.after(client, client.submit(*_read(job, name, quiet=as_json)))
 
 
-def _read(job: JobOptions, *, quiet: bool) -> tuple[TrainingRequest, bytes]:
+def _read(job: JobOptions, name: str | None, *, quiet: bool) -> tuple[TrainingRequest, bytes]:
     """The request and the bundle."""
     if job.saved_profile is None and not quiet:
         say(console(stderr=True), f"reading the model of {job.script}")
     try:
         request = job.request()
-        return _training_request(request), bundle.pack(request.script.resolve())
+        return _training_request(request, name), bundle.pack(request.script.resolve())
     except KeyboardInterrupt:
         raise InterruptedByUserError("Interrupted; nothing was submitted.") from None
 
@@ -82,18 +74,7 @@ def _save(folder: Path, request: TrainingRequest, archive: bytes) -> tuple[Path,
     return request_file, bundle_file
 
 
-def _stay(client: ServiceClient, job_id: str, out: Console, *, shows_output: bool, as_json: bool) -> JobDetails:
-    def note(text: str) -> None:
-        say(out, text)
-
-    if shows_output:
-        streams = {"stdout": sys.stderr if as_json else sys.stdout, "stderr": sys.stderr}
-        print_output(client, client.job(job_id), streams, note, follow=True)
-    with leaving_is_fine(job_id):
-        return client.wait_for_end(job_id, note)
-
-
-def _training_request(request: RunRequest) -> TrainingRequest:
+def _training_request(request: RunRequest, name: str | None) -> TrainingRequest:
     """What was asked for, as a service takes it."""
     folder = request.checkpoint_dir
     if folder is not None:
@@ -101,6 +82,7 @@ def _training_request(request: RunRequest) -> TrainingRequest:
         checkpoints.check_folder(folder, request.profile)
     script = request.script.resolve()
     return TrainingRequest(
+        name=name,
         script=script.name,
         arguments=list(request.arguments),
         profile=request.profile.to_json(),
@@ -117,4 +99,5 @@ def _training_request(request: RunRequest) -> TrainingRequest:
         stragglers=request.stragglers,
         preload=None if request.elastic is None else list(script_facts(script, ()).preload),
         constraints=list(request.constraints),
+        volumes=list(request.volumes),
     )

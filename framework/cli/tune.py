@@ -14,13 +14,15 @@ import typer
 
 from dike.exceptions import BadInputError, JobFailedError
 from framework import bundle
-from framework.cli.following import tell
-from framework.cli.job_options import constraint_option
+from framework.cli.following import Staying
+from framework.cli.job_names import find_job
+from framework.cli.job_options import constraint_option, env_option, variables, volume_option
 from framework.cli.mesos_options import MESOS_OPTIONS, with_mesos_options
 from framework.cli.search_options import milestones_of, search_spec
 from framework.cli.search_report import report
 from framework.cli.search_view import LiveSearchView, PlainSearchView
-from framework.cli.service_options import ServiceAccess, with_service_options
+from framework.cli.service_options import SERVICE_OPTIONS, ServiceAccess, with_service_options
+from framework.containers import parse_volumes
 from framework.policies.registry import POLICIES
 from framework.search.database import default_storage
 from framework.search.records import SearchSpec
@@ -56,8 +58,9 @@ class OnFailure(enum.StrEnum):
     ABORT = "abort"
 
 
-MAY_CHANGE = {"resume", "storage", "logdir", "constraint", "output_format", *MESOS_OPTIONS}
+MAY_CHANGE = {"resume", "storage", "logdir", "constraint", "volume", "output_format", *MESOS_OPTIONS}
 """What `--resume` may be given besides: where to run it and how to print it."""
+MAY_CHANGE_DETACHED = {"resume", "detach", "follow", "wait", "constraint", "output_format", *SERVICE_OPTIONS}
 NOT_WITH_DETACH = ("storage", "logdir", "function_call", *sorted(MESOS_OPTIONS))
 
 
@@ -83,7 +86,12 @@ def tune(
         Sampler | None, typer.Option(help="How points are chosen; grid for lists without --trials, else tpe.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the sampler and the policy.")] = 0,
-    policy: Annotated[str, typer.Option(help=f"Which trials run: {', '.join(sorted(POLICIES))}.")] = "dike",
+    policy: Annotated[
+        str,
+        typer.Option(
+            help=f"Which trials run first: {', '.join(sorted(POLICIES))}. All are trained to their end, with asha too."
+        ),
+    ] = "dike",
     quantum: Annotated[float, typer.Option(min=0.1, help="Seconds between two decisions on a slot.")] = 10.0,
     jobs_per_gpu: Annotated[
         int, typer.Option(min=1, help="Trials bound to one slot (hermes, hermes2, fifo, rr, slaq).")
@@ -116,15 +124,22 @@ def tune(
     on_failure: Annotated[
         OnFailure, typer.Option(help="What a failed trial means for the others.")
     ] = OnFailure.CONTINUE,
-    timeout: Annotated[float | None, typer.Option(min=1, help="End after so many seconds, trials suspended.")] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(min=1, help="End after so many seconds, with --detach from the first slot on; trials suspended."),
+    ] = None,
     no_flags: Annotated[
         bool, typer.Option("--no-flags", help="Parameters reach the script by dike.params() only.")
     ] = False,
     logdir: Annotated[Path | None, typer.Option(help="Write TensorBoard logs with HParams there.")] = None,
     constraint: Annotated[list[str] | None, constraint_option()] = None,
+    env: Annotated[list[str] | None, env_option()] = None,
+    volume: Annotated[list[str] | None, volume_option()] = None,
     detach: Annotated[
         bool, typer.Option("--detach", help="Hand the search to a service (dike serve) and leave.")
     ] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="With --detach: stay until the search has ended.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="With --detach: stay, and show its output.")] = False,
     *,
     access: ServiceAccess,
     mesos: MesosAccess,
@@ -136,23 +151,29 @@ def tune(
     url = storage or default_storage()
     constraints = tuple(constraint or ())
     parse_constraints(constraints)
+    volumes = tuple(volume or ())
+    parse_volumes(volumes)
+    as_json = output_format is Format.JSON
+    staying = Staying(wait, follow, as_json)
     if detach:
-        if resume is not None:
-            raise BadInputError(
-                "A service does not go on with a search that has ended; hand it in again under another --name, or go "
-                f"on without the service: dike tune --resume {resume} --storage URL, with the service's database."
-            )
         given = [option for option in NOT_WITH_DETACH if _is_given(context, option)]
         if given:
             options = ", ".join(map(_as_typed, given))
             raise BadInputError(
                 f"With --detach the service says where the search runs and is kept; leave out {options}."
             )
+    elif wait or follow:
+        raise BadInputError("--wait and --follow are for a search that a service runs (--detach); leave them out.")
     if resume is not None:
-        given = [option for option in context.params if _is_given(context, option) and option not in MAY_CHANGE]
+        changeable = MAY_CHANGE_DETACHED if detach else MAY_CHANGE
+        given = [option for option in context.params if _is_given(context, option) and option not in changeable]
         if given:
             options = ", ".join(_as_typed(option) for option in given)
             raise BadInputError(f"--resume {resume} goes on as the search was first asked for; leave out {options}.")
+        if detach:
+            with access.client() as client:
+                staying.after(client, client.resume(find_job(client, resume).id, constraints or None), "resumed")
+            return
         with contextlib.closing(Store(url, must_exist=True)) as store:
             spec = store.open_search(resume)
     else:
@@ -177,6 +198,7 @@ def tune(
             slot_mem_mib=slot_mem,
             slot_gpus=slot_gpus,
             checkpoint_dir=checkpoint_dir,
+            environment=variables(env or ()),
             checkpoint_interval_s=checkpoint_interval,
             suspend_timeout_s=suspend_timeout,
             blacklist_s=blacklist_for,
@@ -185,13 +207,17 @@ def tune(
             call=function_call,
             earlier_results=_read_results(earlier_results),
         )
-    as_json = output_format is Format.JSON
     if detach:
         if checkpoint_dir is None:
             spec = dataclasses.replace(spec, checkpoint_dir="")
-        _hand_over(spec, constraints, access, as_json=as_json)
+        _hand_over(spec, constraints, volumes, access, staying)
         return
-    request = SearchRequest(spec, url, resume is not None, mesos, logdir, constraints)
+    if mesos.image is not None and resume is None and checkpoint_dir is None and not volumes:
+        raise BadInputError(
+            "--image needs --checkpoint-dir, a folder that all agents share: trials leave their containers, and go on "
+            "in others."
+        )
+    request = SearchRequest(spec, url, resume is not None, mesos, logdir, constraints, volumes)
     with contextlib.ExitStack() as stack:
         out = console(stderr=as_json)
         view = PlainSearchView(out, spec)
@@ -208,16 +234,16 @@ def tune(
         raise JobFailedError(f"No trial of the search {spec.name} has succeeded; dike trials {spec.name} says more.")
 
 
-def _hand_over(spec: SearchSpec, constraints: tuple[str, ...], access: ServiceAccess, *, as_json: bool) -> None:
+def _hand_over(
+    spec: SearchSpec, constraints: tuple[str, ...], volumes: tuple[str, ...], access: ServiceAccess, staying: Staying
+) -> None:
     """Submits a search to a service."""
     script = Path(spec.script)
     facts = script_facts(script, [parameter.name for parameter in spec.space])
-    request = search_request(spec, script.name, facts.preload).model_copy(update={"constraints": list(constraints)})
+    more = {"constraints": list(constraints), "volumes": list(volumes)}
+    request = search_request(spec, script.name, facts.preload, **more)
     with access.client() as client:
-        submitted = client.submit(request, bundle.pack(script))
-    tell(submitted, console(stderr=as_json))
-    if as_json:
-        print_json(submitted.model_dump(mode="json"))
+        staying.after(client, client.submit(request, bundle.pack(script)))
 
 
 def _is_given(context: typer.Context, parameter: str) -> bool:

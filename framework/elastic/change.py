@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from framework.elastic.layout import Layout, size_of
 from framework.elastic.slots import ElasticSlots
-from framework.job import JobSpec, JobTask, TaskState
+from framework.job import JobSpec, JobTask, Resize, TaskState
 from framework.job_run import JobRun
 from framework.launching import cluster_spec, task_spec
 from framework.mesos_calls import MesosCalls, try_now
@@ -131,6 +131,12 @@ class Change:
             self._start_next_attempt()
             self._enter(Stage.STARTING, now_s)
         return None if self.stage is before else self.stage
+
+    def complete(self, saved_step: int, now_s: float) -> Resize:
+        """What has become of it, now that the next attempt has made a step."""
+        before, after = self.before, self.target.size
+        cost_s = round(now_s - self.stopped_s, 3)
+        return Resize(before.workers, before.ps, after.workers, after.ps, self.reason, saved_step, cost_s)
 
     def abandon(self) -> None:
         """Gives the change up before it has begun."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from framework.master import Master
+from framework.master import LeadingMaster
 from framework.offers import MIB
 
 RESOURCES = ("cpus", "mem", "gpus")
@@ -100,7 +100,7 @@ class RoomMade:
         return Demand(demand.total, [one for one in demand.others if one.id not in hopeless])
 
 
-def demand_on(master: Master, own_id: str) -> Demand | None:
+def demand_on(master: LeadingMaster, own_id: str) -> Demand | None:
     """What the master says of the other frameworks; None where it does not tell.
 
     Args:

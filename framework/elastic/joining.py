@@ -6,11 +6,42 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from framework.driver import CallRefusedError, MasterUnavailableError
 from framework.elastic.layout import Layout
 from framework.job import JobSpec, JobTask
 from framework.job_run import JobRun
 from framework.launching import cluster_spec, launch_operation, place
+from framework.offer_desk import OfferDesk
 from framework.offers import AgentOffer
+
+
+def launch_further(
+    spec: JobSpec, run: JobRun, desk: OfferDesk, target: Layout, agents: Sequence[AgentOffer]
+) -> list[JobTask]:
+    """Launches the tasks that a change of size adds; they are not part of the attempt yet.
+
+    Args:
+        spec: the job.
+        run: what runs of it; gets them.
+        desk: takes the offers.
+        target: the job after the change.
+        agents: the offers in hand.
+
+    Raises:
+        DoesNotFitError: if there is no room for them.
+        MasterUnavailableError, CallRefusedError: if the master does not take the launch.
+    """
+    new, operations = further_tasks(spec, run, target, agents)
+    run.add(new)
+    try:
+        for agent, operation in operations:
+            desk.accept(agent, operation)
+    except (MasterUnavailableError, CallRefusedError):
+        # The master may have taken some; it says of the others that it does not know them.
+        for task in new:
+            task.stop_requested = True
+        raise
+    return new
 
 
 def further_tasks(

@@ -76,6 +76,22 @@ def replacement(
     return _Change(spec, plan, [task for task in tasks if task is not lost], agents).to(size_of(plan), lost)
 
 
+def without(spec: JobSpec, plan: Plan, tasks: Sequence[JobTask], surplus: frozenset[str]) -> Layout:
+    """The job less some of its workers.
+
+    Args:
+        spec: the job.
+        plan: what it follows now.
+        tasks: what it has now.
+        surplus: ids of the workers that it gives up.
+    """
+    size = dataclasses.replace(size_of(plan), workers=size_of(plan).workers - len(surplus))
+    target = _Change(spec, plan, [task for task in tasks if task.task_id not in surplus], ()).to(size)
+    # There is always room for less.
+    assert target is not None
+    return dataclasses.replace(target, surplus=surplus)
+
+
 class _Change:
     def __init__(self, spec: JobSpec, plan: Plan, tasks: Sequence[JobTask], agents: Sequence[AgentOffer]) -> None:
         self._spec = spec

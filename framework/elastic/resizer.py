@@ -13,24 +13,25 @@ from framework.driver import CallRefusedError, MasterUnavailableError
 from framework.elastic.adoption import Adoption, ElasticMemory
 from framework.elastic.change import Change, Stage
 from framework.elastic.demand import Demand
-from framework.elastic.joining import further_tasks
+from framework.elastic.giving_way import GivingWay
+from framework.elastic.joining import launch_further
 from framework.elastic.judge import Judge
 from framework.elastic.layout import Layout
+from framework.elastic.looking import Looking
 from framework.elastic.slots import ElasticSlots
 from framework.elastic.stragglers import StragglerFinder
-from framework.job import JobResult, JobSpec, JobTask, Resize, TaskState
+from framework.job import JobResult, JobSpec, JobTask, TaskState
 from framework.job_run import JobRun
 from framework.launching import DoesNotFitError
-from framework.mesos_calls import MesosCalls, try_now
+from framework.mesos_calls import MesosCalls
 from framework.observer import JobObserver
 from framework.offer_desk import OfferDesk
 from framework.offers import AgentOffer
 from framework.reports import ReportListener
+from framework.service.tenant import Spare
 from framework.stopping import LeftOver
-from solver import NodeClass, Plan
+from solver import NodeClass
 
-GATHER_S = 6.0
-"""How long offers are waited for."""
 LOOK_AGAIN_S = 1.0
 """How soon it is looked again whether the job's speed is known."""
 
@@ -74,7 +75,8 @@ class Resizer(ReportListener):
         self._stragglers = StragglerFinder(run, observer)
         self._straggler: JobTask | None = None
         self._change: Change | None = None
-        self._gathering_since_s: float | None = None
+        self._looking = Looking(mesos, desk)
+        self._giving_way = GivingWay(spec, run)
         self._next_s = math.inf
         self._left_over = LeftOver(run, mesos)
         self._saved_step: int | None = None
@@ -84,7 +86,7 @@ class Resizer(ReportListener):
     @property
     def wants_offers(self) -> bool:
         """Whether it is looking at what there is."""
-        return self._gathering_since_s is not None
+        return self._looking.is_on
 
     @property
     def is_stopping(self) -> bool:
@@ -94,21 +96,17 @@ class Resizer(ReportListener):
     # What happens to the job.
 
     def launched(self, nodes: Sequence[NodeClass]) -> None:
-        """All tasks of a plan have been launched.
-
-        Args:
-            nodes: what was on offer.
-        """
+        """All tasks of a plan have been launched, which was made with these machines on offer."""
+        assert self._run.plan is not None
         self._nodes = tuple(nodes)
-        self._judge.launched(self._plan, nodes)
+        self._judge.launched(self._run.plan, nodes)
         self._stragglers.forget()
-        self._next_s = self._clock() + self._spec.resize_interval_s
+        self._rest(self._clock())
 
     def memory(self) -> ElasticMemory:
         """What the next service has to know."""
-        return ElasticMemory(
-            self._nodes, self._saved_step, self._judge.total_steps, self._judge.cost_s, self._is_frozen
-        )
+        judge = self._judge
+        return ElasticMemory(self._nodes, self._saved_step, judge.total_steps, judge.cost_s, self._is_frozen)
 
     def adopted(self, memory: ElasticMemory) -> None:
         """The job runs, started by a service before this one."""
@@ -119,15 +117,16 @@ class Resizer(ReportListener):
 
     def stopped(self) -> None:
         """All of the job is being ended."""
-        self._change = self._straggler = self._gathering_since_s = self._adoption = None
+        self._change = self._straggler = self._adoption = None
         self._next_s = math.inf
+        self._looking.forget()
         self._slots.forget()
 
     def lost(self, task: JobTask) -> None:
         """A task has ended, of the attempt or not; a change that has not begun is given up."""
         change = self._change
         if task.member:
-            self._stop_looking()
+            self._looking.end()
         if task is self._straggler:
             self._straggler = None
         if change is not None and not change.has_begun and (task.member or task in change.new):
@@ -165,6 +164,17 @@ class Resizer(ReportListener):
             self._complete(self._change, task.step, now_s)
         self._judge.progressed(now_s, task.step, task.loss)
 
+    def spare(self) -> Spare:
+        """What it could give up, if it may change its size soon."""
+        can = not self._is_frozen and self._adoption is None and self._saved_step is not None
+        return self._giving_way.spare(self._change, self._clock(), can_change=can)
+
+    def give_up(self, task_ids: frozenset[str], reason: str) -> None:
+        """Asks for tasks; for none: asks no more."""
+        if task_ids and not self._giving_way.is_asked:
+            self._looking.end()
+        self._giving_way.ask(task_ids, reason)
+
     # What is due by time.
 
     def tick(self, now_s: float, *, may_begin: bool) -> str:
@@ -186,17 +196,27 @@ class Resizer(ReportListener):
             return failure
         if self._change is not None:
             return self._advance(self._change, now_s)
-        if self._gathering_since_s is not None:
-            if self._desk.gathering.settled(now_s) or now_s - self._gathering_since_s >= GATHER_S:
+        if self._looking.is_on:
+            if self._looking.is_complete(now_s):
                 self._decide(self._desk.gathering.agents, now_s)
-                self._stop_looking()
+                self._looking.end()
+        elif may_begin and not self._is_frozen and self._giving_way.is_asked:
+            # Nor does it grow again before it is asked no more.
+            target = self._giving_way.target(now_s) if self._is_settled else None
+            if target is not None:
+                self._begin(target, [], self._giving_way.reason, now_s)
         elif may_begin and now_s >= self._next_s and not self._is_frozen:
             self._consider(now_s)
         return ""
 
+    @property
+    def _is_settled(self) -> bool:
+        """Whether all of the job runs, and has something to go on from."""
+        running = all(task.state is TaskState.RUNNING for task in self._run.members)
+        return running and self._saved_step is not None
+
     def _consider(self, now_s: float) -> None:
-        settled = all(task.state is TaskState.RUNNING for task in self._run.members)
-        if not settled or self._saved_step is None or not self._judge.measure():
+        if not self._is_settled or not self._judge.measure():
             self._next_s = now_s + LOOK_AGAIN_S
             return
         self._next_s = now_s + self._spec.resize_interval_s
@@ -205,14 +225,7 @@ class Resizer(ReportListener):
             self._decide([], now_s)
         elif choice is not None or self._straggler is not None:
             # Others are not disturbed unless there is something to gain.
-            self._gathering_since_s = now_s
-            try_now(self._mesos.reviveOffers)
-
-    def _stop_looking(self) -> None:
-        if self._gathering_since_s is not None:
-            self._gathering_since_s = None
-            self._desk.decline_rest()
-            try_now(self._mesos.suppressOffers)
+            self._looking.begin(now_s)
 
     def _decide(self, agents: Sequence[AgentOffer], now_s: float) -> None:
         slow, self._straggler = self._straggler, None
@@ -231,18 +244,8 @@ class Resizer(ReportListener):
     def _begin(self, target: Layout, agents: Sequence[AgentOffer], reason: str, now_s: float) -> None:
         self._observer.resizing(target.size.workers, target.size.ps, reason)
         try:
-            new, operations = further_tasks(self._spec, self._run, target, agents)
-        except DoesNotFitError as error:
-            self._observer.note(f"the size of the job stays as it is: {error}")
-            return
-        self._run.add(new)
-        try:
-            for agent, operation in operations:
-                self._desk.accept(agent, operation)
-        except (MasterUnavailableError, CallRefusedError) as error:
-            # The master may have taken some; it says of the others that it does not know them.
-            for task in new:
-                task.stop_requested = True
+            new = launch_further(self._spec, self._run, self._desk, target, agents)
+        except (DoesNotFitError, MasterUnavailableError, CallRefusedError) as error:
             self._observer.note(f"the size of the job stays as it is: {error}")
             return
         self._change = Change(self._spec, self._run, self._mesos, self._slots, target, new, reason, now_s)
@@ -252,21 +255,20 @@ class Resizer(ReportListener):
     # The course of a change.
 
     def _advance(self, change: Change, now_s: float) -> str:
-        if failure := change.failure(now_s):
-            if change.has_begun:
-                return failure
+        if (failure := change.failure(now_s)) and change.has_begun:
+            return failure
+        if failure:
             for task in change.late:
                 self._judge.avoid(task.agent_id, now_s)
             self._give_up(change, failure)
-            return ""
-        if change.script_has_ended:
+        elif change.script_has_ended:
             # It ended by itself before it heard that it was to stop.
             change.chief.finished = self._is_frozen = True
             self._give_up(change, "the script has ended")
         elif change.advance(now_s) is Stage.STARTING:
             self._resumed_step = self._straggler = None
             self._left_over.killed(now_s)
-            self._result.plan = self._plan
+            self._result.plan = self._run.plan
             self._result.addresses = {task.name: task.address for task in self._run.members}
             self._judge.restarted()
             self._stragglers.forget()
@@ -274,11 +276,10 @@ class Resizer(ReportListener):
 
     def _complete(self, change: Change, step: int, now_s: float) -> None:
         self._change = None
-        before, after, saved = change.before, change.target.size, self._saved_step or 0
-        cost_s = now_s - change.stopped_s
-        self._judge.cost_s = cost_s
-        self._next_s = now_s + self._spec.resize_interval_s
-        resize = Resize(before.workers, before.ps, after.workers, after.ps, change.reason, saved, round(cost_s, 3))
+        saved = self._saved_step or 0
+        self._judge.cost_s = now_s - change.stopped_s
+        self._rest(now_s)
+        resize = change.complete(saved, now_s)
         self._result.resizes.append(resize)
         self._observer.resized(resize)
         if step <= saved and (self._resumed_step is None or self._resumed_step < saved):
@@ -291,10 +292,9 @@ class Resizer(ReportListener):
     def _give_up(self, change: Change, reason: str) -> None:
         change.abandon()
         self._change = None
-        self._next_s = self._clock() + self._spec.resize_interval_s
+        self._rest(self._clock())
         self._observer.note(f"the size of the job stays as it is: {reason}")
 
-    @property
-    def _plan(self) -> Plan:
-        assert self._run.plan is not None
-        return self._run.plan
+    def _rest(self, now_s: float) -> None:
+        self._next_s = now_s + self._spec.resize_interval_s
+        self._giving_way.rests_until(self._next_s)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dike.exceptions import BadInputError
-from framework.embedded.machine import shared_resources
+from framework.embedded.machine import local_resources, shared_resources
+from framework.embedded.ports import PortBlock
 
 SCALARS = ("cpus", "mem", "disk", "gpus")
 RESOURCE_NAME = re.compile(r"[A-Za-z_][\w.-]*(\([\w./*-]+\))?")
@@ -56,6 +58,23 @@ class AgentSpec:
             if name.split("(")[0] == resource:
                 amount += float(value)
         return amount
+
+    def filled_in(self, models: Sequence[str], blocks: list[PortBlock]) -> AgentSpec:
+        """The same with the machine's resources where it names none, ports, and the model of its GPUs.
+
+        Args:
+            models: of the machine's GPUs.
+            blocks: ports to take from, where it names none; the one that is taken is removed.
+        """
+        resources = self.resources or local_resources()
+        if not self.names("ports"):
+            resources += f";ports:{blocks.pop(0)}"
+        attributes = self.attributes
+        named = {part.split(":")[0] for part in attributes.split(";")}
+        has_gpus = replace(self, resources=resources).scalar("gpus") > 0
+        if has_gpus and "gpu_model" not in named and len(set(models)) == 1:
+            attributes = ";".join(filter(None, (attributes, f"gpu_model:{models[0]}")))
+        return AgentSpec(resources, attributes)
 
 
 def _parts(text: str) -> list[str]:

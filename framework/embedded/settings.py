@@ -16,6 +16,7 @@ INTERPRETER = (sys.executable, "-SEsP")
 """Python without site packages, user settings or the program's folder: the programs need the standard library only."""
 INHERITED = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
 """Variables the daemons, and so the executors, take over from the owner."""
+LOG_TAIL_BYTES = 1500
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,12 @@ class ClusterFiles:
     def daemon(self, name: str) -> Path:
         """Work folder of a daemon."""
         return self.work_dir / name
+
+    def log_tail(self, name: str) -> str:
+        """The end of a daemon's log, as the end of an error message."""
+        log = self.log(name)
+        text = log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace") if log.exists() else ""
+        return f"Its log {log} ends with:\n{text}"
 
 
 def write_programs(files: ClusterFiles, library: Path) -> None:
@@ -60,12 +67,12 @@ def daemon_command(library: Path, supervisor_pid: int, *arguments: str) -> list[
     return [*INTERPRETER, str(HERE / "daemon.py"), str(library), str(supervisor_pid), *arguments]
 
 
-def master_environment(files: ClusterFiles, port: int, credentials: Path | None) -> dict[str, str]:
-    """Environment of the master; with `credentials` (Mesos' JSON form) frameworks must authenticate."""
+def master_environment(files: ClusterFiles, name: str, port: int, credentials: Path | None) -> dict[str, str]:
+    """Environment of a master; with `credentials` (Mesos' JSON form) frameworks must authenticate."""
     environment = {
         **_common(port),
         "MESOS_HOSTNAME": ADDRESS,
-        "MESOS_WORK_DIR": str(files.daemon("master")),
+        "MESOS_WORK_DIR": str(files.daemon(name)),
         "MESOS_REGISTRY": "in_memory",
         "MESOS_ALLOCATION_INTERVAL": "100ms",
         # A dead agent, and by agents a restarted master, is noticed after three seconds and not after 75.

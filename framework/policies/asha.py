@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from framework.policies.interface import Choice, Decision, PolicySettings, Reading, SlotView, TrialView
+from framework.policies.new_readings import NewReadings
 
 ETA = 4
 """Of so many trials in a rung the best is promoted; rungs are so many times further apart (the paper's experiments)."""
@@ -26,13 +27,13 @@ class _Progress:
         level: the highest rung it has reached; -1 before the first.
         loss: its loss there; inf if that was no finite number.
         aim: the rung to which it was last let run; None before.
-        seen: how many of its readings have been looked at.
+        new: tells which of its readings have not been looked at.
     """
 
     level: int = -1
     loss: float = math.inf
     aim: int | None = None
-    seen: int = 0
+    new: NewReadings = field(default_factory=NewReadings)
 
 
 @dataclass
@@ -98,10 +99,10 @@ class AshaPolicy:
     def _follow(self, trial: TrialView) -> None:
         """Notes which rungs a trial has reached since the last call."""
         progress = self._progress[trial.id]
-        for reading in trial.readings[progress.seen :]:
+        for place in progress.new.places(trial.readings):
+            reading = trial.readings[place]
             while reading.train_s >= REACHED * self._time_s(progress.level + 1):
                 self._reached(trial.id, progress, reading)
-        progress.seen = len(trial.readings)
 
     def _reached(self, trial_id: int, progress: _Progress, reading: Reading) -> None:
         progress.level += 1

@@ -40,7 +40,7 @@ class TrialView:
     Attributes:
         id: its number, unique in the search; trials arrive in the order of their numbers.
         arrived_s: when it entered the search, on the policy's clock.
-        readings: all it has reported, oldest first.
+        readings: all it has reported, oldest first; the older ones are merged as they become many.
         slices: for each time slice it has had, the current one included, the number of readings before it.
         runnable: whether it can be given a slot now; a trial in the middle of a suspension or a start is not, nor is
             one that is running.

@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 
 from framework.policies.interface import PolicySettings, Reading, TrialView
+from framework.policies.new_readings import NewReadings
 
 
 @dataclass(slots=True)
@@ -74,7 +75,7 @@ class LossHistory:
 
     def __init__(self, settings: PolicySettings) -> None:
         self._settings = settings
-        self._seen = 0
+        self._new = NewReadings()
         self._slices_seen = 0
         self._trained_s = 0.0
         self._quanta: deque[Quantum] = deque(maxlen=3)
@@ -110,15 +111,15 @@ class LossHistory:
 
     def update(self, trial: TrialView) -> None:
         """Takes in what is new."""
-        if len(trial.readings) == self._seen:
+        new = self._new.places(trial.readings)
+        if not new:
             return
-        for index in range(self._seen, len(trial.readings)):
+        for index in new:
             opens_slice = False
             while self._slices_seen < len(trial.slices) and trial.slices[self._slices_seen] <= index:
                 self._slices_seen += 1
                 opens_slice = True
             self._add(trial.readings[index], opens_slice)
-        self._seen = len(trial.readings)
         self._score = self._convergence()
 
     def _add(self, reading: Reading, opens_slice: bool) -> None:

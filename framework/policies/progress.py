@@ -6,6 +6,10 @@ import math
 from bisect import bisect_right
 
 from framework.policies.interface import TrialView
+from framework.policies.new_readings import NewReadings
+
+LIMIT = 2000
+"""So many lowest losses are kept at most; then every other one shows the fall well enough."""
 
 
 class Progress:
@@ -23,13 +27,13 @@ class Progress:
         self.loss = math.inf
         self.train_s = 0.0
         self.is_lost = False
-        self._seen = 0
+        self._new = NewReadings()
         self._times_s: list[float] = []
         self._losses: list[float] = []
 
     def update(self, trial: TrialView) -> None:
         """Takes in what is new."""
-        for place in range(self._seen, len(trial.readings)):
+        for place in self._new.places(trial.readings):
             reading = trial.readings[place]
             self.train_s = reading.train_s
             self.is_lost = not math.isfinite(reading.loss)
@@ -41,7 +45,8 @@ class Progress:
                 self.loss = reading.loss
                 self._times_s.append(reading.train_s)
                 self._losses.append(reading.loss)
-        self._seen = len(trial.readings)
+                if len(self._losses) > LIMIT:
+                    del self._times_s[1:-1:2], self._losses[1:-1:2]
 
     def recent_fall(self) -> float:
         """How far the lowest loss has fallen in the second half of the time it has trained; 0 without any loss."""

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from framework.policies.interface import PolicySettings, TrialView
+from framework.policies.new_readings import NewReadings
 from framework.policies.scored import ScoredPolicy
 
 WINDOW = 20
@@ -36,7 +37,7 @@ class LossPrediction:
 
     def __init__(self, settings: PolicySettings) -> None:
         self.quantum_s = settings.quantum_s
-        self._seen = 0
+        self._new = NewReadings()
         self._recent: deque[tuple[float, float]] = deque(maxlen=WINDOW)
         self._greatest_change = 0.0
         self._score: float | None = None
@@ -51,21 +52,21 @@ class LossPrediction:
 
     def update(self, trial: TrialView) -> None:
         """Takes in what is new."""
-        if len(trial.readings) == self._seen:
+        new = self._new.places(trial.readings)
+        if not new:
             return
-        for reading in trial.readings[self._seen :]:
+        for reading in trial.readings[new.start :]:
             if self._recent and math.isfinite(change := abs(reading.loss - self._recent[-1][1])):
                 self._greatest_change = max(self._greatest_change, change)
             self._recent.append((reading.train_s, reading.loss))
-        self._seen = len(trial.readings)
         self._score = self._predict()
 
     def _predict(self) -> float | None:
         if not math.isfinite(self._recent[-1][1]):
             return -math.inf
         points = [point for point in self._recent if math.isfinite(point[1])]
-        if self._seen < LEAST:
-            return None if len(points) == self._seen else 0.0
+        if len(self._recent) < LEAST:
+            return None if len(points) == len(self._recent) else 0.0
         if len(points) < LEAST or not self._greatest_change:
             return 0.0
         span_s = points[-1][0] - points[0][0]

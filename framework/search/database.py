@@ -7,7 +7,9 @@ import logging
 import os
 import sqlite3
 import stat
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,9 @@ DEFAULT_FOLDER = Path("dike-runs")
 """The only folder that is made for a database: another one that is missing is a mistake in its URL."""
 BUSY_TIMEOUT_S = 30.0
 """How long a statement waits for another process that writes to the same SQLite file."""
+AWAY_S = 45.0
+"""How long `wait_while_away` waits for a server: not until slots are taken for silent that could not be heard."""
+_RETRY_S = 0.5
 _TABLES_LOCK = 0x64696B65
 """Number of PostgreSQL's advisory lock under which tables are made."""
 _EXAMPLES = "sqlite:///searches.db or postgresql://user@host/database"
@@ -190,6 +195,40 @@ def storage_errors(url: URL) -> Iterator[None]:
         is_away = isinstance(error, OperationalError | InterfaceError | TimeoutError)
         kind = StorageUnavailableError if is_away else BadInputError
         raise kind(f"The storage {shown(url)} cannot be used: {reason}.") from error
+
+
+def wait_while_away(engine: Engine, note: Callable[[str], None]) -> None:
+    """From now on the calling thread waits for a server that takes no connections, as one that is being restarted.
+
+    Otherwise, in other threads, and after `AWAY_S`, a connection that is refused is an error.
+
+    Args:
+        engine: the database.
+        note: is told that it waits, and that the server is back.
+    """
+    waiting_thread = threading.get_ident()
+
+    def connect(dialect: Any, _record: object, arguments: Any, named: Any) -> Any:
+        if threading.get_ident() != waiting_thread:
+            return None
+        until_s = time.monotonic() + AWAY_S
+        is_away = False
+        while True:
+            try:
+                connection = dialect.connect(*arguments, **named)
+            except dialect.loaded_dbapi.OperationalError:
+                if time.monotonic() >= until_s:
+                    raise
+                if not is_away:
+                    note(f"the storage {shown(engine.url)} does not answer; waiting up to {AWAY_S:g} s for it")
+                    is_away = True
+                time.sleep(_RETRY_S)
+            else:
+                if is_away:
+                    note("the storage answers again")
+                return connection
+
+    event.listen(engine, "do_connect", connect)
 
 
 def _sqlite_path(url: URL) -> Path | None:

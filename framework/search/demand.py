@@ -42,6 +42,10 @@ class SlotDemand:
         """Ends the slots on these agents, trials that cannot be suspended excepted."""
         self._fleet.shed([slot for slot in self._fleet.staying if slot.agent_id in agent_ids and self._may_go(slot)])
 
+    def vacatable(self) -> frozenset[str]:
+        """Ids of the tasks of slots that `vacate` would end, and of those that are ending."""
+        return frozenset(slot.task_id for slot in self._fleet.slots if slot.leaving or self._may_go(slot))
+
     def _may_go(self, slot: Slot) -> bool:
         run = slot.current
         return run is None or not run.training or self.is_preemptible(slot, run)

@@ -31,6 +31,7 @@ class SearchState:
         ending: why it is being ended; None if it is not.
         cancelled: whether somebody wanted its end.
         slots: those that may still run.
+        first_slot_s: when it had its first slot since it began, seconds since the epoch; None before.
     """
 
     began_s: float
@@ -38,6 +39,7 @@ class SearchState:
     ending: str | None
     cancelled: bool
     slots: tuple[Slot, ...]
+    first_slot_s: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
@@ -47,6 +49,7 @@ class SearchState:
             "ending": self.ending,
             "cancelled": self.cancelled,
             "slots": [{name: _plain(getattr(slot, name)) for name in _SLOT_FIELDS} for slot in self.slots],
+            "first_slot_s": self.first_slot_s,
         }
 
     @classmethod
@@ -62,6 +65,8 @@ class SearchState:
             ending=values["ending"],
             cancelled=bool(values["cancelled"]),
             slots=tuple(_slot(each) for each in values["slots"]),
+            # Earlier versions had no such time.
+            first_slot_s=values.get("first_slot_s", values["began_s"]),
         )
 
 

@@ -11,6 +11,7 @@ from dike.exceptions import InfeasibleError
 from dike.trial.spec import TrialSpec
 from executor.slot_order import SlotOrder
 from executor.trial_messages import TrialRun
+from framework.containers import Container
 from framework.launching import executor_info, take_resources
 from framework.offers import MIB, AgentOffer
 from framework.resources import ResourcePool
@@ -30,7 +31,7 @@ class SlotLaunch:
         script: path of the script inside the bundle.
         preload: modules for the zygotes.
         python: interpreter that runs the executor on the agents.
-        image: container image to run in; None for the agent's own file system.
+        container: what slots run in; None for the agent's own file system.
         hand_out_gpus: whether we choose the GPU devices of a slot, for agents that do not isolate GPUs.
     """
 
@@ -39,7 +40,7 @@ class SlotLaunch:
     script: str
     preload: tuple[str, ...]
     python: str
-    image: str | None = None
+    container: Container | None = None
     hand_out_gpus: bool = False
 
 
@@ -162,7 +163,9 @@ def _task_info(
         "name": f"{spec.name} slot {slot.id}",
         "task_id": {"value": slot.task_id},
         "agent_id": {"value": slot.agent_id},
-        "executor": executor_info(slot.task_id, f"dike slot {slot.id}", spec.name, launch.python, launch.image, own),
+        "executor": executor_info(
+            slot.task_id, f"dike slot {slot.id}", spec.name, launch.python, launch.container, own
+        ),
         "resources": rest,
         "data": order.encode(),
         "labels": {"labels": [{"key": "dike.search", "value": spec.name}]},

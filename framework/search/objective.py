@@ -8,6 +8,7 @@ from typing import Any
 
 from framework.policies.interface import Reading
 from framework.search.records import Mode, TrialRecord
+from framework.search.thinning import thin
 
 MAX_STEP = 2**63
 """Databases count no further."""
@@ -66,7 +67,7 @@ class Objective:
         """Takes a `progress` report into a trial's record.
 
         Args:
-            record: is changed. Readings only grow: what a run repeats after going back to a checkpoint is left out.
+            record: is changed. What a run repeats after going back to a checkpoint is left out of its readings.
             report: the report.
             has_stated: whether the script has stated the objective before.
 
@@ -84,6 +85,7 @@ class Objective:
         record.metrics.update({str(name): float(value) for name, value in dict(report.get("metrics", {})).items()})
         if reading is not None and (not record.readings or reading.step > record.readings[-1].step):
             record.readings.append(reading)
+            thin(record)
         if "value" in report:
             record.value = float(report["value"])
             return True

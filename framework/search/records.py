@@ -132,7 +132,7 @@ class TrialRecord:
         batch_size: samples of one of its steps, as its process has reported; None if it has not.
         error: why it failed: the end of its output, traceback included; empty if it did not.
         reports: how many reports of its newest run have been written down.
-        readings: what the policy sees of it (objective to be minimised).
+        readings: what the policy sees of it (objective to be minimised), until it has ended.
         slices: for each time slice, the number of readings before it.
         created_s, ended_s: wall-clock times, seconds since the epoch; None before the end.
     """

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from sqlalchemy import delete, select
 
-from dike.exceptions import BadInputError
-from framework.search.database import parse_url, storage_errors
-from framework.search.study import MARK, close_storage, open_storage
+from framework.search.study import MARK
+from framework.search.study_storage import close_storage, open_storage, study_errors
 
 _TRIALS_AT_A_TIME = 100
 """A trial may have some hundred values, and on SQLite nobody else writes while they are removed."""
@@ -18,17 +17,16 @@ def remove_study(url: str, name: str) -> None:
     Raises:
         BadInputError: if the storage cannot be used; some of the trials may be gone then.
     """
-    from optuna.exceptions import StorageInternalError
     from optuna.storages._rdb.models import BaseModel, TrialModel
 
     storage = open_storage(url)
     try:
-        study_id = storage.get_study_id_from_name(name)
-        if MARK not in storage.get_study_user_attrs(study_id):
-            return
-        # Optuna would read all of a study in order to remove it, and that in one go. Trials come after what is theirs.
-        tables = [table for table in reversed(BaseModel.metadata.sorted_tables) if "trial_id" in table.c]
-        with storage_errors(parse_url(url)):
+        with study_errors(storage.engine.url):
+            study_id = storage.get_study_id_from_name(name)
+            if MARK not in storage.get_study_user_attrs(study_id):
+                return
+            # Optuna would read all of a study in order to remove it, in one go. Trials come after what is theirs.
+            tables = [table for table in reversed(BaseModel.metadata.sorted_tables) if "trial_id" in table.c]
             with storage.engine.connect() as connection:
                 query = select(TrialModel.trial_id).where(TrialModel.study_id == study_id)
                 trials = connection.execute(query).scalars().all()
@@ -37,10 +35,8 @@ def remove_study(url: str, name: str) -> None:
                 with storage.engine.begin() as connection:
                     for table in tables:
                         connection.execute(delete(table).where(table.c.trial_id.in_(some)))
-        storage.delete_study(study_id)
+            storage.delete_study(study_id)
     except KeyError:
         return
-    except StorageInternalError as error:
-        raise BadInputError(f"The study '{name}' cannot be removed: {error.__cause__}.") from error
     finally:
         close_storage(storage)

@@ -94,7 +94,7 @@ class Roster:
     @property
     def has_readings(self) -> bool:
         """Whether any trial has ever reported the objective."""
-        return any(record.readings for record in self.records.values())
+        return any(record.value is not None for record in self.records.values())
 
     @property
     def to_come(self) -> int:
@@ -109,8 +109,7 @@ class Roster:
             now_s: the time on the search's clock.
             wall_s: the time in seconds since the epoch.
         """
-        open_count = len(self.open)
-        came = False
+        open_count, came = len(self.open), False
         until_s = time.monotonic() + ADMISSION_S
         while open_count < limit and self._study.remaining > 0 and time.monotonic() < until_s:
             number, parameters = self._study.ask()
@@ -188,7 +187,7 @@ class Roster:
     def reported(self, record: TrialRecord, run: int, reports: Sequence[dict[str, Any]]) -> None:
         """Takes `progress` reports in; malformed ones are logged and left out."""
         for report in reports:
-            before = len(record.readings)
+            newest = record.readings[-1:]
             try:
                 stated = self._objective.take(record, report, has_stated=record.number in self._stated)
             except ValueError as error:
@@ -198,7 +197,7 @@ class Roster:
             if stated:
                 self._stated.add(record.number)
             self._unsaved.setdefault(record.number, []).append((run, report))
-            if record.value is not None and len(record.readings) > before:
+            if record.value is not None and record.readings[-1:] != newest:
                 self._study.report(record.number, record.step, record.value)
             if self._log is not None:
                 self._log.reported(record, [report])
@@ -287,6 +286,7 @@ class Roster:
         record.state, record.slot, record.ended_s, record.error = TrialState.FINISHED, None, wall_s, ""
 
     def _tell(self, record: TrialRecord) -> None:
+        record.readings.clear()  # they are in the database; no policy looks at them any more
         value = None if record.state is TrialState.FAILED else record.value
         self._study.tell(record.number, value, failed=value is None or math.isnan(value), attributes=_notes(record))
 

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from sqlalchemy import RowMapping
 
+from dike.exceptions import BadInputError
 from framework.search.objective import Objective
 from framework.search.records import SearchSpec, SliceRecord, TrialRecord, TrialState
 from framework.search.tables import SLICES, TRIALS
@@ -25,9 +26,19 @@ def write_spec(spec: SearchSpec) -> str:
     return json.dumps(dataclasses.asdict(spec))
 
 
-def read_spec(text: str) -> SearchSpec:
-    """Reads what `write_spec` wrote."""
-    return _SPEC.validate_python(json.loads(text))
+def read_spec(name: str, text: str) -> SearchSpec:
+    """Reads what `write_spec` wrote.
+
+    Raises:
+        BadInputError: if another version of Dike wrote it, which has other fields.
+    """
+    try:
+        return _SPEC.validate_python(json.loads(text))
+    except ValueError as error:
+        raise BadInputError(
+            f"The search '{name}' in this database was written by another version of Dike; use that one, or another "
+            "--storage."
+        ) from error
 
 
 def trial_values(record: TrialRecord) -> dict[str, Any]:

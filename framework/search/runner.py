@@ -11,11 +11,13 @@ from pathlib import Path
 
 import httpx
 
-from dike.exceptions import BadInputError, InterruptedByUserError
+from dike.exceptions import BadInputError, InterruptedByUserError, JobFailedError
 from framework import bundle
-from framework.master import Master
+from framework.containers import own_container
+from framework.master import LeadingMaster
 from framework.policies.registry import make_policy
 from framework.runner import admitted_agents
+from framework.search.database import StorageUnavailableError, open_database, wait_while_away
 from framework.search.inheritance import close_slices, prepared
 from framework.search.launching import SlotLaunch
 from framework.search.moves import with_measured_moves
@@ -47,6 +49,7 @@ class SearchRequest:
         mesos: where to run it.
         logdir: folder for TensorBoard; None for none.
         constraints: which agents it may use (`framework.service.constraints`).
+        volumes: folders of the agents for its containers (`framework.containers.parse_volume`).
     """
 
     spec: SearchSpec
@@ -55,6 +58,7 @@ class SearchRequest:
     mesos: MesosAccess = field(default_factory=MesosAccess)
     logdir: Path | None = None
     constraints: tuple[str, ...] = ()
+    volumes: tuple[str, ...] = ()
 
 
 def run_search(request: SearchRequest, observer: SearchObserver) -> SearchResult:
@@ -62,35 +66,49 @@ def run_search(request: SearchRequest, observer: SearchObserver) -> SearchResult
 
     Raises:
         BadInputError: if the input cannot be used, or the script does not take it.
-        JobFailedError: if the master ended the framework.
+        JobFailedError: if the master ended the framework, or the database is away for long.
         InterruptedByUserError: after Ctrl-C or SIGTERM, when every trial has been suspended.
     """
     spec = request.spec
-    with sigterm_as_interrupt(), contextlib.closing(Store(request.storage)) as store:
+    engine = open_database(request.storage)
+    with sigterm_as_interrupt(), contextlib.closing(Store(request.storage, engine=engine)) as store:
         if request.resume:
             store.open_search(spec.name)
         else:
             store.create_search(spec)
-        last_sign_s = store.last_heartbeat_s(spec.name)
-        with store.lock(spec.name):
-            study: Study | None = None
-            try:
-                study = (Study.open if request.resume else Study.create)(request.storage, spec)
-                if request.resume:
-                    close_slices(store, last_sign_s)
-                return _run(request, store, study, observer)
-            except BadInputError:
-                if not request.resume and not any(record.readings for record in store.load_trials()):
-                    # The same name is free for the next attempt.
-                    if study is not None:
-                        study.delete()
-                    store.delete_search()
-                raise
-            except KeyboardInterrupt:
-                raise InterruptedByUserError(
-                    f"Interrupted; every trial is saved up to its last checkpoint: dike tune --resume {spec.name} goes "
-                    "on."
-                ) from None
+        wait_while_away(engine, observer.note)
+        try:
+            return _run_locked(request, store, observer)
+        except StorageUnavailableError as error:
+            raise JobFailedError(
+                f"{error} Every trial is saved up to its last checkpoint: dike tune --resume {spec.name} goes on."
+            ) from error
+
+
+def _run_locked(request: SearchRequest, store: Store, observer: SearchObserver) -> SearchResult:
+    spec = request.spec
+    last_sign_s = store.last_heartbeat_s(spec.name)
+    with store.lock(spec.name):
+        study: Study | None = None
+        try:
+            study = (Study.open if request.resume else Study.create)(request.storage, spec)
+            study.wait_while_away(observer.note)
+            if request.resume:
+                close_slices(store, last_sign_s)
+            return _run(request, store, study, observer)
+        except StorageUnavailableError:
+            raise
+        except BadInputError:
+            if not request.resume and not any(record.readings for record in store.load_trials()):
+                # The same name is free for the next attempt.
+                if study is not None:
+                    study.delete()
+                store.delete_search()
+            raise
+        except KeyboardInterrupt:
+            raise InterruptedByUserError(
+                f"Interrupted; every trial is saved up to its last checkpoint: dike tune --resume {spec.name} goes on."
+            ) from None
 
 
 def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObserver) -> SearchResult:
@@ -105,6 +123,7 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
             observer.note(f"the search {spec.name} is complete; nothing is left to run")
             return SearchResult(spec.name, True, roster.all, spec.mode, spec.checkpoint_dir)
         observer.note(f"search {spec.name}: {spec.trial_count} trials, policy {spec.policy}")
+        container = own_container(request.mesos.image, request.volumes, spec.checkpoint_dir)
         script = Path(spec.script)
         if not script.is_file():
             raise BadInputError(f"There is no script {script} any more, and the search {spec.name} is not complete.")
@@ -116,7 +135,7 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
             _make_folder(spec.checkpoint_dir)
         master = stack.enter_context(request.mesos.connect())
         token = bundle.new_token()
-        server = stack.enter_context(bundle.BundleServer({token: archive}.get, request.mesos.our_address(master)))
+        server = stack.enter_context(request.mesos.bundle_server({token: archive}.get, master))
         if request.resume:
             _end_predecessor(store.framework_id(spec.name), master, request.mesos)
         launch = SlotLaunch(
@@ -125,7 +144,7 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
             script=script.name,
             preload=facts.preload,
             python=request.mesos.python(master),
-            image=request.mesos.image,
+            container=container,
             hand_out_gpus=is_on_this_machine(master),
         )
         first_slot = max((piece.slot for piece in earlier), default=-1) + 1
@@ -161,7 +180,7 @@ def _make_folder(path: str) -> None:
         ) from error
 
 
-def _end_predecessor(framework_id: str | None, master: Master, mesos: MesosAccess) -> None:
+def _end_predecessor(framework_id: str | None, master: LeadingMaster, mesos: MesosAccess) -> None:
     """Ends the framework of a `dike tune` that was killed: its slots hold GPUs until Mesos gives it up."""
     if framework_id is None:
         return

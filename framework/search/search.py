@@ -29,6 +29,7 @@ from framework.search.roster import Roster
 from framework.search.slice_log import SliceLog
 from framework.search.slots import ActiveRun, Slot
 from framework.search.store import Store
+from framework.search.time_limit import TimeLimit
 from framework.service.tenant import INTERRUPTED, Need, Outcome
 
 logger = logging.getLogger(__name__)
@@ -93,7 +94,8 @@ class Search:
         self._wake_at_s: float | None = None
         self._saved_s = clock()
         self._began_s = left.began_s
-        self._started_s = clock() - (wall_clock() - left.began_s)
+        timed_s = left.first_slot_s if patient else left.began_s  # waiting for others does not count
+        self._time_limit = TimeLimit(launch.spec.timeout_s, timed_s, clock, wall_clock)
         self._demand = SlotDemand(self._spec, roster, self._fleet, self._endings)
         self._cancelled = left.cancelled
         self._failure = ""
@@ -124,10 +126,15 @@ class Search:
 
     @property
     def demand_key(self) -> Hashable:
-        """Equal for searches whose slots fit the same offers."""
+        """Equal for searches whose slots fit the same offers, and of which none may be ended by time alone."""
         spec = self._spec
-        slot = ("slot", spec.slot_cpus, spec.slot_mem_mib, spec.slot_gpus)
+        whose = (spec.name,) if self._time_limit.runs else ()
+        slot = ("slot", spec.slot_cpus, spec.slot_mem_mib, spec.slot_gpus, *whose)
         return None if self._fleet.leaves_agents_out else slot
+
+    def vacatable(self) -> frozenset[str]:
+        """Ids of the tasks that it would end at the moment if it were asked to, and of those that it is ending."""
+        return self._demand.vacatable()
 
     def vacate(self, agent_ids: frozenset[str]) -> None:
         """Suspends its trials on these agents and ends its slots there, others needing the place."""
@@ -139,9 +146,9 @@ class Search:
 
     def to_state(self) -> dict[str, Any]:
         """What it needs to go on after a restart of the service, beside what is in the database of searches."""
-        fleet = self._fleet
-        ending = self._failure if fleet.is_leaving else None
-        return SearchState(self._began_s, fleet.next_slot, ending, self._cancelled, tuple(fleet.slots)).to_json()
+        ending = self._failure if self._fleet.is_leaving else None
+        slots, since_s = tuple(self._fleet.slots), self._time_limit.since_s
+        return SearchState(self._began_s, self._fleet.next_slot, ending, self._cancelled, slots, since_s).to_json()
 
     def outcome(self) -> Outcome:
         """How it ended."""
@@ -218,7 +225,7 @@ class Search:
             self._give_up(left.ending)
 
     def _run(self, now: float) -> None:
-        if self._spec.timeout_s is not None and now - self._started_s >= self._spec.timeout_s:
+        if self._time_limit.is_over(has_slots=bool(self._fleet.slots)):
             self._give_up(f"the search was to end after {self._spec.timeout_s:g} s (--timeout)")
             return
         if self._roster.admit(self._capacity(), now, self._wall()):

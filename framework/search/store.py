@@ -1,7 +1,6 @@
 """Keeps searches in a database: what was asked for, the trials, their time slices, their losses.
 
-The process that runs a search is the only one that writes it (`Store.lock`); any number may read at the same time. Each
-method is one short transaction, durable when the method returns.
+Only the process that runs a search writes it (`Store.lock`). Each method is one short transaction, durable in the end.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Engine, Table, delete, func, insert, select, update
+from sqlalchemy import Engine, Table, delete, func, insert, select, true, update
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
 from dike.exceptions import BadInputError
-from framework.lease import Lease, Leased, database_time_s, is_held
+from framework.lease import Heartbeat, Lease, Leased, database_time_s, is_held
 from framework.search import losses
 from framework.search.database import open_database, parse_url, storage_errors
 from framework.search.objective import Objective
@@ -114,40 +113,44 @@ class Store:
                 raise BadInputError(
                     f"There is no search '{name}' here; {hint} A service's is shown by dike jobs {name}."
                 )
-        self._search_id, self._spec = row.id, read_spec(row.spec)
+        self._search_id, self._spec = row.id, read_spec(name, row.spec)
         return self._spec
 
-    def searches(self) -> list[SearchSummary]:
-        """All searches, oldest first."""
+    def searches(self, *names: str) -> list[SearchSummary]:
+        """All searches, or those of these names, oldest first."""
+        named = SEARCHES.c.name.in_(names) if names else true()
         counted = select(TRIALS.c.search_id, TRIALS.c.state, func.count()).group_by(TRIALS.c.search_id, TRIALS.c.state)
+        counted = counted.where(TRIALS.c.search_id.in_(select(SEARCHES.c.id).where(named)))
         with self._reading() as connection:
             now_s = database_time_s(connection)
-            rows = connection.execute(select(SEARCHES).order_by(SEARCHES.c.created_s, SEARCHES.c.id)).all()
+            rows = connection.execute(select(SEARCHES).where(named).order_by(SEARCHES.c.created_s, SEARCHES.c.id)).all()
             states: dict[int, dict[TrialState, int]] = defaultdict(dict)
             for search_id, state, count in connection.execute(counted):
                 states[search_id][TrialState(state)] = count
         return [
             SearchSummary(
-                spec=read_spec(row.spec),
-                created_s=row.created_s,
-                ended_s=row.ended_s,
-                failure=row.failure,
-                is_running=is_held(row, now_s),
-                states=states[row.id],
+                read_spec(row.name, row.spec),
+                row.created_s,
+                row.ended_s,
+                row.failure,
+                is_held(row, now_s),
+                states[row.id],
             )
             for row in rows
         ]
 
     @contextmanager
-    def lock(self, name: str) -> Iterator[None]:
-        """Makes this process the only one that runs the search, while the context lasts.
+    def lock(self, name: str, heartbeat: Heartbeat | None = None) -> Iterator[None]:
+        """Makes this process the only one that runs the search, while the context lasts (`framework.lease.Lease`).
 
         From then on each writing method raises `JobFailedError` if another process has taken the search over.
 
         Raises:
             BadInputError: if another process runs it; the message says which.
         """
-        lease = Lease(self._writing_engine, Leased(SEARCHES, self._id_of(name), f"search '{name}'"))
+        lease = Lease(
+            self._writing_engine, Leased(SEARCHES, self._id_of(name), f"search '{name}'"), heartbeat=heartbeat
+        )
         with storage_errors(self._url):
             lease.take()
         self._lease = lease
@@ -284,10 +287,9 @@ class Store:
             self._write(connection, table, keys, values)
 
     def _write(self, connection: Connection, table: Table, keys: tuple[str, ...], values: dict[str, Any]) -> None:
-        search_id = self._require_id()
-        where = [table.c.search_id == search_id, *(table.c[key] == values[key] for key in keys)]
+        where = [table.c.search_id == self._require_id(), *(table.c[key] == values[key] for key in keys)]
         if connection.execute(update(table).where(*where).values(values)).rowcount == 0:
-            connection.execute(insert(table).values(search_id=search_id, **values))
+            connection.execute(insert(table).values(search_id=self._search_id, **values))
 
     def _select(self, table: Table) -> Any:
         return select(table).where(table.c.search_id == self._require_id())

@@ -9,15 +9,16 @@ from __future__ import annotations
 import math
 import random
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from dike.exceptions import BadInputError
 from dike.trial.spec import Value
-from framework.search.database import engine_arguments, making_tables, open_database, parse_url, storage_errors
+from framework.search.database import wait_while_away
 from framework.search.records import Parameter, Sampler, SearchSpec
+from framework.search.study_storage import close_storage, open_storage, study_errors
 
 if TYPE_CHECKING:
     import optuna
@@ -50,48 +51,70 @@ def grid_size(space: Sequence[Parameter]) -> int:
 
 
 class Study:
-    """The study of one search. Made by `create` and `open`."""
+    """The study of one search. Made by `create` and `open`.
 
-    def __init__(self, study: optuna.Study, spec: SearchSpec, storage: RDBStorage) -> None:
+    Raises:
+        StorageUnavailableError: by every method, if the database cannot be reached or cannot write.
+    """
+
+    def __init__(self, study: optuna.Study, spec: SearchSpec, storage: RDBStorage, *, is_shared: bool) -> None:
         self._study = study
         self._database = storage
+        self._is_shared = is_shared
         self._spec = spec
-        known = study.get_trials(deepcopy=False)
+        self._url = storage.engine.url
+        with study_errors(self._url):
+            known = study.get_trials(deepcopy=False)
         self._asked = len(known)
         # Optuna finds a trial by its number by reading all of them.
         self._ids = {trial.number: trial._trial_id for trial in known}
         self._reported: dict[int, int] = {}
 
     @classmethod
-    def create(cls, url: str, spec: SearchSpec) -> Study:
+    def create(cls, url: str, spec: SearchSpec, shared: RDBStorage | None = None) -> Study:
         """Makes the study of a new search.
+
+        Args:
+            url: where.
+            spec: the search.
+            shared: that storage, where somebody else closes it; None to open it.
 
         Raises:
             BadInputError: if the storage cannot be used, or holds a study of that name already.
         """
-        storage = open_storage(url)
-        study = _study(url, storage, spec)
-        if study.get_trials(deepcopy=False):
+        study = cls.open(url, spec, shared)
+        if study._asked:
             raise BadInputError(f"The storage holds an Optuna study '{spec.name}' already; choose another --name.")
-        return cls(study, spec, storage)
+        return study
 
     @classmethod
-    def open(cls, url: str, spec: SearchSpec) -> Study:
+    def open(cls, url: str, spec: SearchSpec, shared: RDBStorage | None = None) -> Study:
         """Opens the study of an earlier search, or makes it if that search came to an end before it could.
+
+        Args:
+            url: where.
+            spec: the search.
+            shared: see `create`.
 
         Raises:
             BadInputError: if the storage cannot be used, or the study of that name is not Dike's.
         """
-        storage = open_storage(url)
-        return cls(_study(url, storage, spec), spec, storage)
+        storage = shared or open_storage(url)
+        return cls(_study(storage, spec), spec, storage, is_shared=shared is not None)
 
     def close(self) -> None:
-        """Closes all connections."""
-        close_storage(self._database)
+        """Closes all connections of its own."""
+        if not self._is_shared:
+            close_storage(self._database)
+
+    def wait_while_away(self, note: Callable[[str], None]) -> None:
+        """See `framework.search.database.wait_while_away`."""
+        wait_while_away(self._database.engine, note)
 
     def delete(self) -> None:
         """Removes the study and its trials."""
-        self._study._storage.delete_study(self._study._study_id)
+        with study_errors(self._url):
+            self._storage.delete_study(self._study._study_id)
 
     @property
     def remaining(self) -> int:
@@ -112,10 +135,11 @@ class Study:
             raise ValueError("all trials have been asked for")
         number = self._asked
         self._study.sampler = _sampler(self._spec, number)
-        trial = self._study.ask()
-        self._asked += 1
-        self._ids[trial.number] = trial._trial_id
-        return trial.number, _suggest(trial, self._spec.space)
+        with study_errors(self._url):
+            trial = self._study.ask()
+            self._asked += 1
+            self._ids[trial.number] = trial._trial_id
+            return trial.number, _suggest(trial, self._spec.space)
 
     def asked(self) -> dict[int, dict[str, Value]]:
         """All trials that have been asked for: number -> parameters.
@@ -125,14 +149,15 @@ class Study:
         import optuna
 
         asked = {}
-        for frozen in self._study.get_trials(deepcopy=False):
-            parameters: dict[str, Value] = dict(frozen.params)
-            if not frozen.state.is_finished() and len(parameters) < len(self._spec.space):
-                # The process was killed between two parameters.
-                self._study.sampler = _sampler(self._spec, frozen.number)
-                trial = optuna.Trial(self._study, frozen._trial_id)
-                parameters = _suggest(trial, self._spec.space)
-            asked[frozen.number] = parameters
+        with study_errors(self._url):
+            for frozen in self._study.get_trials(deepcopy=False):
+                parameters: dict[str, Value] = dict(frozen.params)
+                if not frozen.state.is_finished() and len(parameters) < len(self._spec.space):
+                    # The process was killed between two parameters.
+                    self._study.sampler = _sampler(self._spec, frozen.number)
+                    trial = optuna.Trial(self._study, frozen._trial_id)
+                    parameters = _suggest(trial, self._spec.space)
+                asked[frozen.number] = parameters
         return asked
 
     def report(self, number: int, step: int, value: float) -> None:
@@ -141,13 +166,15 @@ class Study:
             self._reported[number] = max(self._frozen(number).intermediate_values, default=-1)
         last = self._reported[number]
         if step > last and step >= last * REPORT_GROWTH:
-            self._storage.set_trial_intermediate_value(self._ids[number], step, value)
+            with study_errors(self._url):
+                self._storage.set_trial_intermediate_value(self._ids[number], step, value)
             self._reported[number] = step
 
     def annotate(self, number: int, attributes: Mapping[str, Any]) -> None:
         """Notes about a trial that has not ended, such as its state and its checkpoint, for people who look at it."""
-        for name, value in attributes.items():
-            self._storage.set_trial_user_attr(self._ids[number], name, value)
+        with study_errors(self._url):
+            for name, value in attributes.items():
+                self._storage.set_trial_user_attr(self._ids[number], name, value)
 
     def tell(
         self, number: int, value: float | None, *, failed: bool, attributes: Mapping[str, Any] | None = None
@@ -169,24 +196,26 @@ class Study:
         if value is not None and not is_number:
             notes["objective"] = "nan"
         self.annotate(number, notes)
-        if failed or value is None or not is_number:
-            self._storage.set_trial_state_values(self._ids[number], State.FAIL)
-        else:
-            self._storage.set_trial_state_values(self._ids[number], State.COMPLETE, [value])
+        with study_errors(self._url):
+            if failed or value is None or not is_number:
+                self._storage.set_trial_state_values(self._ids[number], State.FAIL)
+            else:
+                self._storage.set_trial_state_values(self._ids[number], State.COMPLETE, [value])
 
     @property
     def _storage(self) -> BaseStorage:
         return self._study._storage
 
     def _frozen(self, number: int) -> optuna.trial.FrozenTrial:
-        return self._storage.get_trial(self._ids[number])
+        with study_errors(self._url):
+            return self._storage.get_trial(self._ids[number])
 
 
-def _study(url: str, storage: RDBStorage, spec: SearchSpec) -> optuna.Study:
+def _study(storage: RDBStorage, spec: SearchSpec) -> optuna.Study:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    with storage_errors(parse_url(url)):
+    with study_errors(storage.engine.url):
         direction: Literal["minimize", "maximize"] = "minimize" if spec.mode == "min" else "maximize"
         study = optuna.create_study(
             storage=storage, study_name=spec.name, direction=direction, load_if_exists=True, sampler=_sampler(spec, 0)
@@ -198,33 +227,6 @@ def _study(url: str, storage: RDBStorage, spec: SearchSpec) -> optuna.Study:
                 )
             study.set_user_attr(MARK, {"script": spec.script, "metric": spec.metric, "policy": spec.policy})
         return study
-
-
-def open_storage(url: str) -> RDBStorage:
-    """Optuna's storage in a database; `close_storage` closes it.
-
-    Raises:
-        BadInputError: if it cannot be used.
-    """
-    from optuna.storages import RDBStorage
-
-    open_database(url).dispose()
-    parsed = parse_url(url)
-    with storage_errors(parsed):
-        try:
-            with making_tables(parsed):
-                return RDBStorage(parsed.render_as_string(hide_password=False), engine_kwargs=engine_arguments(parsed))
-        except RuntimeError as error:
-            raise BadInputError(
-                "The storage was made by another version of Optuna; run `optuna storage upgrade`, or choose another "
-                "--storage."
-            ) from error
-
-
-def close_storage(storage: RDBStorage) -> None:
-    """Closes all connections."""
-    storage.remove_session()
-    storage.engine.dispose()
 
 
 def _sampler(spec: SearchSpec, number: int) -> BaseSampler:

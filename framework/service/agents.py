@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from framework.elastic.demand import RESOURCES, Demand, FrameworkUse, framework_uses
-from framework.offers import node_class, node_names
+from framework.offers import attribute_text, node_class, node_names
 from framework.service.constraints import Constraints
 from solver import NodeClass
 
@@ -173,7 +173,7 @@ class AgentDirectory:
             agent_id=str(slave["id"]),
             hostname=str(slave["hostname"]),
             node=node,
-            attributes={name: _text(value) for name, value in slave.get("attributes", {}).items()},
+            attributes={name: attribute_text(value) for name, value in slave.get("attributes", {}).items()},
             total=total,
             reserved=reserved,
             used=_amounts(slave.get("used_resources", {})),
@@ -192,8 +192,3 @@ def _amounts(resources: Mapping[str, Any]) -> dict[str, float]:
     ranges = re.findall(r"(\d+)-(\d+)", str(resources.get("ports", "")))
     amounts["ports"] = float(sum(int(end) - int(begin) + 1 for begin, end in ranges))
     return amounts
-
-
-def _text(value: Any) -> str:
-    """An attribute as `framework.offers.attributes_of` has it."""
-    return f"{value:g}" if isinstance(value, float | int) else str(value)

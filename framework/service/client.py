@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 from urllib.parse import quote
@@ -76,6 +76,16 @@ class ServiceClient:
             data={"request": request.model_dump_json()},
             files={"bundle": ("bundle.tar.gz", io.BytesIO(bundle), "application/gzip")},
         )
+
+    def resume(self, job_id: str, constraints: Sequence[str] | None = None) -> Submitted:
+        """Has the service go on with a search that was killed or has failed.
+
+        Args:
+            job_id: the search's job.
+            constraints: which agents it may use from now on; None for those that it might use before.
+        """
+        asked = {"constraints": None if constraints is None else list(constraints)}
+        return self._http.post(f"{_path(job_id)}/resume", Submitted, json=asked)
 
     def jobs(self, *, user: str | None = None, states: tuple[JobState, ...] = ()) -> Iterator[JobView]:
         """Jobs, the newest first.

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from sqlalchemy import Engine, insert, select
 from sqlalchemy.engine import Connection
 
 from framework.lease import Lease, Leased, ServiceLeaseLostError
 from framework.search.database import making_tables, open_database, parse_url, storage_errors
+from framework.search.shared import SharedSearches
 from framework.service.tables import SERVICES
 
 _SERVICE = 1
@@ -21,6 +23,9 @@ class ServiceDatabase:
     Args:
         url: an SQLAlchemy URL.
 
+    Attributes:
+        shared: what its searches share.
+
     Raises:
         BadInputError: if the database cannot be used; every method may.
     """
@@ -31,6 +36,8 @@ class ServiceDatabase:
         self._writing_engine = self._engine.execution_options(dike_writes=True)
         self._parsed = parse_url(url)
         self._lease: Lease | None = None
+        self._joint = threading.local()
+        self.shared = SharedSearches(url, self._writing_engine)
         with making_tables(self._parsed), self._transaction() as connection:
             if connection.execute(select(SERVICES.c.id)).first() is None:
                 connection.execute(insert(SERVICES).values(id=_SERVICE))
@@ -42,6 +49,7 @@ class ServiceDatabase:
 
     def close(self) -> None:
         """Closes all connections."""
+        self.shared.close()
         self._engine.dispose()
 
     @contextmanager
@@ -69,7 +77,28 @@ class ServiceDatabase:
                 lease.give_back()
 
     @contextmanager
+    def together(self) -> Iterator[None]:
+        """What this thread writes in the context is one transaction, made at the first of it and durable at the end."""
+        with ExitStack() as stack:
+            self._joint.stack, self._joint.connection = stack, None
+            try:
+                yield
+            finally:
+                del self._joint.stack
+
+    @contextmanager
     def _transaction(self) -> Iterator[Connection]:
+        stack: ExitStack | None = getattr(self._joint, "stack", None)
+        if stack is None:
+            with self._own_transaction() as connection:
+                yield connection
+            return
+        if self._joint.connection is None:
+            self._joint.connection = stack.enter_context(self._own_transaction())
+        yield self._joint.connection
+
+    @contextmanager
+    def _own_transaction(self) -> Iterator[Connection]:
         with storage_errors(self._parsed), self._writing_engine.begin() as connection:
             if self._lease is not None:
                 self._lease.check(connection)

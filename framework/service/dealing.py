@@ -17,7 +17,7 @@ from framework import events
 from framework.driver import CallRefusedError, MasterUnavailableError
 from framework.mesos_calls import MesosCalls, try_now
 from framework.offers import attributes_of
-from framework.service.fruitless import Fruitless
+from framework.service.lending import Lending
 from framework.service.metrics import Metrics
 from framework.service.offer_pool import Offer, OfferPool, Supply, agent_id, offer_id
 from framework.service.reservation import Reservations
@@ -35,8 +35,6 @@ GATHER_REFUSE_S = 5.0
 """How long Mesos keeps back what was held so: others have it longer than we do."""
 ROUND_S = 0.5
 """How long jobs may look at offers before events are seen to again."""
-LOAN_S = 10.0
-"""How long a job may keep offers that it looks at."""
 REVIVE_PAUSE_S = 1.0
 REVIVE_AGAIN_S = 60.0
 """After so long without an offer Mesos is told again that we want some."""
@@ -78,14 +76,13 @@ class Dealing:
         self._guarded = guarded
         self._metrics = metrics
         self._clock = clock
-        self._fruitless = Fruitless()
         self._unwanted: dict[float, list[str]] = {}
-        self._looking: Seat | None = None
         self._suppressed = False
         self._must_revive = False
         self._revived_s = clock() - REVIVE_PAUSE_S
         self._offered_s = clock()
         self.pool = OfferPool()
+        self._lending = Lending(self.pool, seats, guarded, metrics)
 
     # What Mesos says.
 
@@ -115,11 +112,12 @@ class Dealing:
                 self._guarded(seat, seat.tenant.handle, event)
 
     def returned(self, seat: Seat, offers: Sequence[Offer]) -> None:
-        """A job gives back offers that it has looked at; it does not see them again before others have."""
-        self.pool.put_back(offers)
-        if offers and self._looking is not seat:
-            self.pool.shown_anew()
-            seat.looked_at = self.pool.generation
+        """A job gives back offers that it has looked at."""
+        self._lending.returned(seat, offers)
+
+    def is_planning(self, seat: Seat) -> bool:
+        """Whether a job plans on what it has looked at, in the background."""
+        return self._lending.is_planning(seat)
 
     def not_used(self, offers: Sequence[Offer]) -> None:
         """A launch on offers went wrong, and the master may still hold them for us; it does not mind if not."""
@@ -131,13 +129,13 @@ class Dealing:
 
     def forget(self, now_s: float) -> None:
         """Forgets what jobs could not use long ago."""
-        self._fruitless.forget(now_s)
+        self._lending.forget(now_s)
 
     # What is due by time.
 
     def tick(self, now_s: float, *, connected: bool) -> None:
         """Lets jobs look at offers, gives back what is not wanted, asks for more or for none."""
-        self._end_loans(now_s)
+        self._lending.tick(now_s)
         if self.pool.settled(now_s) and self._let_all_look(now_s):
             self.pool.looked_through()
             self._release(now_s)
@@ -145,16 +143,6 @@ class Dealing:
             self._want_or_not(now_s)
         self._give_back()
         self._metrics.offers_held(len(self.pool))
-
-    def _end_loans(self, now_s: float) -> None:
-        for seat in list(self._seats.values()):
-            if seat.lent and seat.looked_s is not None and now_s - seat.looked_s >= LOAN_S:
-                logger.info("job %s has kept %d offers too long", seat.job_id, len(seat.lent))
-                offers = list(seat.lent.values())
-                seat.lent.clear()
-                self.returned(seat, offers)
-                for offer in offers:
-                    self._guarded(seat, seat.tenant.handle, events.OfferRescinded(offer_id(offer)))
 
     def _let_all_look(self, now_s: float) -> bool:
         """Lets jobs look, one after the other, as long as there is time; whether all have looked."""
@@ -173,15 +161,13 @@ class Dealing:
                 offers = [offer for offer in self.pool.offers if self._may_use(seat, offer)]
                 supply = self.pool.supply(offers)
                 views[key] = (self.pool.version, offers, supply)
-            if not offers or self._fruitless.is_hopeless(seat.tenant.demand_key, supply, now_s):
+            if not offers or self._lending.is_hopeless(seat, supply, now_s):
                 seat.looked_at = self.pool.generation
                 passed.append(seat)
                 continue
             if time.monotonic() >= until_s:
                 return False
-            if self._let_look(seat, offers, supply, now_s):
-                for other in passed:
-                    other.is_overtaken = True
+            if self._lending.let_look(seat, offers, supply, passed, now_s):
                 passed.clear()
                 # Its user has a larger share now.
                 line = self._line()
@@ -193,8 +179,8 @@ class Dealing:
         """The jobs that have not looked at what there is, in their order."""
         if not self.pool:
             return deque()
-        waiting = [seat for seat in self._seats.values() if seat.looked_at != self.pool.generation]
-        return deque(self._standing.order(waiting))
+        seats = [seat for seat in self._seats.values() if not self.is_planning(seat)]
+        return deque(self._standing.order([seat for seat in seats if seat.looked_at != self.pool.generation]))
 
     def _is_bound(self, seat: Seat) -> bool:
         """Whether it has to leave alone what is kept for others."""
@@ -210,27 +196,6 @@ class Dealing:
         if not seat.admitted.all:
             return True
         return seat.admitted.admits(attributes_of(offer.get("attributes", ())), offer["hostname"])
-
-    def _let_look(self, seat: Seat, offers: Sequence[Offer], supply: Supply, now_s: float) -> bool:
-        """Lets one job look; whether it has launched anything."""
-        begun_s = time.monotonic()
-        key = seat.tenant.demand_key
-        launched = seat.launched
-        seat.looked_at = self.pool.generation
-        seat.looked_s = now_s
-        self.pool.lend(offers)
-        seat.lent.update({offer_id(offer): offer for offer in offers})
-        self._looking = seat
-        self._guarded(seat, seat.tenant.handle, events.OffersArrived(tuple(offers)))
-        self._guarded(seat, seat.tenant.tick)
-        self._looking = None
-        if seat.launched > launched:
-            seat.is_overtaken = False
-            self._metrics.placed(time.monotonic() - begun_s)
-            return True
-        if key is not None and not seat.lent:
-            self._fruitless.remember(key, supply, now_s)
-        return False
 
     def _release(self, now_s: float) -> None:
         """Everyone has looked: decides what is held on to, and for how long the rest is refused."""

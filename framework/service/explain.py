@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from framework.service.agents import AgentFacts
 from framework.service.constraints import HOSTNAME, Constraints, parse_constraints
 from framework.service.explanation import AgentRow, Explanation, TaskNeed, Verdict, describe
+from framework.service.making_way import what_it_leaves, why_it_shrinks
 from framework.service.others import left_of
 from framework.service.records import JobRecord
 from framework.service.requests import SearchJobRequest, TrainingRequest
@@ -99,7 +100,8 @@ class _Case:
         if job.tasks and job.need is not Need.COME_BACK:
             wants = " It could use more." if job.need is not Need.NOTHING else ""
             where = _count(len(job.held), "agent")
-            return Verdict.RUNNING, f"The job runs, with {_count(job.tasks, 'task')} on {where}.{wants}"
+            shrinks = why_it_shrinks(now.reservation, job.job_id)
+            return Verdict.RUNNING, f"The job runs, with {_count(job.tasks, 'task')} on {where}.{wants}{shrinks}"
         if job.need is Need.NOTHING:
             return Verdict.RUNNING, "The job wants nothing at the moment: its tasks are ending or all have ended."
         if not now.connected:
@@ -224,7 +226,7 @@ class _Case:
             kind = "search" if job.sizing is not None and not job.sizing.is_gang else "job"
             found.append(
                 f"The {kind} {job.job_id} of {job.user}, whose share is {100 * shares.get(job.user, 0.0):.0f} %, holds "
-                f"{describe(held)} there."
+                f"{describe(held)} there.{what_it_leaves(self._now.reservation, job, self._job.job_id)}"
             )
         return found
 

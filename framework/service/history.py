@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
-from sqlalchemy import Table, delete, func, insert, select
+from sqlalchemy import Table, delete, func, insert, select, update
 from sqlalchemy.engine import Connection
 
 from framework.service import overview
 from framework.service.database import ServiceDatabase
 from framework.service.records import JobEvent, OutputChunk, ProgressPoint
-from framework.service.tables import EVENTS, OUTPUT, PROGRESS
+from framework.service.tables import EVENTS, OUTPUT, PROGRESS, RECEIVED
 
 OUTPUT_LIMIT_CHARACTERS = 8 * 2**20
 """How much of a job's output is kept here; the whole is in its sandboxes."""
@@ -55,13 +56,26 @@ class JobHistory(ServiceDatabase):
             rows = connection.execute(query.order_by(EVENTS.c.number).limit(limit)).mappings().all()
         return [JobEvent(**row) for row in rows]
 
-    def add_output(self, job_id: str, chunks: Sequence[tuple[str, str, str]]) -> None:
-        """Keeps output: (task, stream, text) of each chunk; beyond the limit the oldest goes."""
+    def add_output(
+        self,
+        job_id: str,
+        chunks: Sequence[tuple[str, str, str]],
+        received: Mapping[tuple[str, str], int] = MappingProxyType({}),
+    ) -> None:
+        """Keeps output; beyond the limit the oldest goes.
+
+        Args:
+            job_id: whose.
+            chunks: (task, stream, text) of each.
+            received: (task id, stream) -> how many bytes there are of it up to the end of these chunks.
+        """
         rows = [{"job_id": job_id, "task": task, "stream": stream, "text": text} for task, stream, text in chunks]
         if not rows:
             return
         with self._transaction() as connection:
             connection.execute(insert(OUTPUT), rows)
+            for key, size in received.items():
+                _note_received(connection, job_id, key, size)
             self._output_kept[job_id] = (
                 self._output_kept[job_id] + sum(len(row["text"]) for row in rows)
                 if job_id in self._output_kept
@@ -70,6 +84,15 @@ class JobHistory(ServiceDatabase):
             if self._output_kept[job_id] > OUTPUT_LIMIT_CHARACTERS:
                 del self._output_kept[job_id]
                 self._forget_older_half(connection, OUTPUT, job_id)
+
+    def received(self, job_id: str) -> dict[str, dict[str, int]]:
+        """How much of each task's output has been kept: task id -> stream -> bytes."""
+        query = select(RECEIVED.c.task_id, RECEIVED.c.stream, RECEIVED.c.bytes).where(RECEIVED.c.job_id == job_id)
+        found: dict[str, dict[str, int]] = {}
+        with self.reading() as connection:
+            for task_id, stream, size in connection.execute(query):
+                found.setdefault(task_id, {})[stream] = size
+        return found
 
     def output(self, job_id: str, *, after: int = 0, limit: int | None = None) -> list[OutputChunk]:
         """Output of a job with numbers above `after`, oldest first."""
@@ -130,3 +153,11 @@ class JobHistory(ServiceDatabase):
         # The newest stays.
         odd = select(numbered.c.step).where(numbered.c.place % 2 == 0)
         connection.execute(delete(PROGRESS).where(PROGRESS.c.job_id == job_id, PROGRESS.c.step.in_(odd)))
+
+
+def _note_received(connection: Connection, job_id: str, key: tuple[str, str], size: int) -> None:
+    task_id, stream = key
+    values = {"job_id": job_id, "task_id": task_id, "stream": stream, "bytes": size}
+    ours = (RECEIVED.c.task_id == task_id) & (RECEIVED.c.stream == stream)
+    if not connection.execute(update(RECEIVED).where(ours).values(values)).rowcount:
+        connection.execute(insert(RECEIVED).values(values))

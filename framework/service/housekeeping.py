@@ -44,6 +44,9 @@ def _forget(store: ServiceStore, keep_s: float, every_s: float, ending: threadin
             count = store.delete_jobs(ended_before_s, remove_old_searches(store, ended_before_s))
         except (StorageUnavailableError, ServiceLeaseLostError) as error:
             logger.warning("old jobs are not forgotten this time: %s", error)
+        except Exception:
+            # Whatever it is: the thread would be gone, and the database grow from now on.
+            logger.exception("old jobs are not forgotten this time")
         else:
             if count:
                 logger.info("%d jobs forgotten that ended more than %g days ago", count, keep_s / 86400)

@@ -13,8 +13,10 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from framework import events
+from framework.background import AtOnce, Background
 from framework.connection import Connection
 from framework.lease import ServiceLeaseLostError
+from framework.master import LeadingMaster
 from framework.mesos_calls import MesosCalls
 from framework.search.database import StorageUnavailableError
 from framework.service.agents import AgentDirectory
@@ -53,10 +55,13 @@ class Hub:
         note: tells whoever watches something that concerns no job in particular.
         ended: called when nothing of a job runs any more; the seat is gone then.
         failed: called when a job's state machine has raised; may raise. Its tasks are killed.
+        tell: tells those who watch a job something, by the job's id.
         metrics: counts what happens.
         queue: who is served first.
         agents: knows the agents; None where nobody needs to.
         reservations: decides for whom agents are kept.
+        master: hears which master leads; None where nobody needs to know.
+        background: where what takes long is done; None: at once.
         clock: seconds, monotonic.
 
     Attributes:
@@ -71,10 +76,13 @@ class Hub:
         note: Callable[[str], None],
         ended: Callable[[Seat], None],
         failed: Callable[[Seat, Exception], None],
+        tell: Callable[[str, str], None] = lambda job_id, text: None,
         metrics: Metrics | None = None,
         queue: FairQueue | None = None,
         agents: AgentDirectory | None = None,
         reservations: Reservations | None = None,
+        master: LeadingMaster | None = None,
+        background: Background | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._mesos = mesos
@@ -82,12 +90,14 @@ class Hub:
         self._ended = ended
         self._failed = failed
         self._metrics = metrics or Metrics()
+        self._master = master
+        self._background = background or AtOnce()
         self._clock = clock
         self._connection = Connection(note)
         self._seats: dict[str, Seat] = {}
         self._ledger = Ledger(mesos, journal, self._metrics, clock())
         kept = reservations or Reservations()
-        self._standing = Standing(self._seats, queue or FairQueue(), agents, kept, self._guarded)
+        self._standing = Standing(self._seats, queue or FairQueue(), agents, kept, self._guarded, tell)
         self._dealing = Dealing(mesos, self._seats, self._standing, kept, self._guarded, self._metrics, clock)
         self._calls = SeatCalls(mesos, self._ledger, self._dealing, self._metrics)
         self._next_idle = 0
@@ -137,7 +147,7 @@ class Hub:
         Raises:
             BadInputError: if the constraints make no sense; whatever `make` raises.
         """
-        seat = Seat(self._calls, job_id, user, number, constraints, tasks)
+        seat = Seat(self._calls, job_id, user, number, constraints, tasks, self._background)
         seat.tenant = make(seat)
         self._seats[job_id] = seat
         self._ledger.owns(seat, seat.tasks)
@@ -172,8 +182,7 @@ class Hub:
             case events.StatusUpdate():
                 self._status_update(event)
             case events.MessageArrived():
-                seat = self._ledger.owner(event.executor_id)
-                if seat is not None:
+                if (seat := self._ledger.owner(event.executor_id)) is not None:
                     self._guarded(seat, seat.tenant.handle, event)
             case events.Refused():
                 self._connection.refused(event)
@@ -213,6 +222,8 @@ class Hub:
 
     def _subscribed(self, event: events.Subscribed) -> None:
         self._framework_id = event.framework_id
+        if self._master is not None:
+            self._master.subscribed_at(event.master, event.version)
         self._journal.subscribed(event.framework_id)
         self._connection.subscribed(self._clock())
         self._metrics.connected(True)
@@ -230,8 +241,7 @@ class Hub:
             self._guarded(seat, seat.tenant.handle, event)
 
     def _status_update(self, event: events.StatusUpdate) -> None:
-        seat = self._ledger.heard(event, self._clock())
-        if seat is not None:
+        if (seat := self._ledger.heard(event, self._clock())) is not None:
             self._guarded(seat, seat.tenant.handle, event)
 
     # Jobs.
@@ -248,7 +258,8 @@ class Hub:
         """Looks after all jobs of which something runs, and in turn after the others, one of those alike."""
         idle: dict[Hashable, Seat] = {}
         for seat in self.seats:
-            if seat.has_tasks or seat.lent or seat.tenant.need is Need.NOTHING:
+            is_busy = seat.has_tasks or seat.lent or self._dealing.is_planning(seat)
+            if is_busy or seat.tenant.need is Need.NOTHING:
                 self._guarded(seat, seat.tenant.tick)
             else:
                 key = seat.tenant.demand_key
@@ -284,6 +295,6 @@ class Hub:
     def _remove(self, seat: Seat) -> None:
         del self._seats[seat.job_id]
         self._ledger.dismiss(seat)
-        self.pool.put_back(seat.lent.values())
+        self._dealing.returned(seat, list(seat.lent.values()))
         seat.lent.clear()
         seat.tenant.close()

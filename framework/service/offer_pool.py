@@ -86,6 +86,10 @@ class OfferPool:
     def __len__(self) -> int:
         return len(self._held)
 
+    def __contains__(self, one: str) -> bool:
+        """Whether an offer of this id is in hand."""
+        return one in self._held
+
     @property
     def offers(self) -> list[Offer]:
         """All that are not lent, oldest first."""

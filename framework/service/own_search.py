@@ -1,15 +1,19 @@
-"""Which search in the database is a job's, and how it is removed with the job."""
+"""Which search in the database is a job's, how it is removed with the job, and how it is gone on with."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import time
+from collections.abc import Sequence
+from typing import Any
 
 from dike.exceptions import BadInputError
 from framework.search.database import StorageUnavailableError
+from framework.search.inheritance import SearchState
 from framework.search.removal import remove_study
 from framework.search.store import SearchSummary, Store
-from framework.service.records import JobRecord
+from framework.service.records import JobKind, JobRecord
 from framework.service.requests import SearchJobRequest, read_request
 from framework.service.store import ServiceStore
 
@@ -32,6 +36,50 @@ def is_own(record: JobRecord, search: SearchSummary) -> bool:
     return search.spec == asked and search.created_s >= record.submitted_s
 
 
+def reopen_search(store: ServiceStore, record: JobRecord, user: str, constraints: Sequence[str] | None) -> None:
+    """Lets the job of a search that has ended wait for its turn again, with all trials that there are.
+
+    Args:
+        store: the service's database.
+        record: the job.
+        user: who asks for it.
+        constraints: which agents it may use from now on; None for those that it might use before.
+
+    Raises:
+        BadInputError: if it is no search, has not ended, has nothing left to run, or somebody else runs it.
+    """
+    name = record.id
+    if record.kind is not JobKind.SEARCH:
+        raise BadInputError(
+            f"Job '{name}' is a training job: it goes on from its checkpoints when it is submitted again with "
+            "--checkpoint-dir."
+        )
+    if not record.state.has_ended():
+        then = "ask again when it has ended" if record.kill_requested else "it goes on by itself"
+        raise BadInputError(f"The search '{name}' is {record.state}; {then}.")
+    searches = Store(store.url, engine=store.engine)
+    # Nobody runs it meanwhile, and nobody removes it.
+    with searches.lock(name):
+        (search,) = searches.searches(name)
+        if not is_own(record, search):
+            raise BadInputError(f"The search '{name}' in the database is another than the job's, which has left none.")
+        ended = sum(count for state, count in search.states.items() if state.has_ended())
+        if ended >= search.spec.trial_count:
+            raise BadInputError(f"The search '{name}' is complete; nothing is left to run.")
+        changes: dict[str, Any] = {}
+        if constraints is not None:
+            allowed = list(constraints)
+            changes = {"constraints": allowed, "request": {**record.request, "constraints": allowed}}
+        if record.state_data is not None:
+            left = SearchState.from_json(record.state_data)
+            begun = dataclasses.replace(
+                left, began_s=time.time(), ending=None, cancelled=False, slots=(), first_slot_s=None
+            )
+            changes["state_data"] = begun.to_json()
+        if not store.reopen_job(name, f"{user} has asked that it goes on", **changes):
+            raise BadInputError(f"The search '{name}' goes on already.")
+
+
 def remove_old_searches(store: ServiceStore, ended_before_s: float) -> list[str]:
     """Removes the searches of jobs that ended before a time, studies included.
 
@@ -42,24 +90,22 @@ def remove_old_searches(store: ServiceStore, ended_before_s: float) -> list[str]
     Returns:
         The jobs that have no search any more; a search that somebody has gone on with since is in use.
     """
-    names = store.old_searches(ended_before_s)
-    searches = (
-        {search.spec.name: search for search in Store(store.url, engine=store.engine).searches()} if names else {}
-    )
-    return [name for name in names if _is_gone(store, name, searches.get(name), ended_before_s)]
+    return [name for name in store.old_searches(ended_before_s) if _is_gone(store, name, ended_before_s)]
 
 
-def _is_gone(store: ServiceStore, name: str, search: SearchSummary | None, ended_before_s: float) -> bool:
+def _is_gone(store: ServiceStore, name: str, ended_before_s: float) -> bool:
     record = store.job(name)
-    if record is None or search is None:
-        return True
     searches = Store(store.url, engine=store.engine)
     try:
-        if not is_own(record, search):
+        found = searches.searches(name)
+        if record is None or not found or not is_own(record, found[0]):
             return True
         if (searches.last_heartbeat_s(name) or 0.0) >= ended_before_s:
             return False
         with searches.lock(name):
+            record = store.job(name)
+            if record is not None and not record.state.has_ended():
+                return False
             # In this order: a search without a study is removed the next time.
             remove_study(store.url, name)
             searches.delete_search()

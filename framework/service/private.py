@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from framework import events
+from framework.background import Threads
 from framework.driver import Driver
-from framework.master import Master
+from framework.master import LeadingMaster
 from framework.service.hub import Hub
 from framework.service.journal import Journal
 from framework.service.seat import Seat
@@ -42,13 +43,13 @@ class PrivateJob(Generic[Kind]):
     constraints: tuple[str, ...] = ()
 
 
-def run_privately(job: PrivateJob[Kind], mesos: MesosAccess, master: Master, **settings: Any) -> Kind:
+def run_privately(job: PrivateJob[Kind], mesos: MesosAccess, master: LeadingMaster, **settings: Any) -> Kind:
     """Runs a job to its end, under a framework of its own.
 
     Args:
         job: what to run.
         mesos: how to subscribe.
-        master: where.
+        master: where; hears which one leads after an election.
         settings: further fields of `framework.driver.FrameworkSettings`.
 
     Returns:
@@ -61,7 +62,15 @@ def run_privately(job: PrivateJob[Kind], mesos: MesosAccess, master: Master, **s
     scheduler = events.EventScheduler()
     driver = Driver(mesos.settings(f"dike {job.job_id}", **settings), master.uri, scheduler)
     # Connections lost and found are told by the job itself.
-    hub = Hub(driver, journal=Journal(), note=logger.info, ended=_has_ended, failed=_raise)
+    hub = Hub(
+        driver,
+        journal=Journal(),
+        note=logger.info,
+        ended=_has_ended,
+        failed=_raise,
+        master=master,
+        background=Threads(lambda: scheduler.events.put(events.WorkDone())),
+    )
     made: list[Kind] = []
 
     def make(seat: Seat) -> Kind:

@@ -30,7 +30,7 @@ class Candidate:
 class FairQueue:
     """Weighted dominant resource fairness (Ghodsi et al., NSDI 2011) between users.
 
-    What a job has lost comes first, whoever it belongs to: its other tasks hold resources meanwhile.
+    What a job has lost comes first, whoever it belongs to: its other tasks hold resources, or it held them just now.
 
     Args:
         weight: user -> weight, above 0; one with twice the weight is entitled to twice the share.

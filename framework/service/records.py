@@ -28,7 +28,7 @@ class JobState(enum.StrEnum):
     KILLED = "killed"
 
     def has_ended(self) -> bool:
-        """Whether it will never run again."""
+        """Whether nothing of it will run any more, unless it is a search and somebody asks that it goes on."""
         return self in (JobState.FINISHED, JobState.FAILED, JobState.KILLED)
 
 
@@ -37,7 +37,7 @@ class JobRecord:
     """One job as the database has it.
 
     Attributes:
-        id: unique, part of its tasks' ids; `framework.runner.new_job_id` for a training job, its name for a search.
+        id: unique, part of its tasks' ids; its name, or `framework.runner.new_job_id` for a training job without one.
         kind: what it is.
         user: who asked for it.
         script: name of the script inside its bundle.

@@ -5,7 +5,16 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    TypeAdapter,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from dike.exceptions import BadInputError, DikeError
 from dike.profile import ModelProfile
@@ -13,7 +22,16 @@ from framework.elastic.options import read_bounds, read_stragglers
 from framework.job import JobSpec
 from framework.search.records import SearchSpec
 from framework.service.records import JobKind
-from framework.service.request_fields import MAX_ITEMS, ConstraintTexts, Environment, Script, Seconds, Text
+from framework.service.request_fields import (
+    MAX_ITEMS,
+    ConstraintTexts,
+    Environment,
+    Name,
+    Script,
+    Seconds,
+    Text,
+    VolumeTexts,
+)
 from framework.service.search_bounds import check_search
 from solver import Plan
 
@@ -22,11 +40,18 @@ MAX_VARIABLES = 20_000
 
 
 class TrainingRequest(BaseModel):
-    """A training job as it is submitted; the fields mean what they mean in `framework.job.JobSpec`."""
+    """A training job as it is submitted; most fields mean what they mean in `framework.job.JobSpec`.
+
+    Attributes:
+        name: the job's id; None to make one up.
+        constraints: see `JobRecord`.
+        volumes: folders of the agents for its containers (`framework.containers.parse_volume`).
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["training"] = "training"
+    name: Name | None = None
     script: Script
     arguments: Annotated[list[Text], Field(max_length=MAX_ITEMS)] = []
     profile: dict[str, Any]
@@ -43,6 +68,11 @@ class TrainingRequest(BaseModel):
     stragglers: Literal["replace", "report", "ignore"] | None = None
     preload: Annotated[list[Text], Field(max_length=1000)] | None = None
     constraints: ConstraintTexts = []
+    volumes: VolumeTexts = []
+
+    @model_serializer(mode="wrap")
+    def _known_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _without_news(write(self))
 
     @model_validator(mode="after")
     def _is_consistent(self) -> TrainingRequest:
@@ -88,6 +118,7 @@ class SearchJobRequest(BaseModel):
         spec: `framework.search.records.SearchSpec` as JSON values, its script being a path inside the bundle.
         preload: modules for the zygotes, as `framework.search.script_facts` finds them on the client.
         constraints: see `JobRecord`.
+        volumes: folders of the agents for its containers (`framework.containers.parse_volume`).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -96,6 +127,11 @@ class SearchJobRequest(BaseModel):
     spec: dict[str, Any]
     preload: Annotated[list[Text], Field(max_length=1000)] = []
     constraints: ConstraintTexts = []
+    volumes: VolumeTexts = []
+
+    @model_serializer(mode="wrap")
+    def _known_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _without_news(write(self))
 
     @model_validator(mode="after")
     def _is_a_search(self) -> SearchJobRequest:
@@ -116,6 +152,18 @@ class SearchJobRequest(BaseModel):
         return _SEARCH_SPEC.validate_python(self.spec)
 
 
+class Resumption(BaseModel):
+    """How a search that has ended is gone on with.
+
+    Attributes:
+        constraints: see `JobRecord`; None for those that it had before.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    constraints: ConstraintTexts | None = None
+
+
 JobRequest = Annotated[TrainingRequest | SearchJobRequest, Field(discriminator="kind")]
 _SEARCH_SPEC = TypeAdapter(SearchSpec)
 _REQUEST: TypeAdapter[TrainingRequest | SearchJobRequest] = TypeAdapter(JobRequest)
@@ -133,6 +181,11 @@ def read_request(values: Any) -> TrainingRequest | SearchJobRequest:
         raise _refused(error) from error
 
 
+def _without_news(values: dict[str, Any]) -> dict[str, Any]:
+    """A request without the fields that services of earlier versions do not know, where they say nothing."""
+    return {field: value for field, value in values.items() if value or field not in ("name", "volumes")}
+
+
 def _refused(error: ValidationError) -> BadInputError:
     return BadInputError(f"The job cannot be taken: {_first_of(error)}.")
 
@@ -144,14 +197,14 @@ def _first_of(error: ValidationError) -> str:
     return f"{where}: {said}" if where else said
 
 
-def search_request(spec: SearchSpec, script: str, preload: tuple[str, ...]) -> SearchJobRequest:
-    """A search to be submitted, its script at this path inside the bundle.
+def search_request(spec: SearchSpec, script: str, preload: tuple[str, ...], **more: Any) -> SearchJobRequest:
+    """A search to be submitted, its script at this path inside the bundle; `more` are further fields of the request.
 
     Raises:
         BadInputError: if no service would take it.
     """
     values = dataclasses.asdict(dataclasses.replace(spec, script=script))
     try:
-        return SearchJobRequest(spec=values, preload=list(preload))
+        return SearchJobRequest(spec=values, preload=list(preload), **more)
     except ValidationError as error:
         raise _refused(error) from error

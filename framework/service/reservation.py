@@ -1,16 +1,19 @@
 """Keeps agents for the job that has waited longest out of turn, so that small jobs do not starve large ones.
 
 Jobs that fit go ahead of jobs that do not (backfilling). A job that is first in the order and has waited long gets the
-agents that it would use on the empty cluster: nobody else of us starts there any more, and what is free there is kept
-from other frameworks for a while, given back for as long, and so on.
+agents that it would use if others made way (`framework.service.making_way`), or else on the empty cluster: nobody else
+of us starts there any more, and what is free there is kept from other frameworks for a while, given back for as long,
+and so on.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from framework.service.concession import Place
 
 RESERVE_AFTER_S = 60.0
 HOLD_S = 30.0
@@ -31,15 +34,15 @@ class Contender:
         since_s: since when it waits.
         is_overtaken: whether a job behind it has started meanwhile.
         can_be_helped: whether a job on one of these agents would make way.
-        place: the ids of the agents it would use if nothing of ours ran anywhere; none if it would not fit even then,
-            None if that is not known at the moment.
+        place: where it would start if others made way, or if nothing of ours ran anywhere; no agents if it would not
+            fit even then, None if that is not known at the moment.
     """
 
     job_id: str
     since_s: float
     is_overtaken: bool
     can_be_helped: Callable[[frozenset[str]], bool]
-    place: Callable[[], frozenset[str] | None]
+    place: Callable[[], Place | None]
 
 
 @dataclass(frozen=True)
@@ -51,12 +54,14 @@ class Reservation:
         agents: their ids.
         since_s: since when.
         hold_s: how long what is free there is held, and then given back.
+        gives_up: elastic job -> ids of the tasks that it gives up, or has given up, for the job.
     """
 
     job_id: str
     agents: frozenset[str]
     since_s: float
     hold_s: float = HOLD_S
+    gives_up: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def is_holding(self, now_s: float) -> bool:
         """Whether offers of its agents are held against other frameworks just now."""
@@ -130,16 +135,17 @@ class Reservations:
             self._checked_s = -math.inf
 
     def _place(self, contender: Contender, now_s: float) -> None:
-        agents = contender.place()
-        if agents is None:
+        place = contender.place()
+        if place is None:
             return
         self._checked_s = now_s
-        helps = contender.is_overtaken or len(agents) > 1 or contender.can_be_helped(agents)
+        agents, gives_up = place.agents, place.gives_up
+        helps = contender.is_overtaken or len(agents) > 1 or gives_up or contender.can_be_helped(agents)
         if not agents or not helps:
             # It does not fit yet, or is simply the next: whatever becomes free is offered to it first.
             self._useless_until_s[contender.job_id] = now_s + self._after_s
             self.current = None
         elif self.current is not None:
-            self.current = dataclasses.replace(self.current, agents=agents)
+            self.current = dataclasses.replace(self.current, agents=agents, gives_up=gives_up)
         else:
-            self.current = Reservation(contender.job_id, agents, now_s, self._hold_s)
+            self.current = Reservation(contender.job_id, agents, now_s, self._hold_s, gives_up)

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from dike.exceptions import BadInputError
 from framework.policies.registry import make_policy
 from framework.search.records import SearchSpec
 from framework.search.space import check_space
 from framework.search.study import grid_size
-from framework.service.request_fields import MAX_ITEMS, MAX_NAME, Environment, Script, Text
+from framework.service.request_fields import MAX_ITEMS, Environment, Name, Script, Text
 
 MAX_TRIALS = 100 * MAX_ITEMS
-_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._+-]{{0,{MAX_NAME - 1}}}")
-"""A search's name is its job's id too, and so part of Mesos' ids and of paths."""
-
-
-def _name(text: str) -> str:
-    if not _NAME.fullmatch(text):
-        raise ValueError(f"is of up to {MAX_NAME} letters, digits, '.', '_', '+' and '-', a letter or digit first")
-    return text
-
-
 Positive = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=MAX_ITEMS)]
@@ -58,7 +47,7 @@ class _Settings(_Bounds):
 
 
 class _Search(_Bounds):
-    name: Annotated[str, AfterValidator(_name)]
+    name: Name
     script: Script
     arguments: Annotated[tuple[Text, ...], Field(max_length=MAX_ITEMS)]
     flags: dict[Text, Text]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dike.exceptions import BadInputError, DikeError
 from framework import events
-from framework.lease import HEARTBEAT_S, STALE_S, LeaseLostError
+from framework.lease import HEARTBEAT_S, STALE_S, Heartbeat, LeaseLostError
 from framework.policies.registry import make_policy
 from framework.search.database import StorageUnavailableError
 from framework.search.inheritance import SearchState, close_slices, prepared
@@ -97,8 +97,8 @@ def make_search(record: JobRecord, seat: Seat, notebook: Notebook, around: Surro
         # Where it keeps its checkpoints already it stays, should this service have another root.
         spec = store.spec
         last_sign_s = store.last_heartbeat_s(spec.name)
-        resources.enter_context(_locked(store, spec.name))
-        study = (Study.create if is_new else Study.open)(around.store.url, spec)
+        resources.enter_context(_locked(store, spec.name, around.store.shared.heartbeat))
+        study = (Study.create if is_new else Study.open)(around.store.url, spec, around.store.shared.storage())
         resources.callback(study.close)
         close_slices(store, last_sign_s, living)
         records = prepared(store.load_trials(), study.asked(), living)
@@ -106,13 +106,17 @@ def make_search(record: JobRecord, seat: Seat, notebook: Notebook, around: Surro
         for trial in records:
             store.save_trial(trial)
         slices = store.load_slices()
+        first_slot = max((piece.slot for piece in slices), default=-1) + 1
+        if state is not None:
+            # `dike tune --resume` may have had slots of its own meanwhile.
+            state = dataclasses.replace(state, next_slot=max(state.next_slot, first_slot))
         launch = SlotLaunch(
             spec=spec,
             bundle_url=around.bundle_url(record.bundle_token),
             script=spec.script,
             preload=tuple(request.preload),
             python=around.python,
-            image=around.image,
+            container=around.mounts.container(request, spec.checkpoint_dir),
             hand_out_gpus=around.hand_out_gpus,
         )
         seat.sizing = SearchSizing(spec)
@@ -126,7 +130,7 @@ def make_search(record: JobRecord, seat: Seat, notebook: Notebook, around: Surro
             Roster(spec, store, study, records),
             store,
             around.agents(record.constraints),
-            first_slot=max((piece.slot for piece in slices), default=-1) + 1,
+            first_slot=first_slot,
             state=state,
             patient=True,
         )
@@ -143,9 +147,15 @@ def _state(record: JobRecord, seat: Seat) -> SearchState | None:
 
 
 def _ending_with(spec: SearchSpec, state: SearchState | None, records: Iterable[TrialRecord]) -> SearchState | None:
-    """The state, of a search that ends if a trial failed that should end it: the trial was written down before it."""
-    failed = next((trial for trial in records if trial.state is TrialState.FAILED), None)
-    if spec.on_failure != "abort" or state is None or state.ending is not None or failed is None:
+    """The state, of a search that ends if a trial failed that should end it: the trial was written down before it.
+
+    What failed before the search was gone on with has ended it once.
+    """
+    if spec.on_failure != "abort" or state is None or state.ending is not None:
+        return state
+    since_s = state.began_s
+    failed = next((one for one in records if one.state is TrialState.FAILED and (one.ended_s or 0.0) >= since_s), None)
+    if failed is None:
         return state
     reason, _, _ = failed.error.partition("\n")
     return dataclasses.replace(state, ending=f"trial {failed.number} failed: {reason}")
@@ -162,7 +172,7 @@ def _open(store: Store, spec: SearchSpec, record: JobRecord) -> bool:
     except StorageUnavailableError:
         raise
     except BadInputError:
-        if not is_own(record, next(search for search in store.searches() if search.spec.name == spec.name)):
+        if not is_own(record, *store.searches(spec.name)):
             raise
         store.open_search(spec.name)
         return False
@@ -170,13 +180,13 @@ def _open(store: Store, spec: SearchSpec, record: JobRecord) -> bool:
 
 
 @contextlib.contextmanager
-def _locked(store: Store, name: str) -> Iterator[None]:
+def _locked(store: Store, name: str, heartbeat: Heartbeat) -> Iterator[None]:
     """Holds the search's lease; a predecessor on another machine may seem to hold it for a while after its death."""
     deadline_s = time.monotonic() + STALE_S + HEARTBEAT_S
     while True:
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(store.lock(name))
+                stack.enter_context(store.lock(name, heartbeat))
             except StorageUnavailableError:
                 raise
             except BadInputError:

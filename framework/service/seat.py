@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from framework import events
+from framework.background import AtOnce, Background
 from framework.job import TaskState
 from framework.offers import address_of
 from framework.service.constraints import parse_constraints
@@ -42,6 +43,7 @@ class Seat:
         admitted: the same, read.
         tenant: the job.
         sizing: what it takes; None where nobody has said. Whoever makes the tenant sets it.
+        background: where the tenant may do what takes long.
         tasks: id -> task, those that have not ended.
         lent: id -> offer it looks at.
         looked_at: the pool's generation that it has looked at last.
@@ -65,6 +67,7 @@ class Seat:
         number: int,
         constraints: Sequence[str] = (),
         tasks: Iterable[TaskRecord] = (),
+        background: Background | None = None,
     ) -> None:
         self._front = front
         self.job_id = job_id
@@ -74,6 +77,7 @@ class Seat:
         self.admitted = parse_constraints(constraints)
         self.tenant: Tenant
         self.sizing: Sizing | None = None
+        self.background = background or AtOnce()
         self.tasks = {task.task_id: task for task in tasks}
         self.lent: dict[str, Offer] = {}
         self.looked_at: int | None = None

@@ -6,10 +6,12 @@ import dataclasses
 import logging
 import time
 import traceback
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dike.exceptions import DikeError
 from framework import events
+from framework.background import Background
 from framework.connection import FrameworkRemovedError
 from framework.lease import ServiceLeaseLostError
 from framework.master import LeadingMaster
@@ -34,10 +36,16 @@ WRITE_S = 0.5
 
 
 class StoredJournal(Journal):
-    """Writes the hub's journal into a service's database."""
+    """Writes the hub's journal into a service's database.
 
-    def __init__(self, store: ServiceStore) -> None:
+    Args:
+        store: the database.
+        books: job -> what it has told, which may not be written yet.
+    """
+
+    def __init__(self, store: ServiceStore, books: Mapping[str, Notebook]) -> None:
         self._store = store
+        self._books = books
 
     def subscribed(self, framework_id: str) -> None:
         self._store.set_framework_id(framework_id)
@@ -45,7 +53,10 @@ class StoredJournal(Journal):
     def intends(self, job_id: str, tasks: Any, state: dict[str, Any]) -> None:
         self._store.save(tasks, {job_id: state})
 
-    def changed(self, tasks: Any, states: dict[str, dict[str, Any]]) -> None:
+    def changed(self, tasks: Sequence[TaskRecord], states: dict[str, dict[str, Any]]) -> None:
+        for job_id in {task.job_id for task in tasks if task.ended_s is not None} & self._books.keys():
+            # The end of a task's output comes with its last status update, which is not repeated any more after this.
+            self._books[job_id].write()
         self._store.save(tasks, states)
 
 
@@ -61,6 +72,7 @@ class Service:
         queue: who is served first.
         agents: knows the agents; None where nobody does.
         master: hears which master leads; None where nobody needs to know.
+        background: where what takes long is done; None: at once.
     """
 
     def __init__(
@@ -70,9 +82,9 @@ class Service:
         queue: FairQueue | None = None,
         agents: AgentDirectory | None = None,
         master: LeadingMaster | None = None,
+        background: Background | None = None,
     ) -> None:
         self._around = around
-        self._master = master
         self._store = around.store
         self._books: dict[str, Notebook] = {}
         self._states: dict[str, JobState] = {}
@@ -85,12 +97,15 @@ class Service:
         self.hub = Hub(
             mesos,
             metrics=self.metrics,
-            journal=StoredJournal(self._store),
+            journal=StoredJournal(self._store, self._books),
             note=logger.warning,
             ended=self._has_ended,
             failed=self._has_failed,
+            tell=lambda job_id, text: self._books[job_id].event("note", text),
             queue=queue,
             agents=agents,
+            master=master,
+            background=background,
         )
         tasks: dict[str, list[TaskRecord]] = {}
         for task in self._store.tasks(live_only=True):
@@ -121,8 +136,6 @@ class Service:
             case events.KillRequested():
                 self._kill(event.job_id, event.user)
             case _:
-                if isinstance(event, events.Subscribed) and self._master is not None:
-                    self._master.subscribed_at(event.master, event.version)
                 try:
                     self.hub.handle(event)
                 except FrameworkRemovedError:
@@ -138,8 +151,7 @@ class Service:
         now_s = time.monotonic()
         if now_s - self._written_s >= WRITE_S:
             self._written_s = now_s
-            for book in self._books.values():
-                book.write()
+            self._write()
         self.metrics.went_round(time.monotonic() - begun_s)
 
     def cancel(self) -> None:
@@ -149,11 +161,16 @@ class Service:
 
     def _leave(self) -> None:
         self._leaves = True
-        for book in self._books.values():
-            book.write()
+        self._write()
         for seat in self.hub.seats:
             if isinstance(seat.tenant, Holder):
                 seat.tenant.leave()
+
+    def _write(self) -> None:
+        # Each transaction waits for the disk.
+        with self._store.together():
+            for book in self._books.values():
+                book.write()
 
     def _admit(self, record: JobRecord, tasks: list[TaskRecord]) -> None:
         self._numbers += 1
@@ -163,23 +180,36 @@ class Service:
         if record.started_s is not None:
             self._started.add(record.id)
         try:
-            self.hub.admit(
-                record.id,
-                record.user,
-                self._numbers,
-                lambda seat: make_tenant(record, seat, book, self._around),
-                constraints=record.constraints,
-                tasks=tasks,
-            )
-        except (StorageUnavailableError, ServiceLeaseLostError):
+            self._seat(record, tasks, book)
+        except ServiceLeaseLostError:
             raise
         except Exception as error:
-            # One job that cannot be taken up must not keep the service from the others.
+            if self.hub.seat(record.id) is not None:
+                raise
+            # One job that cannot be taken up must not keep the service from the others. If the database is away for
+            # these too, that cannot be written, and the job is none the worse for it.
             self._failed(record.id, error)
             self.hub.disown(tasks)
             return
         if record.kill_requested:
             self._kill(record.id)
+
+    def _seat(self, record: JobRecord, tasks: list[TaskRecord], book: Notebook) -> None:
+        for is_last in (False, True):
+            try:
+                self.hub.admit(
+                    record.id,
+                    record.user,
+                    self._numbers,
+                    lambda seat: make_tenant(record, seat, book, self._around),
+                    constraints=record.constraints,
+                    tasks=tasks,
+                )
+                return
+            except StorageUnavailableError:
+                # The database may have been away for a moment.
+                if is_last or self.hub.seat(record.id) is not None:
+                    raise
 
     def _kill(self, job_id: str, user: str = "") -> None:
         if self.hub.seat(job_id) is not None:

@@ -12,12 +12,14 @@ from pathlib import Path
 
 from dike.exceptions import BadInputError
 from framework import events
-from framework.bundle import BundleServer
+from framework.background import Threads
 from framework.connection import FrameworkRemovedError
+from framework.containers import Volume
 from framework.driver import Driver
 from framework.job_plan import AllAgents, no_agent_meets
 from framework.master import LeadingMaster, leading_for_s
 from framework.runner import absolute_folder
+from framework.search.study_storage import load_optuna
 from framework.service.agents import AgentDirectory
 from framework.service.constraints import parse_constraints
 from framework.service.election import elected, end_at_once
@@ -55,8 +57,8 @@ class ServeRequest:
         ha: ZooKeeper of an election between several services (`framework.service.election`); None without election.
         standby: whether to wait while another service runs on the database; with `ha` that is so anyway.
         weight: user -> weight in the queue.
+        allowed_volumes: what users may ask for in their containers.
         keep_s: how long jobs that have ended are kept; None for ever.
-        bundle_port: where executors fetch scripts from; 0 takes a free port.
     """
 
     state: str
@@ -67,8 +69,8 @@ class ServeRequest:
     ha: str | None = None
     standby: bool = False
     weight: Callable[[str], float] = lambda user: 1.0
+    allowed_volumes: tuple[Volume, ...] = ()
     keep_s: float | None = None
-    bundle_port: int = 0
 
 
 Front = Callable[[Reception, Service, LeadingMaster], AbstractContextManager[None]]
@@ -102,14 +104,14 @@ def serve(request: ServeRequest, front: Front, note: Callable[[str], None]) -> N
 def _serve_as_one_framework(
     request: ServeRequest, checkpoint_root: str, front: Front, note: Callable[[str], None]
 ) -> None:
+    load_optuna()
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(contextlib.closing(ServiceStore(request.state)))
         stack.enter_context(elected(request.ha, note, end_at_once))
         lease = stack.enter_context(store.lock(end_at_once, note if request.standby or request.ha else None))
         master = stack.enter_context(request.mesos.connect())
-        address = request.mesos.our_address(master)
-        bundles = stack.enter_context(BundleServer(store.bundle, address, request.bundle_port))
-        scheduler = events.EventScheduler(leading_for_s)
+        bundles = stack.enter_context(request.mesos.bundle_server(store.bundle, master))
+        scheduler = events.EventScheduler(functools.partial(leading_for_s, credentials=request.mesos.credentials))
         settings = request.mesos.settings(
             NAME,
             framework_id=store.framework_id(),
@@ -118,8 +120,7 @@ def _serve_as_one_framework(
             checkpoint=True,
         )
         driver = Driver(settings, master.uri, scheduler, lease.is_certain)
-        leading = LeadingMaster(master)
-        directory = stack.enter_context(contextlib.closing(AgentDirectory(leading.ask, request.mesos.role)))
+        directory = stack.enter_context(contextlib.closing(AgentDirectory(master.ask, request.mesos.role)))
         directory.refresh()
         around = Surroundings(
             store=store,
@@ -130,13 +131,15 @@ def _serve_as_one_framework(
             checkpoint_root=checkpoint_root,
             agents=functools.partial(agents_for, directory),
             demand=directory.demand,
+            allowed_volumes=request.allowed_volumes,
         )
-        service = Service(around, driver, FairQueue(request.weight), directory, leading)
+        background = Threads(lambda: scheduler.events.put(events.WorkDone()))
+        service = Service(around, driver, FairQueue(request.weight), directory, master, background)
         if count := len(service.hub.seats):
             note(f"going on with {count} {'job' if count == 1 else 'jobs'}")
         if request.keep_s is not None:
             stack.enter_context(forgetting_old_jobs(store, request.keep_s))
-        stack.enter_context(front(Reception(store, scheduler.events), service, leading))
+        stack.enter_context(front(Reception(store, scheduler.events, around.mounts), service, master))
         drive(
             service,
             driver,

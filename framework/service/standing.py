@@ -6,12 +6,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from framework.service.agents import AgentDirectory, AgentFacts
+from framework.service.concession import Place, Room
+from framework.service.making_way import MakingWay, UnknownPlaceError
 from framework.service.offer_pool import OfferPool
 from framework.service.others import Others, left_of
 from framework.service.places import Places
 from framework.service.queueing import Candidate, FairQueue
 from framework.service.records import TaskRecord
-from framework.service.reservation import Contender, Reservations
+from framework.service.reservation import Contender, Reservation, Reservations
 from framework.service.seat import Seat
 from framework.service.sizing import nodes_for
 from framework.service.snapshot import JobFacts, Snapshot
@@ -30,6 +32,7 @@ class Standing:
         agents: knows the agents; None where nobody does.
         reservations: what is kept for whom.
         guarded: makes a call of a job's state machine.
+        tell: tells those who watch a job something, by the job's id.
 
     Attributes:
         gathers: whether a job waits that needs several agents at a time, and would fit if it had them.
@@ -42,6 +45,7 @@ class Standing:
         agents: AgentDirectory | None,
         reservations: Reservations,
         guarded: Callable[..., None],
+        tell: Callable[[str, str], None],
     ) -> None:
         self._seats = seats
         self._queue = queue
@@ -49,6 +53,7 @@ class Standing:
         self._reservations = reservations
         self._guarded = guarded
         self._places = Places()
+        self._making_way = MakingWay(seats, guarded, tell)
         self._waits_since_s: dict[str, float] = {}
         self._others = Others()
         self.gathers = False
@@ -75,6 +80,8 @@ class Standing:
         self._drop_if_useless(pool, now_s)
         released = self._reservations.update(now_s, [self._contender(seat) for seat in waiting if seat.sizing])
         kept = self._reservations.current
+        self._making_way.forget(self._waits_since_s.keys())
+        self._making_way.ask(kept)
         if kept is not None:
             for seat, tenant in self._in_the_way(kept.job_id, kept.agents):
                 self._guarded(seat, tenant.vacate, kept.agents)
@@ -99,9 +106,7 @@ class Standing:
             held_offers=len(pool),
             jobs={seat.job_id: _facts(seat) for seat in self._seats.values()},
             order=tuple(seat.job_id for seat in self.order(list(self._seats.values()))),
-            shares=self._queue.shares(
-                {seat.user for seat in self._seats.values()}, self._held_by_users(), self._total()
-            ),
+            shares=self._shares(),
             reservation=kept,
             kept_s=0.0 if kept is None else now_s - kept.since_s,
         )
@@ -112,7 +117,7 @@ class Standing:
             self._waits_since_s[seat.job_id],
             seat.is_overtaken,
             lambda agents: any(True for _ in self._in_the_way(seat.job_id, agents)),
-            lambda: self._place(seat, beside_others=True),
+            lambda: self._best_place(seat),
         )
 
     def _gathers(self, gangs: Sequence[Seat]) -> bool:
@@ -137,27 +142,66 @@ class Standing:
             return
         offered = pool.supply(pool.offers)
         busy = {task.agent_id for task in self._tasks()}
-        if kept.agents <= offered.keys() - busy:
+        if kept.agents <= offered.keys() - busy or self._should_fit(seat, kept, offered):
             self._reservations.did_not_help(now_s)
+
+    def _should_fit(self, seat: Seat, kept: Reservation, offered: Room) -> bool:
+        """Whether all has ended that others were to give up for it, and is on offer."""
+        if not self._making_way.has_made_way(kept):
+            return False
+        there = [agent for agent in self._usable(seat) if agent.agent_id in kept.agents & offered.keys()]
+        try:
+            return bool(self._fits(seat, there, offered))
+        except UnknownPlaceError:
+            return False
+
+    def _best_place(self, seat: Seat) -> Place | None:
+        """Where a job would start if others made way, else if nothing of ours ran anywhere; None if not known now."""
+        agents = self._place(seat, beside_others=True)
+        if not agents:
+            return None if agents is None else Place()
+        kept = self._reservations.current
+        mine = kept if kept is not None and kept.job_id == seat.job_id else None
+        usable = self._usable(seat)
+        try:
+            place = self._making_way.place(
+                seat, usable, self._others.all, mine, self._shares, lambda room: self._fits(seat, usable, room)
+            )
+        except UnknownPlaceError:
+            return Place(agents) if mine is None or not mine.gives_up else None
+        return place if place.agents else Place(agents, place.gives_up)
+
+    def _usable(self, seat: Seat) -> list[AgentFacts]:
+        return [one for one in self._agents() or () if seat.admitted.admits(one.attributes, one.hostname)]
+
+    def _fits(self, seat: Seat, agents: Sequence[AgentFacts], room: Room) -> frozenset[str]:
+        """Ids of the agents that a job would use if there were this much of them."""
+        assert seat.sizing is not None
+        fit = self._places.fit(seat, nodes_for(seat.sizing, [(agent, room[agent.agent_id]) for agent in agents]))
+        if fit is None:
+            raise UnknownPlaceError
+        return frozenset(agent.agent_id for agent in agents if agent.node in fit.nodes)
 
     def _place(self, seat: Seat, *, beside_others: bool) -> frozenset[str] | None:
         """Ids of the agents that a job would use if nothing of ours ran anywhere, or nothing of anybody's.
 
         None if that is not known now.
         """
-        agents = self._agents()
-        if agents is None:
+        if self._agents() is None:
             return None
         if seat.sizing is None:
             return frozenset()
         others = self._others.all if beside_others else {}
-        usable = [
-            (agent, left_of(agent, others.get(agent.agent_id, {})))
-            for agent in agents
-            if seat.admitted.admits(agent.attributes, agent.hostname)
-        ]
-        fit = self._places.fit(seat, nodes_for(seat.sizing, usable))
-        return None if fit is None else frozenset(agent.agent_id for agent in agents if agent.node in fit.nodes)
+        usable = self._usable(seat)
+        room = {agent.agent_id: left_of(agent, others.get(agent.agent_id, {})) for agent in usable}
+        try:
+            return self._fits(seat, usable, room)
+        except UnknownPlaceError:
+            return None
+
+    def _shares(self) -> dict[str, float]:
+        """User -> dominant share of the cluster, divided by the user's weight."""
+        return self._queue.shares({seat.user for seat in self._seats.values()}, self._held_by_users(), self._total())
 
     def _held_on_agents(self) -> dict[str, dict[str, float]]:
         return _added_by(

@@ -20,7 +20,7 @@ from sqlalchemy.engine import Connection
 from dike.exceptions import BadInputError
 from framework.service.history import JobHistory
 from framework.service.records import JobKind, JobRecord, JobState, TaskRecord
-from framework.service.tables import BUNDLES, EVENTS, JOBS, OUTPUT, PROGRESS, SERVICES, TASKS
+from framework.service.tables import BUNDLES, EVENTS, JOBS, OUTPUT, PROGRESS, RECEIVED, SERVICES, TASKS
 
 logger = logging.getLogger(__name__)
 
@@ -74,14 +74,36 @@ class ServiceStore(JobHistory):
         with self._adding, self._transaction() as connection:
             if connection.execute(select(JOBS.c.id).where(JOBS.c.id == record.id)).first() is not None:
                 raise BadInputError(f"There is a job '{record.id}' already; choose another --name.")
-            number = connection.execute(select(func.coalesce(func.max(JOBS.c.number), 0) + 1)).scalar_one()
-            connection.execute(insert(JOBS).values(number=number, **_job_values(dataclasses.asdict(record))))
+            values = {"number": _next_number(connection), **_job_values(dataclasses.asdict(record))}
+            connection.execute(insert(JOBS).values(values))
             connection.execute(insert(BUNDLES).values(job_id=record.id, archive=bundle))
 
     def change_job(self, job_id: str, **changes: Any) -> None:
         """Writes some fields of a job."""
         with self._transaction() as connection:
             connection.execute(update(JOBS).where(JOBS.c.id == job_id).values(_job_values(changes)))
+
+    def reopen_job(self, job_id: str, note: str, **changes: Any) -> bool:
+        """Puts a job that has ended behind all others, to wait again.
+
+        Args:
+            job_id: which.
+            note: what its events say of that.
+            changes: what else is to be written of it.
+
+        Returns:
+            False, with nothing changed, if it has not ended, or is forgotten.
+        """
+        fresh = {"state": JobState.QUEUED, "ended_s": None, "kill_requested": False, "failure": "", "result": None}
+        ended = [str(state) for state in JobState if state.has_ended()]
+        with self._adding, self._transaction() as connection:
+            values = {"number": _next_number(connection), **_job_values({**fresh, **changes})}
+            query = update(JOBS).where(JOBS.c.id == job_id, JOBS.c.state.in_(ended)).values(values)
+            if not connection.execute(query).rowcount:
+                return False
+            event = {"job_id": job_id, "time_s": time.time(), "kind": "note", "text": note}
+            connection.execute(insert(EVENTS).values(event))
+            return True
 
     def job(self, job_id: str) -> JobRecord | None:
         """One job; None if there is none of that id."""
@@ -148,7 +170,7 @@ class ServiceStore(JobHistory):
         may_go = and_(_is_old(ended_before_s), or_(JOBS.c.kind != str(JobKind.SEARCH), JOBS.c.id.in_(searches)))
         old = select(JOBS.c.id).where(may_go)
         with self._transaction() as connection:
-            for table in (BUNDLES, TASKS, EVENTS, OUTPUT, PROGRESS):
+            for table in (BUNDLES, TASKS, EVENTS, OUTPUT, RECEIVED, PROGRESS):
                 connection.execute(delete(table).where(table.c.job_id.in_(old)))
             return int(connection.execute(delete(JOBS).where(may_go)).rowcount)
 
@@ -194,6 +216,10 @@ def _save_task(connection: Connection, task: TaskRecord) -> None:
     else:
         # It came back with an agent that was cut off for longer than its job was kept.
         logger.info("task %s of job %s, which is forgotten, is %s", task.task_id, task.job_id, task.state)
+
+
+def _next_number(connection: Connection) -> int:
+    return int(connection.execute(select(func.coalesce(func.max(JOBS.c.number), 0) + 1)).scalar_one())
 
 
 def _is_old(ended_before_s: float) -> ColumnElement[bool]:

@@ -93,6 +93,17 @@ OUTPUT = Table(
     Index("dike_output_by_job", "job_id", "number"),
 )
 
+RECEIVED = Table(
+    "dike_output_received",
+    METADATA,
+    Column("task_id", String(NAME_LENGTH + 64), primary_key=True),
+    Column("stream", String(8), primary_key=True),
+    _job_id(),
+    Column("bytes", BigInteger, nullable=False),
+    Index("dike_output_received_by_job", "job_id"),
+)
+"""How much of a task's output is in `OUTPUT`, or was, or is given up."""
+
 PROGRESS = Table(
     "dike_progress",
     METADATA,

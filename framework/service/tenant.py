@@ -19,7 +19,7 @@ class Need(enum.IntEnum):
     """What a job wants offers for; the smaller, the sooner it is served."""
 
     COME_BACK = 0
-    """A job that has run wants back what it has lost."""
+    """A job that has run wants back what it has lost, unless it fails again and again."""
     START = 1
     """Its first tasks, or one more slot."""
     GROW = 2
@@ -84,8 +84,51 @@ class Tenant(Protocol):
 class Vacating(Protocol):
     """A tenant that can leave agents to others without losing anything."""
 
+    def vacatable(self) -> frozenset[str]:
+        """Ids of the tasks that it would end at the moment if it were asked to, and of those that it is ending."""
+
     def vacate(self, agent_ids: frozenset[str]) -> None:
         """Gives back what it holds on these agents, as soon as it can; may be asked for again and again."""
+
+
+@dataclass(frozen=True)
+class Spare:
+    """What an elastic job could give up.
+
+    Attributes:
+        task_ids: tasks that it could do without, those that it misses least first.
+        most: how many of them at the same time.
+        leaving: tasks that it is giving up already.
+    """
+
+    task_ids: tuple[str, ...] = ()
+    most: int = 0
+    leaving: frozenset[str] = frozenset()
+
+
+@runtime_checkable
+class Shrinking(Protocol):
+    """A tenant that can go on with fewer tasks."""
+
+    def spare(self) -> Spare:
+        """What it could give up now, or soon."""
+
+    def give_up(self, task_ids: frozenset[str], reason: str) -> None:
+        """Asks it to end these tasks as soon as it can, and not to grow meanwhile; may be asked again and again.
+
+        Args:
+            task_ids: which; those that have ended may be among them. None: it is not asked any more.
+            reason: whose wish that is, as a sentence for its user.
+        """
+
+
+@runtime_checkable
+class Planning(Protocol):
+    """A tenant that may plan in the background."""
+
+    @property
+    def is_planning(self) -> bool:
+        """Whether it does, and keeps the offers that it has looked at for that."""
 
 
 @runtime_checkable

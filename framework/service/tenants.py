@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
+from framework.containers import Volume
 from framework.elastic.demand import Demand
 from framework.job_plan import AllAgents
 from framework.job_state import stored_checkpoint_dir
+from framework.service.mounts import Mounts
 from framework.service.records import JobKind, JobRecord
 from framework.service.requests import TrainingRequest, read_request
 from framework.service.search_tenant import make_search
@@ -28,6 +31,7 @@ class Surroundings:
         bundle_url: bundle token -> where executors fetch that bundle.
         python: interpreter on the agents.
         image: container image for the tasks; None for the agent's own file system.
+        allowed_volumes: what users may ask for in their containers.
         hand_out_gpus: whether we choose the GPU devices of a task, for agents that do not isolate GPUs.
         checkpoint_root: folder for the checkpoints of jobs that name none; the same path on all agents.
         agents: constraints -> lists the agents that meet them (`framework.job_plan.AllAgents`).
@@ -42,6 +46,12 @@ class Surroundings:
     checkpoint_root: str
     agents: Callable[[tuple[str, ...]], AllAgents]
     demand: Callable[[str], Demand | None]
+    allowed_volumes: tuple[Volume, ...] = ()
+
+    @property
+    def mounts(self) -> Mounts:
+        """What its jobs find in their containers."""
+        return Mounts(self.image, self.checkpoint_root, self.allowed_volumes)
 
 
 def make_tenant(record: JobRecord, seat: Seat, notebook: Notebook, around: Surroundings) -> Tenant:
@@ -58,14 +68,20 @@ def make_tenant(record: JobRecord, seat: Seat, notebook: Notebook, around: Surro
 def _training(record: JobRecord, seat: Seat, notebook: Notebook, around: Surroundings) -> TrainingJob:
     request = read_request(record.request)
     assert isinstance(request, TrainingRequest)
+    never_before = record.id
+    if request.name is not None:
+        # Checkpoints outlive their jobs' records: those of an earlier job of this name are none of this one's.
+        never_before += f"-{datetime.fromtimestamp(record.submitted_s, UTC):%Y%m%d-%H%M%S}"
     # Where it has checkpoints already it stays, should this service have another root.
     folder = request.checkpoint_dir or stored_checkpoint_dir(record.state_data)
+    folder = folder or f"{around.checkpoint_root.rstrip('/')}/{never_before}"
     spec = request.to_spec(
         job_id=record.id,
-        checkpoint_dir=folder or f"{around.checkpoint_root.rstrip('/')}/{record.id}",
+        claims_as=never_before,
+        checkpoint_dir=folder,
         bundle_url=around.bundle_url(record.bundle_token),
         python=around.python,
-        image=around.image,
+        container=around.mounts.container(request, folder),
         hand_out_gpus=around.hand_out_gpus,
     )
     seat.sizing = TrainingSizing(spec)
@@ -73,15 +89,17 @@ def _training(record: JobRecord, seat: Seat, notebook: Notebook, around: Surroun
         # It is found out in the background, from now on.
         around.demand("")
     watcher = TrainingWatcher(notebook, spec.is_chief)
+    state = record.state_data and {**record.state_data, "received": around.store.received(record.id)}
     job = TrainingJob(
         spec,
         seat,
         watcher,
         around.agents(record.constraints),
         demand=around.demand,
-        state=record.state_data,
+        state=state,
         launched=seat.tasks.keys(),
         patient=True,
+        background=seat.background,
     )
     last = around.store.last_progress(record.id) if record.state_data is not None else None
     if last is not None and job.result.steps is None:

@@ -41,6 +41,7 @@ class Notebook:
         self._job_id = job_id
         self._events: list[tuple[str, str]] = []
         self._output: list[tuple[str, str, str]] = []
+        self._received: dict[tuple[str, str], int] = {}
         self._progress: list[ProgressPoint] = []
         self._written_waiting = self.waiting = waiting
         self._told_waiting_s = -WAITING_EVERY_S
@@ -63,6 +64,10 @@ class Notebook:
         if text:
             self._output.append((task, stream, storable(text)))
 
+    def received(self, task_id: str, stream: str, size: int) -> None:
+        """So many bytes of what a task has written are in `output`; the next service goes on from there."""
+        self._received[task_id, stream] = size
+
     def progress(self, point: ProgressPoint) -> None:
         """The chief has reported a step."""
         self._progress.append(point)
@@ -72,8 +77,9 @@ class Notebook:
         # Cleared only once written; but without its database the service ends, and what is left here is lost.
         self._store.add_events(self._job_id, self._events)
         self._events.clear()
-        self._store.add_output(self._job_id, self._output)
+        self._store.add_output(self._job_id, self._output, self._received)
         self._output.clear()
+        self._received.clear()
         self._store.add_progress(self._job_id, self._progress)
         self._progress.clear()
         if self.waiting != self._written_waiting:
@@ -118,6 +124,9 @@ class TrainingWatcher(JobObserver):
         key = (task.task_id, chunk.stream)
         decoder = self._decoders.setdefault(key, codecs.getincrementaldecoder("utf-8")("replace"))
         self._book.output(task.name, chunk.stream, decoder.decode(chunk.data))
+        # The next service's decoder begins with a whole character.
+        begun, _ = decoder.getstate()
+        self._book.received(task.task_id, chunk.stream, chunk.end - len(begun))
 
     def checkpoint(self, path: str, step: int) -> None:
         self._book.event("checkpoint", f"step {step}: {path}")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from dike.exceptions import BadInputError
 from dike.profile import ModelProfile
+from solver.text_files import read_text
 
 
 def load_saved_profile(path: str, batch_size: int | None = None) -> ModelProfile:
@@ -20,14 +21,9 @@ def load_saved_profile(path: str, batch_size: int | None = None) -> ModelProfile
     """
     if not path.endswith(".json"):
         raise BadInputError(f"'{path}' is no saved profile (.json); make one with 'dike profile {path} -o FILE.json'.")
+    text = read_text(Path(path), "saved profile")
     try:
-        profile = ModelProfile.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise BadInputError(f"There is no file {path}; give a saved profile (.json).") from None
-    except OSError as error:
-        raise BadInputError(f"The file {path} cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError:
-        raise BadInputError(f"The file {path} is not text; give a saved profile.") from None
+        profile = ModelProfile.loads(text)
     except BadInputError as error:
         raise BadInputError(f"{path}: {error}") from error
     return profile.with_batch_size(batch_size) if batch_size else profile

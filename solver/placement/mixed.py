@@ -85,16 +85,7 @@ def fastest_mixed_placement(
 ) -> Placement | None:
     """Places an option for the most samples per second, and within the same limits for the least traffic.
 
-    Args:
-        problem: the option.
-        deadline: on `time.monotonic`'s clock; None for none.
-        at_least: samples per second below which a placement is of no interest.
-
-    Returns:
-        The placement, or None if the option does not fit or is not that fast.
-
-    Raises:
-        OutOfTimeError: if the deadline passed before the best placement was found and proven.
+    What it takes, returns and raises is as with `fastest_placement`.
     """
     whole = _whole(problem)
     if whole is None:

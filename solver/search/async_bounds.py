@@ -18,47 +18,33 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from solver.rooms import Ints, Machines
+from solver.rooms import Ints
+from solver.search.scope import Scope
 from solver.shards import Shards
 
 Floats = NDArray[np.float64]
 
 
 class StepBounds:
-    """Bounds on the steps per second of all workers, for 1 to `max_workers` workers (index 0 is one worker)."""
+    """Bounds on the steps per second of all workers, by number of workers (index 0 is one worker)."""
 
-    def __init__(
-        self,
-        machines: Machines,
-        work_s: Floats,
-        room: Ints,
-        total_bytes: int,
-        within_bytes_per_s: float,
-        max_workers: int,
-        uplink_bytes_per_s: float | None = None,
-        *,
-        ps_may_share: bool = False,
-    ) -> None:
+    def __init__(self, scope: Scope, work_s: Floats, room: Ints, total_bytes: int, within_bytes_per_s: float) -> None:
         """Prepares what does not depend on the shards.
 
         Args:
-            machines: where to place the options.
+            scope: the options.
             work_s: by kind, least seconds of a worker's step without transfers.
             room: by kind, most workers.
             total_bytes: size of all variables.
             within_bytes_per_s: speed between tasks of one machine.
-            max_workers: bounds are given for 1 to this many workers.
-            uplink_bytes_per_s: speed of each rack's uplink, each way; None where racks do not matter.
-            ps_may_share: whether a machine may have several parameter servers.
         """
-        self._machines, self._work, self._room = machines, work_s, room
-        self._total, self._within, self._max_workers = total_bytes, within_bytes_per_s, max_workers
-        self._uplink, self._share = uplink_bytes_per_s, ps_may_share
-        cards = machines.network_bytes_per_s
+        self._scope, self._work, self._room = scope, work_s, room
+        self._total, self._within = total_bytes, within_bytes_per_s
+        cards = scope.machines.network_bytes_per_s
         self._rate = 1 / (work_s + 2.0 * total_bytes / cards)
         self._cap = cards / max(1, total_bytes)
-        self._far = _added(machines.counts, room, self._rate, self._cap)
-        self._far_sum = _best_sums([self._far], max_workers)
+        self._far = _added(scope.machines.counts, room, self._rate, self._cap)
+        self._far_sum = _best_sums([self._far], scope.max_workers)
         self._far_most = np.minimum(self._rate * room, self._cap)
 
     def of(self, shards: Shards, smallest: Ints, largest: Ints, beside_ps: int) -> Floats:
@@ -70,9 +56,9 @@ class StepBounds:
             largest: the same for the largest shard.
             beside_ps: most workers that can share machines with parameter servers.
         """
-        machines, total, workers = self._machines, self._total, self._max_workers
+        scope, machines, total, workers = self._scope, self._scope.machines, self._total, self._scope.max_workers
         cards, count = machines.network_bytes_per_s, len(shards.sizes)
-        local = total if self._share else shards.sizes[0]
+        local = total if scope.ps_may_share else shards.sizes[0]
         if not total:
             return self._far_sum
         remote = np.minimum(2.0 * total / cards, 2.0 * (total - local) / cards + 2.0 * local / self._within)
@@ -82,7 +68,7 @@ class StepBounds:
         near_added = _added(machines.counts, room, rate, cap).best(beside_ps)
         near_most = np.where(smallest >= 0, np.minimum(rate * room, cap), 0.0)
         near = np.minimum(_best_sums([near_added], workers), _best_sum(near_most, machines.counts, count))
-        without_ps = int(machines.counts.sum()) - (1 if self._share else count)
+        without_ps = int(machines.counts.sum()) - (1 if scope.ps_may_share else count)
         far = np.minimum(self._far_sum, _best_sum(self._far_most, machines.counts, without_ps))
         # No machine is used twice, with a ps and without: as if each had the better of both.
         best_rate, best_cap = np.maximum(rate, self._rate), np.maximum(cap, self._cap)
@@ -90,45 +76,48 @@ class StepBounds:
         steps = np.minimum(_best_sums([either], workers), near + far)
         steps = np.minimum(steps, _best_sums([near_added, self._far], workers))
         mean = _best_sum(np.where(smallest >= 0, cards, 0.0), machines.counts, count) / total
-        lost = -1.0 if self._share else 1 - 2 * shards.sizes[0] / total
+        lost = -1.0 if scope.ps_may_share else 1 - 2 * shards.sizes[0] / total
         steps = np.minimum(
             steps, np.minimum(mean, (mean + lost * far) / (1 + lost)) if lost >= 0 else mean - lost * near
         )
         steps = np.minimum(steps, self._busiest_ps(shards, largest, rate, cap))
-        return steps if self._uplink is None else np.minimum(steps, self._across(shards, near_most, steps))
+        uplink = scope.uplink_bytes_per_s
+        return steps if uplink is None else np.minimum(steps, self._across(shards, near_most, steps, uplink))
 
     def _busiest_ps(self, shards: Shards, largest: Ints, rate: Floats, cap: Floats) -> Floats:
         """What the card of the machine with the largest shard lets through."""
-        size, cards = shards.sizes[0], self._machines.network_bytes_per_s
-        counts = np.arange(1, self._max_workers + 1)
-        best = np.zeros(self._max_workers)
+        size, cards, counts = shards.sizes[0], self._scope.machines.network_bytes_per_s, self._scope.counts
+        best = np.zeros(len(counts))
         places = {*zip(largest.tolist(), cards.tolist(), rate.tolist(), cap.tolist(), strict=True)}
         for room, card, own, most in places:
             if room < 0:
                 continue
             beside = np.minimum(np.minimum(room, counts) * own, most)
             reached = (card + max(0, 2 * size - self._total) * beside) / max(1, size)
-            if self._share:
+            if self._scope.ps_may_share:
                 reached = np.maximum(reached, card / self._total + beside)
             best = np.maximum(best, reached)
         return best
 
-    def _across(self, shards: Shards, near_most: Floats, steps: Floats) -> Floats:
+    def _across(self, shards: Shards, near_most: Floats, steps: Floats, uplink_bytes_per_s: float) -> Floats:
         """What the uplinks let through, given other bounds."""
-        assert self._uplink is not None
         rate_of: dict[str | None, float] = {}
         room_of: dict[str | None, int] = {}
         machines_of: dict[str | None, int] = {}
         most = np.maximum(near_most, self._far_most).tolist()
-        for kind, room, rate in zip(self._machines.kinds, self._room.tolist(), most, strict=True):
+        for kind, room, rate in zip(self._scope.machines.kinds, self._room.tolist(), most, strict=True):
             rate_of[kind.rack] = rate_of.get(kind.rack, 0.0) + kind.count * rate
             room_of[kind.rack] = room_of.get(kind.rack, 0) + kind.count * room
             machines_of[kind.rack] = machines_of.get(kind.rack, 0) + kind.count
-        links = len(rate_of) * self._uplink / 2
-        in_one = np.clip(np.arange(self._max_workers), 0, max(1, *room_of.values()) - 1)
+        links = len(rate_of) * uplink_bytes_per_s / 2
+        in_one = np.clip(self._scope.counts - 1, 0, max(1, *room_of.values()) - 1)
         inside = np.minimum(steps[in_one], max(rate_of.values()))
         reached: Floats = links / self._total + inside
-        stored = shards.total if self._share else shards.sizes[0] * min(len(shards.sizes), max(machines_of.values()))
+        stored = (
+            shards.total
+            if self._scope.ps_may_share
+            else shards.sizes[0] * min(len(shards.sizes), max(machines_of.values()))
+        )
         if stored < shards.total:
             reached = np.minimum(reached, links / (shards.total - stored))
         return reached

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from solver.nodes import NodeKind
 from solver.placement.problem import by_gpu_model, hosting
 from solver.resources import TaskSizes
 from solver.rooms import Ints, Machines
 from solver.search.async_bounds import StepBounds
+from solver.search.scope import Scope
 from solver.shards import Shards
 from solver.step_time import StepModel
 from solver.traffic import COST_BETWEEN_NODES, COST_WITHIN_NODE, weighted_traffic
@@ -49,61 +49,36 @@ class Bounds:
 class ShapeBounds:
     """Bounds of the options with one worker shape: what does not depend on the shards is worked out once."""
 
-    def __init__(
-        self,
-        machines: Machines,
-        model: StepModel,
-        sizes: TaskSizes,
-        max_workers: int,
-        uplink_bytes_per_s: float | None = None,
-        *,
-        ps_may_share: bool = False,
-    ) -> None:
+    def __init__(self, scope: Scope, model: StepModel, sizes: TaskSizes) -> None:
         """Prepares the bounds.
 
         Args:
-            machines: where to place the options.
+            scope: the options.
             model: step times for the worker shape.
             sizes: resources of the roles.
-            max_workers: bounds are given for 1 to this many workers.
-            uplink_bytes_per_s: speed of each rack's uplink, each way; None where racks do not matter.
-            ps_may_share: whether a machine may have several parameter servers.
         """
-        self._machines, self._model, self._sizes = machines, model, sizes
-        self._max_workers, self._uplink, self._share = max_workers, uplink_bytes_per_s, ps_may_share
-        self._limit = np.where(hosting(machines.kinds, model), max_workers, 0)
+        self._scope, self._model, self._sizes = scope, model, sizes
+        machines = scope.machines
+        self._limit = np.where(hosting(machines.kinds, model), scope.max_workers, 0)
         self._room = self._rooms_beside([])
         self._card_times = card_times(machines, self._room, model.total_bytes)
         slots = machines.counts * self._room
         self._slots = int(slots.sum())
         work = by_gpu_model(machines.kinds, model.work_s)
         self._sorted_work = np.sort(np.repeat(work, slots))
-        self._steps = StepBounds(
-            machines,
-            work,
-            np.maximum(self._room, 0),
-            model.total_bytes,
-            model.within_node_bytes_per_s,
-            max_workers,
-            uplink_bytes_per_s,
-            ps_may_share=ps_may_share,
-        )
+        room, within = np.maximum(self._room, 0), model.within_node_bytes_per_s
+        self._steps = StepBounds(scope, work, room, model.total_bytes, within)
 
     def of(self, shards: Shards) -> Bounds:
         """Bounds of the options with these shards."""
-        machines, model = self._machines, self._model
-        counts = np.arange(1, self._max_workers + 1)
+        scope, model, counts = self._scope, self._model, self._scope.counts
         if not self._slots:
-            return Bounds(np.zeros(self._max_workers), np.full(self._max_workers, np.inf))
+            return Bounds(np.zeros(len(counts)), np.full(len(counts), np.inf))
         largest, smallest = (self._rooms_beside([shards.sizes[i]]) for i in (0, -1))
-        beside_ps = most_beside_ps(machines, smallest, shards, self._max_workers)
-        local = most_local_bytes(smallest, shards, counts, beside_ps, ps_may_share=self._share)
+        beside_ps = most_beside_ps(scope, smallest, shards)
+        local = most_local_bytes(scope, smallest, shards, beside_ps)
         if model.profile.synchronous:
-            network = least_network_s(
-                machines, self._card_times, largest, shards, counts, beside_ps, local, self._share
-            )
-            if self._uplink is not None:
-                network = np.maximum(network, busiest_uplink(machines, self._room, shards, counts, self._uplink))
+            network = least_network_s(scope, self._card_times, self._room, largest, shards, beside_ps, local)
             rest = network + counts * (model.update_s(shards.sizes[0], 1) + model.dispatch_s(1))
             slowest = self._sorted_work[np.minimum(counts, self._slots) - 1]
             steps = counts / (np.maximum(slowest, rest) if model.overlap else slowest + rest)
@@ -118,55 +93,39 @@ class ShapeBounds:
     def _rooms_beside(self, shard_bytes: Sequence[int]) -> Ints:
         """How many workers fit on a machine of each kind beside such shards; -1 if those do not fit."""
         load = [self._sizes.ps(size) for size in shard_bytes]
-        room = self._machines.rooms([self._sizes.worker(self._model.shape)], [load])[:, 0, 0]
+        room = self._scope.machines.rooms([self._sizes.worker(self._model.shape)], [load])[:, 0, 0]
         beside: Ints = np.minimum(room, self._limit)
         return beside
 
 
-def option_bounds(
-    kinds: Sequence[NodeKind],
-    model: StepModel,
-    sizes: TaskSizes,
-    shards: Shards,
-    max_workers: int,
-    uplink_bytes_per_s: float | None = None,
-    *,
-    ps_may_share: bool = False,
-) -> Bounds:
-    """Bounds of all options with this worker shape and these shards (see `ShapeBounds`)."""
-    machines = Machines(kinds)
-    return ShapeBounds(machines, model, sizes, max_workers, uplink_bytes_per_s, ps_may_share=ps_may_share).of(shards)
-
-
-def most_beside_ps(machines: Machines, beside: Ints, shards: Shards, max_workers: int) -> int:
+def most_beside_ps(scope: Scope, beside: Ints, shards: Shards) -> int:
     """Most workers that can share machines with parameter servers.
 
     Args:
-        machines: the machines.
+        scope: the options.
         beside: by kind, how many workers fit beside the smallest shard.
         shards: what each ps holds.
-        max_workers: no more than this many.
     """
-    order = np.argsort(-beside)
-    before = np.cumsum(machines.counts[order]) - machines.counts[order]
-    used = np.clip(len(shards.sizes) - before, 0, machines.counts[order])
-    return min(int(used @ np.maximum(beside[order], 0)), max_workers)
+    order, counts = np.argsort(-beside), scope.machines.counts
+    before = np.cumsum(counts[order]) - counts[order]
+    used = np.clip(len(shards.sizes) - before, 0, counts[order])
+    return min(int(used @ np.maximum(beside[order], 0)), scope.max_workers)
 
 
-def most_local_bytes(beside: Ints, shards: Shards, counts: Ints, beside_ps: int, *, ps_may_share: bool) -> Floats:
+def most_local_bytes(scope: Scope, beside: Ints, shards: Shards, beside_ps: int) -> Floats:
     """Most bytes that workers can exchange with parameter servers on their own machine, each way.
 
     Each shard has at most the workers of one machine beside it, and together no more than all are.
 
     Args:
+        scope: the options.
         beside: by kind, how many workers fit beside the smallest shard.
         shards: what each ps holds.
-        counts: numbers of workers.
         beside_ps: most workers that can share machines with parameter servers.
-        ps_may_share: whether a machine may have several parameter servers.
     """
-    by_worker = np.minimum(counts, beside_ps) * float(shards.total if ps_may_share else shards.sizes[0])
-    by_shard = np.minimum(counts, max(0, int(beside.max()))) * float(shards.total)
+    of_a_worker = float(shards.total if scope.ps_may_share else shards.sizes[0])
+    by_worker = np.minimum(scope.counts, beside_ps) * of_a_worker
+    by_shard = np.minimum(scope.counts, max(0, int(beside.max()))) * float(shards.total)
     return np.minimum(by_worker, by_shard)
 
 
@@ -178,33 +137,28 @@ def least_traffic(shards: Shards, counts: Ints, local: Floats, samples_per_s: Fl
 
 
 def least_network_s(
-    machines: Machines,
-    times: Floats,
-    beside_largest: Ints,
-    shards: Shards,
-    counts: Ints,
-    beside_ps: int,
-    local: Floats,
-    ps_may_share: bool,
+    scope: Scope, times: Floats, room: Ints, beside_largest: Ints, shards: Shards, beside_ps: int, local: Floats
 ) -> Floats:
-    """Least time of the busiest network card.
+    """Least time of the busiest network card or uplink.
 
     Args:
-        machines: the machines.
+        scope: the options.
         times: what `card_times` says.
+        room: by kind, how many workers fit.
         beside_largest: by kind, how many fit beside the largest shard; -1 where that does not fit.
         shards: what each ps holds.
-        counts: numbers of workers.
         beside_ps: most workers that can share machines with parameter servers.
         local: most bytes that need no network.
-        ps_may_share: whether a machine may have several parameter servers.
     """
-    holder = _busiest_ps(machines, beside_largest, shards, counts, ps_may_share=ps_may_share)
+    machines, counts = scope.machines, scope.counts
+    holder = _busiest_ps(scope, beside_largest, shards)
     # Workers that do not sit beside a ps are on machines that have workers only.
     remote = counts - beside_ps
     others = np.where(remote > 0, times[np.clip(remote - 1, 0, len(times) - 1)], 0.0)
     busiest: Floats = np.maximum.reduce([holder, others, _mean_sent(machines, shards, counts, local)])
-    return busiest
+    if scope.uplink_bytes_per_s is None:
+        return busiest
+    return np.maximum(busiest, _busiest_uplink(machines, room, shards, counts, scope.uplink_bytes_per_s))
 
 
 def card_times(machines: Machines, room: Ints, total_bytes: int) -> Floats:
@@ -230,12 +184,10 @@ def _mean_sent(machines: Machines, shards: Shards, counts: Ints, local: Floats) 
     return sent
 
 
-def _busiest_ps(
-    machines: Machines, beside_largest: Ints, shards: Shards, counts: Ints, *, ps_may_share: bool
-) -> Floats:
+def _busiest_ps(scope: Scope, beside_largest: Ints, shards: Shards) -> Floats:
     """Least network time of the machine that has the largest shard."""
-    largest, total = shards.sizes[0], shards.total
-    places = {*zip(beside_largest.tolist(), machines.network_bytes_per_s.tolist(), strict=True)}
+    largest, total, counts = shards.sizes[0], shards.total, scope.counts
+    places = {*zip(beside_largest.tolist(), scope.machines.network_bytes_per_s.tolist(), strict=True)}
     best = np.full(len(counts), np.inf)
     for room, network_bytes_per_s in sorted(place for place in places if place[0] >= 0):
         # What it sends falls and what it receives grows with the workers beside it: the best number is where they
@@ -244,11 +196,11 @@ def _busiest_ps(
         for near in (meet, meet + 1):
             beside = np.minimum(np.minimum(near, room), counts)
             sent, received = largest * (counts - beside), beside * (total - largest)
-            if ps_may_share:
+            if scope.ps_may_share:
                 # Further shards there are sent by it instead of received: best where both amounts are equal.
                 received = np.minimum(received, beside * total * (1 - beside / counts))
             best = np.minimum(best, 2 * np.maximum(sent, received) / network_bytes_per_s)
-        if ps_may_share:
+        if scope.ps_may_share:
             # With more workers than where they meet that amount, concave in their number, is least at the ends.
             beside = np.minimum(room, counts)
             amount = np.where(beside > meet, beside * total * (1 - beside / counts), np.inf)
@@ -256,7 +208,7 @@ def _busiest_ps(
     return best
 
 
-def busiest_uplink(machines: Machines, room: Ints, shards: Shards, counts: Ints, uplink_bytes_per_s: float) -> Floats:
+def _busiest_uplink(machines: Machines, room: Ints, shards: Shards, counts: Ints, uplink_bytes_per_s: float) -> Floats:
     """Least time of the busiest uplink.
 
     Each byte of each shard goes to every worker outside its rack. Summed over the racks that is at least the size of

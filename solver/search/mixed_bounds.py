@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from solver.nodes import NodeKind
 from solver.placement.problem import by_gpu_model, hosting
 from solver.resources import TaskSizes
 from solver.rooms import Ints, Machines
@@ -14,62 +13,44 @@ from solver.search.async_bounds import StepBounds
 from solver.search.bounds import (
     Bounds,
     Floats,
-    busiest_uplink,
     card_times,
     least_network_s,
     least_traffic,
     most_beside_ps,
     most_local_bytes,
 )
+from solver.search.scope import Scope
 from solver.shards import Shards
 from solver.step_time import StepModel
 
 
-def mixed_bounds(
-    kinds: Sequence[NodeKind],
-    models: Sequence[StepModel],
-    sizes: TaskSizes,
-    shards: Shards,
-    max_workers: int,
-    uplink_bytes_per_s: float | None = None,
-    *,
-    ps_may_share: bool = False,
-) -> Bounds:
+def mixed_bounds(scope: Scope, models: Sequence[StepModel], sizes: TaskSizes, shards: Shards) -> Bounds:
     """Bounds of all options with these shards: on the network as if all workers had the shape of which most fit.
 
     Args:
-        kinds: the machines.
+        scope: the options.
         models: step times for each shape a worker may have.
         sizes: resources of the roles.
         shards: what each ps holds.
-        max_workers: bounds are given for 1 to this many workers.
-        uplink_bytes_per_s: speed of each rack's uplink, each way; None where racks do not matter.
-        ps_may_share: whether a machine may have several parameter servers.
     """
-    counts = np.arange(1, max_workers + 1)
-    machines = Machines(kinds)
+    counts, machines = scope.counts, scope.machines
     loads = [[], [sizes.ps(shards.sizes[-1])], [sizes.ps(shards.sizes[0])]]
     room = machines.rooms([sizes.worker(model.shape) for model in models], loads)
-    hosts = np.array([hosting(kinds, model) for model in models]).T
-    room = np.minimum(room, np.where(hosts, max_workers, 0)[:, :, None])
+    hosts = np.array([hosting(machines.kinds, model) for model in models]).T
+    room = np.minimum(room, np.where(hosts, scope.max_workers, 0)[:, :, None])
     alone, smallest, largest = room.max(axis=1).T
     slots = int(machines.counts @ alone)
     if not slots:
-        return Bounds(np.zeros(max_workers), np.full(max_workers, np.inf))
-    beside_ps = most_beside_ps(machines, smallest, shards, max_workers)
-    local = most_local_bytes(smallest, shards, counts, beside_ps, ps_may_share=ps_may_share)
+        return Bounds(np.zeros(len(counts)), np.full(len(counts), np.inf))
+    beside_ps = most_beside_ps(scope, smallest, shards)
+    local = most_local_bytes(scope, smallest, shards, beside_ps)
     if models[0].profile.synchronous:
         times = card_times(machines, alone, shards.total)
-        network = least_network_s(machines, times, largest, shards, counts, beside_ps, local, ps_may_share)
-        if uplink_bytes_per_s is not None:
-            network = np.maximum(network, busiest_uplink(machines, alone, shards, counts, uplink_bytes_per_s))
+        network = least_network_s(scope, times, alone, largest, shards, beside_ps, local)
         samples = _synchronous(machines, models, room[:, :, 0], shards, counts, network)
     else:
         works = _works(machines, models, room[:, :, 0]).min(axis=1)
-        within = models[0].within_node_bytes_per_s
-        bounds = StepBounds(
-            machines, works, alone, shards.total, within, max_workers, uplink_bytes_per_s, ps_may_share=ps_may_share
-        )
+        bounds = StepBounds(scope, works, alone, shards.total, models[0].within_node_bytes_per_s)
         steps = bounds.of(shards, smallest, largest, beside_ps)
         steps = np.minimum(steps, models[0].shared(shards.sizes[0]).most_steps)
         samples = _asynchronous(machines, models, room[:, :, 0], shards, counts, steps)

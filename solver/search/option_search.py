@@ -21,6 +21,7 @@ from solver.search.bounds import Bounds, ShapeBounds
 from solver.search.candidates import Candidate, CandidateTable, Key, Label
 from solver.search.mixed_bounds import mixed_bounds
 from solver.search.placer import Method, OptionPlacer, Solved
+from solver.search.scope import Scope
 from solver.shards import Shards
 from solver.step_time import StepModel
 
@@ -260,16 +261,14 @@ class OptionSearch:
             self._on_better(self._result(found, max(0.0, gap), False, self._key))
 
     def _table(self) -> CandidateTable:
-        scenario, share = self._scenario, self._ps_may_share
-        uplink, cheapest = scenario.uplink_bytes_per_s, scenario.cluster.costs().cheapest
+        scenario, cheapest = self._scenario, self._scenario.cluster.costs().cheapest
 
         def bounds(region: Sequence[NodeKind], entry: OptionRange) -> Callable[[int], Bounds]:
-            models, sizes, workers = [self.model(shape) for shape in entry.shapes], scenario.sizes, entry.max_workers
+            models, sizes = [self.model(shape) for shape in entry.shapes], scenario.sizes
+            scope = Scope(Machines(region), entry.max_workers, scenario.uplink_bytes_per_s, self._ps_may_share)
             if entry.mixed:
-                return lambda ps: mixed_bounds(
-                    region, models, sizes, self.shards(ps), workers, uplink, ps_may_share=share
-                ).weighed(self._total, *cheapest)
-            alike = ShapeBounds(Machines(region), models[0], sizes, workers, uplink, ps_may_share=share)
+                return lambda ps: mixed_bounds(scope, models, sizes, self.shards(ps)).weighed(self._total, *cheapest)
+            alike = ShapeBounds(scope, models[0], sizes)
             return lambda ps: alike.of(self.shards(ps)).weighed(self._total, *cheapest)
 
         return CandidateTable(self._regions, self._ranges, self._total, bounds, self._max_ps)

@@ -108,7 +108,7 @@ def test_processes_that_a_script_started_end_with_it(tmp_path: Path) -> None:
 BAD = [
     ("missing.py", None, r"There is no file .*missing\.py; give a training script"),
     ("folder", "", r"is a folder; give the training script in it"),
-    ("binary.py", b"\xff\xfe\x00", r"is not text"),
+    ("binary.py", b"\xff\xfe\x00", r"is not UTF-8 text"),
     ("syntax.py", b"print('x'\n", r"syntax\.py has a syntax error in line 1"),
     ("dies.py", b"import os\nos._exit(7)\n", r"dies\.py ended its own process .*exit code 7"),
     (

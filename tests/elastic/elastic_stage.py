@@ -6,12 +6,12 @@ import dataclasses
 from typing import Any
 
 from dike.profile import Api, ModelProfile
-from executor.elastic_messages import ElasticStatus, ProcessEnd, WantedProcess
+from executor.elastic_messages import ElasticStatus, ProcessEnd, WantedProcess, decode_wish
 from executor.messages import LaunchOrder, Outcome, Report
 from framework import events
 from framework.elastic.demand import Demand
+from framework.elastic.looking import GATHER_S
 from framework.elastic.models import LEAST_S, WARM_UP_S
-from framework.elastic.resizer import GATHER_S
 from framework.gathering import SETTLE_S
 from framework.job import JobSpec, JobTask, Resize
 from framework.training import TrainingJob
@@ -136,8 +136,10 @@ class ElasticStage(Stage):
         """Slots that are not deaf do what they were told since the last call, and say so."""
         messages, self._heard = self.mesos.messages[self._heard :], len(self.mesos.messages)
         for task_id, data in messages:
-            if task_id not in self.deaf:
-                self.slots[task_id].obey(WantedProcess.decode(data))
+            wish = decode_wish(data)
+            # Nothing runs in them that has written anything.
+            if task_id not in self.deaf and isinstance(wish, WantedProcess):
+                self.slots[task_id].obey(wish)
                 self.report(task_id)
 
     def report(self, task_id: str) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dike.profile import Api, ModelProfile, VariableSpec
+from dike.profile import Api
 from framework.embedded import AgentSpec, EmbeddedCluster
-from tests.elastic.running import DEADLINE_S, Running
+from tests.framework.running import DEADLINE_S, Running
+from tests.profiles import made_up_profile
 
 pytestmark = [pytest.mark.mesos, pytest.mark.tensorflow, pytest.mark.timeout(600)]
 
@@ -35,17 +36,7 @@ data = np.random.RandomState(0).rand(256, 4).astype('f')
 model.fit(data, data.sum(axis=1), batch_size=8, epochs=10000, verbose=2, callbacks=[Slowly()])
 """
 # Its FLOPs are made up: the model is a tiny one, of which no second worker would be worth anything.
-PROFILE = ModelProfile(
-    name="train.py",
-    api=Api.KERAS,
-    parameters=5,
-    parameter_bytes=20,
-    variables=(VariableSpec("out/kernel", (4, 1), "float32", 16), VariableSpec("out/bias", (1,), "float32", 4)),
-    flops_forward_per_sample=1e9,
-    flops_step_per_sample=3e9,
-    longest_path_flops=1e9,
-    batch_size=8,
-)
+PROFILE = made_up_profile({"out/kernel": (4, 1), "out/bias": (1,)}, api=Api.KERAS, flops=1e9)
 
 
 @pytest.fixture

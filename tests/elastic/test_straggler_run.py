@@ -7,25 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from dike.profile import Api, ModelProfile, VariableSpec
 from framework.embedded import AgentSpec, EmbeddedCluster
-from tests.elastic.running import Running
+from tests.framework.running import Running
+from tests.profiles import made_up_profile
 
 pytestmark = [pytest.mark.mesos, pytest.mark.tensorflow, pytest.mark.timeout(600)]
 
 SLOW_WORKER = 2
 STEPS = 1800
-PROFILE = ModelProfile(
-    name="train.py",
-    api=Api.GRAPH,
-    parameters=4,
-    parameter_bytes=16,
-    variables=(VariableSpec("w", (4, 1), "float32", 16),),
-    flops_forward_per_sample=1e9,
-    flops_step_per_sample=3e9,
-    longest_path_flops=1e9,
-    batch_size=8,
-)
+PROFILE = made_up_profile({"w": (4, 1)}, flops=1e9)
 
 
 def test_a_slow_worker_is_replaced_on_another_agent(tmp_path: Path) -> None:

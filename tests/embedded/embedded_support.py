@@ -8,32 +8,19 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import psutil
 
+from tests.waiting import is_alive
+
 DEADLINE_S = 60.0
-
-
-def eventually(look: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S) -> Any:
-    """Looks until the answer is true, and returns it."""
-    end = time.monotonic() + deadline_s
-    while not (found := look()):
-        if time.monotonic() > end:
-            raise AssertionError(f"not in {deadline_s} s: {what}")
-        time.sleep(0.02)
-    return found
 
 
 def alive(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
     """Those that still run; one that nobody has waited for yet does not."""
-    found = []
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+    return [process for process in processes if is_alive(process)]
 
 
 def with_argument(text: str) -> list[psutil.Process]:

@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from framework.embedded.library import ensure_library
-from tests.embedded.embedded_support import RawFramework, alive, eventually, with_argument
+from tests.embedded.embedded_support import RawFramework, alive, with_argument
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.mesos
 DEADLINE_S = 120
@@ -73,7 +74,7 @@ def test_up_status_down(dike: Dike) -> None:
     framework = RawFramework(master)
     framework.launch("detached", {"value": "exec sleep 7104.5"})
     framework.wait_for("detached", "TASK_RUNNING")
-    eventually(lambda: with_argument("7104.5"), "the task runs")
+    wait_until(lambda: with_argument("7104.5"), "the task runs")
 
     assert dike("down").returncode == 0
     assert not alive(daemons)
@@ -94,7 +95,7 @@ def test_status_tells_of_a_dead_agent_and_a_dead_master(dike: Dike) -> None:
     def activity() -> list[bool]:
         return [agent["active"] for agent in json.loads(dike("status", "--format", "json").stdout)["agents"]]
 
-    eventually(lambda: activity() == [True, False], "the second agent is not active")
+    wait_until(lambda: activity() == [True, False], "the second agent is not active")
     (master,) = [child for child in supervisor.children() if child.cmdline()[-1] == "master"]
     master.kill()
     master.wait(DEADLINE_S)
@@ -111,7 +112,7 @@ def test_a_cluster_whose_supervisor_was_killed_is_not_up(dike: Dike) -> None:
     supervisor = psutil.Process(agent["pid"]).parent()
     assert supervisor is not None
     supervisor.kill()
-    eventually(lambda: not alive([supervisor]), "the supervisor has ended")
+    wait_until(lambda: not alive([supervisor]), "the supervisor has ended")
     assert dike("status").returncode == 1
     assert dike("up", "--resources", "cpus:1;mem:256").returncode == 0
 

@@ -16,7 +16,8 @@ from framework.embedded import AgentSpec, EmbeddedCluster, local_resources
 from framework.embedded import cluster as cluster_module
 from framework.embedded.machine import attribute_of
 from framework.embedded.ports import BLOCK_SIZE, is_free, reserve_blocks
-from tests.embedded.embedded_support import RawFramework, alive, eventually, with_argument
+from tests.embedded.embedded_support import RawFramework, alive, with_argument
+from tests.waiting import wait_until
 
 SMALL = AgentSpec("cpus:2;mem:512;disk:100")
 
@@ -101,7 +102,7 @@ def test_agent_is_killed_and_comes_back() -> None:
         (killed,) = [psutil.Process(cluster.agents[1].pid)]
         cluster.kill_agent(1)
         assert not alive([killed])
-        eventually(lambda: len([a for a in cluster.state()["slaves"] if a["active"]]) == 1, "the master has noticed")
+        wait_until(lambda: len([a for a in cluster.state()["slaves"] if a["active"]]) == 1, "the master has noticed")
         cluster.restart_agent(1)
         cluster.wait_for_agents(60)
         assert cluster.agents[1].pid != killed.pid
@@ -112,7 +113,7 @@ def test_agent_is_killed_and_comes_back() -> None:
 def test_agent_that_leaves_is_forgotten_at_once() -> None:
     with EmbeddedCluster([SMALL, SMALL]) as cluster:
         cluster.kill_agent(0, signal.SIGUSR1)
-        eventually(lambda: [a["hostname"] for a in cluster.state()["slaves"]] == ["agent-1"], "it has left")
+        wait_until(lambda: [a["hostname"] for a in cluster.state()["slaves"]] == ["agent-1"], "it has left")
         with pytest.raises(DikeError, match="agent-0 did not register"):
             cluster.wait_for_agents(0.2)
 
@@ -162,6 +163,19 @@ def test_daemon_that_cannot_start_is_reported_with_its_log(tmp_path: Path) -> No
     assert "absent.json" in str(caught.value)
     assert not cluster.work_dir.exists()
     assert not with_argument(str(cluster.work_dir))
+
+
+@pytest.mark.mesos
+def test_a_library_that_cannot_be_loaded_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_module, "ensure_library", lambda: tmp_path / "absent.so")
+    with pytest.raises(DikeError, match=r"(?s)master ended\..*absent\.so: cannot open"):
+        EmbeddedCluster([SMALL]).start()
+
+
+@pytest.mark.mesos
+def test_a_zookeeper_that_makes_no_sense_is_reported_by_the_master() -> None:
+    with pytest.raises(DikeError, match=r"(?s)master-\d ended\..*mesos: "):
+        EmbeddedCluster([SMALL], zookeeper="zk://127.0.0.1").start()
 
 
 @pytest.mark.mesos

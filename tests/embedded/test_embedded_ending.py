@@ -15,7 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.embedded.embedded_support import DEADLINE_S, alive, eventually, with_argument
+from tests.embedded.embedded_support import DEADLINE_S, alive, with_argument
+from tests.waiting import is_alive, wait_until
 
 pytestmark = pytest.mark.mesos
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,8 +57,8 @@ class Owner:
         self.process.stdin.flush()
 
     def assert_all_gone(self) -> None:
-        eventually(lambda: not alive(self.belongings), "daemons, executors and tasks have ended")
-        eventually(lambda: not self.work_dir.exists(), "the temporary work folder is removed")
+        wait_until(lambda: not alive(self.belongings), "daemons, executors and tasks have ended")
+        wait_until(lambda: not self.work_dir.exists(), "the temporary work folder is removed")
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ def owner() -> Iterator[Owner]:
     try:
         assert process.stdout is not None
         told = json.loads(process.stdout.readline())
-        sleepers = eventually(lambda: (found := with_argument(mark)) and len(found) == 4 and found, "the task runs")
+        sleepers = wait_until(lambda: (found := with_argument(mark)) and len(found) == 4 and found, "the task runs")
         supervisor = psutil.Process(told["supervisor"])
         belongings = [supervisor, *supervisor.children(recursive=True)]
         ids = {process.pid for process in belongings}
@@ -83,7 +84,7 @@ def owner() -> Iterator[Owner]:
         assert any(part.endswith("command_executor.py") for one in belongings for part in one.cmdline())
         daemons = [one for one in belongings if one.pid in told["daemons"]]
         yield Owner(process, Path(told["work_dir"]), supervisor, daemons, belongings)
-        eventually(lambda: not with_argument(mark), "no process of the task is left")
+        wait_until(lambda: not with_argument(mark), "no process of the task is left")
     finally:
         process.kill()
         process.wait(DEADLINE_S)
@@ -140,8 +141,8 @@ os.kill(os.getpid(), 9)
         assert process.stdout is not None
         work_dir, *pids = process.stdout.readline().split()
         assert len(pids) == 3
-        eventually(
-            lambda: not alive(psutil.Process(int(pid)) for pid in pids if psutil.pid_exists(int(pid))),
+        wait_until(
+            lambda: not any(is_alive(int(pid)) for pid in pids),
             "supervisor, master and agent have ended",
         )
         assert not Path(work_dir).exists()
@@ -152,7 +153,7 @@ os.kill(os.getpid(), 9)
 def test_supervisor_is_killed(owner: Owner) -> None:
     """The system ends the daemons at once, and the owner's stop() the rest."""
     owner.supervisor.kill()
-    eventually(lambda: not alive(owner.daemons), "the daemons have ended")
+    wait_until(lambda: not alive(owner.daemons), "the daemons have ended")
     owner.say("stop")
     owner.process.wait(DEADLINE_S)
     assert not owner.work_dir.exists()

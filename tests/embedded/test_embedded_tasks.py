@@ -9,7 +9,8 @@ import psutil
 import pytest
 
 from framework.embedded import AgentSpec, EmbeddedCluster
-from tests.embedded.embedded_support import RawFramework, alive, eventually, with_argument
+from tests.embedded.embedded_support import RawFramework, alive, with_argument
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.mesos
 TERMINAL = ("TASK_FINISHED", "TASK_FAILED", "TASK_KILLED", "TASK_LOST", "TASK_ERROR")
@@ -79,19 +80,19 @@ def test_command_that_cannot_be_started(framework: RawFramework) -> None:
 def test_kill_ends_the_command_and_its_children(framework: RawFramework) -> None:
     agent = framework.launch("killed", {"value": "sleep 7101.5 & sleep 7101.5; true"})
     framework.wait_for("killed", "TASK_RUNNING")
-    eventually(lambda: len(with_argument("7101.5")) == 2, "both children run")
+    wait_until(lambda: len(with_argument("7101.5")) == 2, "both children run")
     framework.kill("killed", agent)
     status = framework.wait_for("killed", *TERMINAL)
     assert status["state"] == "TASK_KILLED"
     assert "SIGTERM" in status["message"]
-    eventually(lambda: not with_argument("7101.5"), "no child is left")
+    wait_until(lambda: not with_argument("7101.5"), "no child is left")
 
 
 def test_kill_waits_for_the_grace_period(cluster: EmbeddedCluster, framework: RawFramework) -> None:
     script = 'trap "echo saved; exit 0" TERM; echo ready; while :; do sleep 0.05; done'
     agent = framework.launch("graceful", {"value": script}, kill_policy={"grace_period": {"nanoseconds": 30 * 10**9}})
     framework.wait_for("graceful", "TASK_RUNNING")
-    eventually(lambda: "ready" in sandbox_file(cluster, "graceful", "stdout").read_text(), "the trap is set")
+    wait_until(lambda: "ready" in sandbox_file(cluster, "graceful", "stdout").read_text(), "the trap is set")
     framework.kill("graceful", agent)
     status = framework.wait_for("graceful", *TERMINAL)
     assert status["state"] == "TASK_KILLED"
@@ -103,7 +104,7 @@ def test_kill_of_a_deaf_command_after_the_grace_period(cluster: EmbeddedCluster,
     script = 'trap "" TERM; echo ready; while :; do sleep 0.05; done'
     agent = framework.launch("deaf", {"value": script}, kill_policy={"grace_period": {"nanoseconds": 300_000_000}})
     framework.wait_for("deaf", "TASK_RUNNING")
-    eventually(lambda: "ready" in sandbox_file(cluster, "deaf", "stdout").read_text(), "the trap is set")
+    wait_until(lambda: "ready" in sandbox_file(cluster, "deaf", "stdout").read_text(), "the trap is set")
     framework.kill("deaf", agent)
     status = framework.wait_for("deaf", *TERMINAL)
     assert status["state"] == "TASK_KILLED"
@@ -116,7 +117,7 @@ def test_executor_ends_after_its_task(cluster: EmbeddedCluster, framework: RawFr
     framework.wait_for("short", "TASK_RUNNING")
     assert _executors(cluster)
     assert framework.wait_for("short", *TERMINAL)["state"] == "TASK_FINISHED"
-    eventually(lambda: not _executors(cluster), "no executor is left")
+    wait_until(lambda: not _executors(cluster), "no executor is left")
 
 
 def _executors(cluster: EmbeddedCluster) -> list[psutil.Process]:
@@ -129,7 +130,7 @@ def test_a_checkpointed_task_outlives_its_agent(cluster: EmbeddedCluster) -> Non
     framework = RawFramework(cluster.master, checkpoint=True, failover_timeout=600.0)
     agent = framework.launch("survivor", {"value": "exec sleep 7102.5"})
     framework.wait_for("survivor", "TASK_RUNNING")
-    (sleeper,) = eventually(lambda: with_argument("7102.5"), "the command runs")
+    (sleeper,) = wait_until(lambda: with_argument("7102.5"), "the command runs")
     cluster.kill_agent(0)
     cluster.restart_agent(0)
     cluster.wait_for_agents()

@@ -7,21 +7,23 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import psutil
+
+from tests.waiting import wait_until
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 STANDIN = (sys.executable, str(HERE / "standin_zygote.py"))
 DEADLINE_S = 30.0
+Status = TypeVar("Status")
 
 
-class SeenSlot(ABC):
+class SeenSlot(ABC, Generic[Status]):
     """Starts `slot_process.py` and reads what it says.
 
     Args:
@@ -33,7 +35,8 @@ class SeenSlot(ABC):
     Attributes:
         sandbox: the slot's.
         process: the slot's.
-        updates: status updates so far.
+        updates: status updates of its task so far.
+        statuses: what it has said of itself so far.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class SeenSlot(ABC):
         self.sandbox = folder / "sandbox"
         self.sandbox.mkdir()
         self.updates: list[dict[str, Any]] = []
+        self.statuses: list[Status] = []
         self._changed = threading.Condition()
         with (folder / "slot.log").open("wb") as log:
             self.process = subprocess.Popen(
@@ -67,6 +71,18 @@ class SeenSlot(ABC):
         """Waits until something that it says makes the condition true."""
         with self._changed:
             assert self._changed.wait_for(condition, DEADLINE_S), what()
+
+    def status_when(self, condition: Callable[[Status], object]) -> Status:
+        """The first status from now on, the newest one included, that is as said."""
+        first = max(0, len(self.statuses) - 1)
+        found: list[Status] = []
+
+        def search() -> bool:
+            found[:] = [status for status in self.statuses[first:] if condition(status)]
+            return bool(found)
+
+        self.wait_for(search, lambda: self.statuses[-1:])
+        return found[0]
 
     def say(self, line: str) -> None:
         assert self.process.stdin is not None
@@ -108,7 +124,4 @@ class SeenSlot(ABC):
 
 
 def wait_gone(pid: int) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while psutil.pid_exists(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: not psutil.pid_exists(pid), f"the end of process {pid}")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from executor import driver as driver_module
 from executor.driver import ExecutorDriver
 from executor.quiet_pymesos import pymesos
+from tests.waiting import wait_until
 
 DEADLINE_S = 30.0
 
@@ -124,15 +124,8 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
 def connected_driver() -> ExecutorDriver:
     driver = ExecutorDriver(pymesos.Executor())
     driver.start()
-    wait_until(lambda: driver.connected)
+    wait_until(lambda: driver.connected, "the connection")
     return driver
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_an_update_is_sent_until_it_is_acknowledged(agent: Agent) -> None:
@@ -196,7 +189,7 @@ def test_an_executor_ends_when_its_agent_does_not_come_back_in_time(
 ) -> None:
     monkeypatch.setenv("MESOS_RECOVERY_TIMEOUT", "500ms")
     driver, executor = ending_driver(monkeypatch)
-    wait_until(lambda: driver.connected)
+    wait_until(lambda: driver.connected, "the connection")
     assert not executor.event.wait(1.0)
     agent.close()
     assert executor.event.wait(DEADLINE_S)

@@ -17,7 +17,7 @@ from dike.task import Role, TaskSpec
 from executor import zygote
 from executor.elastic_messages import ElasticStatus, ProcessEnd, WantedProcess, decode_job_message
 from executor.elastic_slot import preload
-from executor.messages import LaunchOrder, LogChunk, Outcome, Report
+from executor.messages import LaunchOrder, LogChunk, Outcome, Report, WantedOutput, decode_last_output
 from framework import bundle
 from tests.executor.slot_seen import HERE, STANDIN, SeenSlot, wait_gone
 
@@ -29,7 +29,7 @@ def task(attempt: int) -> TaskSpec:
     return dataclasses.replace(TASK, attempt=attempt)
 
 
-class ElasticProcess(SeenSlot):
+class ElasticProcess(SeenSlot[ElasticStatus]):
     """A slot of an elastic job."""
 
     def __init__(
@@ -39,7 +39,6 @@ class ElasticProcess(SeenSlot):
         zygote: Sequence[str] = STANDIN,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self.statuses: list[ElasticStatus] = []
         self.reports: list[dict[str, Any]] = []
         self.output = b""
         self._number = 0
@@ -61,18 +60,6 @@ class ElasticProcess(SeenSlot):
             self._number += 1
         wanted = None if attempt is None else task(attempt)
         self.say("wanted " + WantedProcess(number or self._number, wanted, known).encode())
-
-    def status_when(self, condition: Callable[[ElasticStatus], object]) -> ElasticStatus:
-        """The first status from now on, the newest one included, that is as said."""
-        first = max(0, len(self.statuses) - 1)
-        found: list[ElasticStatus] = []
-
-        def search() -> bool:
-            found[:] = [status for status in self.statuses[first:] if condition(status)]
-            return bool(found)
-
-        self.wait_for(search, lambda: self.statuses[-1:])
-        return found[0]
 
     def runs(self, attempt: int) -> int:
         """The process of an attempt, which has come to its last line."""
@@ -150,6 +137,19 @@ def test_one_attempt_makes_place_for_the_next(opened: Open) -> None:
     # There was never more than one.
     for status in slot.statuses:
         assert status.attempt not in [end.attempt for end in status.ends]
+
+
+def test_output_is_sent_again_and_its_end_comes_with_the_end(opened: Open) -> None:
+    slot = opened("train")
+    slot.runs(0)
+    begun = b"attempt 0 begins\n"
+    slot.wait_for(lambda: slot.output == begun, lambda: slot.output)
+    slot.output = begun[:8]
+    slot.say("wanted " + WantedOutput({"stdout": 8}).encode())
+    slot.wait_for(lambda: slot.output == begun, lambda: slot.output)
+    slot.kill(5)
+    [last] = decode_last_output(slot.ended()["data"])
+    assert (last.stream, last.offset, last.data) == ("stdout", 0, slot.output)
 
 
 def test_a_slot_that_stands_by_is_ready_before_it_has_a_process(opened: Open) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from executor.monitor import Gpus, RunMonitor
 from executor.output import OutputCopier
 from executor.process import wait_readable
 from executor.zygote import Zygote
+from tests.executor.polled_zygote import poll_until
 from tests.executor.slot_seen import HERE
 
 pytestmark = pytest.mark.tensorflow
@@ -63,11 +63,9 @@ class Forks:
     def start(self, task: TaskSpec, reports: Reports) -> AttemptProcess:
         channel = TaskChannel(reports, task.name, self.folder)
         attempt = AttemptProcess(task, OutputCopier(lambda *_: None), channel, RunMonitor(Gpus(())))
-        self.wait(lambda: self.zygote.ready)
+        poll_until(self.zygote, lambda: self.zygote.ready, "the zygote")
         self.zygote.ask(*attempt.request(LaunchOrder(task, "", "session_script.py"), HERE))
-        answers: list[int | str | None] = []
-        self.wait(lambda: answers.append(self.zygote.take_answer()) or answers[-1] is not None)
-        pid = answers[-1]
+        pid = poll_until(self.zygote, self.zygote.take_answer, "its answer")
         assert isinstance(pid, int), pid
         attempt.started(pid)
         self.living.append(attempt)
@@ -81,14 +79,6 @@ class Forks:
         attempt.drain()
         self.living.remove(attempt)
         return attempt.process.exit_code
-
-    def wait(self, condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + DEADLINE_S
-        while not condition():
-            assert time.monotonic() < deadline, (self.folder / "zygote.out").read_text()
-            assert not self.zygote.failure, self.zygote.failure
-            wait_readable(self.zygote.watched, 0.02)
-            self.zygote.poll()
 
 
 @pytest.fixture
@@ -133,7 +123,7 @@ def test_a_job_goes_on_with_other_numbers_of_processes(forks: Forks) -> None:
             forks.start(TaskSpec(**{**vars(task), "role": Role.PS, "index": index}), its)
             for index, its in enumerate(started)
         ]
-        forks.wait(lambda reports=reports: reports.steps("progress"))
+        poll_until(forks.zygote, lambda reports=reports: reports.steps("progress"), "its progress")
         assert all(its.lines == [{"type": "started"}] for its in started)
         assert reports.steps("progress")[0] >= last
         assert forks.stop(chief) == 143

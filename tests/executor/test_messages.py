@@ -8,9 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dike import typed
 from dike.profile import Api
 from dike.task import Role, TaskSpec
-from executor.messages import LaunchOrder, LogChunk, Outcome, Report, decode_message
+from executor.messages import (
+    LaunchOrder,
+    LogChunk,
+    Outcome,
+    Report,
+    WantedOutput,
+    decode_last_output,
+    decode_message,
+    encode,
+)
 
 TASK = TaskSpec(
     job_id="job",
@@ -29,10 +39,16 @@ def test_an_order_survives(devices: tuple[int, ...] | None) -> None:
     assert LaunchOrder.decode(order.encode()) == order
 
 
-@given(st.binary(), st.integers(0, 2**63 - 1), st.sampled_from(["stdout", "stderr"]))
-def test_a_log_chunk_survives(data: bytes, offset: int, stream: str) -> None:
-    chunk = LogChunk("task", stream, offset, data)
+@given(st.binary(), st.integers(0, 2**62), st.sampled_from(["stdout", "stderr"]), st.integers(0, 3))
+def test_a_log_chunk_survives(data: bytes, offset: int, stream: str, skipped: int) -> None:
+    chunk = LogChunk("task", stream, offset, data, skipped)
     assert decode_message(chunk.encode()) == chunk
+
+
+@pytest.mark.parametrize("offset", [-1, typed.LARGEST - 2])
+def test_a_log_chunk_that_ends_where_no_stream_does_is_a_value_error(offset: int) -> None:
+    with pytest.raises(ValueError, match="malformed"):
+        decode_message(LogChunk("task", "stdout", offset, b"end").encode())
 
 
 def test_a_report_and_an_outcome_survive() -> None:
@@ -40,6 +56,24 @@ def test_a_report_and_an_outcome_survive() -> None:
     assert decode_message(report.encode()) == report
     outcome = Outcome(-9, {"stdout": 3}, "tail", "/sandbox")
     assert Outcome.decode(outcome.encode()) == outcome
+    last = [LogChunk("task", "stdout", 1, b"\xc3\n")]
+    assert Outcome.decode(outcome.encode(last)) == outcome
+    assert decode_last_output(outcome.encode(last)) == last
+    assert decode_last_output(outcome.encode()) == []
+
+
+def test_what_is_wanted_again_survives() -> None:
+    wanted = WantedOutput({"stderr": 17})
+    assert WantedOutput.decode(wanted.encode()) == wanted
+    for other in ({"kind": "other"}, {"kind": "wanted_output", "offsets": 3}, []):
+        with pytest.raises(ValueError, match=r"malformed|not what"):
+            WantedOutput.decode(encode(other))
+
+
+@pytest.mark.parametrize("last", [3, [3], [{"task_id": "task", "stream": "other", "offset": 0, "data": ""}]])
+def test_last_output_of_another_kind_is_a_value_error(last: object) -> None:
+    with pytest.raises(ValueError, match="malformed"):
+        decode_last_output(encode({"last_output": last}))
 
 
 @given(st.binary())

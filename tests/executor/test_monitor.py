@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import psutil
 import pynvml
@@ -14,8 +13,8 @@ import pytest
 from executor.monitor import RELEASED_BYTES, Gpus, RunMonitor
 from executor.trial_messages import Usage
 from framework.embedded.machine import gpu_models
+from tests.waiting import wait_until
 
-DEADLINE_S = 60.0
 MIB = 1 << 20
 ALLOCATE = """
 import ctypes, sys
@@ -73,16 +72,18 @@ def child() -> Iterator[Callable[[str], subprocess.Popen[str]]]:
 Start = Callable[[str], "subprocess.Popen[str]"]
 
 
+def cpu_s(processes: Sequence[psutil.Process]) -> float:
+    return float(sum(sum(process.cpu_times()[:2]) for process in processes))
+
+
 def test_memory_and_cpus_are_the_sums_over_the_processes(child: Start) -> None:
     hog = child("b = bytes(1) * (64 << 20); print('up', flush=True)\nwhile True: pass")
     idle = child("import sys; print('up', flush=True); sys.stdin.read()")
     processes = [psutil.Process(hog.pid), psutil.Process(idle.pid)]
     monitor = RunMonitor(Gpus(()))
     monitor.look(processes)
-    before_s = sum(sum(process.cpu_times()[:2]) for process in processes)
-    since_s = time.monotonic()
-    while sum(sum(process.cpu_times()[:2]) for process in processes) - before_s < 0.2:
-        assert time.monotonic() - since_s < DEADLINE_S
+    before_s = cpu_s(processes)
+    wait_until(lambda: cpu_s(processes) - before_s >= 0.2, "CPU time of theirs")
     monitor.look(processes)
     usage = monitor.now
     assert usage.rss_bytes == pytest.approx(sum(process.memory_info().rss for process in processes), rel=0.05)
@@ -164,8 +165,5 @@ def test_the_figures_are_nvmls_own(child: Start) -> None:
     assert not monitor.gpus_free()
     process.kill()
     process.wait()
-    deadline = time.monotonic() + DEADLINE_S
-    while not monitor.gpus_free():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(monitor.gpus_free, "a free GPU")
     assert monitor.peak.gpu_mem_bytes == held

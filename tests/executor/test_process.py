@@ -5,22 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from executor.process import ChildProcess, Command, describe_exit
+from tests.waiting import is_alive, wait_until
 
 DEADLINE_S = 30.0
-
-
-def wait_until(condition: object, what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
 
 
 class Run:
@@ -38,8 +30,7 @@ class Run:
     def _run(self) -> None:
         self.exit_code = self.child.run(self.started.set)
 
-    def _on_output(self, stream: str, offset: int, data: bytes) -> None:
-        assert offset == len(self.output[stream])
+    def _on_output(self, stream: str, data: bytes) -> None:
         self.output[stream] += data
 
     def join(self) -> int | None:
@@ -69,7 +60,7 @@ def test_a_child_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)",
         tmp_path,
     )
-    wait_until(lambda: run.output["stdout"], "the child never spoke")
+    wait_until(lambda: run.output["stdout"], "the child's output")
     run.child.kill(grace_s=0.2)
     assert run.join() == -9
     assert run.child.kill_requested
@@ -83,10 +74,7 @@ def test_grandchildren_go_with_the_child(tmp_path: Path) -> None:
     )
     assert run.join() == 0
     grandchild = int(run.output["stdout"])
-    wait_until(
-        lambda: not psutil.pid_exists(grandchild) or psutil.Process(grandchild).status() == psutil.STATUS_ZOMBIE,
-        "the grandchild stayed",
-    )
+    wait_until(lambda: not is_alive(grandchild), "the grandchild's end")
 
 
 def test_a_kill_before_the_start_prevents_it(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -30,11 +30,10 @@ TOKEN = "t" * 32
 SUSPEND_TIMEOUT_S = 20.0
 
 
-class SlotProcess(SeenSlot):
+class SlotProcess(SeenSlot[SlotStatus]):
     """A search's slot."""
 
     def __init__(self, folder: Path, order: SlotOrder, zygote: Sequence[str] = STANDIN) -> None:
-        self.statuses: list[SlotStatus] = []
         self.losses: list[Losses] = []
         self._number = 0
         super().__init__(folder, order.encode(), zygote)
@@ -58,18 +57,6 @@ class SlotProcess(SeenSlot):
         if number is None:
             self._number += 1
         self.say("wanted " + Wanted(number or self._number, run, leave, known, reports).encode())
-
-    def status_when(self, condition: Callable[[SlotStatus], bool]) -> SlotStatus:
-        """The first status from now on, the newest one included, that is as said."""
-        first = max(0, len(self.statuses) - 1)
-        found: list[SlotStatus] = []
-
-        def search() -> bool:
-            found[:] = [status for status in self.statuses[first:] if condition(status)]
-            return bool(found)
-
-        self.wait_for(search, lambda: self.statuses[-1:])
-        return found[0]
 
     def end_of(self, trial: int, run: int = 0) -> RunEnd:
         status = self.status_when(lambda status: any(end.key == (trial, run) for end in status.ends))

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from executor import zygote
-from executor.process import wait_readable
 from executor.zygote import ForkRequest, Zygote
+from tests.executor.polled_zygote import poll_until
 
-DEADLINE_S = 30.0
 DEAF = (
     "import socket, sys, time; s = socket.socket(fileno=int(sys.argv[1])); s.send(b'{\"ready\": true}'); time.sleep(60)"
 )
@@ -35,21 +33,13 @@ def started(opened: list[Zygote], tmp_path: Path, program: str) -> Zygote:
     return opened[-1]
 
 
-def poll_until(polled: Zygote, condition: Callable[[], bool | str]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        wait_readable(polled.watched, 0.05)
-        polled.poll()
-
-
 def test_one_that_never_becomes_ready_is_given_up(
     opened: list[Zygote], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(zygote, "READY_TIMEOUT_S", 0.05)
     slow = started(opened, tmp_path, SLOW)
     first = slow.pid
-    poll_until(slow, lambda: slow.failure)
+    poll_until(slow, lambda: slow.failure, "its failure")
     assert slow.failure == "the zygote ended by signal 9 (SIGKILL), 3 times in a row"
     assert (slow.pid, slow.watched, slow.ready) == (None, (), False)
     assert first is not None
@@ -61,17 +51,17 @@ def test_one_that_does_not_answer_a_request_is_replaced(
 ) -> None:
     monkeypatch.setattr(zygote, "FORK_TIMEOUT_S", 0.05)
     deaf = started(opened, tmp_path, DEAF)
-    poll_until(deaf, lambda: deaf.ready)
+    poll_until(deaf, lambda: deaf.ready, "a zygote")
     first = deaf.pid
     deaf.ask(ForkRequest(tmp_path / "script.py", (), tmp_path, {}), (0, 1, 2, 2))
-    poll_until(deaf, lambda: deaf.pid != first)
+    poll_until(deaf, lambda: deaf.pid != first, "another zygote")
     assert (deaf.asked, deaf.take_answer()) == (False, None)
-    poll_until(deaf, lambda: deaf.ready)
+    poll_until(deaf, lambda: deaf.ready, "a zygote")
 
 
 def test_a_request_that_cannot_be_sent_is_answered(opened: list[Zygote], tmp_path: Path) -> None:
     deaf = started(opened, tmp_path, DEAF)
-    poll_until(deaf, lambda: deaf.ready)
+    poll_until(deaf, lambda: deaf.ready, "a zygote")
     deaf.ask(ForkRequest(tmp_path / "script.py", ("x" * zygote.MESSAGE_BYTES,), tmp_path, {}), (0, 1, 2, 2))
     assert not deaf.asked
     assert f"more than {zygote.MESSAGE_BYTES}" in str(deaf.take_answer())

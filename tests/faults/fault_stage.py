@@ -7,11 +7,9 @@ import os
 import queue
 import subprocess
 import sys
-import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -26,8 +24,8 @@ from framework.service.records import JobRecord, JobState, TaskRecord
 from framework.service.requests import TrainingRequest, search_request
 from framework.service.store import ServiceStore
 from tests.framework.job_stage import profile
+from tests.waiting import DEADLINE_S, Found, wait_until
 
-DEADLINE_S = 120.0
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SCRIPTS = HERE / "scripts"
@@ -44,7 +42,12 @@ class FaultStage:
 
     Attributes:
         store: the service's database.
+        trial_script, slot_mem_mib, preload: of searches.
     """
+
+    trial_script = COUNTING
+    slot_mem_mib = 256.0
+    preload: tuple[str, ...] = ()
 
     def __init__(self, cluster: EmbeddedCluster, folder: Path) -> None:
         self.cluster = cluster
@@ -106,27 +109,27 @@ class FaultStage:
         )
         return self._reception.submit(request, pack(SCRIPTS / "counting_job.py"), "user").id
 
-    def submit_tensorflow(self) -> str:
-        """Adds a job on real TensorFlow that trains until `end_jobs`; returns its id."""
+    def submit_tensorflow(self, steps: int, pause_s: float = 0.0, *, workers: int = 2) -> str:
+        """Adds a job on real TensorFlow; returns its id."""
         request = TrainingRequest(
             script=V1.name,
-            arguments=[str(self.folder / "diary.txt")],
+            arguments=[str(self.folder / "diary.txt"), str(steps), str(pause_s)],
             profile=profile().to_json(),
             checkpoint_interval_s=1.0,
             max_restarts=1000,
-            max_workers=2,
+            max_workers=workers,
             environment={"PYTHONPATH": str(ROOT)},
         )
         return self._reception.submit(request, pack(V1), "user").id
 
     def submit_search(self, rates: Sequence[str], steps: int, pause_s: float = 0.1, *, slots: int = 2) -> str:
-        """Adds a search whose trials are `tests/search/scripts/counting.py`; returns its name."""
+        """Adds a search whose trials are `trial_script`; returns its name."""
         self._rates = tuple(rates)
         diary = self.folder / "trials" / "diary.txt"
         diary.parent.mkdir()
         spec = SearchSpec(
             name="counting",
-            script=COUNTING.name,
+            script=self.trial_script.name,
             arguments=("--steps", str(steps), "--pause", str(pause_s), "--diary", str(diary)),
             flags={"lr": "--lr"},
             space=(Parameter("lr", choices=tuple(float(rate) for rate in rates)),),
@@ -136,14 +139,14 @@ class FaultStage:
             settings=PolicySettings(quantum_s=3.0),
             checkpoint_dir=str(self.folder / "trial-checkpoints"),
             checkpoint_interval_s=1.0,
-            slot_mem_mib=256.0,
+            slot_mem_mib=self.slot_mem_mib,
             slot_cpus=0.5,
             max_slots=slots,
             # Whoever fails here was killed: no agent is to blame.
             blacklist_s=1.0,
         )
-        request = search_request(spec, COUNTING.name, ())
-        return self._reception.submit(request, pack(COUNTING), "user").id
+        request = search_request(spec, self.trial_script.name, self.preload)
+        return self._reception.submit(request, pack(self.trial_script), "user").id
 
     def end_jobs(self) -> None:
         """Has every job's script end with its next step."""
@@ -156,22 +159,20 @@ class FaultStage:
         assert record is not None
         return record
 
-    def wait_until(self, condition: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S) -> Any:
+    def wait_until(self, condition: Callable[[], Found | None], what: str, deadline_s: float = DEADLINE_S) -> Found:
         """Looks until the answer is true, and returns it."""
-        deadline = time.monotonic() + deadline_s
-        while not (found := condition()):
-            assert time.monotonic() < deadline, f"not in {deadline_s:g} s: {what}\n{self.report()}"
-            time.sleep(0.05)
-        return found
+        return wait_until(condition, what, said=self.report, deadline_s=deadline_s)
 
     def report(self) -> str:
         """How the jobs stand, and the end of the service's log."""
         jobs = [f"{job.id} {job.state} {job.failure}\n{self.events(job.id)[-3000:]}" for job in self.store.jobs()]
         return "\n".join([*jobs, self.log.read_text()[-6000:] if self.log.exists() else ""])
 
-    def wait_for_end(self, job_id: str, state: JobState = JobState.FINISHED) -> JobRecord:
+    def wait_for_end(
+        self, job_id: str, state: JobState = JobState.FINISHED, deadline_s: float = DEADLINE_S
+    ) -> JobRecord:
         """Waits until a job has ended, in the given state."""
-        self.wait_until(lambda: self.job(job_id).state.has_ended(), f"the end of {job_id}")
+        self.wait_until(lambda: self.job(job_id).state.has_ended(), f"the end of {job_id}", deadline_s)
         record = self.job(job_id)
         assert record.state is state, self.report()
         return record
@@ -209,10 +210,15 @@ class FaultStage:
         for rate, _, step, found in self.trial_diary():
             assert seen[rate].setdefault(int(step), found) == found, (rate, step)
         for rate, losses in seen.items():
-            loss = 1.0
-            for step in range(1, max(losses) + 1):
-                loss *= 1 - float(rate)
-                assert losses[step] == loss.hex(), (rate, step)
+            assert losses == self.undisturbed_trial(rate, max(losses)), rate
+
+    def undisturbed_trial(self, rate: str, steps: int) -> dict[int, str]:
+        """Step -> loss of a trial that nothing has happened to."""
+        return _falling(1 - float(rate), steps)
+
+    def undisturbed_job(self, steps: int) -> dict[int, str]:
+        """The same of the training job."""
+        return _falling(0.99, steps)
 
     def last_step(self) -> int:
         return max((step for _, _, step, _ in self.diary()), default=0)
@@ -220,10 +226,7 @@ class FaultStage:
     def check_trajectory(self, steps: int | None = None) -> None:
         """The training job came to the undisturbed result, and each attempt had one chief; to its last step if None."""
         steps = self.last_step() if steps is None else steps
-        loss, expected = 1.0, {}
-        for step in range(1, steps + 1):
-            loss *= 0.99
-            expected[step] = loss.hex()
+        expected = self.undisturbed_job(steps)
         seen: dict[int, str] = {}
         for _, _, step, found in self.diary():
             assert found == expected[step], step
@@ -296,3 +299,11 @@ class FaultStage:
         for framework in self.cluster.state()["frameworks"]:
             for task in (*framework["tasks"], *framework["completed_tasks"], *framework.get("unreachable_tasks", ())):
                 assert task["id"] in known, task
+
+
+def _falling(factor: float, steps: int) -> dict[int, str]:
+    loss, losses = 1.0, {}
+    for step in range(1, steps + 1):
+        loss *= factor
+        losses[step] = loss.hex()
+    return losses

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from framework.embedded import EmbeddedCluster
-from tests.faults.chaos import AGENTS, Chaos, begin
+from tests.faults.chaos import AGENTS, ENDLESS, Chaos, begin
 from tests.faults.fault_stage import FaultStage
 
 KILLS = int(os.environ.get("DIKE_CHAOS_KILLS", "20"))
@@ -35,7 +35,7 @@ def test_everything_is_killed_and_nothing_is_lost(tmp_path: Path) -> None:
 @pytest.mark.skipif(KILLS < NIGHTLY, reason="takes long; make chaos")
 def test_a_job_on_tensorflow_comes_to_its_end(tmp_path: Path) -> None:
     with EmbeddedCluster(AGENTS) as cluster, FaultStage(cluster, tmp_path) as stage:
-        training = stage.submit_tensorflow()
+        training = stage.submit_tensorflow(ENDLESS)
         stage.start_service()
         stage.wait_until(stage.diary, "the first steps")
         chaos = Chaos(stage, training, None, SEED, say)

@@ -6,11 +6,11 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from framework.embedded import AgentSpec, EmbeddedCluster
 from tests.faults.fault_stage import FaultStage
+from tests.waiting import is_alive
 
 pytestmark = [pytest.mark.mesos, pytest.mark.timeout(300)]
 
@@ -39,6 +39,10 @@ def started(stage: FaultStage) -> str:
     stage.start_service()
     stage.wait_for_steps(15)
     return job
+
+
+def wait_for_second_attempt(stage: FaultStage) -> None:
+    stage.wait_until(lambda: any(attempt > 0 for attempt, *_ in stage.diary()), "the second attempt")
 
 
 def finished(stage: FaultStage, job: str, restarts: int) -> None:
@@ -93,9 +97,9 @@ def test_a_chief_whose_agent_is_gone_is_replaced_and_writes_no_more(stage: Fault
     ghost = stage.roles()["worker:0"]
     stage.cluster.kill_agent(index)
     # Its executor waits for the agent, and the chief knows nothing.
-    assert psutil.pid_exists(ghost.pid)
-    stage.wait_until(lambda: any(attempt > 0 for attempt, *_ in stage.diary()), "the second attempt")
-    stage.wait_until(lambda: not ghost.is_running() or ghost.status() == psutil.STATUS_ZOMBIE, "the ghost's end")
+    assert is_alive(ghost)
+    wait_for_second_attempt(stage)
+    stage.wait_until(lambda: not is_alive(ghost), "the ghost's end")
     assert {task.node for task in stage.live_tasks(job).values()} == {f"agent-{1 - index}"}
     stage.wait_for_steps(5)
     finished(stage, job, restarts=1)
@@ -108,7 +112,7 @@ def test_an_agent_that_was_unreachable_comes_back_and_its_tasks_are_ended(stage:
     index = agent_of(stage, job, "worker:0")
     lost = {task.task_id for task in stage.live_tasks(job).values() if task.node == f"agent-{index}"}
     stage.cluster.kill_agent(index, signal.SIGSTOP)
-    stage.wait_until(lambda: any(attempt > 0 for attempt, *_ in stage.diary()), "the second attempt")
+    wait_for_second_attempt(stage)
     assert {task.state for task in stage.store.tasks(job_id=job) if task.task_id in lost} == {"unreachable"}
     stage.cluster.kill_agent(index, signal.SIGCONT)
     stage.wait_until(lambda: not lost & stage.known_to_master(), "the end of the tasks that came back")
@@ -125,7 +129,9 @@ def test_a_killed_executor_takes_its_process_along_and_the_job_starts_again(stag
     (executor,) = [process for process in stage.executors() if process.environ()["MESOS_EXECUTOR_ID"] == task]
     server = stage.roles()["ps:0"]
     executor.kill()
-    stage.wait_until(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE, "the ps' end")
+    stage.wait_until(lambda: not is_alive(server), "the ps' end")
+    # The agent looks for ended executors now and then only.
+    wait_for_second_attempt(stage)
     finished(stage, job, restarts=1)
     stage.wait_until_nothing_runs()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -25,21 +26,17 @@ def dike_command(*arguments: str | Path) -> list[str]:
     return [sys.executable, "-m", "framework", *map(str, arguments)]
 
 
+def run_dike(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Runs `dike ARGUMENTS...` and waits for its end."""
+    return subprocess.run(
+        dike_command(*arguments), cwd=cwd, env=dike_environment(), capture_output=True, text=True, timeout=TIMEOUT_S
+    )
+
+
 @pytest.fixture
 def dike(tmp_path: Path) -> Dike:
     """Runs `dike ARGUMENTS...` in a folder of its own and waits for its end."""
-
-    def run(*arguments: str | Path, cwd: Path = tmp_path) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            dike_command(*arguments),
-            cwd=cwd,
-            env=dike_environment(),
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-        )
-
-    return run
+    return functools.partial(run_dike, cwd=tmp_path)
 
 
 @pytest.fixture

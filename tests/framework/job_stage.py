@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dike.profile import Api, ModelProfile, VariableSpec
+from dike.profile import Api, ModelProfile
 from executor.messages import LogChunk, Outcome, Report
 from framework import events
 from framework.gathering import SETTLE_S
@@ -13,23 +13,13 @@ from framework.observer import JobObserver
 from framework.training import TrainingJob
 from solver import NodeClass
 from tests.framework.played_mesos import PlayedMesos
+from tests.profiles import made_up_profile
 
 GIB = 2**30
 
 
 def profile(api: Api = Api.GRAPH, synchronous: bool = False) -> ModelProfile:
-    return ModelProfile(
-        name="train.py",
-        api=api,
-        parameters=10_000,
-        parameter_bytes=40_000,
-        variables=(VariableSpec("w", (100, 100), "float32", 40_000),),
-        flops_forward_per_sample=6e5,
-        flops_step_per_sample=1.8e6,
-        longest_path_flops=6e5,
-        batch_size=64,
-        synchronous=synchronous,
-    )
+    return made_up_profile({"w": (100, 100)}, api=api, flops=6e5, batch_size=64, synchronous=synchronous)
 
 
 def spec(**changes: Any) -> JobSpec:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from dike import checkpoints
-from dike.profile import Api, ModelProfile, VariableSpec
+from dike.profile import Api
 from framework.embedded import AgentSpec, EmbeddedCluster
+from tests.profiles import made_up_profile
 
 Dike = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -21,17 +22,7 @@ model = tf.keras.Sequential([tf.keras.layers.Input((2,)), tf.keras.layers.Dense(
 model.compile("sgd", "mse")
 model.fit(tf.zeros((8, 2)), tf.zeros((8, 1)))
 """
-PROFILE = ModelProfile(
-    name="train.py",
-    api=Api.KERAS,
-    parameters=3,
-    parameter_bytes=12,
-    variables=(VariableSpec("dense/kernel", (2, 1), "float32", 8), VariableSpec("dense/bias", (1,), "float32", 4)),
-    flops_forward_per_sample=6,
-    flops_step_per_sample=18,
-    longest_path_flops=6,
-    batch_size=8,
-)
+PROFILE = made_up_profile({"dense/kernel": (2, 1), "dense/bias": (1,)}, api=Api.KERAS, flops=6)
 
 
 @pytest.fixture

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import http.client
 import io
 import socket
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -15,8 +18,11 @@ import pytest
 from dike.exceptions import BadInputError
 from executor import bundle as executor_bundle
 from framework import bundle
+from framework.master import LeadingMaster, Master
+from framework.session import MesosAccess
 
 TOKEN = "t" * 32
+OTHER = "o" * 32
 
 
 @pytest.fixture
@@ -119,3 +125,35 @@ def test_the_address_towards_loopback_is_loopback() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         assert bundle.address_towards("127.0.0.1", listener.getsockname()[1]) == "127.0.0.1"
+
+
+def test_executors_are_told_the_address_that_they_can_reach(project: Path, tmp_path: Path) -> None:
+    archive = bundle.pack(project / "train.py")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    mesos = MesosAccess(master="127.0.0.1:5050", advertise_address="gate.example", bundle_port=port)
+    master = LeadingMaster(Master("127.0.0.1:5050", "127.0.0.1", 5050, "1.11.0"))
+    with mesos.bundle_server({TOKEN: archive}.get, master) as server:
+        assert server.url(TOKEN) == f"http://gate.example:{port}/bundle/{TOKEN}"
+        # Whoever forwards what comes there may come to another address than the one that faces the master.
+        executor_bundle.fetch(f"http://127.0.0.2:{port}/bundle/{TOKEN}", tmp_path / "sandbox")
+    assert (tmp_path / "sandbox" / "train.py").is_file()
+    with dataclasses.replace(mesos, advertise_address=None).bundle_server({TOKEN: archive}.get, master) as server:
+        assert server.url(TOKEN) == f"http://127.0.0.1:{port}/bundle/{TOKEN}"
+
+
+def test_the_executors_of_a_job_share_one_archive_in_memory() -> None:
+    asked: list[str] = []
+
+    def find(token: str) -> bytes | None:
+        asked.append(token)
+        return token.encode() if token in (TOKEN, OTHER) else None
+
+    with bundle.BundleServer(find, "127.0.0.1") as server, ThreadPoolExecutor(40) as pool:
+        urls = [server.url(TOKEN)] * 40 + [server.url(OTHER)] * 40
+        answers = pool.map(functools.partial(httpx.get, timeout=60), urls)
+        assert [answer.text for answer in answers] == [TOKEN] * 40 + [OTHER] * 40
+        assert sorted(asked) == sorted((TOKEN, OTHER))
+        unknown = server.url("n" * 32)
+        assert [httpx.get(unknown).status_code for _ in range(2)] == [404, 404]

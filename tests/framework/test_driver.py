@@ -32,6 +32,7 @@ from framework.driver import (
 from framework.embedded import AgentSpec, EmbeddedCluster
 from framework.events import EventScheduler
 from framework.master import connect
+from tests.waiting import wait_until
 
 DEADLINE_S = 30.0
 SETTINGS = FrameworkSettings(name="test", user=getpass.getuser())
@@ -176,11 +177,8 @@ def test_a_master_that_is_starting_is_asked_again_without_haste(status: int) -> 
     driver = Driver(SETTINGS, master.address, scheduler)
     driver.start()
     try:
-        deadline = time.monotonic() + DEADLINE_S
         started = time.monotonic()
-        while len(master.requests) < 4:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(lambda: len(master.requests) >= 4, "four requests")
         assert time.monotonic() - started >= 3 * RECONNECT_PAUSE_S
         assert not driver.aborted
     finally:

@@ -9,8 +9,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,11 @@ from dike import task as task_module
 from dike.task import TaskSpec
 from framework.embedded import AgentSpec, EmbeddedCluster
 from solver import Plan
+from tests.framework.running import DEADLINE_S, Running
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.mesos, pytest.mark.tensorflow, pytest.mark.timeout(600)]
 
-DEADLINE_S = 240.0
 AGENT = "cpus:2;mem:6144;disk:4096"
 V1_SCRIPT = """
 import sys
@@ -60,43 +60,14 @@ def mesos() -> Iterator[EmbeddedCluster]:
         yield cluster
 
 
-class Running:
-    """A `dike run --format json` that goes on while the test looks at it."""
+@pytest.fixture(autouse=True)
+def runs_end() -> Iterator[None]:
+    yield
+    Running.end_all()
 
-    def __init__(self, folder: Path, *arguments: str | Path) -> None:
-        environment = {name: value for name, value in os.environ.items() if name not in ("DIKE_MASTER", "DIKE_TASK")}
-        self.log = folder / "stderr"
-        self._output = folder / "stdout"
-        with self.log.open("w") as stderr, self._output.open("w") as stdout:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "framework", "run", "--format", "json", *map(str, arguments)],
-                cwd=folder,
-                env=environment,
-                stdout=stdout,
-                stderr=stderr,
-            )
 
-    def wait_for(self, condition: Callable[[], Any], what: str) -> Any:
-        deadline = time.monotonic() + DEADLINE_S
-        while not (value := condition()):
-            if time.monotonic() > deadline or self.process.poll() is not None:
-                self.process.kill()
-                pytest.fail(f"{what} did not come true\n{self.log.read_text()}")
-            time.sleep(0.1)
-        return value
-
-    def wait_for_text(self, text: str) -> None:
-        self.wait_for(lambda: text in self.log.read_text(), f"'{text}' on standard error")
-
-    def result(self, exit_code: int = 0) -> Result:
-        try:
-            self.process.wait(DEADLINE_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            pytest.fail(f"the run did not end\n{self.log.read_text()}")
-        assert self.process.returncode == exit_code, self.log.read_text()
-        text = self._output.read_text()
-        return dict(json.loads(text)) if text else {}
+def dike_run(folder: Path, *arguments: str | Path) -> Running:
+    return Running(folder, "run", "--format", "json", *arguments)
 
 
 def task_processes(cluster: EmbeddedCluster) -> dict[str, psutil.Process]:
@@ -138,7 +109,7 @@ def v1_script(tmp_path: Path) -> Path:
 
 
 def test_the_keras_example_on_a_private_mesos(tmp_path: Path, examples: Path) -> None:
-    run = Running(
+    run = dike_run(
         tmp_path,
         "--agents",
         "2",
@@ -151,7 +122,7 @@ def test_the_keras_example_on_a_private_mesos(tmp_path: Path, examples: Path) ->
         "6",
     )
     result = run.result()
-    log = run.log.read_text()
+    log = run.log
     plan = Plan.from_json(result["plan"])
     assert sorted({task.role for task in plan.tasks}) == ["chief", "ps", "worker"]
     assert (plan.option.workers, plan.option.ps) == (2, 1)
@@ -165,18 +136,18 @@ def test_the_keras_example_on_a_private_mesos(tmp_path: Path, examples: Path) ->
 
 def test_the_v1_example_and_its_continuation(tmp_path: Path, examples: Path, mesos: EmbeddedCluster) -> None:
     arguments = ["--master", mesos.master, "--max-workers", "2", "--checkpoint-dir", str(tmp_path / "checkpoints")]
-    run = Running(tmp_path, *arguments, examples / "digits_v1.py", "--steps", "200")
+    run = dike_run(tmp_path, *arguments, examples / "digits_v1.py", "--steps", "200")
     result = run.result()
     assert result["succeeded"]
     variables_are_where_planned(result)
-    losses = [float(text) for text in re.findall(r"loss (\d+\.\d+)", run.log.read_text())]
+    losses = [float(text) for text in re.findall(r"loss (\d+\.\d+)", run.log)]
     # The chief may print its first line when others have trained for long, so guessing among ten digits is the start.
     assert losses[-1] < math.log(10) / 2
     # The second run goes on where the first one ended; its short life may pass without a line of progress.
     saved = checkpoints_of(tmp_path)
     assert max(saved) >= 200
     (tmp_path / "again").mkdir()
-    again = Running(tmp_path / "again", *arguments, examples / "digits_v1.py", "--steps", "260")
+    again = dike_run(tmp_path / "again", *arguments, examples / "digits_v1.py", "--steps", "260")
     continued = again.result()
     assert continued["succeeded"]
     assert continued["steps"] >= 260
@@ -193,7 +164,7 @@ def checkpoints_of(folder: Path) -> dict[int, int]:
 def test_a_killed_worker_rejoins_and_a_killed_executor_restarts_the_job(
     tmp_path: Path, v1_script: Path, mesos: EmbeddedCluster
 ) -> None:
-    run = Running(
+    run = dike_run(
         tmp_path,
         *("--master", mesos.master, "--max-workers", "2", "--checkpoint-interval", "1"),
         *(v1_script, "6000"),
@@ -216,13 +187,13 @@ def test_a_killed_worker_rejoins_and_a_killed_executor_restarts_the_job(
 def test_a_killed_agent_is_survived(tmp_path: Path, v1_script: Path) -> None:
     with EmbeddedCluster([AgentSpec(resources=AGENT)] * 2) as cluster:
         cluster.wait_for_agents(60)
-        run = Running(
+        run = dike_run(
             tmp_path,
             *("--master", cluster.master, "--max-workers", "2", "--checkpoint-interval", "1"),
             *(v1_script, "3000"),
         )
         run.wait_for_text("worker:0 running")
-        node = re.findall(r"worker:0 on agent-(\d)", run.log.read_text())[0]
+        node = re.findall(r"worker:0 on agent-(\d)", run.log)[0]
         run.wait_for(lambda: checkpoints_below(tmp_path), "a first checkpoint")
         cluster.kill_agent(int(node))
         result = run.result()
@@ -234,7 +205,7 @@ def test_a_killed_agent_is_survived(tmp_path: Path, v1_script: Path) -> None:
 
 def test_a_master_that_is_restarted_is_found_again(tmp_path: Path, v1_script: Path) -> None:
     with EmbeddedCluster([AgentSpec(resources=AGENT)]) as cluster:
-        run = Running(tmp_path, "--master", cluster.master, "--max-workers", "1", v1_script, "4000")
+        run = dike_run(tmp_path, "--master", cluster.master, "--max-workers", "1", v1_script, "4000")
         run.wait_for(lambda: checkpoints_below(tmp_path), "a first checkpoint")
         before = {name: process.pid for name, process in task_processes(cluster).items()}
         cluster.kill_master()
@@ -249,33 +220,30 @@ def test_a_master_that_is_restarted_is_found_again(tmp_path: Path, v1_script: Pa
 
 
 def test_ctrl_c_ends_everything(tmp_path: Path, v1_script: Path, mesos: EmbeddedCluster) -> None:
-    run = Running(tmp_path, "--master", mesos.master, "--max-workers", "1", v1_script, "1000000")
+    run = dike_run(tmp_path, "--master", mesos.master, "--max-workers", "1", v1_script, "1000000")
     run.wait_for_text("worker:0 running")
     run.process.send_signal(signal.SIGINT)
     run.result(exit_code=130)
     assert task_processes(mesos) == {}
-    deadline = time.monotonic() + DEADLINE_S
-    while any(framework["active"] for framework in mesos.state()["frameworks"]):
-        assert time.monotonic() < deadline, "the framework is still there"
-        time.sleep(0.1)
+    wait_until(lambda: not any(one["active"] for one in mesos.state()["frameworks"]), "the framework's end")
 
 
 def test_a_failing_script_names_task_agent_and_log(tmp_path: Path, v1_script: Path, mesos: EmbeddedCluster) -> None:
     broken = "        if now > 5:\n            raise ValueError('broken on purpose')\n"
     v1_script.write_text(V1_SCRIPT.replace("print('last loss'", broken + "print('last loss'"))
-    run = Running(tmp_path, "--master", mesos.master, "--max-workers", "1", v1_script, "100")
+    run = dike_run(tmp_path, "--master", mesos.master, "--max-workers", "1", v1_script, "100")
     result = run.result(exit_code=1)
     assert re.search(r"worker:0 on agent agent-\d is failed: exited with status 1", result["failure"])
-    assert "ValueError: broken on purpose" in run.log.read_text()
-    assert "Traceback (most recent call last)" in run.log.read_text()
+    assert "ValueError: broken on purpose" in run.log
+    assert "Traceback (most recent call last)" in run.log
 
 
 def test_a_plan_can_be_saved_and_followed(tmp_path: Path, v1_script: Path, mesos: EmbeddedCluster) -> None:
-    run = Running(tmp_path, "--master", mesos.master, "--max-workers", "1", "--plan-only", v1_script, "100")
+    run = dike_run(tmp_path, "--master", mesos.master, "--max-workers", "1", "--plan-only", v1_script, "100")
     plan = run.result()
     assert plan["option"]["workers"] == 1
     (tmp_path / "plan.json").write_text(json.dumps(plan))
-    run = Running(tmp_path, "--master", mesos.master, "--plan", tmp_path / "plan.json", v1_script, "100")
+    run = dike_run(tmp_path, "--master", mesos.master, "--plan", tmp_path / "plan.json", v1_script, "100")
     result = run.result()
     assert result["succeeded"]
     assert result["plan"]["tasks"] == plan["tasks"]
@@ -283,16 +251,16 @@ def test_a_plan_can_be_saved_and_followed(tmp_path: Path, v1_script: Path, mesos
 
 def test_too_little_on_offer_is_waited_for(tmp_path: Path, v1_script: Path, mesos: EmbeddedCluster) -> None:
     arguments = ("--master", mesos.master, "--max-workers", "2")
-    plan = Running(tmp_path, *arguments, "--plan-only", v1_script, "100").result()
+    plan = dike_run(tmp_path, *arguments, "--plan-only", v1_script, "100").result()
     (tmp_path / "plan.json").write_text(json.dumps(plan))
-    holder = Running(tmp_path, *arguments, v1_script, "1000000")
+    holder = dike_run(tmp_path, *arguments, v1_script, "1000000")
     holder.wait_for_text("worker:0 running")
     (tmp_path / "second").mkdir()
-    waiter = Running(
+    waiter = dike_run(
         tmp_path / "second", "--master", mesos.master, "--plan", tmp_path / "plan.json", "--plan-only", v1_script, "100"
     )
     waiter.wait_for_text("waiting: agent agent-")
-    assert re.search(r"\d cpus wanted, [\d.]+ left", waiter.log.read_text())
+    assert re.search(r"\d cpus wanted, [\d.]+ left", waiter.log)
     holder.process.send_signal(signal.SIGTERM)
     holder.result(exit_code=130)
     assert waiter.result()["tasks"] == plan["tasks"]

@@ -15,6 +15,7 @@ from framework.gathering import COLLECT_S, NO_OFFER_S, SETTLE_S
 from framework.job import TaskState
 from framework.job_plan import no_agent_meets
 from framework.last_words import LAST_WORDS
+from framework.service.tenant import Need
 from framework.stopping import KILL_AGAIN_S, LOGS_S
 from framework.training import TrainingJob
 from solver import NodeClass
@@ -204,6 +205,20 @@ def test_restarts_are_bounded_and_the_failure_names_everything() -> None:
     for part in ("ps:0", "agent-0", "SIGKILL", "/sandbox", "--max-restarts"):
         assert part in result.failure
     assert result.failed_tail == "the tail"
+
+
+def test_a_job_that_gets_on_survives_any_number_of_failures() -> None:
+    stage = Stage(spec(max_restarts=2))
+    for step, need in ((10, Need.START), (20, Need.COME_BACK), (20, Need.COME_BACK), (20, Need.START)):
+        assert stage.job.need is need
+        tasks = stage.start()
+        chief = tasks["worker:0"]
+        stage.say(chief, Report(chief.task_id, {"type": "checkpoint", "step": step, "path": "/checkpoints/x"}))
+        stage.update(tasks["ps:0"], "TASK_LOST", message="agent removed", reason="REASON_AGENT_REMOVED")
+        stage.end_killed()
+    assert stage.job.done
+    assert stage.job.result.restarts == 3
+    assert "2 in a row without a newer checkpoint" in stage.job.result.failure
 
 
 TRACEBACK = """Traceback (most recent call last):

@@ -23,6 +23,7 @@ import psutil
 from dike.profile import Api
 from dike.roles import server
 from dike.task import VARIABLE, Role, TaskSpec
+from tests.waiting import is_alive, wait_until
 
 SCRIPTS = Path(__file__).parent / "scripts"
 DEADLINE_S = 240.0
@@ -58,7 +59,7 @@ class Process:
 
     @property
     def is_running(self) -> bool:
-        return self.process.is_running() and self.process.status() != psutil.STATUS_ZOMBIE
+        return is_alive(self.process)
 
     def wait(self) -> int | None:
         """Its exit code."""
@@ -231,13 +232,15 @@ def free_addresses(count: int) -> list[str]:
     return addresses
 
 
-def wait_until(condition: Callable[[], bool], process: Process) -> None:
+def wait_for(condition: Callable[[], object], process: Process) -> None:
     """Waits for a condition while `process` lives."""
-    deadline_s = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert process.is_running, f"{process.task.name} ended early:\n{process.text[-4000:]}"
-        assert time.monotonic() < deadline_s, f"{process.task.name} got nowhere:\n{process.text[-4000:]}"
-        time.sleep(0.1)
+    wait_until(
+        condition,
+        f"what {process.task.name} has to do",
+        said=lambda: process.text[-4000:],
+        lost=lambda: not process.is_running,
+        deadline_s=DEADLINE_S,
+    )
 
 
 def step_of(process: Process) -> int:

@@ -11,21 +11,12 @@ import pytest
 
 from dike import checkpoints
 from dike.exceptions import BadInputError
-from dike.profile import Api, ModelProfile, VariableSpec
+from dike.profile import Api, VariableSpec
 from dike.reporting import PROGRESS_INTERVAL_S, Reporter
 from dike.task import Role, TaskSpec
+from tests.profiles import made_up_profile
 
-PROFILE = ModelProfile(
-    name="model.py",
-    api=Api.GRAPH,
-    parameters=10,
-    parameter_bytes=40,
-    variables=(VariableSpec("a", (2, 4), "float32", 32), VariableSpec("b", (2,), "float32", 8)),
-    flops_forward_per_sample=1.0,
-    flops_step_per_sample=3.0,
-    longest_path_flops=1.0,
-    batch_size=8,
-)
+PROFILE = made_up_profile({"a": (2, 4), "b": (2,)}, name="model.py", flops=1.0)
 
 
 class Clock:

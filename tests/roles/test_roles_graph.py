@@ -10,7 +10,7 @@ import pytest
 from dike import checkpoints
 from dike.profile import Api
 from dike.task import Role
-from tests.roles.roles_job import SCRIPTS, Job, step_of, wait_until
+from tests.roles.roles_job import SCRIPTS, Job, step_of, wait_for
 
 pytestmark = pytest.mark.tensorflow
 
@@ -53,7 +53,7 @@ def test_asynchronous_training_places_saves_survives_and_resumes(tmp_path: Path)
     # Again with more steps and fewer ps: goes on where it ended; a worker is killed and comes back.
     with Job(Api.GRAPH, SCRIPT, tmp_path / "job", 1, 2, ("monitored", "1000"), fingerprint="one") as job:
         lost = job.worker(1)
-        wait_until(lambda: step_of(lost) > 230, lost)
+        wait_for(lambda: step_of(lost) > 230, lost)
         job.kill("worker:1")
         back = job.start(Role.WORKER, 1, attempt=1)
         assert [job.worker(0).wait(), back.wait()] == [0, 0]
@@ -91,7 +91,7 @@ def test_synchronous_training_ends(tmp_path: Path) -> None:
 def test_a_plain_session_loop_is_initialised_once_saved_and_restored(tmp_path: Path) -> None:
     with Job(Api.GRAPH, SCRIPT, tmp_path, 2, 2, ("plain", "100000"), PLAN) as job:
         chief = job.chief
-        wait_until(lambda: min(step_of(chief), step_of(job.worker(1))) > 50, chief)
+        wait_for(lambda: min(step_of(chief), step_of(job.worker(1))) > 50, chief)
         assert job.kill("worker:0", signal.SIGTERM) == 143
         saved = chief.reported("checkpoint")[-1]["step"]
         assert saved == latest_step(tmp_path) > 50
@@ -110,11 +110,11 @@ def test_a_plain_session_loop_is_initialised_once_saved_and_restored(tmp_path: P
     pretrained = {"PRETRAINED": str(tmp_path / "checkpoints" / f"model.ckpt-{saved}")}
     with Job(Api.GRAPH, SCRIPT, tmp_path, 2, 2, ("finetune", "100000"), PLAN, environment=pretrained) as job:
         lost = job.worker(1)
-        wait_until(lambda: step_of(lost) > saved + 200, lost)
+        wait_for(lambda: step_of(lost) > saved + 200, lost)
         job.kill("worker:1")
         before = step_of(job.chief)
         back = job.start(Role.WORKER, 1, attempt=1)
-        wait_until(lambda: step_of(back) > before, back)
+        wait_for(lambda: step_of(back) > before, back)
         assert job.chief.reported("progress")[0]["step"] >= saved + 100
         assert back.reported("progress")[0]["step"] >= before
     fresh = tmp_path / "fresh"

@@ -11,7 +11,7 @@ import pytest
 
 from dike.profile import Api
 from dike.task import Role
-from tests.roles.roles_job import SCRIPTS, Job, Process, step_of, wait_until
+from tests.roles.roles_job import SCRIPTS, Job, Process, step_of, wait_for
 
 pytestmark = pytest.mark.tensorflow
 
@@ -126,14 +126,14 @@ def test_a_fit_survives_and_resumes(tmp_path: Path) -> None:
     batches = 200
     with Job(Api.KERAS, script, tmp_path, 1, 2, ("60",), checkpoint_interval_s=1.0, environment=PATIENT) as job:
         chief = job.chief
-        wait_until(lambda: step_of(chief) > 100, chief)
+        wait_for(lambda: step_of(chief) > 100, chief)
         job.kill("worker:1")
         reached = step_of(chief)
-        wait_until(lambda: step_of(chief) > reached + 50, chief)
+        wait_for(lambda: step_of(chief) > reached + 50, chief)
         job.start(Role.WORKER, 1, attempt=1)
         reached = step_of(chief)
-        wait_until(lambda: step_of(chief) > reached + 100, chief)
-        wait_until(lambda: len(chief.reported("checkpoint")) > 1, chief)
+        wait_for(lambda: step_of(chief) > reached + 100, chief)
+        wait_for(lambda: len(chief.reported("checkpoint")) > 1, chief)
         assert job.kill("chief:0", signal.SIGTERM) == 143
         saved = chief.reported("checkpoint")[-1]["step"]
         assert saved == latest(tmp_path)
@@ -143,11 +143,11 @@ def test_a_fit_survives_and_resumes(tmp_path: Path) -> None:
     # The next one dies of its ps, with one line that says so.
     with Job(Api.KERAS, script, tmp_path, 1, 2, ("60",), checkpoint_interval_s=1.0, environment=PATIENT) as job:
         chief = job.chief
-        wait_until(lambda: step_of(chief) > saved + 20, chief)
+        wait_for(lambda: step_of(chief) > saved + 20, chief)
         assert min(message["step"] for message in chief.reported("progress")) > saved
         assert [message["step"] for message in chief.reported("resumed")] == [saved]
-        wait_until(lambda: bool(chief.reported("checkpoint")), chief)
-        wait_until(lambda: any(len(message["workers"]) == 2 for message in chief.reported("rates")), chief)
+        wait_for(lambda: bool(chief.reported("checkpoint")), chief)
+        wait_for(lambda: any(len(message["workers"]) == 2 for message in chief.reported("rates")), chief)
         job.kill("ps:0")
         assert chief.wait() == 1
         # TensorFlow's own threads may still say something after it.
@@ -188,7 +188,7 @@ def test_tf_keras_fits_evaluates_and_predicts(tmp_path: Path) -> None:
     per_epoch = 32
     with Job(Api.TF_KERAS, script, tmp_path, 1, 1, ("5000",), checkpoint_interval_s=0.01, environment=PATIENT) as job:
         chief = job.chief
-        wait_until(lambda: any(message.get("epoch", 0) >= 6 for message in chief.reported("progress")), chief)
+        wait_for(lambda: any(message.get("epoch", 0) >= 6 for message in chief.reported("progress")), chief)
         before = latest(tmp_path)
         assert job.kill("chief:0", signal.SIGTERM) == 143
         steps = {message["step"] for message in chief.reported("checkpoint")}

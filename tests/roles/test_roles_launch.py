@@ -6,14 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 
 from dike.profile import Api
 from dike.task import VARIABLE, Role, TaskSpec
-from tests.roles.roles_job import DEADLINE_S, SCRIPTS, Job
+from tests.roles.roles_job import DEADLINE_S, SCRIPTS, Job, wait_for
 
 
 def one_process(folder: Path, action: str, script: str = "ordinary.py") -> Job:
@@ -61,9 +60,7 @@ def test_a_syntax_error_is_the_scripts(tmp_path: Path) -> None:
 
 def test_sigterm_ends_a_chief_that_does_not_train(tmp_path: Path) -> None:
     with one_process(tmp_path, "wait") as job:
-        deadline_s = time.monotonic() + DEADLINE_S
-        while "waiting" not in job.chief.text and time.monotonic() < deadline_s:
-            time.sleep(0.05)
+        wait_for(lambda: "waiting" in job.chief.text, job.chief)
         assert job.kill("worker:0", signal.SIGTERM) == 143
 
 
@@ -97,9 +94,7 @@ def test_sigterm_is_the_scripts_when_it_handles_it(tmp_path: Path) -> None:
         "sys.stdin.read()\n"
     )
     with own_script(tmp_path, text) as job:
-        deadline_s = time.monotonic() + DEADLINE_S
-        while "waiting" not in job.chief.text and time.monotonic() < deadline_s:
-            time.sleep(0.05)
+        wait_for(lambda: "waiting" in job.chief.text, job.chief)
         assert job.kill("worker:0", signal.SIGTERM) == 4
         assert "saved" in job.chief.text
 

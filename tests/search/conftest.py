@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 
 from framework.job_plan import AllAgents
-from framework.search.database import open_database
 from framework.search.store import Store
 from solver import NodeClass
-from tests.search.postgresql_server import postgresql_server
+from tests.search.postgresql_server import PostgresqlServer, postgresql_server
 from tests.search.search_stage import SearchStage, search_spec
 from tests.search.stored_search import SPEC
 
@@ -33,22 +31,17 @@ def begin(tmp_path: Path, storage: str) -> Any:
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[str]:
-    with postgresql_server() as url:
-        yield url
+def server() -> Iterator[PostgresqlServer]:
+    with postgresql_server() as running:
+        yield running
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest, storage: str) -> str:
     if request.param == "sqlite":
         return storage
-    server_url: str = request.getfixturevalue("server")
-    engine = open_database(server_url)
-    with engine.begin() as connection:
-        connection.execute(text("DROP SCHEMA public CASCADE"))
-        connection.execute(text("CREATE SCHEMA public"))
-    engine.dispose()
-    return server_url
+    server: PostgresqlServer = request.getfixturevalue("server")
+    return server.emptied()
 
 
 @pytest.fixture

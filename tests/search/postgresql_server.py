@@ -9,18 +9,46 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
+
+from framework.search.database import open_database
 
 USER = "postgres"
 TIMEOUT_S = 60
 
 
+@dataclass(frozen=True)
+class PostgresqlServer:
+    """A server that runs.
+
+    Attributes:
+        url: of a database in it.
+        stop: cuts all connections and takes no more.
+        start: has it come back; returns when it takes connections.
+    """
+
+    url: str
+    stop: Callable[[], None]
+    start: Callable[[], None]
+
+    def emptied(self) -> str:
+        """The URL; nothing is in that database any more."""
+        engine = open_database(self.url)
+        with engine.begin() as connection:
+            connection.execute(text("DROP SCHEMA public CASCADE"))
+            connection.execute(text("CREATE SCHEMA public"))
+        engine.dispose()
+        return self.url
+
+
 @contextlib.contextmanager
-def postgresql_server() -> Iterator[str]:
-    """Starts a server on loopback and yields the URL of an empty database; skips the test where that cannot be."""
+def postgresql_server() -> Iterator[PostgresqlServer]:
+    """Starts a server on loopback with an empty database; skips the test where that cannot be."""
     programs = [shutil.which(name) for name in ("initdb", "pg_ctl")]
     if not all(programs):
         pytest.skip("PostgreSQL's initdb and pg_ctl are not installed")
@@ -48,10 +76,17 @@ def postgresql_server() -> Iterator[str]:
     try:
         run(programs[0], "-D", data, "-U", USER, "-A", "trust", "-N", "--no-locale", "-E", "UTF8")
         options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={folder} -c fsync=off"
-        run(programs[1], "-D", data, "-w", "-o", options, "-l", str(folder / "log"), "start")
-        try:
-            yield f"postgresql://{USER}@127.0.0.1:{port}/postgres"
-        finally:
+
+        def start() -> None:
+            run(programs[1], "-D", data, "-w", "-o", options, "-l", str(folder / "log"), "start")
+
+        def stop() -> None:
             run(programs[1], "-D", data, "-m", "immediate", "stop")
+
+        start()
+        try:
+            yield PostgresqlServer(f"postgresql://{USER}@127.0.0.1:{port}/postgres", stop, start)
+        finally:
+            stop()
     finally:
         shutil.rmtree(folder)

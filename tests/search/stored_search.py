@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 from framework.policies.interface import Milestone, PolicySettings
 from framework.search.records import Parameter, SearchSpec, TrialRecord, TrialState
-
-DEADLINE_S = 60.0
 
 SPEC = SearchSpec(
     name="digits",
@@ -53,10 +49,3 @@ FULL = TrialRecord(
 def report(step: int, loss: float | None = None, **others: Any) -> dict[str, Any]:
     numbers = {} if loss is None else {"loss": loss, "low": loss, "high": loss, "count": 1}
     return {"step": step, "train_s": step * 0.5, **numbers, **others}
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

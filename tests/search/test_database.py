@@ -35,7 +35,7 @@ def ask():
 asking = [threading.Thread(target=ask) for _ in range(4)]
 for thread in asking:
     thread.start()
-from framework.search.study import open_storage
+from framework.search.study_storage import open_storage
 open_storage(sys.argv[1])
 ended.set()
 for thread in asking:
@@ -134,3 +134,23 @@ def test_queries_do_not_mind_that_optuna_is_loaded_meanwhile(tmp_path: Path) -> 
     command = [sys.executable, "-c", QUERIES_DURING_THE_FIRST_SEARCH, f"sqlite:///{tmp_path}/s.db"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_nothing_of_optuna_is_loaded_once_there_are_threads(tmp_path: Path) -> None:
+    script = """
+import sys
+from framework.search.study_storage import load_optuna
+load_optuna()
+before = {name for name in sys.modules if name.startswith("optuna")}
+from framework.search.removal import remove_study
+from framework.search.study import Study
+from tests.search.stored_search import SPEC
+study = Study.create(sys.argv[1], SPEC)
+study.ask()
+study.close()
+remove_study(sys.argv[1], SPEC.name)
+sys.exit(repr({name for name in sys.modules if name.startswith("optuna")} - before or 0))
+"""
+    command = [sys.executable, "-c", script, f"sqlite:///{tmp_path}/s.db"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stderr.strip() in ("", "0"), done.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
 from collections import defaultdict
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 
 from executor.monitor import RELEASED_BYTES
 from framework.embedded.machine import gpu_models
-from tests.framework.conftest import dike_command, dike_environment
+from tests.framework.conftest import run_dike
 
 pytestmark = [
     pytest.mark.gpu,
@@ -30,9 +29,7 @@ STEPS = 80
 
 
 def dike(folder: Path, *arguments: str | Path) -> str:
-    done = subprocess.run(
-        dike_command(*arguments), cwd=folder, env=dike_environment(), capture_output=True, text=True, timeout=240
-    )
+    done = run_dike(*arguments, cwd=folder)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+import pytest
 
-from framework.search.inheritance import prepared
+from framework.search.inheritance import SearchState, prepared
 from framework.search.records import TrialState
 from framework.search.store import Store
 from tests.search.search_stage import QUANTUM_S, SearchStage, search_spec, stored
@@ -131,6 +132,22 @@ def test_the_timeout_ends_the_search(begin: Any) -> None:
     slot.train()
     stage.tick(51)
     assert slot.wanted.leave
+    assert "--timeout" in stage.search.result.failure
+
+
+def test_waiting_in_a_queue_does_not_count(begin: Any) -> None:
+    stage = begin(trials=1, timeout_s=50.0, patient=True)
+    alike = stage.search.demand_key
+    stage.tick(60)
+    slot = stage.offer(cpus=1)[0]
+    slot.train()
+    stage.tick(40)
+    assert not slot.wanted.leave
+    assert SearchState.from_json(stage.search.to_state()).first_slot_s == pytest.approx(1e9 + stage.now - 40, abs=0.5)
+    # It may have to wait again, for another slot; its time is up whether or not others like it are looked after.
+    assert stage.search.demand_key != alike
+    slot.update("TASK_LOST")
+    stage.tick(11)
     assert "--timeout" in stage.search.result.failure
 
 

@@ -71,13 +71,16 @@ def test_a_trial_that_cannot_be_suspended_keeps_its_slot(begin: Any) -> None:
     (slot,) = stage.offer(cpus=1)
     slot.train()
     slot.say(preemptible=False)
+    assert stage.search.vacatable() == frozenset()
     stage.search.vacate(frozenset({"S0"}))
     stage.tick(0.1)
     assert not slot.wanted.leave
     slot.say(preemptible=True)
+    assert stage.search.vacatable() == {slot.slot.task_id}
     stage.search.vacate(frozenset({"S0"}))
     stage.tick(0.1)
     assert slot.wanted.leave
+    assert stage.search.vacatable() == {slot.slot.task_id}, "it is ending"
 
 
 @pytest.mark.parametrize("error", [MasterUnavailableError("gone"), CallRefusedError("HTTP 403")])

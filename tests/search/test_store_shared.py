@@ -25,7 +25,8 @@ from framework.search.records import Parameter, TrialRecord
 from framework.search.store import Store
 from framework.search.study import Study
 from framework.search.tables import SEARCHES
-from tests.search.stored_search import DEADLINE_S, FULL, SPEC, report, wait_until
+from tests.search.stored_search import FULL, SPEC, report
+from tests.waiting import DEADLINE_S, wait_until
 
 
 def test_a_search_is_run_by_one_process_at_a_time(store: Store, url: str) -> None:
@@ -65,7 +66,7 @@ def test_the_heartbeat_goes_on_while_the_search_is_run(store: Store, monkeypatch
             with store._engine.connect() as connection:
                 return float(connection.execute(text("SELECT heartbeat_s FROM dike_searches")).scalar_one()) > 1.0
 
-        wait_until(was_heard)
+        wait_until(was_heard, "a heartbeat")
 
 
 def test_optuna_and_dike_share_the_database(store: Store, url: str) -> None:
@@ -99,7 +100,7 @@ def test_a_killed_writer_leaves_a_whole_database_and_no_lock(storage: str) -> No
         with subprocess.Popen([sys.executable, "-c", WRITER, storage], cwd=Path(__file__).parents[2]) as writer:
             try:
                 # Reading goes on while the other process writes.
-                wait_until(lambda: any(trial.step > 20 for trial in store.load_trials()))
+                wait_until(lambda: any(trial.step > 20 for trial in store.load_trials()), "20 steps")
                 with pytest.raises(BadInputError, match=f"process {writer.pid}"), store.lock("digits"):
                     raise AssertionError("the writer lives")
                 seen = store.load_trials()[0].step

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 
 from framework.embedded import AgentSpec, EmbeddedCluster
 from tests.framework.conftest import dike_command, dike_environment
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.mesos, pytest.mark.timeout(300)]
 
@@ -94,14 +95,6 @@ def mesos() -> Iterator[EmbeddedCluster]:
         yield up
 
 
-def wait_for(condition: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + DEADLINE_S
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.05)
-    return value
-
-
 def expected(lr: str, steps: int) -> dict[int, str]:
     loss, losses = 1.0, {}
     for step in range(1, steps + 1):
@@ -158,15 +151,15 @@ def test_mesos_has_a_gpu_back_when_nothing_waits_for_it(tune: Tune, mesos: Embed
     steps = 4000
     process = tune.start(*command(tune, "--master", mesos.master, "--policy", "fifo", lr="0.5,0.25", steps=steps))
     try:
-        wait_for(lambda: used_gpus(mesos) == 2, "two slots")
-        wait_for(lambda: len(tune.processes()) == 2, "two trials")
+        wait_until(lambda: used_gpus(mesos) == 2, "two slots")
+        wait_until(lambda: len(tune.processes()) == 2, "two trials")
         first = tune.last_step("0.5")
-        wait_for(lambda: tune.last_step("0.5") > first, "a step")
+        wait_until(lambda: tune.last_step("0.5") > first, "a step")
         (tune.folder / "end-0.5").touch()
         pid = next(int(line.split()[1]) for line in tune.diary.read_text().splitlines() if line.startswith("0.5 "))
-        wait_for(lambda: not psutil.pid_exists(pid), "the trial's end")
+        wait_until(lambda: not psutil.pid_exists(pid), "the trial's end")
         ended = time.monotonic()
-        wait_for(lambda: used_gpus(mesos) == 1, "the GPU's return")
+        wait_until(lambda: used_gpus(mesos) == 1, "the GPU's return")
         assert time.monotonic() - ended < 2 + OBSERVATION_S
         assert process.poll() is None
         assert tune.last_step("0.25") < steps
@@ -174,7 +167,7 @@ def test_mesos_has_a_gpu_back_when_nothing_waits_for_it(tune: Tune, mesos: Embed
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130
-    wait_for(lambda: used_gpus(mesos) == 0, "both GPUs' return")
+    wait_until(lambda: used_gpus(mesos) == 0, "both GPUs' return")
 
 
 def below(ancestor: int, *words: str) -> list[psutil.Process]:
@@ -205,15 +198,15 @@ def test_killed_trials_zygotes_and_executors_cost_only_what_came_after_the_last_
             steps=80,
         )
     )
-    wait_for(lambda: len(tune.processes()) >= 2, "two trials")
-    wait_for(lambda: was_killed(tune.newest_process()), "a trial to kill")
+    wait_until(lambda: len(tune.processes()) >= 2, "two trials")
+    wait_until(lambda: was_killed(tune.newest_process()), "a trial to kill")
     seen = tune.processes()
-    wait_for(lambda: tune.processes() - seen, "another trial")
+    wait_until(lambda: tune.processes() - seen, "another trial")
     executor = below(process.pid, "-m", "executor")[0]
     # Trials are forks of the zygote, and so younger.
     below(executor.pid, "-m", "dike.zygote")[0].kill()
     seen = tune.processes()
-    wait_for(lambda: tune.processes() - seen, "a trial after the zygote's death")
+    wait_until(lambda: tune.processes() - seen, "a trial after the zygote's death")
     executor.kill()
     stdout, stderr = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, stderr
@@ -229,10 +222,10 @@ def test_a_killed_search_goes_on_without_running_what_had_finished(tune: Tune) -
     )
     # The first has ended, the second has a checkpoint.
     folder = tune.folder / "dike-runs" / "count" / "trial-1"
-    wait_for(lambda: list(folder.glob("*/dike-trial.json")), "a checkpoint of the second trial")
+    wait_until(lambda: list(folder.glob("*/dike-trial.json")), "a checkpoint of the second trial")
     process.kill()
     process.communicate(timeout=DEADLINE_S)
-    wait_for(lambda: not any(psutil.pid_exists(pid) for pid in tune.processes()), "the end of the killed search")
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in tune.processes()), "the end of the killed search")
     lines = tune.diary.read_text().count("0.1 ")
     result = tune.json("tune", "--resume", "count")
     assert result["complete"]
@@ -243,7 +236,7 @@ def test_a_killed_search_goes_on_without_running_what_had_finished(tune: Tune) -
 
 def test_an_interrupted_search_is_suspended_and_goes_on(tune: Tune) -> None:
     process = tune.start(*command(tune, "--policy", "rr", lr="0.1,0.05", steps=60))
-    wait_for(lambda: len(tune.processes()) == 2, "two trials")
+    wait_until(lambda: len(tune.processes()) == 2, "two trials")
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130

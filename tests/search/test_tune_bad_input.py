@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -10,27 +11,16 @@ import pytest
 
 from framework.search.records import Parameter, SearchSpec
 from framework.search.store import Store
-from tests.framework.conftest import dike_command, dike_environment
+from tests.framework.conftest import run_dike
 
 COUNTING = Path(__file__).parent / "scripts" / "counting.py"
-TIMEOUT_S = 120.0
 
 Tune = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
 def tune(tmp_path: Path) -> Tune:
-    def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            dike_command("tune", *arguments),
-            cwd=tmp_path,
-            env=dike_environment(),
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-        )
-
-    return run
+    return functools.partial(run_dike, "tune", cwd=tmp_path)
 
 
 def sentence(done: subprocess.CompletedProcess[str]) -> str:

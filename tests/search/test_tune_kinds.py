@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
 from collections import defaultdict
 from contextlib import closing
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from framework.embedded import AgentSpec, EmbeddedCluster
 from framework.search.speeds import Speeds
 from framework.search.store import Store
-from tests.framework.conftest import dike_command, dike_environment
+from tests.framework.conftest import run_dike
 
 pytestmark = [pytest.mark.mesos, pytest.mark.timeout(300)]
 
@@ -24,9 +23,7 @@ STEPS = 60
 
 
 def dike(folder: Path, *arguments: str | Path) -> str:
-    done = subprocess.run(
-        dike_command(*arguments), cwd=folder, env=dike_environment(), capture_output=True, text=True, timeout=240
-    )
+    done = run_dike(*arguments, cwd=folder)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -10,7 +10,6 @@ import json
 import queue
 import tarfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -26,10 +25,11 @@ from framework.service.reception import Reception
 from framework.service.records import JobState
 from framework.service.service import Service
 from framework.service.store import ServiceStore
-from framework.service.tenants import Surroundings
 from framework.service.users import Users
 from tests.framework.job_stage import profile
 from tests.framework.played_mesos import PlayedMesos
+from tests.service.surroundings import played_surroundings
+from tests.waiting import wait_until
 
 DEADLINE_S = 60.0
 TOKENS = {"alice": "alices-token-0123456789", "bob": "bobs-token-0123456789", "root": "roots-token-0123456789"}
@@ -181,15 +181,7 @@ class ApiStage:
             assert record.state is wanted or not record.state.has_ended(), record
             return record.state is wanted
 
-        wait_until(has_come)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Waits until something holds."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+        wait_until(has_come, f"the state {wanted}")
 
 
 @contextlib.contextmanager
@@ -204,22 +196,9 @@ def api_stage(folder: Path, front: ApiFront | None = None) -> Iterator[ApiStage]
         leading = LeadingMaster(master)
         directory = stack.enter_context(contextlib.closing(AgentDirectory(leading.ask)))
         directory.refresh()
-        around = _surroundings(store, folder)
+        around = played_surroundings(store, str(folder / "runs"))
         stage = ApiStage(
             front.url, store, master, lambda mesos: Service(around, mesos, agents=directory, master=leading)
         )
         stack.enter_context(front(Reception(store, stage.inbox), stage.service, leading))
         yield stack.enter_context(stage)
-
-
-def _surroundings(store: ServiceStore, folder: Path) -> Surroundings:
-    return Surroundings(
-        store=store,
-        bundle_url=lambda token: f"http://127.0.0.1:1/bundle/{token}",
-        python="python3",
-        image=None,
-        hand_out_gpus=False,
-        checkpoint_root=str(folder / "runs"),
-        agents=lambda constraints: lambda: None,
-        demand=lambda framework_id: None,
-    )

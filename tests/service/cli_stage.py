@@ -11,8 +11,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +19,10 @@ import yaml
 
 from framework.cli import main
 from tests.framework.conftest import dike_command, dike_environment
+from tests.waiting import wait_until
 
 DEADLINE_S = 180.0
 TOKENS = {"ann": "ann-has-this-token-of-hers", "bob": "bob-has-that-token-of-his", "eve": "eve-looks-after-it-all"}
-
-
-def wait_for(condition: Callable[[], Any], what: str, said: Callable[[], str] = str) -> Any:
-    """What a condition says once it is true; fails when that takes too long."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not (value := condition()):
-        if time.monotonic() > deadline:
-            pytest.fail(f"{what} did not come true\n{said()}")
-        time.sleep(0.1)
-    return value
 
 
 class ServiceProcess:
@@ -71,8 +60,12 @@ class ServiceProcess:
                 stdout=log,
                 stderr=log,
             )
-        wait_for(lambda: self.said().count("subscribed at") > before or self._has_ended(), "subscribed", self.said)
-        assert not self._has_ended(), self.said()
+        wait_until(
+            lambda: self.said().count("subscribed at") > before,
+            "its subscription",
+            said=self.said,
+            lost=self._has_ended,
+        )
         self.port = int(re.findall(r"listening at http://127\.0\.0\.1:(\d+)", self.said())[-1])
 
     def end(self, number: int = signal.SIGTERM) -> int:

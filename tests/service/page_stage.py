@@ -8,8 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,21 +17,13 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from framework.embedded import AgentSpec, EmbeddedCluster
 from framework.service.client import ServiceClient
+from tests.waiting import wait_until
 
 DEADLINE_S = 90.0
 ROOT = Path(__file__).parents[2]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 expect.set_options(timeout=DEADLINE_S * 1000)
-
-
-def eventually(look: Callable[[], Any], what: str) -> Any:
-    """Looks until the answer is true, and returns it."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not (found := look()):
-        assert time.monotonic() < deadline, f"not in {DEADLINE_S:g} s: {what}"
-        time.sleep(0.05)
-    return found
 
 
 class ServiceProcess:
@@ -72,11 +63,9 @@ class ServiceProcess:
         with self.log.open("wb") as log:
             command = [sys.executable, "-m", "framework", "serve", *arguments]
             self._process = subprocess.Popen(command, cwd=self._folder, env=environment, stdout=log, stderr=log)
-        found = eventually(
-            lambda: self._ended() or re.search(r"listening at http://(\S+)", self.log.read_text()), "a start"
-        )
-        assert isinstance(found, re.Match), self.log.read_text()
-        self._listen = found[1]
+        listening = re.compile(r"listening at http://(\S+)")
+        said = self.log.read_text
+        self._listen = wait_until(lambda: listening.search(said()), "a start", said=said, lost=self._has_ended)[1]
 
     def end(self) -> None:
         """Tells it to end, and waits."""
@@ -84,7 +73,7 @@ class ServiceProcess:
             self._process.send_signal(signal.SIGTERM)
             self._process.wait(DEADLINE_S)
 
-    def _ended(self) -> bool:
+    def _has_ended(self) -> bool:
         return self._process is not None and self._process.poll() is not None
 
     @property

@@ -9,6 +9,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from framework import events
+from framework.background import Background
 from framework.offers import MIB
 from framework.service.agents import REFRESH_S, AgentDirectory, AgentFacts
 from framework.service.explanation import TaskNeed
@@ -219,6 +220,9 @@ class PlayedJob:
 class VacatingJob(PlayedJob):
     """One that leaves agents when it is asked to, as searches do."""
 
+    def vacatable(self) -> frozenset[str]:
+        return frozenset(self.seat.tasks)
+
     def vacate(self, agent_ids: frozenset[str]) -> None:
         self.vacated |= agent_ids
 
@@ -270,12 +274,14 @@ class HubStage:
         others: Mapping[str, float] | None = None,
         weight: Mapping[str, float] | None = None,
         reservations: Reservations | None = None,
+        background: Background | None = None,
     ) -> None:
         self.master = PlayedMaster(agents, others)
         self.journal = RecordingJournal()
         self.directory = PromptDirectory(self.master)
         self.failed: list[tuple[str, Exception]] = []
         self.ended: list[str] = []
+        self.told: list[tuple[str, str]] = []
         self.jobs: dict[str, PlayedJob] = {}
         self.started_s: dict[str, float] = {}
         self._ends: dict[str, float] = {}
@@ -287,9 +293,11 @@ class HubStage:
             note=lambda text: None,
             ended=lambda seat: self.ended.append(seat.job_id),
             failed=lambda seat, error: self.failed.append((seat.job_id, error)),
+            tell=lambda job_id, text: self.told.append((job_id, text)),
             queue=FairQueue(lambda user: weights.get(user, 1.0)),
             agents=self.directory,
             reservations=reservations,
+            background=background,
             clock=lambda: self.master.now,
         )
         self.hub.handle(events.Subscribed("F", "127.0.0.1:5050"))

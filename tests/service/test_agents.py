@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from framework.service.constraints import parse_constraints
 from framework.service.offer_pool import LONG_AGO_S, LastOffer, OfferPool
 from framework.service.others import WINDOW_S, Others, left_of
 from tests.framework.played_mesos import PlayedMesos
+from tests.waiting import wait_until
 
 DEADLINE_S = 60.0
 
@@ -23,13 +23,6 @@ def slave(name: str, agent_id: str, **more: Any) -> dict[str, Any]:
     resources = {"cpus": 4.0, "mem": 8192.0, "disk": 10_000.0, "gpus": 1.0, "ports": "[31000-31009]"}
     values = {"id": agent_id, "hostname": name, "active": True, "resources": resources, "attributes": {"rack": name}}
     return {**values, "unreserved_resources": resources, "used_resources": {"cpus": 1.0}, **more}
-
-
-def eventually(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_nobody_waits_for_a_master_that_hangs() -> None:
@@ -44,19 +37,19 @@ def test_nobody_waits_for_a_master_that_hangs() -> None:
     now_s = 0.0
     directory = AgentDirectory(ask, clock=lambda: now_s)
     assert directory.current() is None
-    eventually(lambda: asked)
+    wait_until(lambda: asked, "a question")
     now_s += 10 * REFRESH_S
     assert directory.current() is None
     assert directory.nodes(parse_constraints([])) is None
     assert asked == ["/slaves"], "one question at a time"
     answers.set()
-    eventually(lambda: directory.current())
+    wait_until(lambda: directory.current(), "an answer")
     count = len(asked)
     directory.current()
     assert len(asked) == count, "the answer is fresh"
     now_s += REFRESH_S
     directory.current()
-    eventually(lambda: len(asked) > count)
+    wait_until(lambda: len(asked) > count, "the next question")
     directory.close()
 
 
@@ -75,7 +68,7 @@ def test_an_answer_that_makes_no_sense_leaves_what_was_known(caplog: pytest.LogC
         assert [one.node for one in directory.current() or ()] == ["a"]
         return "cannot be read" in caplog.text
 
-    eventually(told)
+    wait_until(told, "a log record")
     directory.close()
 
 
@@ -179,7 +172,7 @@ def test_what_others_hold_is_found_out_in_the_background() -> None:
         now_s += REFRESH_S
         return directory.demand("F") is not None
 
-    eventually(known)
+    wait_until(known, "the demand")
     demand = directory.demand("F")
     assert demand is not None
     assert dict(demand.total) == {"cpus": 6.0, "mem": 8200.0, "gpus": 1.0}
@@ -188,7 +181,7 @@ def test_what_others_hold_is_found_out_in_the_background() -> None:
     replies["/frameworks"] = None
     now_s += max(USES_S, FORGET_S)
     asked.clear()
-    eventually(lambda: directory.demand("F") is None and "/frameworks" in asked)
+    wait_until(lambda: directory.demand("F") is None and "/frameworks" in asked, "an answer without demand")
     directory.close()
     assert "/metrics/snapshot" not in asked, "who does not answer is not asked more"
 

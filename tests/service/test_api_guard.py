@@ -23,17 +23,8 @@ from framework.service.api import front as front_module
 from framework.service.api import guard
 from framework.service.api.front import ApiFront
 from framework.service.users import Users
-from tests.service.api_stage import (
-    BUNDLE,
-    DEADLINE_S,
-    TOKENS,
-    ApiStage,
-    api_stage,
-    form,
-    training,
-    users_file,
-    wait_until,
-)
+from tests.service.api_stage import BUNDLE, DEADLINE_S, TOKENS, ApiStage, api_stage, form, training, users_file
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +167,7 @@ def test_an_error_of_our_own_tells_nothing_but_that(
     assert answer.json() == {"detail": "The service met an error of its own; its log says more."}
     assert answer.headers["x-content-type-options"] == "nosniff"
     # Logged once the answer is out.
-    wait_until(lambda: "a secret" in caplog.text)
+    wait_until(lambda: "a secret" in caplog.text, "a log record")
     assert samples(alice)["dike_http_requests_total{'method': 'GET', 'route': '/api/v1/jobs', 'status': '500'}"] == 1
 
 
@@ -188,11 +179,11 @@ def test_metrics_count_what_happens(stage: ApiStage, alice: httpx.Client) -> Non
     assert alice.get("/api/v1other").json()["detail"].startswith("There is nothing at this address; ")
     assert alice.delete("/api/v1/jobs").json()["detail"].startswith("This address does not take that method; ")
     stage.inbox.put(events.OffersArrived((stage.mesos.offer(cpus=4),)))
-    wait_until(lambda: bool(stage.store.tasks(job_id=job_id)))
+    wait_until(lambda: stage.store.tasks(job_id=job_id), "the job's tasks")
     task = stage.store.tasks(job_id=job_id)[0]
     status = {"task_id": {"value": task.task_id}, "agent_id": {"value": task.agent_id}, "state": "TASK_FAILED"}
     stage.inbox.put(events.StatusUpdate(status))
-    wait_until(lambda: samples(alice)["dike_task_failures_total{}"] > before["dike_task_failures_total{}"])
+    wait_until(lambda: samples(alice)["dike_task_failures_total{}"] > before["dike_task_failures_total{}"], "a failure")
     after = samples(alice)
     route = "'route': '/api/v1/jobs/{job_id}'"
     assert after[f"dike_http_requests_total{{'method': 'GET', {route}, 'status': '404'}}"] >= 1
@@ -213,10 +204,10 @@ def test_metrics_count_what_happens(stage: ApiStage, alice: httpx.Client) -> Non
 
 def test_health_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with api_stage(tmp_path) as stage, stage.client(None) as client:
-        wait_until(lambda: client.get("/healthz").json()["connected"])
+        wait_until(lambda: client.get("/healthz").json()["connected"], "the connection")
         assert client.get("/healthz").json()["status"] == "ok"
         stage.inbox.put(events.Disconnected())
-        wait_until(lambda: not client.get("/healthz").json()["connected"])
+        wait_until(lambda: not client.get("/healthz").json()["connected"], "its loss")
         # Without a master it waits for one, and is well.
         assert client.get("/healthz").status_code == 200
         stage.pause()
@@ -284,4 +275,4 @@ def test_answers_do_not_wait_for_acknowledgements(stage: ApiStage) -> None:
 
     with stage.client() as client:
         # Where they do, each takes 40 ms; where they do not, one in many takes less on the busiest machine.
-        wait_until(is_quick)
+        wait_until(is_quick, "a quick answer")

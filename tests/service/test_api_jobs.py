@@ -17,7 +17,8 @@ from framework.service.api.cluster_schemas import ClusterView
 from framework.service.api.schemas import JobDetails, JobList, JobView, Submitted
 from framework.service.records import JobState, ProgressPoint, TaskRecord
 from tests.search.stored_search import FULL, SPEC, report
-from tests.service.api_stage import BUNDLE, ApiStage, api_stage, form, training, wait_until
+from tests.service.api_stage import BUNDLE, ApiStage, api_stage, form, training
+from tests.waiting import wait_until
 
 OF_A_JOB = ("", "/events", "/progress", "/tasks", "/explain", "/plan")
 OF_ITS_OWNER = ("/logs", "/bundle")
@@ -83,7 +84,7 @@ def test_a_job_is_taken_in_runs_and_is_ended(stage: ApiStage, alice: httpx.Clien
     answer = alice.post(f"{path}/kill")
     assert answer.status_code == 202
     assert JobView.model_validate_json(answer.content).kill_requested
-    wait_until(lambda: {task["task_id"] for task in tasks} <= set(stage.mesos.killed))
+    wait_until(lambda: {task["task_id"] for task in tasks} <= set(stage.mesos.killed), "the kill of its tasks")
     for task in tasks:
         agent = {"value": task["agent_id"]}
         status = {"task_id": {"value": task["task_id"]}, "agent_id": agent, "state": "TASK_KILLED"}
@@ -212,6 +213,42 @@ def test_a_job_can_be_submitted_again(stage: ApiStage, alice: httpx.Client, root
     assert root.post(f"/api/v1/jobs/{first}/again").json()["user"] == "root"
 
 
+def test_a_training_job_is_called_what_its_user_wants(stage: ApiStage, alice: httpx.Client, bob: httpx.Client) -> None:
+    assert stage.submit("alice", name="mnist+1.x") == "mnist+1.x"
+    assert "There is a job 'mnist+1.x' already" in detail(
+        bob.post("/api/v1/jobs", files=form(training(name="mnist+1.x"))), 400
+    )
+    assert "choose another" in detail(bob.post("/api/v1/jobs", files=form(training(name="last"))), 400)
+    for name in ("", ".", "-x", "a/b", "a b", "ä", "x" * 201, 7):
+        assert "name" in detail(bob.post("/api/v1/jobs", files=form(training(name=name))), 400)
+    for again in ("mnist+1.x-2", "mnist+1.x-3"):
+        assert alice.post("/api/v1/jobs/mnist+1.x/again").json()["id"] == again
+    # Services of earlier versions know no names.
+    assert "name" not in alice.get(f"/api/v1/jobs/{stage.submit()}").json()["request"]
+
+
+def test_a_search_that_was_killed_is_resumed_by_its_owner(
+    stage: ApiStage, alice: httpx.Client, bob: httpx.Client, root: httpx.Client
+) -> None:
+    wait_until(lambda: alice.get("/api/v1/cluster").json()["agents"] is not None, "the agents")
+    path = "/api/v1/jobs/resumed"
+    assert alice.post("/api/v1/jobs", files=form(search("resumed"))).status_code == 201
+    assert "is queued; it goes on by itself" in detail(alice.post(f"{path}/resume"), 400)
+    for user, asked in ((root, None), (alice, {"constraints": ["rack:IN:r7"]}), (alice, {"constraints": []})):
+        alice.post(f"{path}/kill")
+        stage.wait_for_state("resumed", JobState.KILLED)
+        assert "belongs to alice" in detail(bob.post(f"{path}/resume"), 403)
+        assert "constraints" in detail(alice.post(f"{path}/resume", json={"constraints": ["rack"]}), 422)
+        answer = user.post(f"{path}/resume", json=asked)
+        assert answer.status_code == 200, answer.text
+        resumed = Submitted.model_validate_json(answer.content)
+        assert (resumed.state, resumed.user) == (JobState.QUEUED, "alice")
+        assert resumed.constraints == (asked or {}).get("constraints", [])
+        assert [warning for warning in resumed.warnings if "rack" in warning] == resumed.warnings
+        assert len(resumed.warnings) == len(resumed.constraints)
+    assert "is a training job" in detail(alice.post(f"/api/v1/jobs/{stage.submit()}/resume"), 400)
+
+
 def test_progress_is_thinned_and_holds_only_numbers_that_json_knows(stage: ApiStage, alice: httpx.Client) -> None:
     job_id = stage.submit("alice")
     points = [ProgressPoint(step, 1e9 + step, loss=None if step == 999 else 1 / (step + 1)) for step in range(1000)]
@@ -229,7 +266,7 @@ def test_the_cluster_is_shown_with_our_tasks(stage: ApiStage, alice: httpx.Clien
     task = TaskRecord("T-1", job_id, "S-1", "agent-1", "127.0.0.1", "worker:0", "running", {"cpus": 1.0, "mem": 64.0})
     stage.store.save([task], {})
     # Published about once a second.
-    wait_until(lambda: alice.get("/api/v1/cluster").json()["agents"] is not None)
+    wait_until(lambda: alice.get("/api/v1/cluster").json()["agents"] is not None, "the agents")
     view = ClusterView.model_validate_json(alice.get("/api/v1/cluster").content)
     assert (view.framework_id, view.connected, view.master) == ("F-1", True, stage.master.address)
     assert view.agents is not None
@@ -243,14 +280,14 @@ def test_the_cluster_is_shown_with_our_tasks(stage: ApiStage, alice: httpx.Clien
 
 
 def test_a_job_that_can_never_fit_is_taken_in_with_a_warning(stage: ApiStage, alice: httpx.Client) -> None:
-    wait_until(lambda: alice.get("/api/v1/cluster").json()["agents"] is not None)
+    wait_until(lambda: alice.get("/api/v1/cluster").json()["agents"] is not None, "the agents")
     answer = alice.post("/api/v1/jobs", files=form(training(constraints=["rack:IN:r7"])))
     assert answer.status_code == 201
     [warning] = answer.json()["warnings"]
     assert "rack" in warning
     assert alice.post("/api/v1/jobs", files=form(training())).json()["warnings"] == []
     path = f"/api/v1/jobs/{answer.json()['id']}/explain"
-    wait_until(lambda: alice.get(path).json()["verdict"] == "constraints")
+    wait_until(lambda: alice.get(path).json()["verdict"] == "constraints", "the verdict")
     explanation = alice.get(path).json()
     assert "rack" in explanation["sentence"]
     assert {row["node"] for row in explanation["agents"]} == {"agent-0", "agent-1"}

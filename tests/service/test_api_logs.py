@@ -13,7 +13,8 @@ import pytest
 
 from framework.service.api import backend
 from framework.service.records import JobState
-from tests.service.api_stage import DEADLINE_S, ApiStage, api_stage, wait_until
+from tests.service.api_stage import DEADLINE_S, ApiStage, api_stage
+from tests.waiting import wait_until
 
 LIMIT = 2
 JSON_LINES = {"Accept": "application/x-ndjson"}
@@ -96,9 +97,9 @@ def test_a_follower_gets_everything_until_the_job_has_ended(stage: ApiStage) -> 
     job_id = stage.submit()
     stage.store.add_output(job_id, [("worker:0", "stdout", "before\n")])
     follower = Follower(stage, job_id)
-    wait_until(lambda: follower.text == "before\n")
+    wait_until(lambda: follower.text == "before\n", "the first line")
     stage.store.add_output(job_id, [("worker:0", "stdout", "during\n")])
-    wait_until(lambda: follower.text == "before\nduring\n")
+    wait_until(lambda: follower.text == "before\nduring\n", "the second line")
     # Written at the very end, as the service does: output first, then the state.
     stage.store.add_output(job_id, [("worker:0", "stdout", "last\n")])
     end_job(stage, job_id)
@@ -114,7 +115,7 @@ def test_a_follower_of_a_deleted_job_ends(stage: ApiStage) -> None:
     job_id = stage.submit()
     stage.store.add_output(job_id, [("worker:0", "stdout", "x")])
     follower = Follower(stage, job_id)
-    wait_until(lambda: follower.text == "x")
+    wait_until(lambda: follower.text == "x", "the text")
     end_job(stage, job_id)
     stage.store.delete_jobs(2e9)
     assert follower.end()[-1] in ({"ended": "finished"}, {"ended": None})
@@ -128,9 +129,9 @@ def test_only_so_many_may_follow_and_places_are_given_up(stage: ApiStage) -> Non
         # Many that go away in the middle.
         for _ in range(5):
             with contextlib.ExitStack() as leaving:
-                wait_until(lambda leaving=leaving: begins(client, path, leaving))
+                wait_until(lambda leaving=leaving: begins(client, path, leaving), "a place")
         for _ in range(LIMIT):
-            wait_until(lambda: begins(client, path, following))
+            wait_until(lambda: begins(client, path, following), "a place")
         refused = client.get(path, params={"follow": True})
         assert refused.status_code == 503
         assert refused.headers["retry-after"] == "10"

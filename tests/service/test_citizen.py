@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import queue
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,10 +25,10 @@ from framework.service.records import JobKind, JobRecord
 from framework.service.seat import Seat
 from tests.embedded.embedded_support import RawFramework
 from tests.service.played_cluster import PlayedJob, RecordingJournal
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.mesos
 
-DEADLINE_S = 90.0
 MEM_MIB = 64.0
 
 
@@ -77,14 +76,12 @@ class Framework:
 
     def until(self, condition: Callable[[], Any], what: str) -> Any:
         """Goes on until the condition holds."""
-        deadline = time.monotonic() + DEADLINE_S
-        while not (found := condition()):
-            assert time.monotonic() < deadline, what
-            assert not self.failed
-            with contextlib.suppress(queue.Empty):
-                self.hub.handle(self.scheduler.events.get(timeout=0.1))
-            self.hub.tick()
-        return found
+        return wait_until(condition, what, said=lambda: self.failed, lost=lambda: self.failed, pause=self._handle)
+
+    def _handle(self, pause_s: float) -> None:
+        with contextlib.suppress(queue.Empty):
+            self.hub.handle(self.scheduler.events.get(timeout=pause_s))
+        self.hub.tick()
 
     def submit(self, job_id: str, cpus: float, *, constraints: tuple[str, ...] = ()) -> PlayedJob:
         made: list[PlayedJob] = []

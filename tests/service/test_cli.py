@@ -14,7 +14,8 @@ from dike.profile import Api
 from framework.embedded import AgentSpec, EmbeddedCluster
 from tests.framework.conftest import dike_command
 from tests.framework.job_stage import profile
-from tests.service.cli_stage import DEADLINE_S, ServiceProcess, wait_for
+from tests.service.cli_stage import DEADLINE_S, ServiceProcess
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.mesos, pytest.mark.timeout(600)]
 
@@ -95,7 +96,7 @@ def test_a_job_that_waits_is_explained_and_killed(service: ServiceProcess) -> No
         (job, "queued", "ann")
     ]
     assert service.asked("jobs", "last")["constraints"] == ["rack:IS:nowhere"]
-    explanation = wait_for(
+    explanation = wait_until(
         lambda: (found := service.asked("explain", job))["verdict"] == "constraints" and found, "the explanation"
     )
     assert explanation["job_id"] == job
@@ -130,6 +131,9 @@ def test_names_of_jobs(service: ServiceProcess) -> None:
     refused(service.dike("logs", jobs[0].replace("train", "tarin")), "knows no job", jobs[0])
     refused(service.dike("explain", "last", user="bob"), "bob has no job")
     assert service.asked("jobs", "last")["id"] == jobs[1]
+    jobs.append(submitted(service, "--name", "mine"))
+    assert jobs[2] == "mine"
+    refused(service.dike("submit", "--profile", "profile.json", "--name", "mine", "train.py"), "'mine'", "--name")
     assert service.dike("kill", "--wait", *jobs).returncode == 0
 
 
@@ -157,7 +161,7 @@ def test_a_run_of_its_own_heeds_constraints(service: ServiceProcess) -> None:
 
 
 def test_the_agents_are_shown(service: ServiceProcess) -> None:
-    agents = wait_for(lambda: service.asked("agents")["agents"], "the agents")
+    agents = wait_until(lambda: service.asked("agents")["agents"], "the agents")
     assert [agent["total"]["mem"] for agent in agents] == [4096]
     shown = service.dike("agents", COLUMNS="200").stdout
     assert agents[0]["node"] in shown
@@ -201,6 +205,42 @@ def test_a_search_is_handed_over(service: ServiceProcess) -> None:
     refused(service.dike("logs", "handed-over", "--task", "foo", user="bob"), "has no task foo", "trials")
 
 
+def test_a_search_that_was_killed_goes_on(service: ServiceProcess, tmp_path: Path) -> None:
+    diary = tmp_path / "diary"
+
+    def trained(lr: str) -> list[tuple[str, int]]:
+        """The process and the number of each step of a trial."""
+        lines = [line.split() for line in diary.read_text().splitlines()] if diary.exists() else []
+        return [(process, int(step)) for of_lr, process, step, _ in lines if of_lr == lr]
+
+    def processes() -> int:
+        return len({process for process, _ in trained("0.02")})
+
+    options = ("--param", "lr=0.01,0.02", "--policy", "fifo", "--slots", "1", "--slot-mem", "256")
+    script = (COUNTING, "--", "--steps", "100000", "--pause", "0.02", "--diary", diary)
+    done = service.dike("tune", "--detach", "--name", "resumed", *options, *script)
+    assert done.returncode == 0, done.stderr
+    wait_until(lambda: len(trained("0.01")) > 1, "the first trial", said=service.said)
+    (tmp_path / "end-0.01").touch()
+    wait_until(lambda: trained("0.02"), "the second trial", said=service.said)
+    assert "resume with" not in service.dike("jobs", "resumed", COLUMNS="200").stdout
+    assert service.dike("kill", "--wait", "resumed").returncode == 0
+    assert "dike tune --resume resumed --detach" in service.dike("jobs", "resumed", COLUMNS="200").stdout
+    refused(service.dike("tune", "--detach", "--resume", "resumed", user="bob"), "resumed", "belongs to ann")
+    done = service.dike("tune", "--detach", "--resume", "resum")
+    assert done.returncode == 0, done.stderr
+    assert "dike: resumed resumed" in done.stdout
+    wait_until(lambda: processes() == 2, "another process of the trial", said=service.said)
+    (tmp_path / "end-0.02").touch()
+    followed = service.dike("logs", "-f", "resumed")
+    assert followed.returncode == 0, followed.stderr
+    job = service.asked("jobs", "resumed")
+    assert (job["state"], job["trials"]["finished"]) == ("finished", 2)
+    steps = [step for _, step in trained("0.02")]
+    assert steps == list(range(1, len(steps) + 1))
+    refused(service.dike("tune", "--detach", "--resume", "resumed"), "complete")
+
+
 @pytest.mark.tensorflow
 def test_output_is_followed_over_a_restart_of_the_service(service: ServiceProcess, tmp_path: Path) -> None:
     go_on, end = tmp_path / "go-on", tmp_path / "end"
@@ -220,18 +260,18 @@ def test_output_is_followed_over_a_restart_of_the_service(service: ServiceProces
     def everything() -> str:
         return "\n".join([output.read_text(), said.read_text(), service.said()])
 
-    wait_for(lambda: "before 19\n" in output.read_text(), "the first half of the output", everything)
+    wait_until(lambda: "before 19\n" in output.read_text(), "the first half of the output", said=everything)
     job = re.findall(r"submitted (\S+)", said.read_text())[0]
     before = service.asked("jobs", job)
     assert before["state"] == "running"
     assert {task["name"] for task in before["tasks"]} == {task_name(one) for one in before["plan"]["tasks"]}
     assert service.end(signal.SIGTERM) == 0
-    wait_for(lambda: "trying again" in said.read_text(), "the loss of the connection", everything)
+    wait_until(lambda: "trying again" in said.read_text(), "the loss of the connection", said=everything)
     service.start()
     first, *_, last = service.framework_ids()
     assert first == last
     go_on.touch()
-    wait_for(lambda: "after 19\n" in output.read_text(), "the second half of the output", everything)
+    wait_until(lambda: "after 19\n" in output.read_text(), "the second half of the output", said=everything)
     end.touch()
     assert follower.wait(DEADLINE_S) == 0, everything()
     lines = [line for line in output.read_text().splitlines() if line.startswith(("before", "after"))]

@@ -53,7 +53,22 @@ def dike(command: str) -> int:
         ("tune --master a:1 --attributes rack:r1 train.py", "--attributes is for a private Mesos"),
         ("serve --master a:1 --agents 3 --resources cpus:1", "--agents, --resources is for a private Mesos"),
         ("serve --listen 127.0.0.1:0 --state sqlite:///none/x.db", "folder none of the database does not exist"),
-        ("tune --resume rv --detach", "another --name, or go on without the service: dike tune --resume rv --storage"),
+        ("submit --name a/b train.py", "'a/b' is no name for a job: it is of up to 200 letters, digits"),
+        ("tune --resume rv --detach --slots 1 train.py", "first asked for; leave out --slots, the script"),
+        ("tune --resume rv --detach --storage sqlite:///x.db", "With --detach the service says where"),
+        ("tune --resume rv --service http://127.0.0.1:1", "first asked for; leave out --service"),
+        ("tune --follow --param lr=1 train.py", "--wait and --follow are for a search that a service runs (--detach)"),
+        ("tune --env A --param lr=1 train.py", "'A' is not a value of --env; write NAME=VALUE."),
+        ("tune --resume rv --detach --env A=b", "first asked for; leave out --env"),
+        ("tune --resume rv --detach --volume /data", "first asked for; leave out --volume"),
+        ("tune --image x --master a:1 --param lr=1 train.py", "--image needs --checkpoint-dir"),
+        ("tune --volume /data --param lr=1 train.py", "--volume needs --image"),
+        ("run --volume /data --profile profile.json train.py", "--volume needs --image"),
+        ("submit --volume data train.py", "'data' cannot be mounted in a container"),
+        ("serve --allow-volume /data", "--allow-volume needs --image"),
+        ("serve --image x --master a:1 --allow-volume /data:/mnt", "write FOLDER or FOLDER:ro"),
+        ("run --advertise-address here train.py", "--advertise-address needs --master"),
+        ("serve --master a:1 --advertise-address http://x", "'http://x' is not a value of --advertise-address"),
         ("trials rv", "shown by dike jobs NAME"),
         ("slices rv", "shown by dike jobs NAME"),
     ],
@@ -67,7 +82,7 @@ def test_what_is_refused(command: str, said: str, capfd: pytest.CaptureFixture[s
 
 
 def test_what_is_saved_for_the_page_is_named(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert dike("submit --profile profile.json --env A=b=c --env D= --save saved train.py") == 0
+    assert dike("submit --profile profile.json --env A=b=c --env D= --volume /data:ro --save saved train.py") == 0
     said = capfd.readouterr().out
     for name in ("request.json", "bundle.tar.gz"):
         assert f"wrote saved/{name}" in said
@@ -75,6 +90,7 @@ def test_what_is_saved_for_the_page_is_named(folder: Path, capfd: pytest.Capture
     text = (folder / "saved" / "request.json").read_text()
     assert '"A": "b=c"' in text
     assert '"D": ""' in text
+    assert '"/data:ro"' in text
 
 
 def test_ctrl_c_while_the_script_is_read(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

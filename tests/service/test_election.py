@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -27,16 +26,10 @@ from framework.service.election import EXIT_CODE, Ensemble, elected
 from framework.service.store import ServiceStore
 from tests.service.test_lease import take_over
 from tests.service.zookeeper_server import ZooKeeper, zookeeper_server
+from tests.waiting import wait_until
 
 DEADLINE_S = 60.0
 ROOT = Path(__file__).parents[2]
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to that"
-        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +77,7 @@ def test_the_next_leads_when_the_first_has_left(zookeeper: ZooKeeper) -> None:
     second = threading.Thread(target=stand_by)
     with elected(uri, notes.append, lost.append, "first"):
         second.start()
-        wait_until(lambda: "standing by: first leads" in notes)
+        wait_until(lambda: "standing by: first leads" in notes, "the second's standing by")
         assert not leads.is_set()
     assert leads.wait(DEADLINE_S)
     may_leave.set()
@@ -97,7 +90,7 @@ def test_who_cannot_reach_zookeeper_for_a_session_leads_no_more(zookeeper: ZooKe
     with elected(f"zk://{zookeeper.hosts}/unheard", lambda text: None, lost.append):
         zookeeper.freeze()
         try:
-            wait_until(lambda: lost)
+            wait_until(lambda: lost, "the loss of the lead")
         finally:
             zookeeper.thaw()
     assert "was heard for" in lost[0]
@@ -136,13 +129,14 @@ class Standby:
 
     def says(self, pattern: str) -> re.Match[str]:
         """Waits for a line."""
-        wait_until(lambda: re.search(pattern, self.log.read_text()))
-        found = re.search(pattern, self.log.read_text())
-        assert found is not None
-        return found
+        said = self.log.read_text
+        return wait_until(lambda: re.search(pattern, said()), pattern, said=said, lost=self._has_ended)
 
     def ends(self) -> int:
         return self.process.wait(DEADLINE_S)
+
+    def _has_ended(self) -> bool:
+        return self.process.poll() is not None
 
 
 @contextmanager

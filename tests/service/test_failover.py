@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +17,6 @@ from typing import Any
 import httpx
 import pytest
 
-from dike.profile import Api, ModelProfile, VariableSpec
 from framework import bundle
 from framework.embedded import AgentSpec, EmbeddedCluster
 from framework.events import Event
@@ -26,23 +24,14 @@ from framework.service.reception import Reception
 from framework.service.records import JobRecord, JobState, TaskRecord
 from framework.service.requests import TrainingRequest
 from framework.service.store import ServiceStore
+from tests.profiles import made_up_profile
 from tests.service.dying_service import AFTER_ACCEPT, BEFORE_ACCEPT, BEFORE_LAST_ACKNOWLEDGEMENT, NEVER
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.mesos]
 HERE = Path(__file__).parent
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 120.0
-PROFILE = ModelProfile(
-    name="failover_script.py",
-    api=Api.GRAPH,
-    parameters=4,
-    parameter_bytes=16,
-    variables=(VariableSpec("w", (4, 1), "float32", 16),),
-    flops_forward_per_sample=1e6,
-    flops_step_per_sample=3e6,
-    longest_path_flops=1e6,
-    batch_size=8,
-)
+PROFILE = made_up_profile({"w": (4, 1)}, name="failover_script.py", flops=1e6)
 
 
 class Stage:
@@ -64,13 +53,13 @@ class Stage:
         self.processes.append(process)
         return process
 
-    def submit(self, arguments: list[str]) -> JobRecord:
+    def submit(self, arguments: list[str], script: str = "failover_script.py") -> JobRecord:
         """Submits a job of one worker and one parameter server."""
         project = self.folder / "project"
         project.mkdir(exist_ok=True)
-        shutil.copy(HERE / "failover_script.py", project)
+        shutil.copy(HERE / script, project)
         request = TrainingRequest(
-            script="failover_script.py",
+            script=script,
             arguments=arguments,
             profile=PROFILE.to_json(),
             max_workers=1,
@@ -99,11 +88,10 @@ class Stage:
         return [task for one in frameworks for kind in ("tasks", "completed_tasks") for task in one[kind]]
 
     def wait_until(self, condition: Callable[[], Any], what: str) -> None:
-        deadline = time.monotonic() + DEADLINE_S
-        while not condition():
-            if time.monotonic() > deadline or self.processes[-1].poll() not in (None, -signal.SIGKILL):
-                pytest.fail(f"{what} did not come true\n{self.logs}")
-            time.sleep(0.1)
+        def has_failed() -> bool:
+            return self.processes[-1].poll() not in (None, -signal.SIGKILL)
+
+        wait_until(condition, what, said=lambda: self.logs, lost=has_failed)
 
     @property
     def logs(self) -> str:

@@ -26,14 +26,14 @@ from framework.service.records import JobState
 from framework.service.requests import read_request
 from framework.service.service import Service
 from framework.service.store import ServiceStore
-from framework.service.tenants import Surroundings
 from tests.elastic.elastic_stage import heavy
 from tests.framework.job_stage import profile
 from tests.framework.played_mesos import PlayedMesos
+from tests.service.surroundings import played_surroundings
 from tests.service.test_lease import take_over
-from tests.service.test_security import TRAIN, archive, wait_until
+from tests.service.test_security import TRAIN, archive
+from tests.waiting import wait_until
 
-DEADLINE_S = 60.0
 PATIENT = settings(
     max_examples=60,
     deadline=None,
@@ -72,9 +72,8 @@ class Running:
 
     def launch(self, name: str) -> None:
         """Lets a job's tasks run, if they do not; one that has ended is submitted again."""
-        deadline = time.monotonic() + DEADLINE_S
-        while not (tasks := self.tasks(name)):
-            assert time.monotonic() < deadline, "nothing was launched"
+
+        def submit_and_offer(pause_s: float) -> None:
             if name not in self.jobs or self.service.hub.seat(self.jobs[name]) is None:
                 values = {"kind": "training", "script": "train.py", **REQUESTS[name]}
                 self.jobs[name] = self.reception.submit(read_request(values), archive(TRAIN), "ann").id
@@ -82,8 +81,9 @@ class Running:
             if not self.service.hub.pool.offers:
                 self.service.handle(events.OffersArrived((self.mesos.offer(len(self.jobs)),)))
             self.service.tick()
-            time.sleep(0.01)
-        for task_id in tasks:
+            time.sleep(pause_s)
+
+        for task_id in wait_until(lambda: self.tasks(name), f"a launch of {name}", pause=submit_and_offer):
             self.update(task_id, "TASK_RUNNING")
 
     def say(self, task_id: str, data: str) -> None:
@@ -108,17 +108,7 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running
     monkeypatch.setattr(offer_pool, "SETTLE_S", 0.0)
     mesos = PlayedMesos()
     with closing(ServiceStore(f"sqlite:///{tmp_path}/service.db")) as store:
-        around = Surroundings(
-            store=store,
-            bundle_url="http://127.0.0.1:1/bundle/{}".format,
-            python="python3",
-            image=None,
-            hand_out_gpus=False,
-            checkpoint_root="/checkpoints",
-            agents=lambda constraints: lambda: None,
-            demand=lambda framework_id: None,
-        )
-        service = Service(around, mesos)
+        service = Service(played_surroundings(store, "/checkpoints"), mesos)
         reception = Reception(store, queue.SimpleQueue())
         stage = Running(service, store, mesos, reception, {})
         service.handle(events.Subscribed("F", "127.0.0.1:5050"))
@@ -152,18 +142,22 @@ REPORTS = st.one_of(
     record(type=st.just("total"), steps=NUMBERS),
     record(type=st.just("rates"), workers=st.dictionaries(ODD_TEXT | st.just("0"), NUMBERS, max_size=2)),
 )
+CHUNKS = record(
+    type=st.just("log"),
+    task_id=st.just(TASK),
+    stream=st.sampled_from(["stdout", "stderr", "other"]),
+    offset=NUMBERS,
+    skipped=NUMBERS,
+    data=st.binary(max_size=20).map(lambda data: base64.b64encode(data).decode()),
+)
+LAST_OUTPUTS = st.lists(CHUNKS.map(lambda chunk: {name: chunk[name] for name in chunk if name != "type"}), max_size=2)
 OUTCOMES = record(exit_code=st.none() | SMALL, log_bytes=st.just({"stdout": 3}), tail=ODD_TEXT, sandbox=ODD_TEXT)
+ENDS = st.builds(lambda outcome, last: {**outcome, "last_output": last}, OUTCOMES, LAST_OUTPUTS | JSON)
 MESSAGES = st.one_of(
     JSON,
     record(type=st.just("report"), task_id=st.just(TASK), content=REPORTS),
     st.fixed_dictionaries({"type": st.just("report"), "task_id": st.just(TASK), "content": REPORTS}),
-    record(
-        type=st.just("log"),
-        task_id=st.just(TASK),
-        stream=st.sampled_from(["stdout", "stderr", "other"]),
-        offset=NUMBERS,
-        data=st.binary(max_size=20).map(lambda data: base64.b64encode(data).decode()),
-    ),
+    CHUNKS,
     record(
         type=st.just("elastic"),
         task_id=st.just(TASK),
@@ -188,6 +182,10 @@ def encoded(message: Any, task_id: str) -> str:
     {"type": "report", "task_id": TASK, "content": {"type": "checkpoint", "path": "\0\ud800", "step": 1}}, "sender"
 )
 @example({"type": "log", "task_id": TASK, "stream": "stdout", "offset": 0, "data": "AAAA"}, "sender")
+@example(
+    {"type": "log", "task_id": TASK, "stream": "stderr", "offset": 2**63 - 2, "skipped": 2**63 - 2, "data": "AA=="},
+    "sender",
+)
 def test_what_a_task_says_ends_nothing(running: Running, message: Any, job: str) -> None:
     for task_id in running.tasks(job):
         running.say(task_id, encoded(message, task_id))
@@ -222,7 +220,7 @@ STATUSES = st.fixed_dictionaries(
     optional={
         "message": ODD_TEXT,
         "reason": ODD_TEXT,
-        "data": st.text() | (OUTCOMES | JSON).map(lambda outcome: encoded(outcome, "")),
+        "data": st.text() | (OUTCOMES | ENDS | JSON).map(lambda outcome: encoded(outcome, "")),
         "source": st.sampled_from(["SOURCE_AGENT", "SOURCE_MASTER", "SOURCE_EXECUTOR"]),
     },
 )
@@ -278,7 +276,7 @@ def test_a_service_that_was_taken_over_launches_and_ends_nothing(running: Runnin
             return len(running.mesos.accepted) > launched
 
         with pytest.raises(LeaseLostError):
-            wait_until(has_launched)
+            wait_until(has_launched, "a launch")
     assert len(running.mesos.accepted) == launched
     assert not running.mesos.killed
     states = {job.id: job.state for job in running.store.jobs()}

@@ -13,7 +13,7 @@ from framework.connection import RECONCILE_AFTER_S
 from framework.driver import MasterUnavailableError, OffersGoneError
 from framework.observer import JobObserver
 from framework.search.database import StorageUnavailableError
-from framework.service.dealing import GATHER_S, LOAN_S, REVIVE_AGAIN_S
+from framework.service.dealing import GATHER_S, REVIVE_AGAIN_S
 from framework.service.orphans import KILL_AGAIN_S
 from framework.service.reconciliation import ASK_AGAIN_S, DEADLINE_S, EVERY_S
 from framework.service.records import TaskRecord
@@ -88,6 +88,17 @@ def test_a_job_that_raises_ends_alone_and_its_tasks_end_in_the_database_too() ->
     stage.step(KILL_AGAIN_S)
     assert stage.master.killed == ["bad.0", "bad.0"]
     assert not good.done
+    stage.close()
+
+
+def test_a_database_that_is_away_is_no_fault_of_the_job() -> None:
+    stage = HubStage({"agent-0": 4.0})
+    job = stage.submit("job", lasts_s=1e6)
+    stage.run(5.0)
+    job.raises = StorageUnavailableError("the disk is full")
+    with pytest.raises(StorageUnavailableError):
+        stage.update("job.0", "TASK_RUNNING")
+    assert (stage.failed, stage.ended, stage.master.killed) == ([], [], [])
     stage.close()
 
 
@@ -283,21 +294,6 @@ def test_what_the_master_did_not_take_back_is_declined_again(monkeypatch: pytest
     stage.step()
     assert len(stage.master.declined) == 1
     assert stage.master.refused_for_s[0] > 0
-    stage.close()
-
-
-def test_offers_that_a_job_keeps_are_taken_back() -> None:
-    stage = HubStage({"agent-0": 4.0})
-    greedy = stage.submit("greedy")
-    greedy.keeps_offers = True
-    stage.run(2.0)
-    assert greedy.seat.lent
-    other = stage.submit("other", user="bob")
-    stage.run(LOAN_S + 2)
-    assert any(isinstance(event, events.OfferRescinded) for event in greedy.seen)
-    assert "other" in stage.started_s
-    assert not stage.failed
-    assert other.looks == 1
     stage.close()
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,14 @@ from framework import events
 from framework.elastic.demand import demand_on
 from framework.events import EventScheduler
 from framework.master import LeadingMaster, Master
-from tests.service.api_stage import api_stage, played_master, wait_until
+from framework.runner import admitted_agents
+from framework.service import private
+from framework.service.private import PrivateJob, run_privately
+from framework.service.tenant import Need
+from framework.session import MesosAccess
+from tests.framework.played_mesos import PlayedMesos
+from tests.service.api_stage import api_stage, played_master
+from tests.waiting import wait_until
 
 
 def test_the_address_follows_the_election_where_zookeeper_names_it() -> None:
@@ -45,16 +54,69 @@ def test_a_service_asks_the_new_master(tmp_path: Path) -> None:
             there = client.get("/api/v1/cluster").raise_for_status().json()["agents"] or []
             return [agent["node"] for agent in there if agent["active"]]
 
-        wait_until(lambda: agents() == ["agent-0", "agent-1"])
+        wait_until(lambda: agents() == ["agent-0", "agent-1"], "the agents of the one master")
         stage.inbox.put(events.Disconnected())
         stage.inbox.put(events.Subscribed("F-1", second.address, version="1.12.0"))
-        wait_until(lambda: agents() == ["late-0"])
+        wait_until(lambda: agents() == ["late-0"], "those of the other")
         view = client.get("/api/v1/cluster").json()
         assert (view["master"], view["mesos_version"]) == (second.address, "1.12.0")
+
+
+class PlayedDriver(PlayedMesos):
+    """A connection over which the next master takes the framework in."""
+
+    def __init__(self, next_master: str, scheduler: EventScheduler) -> None:
+        super().__init__()
+        self.framework_id = "F"
+        self._next_master = next_master
+        self._scheduler = scheduler
+
+    def start(self) -> None:
+        self._scheduler.events.put(events.Subscribed("F", self._next_master))
+
+    def stop(self, failover: bool) -> None:
+        """There is nothing to stop."""
+
+    def join(self) -> None:
+        """Nor to wait for."""
+
+
+class Asking:
+    """A job that looks at all agents once it is subscribed, and has ended then."""
+
+    need = Need.NOTHING
+    demand_key = None
+
+    def __init__(self, master: LeadingMaster) -> None:
+        self._master = master
+        self.done = False
+        self.agents: list[str] = []
+
+    def handle(self, event: events.Event) -> None:
+        self.agents = [node.name for node in admitted_agents(self._master, ()) or ()]
+        self.done = True
+
+    def tick(self) -> None:
+        """It has ended."""
+
+    def to_state(self) -> dict[str, Any]:
+        return {}
+
+    def close(self) -> None:
+        """It holds nothing."""
+
+
+def test_a_job_without_a_service_asks_the_new_master(monkeypatch: pytest.MonkeyPatch) -> None:
+    with played_master(["early-0"]) as first, played_master(["late-0"]) as second:
+        leading = LeadingMaster(dataclasses.replace(first, uri="zk://zoo:2181/mesos"))
+        assert [node.name for node in leading.agents() or ()] == ["early-0"]
+        monkeypatch.setattr(private, "Driver", lambda _, uri, scheduler: PlayedDriver(second.address, scheduler))
+        job = PrivateJob("job", lambda seat: Asking(leading), 1.0, lambda _: None, lambda: None)
+        assert run_privately(job, MesosAccess(), leading).agents == ["late-0"]
 
 
 def test_a_master_that_does_not_answer_is_not_waited_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(Master, "ask", lambda self, path: asked.append(path))
-    assert demand_on(Master("one:5050", "one", 5050, "1.11.0"), "F") is None
+    assert demand_on(LeadingMaster(Master("one:5050", "one", 5050, "1.11.0")), "F") is None
     assert asked == ["/slaves"]

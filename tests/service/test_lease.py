@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Iterator
@@ -9,38 +10,35 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text, update
+from sqlalchemy import update
 
 from framework import lease
 from framework.driver import Driver, FrameworkSettings
 from framework.events import EventScheduler
-from framework.lease import ServiceLeaseLostError
-from framework.search.database import open_database
+from framework.lease import LeaseLostError, ServiceLeaseLostError
+from framework.search.store import Store
+from framework.search.tables import SEARCHES
 from framework.service.records import JobKind, JobRecord
 from framework.service.store import ServiceStore
 from framework.service.tables import SERVICES
 from framework.service.watchers import Notebook
-from tests.search.postgresql_server import postgresql_server
-from tests.search.stored_search import DEADLINE_S, wait_until
+from tests.search.postgresql_server import PostgresqlServer, postgresql_server
+from tests.search.search_stage import search_spec
+from tests.waiting import DEADLINE_S, wait_until
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with postgresql_server() as url:
-        yield url
+def server() -> Iterator[PostgresqlServer]:
+    with postgresql_server() as running:
+        yield running
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/service.db"
-    server_url: str = request.getfixturevalue("server")
-    engine = open_database(server_url)
-    with engine.begin() as connection:
-        connection.execute(text("DROP SCHEMA public CASCADE"))
-        connection.execute(text("CREATE SCHEMA public"))
-    engine.dispose()
-    return server_url
+    server: PostgresqlServer = request.getfixturevalue("server")
+    return server.emptied()
 
 
 def take_over(store: ServiceStore) -> None:
@@ -58,7 +56,7 @@ def test_a_service_that_was_taken_over_writes_nothing_any_more(url: str, monkeyp
         with pytest.raises(ServiceLeaseLostError, match="was taken over by process"):
             store.set_framework_id("second")
         assert store.framework_id() == "first"
-        wait_until(lambda: bool(lost))
+        wait_until(lambda: lost, "the loss of the lease")
 
 
 def test_who_waits_gets_the_lease_when_it_is_free(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +71,7 @@ def test_who_waits_gets_the_lease_when_it_is_free(url: str, monkeypatch: pytest.
         with first.lock(notes.append):
             thread = threading.Thread(target=stand_by)
             thread.start()
-            wait_until(lambda: bool(notes))
+            wait_until(lambda: notes, "a note")
             first.set_framework_id("first")
         thread.join(DEADLINE_S)
         assert second.framework_id() == "second"
@@ -101,6 +99,26 @@ def test_who_was_stopped_and_holds_it_still_may_go_on(url: str, monkeypatch: pyt
     with closing(ServiceStore(url)) as store, store.lock(lambda reason: None) as held:
         monkeypatch.setattr(lease, "STALE_S", 0.0)
         assert held.is_certain()
+
+
+def test_leases_that_share_a_heartbeat_are_lost_one_by_one(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "HEARTBEAT_S", 0.05)
+    with closing(ServiceStore(url)) as store, contextlib.ExitStack() as held:
+        for name in ("kept", "taken"):
+            searches = Store(url, engine=store.engine)
+            searches.create_search(search_spec(tmp_path, name=name))
+            held.enter_context(searches.lock(name, store.shared.heartbeat))
+        with store._engine.begin() as connection:
+            of = SEARCHES.c.name == "taken"
+            connection.execute(update(SEARCHES).where(of).values(owner="stranger", owner_machine="elsewhere"))
+        seen_s = searches.last_heartbeat_s("taken")
+        first_s = searches.last_heartbeat_s("kept") or 0.0
+        with pytest.raises(LeaseLostError, match="search 'taken' was taken over"):
+            searches.finish_search()
+        wait_until(lambda: (searches.last_heartbeat_s("kept") or 0.0) > first_s, "a heartbeat of the other")
+        assert searches.last_heartbeat_s("taken") == seen_s
 
 
 def test_what_tasks_write_can_be_kept(url: str) -> None:

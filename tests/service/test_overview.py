@@ -23,8 +23,8 @@ from tests.search.stored_search import SPEC
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    with postgresql_server() as url:
-        yield url
+    with postgresql_server() as running:
+        yield running.url
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])

@@ -13,15 +13,17 @@ from sqlalchemy import text, update
 
 from framework.search.database import StorageUnavailableError
 from framework.search.records import Parameter, SearchSpec
-from framework.search.store import Store
+from framework.search.store import SearchSummary, Store
 from framework.search.study import Study
 from framework.search.tables import SEARCHES
+from framework.service import own_search
 from framework.service.housekeeping import forgetting_old_jobs
-from framework.service.own_search import remove_old_searches
+from framework.service.own_search import is_own, remove_old_searches
 from framework.service.records import JobKind, JobRecord, JobState
 from framework.service.requests import search_request
 from framework.service.store import ServiceStore
-from tests.search.stored_search import FULL, SPEC, wait_until
+from tests.search.stored_search import FULL, SPEC
+from tests.waiting import wait_until
 
 NOW_S = time.time()
 DAY_S = 24 * 3600.0
@@ -83,7 +85,7 @@ def test_an_old_search_goes_with_its_job_and_its_name_is_free(store: ServiceStor
     add_job(store, "old", NOW_S - 10 * DAY_S)
     add_search(store, "old", NOW_S - 10 * DAY_S)
     with forgetting_old_jobs(store, keep_s=7 * DAY_S):
-        wait_until(lambda: store.job("old") is None)
+        wait_until(lambda: store.job("old") is None, "the end of the old job's records")
     assert [job.id for job in store.jobs()] == ["kept"]
     assert rows(store) == before
     add_job(store, "old", NOW_S)
@@ -103,6 +105,22 @@ def test_a_search_that_somebody_has_gone_on_with_is_kept_with_its_job(store: Ser
         assert remove_old_searches(store, NOW_S + DAY_S) == ["used"]
     assert store.delete_jobs(NOW_S - 7 * DAY_S, gone) == 0
     assert rows(store)["studies"] == before["studies"] - 1
+
+
+def test_a_search_that_its_service_goes_on_with_at_that_moment_is_kept(
+    store: ServiceStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_job(store, "old", NOW_S - 10 * DAY_S)
+    add_search(store, "old", NOW_S - 10 * DAY_S)
+    before = rows(store)
+
+    def then_reopened(record: JobRecord, search: SearchSummary) -> bool:
+        return is_own(record, search) and store.reopen_job(record.id, "it goes on")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(own_search, "is_own", then_reopened)
+        assert remove_old_searches(store, NOW_S - DAY_S) == []
+    assert rows(store) == before
 
 
 def test_what_was_removed_halfway_is_removed_the_next_time(

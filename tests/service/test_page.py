@@ -127,6 +127,20 @@ def test_says_why_a_job_waits(watched: WatchedPage, service: ServiceProcess, scr
         page.locator(".title .state-killed").wait_for()
 
 
+def test_goes_on_with_a_search_that_was_killed(watched: WatchedPage, service: ServiceProcess, tmp_path: Path) -> None:
+    asked = search_request(search_spec(tmp_path, name="resumed"), COUNTING.name, ())
+    with service.client() as client:
+        client.submit(asked.model_copy(update={"constraints": ["rack:IS:none"]}), pack(COUNTING))
+        client.kill("resumed")
+        client.wait_for_end("resumed", print)
+        page = watched.enter(service.token)
+        page.get_by_role("link", name="resumed").click()
+        page.get_by_role("button", name="Go on").click()
+        page.locator(".title .state-queued").wait_for()
+        page.get_by_role("button", name="Kill", exact=True).wait_for()
+        client.kill("resumed")
+
+
 def test_shows_a_search_with_its_trials_and_slots(
     watched: WatchedPage, service: ServiceProcess, tmp_path: Path
 ) -> None:

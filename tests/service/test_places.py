@@ -9,6 +9,7 @@ import pytest
 
 from dike.exceptions import BadInputError, InfeasibleError
 from framework.service import sizing
+from framework.service.concession import Place
 from framework.service.places import LONG_S, REST, Places
 from framework.service.reservation import PAUSE_S, RESERVE_AFTER_S, Contender, Reservations
 from framework.service.sizing import Fit, Nodes, TrainingSizing
@@ -110,7 +111,7 @@ def test_after_a_long_plan_the_loop_does_something_else() -> None:
 
 def test_whose_place_is_not_known_now_is_asked_again_soon() -> None:
     reservations = Reservations()
-    answers: list[frozenset[str] | None] = [None, frozenset({"S1"}), None]
+    answers = [None, Place(frozenset({"S1"})), None]
     waiting = [Contender("job", 0.0, True, lambda _: True, lambda: answers.pop(0))]
     reservations.update(100.0, waiting)
     assert reservations.current is None

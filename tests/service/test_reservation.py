@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dike.profile import VariableSpec
 from framework.observer import JobObserver
+from framework.service.concession import Place
 from framework.service.reservation import PAUSE_S, RESERVE_AFTER_S, USELESS_S, Contender, Reservations
 from framework.service.seat import Seat
 from framework.service.sizing import TrainingSizing
@@ -22,7 +23,7 @@ FOUR = {f"agent-{number}": 4.0 for number in range(4)}
 
 
 def contender(job_id: str, since_s: float, *agents: str, overtaken: bool = True, helped: bool = False) -> Contender:
-    return Contender(job_id, since_s, overtaken, lambda _: helped, lambda: frozenset(agents))
+    return Contender(job_id, since_s, overtaken, lambda _: helped, lambda: Place(frozenset(agents)))
 
 
 def test_only_who_has_waited_long_gets_a_reservation_and_only_one_does() -> None:

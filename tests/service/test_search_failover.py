@@ -6,7 +6,6 @@ import contextlib
 import queue
 import subprocess
 import sys
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +23,7 @@ from framework.service.reception import Reception
 from framework.service.records import JobRecord, JobState
 from framework.service.requests import search_request
 from framework.service.store import ServiceStore
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.mesos, pytest.mark.timeout(300)]
 
@@ -94,11 +94,7 @@ class Stage:
             self._process.wait()
 
     def wait_for(self, condition: Callable[[], Any], what: str) -> None:
-        deadline = time.monotonic() + DEADLINE_S
-        while not condition():
-            said = (self.folder / "service.log").read_text()
-            assert time.monotonic() < deadline, f"waited in vain for {what}\n{said}"
-            time.sleep(0.1)
+        wait_until(condition, what, said=(self.folder / "service.log").read_text)
 
     def state(self, name: str) -> JobState:
         record = self.store.job(name)

@@ -4,114 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import queue
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from sqlalchemy import update
 
-from executor.trial_messages import Losses, RunEnd, SlotStatus, Wanted
-from framework import bundle, events
-from framework.search.records import SearchSpec, TrialRecord, TrialState
-from framework.search.search import Search
-from framework.search.slots import Slot
+from executor.trial_messages import Losses, RunEnd
+from framework import events
+from framework.search.records import TrialState
 from framework.search.store import Store
-from framework.search.tables import SEARCHES
 from framework.service.own_search import remove_old_searches
-from framework.service.reception import Reception
-from framework.service.records import JobRecord, JobState
-from framework.service.requests import search_request
-from framework.service.service import Service
-from framework.service.store import ServiceStore
-from tests.framework.played_mesos import PlayedMesos
+from framework.service.records import JobState
 from tests.search.search_stage import search_spec
-from tests.search.stored_search import wait_until
-from tests.service.surroundings import played_surroundings
+from tests.service.searches_stage import Stage
 
 LONG_AFTER_S = 1e10
-
-
-class Stage:
-    """A database, a played Mesos, and services that come and go."""
-
-    def __init__(self, folder: Path) -> None:
-        self.store = ServiceStore(f"sqlite:///{folder}/service.db")
-        self.script = folder / "train.py"
-        self.script.touch()
-        self.reception = Reception(self.store, queue.SimpleQueue())
-        self.mesos = PlayedMesos()
-        self.service: Service
-        self.start()
-
-    def start(self, checkpoint_root: str = "/checkpoints") -> None:
-        """A service, with what the one before it has left in the database."""
-        around = played_surroundings(self.store, checkpoint_root)
-        self.service = Service(around, self.mesos)
-        self.service.handle(events.Subscribed("F", "127.0.0.1:5050"))
-        self.service.tick()
-
-    def kill(self) -> None:
-        """The service writes nothing more; its leases end with it, as with a process."""
-        for seat in self.service.hub.seats:
-            seat.tenant.leave()  # type: ignore[attr-defined]
-
-    def submit(self, spec: SearchSpec) -> None:
-        record = self.reception.submit(search_request(spec, "train.py", ()), bundle.pack(self.script), "ann")
-        self.service.handle(events.JobSubmitted(record.id))
-        self.service.tick()
-
-    def launch(self, name: str) -> Slot:
-        """Offers come until the search has a slot, which comes up."""
-        self.service.handle(events.OffersArrived((self.mesos.offer(cpus=1),)))
-
-        def has_launched() -> bool:
-            self.service.tick()
-            return bool(self.search(name).slots)
-
-        wait_until(has_launched)
-        (slot,) = self.search(name).slots
-        self.update(slot, "TASK_RUNNING")
-        self.service.tick()
-        return slot
-
-    def update(self, slot: Slot, state: str) -> None:
-        status = {"task_id": {"value": slot.task_id}, "agent_id": {"value": slot.agent_id}, "state": state}
-        self.service.handle(events.StatusUpdate({**status, "source": "SOURCE_EXECUTOR"}))
-
-    def say(self, slot: Slot, **changes: Any) -> None:
-        status = SlotStatus(slot.task_id, **{"number": self.wanted(slot).number, **changes})
-        self.send(slot, status.encode())
-
-    def send(self, slot: Slot, data: str) -> None:
-        self.service.handle(events.MessageArrived(slot.agent_id, slot.task_id, data))
-
-    def wanted(self, slot: Slot) -> Wanted:
-        """What a slot was told last."""
-        return Wanted.decode([data for task_id, data in self.mesos.messages if task_id == slot.task_id][-1])
-
-    def search(self, name: str) -> Search:
-        seat = self.service.hub.seat(name)
-        assert seat is not None
-        assert isinstance(seat.tenant, Search)
-        return seat.tenant
-
-    def job(self, name: str) -> JobRecord:
-        record = self.store.job(name)
-        assert record is not None
-        return record
-
-    def trials(self, name: str) -> list[TrialRecord]:
-        with contextlib.closing(Store(self.store.url)) as store:
-            store.open_search(name)
-            return store.load_trials()
-
-    def take_over(self, name: str) -> None:
-        """Does what `dike tune --resume` on another machine would."""
-        stranger = {"owner": "stranger", "owner_machine": "elsewhere", "owner_host": "elsewhere"}
-        with self.store.engine.begin() as connection:
-            connection.execute(update(SEARCHES).where(SEARCHES.c.name == name).values(stranger))
 
 
 @pytest.fixture

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import queue
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
 
-from framework import bundle, events
+from framework import bundle, events, lease
+from framework.lease import Heartbeat, Lease
+from framework.search.database import StorageUnavailableError
 from framework.search.records import SearchSpec
 from framework.search.store import Store
+from framework.search.study import Study
 from framework.service.reception import Reception
 from framework.service.records import JobRecord, JobState
 from framework.service.requests import search_request
@@ -22,6 +28,7 @@ from framework.service.store import ServiceStore
 from framework.service.tenants import Surroundings
 from tests.framework.played_mesos import PlayedMesos
 from tests.search.search_stage import search_spec
+from tests.waiting import wait_until
 
 
 class Stage:
@@ -81,6 +88,13 @@ def is_free(stage: Stage) -> bool:
         return not next(summary for summary in store.searches() if summary.spec.name == "s").is_running
 
 
+def open_files(folder: Path) -> int:
+    """How many files in the folder this process has open."""
+    links = [Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd")]
+    opened = [os.readlink(link) for link in links if link.is_symlink()]
+    return sum(name.startswith(str(folder)) for name in opened)
+
+
 def stored_spec(stage: Stage, spec: SearchSpec) -> SearchSpec:
     """As the service keeps it."""
     return dataclasses.replace(spec, script="train.py", checkpoint_dir=f"/checkpoints/{spec.name}")
@@ -122,6 +136,72 @@ def test_what_a_service_that_was_killed_has_begun_is_gone_on_with(stage: Stage, 
     with contextlib.closing(Store(stage.url)) as store:
         store.create_search(stored_spec(stage, spec))
     assert stage.take_in(job_id).state is JobState.QUEUED
+
+
+def test_many_that_wait_share_their_connections_and_a_heartbeat(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "HEARTBEAT_S", 0.05)
+    beats: list[int] = []
+    renew = Heartbeat.renew
+
+    def counted(heartbeat: Heartbeat, leases: Sequence[Lease]) -> bool:
+        beats.append(len(leases))
+        return renew(heartbeat, leases)
+
+    monkeypatch.setattr(Heartbeat, "renew", counted)
+
+    def take_in(number: int) -> None:
+        job_id = stage.submit(search_spec(tmp_path, trials=2, name=f"s{number}", checkpoint_dir=""))
+        assert stage.take_in(job_id).state is JobState.QUEUED
+
+    take_in(0)
+    take_in(1)
+    threads, files = threading.active_count(), open_files(tmp_path)
+    for number in range(2, 8):
+        take_in(number)
+    assert threading.active_count() == threads
+    assert open_files(tmp_path) == files
+    wait_until(lambda: 8 in beats, "one beat for all")
+    stage.reception.kill(stage.job("s3"))
+    stage.service.handle(events.KillRequested("s3"))
+    stage.service.tick()
+    beats.clear()
+    wait_until(lambda: len(beats) > 1, "more beats")
+    assert set(beats) == {7}
+
+
+def test_what_the_database_refuses_one_job_ends_that_job_only(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away, refused = StorageUnavailableError("unable to open database file"), 2
+
+    def refuse(*arguments: Any) -> Study:
+        nonlocal refused
+        if refused:
+            refused -= 1
+            raise away
+        return open_study(*arguments)
+
+    open_study = Study.open
+    monkeypatch.setattr(Study, "open", refuse)
+    record = stage.take_in(stage.submit(search_spec(tmp_path, trials=2)))
+    assert (record.state, record.failure) == (JobState.FAILED, str(away))
+    assert is_free(stage)
+    refused = 1
+    # It was away for a moment.
+    assert stage.take_in(stage.submit(search_spec(tmp_path, trials=2, name="next"))).state is JobState.QUEUED
+    refused = 2
+    other = stage.submit(search_spec(tmp_path, trials=2, name="other"))
+
+    def refuse_all(*arguments: Any, **more: Any) -> None:
+        raise away
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stage.store, "change_job", refuse_all)
+        with pytest.raises(StorageUnavailableError):
+            stage.take_in(other)
+    assert stage.job(other).state is JobState.QUEUED
 
 
 def test_an_error_of_one_search_is_noted_and_leaves_others_alone(stage: Stage, tmp_path: Path) -> None:

@@ -15,8 +15,7 @@ import stat
 import subprocess
 import sys
 import tarfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -33,9 +32,9 @@ from framework.service.records import JobState
 from framework.service.requests import read_request
 from framework.service.store import ServiceStore
 from tests.framework.job_stage import profile
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 90.0
 SECRET = "principals-secret-4711"
 API_KEY = "key-of-the-user-0815"
 PASSWORD = "password-of-the-database-99"
@@ -45,13 +44,6 @@ print("hello", flush=True)
 while not os.path.exists({go!r}):
     time.sleep(0.05)
 """
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to that"
-        time.sleep(0.1)
 
 
 def traces(secret: str) -> list[bytes]:
@@ -142,7 +134,7 @@ def test_no_secret_is_where_others_can_read(tmp_path: Path, monkeypatch: pytest.
         command += ["--principal", "dike", "--secret-file", str(secret_file), "--log", str(logs / "log")]
         with subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output) as service:
             try:
-                wait_until(lambda: has_ended(store, job.id) or "hello" in written(store, job.id))
+                wait_until(lambda: has_ended(store, job.id) or "hello" in written(store, job.id), "a first line")
                 running = Look(
                     {
                         **dict(answers(cluster)),
@@ -151,7 +143,7 @@ def test_no_secret_is_where_others_can_read(tmp_path: Path, monkeypatch: pytest.
                     }
                 )
                 go.touch()
-                wait_until(lambda: has_ended(store, job.id))
+                wait_until(lambda: has_ended(store, job.id), "the end")
             finally:
                 service.kill()
         now = store.job(job.id)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from executor.messages import LaunchOrder, LogChunk
 from framework import events
 from framework.connection import FrameworkRemovedError
 from framework.gathering import SETTLE_S
 from framework.job import TaskState
 from framework.search.records import Parameter, SearchSpec
+from framework.service import reception
 from framework.service.reception import Reception
 from framework.service.records import JobRecord, JobState, TaskRecord
 from framework.service.requests import read_request, search_request
@@ -25,8 +29,8 @@ from tests.framework.job_stage import ended
 from tests.framework.played_mesos import PlayedMesos
 from tests.service.api_stage import BUNDLE, training
 from tests.service.surroundings import played_surroundings
+from tests.waiting import wait_until
 
-DEADLINE_S = 60.0
 END = {"worker:0": "TASK_FINISHED", "ps:0": "TASK_KILLED"}
 
 
@@ -86,16 +90,17 @@ class Stage:
 
     def offer_until(self, condition: Callable[[], object], cpus: float = 8.0) -> None:
         """Offers come as long as they are needed."""
-        deadline = time.monotonic() + DEADLINE_S
-        self.service.handle(events.OffersArrived((self.mesos.offer(0, cpus=cpus, mem=65536),)))
-        offered_s = time.monotonic()
-        while not condition():
-            assert time.monotonic() < deadline
+        offered_s = -math.inf
+
+        def offer(pause_s: float) -> None:
+            nonlocal offered_s
             if time.monotonic() - offered_s > 2 * SETTLE_S:
                 self.service.handle(events.OffersArrived((self.mesos.offer(0, cpus=cpus, mem=65536),)))
                 offered_s = time.monotonic()
-            time.sleep(0.02)
+            time.sleep(pause_s)
             self.service.tick()
+
+        wait_until(condition, "what needs offers", pause=offer)
 
     def run(self, job_id: str) -> list[TaskRecord]:
         """The job gets its tasks, and they run."""
@@ -119,7 +124,7 @@ class Stage:
             **more,
         }
         if TaskState.of(state).is_terminal():
-            status["data"] = ended(0 if state == "TASK_FINISHED" else 1).encode()
+            status.setdefault("data", ended(0 if state == "TASK_FINISHED" else 1).encode())
         self.service.handle(events.StatusUpdate(status))
         self.service.tick()
         return status
@@ -130,6 +135,24 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     made = Stage(tmp_path)
     with contextlib.closing(made.store):
         yield made
+
+
+def test_a_name_that_is_free_again_brings_no_checkpoints_of_its_first_job(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = []
+    for submitted_s in (1.7e9, 1.8e9):
+        with monkeypatch.context() as patch:
+            patch.setattr(reception, "time", types.SimpleNamespace(time=lambda now_s=submitted_s: now_s))
+            assert stage.submit(name="mnist") == "mnist"
+        stage.finish(stage.run("mnist"))
+        assert stage.job("mnist").state is JobState.FINISHED
+        assert stage.store.delete_jobs(ended_before_s=1e12) == 1
+        tasks.append(LaunchOrder.decode(stage.mesos.accepted[-1]["data"]).task)
+    first, second = tasks
+    assert (first.job_id, first.checkpoint_dir) == ("mnist-20231114-221320", "/checkpoints/mnist-20231114-221320")
+    assert (second.job_id, second.checkpoint_dir) == ("mnist-20270115-080000", "/checkpoints/mnist-20270115-080000")
+    assert stage.mesos.accepted[-1]["task_id"]["value"].startswith("mnist.")
 
 
 def test_a_job_is_queued_then_runs_then_is_queued_again_then_ends(stage: Stage) -> None:
@@ -217,6 +240,22 @@ def test_an_end_is_written_down_before_it_is_acknowledged(stage: Stage) -> None:
     assert last.state is JobState.FINISHED
     assert last.result is not None
     assert last.result["restarts"] == 0
+
+
+def test_the_end_of_the_output_is_written_down_before_the_end_is_acknowledged(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = stage.submit()
+    [worker] = [task for task in stage.run(job_id) if task.name == "worker:0"]
+    kept: list[str] = []
+
+    def look(status: dict[str, Any]) -> None:
+        kept.extend(chunk.text for chunk in stage.store.output(job_id))
+
+    monkeypatch.setattr(stage.mesos, "acknowledgeStatusUpdate", look)
+    last = LogChunk(worker.task_id, "stdout", 0, b"that was all")
+    stage.update(worker, "TASK_FINISHED", data=ended(0, {"stdout": 12}).encode([last]))
+    assert kept == ["that was all"]
 
 
 def test_a_job_that_cannot_be_taken_up_fails_alone_and_its_tasks_are_ended(stage: Stage) -> None:

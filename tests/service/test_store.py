@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sqlalchemy import event
+from sqlalchemy.engine import Connection
 
 from dike.exceptions import BadInputError
 from framework.service import history, overview
@@ -110,6 +113,41 @@ def test_what_cannot_be_written_whole_is_not_written_at_all(store: ServiceStore)
     assert found.state_data is None
 
 
+def test_what_is_written_together_is_one_transaction_of_its_thread(store: ServiceStore) -> None:
+    begun = 0
+
+    def count(connection: Connection) -> None:
+        nonlocal begun
+        begun += 1
+
+    for name in ("one", "two"):
+        store.add_job(job(name), b"")
+    event.listen(store.engine, "begin", count)
+    with store.together():
+        pass
+    assert begun == 0
+    with store.together():
+        for name in ("one", "two"):
+            store.add_events(name, [("note", name)])
+            store.add_output(name, [("worker:0", "stdout", name)])
+        with ThreadPoolExecutor() as pool:
+            # Another thread sees nothing of it yet.
+            assert pool.submit(store.events, "one").result() == []
+    assert begun == 2
+    assert [store.events(name)[0].text for name in ("one", "two")] == ["one", "two"]
+
+    def fail() -> None:
+        with store.together():
+            store.add_events("one", [("note", "lost")])
+            store.save([task("b", resources={"cpus": object()})], {})
+
+    with pytest.raises(TypeError):
+        fail()
+    assert len(store.events("one")) == 1
+    store.add_events("one", [("note", "kept")])
+    assert len(store.events("one")) == 2
+
+
 def test_events_and_output_are_read_on_from_where_one_was(store: ServiceStore) -> None:
     for name in ("one", "two"):
         store.add_job(job(name), b"")
@@ -158,13 +196,14 @@ def test_old_jobs_go_with_all_that_is_kept_of_them(store: ServiceStore) -> None:
         store.add_job(job(name, ended_s=ended_s), b"x")
         store.save([task(f"{name}-task", name, ended_s=ended_s)], {})
         store.add_events(name, [("note", "a")])
-        store.add_output(name, [("chief:0", "stdout", "x")])
+        store.add_output(name, [("chief:0", "stdout", "x")], {(f"{name}-task", "stdout"): 1})
         store.add_progress(name, [ProgressPoint(1, 1.0)])
     assert store.delete_jobs(20.0) == 1
     assert [one.id for one in store.jobs()] == ["open", "new"]
     assert {each.job_id for each in store.tasks()} == {"open", "new"}
     assert not store.events("old")
     assert not store.output("old")
+    assert (store.received("old"), store.received("new")) == ({}, {"new-task": {"stdout": 1}})
     assert not store.progress("old")
     assert store.bundle("token-old") is None
     assert store.bundle("token-open") == b"x"

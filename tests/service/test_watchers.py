@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from executor.messages import LogChunk
 from framework.job import JobTask
 from framework.service.records import JobKind, JobRecord
 from framework.service.store import ServiceStore
@@ -60,3 +61,19 @@ def test_a_job_that_waits_for_long_is_not_an_event_a_second(store: ServiceStore)
     found = store.job("job")
     assert found is not None
     assert found.waiting == "too few CPUs; on offer: 99"
+
+
+def test_a_service_that_is_killed_anywhere_leaves_each_character_to_one_of_two(store: ServiceStore) -> None:
+    written = "a\né€\U0001f600 z".encode()
+    writes = task("worker", 0, 0)
+    for moment in range(len(written) + 1):
+        writes.task_id = f"job.worker-0.{moment}"
+        for end in (moment, len(written)):
+            book = Notebook(store, "job")
+            watcher = TrainingWatcher(book, spec().is_chief)
+            kept = store.received("job").get(writes.task_id, {}).get("stdout", 0)
+            for offset in range(kept, end):
+                watcher.log(writes, LogChunk(writes.task_id, "stdout", offset, written[offset : offset + 1]))
+            book.write()
+    assert "".join(chunk.text for chunk in store.output("job")) == written.decode() * (len(written) + 1)
+    assert {size for streams in store.received("job").values() for size in streams.values()} == {len(written)}

@@ -8,16 +8,16 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.waiting import wait_until
+
 JARS = Path("/usr/share/java")
 TICK_MS = 500
 """Sessions end between 2 and 20 ticks after the client's last word."""
-TIMEOUT_S = 60.0
 
 
 class ZooKeeper:
@@ -58,11 +58,10 @@ def zookeeper_server() -> Iterator[ZooKeeper]:
 
 
 def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while time.monotonic() < deadline and process.poll() is None:
+    def answers() -> bool:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0) as connection:
             connection.sendall(b"srvr")
-            if connection.recv(100):
-                return
-        time.sleep(0.1)
-    raise AssertionError(f"ZooKeeper did not come up: {log.read_text(errors='replace')}")
+            return bool(connection.recv(100))
+        return False
+
+    wait_until(answers, "ZooKeeper", said=log.read_text, lost=lambda: process.poll() is not None)

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.different_gpus import Figures, goal
 from framework.policies.interface import Choice, Decision, PolicySettings, SlotView, TrialView
 from framework.policies.registry import POLICIES, make_policy
 from framework.simulation.assignment import AssignmentPolicy, best_assignment
@@ -137,6 +138,24 @@ def test_hermes2_comes_close_to_the_limit_and_hermes_does_not() -> None:
     assert 0.95 * speeds[0] < speeds[2] <= speeds[0] * 1.001
     assert speeds[2] > 1.1 * speeds[1]
     assert np.mean([one.completion_s for one in hermes2]) < 0.9 * np.mean([one.completion_s for one in hermes])
+
+
+def test_the_figures_say_where_the_goal_is_met() -> None:
+    def figures(speed: float, completion_s: float) -> list[Figures]:
+        return [Figures(1.0, completion_s, speed, 0), Figures(1.0, completion_s + 20, speed, 0)]
+
+    limit = figures(1.0, 90)
+    close = {"hermes2": figures(0.97, 92), "assignment": limit}
+    late = {"hermes2": figures(0.96, 110), "assignment": limit}
+    slow = {"hermes2": figures(0.94, 92), "assignment": limit}
+    for results, speed, completion in (
+        ([close], "0.970 to 0.970 of its *speed*: met", "1.02 to 1.02 times as long: met"),
+        ([close, late], "0.960 to 0.970 of its *speed*: met", "1.02 to 1.20 times as long: **not met**"),
+        ([slow, close], "0.940 to 0.970 of its *speed*: **not met**", "1.02 to 1.02 times as long: met"),
+    ):
+        text = " ".join(goal(results))
+        assert speed in text
+        assert completion in text
 
 
 @pytest.mark.parametrize("name", [*sorted(POLICIES), "assignment"])

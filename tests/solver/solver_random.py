@@ -16,8 +16,10 @@ from solver.options import OptionSpace, prune, raw_space
 from solver.placement.fastest import Placement
 from solver.placement.problem import PlacementProblem, mixed_problem, placement_problem
 from solver.resources import TaskSizes, WorkerShape
-from solver.search.bounds import Bounds, option_bounds
+from solver.rooms import Machines
+from solver.search.bounds import Bounds, ShapeBounds
 from solver.search.mixed_bounds import mixed_bounds
+from solver.search.scope import Scope
 from solver.shards import Shards, useful_ps_count
 from solver.step_time import StepModel
 from solver.units import BYTES_PER_S_PER_GBPS, GIB
@@ -98,7 +100,7 @@ def case_of(
     job = dataclasses.replace(job, ps_may_share=ps_may_share)
     step_model = _step_model(model, shape, shards)
     problem = placement_problem(kinds, step_model, sizes, shards, workers, ps_may_share=ps_may_share)
-    bounds = option_bounds(kinds, step_model, sizes, shards, workers, ps_may_share=ps_may_share)
+    bounds = ShapeBounds(Scope(Machines(kinds), workers, None, ps_may_share), step_model, sizes).of(shards)
     return Case(problem, bounds, job, cluster.nodes)
 
 
@@ -115,7 +117,7 @@ def mixed_case_of(
     job, sizes = job_of(model, cluster, choice[0], workers, shards)
     models = [_step_model(model, shape, shards) for shape in choice]
     problem = mixed_problem(kinds, models, sizes, shards, workers, least_gpus=least_gpus)
-    bounds = mixed_bounds(kinds, models, sizes, shards, workers)
+    bounds = mixed_bounds(Scope(Machines(kinds), workers), models, sizes, shards)
     return Case(problem, bounds, dataclasses.replace(job, shapes=choice, least_gpus=least_gpus), cluster.nodes)
 
 

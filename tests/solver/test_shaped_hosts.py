@@ -9,11 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from benchmarks import measured
 from benchmarks.shaped_hosts import PREFIX, HostsError, ShapedHosts, why_not
+from tests.waiting import is_alive
 
 REASON = why_not()
 needs_namespaces = pytest.mark.skipif(REASON is not None, reason=REASON or "")
@@ -92,4 +92,4 @@ def test_what_a_killed_run_left_is_removed_by_the_next() -> None:
     assert len(_left(killed.pid)) == 3
     with ShapedHosts([100.0]):
         assert _left(killed.pid) == []
-        assert not psutil.pid_exists(sleeper) or psutil.Process(sleeper).status() == psutil.STATUS_ZOMBIE
+        assert not is_alive(sleeper)

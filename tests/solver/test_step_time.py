@@ -20,8 +20,10 @@ from solver.placement.fastest import can_reach, fastest_placement
 from solver.placement.naming import Assignment
 from solver.placement.problem import placement_problem
 from solver.resources import TaskSizes, WorkerShape
+from solver.rooms import Machines
 from solver.scenario import Scenario
-from solver.search.bounds import option_bounds
+from solver.search.bounds import ShapeBounds
+from solver.search.scope import Scope
 from solver.shards import shard
 from solver.step_time import StepModel
 from solver.units import BYTES_PER_S_PER_GBPS, GIB
@@ -79,7 +81,7 @@ def test_with_overlap_a_placement_is_as_fast_as_the_best_of_all_and_no_bound_is_
         return
     assert found.samples_per_s == pytest.approx(expected.samples_per_s, rel=1e-5)
     assert found.traffic_bytes == pytest.approx(expected.traffic, rel=1e-5)
-    bounds = option_bounds(kinds, step_model, tasks, shards, workers)
+    bounds = ShapeBounds(Scope(Machines(kinds), workers), step_model, tasks).of(shards)
     assert bounds.samples_per_s[workers - 1] >= expected.samples_per_s * (1 - 1e-12)
     assert can_reach(problem, expected.samples_per_s * (1 - 1e-6))
     assert not can_reach(problem, expected.samples_per_s * (1 + 1e-5))

@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from dike.trial import spec as specs
 from dike.trial.spec import TrialSpec
 from executor.process import wait_readable
 from executor.zygote import ForkRequest, Zygote
+from tests.executor.polled_zygote import poll_until
 
 DEADLINE_S = 60.0
 _PR_SET_CHILD_SUBREAPER = 36
@@ -153,10 +153,9 @@ class Slot:
 
     def _fork(self, zygote: Zygote, request: ForkRequest, descriptors: Sequence[int]) -> int:
         zygote.ask(request, descriptors)
-        answer: list[int | str | None] = []
-        _wait(zygote, lambda: answer.append(zygote.take_answer()) or answer[-1] is not None)
-        assert isinstance(answer[-1], int), answer[-1]
-        return answer[-1]
+        answer = poll_until(zygote, zygote.take_answer, "a process")
+        assert isinstance(answer, int), answer
+        return answer
 
 
 @contextmanager
@@ -175,33 +174,8 @@ def slot(folder: Path, preload: Sequence[str] = ()) -> Iterator[Slot]:
     }
     zygote = Zygote(preload, environment, folder / "zygote.out")
     try:
-        _wait(zygote, lambda: zygote.ready)
+        poll_until(zygote, lambda: zygote.ready, "a zygote")
         yield Slot(folder, zygote)
     finally:
         zygote.close()
         libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
-
-
-def _wait(zygote: Zygote, condition: Callable[[], object]) -> None:
-    end_s = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end_s, "the zygote does not answer"
-        assert not zygote.failure, zygote.failure
-        wait_readable(zygote.watched, 0.1)
-        zygote.poll()
-
-
-def alive(pid: int) -> bool:
-    """Whether the process exists and is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    """Waits for something that has to happen."""
-    end_s = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end_s, f"waited in vain for {what}"
-        threading.Event().wait(0.01)

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 from executor.zygote import ForkRequest
-from tests.trial.slot import Slot, alive, trial, wait_until
+from tests.trial.slot import Slot, trial
+from tests.waiting import is_alive, wait_until
 
 LOOK = """
 import json, os, random, sys
@@ -83,7 +84,7 @@ def test_a_zygote_that_dies_takes_no_trial_along(plain_slot: Slot, tmp_path: Pat
     pid = zygote.pid
     zygote.kill()
     wait_until(lambda: zygote.poll() or zygote.pid != pid, "another zygote")
-    assert alive(run.pid)
+    assert is_alive(run.pid)
     (tmp_path / "go").touch()
     run.read()
     assert run.code == 0
@@ -112,9 +113,9 @@ def test_zygote_and_trial_die_with_the_executor(tmp_path: Path) -> None:
         assert executor.stdout is not None
         pids = [int(pid) for pid in executor.stdout.readline().split()]
         assert len(pids) == 2
-        assert all(map(alive, pids))
+        assert all(map(is_alive, pids))
         executor.send_signal(signal.SIGKILL)
-    wait_until(lambda: not any(map(alive, pids)), "the end of zygote and trial")
+    wait_until(lambda: not any(map(is_alive, pids)), "the end of zygote and trial")
 
 
 def test_requests_travel_as_the_zygote_reads_them() -> None:

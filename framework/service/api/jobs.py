@@ -31,7 +31,7 @@ from framework.service.explain import explain as explain_job
 from framework.service.explanation import Explanation
 from framework.service.records import JobKind, JobRecord, JobState
 from framework.service.request_fields import MAX_NAME
-from framework.service.requests import SearchJobRequest, TrainingRequest, read_request
+from framework.service.requests import Resumption, SearchJobRequest, TrainingRequest, read_request
 from framework.service.users import User
 
 REQUEST_LIMIT_BYTES = 4 * 2**20
@@ -114,11 +114,16 @@ def kill(service: Service, user: SignedIn, record: OwnJob) -> JobView:
 
 @router.post("/jobs/{job_id}/again", status_code=201)
 def again(service: Service, user: SignedIn, record: OwnJob) -> Submitted:
-    """Submits a job's request and bundle once more, as a new job; a search gets a new name."""
-    values = record.request
-    if record.kind is JobKind.SEARCH:
-        values = _renamed(service, values)
-    return _submit(service, user, values, _bundle(service, record))
+    """Submits a job's request and bundle once more, as a new job; one that was given a name gets a new one."""
+    return _submit(service, user, _renamed(service, record.request), _bundle(service, record))
+
+
+@router.post("/jobs/{job_id}/resume")
+def resume(service: Service, user: SignedIn, record: OwnJob, asked: Resumption | None = None) -> Submitted:
+    """Goes on with a search that was killed or has failed: the same job, with its trials and their checkpoints."""
+    service.reception.resume(record, user.name, None if asked is None else asked.constraints)
+    reopened = find_job(service, record.id)
+    return _submitted(service, user, reopened, can_ever_fit(read_request(reopened.request), service.snapshot()))
 
 
 @router.get("/jobs/{job_id}/bundle", response_class=Response, responses={200: {"content": {"application/gzip": {}}}})
@@ -202,7 +207,10 @@ def _failure(record: JobRecord) -> str:
 def _submit(service: Backend, user: User, values: Any, bundle: bytes) -> Submitted:
     request: TrainingRequest | SearchJobRequest = read_request(values)
     problem = can_ever_fit(request, service.snapshot())
-    record = service.reception.submit(request, bundle, user.name)
+    return _submitted(service, user, service.reception.submit(request, bundle, user.name), problem)
+
+
+def _submitted(service: Backend, user: User, record: JobRecord, problem: str) -> Submitted:
     [view] = view_values(service, user, [record])
     return Submitted(**view, warnings=[problem] if problem else [])
 
@@ -222,11 +230,17 @@ def _bundle(service: Backend, record: JobRecord) -> bytes:
 
 
 def _renamed(service: Backend, values: dict[str, Any]) -> dict[str, Any]:
-    spec = values["spec"]
+    """A job's request under a name that is free; a search gets a folder of its own, too."""
+    spec = values.get("spec", values)
+    before = spec.get("name")
+    if before is None:
+        return values
     for number in itertools.count(2):
         ending = f"-{number}"
-        name = spec["name"][: MAX_NAME - len(ending)] + ending
+        name = before[: MAX_NAME - len(ending)] + ending
         if service.store.job(name) is None:
             break
+    if spec is values:
+        return {**values, "name": name}
     folder = f"{spec['checkpoint_dir']}{ending}" if spec.get("checkpoint_dir") else ""
     return {**values, "spec": {**spec, "name": name, "checkpoint_dir": folder}}

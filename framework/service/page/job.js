@@ -34,6 +34,7 @@ function Actions({ job }) {
   const [asks, setAsks] = useState(false);
   const [said, setSaid] = useState("");
   const hasEnded = ENDED.includes(job.state);
+  const isResumable = hasEnded && job.kind === "search" && job.state !== "finished";
   if (!job.yours) return null;
   const path = `jobs/${encodeURIComponent(job.id)}`;
   const question = `Kill ${job.id}? All its tasks end.`;
@@ -48,8 +49,15 @@ function Actions({ job }) {
       (made) => (location.hash = `#/jobs/${encodeURIComponent(made.id)}`),
       (error) => setSaid(error.message),
     );
+  // What has ended is not looked at any more.
+  const resume = () =>
+    post(`${path}/resume`).then(
+      () => location.reload(),
+      (error) => setSaid(error.message),
+    );
   return html`<div class="actions">
     ${!hasEnded && html`<button class="danger" disabled=${job.kill_requested} onClick=${ask}>Kill</button>`}
+    ${isResumable && html`<button onClick=${resume}>Go on</button>`}
     ${hasEnded && html`<button onClick=${again}>Submit again</button>`}
     <span role="status">${hasEnded ? "" : said || (job.kill_requested ? "Its end has been asked for." : "")}</span>
     ${hasEnded && said && html`<span role="alert">${said}</span>`}

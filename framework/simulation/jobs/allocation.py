@@ -78,11 +78,11 @@ def marginal_gain(jobs: Sequence[JobView], total: Amounts, resize_s: float) -> A
 
 
 def relative_gain(jobs: Sequence[JobView], total: Amounts, resize_s: float) -> Allocation:
-    """As `marginal_gain`, but what is saved counts as a share of the time that the job has left, not in seconds.
+    """As `marginal_gain`, but what is saved counts as a share of the time that one worker would need.
 
     A task saves a long job more seconds than a short one, so `marginal_gain` lets short jobs wait for long ones, which
     the mean completion time does not reward. Here the length cancels out: tasks go where they make a job faster by the
-    largest factor, and no estimate of convergence is needed. It is proportional fairness (Kelly, 1997) of speeds.
+    largest factor, and no estimate of convergence is needed. It is close to proportional fairness (Kelly, 1997).
     """
     weights = [1 / max(job.seconds_left(job.one_to_one(1)), SHORTEST_S) for job in jobs]
     return _by_gain(jobs, total, resize_s, weights)

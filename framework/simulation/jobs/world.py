@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
+from typing import NamedTuple
 
 import numpy as np
 
@@ -72,6 +73,21 @@ class JobsOutcome:
         return sorted(self.completion_s)[math.ceil(0.9 * len(self.completion_s)) - 1]
 
 
+class Stretch(NamedTuple):
+    """A time in which a job held machines: a round, or what there was of it until the job ended.
+
+    Attributes:
+        job: its id.
+        workers: how many it had, each with a GPU.
+        start_s, end_s: seconds since the simulation began; what a change costs the job counts.
+    """
+
+    job: int
+    workers: int
+    start_s: float
+    end_s: float
+
+
 @dataclass(slots=True)
 class _Running:
     """A job in the world.
@@ -115,6 +131,7 @@ class JobsWorld:
         scheduler: who decides.
         settings: see there.
         seed: of the noise in what is measured and of the errors in what is believed.
+        watch: is told of each stretch, round by round.
     """
 
     def __init__(
@@ -124,12 +141,14 @@ class JobsWorld:
         scheduler: Scheduler,
         settings: JobsSettings,
         seed: int,
+        watch: Callable[[Stretch], object] = lambda _: None,
     ) -> None:
         self._coming = list(jobs)
         self._machines = machines
         self._scheduler = scheduler
         self._settings = settings
         self._seed = seed
+        self._watch = watch
         self._active: dict[int, _Running] = {}
         self._totals = _Totals()
 
@@ -231,7 +250,9 @@ class JobsWorld:
             return
         speed = job.model.samples_per_s(layout_of(running.hosts), job.batch_size, balanced=self._scheduler.balanced)
         ends_s = max(running.trains_from_s, now_s) + (job.samples - running.done) / speed
-        self._totals.gpu_seconds += counts[0] * (min(ends_s, until_s) - now_s)
+        stretch = Stretch(job.id, counts[0], now_s, min(ends_s, until_s))
+        self._totals.gpu_seconds += stretch.workers * (stretch.end_s - stretch.start_s)
+        self._watch(stretch)
         if ends_s <= until_s:
             self._totals.ends_s[job.id] = ends_s
             del self._active[job.id]

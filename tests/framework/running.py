@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
-import pytest
-
 from tests.framework.conftest import dike_command, dike_environment
+from tests.waiting import Found, wait_until
 
 DEADLINE_S = 240.0
 
 
 class Running:
-    """A `dike` that goes on while the test looks at it."""
+    """A `dike` that goes on while the test looks at it.
+
+    Args:
+        folder: where it runs; gets its output.
+        arguments: of the command.
+    """
 
     started: ClassVar[list[subprocess.Popen[bytes]]] = []
 
@@ -40,21 +43,23 @@ class Running:
 
     @property
     def log(self) -> str:
+        """What it has said on standard error."""
         return self._log.read_text()
 
-    def wait_for(self, look: Callable[[], Any], what: str) -> Any:
-        deadline = time.monotonic() + DEADLINE_S
-        while not (found := look()):
-            if time.monotonic() > deadline or self.process.poll() is not None:
-                self.process.kill()
-                pytest.fail(f"{what} did not come true\n{self.log}")
-            time.sleep(0.05)
-        return found
+    def wait_for(self, condition: Callable[[], Found | None], what: str) -> Found:
+        """Waits for something while it runs."""
+        return wait_until(condition, what, said=lambda: self.log, lost=self._has_ended, deadline_s=DEADLINE_S)
 
     def wait_for_text(self, text: str, times: int = 1) -> None:
+        """Waits until it has said something so many times."""
         self.wait_for(lambda: self.log.count(text) >= times, f"'{text}' on standard error")
 
-    def result(self) -> dict[str, Any]:
-        self.process.wait(DEADLINE_S)
-        assert self.process.returncode == 0, self.log
-        return dict(json.loads(self._output.read_text()))
+    def result(self, exit_code: int = 0) -> dict[str, Any]:
+        """Waits for its end; what it has printed."""
+        wait_until(self._has_ended, "its end", said=lambda: self.log, deadline_s=DEADLINE_S)
+        assert self.process.returncode == exit_code, self.log
+        text = self._output.read_text()
+        return dict(json.loads(text)) if text else {}
+
+    def _has_ended(self) -> bool:
+        return self.process.poll() is not None

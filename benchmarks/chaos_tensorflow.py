@@ -1,0 +1,21 @@
+"""`benchmarks.chaos` with real TensorFlow, and so for fewer kills."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from benchmarks.chaos import chaos_on
+from tests.faults.tensorflow_stage import TensorFlowStage
+
+TITLE = "Chaos with TensorFlow"
+KILLS = 21
+
+
+def measure() -> Iterator[str]:
+    """Lines of Markdown: what is killed, how often, and how long until all jobs train again."""
+    yield from chaos_on(
+        TensorFlowStage,
+        KILLS,
+        "(a chief that trains, a ps)",
+        "the job a session of TensorFlow 1, the trials Keras' `fit` with dropout, Adam and shuffled arrays",
+    )

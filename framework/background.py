@@ -1,0 +1,70 @@
+"""Work that takes long, such as planning, beside the loop: a thread does it, and wakes the loop when it is done."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Protocol, TypeVar
+
+AT_A_TIME = 2
+"""How much is done at the same time: all of it shares one interpreter with the loop."""
+
+Result = TypeVar("Result")
+
+
+class Background(Protocol):
+    """Where work is done that must not hold up the loop."""
+
+    def start(self, work: Callable[[], Result]) -> Future[Result]:
+        """Begins work, which must not touch what the loop may change meanwhile.
+
+        Returns:
+            Its result, or what it has raised; to be looked for in every round of the loop, or cancelled.
+        """
+
+
+class AtOnce:
+    """Does it before anything else (a `Background`)."""
+
+    def start(self, work: Callable[[], Result]) -> Future[Result]:
+        """As `Background.start`; the result is there."""
+        future: Future[Result] = Future()
+        _do(work, future)
+        return future
+
+
+class Threads:
+    """Does it in threads (a `Background`), whose end nobody waits for, not even the interpreter.
+
+    Args:
+        woken: called, by any thread, when something is done.
+    """
+
+    def __init__(self, woken: Callable[[], None]) -> None:
+        self._woken = woken
+        self._turns = threading.Semaphore(AT_A_TIME)
+
+    def start(self, work: Callable[[], Result]) -> Future[Result]:
+        """As `Background.start`."""
+        future: Future[Result] = Future()
+        # The threads of a `ThreadPoolExecutor` would have to end before the process can.
+        threading.Thread(target=self._take_turn, args=(work, future), name="background", daemon=True).start()
+        return future
+
+    def _take_turn(self, work: Callable[[], Result], future: Future[Result]) -> None:
+        with self._turns:
+            _do(work, future)
+        self._woken()
+
+
+def _do(work: Callable[[], Result], future: Future[Result]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = work()
+    except Exception as error:
+        # Raised again where the result is taken.
+        future.set_exception(error)
+    else:
+        future.set_result(result)

@@ -1,0 +1,173 @@
+"""A master and an agent of an embedded cluster, and their life as processes: started, looked at, signalled."""
+
+from __future__ import annotations
+
+import signal
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dike.exceptions import DikeError
+from framework.embedded import settings
+from framework.embedded.agents import AgentSpec
+from framework.embedded.control import SupervisorControl
+from framework.embedded.loopback import get_json
+from framework.embedded.ports import is_free
+
+READY_TIMEOUT_S = 60.0
+READY_REQUEST_TIMEOUT_S = 2.0
+LOOK_INTERVAL_S = 0.02
+ENDING_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1})
+
+
+@dataclass
+class Daemon(ABC):
+    """A master or an agent, whether or not it runs at the moment.
+
+    Attributes:
+        name: of its log and its work folder; an agent's hostname too.
+        port: of its HTTP interface.
+        pid: id of its process, as last started.
+        started_at: Unix time of its last start.
+    """
+
+    name: str
+    port: int
+    pid: int = field(default=0, init=False)
+    started_at: float = field(default=0.0, init=False)
+
+    @property
+    @abstractmethod
+    def flags_path(self) -> str:
+        """Path at which the daemon itself tells its flags, once it is up."""
+
+    @abstractmethod
+    def arguments(self) -> tuple[str, ...]:
+        """Arguments of `framework.embedded.daemon`."""
+
+    @abstractmethod
+    def environment(self, files: settings.ClusterFiles) -> dict[str, str]:
+        """Its settings."""
+
+
+@dataclass
+class MasterDaemon(Daemon):
+    """A master.
+
+    Attributes:
+        credentials: file with what frameworks must authenticate with; None if they need not.
+        zookeeper: `zk://` URI where it is elected; None if it is the only master.
+    """
+
+    credentials: Path | None = None
+    zookeeper: str | None = None
+
+    @property
+    def flags_path(self) -> str:
+        # A master that does not lead answers for its state with the address of the one that does.
+        return "/master/state" if self.zookeeper is None else "/master/flags"
+
+    def arguments(self) -> tuple[str, ...]:
+        return ("master",) if self.zookeeper is None else ("master", self.zookeeper)
+
+    def environment(self, files: settings.ClusterFiles) -> dict[str, str]:
+        return settings.master_environment(files, self.name, self.port, self.credentials)
+
+
+@dataclass
+class AgentDaemon(Daemon):
+    """An agent.
+
+    Attributes:
+        spec: what it offers, filled in.
+        master: the master's `host:port` or `zk://` URI, when the agent starts.
+    """
+
+    spec: AgentSpec
+    master: Callable[[], str]
+
+    @property
+    def flags_path(self) -> str:
+        return "/state"
+
+    def arguments(self) -> tuple[str, ...]:
+        return ("agent", self.master())
+
+    def environment(self, files: settings.ClusterFiles) -> dict[str, str]:
+        return settings.agent_environment(files, self.name, self.port, self.spec)
+
+
+class DaemonRunner:
+    """Starts and signals the daemons of one cluster.
+
+    Args:
+        control: the supervisor, whose children they are.
+        files: where they keep what.
+        library: Mesos.
+        spare_ports: for daemons that have lost theirs.
+    """
+
+    def __init__(
+        self, control: SupervisorControl, files: settings.ClusterFiles, library: Path, spare_ports: Iterator[int]
+    ) -> None:
+        self.control = control
+        self._files = files
+        self._library = library
+        self._spare_ports = spare_ports
+
+    def bring_up(self, daemons: Sequence[Daemon], *, movable: bool = True) -> None:
+        """Starts daemons and returns when all answer.
+
+        A daemon that has lost its port to some other program gets another one, if it is `movable`.
+
+        Raises:
+            DikeError: one ended, or does not answer.
+        """
+        for daemon in daemons:
+            self._spawn(daemon)
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        for daemon in daemons:
+            while not self._answers(daemon):
+                if self.has_ended(daemon):
+                    another = next(self._spare_ports, None) if movable and not is_free(daemon.port) else None
+                    if another is None:
+                        raise DikeError(f"The embedded Mesos' {daemon.name} ended. {self._files.log_tail(daemon.name)}")
+                    daemon.port = another
+                    self._spawn(daemon)
+                self._keep_waiting(deadline, daemon, "answer")
+
+    def signal(self, daemon: Daemon, sig: signal.Signals) -> None:
+        """Sends a signal, and waits for the daemon's end if the signal means that.
+
+        Raises:
+            DikeError: it does not end.
+        """
+        self.control.signal(daemon.name, sig)
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while sig in ENDING_SIGNALS and not self.has_ended(daemon):
+            self._keep_waiting(deadline, daemon, "end")
+
+    def has_ended(self, daemon: Daemon) -> bool:
+        """Whether its process, as last started, no longer runs."""
+        return self.control.has_ended(daemon.name)
+
+    def _spawn(self, daemon: Daemon) -> None:
+        command = settings.daemon_command(self._library, self.control.pid, *daemon.arguments())
+        daemon.started_at = time.time()
+        daemon.pid = self.control.start(
+            daemon.name, command, daemon.environment(self._files), self._files.log(daemon.name)
+        )
+
+    def _answers(self, daemon: Daemon) -> bool:
+        """Whether the daemon itself, and not some other program on its port, answers."""
+        told = get_json(settings.ADDRESS, daemon.port, daemon.flags_path, READY_REQUEST_TIMEOUT_S)
+        work_dir = Path((told or {}).get("flags", {}).get("work_dir", ""))
+        return work_dir.is_relative_to(self._files.daemon(daemon.name))
+
+    def _keep_waiting(self, deadline: float, daemon: Daemon, what: str) -> None:
+        if time.monotonic() > deadline:
+            tail = self._files.log_tail(daemon.name)
+            raise DikeError(f"The embedded Mesos' {daemon.name} does not {what}. {tail}")
+        time.sleep(LOOK_INTERVAL_S)

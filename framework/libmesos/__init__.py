@@ -1,0 +1,1 @@
+"""What the daemons of an embedded cluster call of Mesos; needs the standard library only."""

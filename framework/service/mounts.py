@@ -1,0 +1,120 @@
+"""What jobs of a service find of their agents' file systems, where they run in containers: what its operator allows."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dike.exceptions import BadInputError
+from framework.containers import READ_ONLY, Container, Volume, needs_mount, parse_volume, parse_volumes
+from framework.service.requests import SearchJobRequest, TrainingRequest
+
+
+@dataclass(frozen=True)
+class Mounts:
+    """Says what is mounted for a job.
+
+    Attributes:
+        image: container image for the tasks; None for the agent's own file system.
+        checkpoint_root: folder for the checkpoints of jobs that name none.
+        allowed: what users may ask for, at whatever place in their containers; for checkpoints, too.
+
+    Raises:
+        BadInputError: if the root cannot be mounted.
+    """
+
+    image: str | None
+    checkpoint_root: str
+    allowed: tuple[Volume, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.image is not None and "://" not in self.checkpoint_root:
+            Volume(self.checkpoint_root, self.checkpoint_root)
+
+    def check(self, request: TrainingRequest | SearchJobRequest) -> None:
+        """Refuses a request that asks for what it must not have.
+
+        Raises:
+            BadInputError: if it does.
+        """
+        self.container(request, _named_folder(request) or self.checkpoint_root)
+
+    def container(self, request: TrainingRequest | SearchJobRequest, checkpoint_dir: str) -> Container | None:
+        """What a job runs in.
+
+        Args:
+            request: the job, as it was submitted.
+            checkpoint_dir: where its checkpoints go.
+
+        Raises:
+            BadInputError: if it asks for what it must not have.
+        """
+        if self.image is None:
+            if request.volumes:
+                raise BadInputError(
+                    "This service runs jobs in its agents' own file systems, whose folders they see anyway; leave out "
+                    "--volume."
+                )
+            return None
+        volumes = parse_volumes(request.volumes)
+        for volume in volumes:
+            self._check_allowed(volume)
+        if needs_mount(checkpoint_dir, volumes):
+            volumes = (self._for_checkpoints(request, checkpoint_dir), *volumes)
+        return Container(self.image, volumes)
+
+    def _check_allowed(self, volume: Volume) -> None:
+        # The very folders and none below them, which might be links that a job has made.
+        for allowed in self.allowed:
+            if allowed.host == volume.host and (volume.read_only or not allowed.read_only):
+                return
+        known = ", ".join(
+            f"{one.host} ({'read-only' if one.read_only else 'to read and write'})" for one in self.allowed
+        )
+        raise BadInputError(
+            f"The volume {volume} is none that this service allows; it allows {known or 'none (--allow-volume)'}."
+        )
+
+    def _for_checkpoints(self, request: TrainingRequest | SearchJobRequest, folder: str) -> Volume:
+        if "://" not in self.checkpoint_root:
+            root = Volume(self.checkpoint_root, self.checkpoint_root)
+            if root.holds(folder):
+                return root
+        for allowed in self.allowed:
+            place = Volume(allowed.host, allowed.host)
+            if not allowed.read_only and place.holds(folder):
+                return place
+        if _named_folder(request) is None:
+            # Chosen by a service that had another root.
+            return Volume(posixpath.dirname(folder), posixpath.dirname(folder))
+        raise BadInputError(
+            f"The checkpoint folder {folder} is neither below this service's --checkpoint-root {self.checkpoint_root} "
+            "nor in what --allow-volume lets its jobs write to."
+        )
+
+
+NO_CONTAINERS = Mounts(image=None, checkpoint_root="")
+"""Jobs run in their agents' own file systems."""
+
+
+def read_allowed(texts: Sequence[str]) -> tuple[Volume, ...]:
+    """Reads the folders that users may ask for, `FOLDER` or `FOLDER:ro`.
+
+    Raises:
+        BadInputError: if one is something else.
+    """
+    volumes = []
+    for text in texts:
+        folder = text.removesuffix(f":{READ_ONLY}")
+        if ":" in folder:
+            raise BadInputError(f"'{text}' is not a value of --allow-volume; write FOLDER or FOLDER:ro.")
+        volumes.append(parse_volume(text))
+    return tuple(volumes)
+
+
+def _named_folder(request: TrainingRequest | SearchJobRequest) -> str | None:
+    """The checkpoint folder that the user has named."""
+    return (
+        request.to_spec().checkpoint_dir if isinstance(request, SearchJobRequest) else request.checkpoint_dir
+    ) or None

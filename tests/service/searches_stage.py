@@ -1,0 +1,122 @@
+"""Searches of a service on a played Mesos: services come and go, slots say what a test has them say."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import queue
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import update
+
+from executor.trial_messages import SlotStatus, Wanted
+from framework import bundle, events
+from framework.search.records import SearchSpec, TrialRecord
+from framework.search.search import Search
+from framework.search.slots import Slot
+from framework.search.store import Store
+from framework.search.tables import SEARCHES
+from framework.service.reception import Reception
+from framework.service.records import JobRecord
+from framework.service.requests import search_request
+from framework.service.service import Service
+from framework.service.store import ServiceStore
+from tests.framework.played_mesos import PlayedMesos
+from tests.service.surroundings import played_surroundings
+from tests.waiting import wait_until
+
+
+class Stage:
+    """A database, a played Mesos, and services that come and go."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = ServiceStore(f"sqlite:///{folder}/service.db")
+        self.script = folder / "train.py"
+        self.script.touch()
+        self.mesos = PlayedMesos()
+        self.inbox: queue.SimpleQueue[events.Event]
+        self.reception: Reception
+        self.service: Service
+        self.start()
+
+    def start(self, checkpoint_root: str = "/checkpoints") -> None:
+        """A service, with what the one before it has left in the database."""
+        self.inbox = queue.SimpleQueue()
+        self.reception = Reception(self.store, self.inbox)
+        around = played_surroundings(self.store, checkpoint_root)
+        self.service = Service(around, self.mesos)
+        self.service.handle(events.Subscribed("F", "127.0.0.1:5050"))
+        self.service.tick()
+
+    def kill(self) -> None:
+        """The service writes nothing more; its leases end with it, as with a process."""
+        for seat in self.service.hub.seats:
+            seat.tenant.leave()  # type: ignore[attr-defined]
+
+    def submit(self, spec: SearchSpec) -> None:
+        self.reception.submit(search_request(spec, "train.py", ()), bundle.pack(self.script), "ann")
+        self.deliver()
+
+    def deliver(self) -> None:
+        """The service hears of what was asked for."""
+        while not self.inbox.empty():
+            self.service.handle(self.inbox.get())
+        self.service.tick()
+
+    def launch(self, name: str, *, comes_up: bool = True) -> Slot:
+        """Offers come until the search has a slot, which comes up or not."""
+        self.service.handle(events.OffersArrived((self.mesos.offer(cpus=1),)))
+
+        def has_launched() -> bool:
+            self.service.tick()
+            return bool(self.search(name).slots)
+
+        wait_until(has_launched, "a launch")
+        (slot,) = self.search(name).slots
+        if comes_up:
+            self.update(slot, "TASK_RUNNING")
+            self.service.tick()
+        return slot
+
+    def update(self, slot: Slot, state: str) -> None:
+        status = {"task_id": {"value": slot.task_id}, "agent_id": {"value": slot.agent_id}, "state": state}
+        self.service.handle(events.StatusUpdate({**status, "source": "SOURCE_EXECUTOR"}))
+
+    def say(self, slot: Slot, **changes: Any) -> None:
+        status = SlotStatus(slot.task_id, **{"number": self.wanted(slot).number, **changes})
+        self.send(slot, status.encode())
+
+    def send(self, slot: Slot, data: str) -> None:
+        self.service.handle(events.MessageArrived(slot.agent_id, slot.task_id, data))
+
+    def wanted(self, slot: Slot) -> Wanted:
+        """What a slot was told last."""
+        return Wanted.decode([data for task_id, data in self.mesos.messages if task_id == slot.task_id][-1])
+
+    def search(self, name: str) -> Search:
+        seat = self.service.hub.seat(name)
+        assert seat is not None
+        assert isinstance(seat.tenant, Search)
+        return seat.tenant
+
+    def job(self, name: str) -> JobRecord:
+        record = self.store.job(name)
+        assert record is not None
+        return record
+
+    def trials(self, name: str) -> list[TrialRecord]:
+        with contextlib.closing(Store(self.store.url)) as store:
+            store.open_search(name)
+            return store.load_trials()
+
+    def make_search(self, spec: SearchSpec) -> None:
+        """Does what `dike tune` on the service's database would."""
+        with contextlib.closing(Store(self.store.url)) as store:
+            store.create_search(dataclasses.replace(spec, script="train.py"))
+
+    def take_over(self, name: str) -> None:
+        """Does what `dike tune --resume` on another machine would."""
+        stranger = {"owner": "stranger", "owner_machine": "elsewhere", "owner_host": "elsewhere"}
+        with self.store.engine.begin() as connection:
+            connection.execute(update(SEARCHES).where(SEARCHES.c.name == name).values(stranger))

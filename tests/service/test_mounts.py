@@ -1,0 +1,182 @@
+"""What users of a service may have mounted in their jobs' containers: what its operator allows, and checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from dike.exceptions import BadInputError
+from framework import events
+from framework.containers import parse_volume
+from framework.search.records import SearchSpec
+from framework.service.mounts import Mounts, read_allowed
+from framework.service.reception import Reception
+from framework.service.requests import SearchJobRequest, TrainingRequest, read_request, search_request
+from framework.service.service import Service
+from framework.service.store import ServiceStore
+from tests.framework.played_mesos import PlayedMesos
+from tests.search.search_stage import search_spec
+from tests.service.api_stage import BUNDLE, api_stage, form, training
+from tests.service.surroundings import played_surroundings
+from tests.waiting import wait_until
+
+IMAGE = "registry/dike:1"
+ROOT = "/shared/dike"
+ALLOWED = read_allowed(["/data:ro", "/scratch"])
+
+
+def search(**changes: Any) -> SearchSpec:
+    return dataclasses.replace(search_spec(Path("/project"), **{"checkpoint_dir": "", **changes}), script="train.py")
+
+
+def asked(*volumes: str, folder: str | None = None) -> list[TrainingRequest | SearchJobRequest]:
+    """The same, asked for a training job and for a search."""
+    return [
+        read_request(training(volumes=list(volumes), checkpoint_dir=folder)),
+        search_request(search(checkpoint_dir=folder or ""), "train.py", (), volumes=list(volumes)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("volumes", "folder", "mounted"),
+    [
+        ((), None, [ROOT]),
+        ((), f"{ROOT}/mine/one", [ROOT]),
+        ((), "gs://bucket/one", []),
+        ((), "/scratch/one", ["/scratch"]),
+        (("/data:ro",), None, [ROOT, "/data:ro"]),
+        (("/data:/mnt/data:ro", "/scratch:ro"), None, [ROOT, "/data:/mnt/data:ro", "/scratch:ro"]),
+        (("/scratch:/home",), "/home/one", ["/scratch:/home"]),
+    ],
+)
+def test_what_is_mounted(volumes: tuple[str, ...], folder: str | None, mounted: list[str]) -> None:
+    mounts = Mounts(IMAGE, ROOT, ALLOWED)
+    for request in asked(*volumes, folder=folder):
+        mounts.check(request)
+        container = mounts.container(request, folder or f"{ROOT}/job")
+        assert container is not None
+        assert container.image == IMAGE
+        assert container.volumes == tuple(map(parse_volume, mounted))
+
+
+@pytest.mark.parametrize(
+    ("volumes", "folder", "said"),
+    [
+        (("/etc",), None, r"/etc:/etc is none that this service allows; it allows /data \(read-only\), /scratch"),
+        (("/data",), None, r"allows /data \(read-only\)"),
+        # Might be a link that a job has made.
+        (("/scratch/link",), None, "is none that this service allows"),
+        (("/shared/dike/link",), None, "is none that this service allows"),
+        (("/",), None, "cannot take the place"),
+        ((), "/etc/one", f"The checkpoint folder /etc/one is neither below this service's --checkpoint-root {ROOT}"),
+        ((), f"{ROOT}/../../etc/one", "is neither below"),
+        ((), f"{ROOT}-too/one", "is neither below"),
+        ((), "relative/one", "is neither below"),
+        ((), "/data/one", "is neither below"),
+        (("/data:ro",), "/data/one", "read-only"),
+    ],
+)
+def test_what_is_not_allowed(volumes: tuple[str, ...], folder: str | None, said: str) -> None:
+    for kind in range(2):
+        with pytest.raises(BadInputError, match=said):
+            Mounts(IMAGE, ROOT, ALLOWED).check(asked(*volumes, folder=folder)[kind])
+
+
+@pytest.mark.parametrize("text", ["data", "/data:/mnt", "/data:/mnt:ro", "/data/../etc", ""])
+def test_what_cannot_be_allowed(text: str) -> None:
+    with pytest.raises(BadInputError):
+        read_allowed([text])
+
+
+def test_without_containers_folders_are_free_and_volumes_are_none() -> None:
+    mounts = Mounts(None, ROOT)
+    for request in asked(folder="/anywhere/one"):
+        assert mounts.container(request, "/anywhere/one") is None
+    for request in asked("/data"):
+        with pytest.raises(BadInputError, match="leave out --volume"):
+            mounts.check(request)
+
+
+def test_requests_that_ask_for_none_are_as_they_were() -> None:
+    """Services of the version before, which read the same database, refuse fields that they do not know."""
+    for with_volumes, without in zip(asked("/data"), asked(), strict=True):
+        values = with_volumes.model_dump(mode="json")
+        assert values.pop("volumes") == ["/data"]
+        assert values == without.model_dump(mode="json")
+
+
+def test_who_asks_for_what_is_not_there_is_told(tmp_path: Path) -> None:
+    with api_stage(tmp_path) as stage, stage.client() as client:
+        answers: list[httpx.Response] = [
+            client.post("/api/v1/jobs", files=form(training(volumes=volumes))) for volumes in (["/data"], ["data"])
+        ]
+    assert [answer.status_code for answer in answers] == [400, 400]
+    assert "leave out --volume" in answers[0].json()["detail"]
+    assert "'data' cannot be mounted" in answers[1].json()["detail"]
+
+
+class Stage:
+    """A service whose jobs run in containers; Mesos is played."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = ServiceStore(f"sqlite:///{folder}/service.db")
+        self.inbox: Any = events.EventScheduler().events
+
+        plain = played_surroundings(self.store, ROOT)
+        around = dataclasses.replace(plain, image=IMAGE, allowed_volumes=ALLOWED)
+        self.mesos = PlayedMesos()
+        self.service = Service(around, self.mesos)
+        self.reception = Reception(self.store, self.inbox, around.mounts)
+        self.service.handle(events.Subscribed("F-1", "127.0.0.1:5050", 1e6))
+        self.service.tick()
+
+    def submit(self, request: TrainingRequest | SearchJobRequest) -> str:
+        job_id = self.reception.submit(request, BUNDLE, "ann").id
+        self._deliver()
+        return job_id
+
+    def launched(self, job_id: str) -> list[dict[str, Any]]:
+        """The volumes of the first task that the job gets."""
+
+        def tasks() -> list[dict[str, Any]]:
+            return [task for task in self.mesos.accepted if task["executor"]["source"] == job_id]
+
+        self.service.handle(events.OffersArrived((self.mesos.offer(0, cpus=8.0, mem=65536),)))
+        wait_until(tasks, "a launch", pause=self._go_on)
+        volumes: list[dict[str, Any]] = tasks()[0]["executor"]["container"]["volumes"]
+        return volumes
+
+    def _go_on(self, pause_s: float) -> None:
+        time.sleep(pause_s)
+        self._deliver()
+        self.service.tick()
+
+    def _deliver(self) -> None:
+        while not self.inbox.empty():
+            self.service.handle(self.inbox.get())
+
+
+@pytest.mark.parametrize("is_search", [False, True])
+def test_what_is_launched_has_its_volumes(tmp_path: Path, is_search: bool) -> None:
+    stage = Stage(tmp_path)
+    for refused in asked("/etc"):
+        with pytest.raises(BadInputError, match="none that this service allows"):
+            stage.submit(refused)
+    job_id = stage.submit(asked("/data:/mnt:ro")[is_search])
+    assert stage.launched(job_id) == [
+        parse_volume("/data:/mnt:ro").to_mesos(),
+        parse_volume(ROOT).to_mesos(),
+    ]
+    stage.service.hub.cancel()
+
+
+def test_a_job_stays_where_its_checkpoints_are_should_the_root_change() -> None:
+    for request in asked():
+        container = Mounts(IMAGE, "/new").container(request, "/old/root/job")
+        assert container is not None
+        assert container.volumes == (parse_volume("/old/root"),)

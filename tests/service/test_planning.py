@@ -1,0 +1,362 @@
+"""Planning beside the loop: others go on meanwhile, and what comes of it too late harms nobody."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dike.exceptions import BadInputError, InfeasibleError
+from framework import events
+from framework.background import Background, Threads
+from framework.job_plan import plan_request
+from framework.service.lending import LOAN_S, PLANNING_LOAN_S
+from framework.service.offer_pool import offer_id
+from framework.service.reception import Reception
+from framework.service.requests import read_request
+from framework.service.seat import Seat
+from framework.service.service import Service
+from framework.service.store import ServiceStore
+from framework.training import TrainingJob
+from solver import NodeClass, Plan, PlanRequest, make_plan
+from tests.framework.job_stage import GIB, Watcher, spec
+from tests.framework.played_mesos import PlayedMesos
+from tests.service.api_stage import BUNDLE, training
+from tests.service.played_cluster import HubStage
+from tests.service.surroundings import played_surroundings
+from tests.waiting import DEADLINE_S, wait_until
+
+
+class HeldPlanner:
+    """Plans as the real one, but not before it may."""
+
+    def __init__(self) -> None:
+        self.may = threading.Event()
+        self.asked: list[set[str]] = []
+        self.answered = 0
+        self.error: Exception | None = None
+
+    def __call__(self, request: PlanRequest) -> Plan:
+        self.asked.append({node.name for node in request.cluster.nodes})
+        assert self.may.wait(DEADLINE_S)
+        try:
+            if self.error is not None:
+                raise self.error
+            return make_plan(request)
+        finally:
+            self.answered += 1
+
+
+@pytest.fixture
+def planner(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldPlanner]:
+    held = HeldPlanner()
+    monkeypatch.setattr("framework.job_plan.make_plan", held)
+    yield held
+    held.may.set()
+
+
+class Later:
+    """Does things when it is told to (a `Background`)."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self._due: list[Callable[[], None]] = []
+
+    def start(self, work: Callable[[], Any]) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.begun += 1
+        self._due.append(lambda: future.set_result(work()))
+        return future
+
+    def go(self) -> None:
+        due, self._due = self._due, []
+        for do in due:
+            do()
+
+
+class LaunchWatcher(Watcher):
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches: list[set[str]] = []
+
+    def launched(self, tasks: Any) -> None:
+        self.launches.append({task.node for task in tasks})
+
+
+class PlanningStage(HubStage):
+    """A hub whose training jobs plan in threads; the planner is held."""
+
+    def __init__(self, agents: dict[str, float], background: Background | None = None) -> None:
+        self.woken = 0
+        super().__init__(agents, background=background or Threads(self._wake))
+        self.watchers: dict[str, LaunchWatcher] = {}
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def train(self, job_id: str, state: dict[str, Any] | None = None, **changes: Any) -> TrainingJob:
+        self.watchers.setdefault(job_id, LaunchWatcher())
+
+        def make(seat: Seat) -> TrainingJob:
+            return TrainingJob(
+                spec(job_id=job_id, **changes),
+                seat,
+                self.watchers[job_id],
+                lambda: None,
+                lambda: self.master.now,
+                state=state,
+                patient=True,
+                background=seat.background,
+            )
+
+        job = self.hub.admit(job_id, "ada", next(self._numbers), make).tenant
+        assert isinstance(job, TrainingJob)
+        return job
+
+    def begin(self, job_id: str) -> TrainingJob:
+        """A job that plans."""
+        job = self.train(job_id)
+        self.run(2.0)
+        assert job.is_planning
+        return job
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        def go_round(pause_s: float) -> None:
+            time.sleep(pause_s)
+            self.step(0.25)
+
+        wait_until(condition, what, pause=go_round)
+
+    def rescind(self, agent: str) -> None:
+        for one in [one for one, (where, _) in self.master.offered.items() if where == agent]:
+            del self.master.offered[one]
+            self.hub.handle(events.OfferRescinded(one))
+
+
+def test_while_one_job_plans_another_is_launched_updated_and_ended(planner: HeldPlanner) -> None:
+    stage = PlanningStage({"agent-0": 4.0})
+    slow = stage.begin("slow")
+    assert planner.asked == [{"agent-0"}]
+    quick = stage.submit("quick", lasts_s=2.0)
+    stage.master.agents["agent-1"] = 4.0
+    stage.run(LOAN_S + 5.0)
+    assert stage.ended == ["quick"]
+    assert [event.state for event in quick.seen if isinstance(event, events.StatusUpdate)] == [
+        "TASK_RUNNING",
+        "TASK_FINISHED",
+    ]
+    assert len(stage.master.acknowledged) == 2
+    assert slow.is_planning, "its offers are held for longer than others are"
+    assert stage.woken == 0
+    planner.may.set()
+    stage.until(lambda: stage.watchers["slow"].launches, "the launch")
+    assert stage.watchers["slow"].launches == [{"agent-0"}]
+    assert planner.asked == [{"agent-0"}]
+    assert stage.woken == 1
+    assert stage.failed == []
+    stage.close()
+
+
+def test_offers_that_a_job_keeps_are_taken_back() -> None:
+    stage = HubStage({"agent-0": 4.0})
+    greedy = stage.submit("greedy")
+    greedy.keeps_offers = True
+    stage.run(2.0)
+    assert greedy.seat.lent
+    other = stage.submit("other", user="bob")
+    stage.run(LOAN_S + 2)
+    assert any(isinstance(event, events.OfferRescinded) for event in greedy.seen)
+    assert "other" in stage.started_s
+    assert not stage.failed
+    assert other.looks == 1
+    stage.close()
+
+
+def test_a_job_that_is_killed_while_it_plans_ends_at_once_and_its_plan_is_dropped(planner: HeldPlanner) -> None:
+    stage = PlanningStage({"agent-0": 4.0})
+    slow = stage.begin("slow")
+    state = slow.to_state()
+    stage.hub.cancel_job("slow")
+    stage.step()
+    assert stage.ended == ["slow"]
+    assert not slow.is_planning
+    stage.submit("next", 1, 4.0)
+    stage.run(2.0)
+    assert stage.started_s.keys() == {"next"}, "it has the offers that were held"
+    planner.may.set()
+    stage.until(lambda: planner.answered and stage.woken, "the end of planning")
+    stage.run(2.0)
+    assert stage.watchers["slow"].launches == []
+    # What is written down is a job that waits: it is planned anew by the next service.
+    assert state["phase"] == "waiting"
+    stage.run(20.0)
+    again = stage.train("slow", state)
+    stage.until(lambda: stage.watchers["slow"].launches, "the next launch")
+    assert not again.is_planning
+    stage.close()
+
+
+def test_a_plan_whose_offers_are_gone_is_made_again(planner: HeldPlanner) -> None:
+    stage = PlanningStage({"agent-0": 4.0, "agent-1": 0.1})
+    stage.begin("slow")
+    assert planner.asked == [{"agent-0", "agent-1"}]
+    stage.rescind("agent-0")
+    stage.master.agents["agent-0"] = 0.0
+    stage.submit("quick")
+    planner.may.set()
+    stage.until(lambda: len(planner.asked) > 1, "another plan")
+    assert planner.asked[1] == {"agent-1"}
+    stage.until(lambda: stage.watchers["slow"].waits, "why it waits")
+    assert "agent-0" not in stage.watchers["slow"].waits[0]
+    stage.master.agents["agent-0"] = 8.0
+    stage.until(lambda: stage.watchers["slow"].launches, "the launch")
+    assert stage.watchers["slow"].launches == [{"agent-0"}]
+    assert stage.failed == []
+    stage.close()
+
+
+def test_what_an_agent_offers_besides_is_free_again_when_one_of_its_offers_is_rescinded(planner: HeldPlanner) -> None:
+    stage = PlanningStage({"agent-0": 4.0})
+    stage.train("slow")
+    first, second = (stage.master.offer(0, cpus=2.0, mem=4096) for _ in range(2))
+    stage.master.offered = {offer_id(offer): ("agent-0", 2.0) for offer in (first, second)}
+    stage.hub.handle(events.OffersArrived((first, second)))
+    stage.run(1.0)
+    stage.hub.handle(events.OfferRescinded(offer_id(first)))
+    stage.run(1.0)
+    assert planner.asked == [{"agent-0"}] * 2
+    assert stage.master.declined == []
+    stage.close()
+
+
+@pytest.mark.parametrize("how", ["rescinded", "disconnected", "kept too long"])
+def test_without_offers_it_plans_no_more(planner: HeldPlanner, how: str) -> None:
+    stage = PlanningStage({"agent-0": 4.0})
+    slow = stage.begin("slow")
+    (one,) = stage.master.offered
+    if how == "rescinded":
+        stage.rescind("agent-0")
+    elif how == "disconnected":
+        stage.master.offered.clear()
+        stage.hub.handle(events.Disconnected())
+        stage.hub.handle(events.Subscribed("F", "127.0.0.1:5050"))
+    else:
+        stage.step(PLANNING_LOAN_S)
+        assert stage.master.declined == [one]
+    stage.step()
+    assert not slow.is_planning
+    planner.may.set()
+    stage.until(lambda: stage.watchers["slow"].launches, "the launch")
+    assert len(planner.asked) == 2
+    stage.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "failure"),
+    [
+        (InfeasibleError("No option fits."), None),
+        (BadInputError("Two nodes are called agent-0; give each its own name."), "Two nodes are called agent-0"),
+        (ZeroDivisionError("a bug"), "a bug"),
+    ],
+)
+def test_planning_that_fails_is_told_as_ever_and_others_get_the_offers(
+    planner: HeldPlanner, error: Exception, failure: str | None
+) -> None:
+    stage = PlanningStage({"agent-0": 4.0})
+    stage.begin("slow")
+    stage.submit("next", lasts_s=1e6)
+    stage.run(2.0)
+    assert not stage.started_s
+    planner.error = error
+    planner.may.set()
+    stage.until(lambda: stage.started_s, "the other's launch")
+    assert stage.started_s.keys() == {"next"}
+    if failure is None:
+        assert stage.failed == []
+        assert stage.watchers["slow"].waits[0].startswith("No option fits. On offer: agent-0 4 cpus")
+    else:
+        ((job_id, told),) = stage.failed
+        assert job_id == "slow"
+        assert told is error
+        assert failure in str(told)
+    stage.close()
+
+
+def test_a_job_that_fails_while_it_plans_holds_no_offers_any_more(
+    planner: HeldPlanner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = PlanningStage({"agent-0": 4.0})
+    slow = stage.begin("slow")
+    stage.submit("next", 1, 4.0)
+    stage.step()
+
+    def fails() -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(slow, "tick", fails)
+    stage.step()
+    assert [job_id for job_id, _ in stage.failed] == ["slow"]
+    assert not slow.is_planning
+    assert stage.master.launches == ["next.0"], "at once, on the very same offer"
+    assert stage.master.declined == []
+    stage.close()
+
+
+def test_each_kind_of_job_plans_once_on_the_same_offers_and_then_they_are_given_back(planner: HeldPlanner) -> None:
+    planner.may.set()
+    later = Later()
+    stage = PlanningStage({"agent-0": 0.1}, later)
+    for number in range(6):
+        stage.train(f"job-{number}", max_workers=1 + number % 2)
+    for _ in range(20):
+        later.go()
+        stage.step()
+    assert len(planner.asked) == 2
+    assert stage.master.declined
+    told = [job_id for job_id, watcher in stage.watchers.items() if watcher.waits]
+    assert told[:2] == ["job-0", "job-1"]
+    stage.close()
+
+
+def test_jobs_that_follow_plans_do_not_hand_the_same_offers_to_each_other_for_ever() -> None:
+    node = NodeClass(name="agent-7", count=1, cpus=4.0, mem_bytes=8 * GIB, gpus=0, gpu_model=None, disk_bytes=10 * GIB)
+    plan = make_plan(plan_request(spec(), [node]))
+    later = Later()
+    stage = PlanningStage({"agent-0": 1.0}, later)
+    for number in range(3):
+        stage.train(f"job-{number}", plan=plan)
+    for _ in range(10):
+        later.go()
+        stage.step(0.1)
+    assert later.begun == 3
+    assert len(stage.master.declined) == 1
+    assert all(watcher.waits[0].startswith("agent agent-7 offers nothing") for watcher in stage.watchers.values())
+    stage.close()
+
+
+def test_the_training_jobs_of_a_service_plan_in_its_background(tmp_path: Path) -> None:
+    later, mesos = Later(), PlayedMesos()
+    inbox = events.EventScheduler().events
+    with contextlib.closing(ServiceStore(f"sqlite:///{tmp_path}/service.db")) as store:
+        service = Service(played_surroundings(store, "/checkpoints"), mesos, background=later)
+        service.handle(events.Subscribed("F-1", "127.0.0.1:5050", 1e6))
+        job = Reception(store, inbox).submit(read_request(training()), BUNDLE, "ann")
+        service.handle(inbox.get())
+        service.handle(events.OffersArrived((mesos.offer(0, cpus=8.0, mem=65536),)))
+
+        def go_round(pause_s: float) -> None:
+            time.sleep(pause_s)
+            service.tick()
+
+        wait_until(lambda: later.begun, "planning", pause=go_round)
+        service.tick()
+        assert store.tasks(job_id=job.id) == []
+        later.go()
+        service.tick()
+        assert store.tasks(job_id=job.id)

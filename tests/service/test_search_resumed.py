@@ -1,0 +1,199 @@
+"""A search that has ended and that its service is to go on with, on a played Mesos: nothing of it is done twice."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from dike.exceptions import BadInputError
+from executor.trial_messages import Losses, RunEnd
+from framework import bundle, events
+from framework.search.inheritance import SearchState
+from framework.search.records import TrialState
+from framework.search.slots import Slot
+from framework.service.records import JobState
+from framework.service.requests import read_request
+from tests.search.search_stage import search_spec
+from tests.service.api_stage import training
+from tests.service.searches_stage import Stage
+
+REPORT = {"type": "progress", "step": 1, "train_s": 1.0, "loss": 1.0, "low": 1.0, "high": 1.0, "count": 1}
+
+
+class ResumingStage(Stage):
+    """A stage whose search `s` ends and is gone on with."""
+
+    def run_ends(self, slot: Slot, trial: int, outcome: str, run: int = 0) -> None:
+        """A trial that was given the slot trains one step and is over, with a checkpoint."""
+        self.say(slot, run=(trial, run), training=True, preemptible=True)
+        self.send(slot, Losses(slot.task_id, trial, run, (REPORT,)).encode())
+        exit_code = 2 if outcome == "bad_input" else 0
+        end = RunEnd(trial, run, outcome, exit_code, f"/c/{trial}", step=1, message="no", tail="", reports=1)
+        self.say(slot, ends=(end,))
+        self.service.tick()
+
+    def slot_ends(self, slot: Slot) -> None:
+        assert self.wanted(slot).leave
+        self.update(slot, "TASK_FINISHED")
+        self.service.tick()
+
+    def kill_job(self) -> None:
+        self.reception.kill(self.job("s"), "ann")
+        self.deliver()
+
+    def resume(self, user: str = "ann", constraints: Sequence[str] | None = None) -> None:
+        self.reception.resume(self.job("s"), user, constraints)
+
+    def refused(self) -> str:
+        before, asked = self.job("s"), self.inbox.qsize()
+        with pytest.raises(BadInputError) as refusal:
+            self.resume()
+        assert (self.job("s"), self.inbox.qsize()) == (before, asked)
+        return str(refusal.value)
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[ResumingStage]:
+    made = ResumingStage(tmp_path)
+    yield made
+    made.kill()
+    made.store.close()
+
+
+def is_killed_halfway(stage: ResumingStage, folder: Path) -> Slot:
+    """Of three trials one has finished and one is suspended when the search is killed; its slot."""
+    stage.submit(search_spec(folder, max_slots=1, checkpoint_dir=""))
+    slot = stage.launch("s")
+    stage.run_ends(slot, 0, "finished")
+    stage.kill_job()
+    stage.run_ends(slot, 1, "suspended")
+    stage.slot_ends(slot)
+    assert stage.job("s").state is JobState.KILLED
+    return slot
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_what_was_killed_goes_on_where_it_was(stage: ResumingStage, tmp_path: Path, heard: bool) -> None:
+    before = is_killed_halfway(stage, tmp_path)
+    stage.resume("root")
+    if heard:
+        stage.deliver()
+    else:
+        # The service is killed before it hears of it; the next one has other ideas of where checkpoints are.
+        stage.kill()
+        stage.start(checkpoint_root="/elsewhere")
+    job = stage.job("s")
+    assert (job.state, job.user, job.ended_s, job.failure, job.result) == (JobState.QUEUED, "ann", None, "", None)
+    assert not job.kill_requested
+    told = [event.text for event in stage.store.events("s") if event.kind in ("ended", "note")]
+    assert told[-2:] == ["killed by ann", "root has asked that it goes on"]
+
+    slot = stage.launch("s")
+    assert slot.task_id != before.task_id
+    run = stage.wanted(slot).run
+    assert run is not None
+    assert (run.key, run.trial.resume_from, run.trial.folder) == ((1, 1), "/c/1", "/checkpoints/s/trial-1")
+    stage.run_ends(slot, 1, "finished", run=1)
+    stage.run_ends(slot, 2, "finished")
+    stage.slot_ends(slot)
+    assert stage.job("s").state is JobState.FINISHED
+    assert [(trial.state, trial.runs) for trial in stage.trials("s")] == [
+        (TrialState.FINISHED, runs) for runs in (1, 2, 1)
+    ]
+    assert stage.refused() == "The search 's' is complete; nothing is left to run."
+
+
+def test_a_trial_that_has_ended_the_search_once_does_not_end_it_again(stage: ResumingStage, tmp_path: Path) -> None:
+    stage.submit(search_spec(tmp_path, max_slots=1, on_failure="abort"))
+    slot = stage.launch("s")
+    stage.run_ends(slot, 0, "bad_input")
+    stage.slot_ends(slot)
+    assert stage.job("s").failure == "trial 0 failed: no"
+    stage.resume()
+    stage.deliver()
+    slot = stage.launch("s")
+    stage.kill()
+    stage.start()
+    assert stage.job("s").state is JobState.RUNNING
+    stage.run_ends(slot, 1, "finished")
+    stage.run_ends(slot, 2, "bad_input")
+    stage.slot_ends(slot)
+    assert stage.job("s").failure == "trial 2 failed: no"
+
+
+def test_its_time_begins_anew(stage: ResumingStage, tmp_path: Path) -> None:
+    stage.submit(search_spec(tmp_path, max_slots=1, timeout_s=1000.0))
+    slot = stage.launch("s")
+    stage.kill()
+    state = stage.job("s").state_data
+    assert state is not None
+    long_ago = dataclasses.replace(SearchState.from_json(state), began_s=1e9, first_slot_s=1e9)
+    stage.store.change_job("s", state_data=long_ago.to_json())
+    stage.start()
+    stage.say(slot)
+    stage.service.tick()
+    stage.slot_ends(slot)
+    assert "to end after 1000 s" in stage.job("s").failure
+    stage.resume()
+    stage.deliver()
+    assert stage.launch("s").id == 1
+
+
+def test_no_slot_is_called_like_one_before(stage: ResumingStage, tmp_path: Path) -> None:
+    stage.submit(search_spec(tmp_path, max_slots=1))
+    before = stage.launch("s", comes_up=False)
+    stage.kill_job()
+    stage.update(before, "TASK_KILLED")
+    stage.service.tick()
+    stage.resume()
+    stage.deliver()
+    assert stage.launch("s").task_id != before.task_id
+
+
+def test_it_waits_behind_the_others_and_where_it_is_told_to(stage: ResumingStage, tmp_path: Path) -> None:
+    stage.submit(search_spec(tmp_path))
+    stage.kill_job()
+    stage.submit(search_spec(tmp_path, name="other"))
+    stage.resume(constraints=["rack:IS:r1"])
+    assert [job.id for job in stage.store.open_jobs()] == ["other", "s"]
+    assert stage.job("s").constraints == ("rack:IS:r1",)
+    assert list(read_request(stage.job("s").request).constraints) == ["rack:IS:r1"]
+    stage.deliver()
+    seat = stage.service.hub.seat("s")
+    assert seat is not None
+    assert seat.constraints == ("rack:IS:r1",)
+
+
+def test_what_cannot_be_gone_on_with(stage: ResumingStage, tmp_path: Path) -> None:
+    stage.submit(search_spec(tmp_path))
+    assert stage.refused() == "The search 's' is queued; it goes on by itself."
+    stage.reception.kill(stage.job("s"))
+    assert stage.refused() == "The search 's' is queued; ask again when it has ended."
+    stage.deliver()
+    stage.take_over("s")
+    assert "The search 's' is being run by process" in stage.refused()
+    training_job = stage.reception.submit(read_request(training()), bundle.pack(stage.script), "ann")
+    with pytest.raises(BadInputError, match=r"is a training job.*--checkpoint-dir"):
+        stage.reception.resume(training_job, "ann")
+
+
+def test_a_search_of_others_is_not_gone_on_with(stage: ResumingStage, tmp_path: Path) -> None:
+    stage.make_search(search_spec(tmp_path))
+    stage.submit(search_spec(tmp_path))
+    assert stage.job("s").state is JobState.FAILED
+    assert "is another than the job's" in stage.refused()
+
+
+def test_two_who_ask_at_once_get_one_search(stage: ResumingStage, tmp_path: Path) -> None:
+    stage.submit(search_spec(tmp_path))
+    stage.kill_job()
+    ended = stage.job("s")
+    stage.resume()
+    with pytest.raises(BadInputError, match="goes on already"):
+        stage.reception.resume(ended, "root")
+    stage.service.handle(events.JobSubmitted("s"))
+    stage.deliver()
+    assert [seat.job_id for seat in stage.service.hub.seats] == ["s"]
