@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,7 @@ WARM_UP_MINUTES = 10
 
 
 @dataclass(frozen=True)
-class _Sample:
+class Sample:
     minute: float
     jobs: int
     memory_mib: float
@@ -35,6 +35,7 @@ def measure() -> Iterator[str]:
         samples = list(_samples(service))
     late = [sample for sample in samples if sample.minute >= WARM_UP_MINUTES]
     growth, _ = np.polyfit([sample.minute / 60 for sample in late], [sample.memory_mib for sample in late], 1)
+    shown = samples[:: max(1, len(samples) // 12)]
     yield (
         f"A job every {EVERY_S:g} s for {MINUTES} minutes on {AGENTS} agents: one worker and one parameter server, "
         "whose executor reports a few states and ends. The open jobs are listed as often."
@@ -45,13 +46,25 @@ def measure() -> Iterator[str]:
         f"line through the service's resident memory in that time rises by {growth:+.1f} MiB an hour."
     )
     yield ""
+    yield from halves([sample for sample in shown if sample.minute >= WARM_UP_MINUTES])
+    yield ""
     yield "| minute | jobs so far | memory, MiB | threads | open files |"
     yield "|---|---|---|---|---|"
-    for sample in samples[:: max(1, len(samples) // 12)]:
+    for sample in shown:
         yield f"| {sample.minute:.0f} | {sample.jobs:,} | {sample.memory_mib:.1f} | {sample.threads} | {sample.files} |"
 
 
-def _samples(service: PlayedService) -> Iterator[_Sample]:
+def halves(late: Sequence[Sample]) -> Iterator[str]:
+    """A line of Markdown: how much memory grew in the first half of the samples, and in the second."""
+    first, middle, last = late[0], late[len(late) // 2], late[-1]
+    yield (
+        f"By the samples below: {middle.memory_mib - first.memory_mib:+.1f} MiB from minute {first.minute:.0f} to "
+        f"{middle.minute:.0f}, {last.memory_mib - middle.memory_mib:+.1f} MiB from then to minute {last.minute:.0f}. "
+        "What a longer run comes to was not measured."
+    )
+
+
+def _samples(service: PlayedService) -> Iterator[Sample]:
     """One sample a minute."""
     begun = time.monotonic()
     jobs = 0
@@ -63,5 +76,5 @@ def _samples(service: PlayedService) -> Iterator[_Sample]:
         if elapsed_s >= next_s:
             next_s += 60
             process = service.process
-            yield _Sample(elapsed_s / 60, jobs, service.memory_mib(), process.num_threads(), process.num_fds())
+            yield Sample(elapsed_s / 60, jobs, service.memory_mib(), process.num_threads(), process.num_fds())
         time.sleep(EVERY_S)

@@ -71,7 +71,7 @@ class JobSpec:
         python: interpreter that runs the executor on the agents.
         container: what tasks run in; None for the agent's own file system.
         plan_only: whether the job ends with its plan, without a launch.
-        hand_out_gpus: whether we choose the GPU devices of a task, for agents that do not isolate GPUs.
+        hand_out_gpus: whether we count GPU devices out, for agents that neither isolate nor announce them.
         stream_all_logs: whether every task's output is sent to us, not only the chief's.
         environment: variables for the script's processes.
         elastic: fewest and most workers of a job that changes its size while it trains; None for one that does not.

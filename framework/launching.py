@@ -14,7 +14,7 @@ from executor.messages import LaunchOrder
 from framework.containers import Container
 from framework.job import JobSpec, JobTask
 from framework.offers import AgentOffer
-from framework.resources import Resource, ResourcePool
+from framework.resources import GPU_DEVICES, Resource, ResourcePool
 from solver import Plan, PlannedTask
 
 # What the executor itself gets; the smallest amounts that Mesos accepts without a warning.
@@ -64,11 +64,10 @@ def place(
         try:
             _take(pool, planned)
             port, _ = pool.take_port(avoid_ports, choose)
+            devices, _ = take_devices(pool, planned.gpus, used_gpus[agent.address])
         except ValueError as error:
             raise DoesNotFitError(f"agent {planned.node}: {error}") from error
-        used = used_gpus[agent.address]
-        devices = tuple(itertools.islice((device for device in itertools.count() if device not in used), planned.gpus))
-        used.update(devices)
+        used_gpus[agent.address].update(devices)
         tasks.append(
             JobTask(
                 task_id=f"{spec.job_id}.{planned.role}-{planned.index}.{serial}",
@@ -132,7 +131,9 @@ def launch_operation(
     try:
         infos = []
         for task in tasks:
-            order = _order(spec, task, task_spec(spec, plan, task.planned, cluster, attempt), standby=standby)
+            process = task_spec(spec, plan, task.planned, cluster, attempt)
+            hands_out = spec.hand_out_gpus or pool.announces_gpu_devices
+            order = _order(spec, task, process, standby=standby, hand_out_gpus=hands_out)
             infos.append(_task_info(spec, task, order, pool))
     except ValueError as error:
         raise DoesNotFitError(f"agent {agent.node}: {error}") from error
@@ -155,6 +156,29 @@ def take_resources(
         if amount:
             rest += pool.take_scalar(name, amount)
     return own, rest
+
+
+def take_devices(pool: ResourcePool, gpus: int, used: Collection[int]) -> tuple[tuple[int, ...], list[Resource]]:
+    """Chooses a task's GPU devices: of those that its agent announces, or counted from 0 where it announces none.
+
+    Args:
+        pool: what the agent offers.
+        gpus: how many devices.
+        used: devices of that machine that are known to be held, for an agent that announces none.
+
+    Returns:
+        The device numbers, and the pieces of the pool for them.
+
+    Raises:
+        ValueError: if the agent announces devices and has too few left; nothing is taken then.
+    """
+    if not pool.announces_gpu_devices:
+        return tuple(itertools.islice((one for one in itertools.count() if one not in used), gpus)), []
+    left = pool.gpu_devices()
+    if gpus > len(left):
+        raise ValueError(f"{gpus} {GPU_DEVICES} wanted, {len(left)} left")
+    devices = tuple(left[:gpus])
+    return devices, pool.take_gpu_devices(devices)
 
 
 def executor_info(
@@ -210,6 +234,8 @@ def _task_info(spec: JobSpec, task: JobTask, order: LaunchOrder, pool: ResourceP
     planned = task.planned
     own, rest = _take(pool, planned)
     rest += pool.take_ports([task.port])
+    if pool.announces_gpu_devices:
+        rest += pool.take_gpu_devices(task.gpu_devices)
     executor = executor_info(task.task_id, f"dike {task.name}", spec.job_id, spec.python, spec.container, own)
     return {
         "name": f"{spec.job_id} {task.name}",
@@ -224,11 +250,8 @@ def _task_info(spec: JobSpec, task: JobTask, order: LaunchOrder, pool: ResourceP
     }
 
 
-def _order(spec: JobSpec, task: JobTask, process: TaskSpec, *, standby: bool) -> LaunchOrder:
+def _order(spec: JobSpec, task: JobTask, process: TaskSpec, *, standby: bool, hand_out_gpus: bool) -> LaunchOrder:
     planned = task.planned
-    devices: tuple[int, ...] | None = None
-    if spec.hand_out_gpus or not planned.gpus:
-        devices = task.gpu_devices
     return LaunchOrder(
         task=process,
         bundle_url=spec.bundle_url,
@@ -236,7 +259,7 @@ def _order(spec: JobSpec, task: JobTask, process: TaskSpec, *, standby: bool) ->
         arguments=spec.arguments,
         environment=spec.environment,
         cpus=planned.cpus,
-        gpu_devices=devices,
+        gpu_devices=task.gpu_devices if hand_out_gpus or not planned.gpus else None,
         stream_logs=spec.streams(planned),
         elastic=spec.elastic is not None,
         standby=standby,

@@ -16,16 +16,23 @@ Resource = dict[str, Any]
 # Mesos keeps scalars to three decimals.
 PRECISION = 3
 
+GPU_DEVICES = "gpu_devices"
+"""Ranges of device numbers, announced by agents that do not isolate GPUs: Mesos keeps account of who holds which."""
+
 
 class ResourcePool:
     """The resources of one or several offers of one agent, from which tasks take their parts.
 
     Reserved pieces are handed out before unreserved ones, since nobody else can use them.
+
+    Attributes:
+        announces_gpu_devices: whether GPUs come with device numbers.
     """
 
     def __init__(self, resources: Iterable[Resource]) -> None:
         usable = [copy.deepcopy(piece) for piece in resources if not _is_special(piece)]
         self._pieces = sorted(usable, key=lambda piece: piece.get("role", "*") == "*" and not piece.get("reservations"))
+        self.announces_gpu_devices = any(piece["name"] == GPU_DEVICES for piece in usable)
 
     def scalar(self, name: str) -> float:
         """How much of `cpus`, `mem` (MiB), `disk` (MiB) or `gpus` is left."""
@@ -34,7 +41,11 @@ class ResourcePool:
 
     def ports(self) -> list[int]:
         """All ports that are left, ascending."""
-        return sorted(port for piece in self._pieces if piece["name"] == "ports" for port in _ports(piece))
+        return sorted(self._numbers("ports"))
+
+    def gpu_devices(self) -> list[int]:
+        """All device numbers that are left, those of reserved pieces first."""
+        return self._numbers(GPU_DEVICES)
 
     def take_scalar(self, name: str, amount: float) -> list[Resource]:
         """Takes `amount` of a scalar resource.
@@ -75,14 +86,28 @@ class ResourcePool:
         Raises:
             ValueError: if one of them is not left; nothing is taken then.
         """
-        missing = set(wanted) - set(self.ports())
+        return self._take_numbers("ports", wanted)
+
+    def take_gpu_devices(self, wanted: Collection[int]) -> list[Resource]:
+        """Takes exactly the device numbers `wanted`.
+
+        Raises:
+            ValueError: if one of them is not left; nothing is taken then.
+        """
+        return self._take_numbers(GPU_DEVICES, wanted)
+
+    def _numbers(self, name: str) -> list[int]:
+        return [number for piece in self._pieces if piece["name"] == name for number in _numbers(piece)]
+
+    def _take_numbers(self, name: str, wanted: Collection[int]) -> list[Resource]:
+        missing = set(wanted) - set(self._numbers(name))
         if missing:
-            raise ValueError(f"ports {sorted(missing)} are not left")
+            raise ValueError(f"{name} {sorted(missing)} are not left")
         taken = []
         for piece in self._pieces:
-            if piece["name"] != "ports":
+            if piece["name"] != name:
                 continue
-            here = set(_ports(piece))
+            here = set(_numbers(piece))
             part = here & set(wanted)
             if part:
                 taken.append({**copy.deepcopy(piece), "ranges": {"range": list(_ranges(part))}})
@@ -95,7 +120,7 @@ def usable_amounts(resources: Iterable[Resource]) -> dict[str, float]:
     amounts = {"cpus": 0.0, "mem": 0.0, "disk": 0.0, "gpus": 0.0, "ports": 0.0}
     for piece in resources:
         if piece["name"] in amounts and not _is_special(piece):
-            amounts[piece["name"]] += piece["scalar"]["value"] if "scalar" in piece else len(list(_ports(piece)))
+            amounts[piece["name"]] += piece["scalar"]["value"] if "scalar" in piece else len(list(_numbers(piece)))
     return {name: round(amount, PRECISION) for name, amount in amounts.items()}
 
 
@@ -105,20 +130,20 @@ def _is_special(piece: Resource) -> bool:
     return "revocable" in piece or "shared" in piece or "persistence" in disk or "source" in disk
 
 
-def _ports(piece: Resource) -> Iterator[int]:
+def _numbers(piece: Resource) -> Iterator[int]:
     for bounds in piece.get("ranges", {}).get("range", ()):
         yield from range(int(bounds["begin"]), int(bounds["end"]) + 1)
 
 
-def _ranges(ports: Iterable[int]) -> Iterator[dict[str, int]]:
+def _ranges(numbers: Iterable[int]) -> Iterator[dict[str, int]]:
     begin = end = None
-    for port in sorted(ports):
+    for number in sorted(numbers):
         if begin is None or end is None:
-            begin = end = port
-        elif port == end + 1:
-            end = port
+            begin = end = number
+        elif number == end + 1:
+            end = number
         else:
             yield {"begin": begin, "end": end}
-            begin = end = port
+            begin = end = number
     if begin is not None and end is not None:
         yield {"begin": begin, "end": end}

@@ -46,7 +46,10 @@ def measure() -> Iterator[str]:
         yield ""
         yield "## One job at a time, on an idle cluster"
         yield ""
-        yield "From the submission to the moment its tasks are handed to Mesos; offers are gathered for 0.6 s."
+        yield (
+            "From the submission to the moment its tasks are handed to Mesos; offers are gathered for 0.6 s. Nothing "
+            "else runs: how long a job waits among others is in none of these tables."
+        )
         yield ""
         alone = [_placement(service) for _ in range(SINGLE_JOBS)]
         yield "| jobs | p50 | p99 |"

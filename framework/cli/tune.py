@@ -139,7 +139,9 @@ def tune(
         bool, typer.Option("--detach", help="Hand the search to a service (dike serve) and leave.")
     ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="With --detach: stay until the search has ended.")] = False,
-    follow: Annotated[bool, typer.Option("--follow", help="With --detach: stay, and show its output.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="With --detach: stay, and show what trials print that fail.")
+    ] = False,
     *,
     access: ServiceAccess,
     mesos: MesosAccess,

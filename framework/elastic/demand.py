@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,20 +45,33 @@ class Demand:
     Attributes:
         total: all agents' resources.
         others: the other frameworks.
+        ours: what all tasks of the framework that asks hold.
     """
 
     total: Amounts
     others: Sequence[FrameworkUse] = field(default=())
+    ours: Amounts = field(default_factory=dict)
+
+    @classmethod
+    def among(cls, total: Amounts, uses: Iterable[FrameworkUse], own_id: str) -> Demand:
+        """Who shares the cluster with the framework of this id, which may be among those given."""
+        all_uses = list(uses)
+        ours = next((one.used for one in all_uses if one.id == own_id), {})
+        return cls(total, [one for one in all_uses if one.id != own_id], ours)
 
     @property
     def waiting(self) -> list[FrameworkUse]:
         """Those that want resources and hold none."""
         return [one for one in self.others if one.waits]
 
-    def fair_workers(self, worker: Amounts, rest: Amounts) -> int | None:
-        """Most workers with which a job's dominant share is not above that of each framework that holds or wants any.
+    def fair_workers(self, workers: int, worker: Amounts, rest: Amounts) -> int | None:
+        """Most workers with which our dominant share is not above that of each framework that holds or wants any.
+
+        Where we hold more than that, each of our jobs may keep as much of the share as it has of what we hold;
+        where we hold less, it may have all of what is missing.
 
         Args:
+            workers: how many the job has.
             worker: what one worker takes.
             rest: what the job's other tasks take together.
 
@@ -70,8 +84,12 @@ class Demand:
         most = math.inf
         for name in RESOURCES:
             if worker.get(name, 0) > 0 and self.total.get(name, 0) > 0:
-                share = self.total[name] / sharing - rest.get(name, 0)
-                most = min(most, share / worker[name] + 1e-9)
+                share = self.total[name] / sharing
+                own = workers * worker[name] + rest.get(name, 0)
+                # The master's answer may be older than the job's tasks.
+                ours = max(own, self.ours.get(name, 0))
+                part = share * own / ours if ours > share else own + share - ours
+                most = min(most, (part - rest.get(name, 0)) / worker[name] + 1e-9)
         return max(0, math.floor(most)) if math.isfinite(most) else None
 
 
@@ -97,7 +115,7 @@ class RoomMade:
         # Whoever got something may wait for more some other day.
         self._since_s = {name: since_s for name, since_s in self._since_s.items() if name in waiting}
         hopeless = {name for name, since_s in self._since_s.items() if now_s - since_s >= self._patience_s}
-        return Demand(demand.total, [one for one in demand.others if one.id not in hopeless])
+        return dataclasses.replace(demand, others=[one for one in demand.others if one.id not in hopeless])
 
 
 def demand_on(master: LeadingMaster, own_id: str) -> Demand | None:
@@ -117,7 +135,7 @@ def demand_on(master: LeadingMaster, own_id: str) -> Demand | None:
         "mem": sum(node.mem_bytes for node in nodes) / MIB,
         "gpus": float(sum(node.gpus for node in nodes)),
     }
-    return Demand(total, [one for one in uses if one.id != own_id])
+    return Demand.among(total, uses, own_id)
 
 
 def framework_uses(ask: Callable[[str], dict[str, Any] | None]) -> list[FrameworkUse] | None:

@@ -108,7 +108,7 @@ class Judge:
         fair, waiting = None, list[FrameworkUse]()
         if demand is not None:
             demand = self._room.still_useful(demand, now_s)
-            fair = demand.fair_workers(*_amounts(self._run.members))
+            fair = demand.fair_workers(size_of(self._plan).workers, *_amounts(self._run.members))
             waiting = demand.waiting
         now = size_of(self._plan)
         situation = Situation(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from dike.exceptions import BadInputError
 from framework.embedded.machine import local_resources, shared_resources
 from framework.embedded.ports import PortBlock
+from framework.resources import GPU_DEVICES
 
 SCALARS = ("cpus", "mem", "disk", "gpus")
 RESOURCE_NAME = re.compile(r"[A-Za-z_][\w.-]*(\([\w./*-]+\))?")
@@ -27,7 +29,8 @@ class AgentSpec:
     Attributes:
         resources: in Mesos' text form, `cpus:4;mem:4096;gpus:2;ports:[31000-31099]`, mem and disk in MiB. Empty for
             this machine's CPUs, memory less a reserve, and GPUs. What is not named is filled in: ports by a free range,
-            CPUs, memory and disk by Mesos itself with the machine's.
+            the device numbers of GPUs (`gpu_devices:[0-1]`) by those that no other agent of the cluster has, CPUs,
+            memory and disk by Mesos itself with the machine's.
         attributes: in Mesos' text form, `rack:r1;gpu_model:K80`.
     """
 
@@ -38,13 +41,21 @@ class AgentSpec:
         """The same without needless blanks and separators.
 
         Raises:
-            BadInputError: Mesos would refuse a part of it, or read it as something else.
+            BadInputError: Mesos would refuse a part of it, or read it as something else, or there is not one device
+                number for each GPU.
         """
-        return replace(
+        checked = replace(
             self,
             resources=";".join(_check_resource(part) for part in _parts(self.resources)),
             attributes=";".join(_check_attribute(part) for part in _parts(self.attributes)),
         )
+        devices = checked.gpu_devices()
+        if checked.names(GPU_DEVICES) and len(set(devices)) != checked.scalar("gpus"):
+            raise BadInputError(
+                f'"{checked.resources}" has {checked.scalar("gpus"):g} GPUs and {len(set(devices))} device numbers: '
+                f"name one for each, as in gpus:2;{GPU_DEVICES}:[0-1], or none."
+            )
+        return checked
 
     def names(self, resource: str) -> bool:
         """Whether the text gives an amount of `resource`, for any role."""
@@ -59,14 +70,29 @@ class AgentSpec:
                 amount += float(value)
         return amount
 
-    def filled_in(self, models: Sequence[str], blocks: list[PortBlock]) -> AgentSpec:
+    def gpu_devices(self) -> list[int]:
+        """The GPUs' device numbers that a checked text names."""
+        return [
+            device
+            for part in _parts(self.resources)
+            if re.split(r"[:(]", part, maxsplit=1)[0] == GPU_DEVICES
+            for found in RANGE.finditer(part.partition(":")[2])
+            for device in range(int(found[1]), int(found[2]) + 1)
+        ]
+
+    def filled_in(self, models: Sequence[str], blocks: list[PortBlock], devices: Iterator[int]) -> AgentSpec:
         """The same with the machine's resources where it names none, ports, and the model of its GPUs.
 
         Args:
             models: of the machine's GPUs.
             blocks: ports to take from, where it names none; the one that is taken is removed.
+            devices: numbers for its GPUs, where it names none.
         """
         resources = self.resources or local_resources()
+        if not self.names(GPU_DEVICES):
+            resources = ";".join(
+                itertools.chain.from_iterable(_with_devices(part, devices) for part in _parts(resources))
+            )
         if not self.names("ports"):
             resources += f";ports:{blocks.pop(0)}"
         attributes = self.attributes
@@ -75,6 +101,22 @@ class AgentSpec:
         if has_gpus and "gpu_model" not in named and len(set(models)) == 1:
             attributes = ";".join(filter(None, (attributes, f"gpu_model:{models[0]}")))
         return AgentSpec(resources, attributes)
+
+
+def unnamed_devices(specs: Sequence[AgentSpec]) -> Iterator[int]:
+    """Device numbers that no spec names, ascending without end."""
+    named = {device for spec in specs for device in spec.gpu_devices()}
+    return (device for device in itertools.count() if device not in named)
+
+
+def _with_devices(part: str, devices: Iterator[int]) -> Iterator[str]:
+    """A resource, and behind GPUs their device numbers, for the same role."""
+    yield part
+    name, _, amount = part.partition(":")
+    kind, parenthesis, role = name.partition("(")
+    if kind == "gpus" and float(amount) > 0:
+        ranges = ",".join(f"{device}-{device}" for device in itertools.islice(devices, int(float(amount))))
+        yield f"{GPU_DEVICES}{parenthesis}{role}:[{ranges}]"
 
 
 def _parts(text: str) -> list[str]:
@@ -93,7 +135,7 @@ def _check_resource(part: str) -> str:
         raise BadInputError(f'GPUs come in whole numbers, not as in "{part}": write gpus:1.')
     if kind == "cpus" and float(value) == 0:
         raise BadInputError(f'An agent needs CPUs, but "{part}" gives it none: write cpus:1 or more.')
-    if kind == "ports" or value.startswith("["):
+    if kind in ("ports", GPU_DEVICES) or value.startswith("["):
         return f"{name}:{_check_ranges(kind, part, value)}"
     if not (SCALAR.fullmatch(value) or SET.fullmatch(value)):
         raise BadInputError(f'The amount in "{part}" is none of a number, a [range-range] and a {{set}}.')

@@ -17,7 +17,7 @@ from typing import Any
 
 from dike.exceptions import BadInputError, DikeError
 from framework.embedded import settings
-from framework.embedded.agents import AgentSpec
+from framework.embedded.agents import AgentSpec, unnamed_devices
 from framework.embedded.control import SupervisorControl
 from framework.embedded.daemons import (
     LOOK_INTERVAL_S,
@@ -248,6 +248,7 @@ class EmbeddedCluster:
                 block.claim.close()
         own, offered = blocks[:own_count], blocks[own_count:]
         ports = itertools.chain.from_iterable(own)
+        devices = unnamed_devices(self._specs)
         self._runner = DaemonRunner(control, self._files, self._library, ports)
         for master in self._masters:
             master.port = next(ports)
@@ -255,7 +256,7 @@ class EmbeddedCluster:
             name = f"agent-{index}"
             for part in ("work", "run"):
                 (self._files.daemon(name) / part).mkdir(parents=True, exist_ok=True)
-            filled_in = spec.filled_in(models, offered)
+            filled_in = spec.filled_in(models, offered, devices)
             self._agents.append(AgentDaemon(name, next(ports), filled_in, lambda: self.master))
         return self._runner
 

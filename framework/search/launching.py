@@ -12,7 +12,7 @@ from dike.trial.spec import TrialSpec
 from executor.slot_order import SlotOrder
 from executor.trial_messages import TrialRun
 from framework.containers import Container
-from framework.launching import executor_info, take_resources
+from framework.launching import executor_info, take_devices, take_resources
 from framework.offers import MIB, AgentOffer
 from framework.resources import ResourcePool
 from framework.search.kinds import kind_of
@@ -32,7 +32,7 @@ class SlotLaunch:
         preload: modules for the zygotes.
         python: interpreter that runs the executor on the agents.
         container: what slots run in; None for the agent's own file system.
-        hand_out_gpus: whether we choose the GPU devices of a slot, for agents that do not isolate GPUs.
+        hand_out_gpus: whether we count GPU devices out, for agents that neither isolate nor announce them.
     """
 
     spec: SearchSpec
@@ -83,33 +83,36 @@ def slots_on(
         gpus: GPUs of a slot.
         first_id: number of the first slot.
         limit: at most this many.
-        used_devices: GPU devices that other slots on that machine hold.
+        used_devices: GPU devices that other slots on that machine hold, for an agent that does not announce its own.
 
     Returns:
         The slots, and Mesos' LAUNCH operation for them.
     """
     pool = agent.pool
     cpus = cpus_of_slot(launch.spec, pool, gpus)
-    free = (device for device in range(len(used_devices) + gpus * limit) if device not in used_devices)
+    used = set(used_devices)
     slots: list[Slot] = []
     infos = []
     while len(slots) < limit:
         number = first_id + len(slots)
         try:
             own, rest = take_resources(pool, cpus=cpus, mem_mib=launch.spec.slot_mem_mib, gpus=gpus)
+            devices, pieces = take_devices(pool, gpus, used)
         except ValueError:
             break
+        used.update(devices)
         slot = Slot(
             id=number,
             task_id=f"{launch.spec.name}.slot-{number}",
             agent_id=agent.agent_id,
             node=agent.node,
             address=agent.address,
-            gpu_devices=tuple(next(free) for _ in range(gpus)),
+            gpu_devices=devices,
             kind=kind_of(agent.attributes, gpus),
         )
         slots.append(slot)
-        infos.append(_task_info(launch, slot, cpus, own, rest))
+        hands_out = launch.hand_out_gpus or pool.announces_gpu_devices
+        infos.append(_task_info(launch, slot, cpus, own, rest + pieces, hand_out_gpus=hands_out))
     return slots, {"type": "LAUNCH", "launch": {"task_infos": infos}}
 
 
@@ -145,7 +148,13 @@ def check_ever_fits(spec: SearchSpec, gpus: int, nodes: Sequence[NodeClass] | No
 
 
 def _task_info(
-    launch: SlotLaunch, slot: Slot, cpus: float, own: list[dict[str, Any]], rest: list[dict[str, Any]]
+    launch: SlotLaunch,
+    slot: Slot,
+    cpus: float,
+    own: list[dict[str, Any]],
+    rest: list[dict[str, Any]],
+    *,
+    hand_out_gpus: bool,
 ) -> dict[str, Any]:
     spec = launch.spec
     order = SlotOrder(
@@ -156,7 +165,7 @@ def _task_info(
         environment=spec.environment,
         cpus=cpus,
         # Where Mesos isolates GPUs a slot sees its own; one without any must not see others'.
-        gpu_devices=slot.gpu_devices if launch.hand_out_gpus or not slot.gpu_devices else None,
+        gpu_devices=slot.gpu_devices if hand_out_gpus or not slot.gpu_devices else None,
         suspend_timeout_s=spec.suspend_timeout_s,
     )
     return {

@@ -145,7 +145,7 @@ class AgentDirectory:
             return None
         parts = [amounts for one in known for amounts in (one.total, *one.reserved.values())]
         total = {name: sum(amounts.get(name, 0.0) for amounts in parts) for name in RESOURCES}
-        return Demand(total, [one for one in self._uses if one.id != own_id])
+        return Demand.among(total, self._uses, own_id)
 
     def _take_in(self, slaves: list[dict[str, Any]]) -> None:
         active = [slave for slave in slaves if slave.get("active")]

@@ -48,10 +48,12 @@ class Place:
     Attributes:
         agents: their ids; none if it would not fit.
         gives_up: elastic job -> ids of the tasks that it gives up for that.
+        awaits_ends: whether tasks have to end there as well that nobody can ask to.
     """
 
     agents: frozenset[str] = frozenset()
     gives_up: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    awaits_ends: bool = False
 
 
 def who_gives_up(jobs: Iterable[Shrinkable], room: Room, fits: Callable[[Room], frozenset[str]]) -> Place:

@@ -155,6 +155,10 @@ class Dealing:
             # An earlier look may have ended this job, or changed its mind.
             if seat.job_id not in self._seats or seat.tenant.need is Need.NOTHING:
                 continue
+            if self._has_looked(seat):
+                # In an earlier round, or before another job has launched.
+                passed.append(seat)
+                continue
             key = (seat.constraints, self._is_bound(seat), seat.job_id if self._is_favoured(seat) else None)
             version, offers, supply = views.get(key, (-1, [], {}))
             if version != self.pool.version:
@@ -176,11 +180,14 @@ class Dealing:
         return True
 
     def _line(self) -> deque[Seat]:
-        """The jobs that have not looked at what there is, in their order."""
-        if not self.pool:
+        """The jobs in their order, if any has to look at what there is yet."""
+        seats = list(self._seats.values())
+        if not self.pool or all(self._has_looked(seat) or seat.tenant.need is Need.NOTHING for seat in seats):
             return deque()
-        seats = [seat for seat in self._seats.values() if not self.is_planning(seat)]
-        return deque(self._standing.order([seat for seat in seats if seat.looked_at != self.pool.generation]))
+        return deque(self._standing.order(seats))
+
+    def _has_looked(self, seat: Seat) -> bool:
+        return seat.looked_at == self.pool.generation or self.is_planning(seat)
 
     def _is_bound(self, seat: Seat) -> bool:
         """Whether it has to leave alone what is kept for others."""

@@ -156,7 +156,7 @@ class Lending:
         if seat.launched > look.launched:
             seat.is_overtaken = False
             for other in look.passed:
-                other.is_overtaken = True
+                other.is_overtaken = not other.has_tasks
             self._metrics.placed(time.monotonic() - look.begun_s)
             return True
         if look.key is not None and not seat.lent and all(one in self._pool for one in look.offers):

@@ -100,6 +100,43 @@ class MakingWay:
         )
         return dataclasses.replace(found, gives_up={**found.gives_up, **made})
 
+    def soonest(
+        self,
+        agents: Sequence[AgentFacts],
+        others: Room,
+        anywhere: frozenset[str],
+        fits: Callable[[Room], frozenset[str]],
+    ) -> frozenset[str]:
+        """Where a job would start first if tasks ended in the order in which those launched last end first.
+
+        Nobody knows how long tasks last; but those that have run longest are the least likely to end soon.
+
+        Args:
+            agents: those that it may use.
+            others: agent -> what other frameworks hold there.
+            anywhere: ids of the agents that it would use if no task of ours ran.
+            fits: where it would start with this room, as ids of agents.
+
+        Returns:
+            Ids of agents; the best found so far if `fits` raises `UnknownPlaceError`.
+        """
+        soon = self._ending([tenant.spare() for _, tenant in self._shrinking()])
+        ids = {agent.agent_id for agent in agents}
+        there = [task for task in self._tasks() if task.agent_id in ids and task.task_id not in soon]
+        there.sort(key=lambda task: (task.launched_s, task.task_id))
+        found, stay, must_end = anywhere, 0, len(there) + 1
+        while must_end - stay > 1:
+            middle = (stay + must_end) // 2
+            try:
+                used = fits(_room(agents, others, there[:middle]))
+            except UnknownPlaceError:
+                return found
+            if used:
+                found, stay = used, middle
+            else:
+                must_end = middle
+        return found
+
     def ask(self, kept: Reservation | None) -> None:
         """Asks for what the reservation needs, and tells those who need not make way any more."""
         self._note(kept)

@@ -1,9 +1,13 @@
 """Keeps agents for the job that has waited longest out of turn, so that small jobs do not starve large ones.
 
 Jobs that fit go ahead of jobs that do not (backfilling). A job that is first in the order and has waited long gets the
-agents that it would use if others made way (`framework.service.making_way`), or else on the empty cluster: nobody else
-of us starts there any more, and what is free there is kept from other frameworks for a while, given back for as long,
-and so on.
+agents that it would use if others made way (`framework.service.making_way`), or else those that are likely to come free
+first: nobody else of us starts there any more, and what is free there is kept from other frameworks for a while, given
+back for as long, and so on.
+
+Nobody knows when tasks end, so a reservation that waits for that is tried for a while only, and elsewhere then, longer
+each time. In between other jobs have their turns, longer each time by comparison; so jobs that never can start take
+less and less of the time, and each that can gets a turn that is long enough.
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ PAUSE_S = 5.0
 """How long after one job was asked where it would go the next one is."""
 USELESS_S = 600.0
 """How long a job gets no reservation after it had one that did not help."""
+TURN_S = 180.0
+"""How long a job's first reservation waits for tasks to end; each that follows waits twice as long."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +40,8 @@ class Contender:
         since_s: since when it waits.
         is_overtaken: whether a job behind it has started meanwhile.
         can_be_helped: whether a job on one of these agents would make way.
-        place: where it would start if others made way, or if nothing of ours ran anywhere; no agents if it would not
-            fit even then, None if that is not known at the moment.
+        place: where it would start if others made way, or else ended; no agents if it would not fit even then, None if
+            that is not known at the moment.
     """
 
     job_id: str
@@ -55,6 +61,7 @@ class Reservation:
         since_s: since when.
         hold_s: how long what is free there is held, and then given back.
         gives_up: elastic job -> ids of the tasks that it gives up, or has given up, for the job.
+        awaits_ends: whether tasks have to end there as well that nobody can ask to.
     """
 
     job_id: str
@@ -62,6 +69,7 @@ class Reservation:
     since_s: float
     hold_s: float = HOLD_S
     gives_up: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    awaits_ends: bool = False
 
     def is_holding(self, now_s: float) -> bool:
         """Whether offers of its agents are held against other frameworks just now."""
@@ -70,6 +78,19 @@ class Reservation:
     def turns_s(self, now_s: float) -> float:
         """Seconds until that changes."""
         return self.hold_s - (now_s - self.since_s) % self.hold_s
+
+
+@dataclass(frozen=True)
+class _Turns:
+    """Reservations that a job had in vain, since the tasks that they waited for did not end.
+
+    Attributes:
+        count: how many.
+        rests_until_s: so long other jobs go first.
+    """
+
+    count: int = 0
+    rests_until_s: float = -math.inf
 
 
 class Reservations:
@@ -87,6 +108,7 @@ class Reservations:
         self._after_s = after_s
         self._hold_s = hold_s
         self._useless_until_s: dict[str, float] = {}
+        self._turns: dict[str, _Turns] = {}
         self._checked_s = -math.inf
         self.current: Reservation | None = None
 
@@ -111,9 +133,11 @@ class Reservations:
             for job_id, until_s in self._useless_until_s.items()
             if job_id in waiting and now_s < until_s
         }
+        self._turns = {job_id: turns for job_id, turns in self._turns.items() if job_id in waiting}
         if self.current is not None and self.current.job_id not in waiting:
             self.current = None
             self._checked_s = -math.inf
+        self._end_turn(now_s)
         if self.current is None and now_s - self._checked_s >= PAUSE_S:
             entitled = [
                 one
@@ -121,7 +145,7 @@ class Reservations:
                 if now_s - one.since_s >= self._after_s and one.job_id not in self._useless_until_s
             ]
             if entitled:
-                self._place(entitled[0], now_s)
+                self._place(min(entitled, key=lambda one: now_s < self._turns_of(one.job_id).rests_until_s), now_s)
         elif self.current is not None and now_s - self._checked_s >= RECHECK_S:
             self._place(waiting[self.current.job_id], now_s)
         now = frozenset() if self.current is None else self.current.agents
@@ -134,18 +158,32 @@ class Reservations:
             self.current = None
             self._checked_s = -math.inf
 
+    def _turns_of(self, job_id: str) -> _Turns:
+        return self._turns.get(job_id, _Turns())
+
+    def _end_turn(self, now_s: float) -> None:
+        """Takes back a reservation for which nothing has ended for long; the next may be for the same job."""
+        kept = self.current
+        if kept is None or not kept.awaits_ends:
+            return
+        turn_s, count = now_s - kept.since_s, self._turns_of(kept.job_id).count
+        if turn_s >= TURN_S * 2**count:
+            self._turns[kept.job_id] = _Turns(count + 1, now_s + (count + 1) * turn_s)
+            self.current = None
+            self._checked_s = -math.inf
+
     def _place(self, contender: Contender, now_s: float) -> None:
         place = contender.place()
         if place is None:
             return
         self._checked_s = now_s
-        agents, gives_up = place.agents, place.gives_up
+        agents, gives_up, awaits_ends = place.agents, place.gives_up, place.awaits_ends
         helps = contender.is_overtaken or len(agents) > 1 or gives_up or contender.can_be_helped(agents)
         if not agents or not helps:
             # It does not fit yet, or is simply the next: whatever becomes free is offered to it first.
             self._useless_until_s[contender.job_id] = now_s + self._after_s
             self.current = None
         elif self.current is not None:
-            self.current = dataclasses.replace(self.current, agents=agents, gives_up=gives_up)
+            self.current = dataclasses.replace(self.current, agents=agents, gives_up=gives_up, awaits_ends=awaits_ends)
         else:
-            self.current = Reservation(contender.job_id, agents, now_s, self._hold_s, gives_up)
+            self.current = Reservation(contender.job_id, agents, now_s, self._hold_s, gives_up, awaits_ends)

@@ -156,20 +156,31 @@ class Standing:
             return False
 
     def _best_place(self, seat: Seat) -> Place | None:
-        """Where a job would start if others made way, else if nothing of ours ran anywhere; None if not known now."""
+        """Where a job would start if others made way, or else ended; None if that is not known now."""
         agents = self._place(seat, beside_others=True)
         if not agents:
             return None if agents is None else Place()
         kept = self._reservations.current
         mine = kept if kept is not None and kept.job_id == seat.job_id else None
-        usable = self._usable(seat)
+        usable, others = self._usable(seat), self._others.all
+
+        def fits(room: Room) -> frozenset[str]:
+            return self._fits(seat, usable, room)
+
         try:
-            place = self._making_way.place(
-                seat, usable, self._others.all, mine, self._shares, lambda room: self._fits(seat, usable, room)
-            )
+            place = self._making_way.place(seat, usable, others, mine, self._shares, fits)
         except UnknownPlaceError:
-            return Place(agents) if mine is None or not mine.gives_up else None
-        return place if place.agents else Place(agents, place.gives_up)
+            if mine is not None and mine.gives_up:
+                return None
+            place = Place()
+        if place.agents:
+            return place
+        # What has come free so far would be lost elsewhere.
+        if mine is not None and self._place(seat, beside_others=True, among=mine.agents) != frozenset():
+            agents = mine.agents
+        else:
+            agents = self._making_way.soonest(usable, others, agents, fits)
+        return Place(agents, place.gives_up, awaits_ends=True)
 
     def _usable(self, seat: Seat) -> list[AgentFacts]:
         return [one for one in self._agents() or () if seat.admitted.admits(one.attributes, one.hostname)]
@@ -182,17 +193,17 @@ class Standing:
             raise UnknownPlaceError
         return frozenset(agent.agent_id for agent in agents if agent.node in fit.nodes)
 
-    def _place(self, seat: Seat, *, beside_others: bool) -> frozenset[str] | None:
+    def _place(self, seat: Seat, *, beside_others: bool, among: frozenset[str] | None = None) -> frozenset[str] | None:
         """Ids of the agents that a job would use if nothing of ours ran anywhere, or nothing of anybody's.
 
-        None if that is not known now.
+        None if that is not known now. If `among` is given, there are no other agents.
         """
         if self._agents() is None:
             return None
         if seat.sizing is None:
             return frozenset()
         others = self._others.all if beside_others else {}
-        usable = self._usable(seat)
+        usable = [agent for agent in self._usable(seat) if among is None or agent.agent_id in among]
         room = {agent.agent_id: left_of(agent, others.get(agent.agent_id, {})) for agent in usable}
         try:
             return self._fits(seat, usable, room)

@@ -32,7 +32,7 @@ class Surroundings:
         python: interpreter on the agents.
         image: container image for the tasks; None for the agent's own file system.
         allowed_volumes: what users may ask for in their containers.
-        hand_out_gpus: whether we choose the GPU devices of a task, for agents that do not isolate GPUs.
+        hand_out_gpus: whether we count GPU devices out, for agents that neither isolate nor announce them.
         checkpoint_root: folder for the checkpoints of jobs that name none; the same path on all agents.
         agents: constraints -> lists the agents that meet them (`framework.job_plan.AllAgents`).
         demand: what other frameworks than the one of this id hold and want, None where that is not known; at once.

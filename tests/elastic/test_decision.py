@@ -98,14 +98,32 @@ def test_workers_that_divide_the_step_evenly_are_worth_more() -> None:
 
 def test_a_fair_share_is_that_of_the_scarcest_resource() -> None:
     demand = Demand(TOTAL, [other("a")])
-    assert demand.fair_workers(WORKER, REST) == 3  # of 4 CPUs, half a CPU is the others'
-    assert demand.fair_workers({**WORKER, "mem": 4096.0}, REST) == 1
+    assert demand.fair_workers(2, WORKER, REST) == 3  # of 4 CPUs, half a CPU is the others'
+    assert demand.fair_workers(1, {**WORKER, "mem": 4096.0}, REST) == 1
+
+
+def test_jobs_of_one_framework_have_one_share_among_them() -> None:
+    """Four jobs of four workers hold a cluster of 16 CPUs, and another framework waits."""
+    total, worker = {"cpus": 16.0, "mem": 65536.0, "gpus": 0.0}, {"cpus": 1.0, "mem": 1024.0, "gpus": 0.0}
+    waits = other("a")
+
+    def fair(workers: int, ours: float) -> int | None:
+        demand = Demand.among(total, [FrameworkUse("us", "service", {"cpus": ours}, wants=True), waits], "us")
+        return demand.fair_workers(workers, worker, {})
+
+    assert fair(4, 16.0) == 2
+    assert fair(2, 8.0) == 2, "each has given its part up"
+    assert fair(1, 6.0) == 3, "what is missing of the share is for whoever wants it"
+    assert fair(4, 0.0) == 8, "the master does not know of its tasks yet"
+    room = RoomMade(patience_s=30.0)
+    ours = Demand.among(total, [FrameworkUse("us", "service", {"cpus": 16.0}, wants=True), waits], "us")
+    assert room.still_useful(ours, 0.0).fair_workers(4, worker, {}) == 2
 
 
 def test_who_holds_something_counts_and_who_wants_nothing_does_not_ask() -> None:
-    assert Demand(TOTAL, [other("a", cpus=2.0, wants=False)]).fair_workers(WORKER, REST) is None
+    assert Demand(TOTAL, [other("a", cpus=2.0, wants=False)]).fair_workers(2, WORKER, REST) is None
     two = Demand(TOTAL, [other("a", cpus=2.0, wants=False), other("b")])
-    assert two.fair_workers(WORKER, REST) == 2
+    assert two.fair_workers(2, WORKER, REST) == 2
     assert [one.id for one in two.waiting] == ["b"]
 
 

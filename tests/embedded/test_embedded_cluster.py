@@ -89,6 +89,22 @@ def test_gpu_model_is_filled_in_for_gpu_agents_only(monkeypatch: pytest.MonkeyPa
     assert attributes == {"agent-0": {"gpu_model": "H200"}, "agent-1": {"gpu_model": "K80"}, "agent-2": {"rack": "r2"}}
 
 
+@pytest.mark.mesos
+def test_gpus_are_announced_with_device_numbers_that_no_other_agent_has() -> None:
+    texts = ("cpus:1;gpus:2", "cpus:1", "cpus:1;gpus:2;gpu_devices:[1-2]", "cpus:1;gpus(ml):1;gpus:1")
+    with EmbeddedCluster([AgentSpec(text) for text in texts]) as cluster:
+        agents = {agent["hostname"]: agent for agent in cluster.state()["slaves"]}
+    announced = {name: agent["unreserved_resources"].get("gpu_devices") for name, agent in agents.items()}
+    assert announced == {"agent-0": "[0-0, 3-3]", "agent-1": None, "agent-2": "[1-2]", "agent-3": "[5-5]"}
+    assert agents["agent-3"]["reserved_resources"]["ml"]["gpu_devices"] == "[4-4]"
+
+
+@pytest.mark.parametrize("resources", ["gpus:2;gpu_devices:[0-0]", "gpus:1;gpu_devices:[0-1]", "gpu_devices:[0-0]"])
+def test_device_numbers_that_do_not_match_the_gpus_are_refused(resources: str) -> None:
+    with pytest.raises(BadInputError, match="name one for each"):
+        AgentSpec(resources).checked()
+
+
 def test_gpu_name_as_attribute() -> None:
     assert attribute_of("NVIDIA H200") == "H200"
     assert attribute_of("NVIDIA A100-SXM4-40GB") == "A100-SXM4-40GB"
@@ -259,6 +275,7 @@ def test_resources_are_read(resources: str, checked: str) -> None:
         "mem:4GiB",
         "gpus:1.5",
         "gpus:[0-1]",
+        "gpu_devices:2",
         "ports:31000",
         "ports:[31000]",
         "ports:[31099-31000]",

@@ -25,6 +25,7 @@ DEADLINE_S = 120.0
 OBSERVATION_S = 1.0
 """What it takes to ask a master on a busy machine for its state."""
 COUNTING = Path(__file__).parent / "scripts" / "counting.py"
+HELD_GPU = Path(__file__).parent / "scripts" / "held_gpu.py"
 SLOT = ("--slot-mem", "256", "--slot-cpus", "0.5")
 
 
@@ -144,6 +145,22 @@ def test_another_metric_is_maximised(tune: Tune) -> None:
 
 def used_gpus(mesos: EmbeddedCluster) -> float:
     return float(sum(agent["used_resources"].get("gpus", 0) for agent in mesos.state()["slaves"]))
+
+
+def test_two_frameworks_never_hold_the_same_gpu(tune: Tune, mesos: EmbeddedCluster) -> None:
+    def search(name: str) -> subprocess.Popen[str]:
+        own = ("--param", "lr=0.1", "--name", name, "--slot-gpus", "1", "--master", mesos.master, *SLOT)
+        return tune.start("tune", HELD_GPU, *own, "--", "--together", "2", "--diary", tune.diary)
+
+    searches = [search("one"), search("other")]
+    try:
+        for one in searches:
+            _, said = one.communicate(timeout=DEADLINE_S)
+            assert one.returncode == 0, said
+    finally:
+        for one in searches:
+            one.kill()
+    assert sorted(tune.diary.read_text().split()) == ["0", "1"]
 
 
 def test_mesos_has_a_gpu_back_when_nothing_waits_for_it(tune: Tune, mesos: EmbeddedCluster) -> None:

@@ -151,7 +151,7 @@ def test_what_others_hold_is_found_out_in_the_background() -> None:
     others = {"id": "G", "name": "spark", "active": True, "connected": True, "used_resources": {"cpus": 3.0}}
     replies: dict[str, Any] = {
         "/slaves": {"slaves": [slave("a", "S0", reserved_resources={"other": {"cpus": 2.0, "mem": 8.0}})]},
-        "/frameworks": {"frameworks": [{"id": "F", "name": "dike"}, others]},
+        "/frameworks": {"frameworks": [{"id": "F", "name": "dike", "used_resources": {"cpus": 1.0}}, others]},
         "/metrics/snapshot": {},
     }
     loop = threading.current_thread()
@@ -177,6 +177,7 @@ def test_what_others_hold_is_found_out_in_the_background() -> None:
     assert demand is not None
     assert dict(demand.total) == {"cpus": 6.0, "mem": 8200.0, "gpus": 1.0}
     assert [(one.id, one.used["cpus"], one.wants) for one in demand.others] == [("G", 3.0, True)]
+    assert demand.ours["cpus"] == 1.0
 
     replies["/frameworks"] = None
     now_s += max(USES_S, FORGET_S)

@@ -180,11 +180,20 @@ def test_one_service_at_a_time(service: ServiceProcess) -> None:
     assert service.said().index("listening at") < service.said().index("web page at")
 
 
-def test_a_search_is_handed_over(service: ServiceProcess) -> None:
+def test_a_search_is_handed_over(service: ServiceProcess, tmp_path: Path) -> None:
+    script = tmp_path / "listening.py"
+    script.write_text(f"import os\n\nopen(os.environ['HEARD'], 'a').write('.')\n{COUNTING.read_text()}")
     arguments = ("--param", "lr=0.01,0.02", "--name", "handed-over", "--policy", "fifo", "--slots", "1")
-    done = service.dike("tune", "--detach", *arguments, "--slot-mem", "256", COUNTING, "--", "--steps", "5", user="bob")
+    options = ("--follow", "--env", f"HEARD={tmp_path / 'heard'}", "--slot-mem", "256")
+    done = service.dike("tune", "--detach", *arguments, *options, script, "--", "--steps", "5", user="bob")
     assert done.returncode == 0, done.stderr
-    assert "submitted handed-over" in done.stdout
+    assert done.stdout == ""
+    assert done.stderr.splitlines() == ["dike: submitted handed-over", "dike: handed-over has finished"]
+    assert (tmp_path / "heard").read_text() == ".."
+    failed = service.dike("tune", "--detach", "--follow", "--param", "momentum=0.9", "--name", "failing", COUNTING)
+    assert failed.returncode == 1, failed.stderr
+    assert "required: --lr" in failed.stderr
+    assert "The job failing failed: " in failed.stderr
     refused(service.dike("tune", "--detach", *arguments, COUNTING), "handed-over", "--name")
     followed = service.dike("logs", "-f", "handed-over", user="bob")
     assert followed.returncode == 0, followed.stderr

@@ -9,7 +9,8 @@ import pytest
 
 from dike.exceptions import BadInputError, InfeasibleError
 from framework.service import sizing
-from framework.service.concession import Place
+from framework.service.concession import Place, Room
+from framework.service.making_way import MakingWay, UnknownPlaceError
 from framework.service.places import LONG_S, REST, Places
 from framework.service.reservation import PAUSE_S, RESERVE_AFTER_S, Contender, Reservations
 from framework.service.sizing import Fit, Nodes, TrainingSizing
@@ -121,6 +122,27 @@ def test_whose_place_is_not_known_now_is_asked_again_soon() -> None:
     reservations.update(200.0 + PAUSE_S, waiting)
     assert reservations.current is not None
     assert answers == []
+
+
+@pytest.mark.parametrize(("answers", "agents"), [(0, {"S0"}), (1, {"S2"}), (9, {"S3"})])
+def test_a_place_is_the_best_that_there_was_time_to_find(answers: int, agents: set[str]) -> None:
+    """Of four agents the task on the first has run longest."""
+    stage = HubStage({f"agent-{number}": 4.0 for number in range(4)})
+    for number in range(4):
+        stage.submit(f"holds-{number}", 1, 4.0, lasts_s=1e6, constraints=[f"hostname:IS:agent-{number}"])
+        stage.run(3.0)
+    left = iter(range(answers))
+
+    def fits(room: Room) -> frozenset[str]:
+        if next(left, None) is None:
+            raise UnknownPlaceError
+        return frozenset(sorted(agent for agent, amounts in room.items() if amounts["cpus"] >= 4.0)[:1])
+
+    known = stage.directory.current()
+    assert known is not None
+    way = MakingWay({seat.job_id: seat for seat in stage.hub.seats}, lambda *call: None, lambda job_id, text: None)
+    assert way.soonest(known, {}, frozenset({"S0"}), fits) == agents
+    stage.close()
 
 
 def test_offers_are_gathered_on_while_it_is_not_known_whether_that_helps() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -11,19 +12,65 @@ from hypothesis import strategies as st
 
 from dike.profile import VariableSpec
 from framework.observer import JobObserver
+from framework.service import dealing
 from framework.service.concession import Place
-from framework.service.reservation import PAUSE_S, RESERVE_AFTER_S, USELESS_S, Contender, Reservations
+from framework.service.reservation import PAUSE_S, RESERVE_AFTER_S, TURN_S, USELESS_S, Contender, Reservations
 from framework.service.seat import Seat
 from framework.service.sizing import TrainingSizing
 from framework.training import TrainingJob
 from tests.framework.job_stage import profile, spec
-from tests.service.played_cluster import HubStage, VacatingJob
+from tests.service.played_cluster import HubStage, PlayedJob, VacatingJob
 
 FOUR = {f"agent-{number}": 4.0 for number in range(4)}
 
 
-def contender(job_id: str, since_s: float, *agents: str, overtaken: bool = True, helped: bool = False) -> Contender:
-    return Contender(job_id, since_s, overtaken, lambda _: helped, lambda: Place(frozenset(agents)))
+def contender(
+    job_id: str, since_s: float, *agents: str, overtaken: bool = True, helped: bool = False, awaits_ends: bool = False
+) -> Contender:
+    place = Place(frozenset(agents), awaits_ends=awaits_ends)
+    return Contender(job_id, since_s, overtaken, lambda _: helped, lambda: place)
+
+
+class SlowToPlan(PlayedJob):
+    """Plans on what it has looked at for some rounds before it says what it wants."""
+
+    rounds = 0
+
+    @property
+    def is_planning(self) -> bool:
+        return self.rounds > 0
+
+    def tick(self) -> None:
+        self.rounds = (self.rounds + 1) % 4 if self.offers else 0
+        if not self.is_planning:
+            super().tick()
+
+
+class Churn:
+    """Small jobs that end, and more of them than there is room for."""
+
+    def __init__(self, stage: HubStage) -> None:
+        self._stage = stage
+        self._numbers = itertools.count()
+        self.submit(8)
+        stage.run(5.0)
+
+    def submit(self, count: int) -> None:
+        for _ in range(count):
+            number = next(self._numbers)
+            lasts_s = 15.0 + number % 7
+            self._stage.submit(f"small-{number}", 1, 1.0, user=f"user-{number % 5}", lasts_s=lasts_s)
+
+    def go_on(self, seconds: float, until: str = "") -> None:
+        """Lets time pass, no longer than until a job of this name has started."""
+        deadline_s = self._stage.master.now + seconds
+        while until not in self._stage.started_s and self._stage.master.now < deadline_s:
+            self.submit(max(0, 14 - len(self._stage.hub.seats)))
+            self._stage.step()
+
+    def until_started(self, job_id: str, within_s: float) -> None:
+        self.go_on(within_s, job_id)
+        assert job_id in self._stage.started_s
 
 
 def test_only_who_has_waited_long_gets_a_reservation_and_only_one_does() -> None:
@@ -202,4 +249,92 @@ def test_a_search_leaves_the_agents_that_are_kept_for_a_job() -> None:
     stage.update(freed, "TASK_KILLED")
     stage.run(5.0)
     assert "waits" in stage.started_s
+    stage.close()
+
+
+def test_a_reservation_for_which_nothing_ends_is_tried_elsewhere_and_longer_each_time() -> None:
+    reservations = Reservations()
+    places = [frozenset({"S1"}), frozenset({"S2"})]
+    current, lasted, now_s = None, [], 100.0
+    while now_s < 100.0 + 10 * TURN_S:
+        place = Place(places[len(lasted) % 2], awaits_ends=True)
+        reservations.update(now_s, [Contender("job", 0.0, True, lambda _: False, lambda place=place: place)])
+        if reservations.current is not None and (current is None or reservations.current.since_s != current.since_s):
+            lasted += [now_s - current.since_s] if current is not None else []
+            current = reservations.current
+        now_s += 1.0
+    assert lasted[:2] == pytest.approx([TURN_S, 2 * TURN_S], abs=2.0)
+
+
+@pytest.mark.parametrize("stuck", [1, 4])
+def test_jobs_that_can_never_start_do_not_keep_the_reservation_from_one_that_can(stuck: int) -> None:
+    reservations = Reservations()
+    waiting = [
+        *(contender(f"stuck-{number}", 0.0, f"S{number}", awaits_ends=True) for number in range(stuck)),
+        contender("able", 0.0, "S9", awaits_ends=True),
+    ]
+    longest_s, now_s = 0.0, 100.0
+    # The last in the order starts once its agents have been kept for half an hour.
+    while longest_s < 1800.0 and now_s < 5 * 86400.0:
+        reservations.update(now_s, waiting)
+        if reservations.current is not None and reservations.current.job_id == "able":
+            longest_s = max(longest_s, now_s - reservations.current.since_s)
+        now_s += 20.0
+    assert longest_s >= 1800.0
+
+
+@pytest.mark.parametrize(
+    ("held", "cpus", "agents"),
+    [
+        # A whole agent: the one whose tasks come and go.
+        ({"agent-0": 1.0}, 4.0, {"S1"}),
+        # Beside what stays.
+        ({"agent-0": 3.0, "agent-1": 1.0}, 3.0, {"S1"}),
+    ],
+)
+def test_agents_are_kept_on_which_tasks_come_and_go(held: dict[str, float], cpus: float, agents: set[str]) -> None:
+    stage = HubStage({"agent-0": 4.0, "agent-1": 4.0})
+    for agent, amount in held.items():
+        stage.submit(f"week-{agent}", 1, amount, lasts_s=1e6, constraints=[f"hostname:IS:{agent}"])
+    stage.run(3.0)
+    churn = Churn(stage)
+    stage.submit("large", 1, cpus, user="late")
+    stage.run(1.0)
+    churn.until_started("large", RESERVE_AFTER_S + 4 * 21.0)
+    assert {task.agent_id for task in stage.jobs["large"].seat.tasks.values()} == agents
+    stage.close()
+
+
+def test_a_job_moves_on_from_a_task_that_lasts() -> None:
+    """What has run longest ends soon for once, and what began last never does."""
+    stage = HubStage({"agent-0": 4.0, "agent-1": 4.0})
+    stage.submit("ends", 1, 1.0, lasts_s=RESERVE_AFTER_S + TURN_S, constraints=["hostname:IS:agent-1"])
+    stage.run(3.0)
+    stage.submit("endless", 1, 1.0, lasts_s=1e6, constraints=["hostname:IS:agent-0"])
+    stage.run(3.0)
+    churn = Churn(stage)
+    stage.submit("large", 1, 4.0, user="late")
+    churn.go_on(RESERVE_AFTER_S + 10)
+    kept = stage.hub.snapshot.reservation
+    assert kept is not None
+    assert kept.agents == {"S0"}
+    churn.until_started("large", 4 * TURN_S)
+    stage.close()
+
+
+@pytest.mark.parametrize("kind", [PlayedJob, SlowToPlan])
+def test_a_job_whose_look_takes_longer_than_a_round_is_overtaken(
+    monkeypatch: pytest.MonkeyPatch, kind: type[PlayedJob]
+) -> None:
+    class Slow(kind):  # type: ignore[misc, valid-type]
+        def tick(self) -> None:
+            clock.now += 2 * dealing.ROUND_S if self.offers else 0.0
+            super().tick()
+
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(dealing, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    stage = HubStage({"agent-0": 4.0})
+    churn = Churn(stage)
+    stage.submit("large", 1, 4.0, user="late", kind=Slow)
+    churn.until_started("large", RESERVE_AFTER_S + 5 * 21.0)
     stage.close()
