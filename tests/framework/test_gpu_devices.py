@@ -74,9 +74,9 @@ def test_a_search_takes_the_devices_that_are_offered(tmp_path: Path) -> None:
 
 def test_a_growing_job_is_given_devices_that_are_offered() -> None:
     plan = plan_of(1)
-    (first,) = place(spec(), plan, [agent_with(devices(0, 1), gpus=2)], 0)
-    (second,) = place(spec(), plan, [agent_with(devices(1, 1), gpus=1)], 1, held=[first])
-    assert (first.gpu_devices, second.gpu_devices) == ((0,), (1,))
+    (first,) = place(spec(), plan, [agent_with(devices(2, 3), gpus=2)], 0)
+    (second,) = place(spec(), plan, [agent_with(devices(3, 3), gpus=1)], 1, held=[first])
+    assert (first.gpu_devices, second.gpu_devices) == ((2,), (3,))
 
 
 def test_reserved_devices_go_with_reserved_gpus() -> None:

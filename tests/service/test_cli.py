@@ -190,10 +190,6 @@ def test_a_search_is_handed_over(service: ServiceProcess, tmp_path: Path) -> Non
     assert done.stdout == ""
     assert done.stderr.splitlines() == ["dike: submitted handed-over", "dike: handed-over has finished"]
     assert (tmp_path / "heard").read_text() == ".."
-    failed = service.dike("tune", "--detach", "--follow", "--param", "momentum=0.9", "--name", "failing", COUNTING)
-    assert failed.returncode == 1, failed.stderr
-    assert "required: --lr" in failed.stderr
-    assert "The job failing failed: " in failed.stderr
     refused(service.dike("tune", "--detach", *arguments, COUNTING), "handed-over", "--name")
     followed = service.dike("logs", "-f", "handed-over", user="bob")
     assert followed.returncode == 0, followed.stderr
@@ -212,6 +208,10 @@ def test_a_search_is_handed_over(service: ServiceProcess, tmp_path: Path) -> Non
     assert f"2 finished, best {best['value']:.4g}" in service.dike("jobs", "--all", COLUMNS="300").stdout
     refused(service.dike("trials", "handed-over", "--storage", "sqlite:///searches.db"), "dike jobs")
     refused(service.dike("logs", "handed-over", "--task", "foo", user="bob"), "has no task foo", "trials")
+    failed = service.dike("tune", "--detach", "--follow", "--param", "momentum=0.9", "--name", "failing", COUNTING)
+    assert failed.returncode == 1, failed.stderr
+    assert "required: --lr" in failed.stderr
+    assert "The job failing failed: " in failed.stderr
 
 
 def test_a_search_that_was_killed_goes_on(service: ServiceProcess, tmp_path: Path) -> None:
