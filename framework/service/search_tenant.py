@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dike.exceptions import BadInputError, DikeError
 from framework import events
@@ -27,10 +27,8 @@ from framework.service.requests import SearchJobRequest, read_request
 from framework.service.search_watcher import SearchWatcher
 from framework.service.seat import Seat
 from framework.service.sizing import SearchSizing
+from framework.service.surroundings import Surroundings
 from framework.service.watchers import Notebook
-
-if TYPE_CHECKING:
-    from framework.service.tenants import Surroundings
 
 
 class ServiceSearch(Search):

@@ -25,8 +25,9 @@ from framework.service.queueing import FairQueue
 from framework.service.records import JobRecord, JobState, TaskRecord
 from framework.service.seat import Seat
 from framework.service.store import ServiceStore
+from framework.service.surroundings import Surroundings
 from framework.service.tenant import CANCELLED, INTERRUPTED, Holder, Need, Outcome
-from framework.service.tenants import Surroundings, make_tenant
+from framework.service.tenants import make_tenant
 from framework.service.watchers import Notebook
 
 logger = logging.getLogger(__name__)

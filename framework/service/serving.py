@@ -28,7 +28,7 @@ from framework.service.queueing import FairQueue
 from framework.service.reception import Reception
 from framework.service.service import Service
 from framework.service.store import ServiceStore
-from framework.service.tenants import Surroundings
+from framework.service.surroundings import Surroundings
 from framework.session import MesosAccess, drive, is_on_this_machine
 from solver import NodeClass
 

@@ -2,56 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from framework.containers import Volume
-from framework.elastic.demand import Demand
-from framework.job_plan import AllAgents
 from framework.job_state import stored_checkpoint_dir
-from framework.service.mounts import Mounts
 from framework.service.records import JobKind, JobRecord
 from framework.service.requests import TrainingRequest, read_request
 from framework.service.search_tenant import make_search
 from framework.service.seat import Seat
 from framework.service.sizing import TrainingSizing
-from framework.service.store import ServiceStore
+from framework.service.surroundings import Surroundings
 from framework.service.tenant import Tenant
 from framework.service.watchers import Notebook, TrainingWatcher
 from framework.training import TrainingJob
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """What a service gives to each of its jobs.
-
-    Attributes:
-        store: the service's database.
-        bundle_url: bundle token -> where executors fetch that bundle.
-        python: interpreter on the agents.
-        image: container image for the tasks; None for the agent's own file system.
-        allowed_volumes: what users may ask for in their containers.
-        hand_out_gpus: whether we count GPU devices out, for agents that neither isolate nor announce them.
-        checkpoint_root: folder for the checkpoints of jobs that name none; the same path on all agents.
-        agents: constraints -> lists the agents that meet them (`framework.job_plan.AllAgents`).
-        demand: what other frameworks than the one of this id hold and want, None where that is not known; at once.
-    """
-
-    store: ServiceStore
-    bundle_url: Callable[[str], str]
-    python: str
-    image: str | None
-    hand_out_gpus: bool
-    checkpoint_root: str
-    agents: Callable[[tuple[str, ...]], AllAgents]
-    demand: Callable[[str], Demand | None]
-    allowed_volumes: tuple[Volume, ...] = ()
-
-    @property
-    def mounts(self) -> Mounts:
-        """What its jobs find in their containers."""
-        return Mounts(self.image, self.checkpoint_root, self.allowed_volumes)
 
 
 def make_tenant(record: JobRecord, seat: Seat, notebook: Notebook, around: Surroundings) -> Tenant:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from framework.service.store import ServiceStore
-from framework.service.tenants import Surroundings
+from framework.service.surroundings import Surroundings
 
 
 def played_surroundings(store: ServiceStore, checkpoint_root: str) -> Surroundings:

@@ -25,7 +25,7 @@ from framework.service.records import JobRecord, JobState
 from framework.service.requests import search_request
 from framework.service.service import Service
 from framework.service.store import ServiceStore
-from framework.service.tenants import Surroundings
+from framework.service.surroundings import Surroundings
 from tests.framework.played_mesos import PlayedMesos
 from tests.search.search_stage import search_spec
 from tests.waiting import wait_until
