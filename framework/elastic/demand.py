@@ -104,6 +104,10 @@ class RoomMade:
         self._patience_s = patience_s
         self._since_s: dict[str, float] = {}
 
+    def lost(self) -> None:
+        """The room made is not there any more: the job may have taken it again."""
+        self._since_s.clear()
+
     def made_for(self, ids: Iterable[str], now_s: float) -> None:
         """Room has been made for these frameworks."""
         for name in ids:

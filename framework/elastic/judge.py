@@ -80,6 +80,7 @@ class Judge:
             plan: the plan.
             nodes: the machines that it was made for.
         """
+        self._room.lost()
         # A ps was given memory for its shard; with fewer of them shards are larger.
         self._least_ps = plan.option.ps
         known = self._models

@@ -133,6 +133,10 @@ def test_who_cannot_use_the_room_made_for_it_is_not_given_way_to_again() -> None
     room.made_for(["a"], 0.0)
     assert [one.id for one in room.still_useful(demand, 29.0).others] == ["a", "b"]
     assert [one.id for one in room.still_useful(demand, 30.0).others] == ["b"]
+    room.lost()
+    assert [one.id for one in room.still_useful(demand, 30.0).others] == ["a", "b"]
+    room.made_for(["a"], 0.0)
+    assert [one.id for one in room.still_useful(demand, 30.0).others] == ["b"]
     got_some = Demand(TOTAL, [other("a", cpus=1.0)])
     assert len(room.still_useful(got_some, 31.0).others) == 1
     assert [one.id for one in room.still_useful(demand, 32.0).others] == ["a", "b"]

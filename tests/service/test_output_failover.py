@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from framework.embedded import AgentSpec, EmbeddedCluster
 from framework.service.records import JobState
 from tests.service.counting_script import LAST
 from tests.service.dying_service import NEVER
-from tests.service.test_failover import ROOT, Stage
+from tests.service.failover_stage import ROOT, Stage, staged
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.mesos]
@@ -23,8 +21,7 @@ LINES = 20
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
-    spec = AgentSpec(resources="cpus:4;mem:8192;disk:10000")
-    with EmbeddedCluster([spec]) as cluster, contextlib.closing(Stage(tmp_path, cluster)) as made:
+    with staged(tmp_path) as made:
         yield made
 
 

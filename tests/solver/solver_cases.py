@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dike.profile import Api, ModelProfile
+from dike.profile import Api, ModelProfile, VariableSpec
 from solver import Cluster, NodeClass
 from solver.units import GIB
-from tests.profiles import made_up_profile
 
 MB = 10**6
 RESNET50_SIZES = [9_437_184] * 3 + [8_192_000] + [4_194_304] * 8 + [2_359_296] * 6 + [1_048_576] * 12
@@ -24,11 +23,15 @@ def profile(
 ) -> ModelProfile:
     """A model with variables of these sizes, by default much like ResNet50."""
     sizes = RESNET50_SIZES if sizes is None else sizes
-    return made_up_profile(
-        {f"v{i}/kernel": (size // 4,) for i, size in enumerate(sizes)},
+    variables = tuple(VariableSpec(f"v{i}/kernel", (size // 4,), "float32", size) for i, size in enumerate(sizes))
+    return ModelProfile(
         name="model.py",
         api=api,
-        flops=flops,
+        parameters=sum(sizes) // 4,
+        parameter_bytes=sum(sizes),
+        variables=variables,
+        flops_forward_per_sample=flops,
+        flops_step_per_sample=3 * flops,
         longest_path_flops=longest_share * flops,
         batch_size=batch_size,
         sample_bytes=sample_bytes,
