@@ -6,15 +6,20 @@ import gzip
 import io
 import tarfile
 import tempfile
+import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from pathlib import Path
 from typing import BinaryIO
 
 import httpx
 
 TIMEOUT_S = 60.0
+PATIENCE_S = 120.0
+"""How long it is tried again where the framework has too much to do: it serves only so many executors at a time."""
+RETRY_S = 2.0
 UNPACKED_LIMIT_BYTES = 200 * 2**20
 """How large an archive may be once decompressed: twice what may be packed, and 512 bytes and more for each file."""
 
@@ -27,17 +32,13 @@ def fetch(url: str, folder: Path) -> None:
     """Unpacks the gzipped tar archive at `url` into `folder`, which is created.
 
     Raises:
-        BundleError: if the framework does not answer, refuses, or sends something else than an archive of plain files.
+        BundleError: if the framework does not answer, refuses, has too much to do for long, or sends something else
+            than an archive of plain files.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile() as archive:
-            with httpx.stream("GET", url, timeout=TIMEOUT_S, trust_env=False) as response:
-                response.raise_for_status()
-                for block in response.iter_bytes():
-                    archive.write(block)
-                    if archive.tell() > UNPACKED_LIMIT_BYTES:
-                        raise BundleError("the script's bundle does not end")
+            _download(url, archive)
             archive.seek(0)
             with opened(archive) as tar:
                 # The "data" filter refuses members that would land outside the folder.
@@ -48,6 +49,32 @@ def fetch(url: str, folder: Path) -> None:
         raise BundleError(f"the script's bundle could not be fetched from the framework: {error}") from error
     except OSError as error:
         raise BundleError(f"the script's bundle could not be unpacked: {error}") from error
+
+
+def _download(url: str, archive: BinaryIO) -> None:
+    until_s = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            with httpx.stream("GET", url, timeout=TIMEOUT_S, trust_env=False) as response:
+                response.raise_for_status()
+                for block in response.iter_bytes():
+                    archive.write(block)
+                    if archive.tell() > UNPACKED_LIMIT_BYTES:
+                        raise BundleError("the script's bundle does not end")
+            return
+        except httpx.HTTPError as error:
+            if not _may_pass(error) or time.monotonic() >= until_s:
+                raise
+        archive.seek(0)
+        archive.truncate()
+        time.sleep(RETRY_S)
+
+
+def _may_pass(error: httpx.HTTPError) -> bool:
+    """Whether the framework, or the way to it, may only be overloaded; in the midst of an answer it gives up, too."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return error.response.status_code == HTTPStatus.SERVICE_UNAVAILABLE
+    return isinstance(error, httpx.TimeoutException | httpx.RemoteProtocolError)
 
 
 @contextmanager

@@ -100,7 +100,8 @@ class OutputSender:
 
     def _next(self, name: str) -> LogChunk:
         stream = self._streams[name]
-        begin, data = stream.spool.read(stream.sent, CHUNK_BYTES)
+        # Whoever asks gets all there is; later on, what is gone was written faster than it can be sent.
+        begin, data = stream.spool.read(stream.sent, CHUNK_BYTES, catch_up=not stream.is_asked)
         chunk = LogChunk(self._channel.task_id, name, begin, data, begin - stream.sent)
         stream.sent = begin + len(data)
         stream.is_asked = False

@@ -60,26 +60,34 @@ class OutputSpool:
         del self._memory[:-MEMORY_BYTES]
         self.end += len(data)
 
-    def read(self, offset: int, limit: int) -> tuple[int, bytes]:
+    def read(self, offset: int, limit: int, *, catch_up: bool = False) -> tuple[int, bytes]:
         """What came after the first `offset` bytes of the stream, or the oldest after them that is still here.
 
         Args:
             offset: between 0 and `end`.
             limit: how many bytes to read at most.
+            catch_up: whether, where something is gone, to leave out the older half of what is still here, too: who
+                reads more slowly than the stream grows would find something gone each time.
 
         Returns:
             The offset of what was read, and the bytes.
         """
         memory_begin = self.end - len(self._memory)
         if offset < memory_begin and self._file is not None:
-            begin = max(offset, self.end - FILE_BYTES)
+            begin = self._begin(offset, FILE_BYTES, catch_up=catch_up)
             pieces = _places(begin, min(limit, self.end - begin))
             try:
                 return begin, b"".join(os.pread(self._file.fileno(), size, place) for place, size in pieces)
             except OSError as error:
                 self._give_up_file(error)
-        begin = max(offset, memory_begin)
+        begin = self._begin(offset, len(self._memory), catch_up=catch_up)
         return begin, bytes(self._memory[begin - memory_begin :][:limit])
+
+    def _begin(self, offset: int, kept: int, *, catch_up: bool) -> int:
+        oldest = self.end - kept
+        if offset >= oldest:
+            return offset
+        return self.end - kept // 2 if catch_up else oldest
 
     def _give_up_file(self, error: OSError) -> None:
         logger.error("only the end of the output can be sent again: %s", error)

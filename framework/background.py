@@ -9,6 +9,8 @@ from typing import Protocol, TypeVar
 
 AT_A_TIME = 2
 """How much is done at the same time: all of it shares one interpreter with the loop."""
+THREAD = "background"
+"""What its threads are called."""
 
 Result = TypeVar("Result")
 
@@ -37,6 +39,8 @@ class AtOnce:
 class Threads:
     """Does it in threads (a `Background`), whose end nobody waits for, not even the interpreter.
 
+    A process that ends while it `is_busy` has to leave by `dike.process_end.end_process`.
+
     Args:
         woken: called, by any thread, when something is done.
     """
@@ -49,13 +53,21 @@ class Threads:
         """As `Background.start`."""
         future: Future[Result] = Future()
         # The threads of a `ThreadPoolExecutor` would have to end before the process can.
-        threading.Thread(target=self._take_turn, args=(work, future), name="background", daemon=True).start()
+        threading.Thread(target=self._take_turn, args=(work, future), name=THREAD, daemon=True).start()
         return future
 
     def _take_turn(self, work: Callable[[], Result], future: Future[Result]) -> None:
         with self._turns:
             _do(work, future)
         self._woken()
+
+
+def is_busy() -> bool:
+    """Whether anything is being done in threads, or waits for its turn.
+
+    A solver that comes back to an interpreter which is being taken down aborts the process.
+    """
+    return any(thread.name == THREAD for thread in threading.enumerate())
 
 
 def _do(work: Callable[[], Result], future: Future[Result]) -> None:

@@ -35,6 +35,8 @@ PATH = "/bundle/"
 TOKEN = re.compile(r"[\w-]{32}", re.ASCII)
 SENT_AT_A_TIME = 16
 """How many executors are served at a time; each may hold an archive in memory."""
+WAIT_S = 20.0
+"""How long the others wait for their turn; then they are told to come again, before they take us for dead."""
 KEPT_ARCHIVES = 2
 ALWAYS_IGNORED = (".git/", ".hg/", ".svn/", ".venv/", "__pycache__/", "*.pyc", "dike-runs/", ".mypy_cache/")
 
@@ -192,8 +194,8 @@ class BundleServer:
             def do_GET(self) -> None:
                 token = self.path.removeprefix(PATH)
                 with archives.lent(token) as archive:
-                    if archive is None:
-                        self.send_error(HTTPStatus.NOT_FOUND)
+                    if isinstance(archive, HTTPStatus):
+                        self.send_error(archive)
                         return
                     self.send_response(HTTPStatus.OK)
                     self.send_header("Content-Type", "application/gzip")
@@ -217,10 +219,16 @@ class _Archives:
         self._recent: dict[str, bytes] = {}
 
     @contextlib.contextmanager
-    def lent(self, token: str) -> Iterator[bytes | None]:
-        """The archive of a token, None if there is none; waits for its turn."""
-        with self._places:
-            yield self._one(token) if TOKEN.fullmatch(token) else None
+    def lent(self, token: str) -> Iterator[bytes | HTTPStatus]:
+        """The archive of a token, when its turn has come, or why it cannot be had."""
+        if not self._places.acquire(timeout=WAIT_S):
+            yield HTTPStatus.SERVICE_UNAVAILABLE
+            return
+        try:
+            archive = self._one(token) if TOKEN.fullmatch(token) else None
+            yield HTTPStatus.NOT_FOUND if archive is None else archive
+        finally:
+            self._places.release()
 
     def _one(self, token: str) -> bytes | None:
         with self._finding:

@@ -16,12 +16,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import psutil
-from sqlalchemy import Column, Engine, Float, Integer, Row, String, Table, Update, func, select, update
+from sqlalchemy import Column, Engine, Float, Integer, Result, Row, String, Table, Update, func, select, update
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -140,9 +139,8 @@ class Lease:
         Raises:
             LeaseLostError: if somebody has.
         """
-        holder = self._holder(connection)
-        if holder.owner != self._token:
-            raise self._leased.loss(self._loss(holder))
+        if loss := self._loss(connection):
+            raise self._leased.loss(loss)
 
     def is_certain(self) -> bool:
         """Whether nobody else can hold it now, however long this process may have been stopped meanwhile.
@@ -157,7 +155,7 @@ class Lease:
         begun_s = _uptime_s()
         with self._engine.begin() as connection:
             now_s = database_time_s(connection)
-            holder = self._holder(connection)
+            holder = self._holder(connection).one()
             if is_held(holder, now_s):
                 since = time.strftime("%H:%M:%S", time.localtime(holder.owner_since_s))
                 return (
@@ -177,15 +175,17 @@ class Lease:
         self._renewed_s = begun_s
         return ""
 
-    def _holder(self, connection: Connection) -> Row[Any]:
-        statement = (
-            select(*(self._table.c[name] for name in _COLUMNS))
-            .where(self._table.c.id == self._leased.id)
-            .with_for_update()
-        )
-        return connection.execute(statement).one()
+    def _holder(self, connection: Connection) -> Result[Any]:
+        columns = [self._table.c[name] for name in _COLUMNS]
+        return connection.execute(select(*columns).where(self._table.c.id == self._leased.id).with_for_update())
 
-    def _loss(self, holder: Row[Any]) -> str:
+    def _loss(self, connection: Connection) -> str:
+        """Who has taken it over, as a sentence; empty if nobody has."""
+        holder = self._holder(connection).one_or_none()
+        if holder is None:
+            return f"The {self._leased.what} is not in its database any more."
+        if holder.owner == self._token:
+            return ""
         by = f" by process {holder.owner_pid} on {holder.owner_host}" if holder.owner else ""
         return f"The {self._leased.what} was taken over{by} while this process could not be heard; nothing is lost."
 
@@ -231,17 +231,17 @@ class Heartbeat:
             with self._engine.begin() as connection:
                 values = {"heartbeat_s": database_time_s(connection)}
                 is_ours = connection.execute(_held_rows(leases).values(values)).rowcount == len(leases)
-                holders = [] if is_ours else [lease._holder(connection) for lease in leases]
+                losses = {} if is_ours else {lease: lease._loss(connection) for lease in leases}
         except SQLAlchemyError:
             # The next beat may get through; if none does, the holder's own writing fails and says so.
             logger.warning("no heartbeat for the %s (%d in all)", leases[0]._leased.what, len(leases), exc_info=True)
             return False
-        for lease, holder in zip_longest(leases, holders):
-            if holder is None or holder.owner == lease._token:
+        for lease in leases:
+            if not (loss := losses.get(lease)):
                 lease._renewed_s = begun_s
             elif not lease._ended.is_set():
                 lease._ended.set()
-                lease._lost(lease._loss(holder))
+                lease._lost(loss)
         return is_ours
 
     def _beat(self, ended: threading.Event) -> None:

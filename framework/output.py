@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from executor.messages import STREAMS, LogChunk, WantedOutput, decode_last_output
@@ -22,6 +23,10 @@ LONGEST_REPEAT_S = 60.0
 """As long as nothing is heard, each time takes twice as long, up to this."""
 PATIENCE_S = 15.0
 """How long an executor may send on without an answer; one of the version before never answers."""
+AHEAD_BYTES = 2**20
+"""How much of what it sends meanwhile is kept of each stream, the newest."""
+TELL_S = 60.0
+"""How often it is told of one stream that some of it has not come; one written too fast has a gap each moment."""
 
 
 @dataclasses.dataclass
@@ -32,11 +37,33 @@ class _Request:
         told_s: when it was asked last.
         pause_s: how long until it is asked again.
         ahead_s: when something came first that is of no use yet; None if nothing did.
+        ahead: that, in case nothing better comes.
     """
 
     told_s: float
     pause_s: float = REPEAT_S
     ahead_s: float | None = None
+    ahead: deque[LogChunk] = dataclasses.field(default_factory=deque)
+    ahead_bytes: int = 0
+
+    def keep(self, chunk: LogChunk) -> None:
+        """Something came first."""
+        self.ahead.append(chunk)
+        self.ahead_bytes += len(chunk.data)
+        while self.ahead_bytes > AHEAD_BYTES and len(self.ahead) > 1:
+            self.ahead_bytes -= len(self.ahead.popleft().data)
+
+    def is_over(self, now_s: float) -> bool:
+        """Whether it is not to be expected any more that it will be answered."""
+        return self.ahead_s is not None and now_s - self.ahead_s >= PATIENCE_S
+
+
+@dataclasses.dataclass
+class _Gap:
+    """What of a stream has not come: bytes that nobody was told of yet, and when somebody was."""
+
+    missing: int = 0
+    told_s: float = -math.inf
 
 
 class OutputReader:
@@ -59,6 +86,7 @@ class OutputReader:
         self._observer = observer
         self._clock = clock
         self._requests: dict[tuple[str, str], _Request] = {}
+        self._gaps: dict[tuple[str, str], _Gap] = {}
 
     def subscribed(self) -> None:
         """What was sent while nobody listened is lost: all who send output are to say what there is."""
@@ -70,11 +98,18 @@ class OutputReader:
     def tick(self) -> None:
         """Asks those again who have not answered."""
         now_s = self._clock()
+        for (task_id, stream), gap in list(self._gaps.items()):
+            if task_id not in self._run.tasks:
+                del self._gaps[task_id, stream]
+            elif now_s - gap.told_s >= TELL_S:
+                self._tell_gap(self._run.tasks[task_id], stream, gap)
         due: defaultdict[str, list[str]] = defaultdict(list)
         for (task_id, stream), request in list(self._requests.items()):
             task = self._run.tasks.get(task_id)
             if task is None or task.state.is_terminal():
                 del self._requests[task_id, stream]
+            elif request.is_over(now_s):
+                self._take(task, self._ahead(task, stream))
             elif now_s - request.told_s >= request.pause_s:
                 request.told_s = now_s
                 if request.ahead_s is None:
@@ -93,34 +128,57 @@ class OutputReader:
                 self._request(task, [chunk.stream])
                 request = self._requests[task.task_id, chunk.stream]
                 request.ahead_s = now_s
-            if now_s - request.ahead_s < PATIENCE_S:
-                return
-        self._take(task, chunk)
+            request.keep(chunk)
+            if request.is_over(now_s):
+                self._take(task, self._ahead(task, chunk.stream))
+            return
+        # Whatever came ahead of it comes again.
+        self._take(task, [chunk])
 
     def ended(self, task: JobTask, status: Mapping[str, Any]) -> None:
         """Takes in the end of a task's output, which has come with its last status update."""
+        chunks = [chunk for stream in STREAMS for chunk in self._ahead(task, stream)]
         try:
-            chunks = decode_last_output(status["data"]) if status.get("data") else []
+            chunks += decode_last_output(status["data"]) if status.get("data") else []
         except ValueError as error:
             logger.warning("last output of a task not readable: %s", error)
-            return
-        for chunk in chunks:
-            self._take(task, chunk)
+        self._take(task, chunks)
+        for stream in STREAMS:
+            if (gap := self._gaps.get((task.task_id, stream))) is not None:
+                self._tell_gap(task, stream, gap)
 
-    def _take(self, task: JobTask, chunk: LogChunk) -> None:
+    def _ahead(self, task: JobTask, stream: str) -> list[LogChunk]:
+        request = self._requests.get((task.task_id, stream))
+        return list(request.ahead) if request is not None else []
+
+    def _take(self, task: JobTask, chunks: Iterable[LogChunk]) -> None:
+        for chunk in sorted(chunks, key=lambda chunk: chunk.offset):
+            self._take_one(task, chunk)
+
+    def _take_one(self, task: JobTask, chunk: LogChunk) -> None:
         received = task.received.get(chunk.stream, 0)
         if chunk.end < received:
             return
         self._requests.pop((task.task_id, chunk.stream), None)
-        if chunk.offset > received:
-            self._observer.note(
-                f"{chunk.offset - received} bytes that {task.name} wrote to {chunk.stream} have not come here; "
-                f"they are in its sandbox on agent {task.node}"
-            )
+        # Who adopted a task of the version before does not know how much of it was there already.
+        is_known = not task.adopted or chunk.stream in task.received or chunk.skipped
+        if chunk.offset > received and is_known:
+            gap = self._gaps.setdefault((task.task_id, chunk.stream), _Gap())
+            gap.missing += chunk.offset - received
+            if self._clock() - gap.told_s >= TELL_S:
+                self._tell_gap(task, chunk.stream, gap)
         new = chunk.data[max(0, received - chunk.offset) :]
         task.received[chunk.stream] = chunk.end
         if new:
             self._observer.log(task, dataclasses.replace(chunk, offset=chunk.end - len(new), data=new))
+
+    def _tell_gap(self, task: JobTask, stream: str, gap: _Gap) -> None:
+        if gap.missing:
+            self._observer.note(
+                f"{gap.missing} bytes that {task.name} wrote to {stream} have not come here; "
+                f"they are in its sandbox on agent {task.node}"
+            )
+            gap.missing, gap.told_s = 0, self._clock()
 
     def _request(self, task: JobTask, streams: Sequence[str]) -> None:
         for stream in streams:

@@ -10,15 +10,18 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dike.exceptions import BadInputError, DikeError, JobFailedError
 
 COMMAND = (sys.executable, "-P", "-m", "framework", "tune")
+REPEATED = ("constraint", "env", "volume")
+"""Options that may be given several times: as a list, or as a mapping for NAME=VALUE."""
 OPTIONS = frozenset(
     {
+        *REPEATED,
         *("advertise_address", "agent_python", "agents", "attributes", "blacklist_for", "bundle_port"),
         *("checkpoint_dir", "checkpoint_interval"),
         *("connect_timeout", "image", "jobs_per_gpu", "logdir", "master", "metric", "milestones", "mode", "name"),
@@ -97,7 +100,8 @@ def _arguments(
     given = {name: value for name, value in options.items() if value is not None}
     arguments = ["--format", "json"]
     for name, value in given.items():
-        arguments += [f"--{name.replace('_', '-')}", str(value)]
+        for one in _values(value) if name in REPEATED else [value]:
+            arguments += [f"--{name.replace('_', '-')}", str(one)]
     if "resume" in given:
         return arguments  # the search knows all the rest
     (folder / "space.yaml").write_text(space, encoding="utf-8")
@@ -105,6 +109,13 @@ def _arguments(
     arguments += ["--space", str(folder / "space.yaml"), "--function-call", str(len(earlier))]
     arguments += ["--earlier-results", str(folder / "earlier.json")]
     return [*arguments, script, "--", *sys.argv[1:]]
+
+
+def _values(value: object) -> list[object]:
+    """What a repeated option is given."""
+    if isinstance(value, Mapping):
+        return [f"{name}={text}" for name, text in value.items()]
+    return list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [value]
 
 
 def _run(command: Sequence[str], output: Path) -> tuple[int, str]:

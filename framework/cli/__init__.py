@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import sys
@@ -9,7 +10,9 @@ import sys
 import typer
 
 from dike.exceptions import DikeError
+from dike.process_end import end_process
 from dike.profile import ModelProfile
+from framework.background import is_busy
 from framework.cli import mesos
 from framework.cli.agents import agents
 from framework.cli.explain import explain
@@ -62,6 +65,17 @@ app.add_typer(mesos.app, name="mesos")
 def main() -> None:
     """Entry point of the `dike` console script. Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted."""
     _log_to_file_only()
+    try:
+        _run_command()
+    except SystemExit as end:
+        if is_busy():
+            # All that the command had begun is closed: a plan that nobody wants any more is left behind.
+            atexit._run_exitfuncs()
+            end_process(int(end.code or 0))
+        raise
+
+
+def _run_command() -> None:
     try:
         app(obj=_profile_to_plan_for)
     except DikeError as error:

@@ -23,7 +23,7 @@ Note = Callable[[str], None]
 """Tells the user something."""
 
 
-def tell(submitted: Submitted, out: Console, what: str = "submitted") -> None:
+def tell(submitted: Submitted, out: Console, what: str) -> None:
     """Says under which name a job was taken in, and what its user should know."""
     for warning in submitted.warnings:
         say(out, f"warning: {warning}")
@@ -54,30 +54,35 @@ class Staying:
         """Where Dike's own lines go: what a job prints, and JSON, have standard output to themselves."""
         return console(stderr=self.as_json or self.follow)
 
-    def after(self, client: ServiceClient, submitted: Submitted, what: str = "submitted") -> None:
+    def after(self, client: ServiceClient, submitted: Submitted, *, resumed: bool = False) -> None:
         """Tells the user, and stays until the job has ended if that was asked for.
+
+        Args:
+            client: the service.
+            submitted: what it has answered.
+            resumed: whether the job has been there before; what it printed then is not shown again.
 
         Raises:
             InterruptedByUserError: after Ctrl-C; the job goes on.
             JobFailedError: if it has not ended well.
         """
-        tell(submitted, self.out, what)
+        tell(submitted, self.out, "resumed" if resumed else "submitted")
         last: Submitted | JobDetails = submitted
         if self.wait or self.follow:
-            last = self._end_of(client, submitted.id)
+            last = self._end_of(client, submitted.id, tail=0 if resumed else None)
         if self.as_json:
             print_json(last.model_dump(mode="json"))
         if isinstance(last, JobDetails):
             check_success(last)
             say(self.out, f"{last.id} has finished")
 
-    def _end_of(self, client: ServiceClient, job_id: str) -> JobDetails:
+    def _end_of(self, client: ServiceClient, job_id: str, tail: int | None) -> JobDetails:
         def note(text: str) -> None:
             say(self.out, text)
 
         if self.follow:
             streams = {"stdout": sys.stderr if self.as_json else sys.stdout, "stderr": sys.stderr}
-            print_output(client, client.job(job_id), streams, note, follow=True)
+            print_output(client, client.job(job_id), streams, note, follow=True, tail=tail)
         with leaving_is_fine(job_id):
             return client.wait_for_end(job_id, note)
 

@@ -109,7 +109,8 @@ def env_option() -> Any:
 def volume_option() -> Any:
     """How `--volume` is declared."""
     return typer.Option(
-        metavar="HOST[:CONTAINER][:ro]", help="A folder of the agents to mount, where tasks run in an image."
+        metavar="HOST[:CONTAINER][:ro]",
+        help="A folder of the agents to mount, where tasks run in an image; by a service there or below /mnt, /data.",
     )
 
 

@@ -53,9 +53,9 @@ def mesos_access(
     if advertise_address is not None:
         if master is None:
             raise BadInputError("--advertise-address needs --master: the private Mesos is on this machine.")
-        if not re.fullmatch(r"[\w.-]+|\[[0-9a-fA-F:.]+\]", advertise_address, re.ASCII):
+        if not re.fullmatch(r"[\w.-]+", advertise_address, re.ASCII):
             raise BadInputError(
-                f"'{advertise_address}' is not a value of --advertise-address; write a host name or an IP address."
+                f"'{advertise_address}' is not a value of --advertise-address; write a host name or an IPv4 address."
             )
     private = {"--agents": agents != 1, "--resources": resources, "--attributes": attributes}
     if master is not None and any(private.values()):

@@ -70,7 +70,10 @@ def serve_command(
     ] = None,
     allow_volume: Annotated[
         list[str] | None,
-        typer.Option(metavar="FOLDER[:ro]", help="A folder of the agents that jobs may ask for, with --image."),
+        typer.Option(
+            metavar="FOLDER[:ro]",
+            help="A folder of the agents that jobs may mount, with --image; none in another that they can write to.",
+        ),
     ] = None,
     keep: Annotated[
         float, typer.Option(min=0, metavar="DAYS", help="Forget jobs so long after their end; 0: never.")

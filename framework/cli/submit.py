@@ -16,7 +16,7 @@ from framework.cli.service_options import ServiceAccess, with_service_options
 from framework.runner import RunRequest, absolute_folder
 from framework.search.script_facts import script_facts
 from framework.service.request_fields import check_name
-from framework.service.requests import TrainingRequest
+from framework.service.requests import TrainingRequest, training_request
 from solver.cli.output import Format, console
 
 
@@ -81,7 +81,7 @@ def _training_request(request: RunRequest, name: str | None) -> TrainingRequest:
         folder = absolute_folder(folder)
         checkpoints.check_folder(folder, request.profile)
     script = request.script.resolve()
-    return TrainingRequest(
+    return training_request(
         name=name,
         script=script.name,
         arguments=list(request.arguments),

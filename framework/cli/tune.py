@@ -22,7 +22,7 @@ from framework.cli.search_options import milestones_of, search_spec
 from framework.cli.search_report import report
 from framework.cli.search_view import LiveSearchView, PlainSearchView
 from framework.cli.service_options import SERVICE_OPTIONS, ServiceAccess, with_service_options
-from framework.containers import parse_volumes
+from framework.containers import needs_mount, parse_volumes
 from framework.policies.registry import POLICIES
 from framework.search.database import default_storage
 from framework.search.records import SearchSpec
@@ -164,6 +164,10 @@ def tune(
             raise BadInputError(
                 f"With --detach the service says where the search runs and is kept; leave out {options}."
             )
+    elif given := [option for option in sorted(SERVICE_OPTIONS) if _is_given(context, option)]:
+        raise BadInputError(
+            f"{_as_typed(given[0])} is for a search that a service runs; add --detach, or leave it out."
+        )
     elif wait or follow:
         raise BadInputError("--wait and --follow are for a search that a service runs (--detach); leave them out.")
     if resume is not None:
@@ -174,7 +178,8 @@ def tune(
             raise BadInputError(f"--resume {resume} goes on as the search was first asked for; leave out {options}.")
         if detach:
             with access.client() as client:
-                staying.after(client, client.resume(find_job(client, resume).id, constraints or None), "resumed")
+                submitted = client.resume(find_job(client, resume).id, constraints or None)
+                staying.after(client, submitted, resumed=True)
             return
         with contextlib.closing(Store(url, must_exist=True)) as store:
             spec = store.open_search(resume)
@@ -214,7 +219,8 @@ def tune(
             spec = dataclasses.replace(spec, checkpoint_dir="")
         _hand_over(spec, constraints, volumes, access, staying)
         return
-    if mesos.image is not None and resume is None and checkpoint_dir is None and not volumes:
+    chosen_here = resume is None and checkpoint_dir is None
+    if mesos.image is not None and chosen_here and needs_mount(spec.checkpoint_dir, parse_volumes(volumes)):
         raise BadInputError(
             "--image needs --checkpoint-dir, a folder that all agents share: trials leave their containers, and go on "
             "in others."

@@ -166,7 +166,7 @@ class Resizer(ReportListener):
 
     def spare(self) -> Spare:
         """What it could give up, if it may change its size soon."""
-        can = not self._is_frozen and self._adoption is None and self._saved_step is not None
+        can = self._is_settled and not self._is_frozen and self._adoption is None
         return self._giving_way.spare(self._change, self._clock(), can_change=can)
 
     def give_up(self, task_ids: frozenset[str], reason: str) -> None:

@@ -19,7 +19,9 @@ RANGE = re.compile(r"(\d+)-(\d+)")
 SET = re.compile(r"\{[^{};:]*\}")
 ATTRIBUTE_NAME = re.compile(r"[\w./-]+")
 ATTRIBUTE_VALUE = re.compile(r"[\w./, +@=\[\]{}-]+")
-LARGEST_PORT = 65535
+MOST_GPUS = 4096
+LARGEST = {"ports": 65535, GPU_DEVICES: MOST_GPUS - 1}
+"""Of the numbers in the ranges of a kind of resource."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +52,9 @@ class AgentSpec:
             attributes=";".join(_check_attribute(part) for part in _parts(self.attributes)),
         )
         devices = checked.gpu_devices()
-        if checked.names(GPU_DEVICES) and len(set(devices)) != checked.scalar("gpus"):
+        if checked.names(GPU_DEVICES) and len(devices) != checked.scalar("gpus"):
             raise BadInputError(
-                f'"{checked.resources}" has {checked.scalar("gpus"):g} GPUs and {len(set(devices))} device numbers: '
+                f'"{checked.resources}" has {checked.scalar("gpus"):g} GPUs and {len(devices)} device numbers: '
                 f"name one for each, as in gpus:2;{GPU_DEVICES}:[0-1], or none."
             )
         return checked
@@ -70,15 +72,15 @@ class AgentSpec:
                 amount += float(value)
         return amount
 
-    def gpu_devices(self) -> list[int]:
+    def gpu_devices(self) -> set[int]:
         """The GPUs' device numbers that a checked text names."""
-        return [
+        return {
             device
             for part in _parts(self.resources)
             if re.split(r"[:(]", part, maxsplit=1)[0] == GPU_DEVICES
             for found in RANGE.finditer(part.partition(":")[2])
             for device in range(int(found[1]), int(found[2]) + 1)
-        ]
+        }
 
     def filled_in(self, models: Sequence[str], blocks: list[PortBlock], devices: Iterator[int]) -> AgentSpec:
         """The same with the machine's resources where it names none, ports, and the model of its GPUs.
@@ -104,8 +106,17 @@ class AgentSpec:
 
 
 def unnamed_devices(specs: Sequence[AgentSpec]) -> Iterator[int]:
-    """Device numbers that no spec names, ascending without end."""
-    named = {device for spec in specs for device in spec.gpu_devices()}
+    """Device numbers that no spec names, ascending without end.
+
+    Raises:
+        BadInputError: if two specs name the same one.
+    """
+    named: set[int] = set()
+    for spec in specs:
+        devices = spec.gpu_devices()
+        if twice := named & devices:
+            raise BadInputError(f"Two agents name GPU {min(twice)}; leave {GPU_DEVICES} out, and each gets its own.")
+        named |= devices
     return (device for device in itertools.count() if device not in named)
 
 
@@ -131,6 +142,8 @@ def _check_resource(part: str) -> str:
     kind = name.split("(")[0]
     if kind in SCALARS and not SCALAR.fullmatch(value):
         raise BadInputError(f'The amount of {kind} in "{part}" is not a number of zero or more, such as {kind}:4.')
+    if kind == "gpus" and float(value) > MOST_GPUS:
+        raise BadInputError(f'An agent has up to {MOST_GPUS} GPUs, not as in "{part}": write gpus:1.')
     if kind == "gpus" and float(value) != int(float(value)):
         raise BadInputError(f'GPUs come in whole numbers, not as in "{part}": write gpus:1.')
     if kind == "cpus" and float(value) == 0:
@@ -146,9 +159,12 @@ def _check_ranges(kind: str, part: str, value: str) -> str:
     """`value` without blanks, when it is a list of ranges such as `[31000-31099, 32000-32010]`."""
     inside = value[1:-1] if value.startswith("[") and value.endswith("]") else ""
     ranges = [RANGE.fullmatch(piece.strip()) for piece in inside.split(",")]
+    largest = LARGEST.get(kind)
     for found in ranges:
-        if found is None or int(found[1]) > int(found[2]) or (kind == "ports" and int(found[2]) > LARGEST_PORT):
-            raise BadInputError(f'"{part}" is not a list of ranges: write {kind}:[31000-31099].')
+        if found is None or int(found[1]) > int(found[2]) or (largest is not None and int(found[2]) > largest):
+            bound = "" if largest is None else f" of numbers up to {largest}"
+            example = "[0-1]" if kind == GPU_DEVICES else "[31000-31099]"
+            raise BadInputError(f'"{part}" is not a list of ranges{bound}: write {kind}:{example}.')
     return "[" + ",".join(found[0] for found in ranges if found) + "]"
 
 

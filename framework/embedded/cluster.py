@@ -83,11 +83,12 @@ class EmbeddedCluster:
                 that leads without.
 
         Raises:
-            BadInputError: there is no agent or too many, or a spec is malformed.
+            BadInputError: there is no agent or too many, a spec is malformed, or two name the same GPU.
         """
         if not 1 <= len(agents) <= MOST_AGENTS:
             raise BadInputError(f"An embedded cluster has 1 to {MOST_AGENTS} agents, not {len(agents)}.")
         self._specs = [spec.checked() for spec in agents]
+        self._devices = unnamed_devices(self._specs)
         self._named_work_dir = work_dir
         self._credentials = framework_credentials.absolute() if framework_credentials else None
         self._zookeeper = zookeeper
@@ -248,7 +249,6 @@ class EmbeddedCluster:
                 block.claim.close()
         own, offered = blocks[:own_count], blocks[own_count:]
         ports = itertools.chain.from_iterable(own)
-        devices = unnamed_devices(self._specs)
         self._runner = DaemonRunner(control, self._files, self._library, ports)
         for master in self._masters:
             master.port = next(ports)
@@ -256,7 +256,7 @@ class EmbeddedCluster:
             name = f"agent-{index}"
             for part in ("work", "run"):
                 (self._files.daemon(name) / part).mkdir(parents=True, exist_ok=True)
-            filled_in = spec.filled_in(models, offered, devices)
+            filled_in = spec.filled_in(models, offered, self._devices)
             self._agents.append(AgentDaemon(name, next(ports), filled_in, lambda: self.master))
         return self._runner
 

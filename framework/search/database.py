@@ -96,7 +96,7 @@ def open_database(url: str, *, must_exist: bool = False, private: bool = False, 
         if must_exist and not path.exists():
             raise BadInputError(
                 f"There is no database of searches at {path}; name the right one with --storage. A search of a "
-                "service is shown by dike jobs NAME."
+                "service is shown by dike jobs NAME, and goes on by dike tune --resume NAME --detach."
             )
         try:
             if path.parent == DEFAULT_FOLDER:

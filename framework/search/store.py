@@ -111,7 +111,8 @@ class Store:
                 near = difflib.get_close_matches(name, connection.execute(select(SEARCHES.c.name)).scalars(), n=1)
                 hint = f"did you mean '{near[0]}'?" if near else "`dike trials` lists the searches there are."
                 raise BadInputError(
-                    f"There is no search '{name}' here; {hint} A service's is shown by dike jobs {name}."
+                    f"There is no search '{name}' here; {hint} A service's is shown by dike jobs {name}, and goes on "
+                    f"by dike tune --resume {name} --detach."
                 )
         self._search_id, self._spec = row.id, read_spec(name, row.spec)
         return self._spec

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import re
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -83,6 +84,7 @@ class AgentDirectory:
         self._role = role
         self._clock = clock
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="agents")
+        self._asking = threading.Lock()
         self._refresh: Future[None] | None = None
         self._asked_s: float | None = None
         self._known: tuple[AgentFacts, ...] | None = None
@@ -109,14 +111,18 @@ class AgentDirectory:
                 self._uses, self._uses_s = uses, self._clock()
 
     def current(self) -> tuple[AgentFacts, ...] | None:
-        """Those registered, by name; None as long as the master does not say. Asks it again if that is long ago."""
+        """Those registered, by name; None as long as the master does not say. Asks it again if that is long ago.
+
+        May be called by any thread.
+        """
         now_s = self._clock()
-        idle = self._refresh is None or self._refresh.done()
-        if idle and (self._asked_s is None or now_s - self._asked_s >= REFRESH_S):
-            if self._refresh is not None and (error := self._refresh.exception()) is not None:
-                logger.warning("the master's list of agents cannot be read: %r", error)
-            self._asked_s = now_s
-            self._refresh = self._pool.submit(self.refresh)
+        with self._asking:
+            idle = self._refresh is None or self._refresh.done()
+            if idle and (self._asked_s is None or now_s - self._asked_s >= REFRESH_S):
+                if self._refresh is not None and (error := self._refresh.exception()) is not None:
+                    logger.warning("the master's list of agents cannot be read: %r", error)
+                self._asked_s = now_s
+                self._refresh = self._pool.submit(self.refresh)
         return self._known if now_s - self._known_s < FORGET_S else None
 
     @property

@@ -106,9 +106,10 @@ class JobHistory(ServiceDatabase):
         rows = {point.step: {"job_id": job_id, **dataclasses.asdict(point)} for point in points}
         first = min(rows)
         with self._transaction() as connection:
-            connection.execute(delete(PROGRESS).where(PROGRESS.c.job_id == job_id, PROGRESS.c.step >= first))
+            replaced = delete(PROGRESS).where(PROGRESS.c.job_id == job_id, PROGRESS.c.step >= first)
+            more = len(rows) - connection.execute(replaced).rowcount
             connection.execute(insert(PROGRESS), [rows[step] for step in sorted(rows)])
-            if self._count(connection, self._progress_kept, PROGRESS, job_id, len(rows)) > PROGRESS_LIMIT:
+            if self._count(connection, self._progress_kept, PROGRESS, job_id, more) > PROGRESS_LIMIT:
                 del self._progress_kept[job_id]
                 self._thin_progress(connection, job_id)
 

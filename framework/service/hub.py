@@ -38,8 +38,6 @@ logger = logging.getLogger(__name__)
 
 IDLE_TICKS = 5
 """How many jobs of which nothing runs are looked after in one tick."""
-SAVE_S = 1.0
-"""How often jobs' states are looked at for changes that came with time alone."""
 REVIEW_S = 1.0
 """How often it is looked how jobs stand towards each other."""
 
@@ -180,7 +178,7 @@ class Hub:
             case events.OfferRescinded():
                 self._dealing.rescinded(event)
             case events.StatusUpdate():
-                self._status_update(event)
+                self._status_updates(self._ledger.sift(event, self._clock()))
             case events.MessageArrived():
                 if (seat := self._ledger.owner(event.executor_id)) is not None:
                     self._guarded(seat, seat.tenant.handle, event)
@@ -194,6 +192,7 @@ class Hub:
         now_s = self._clock()
         if self._connection.connected:
             self._ledger.ask(now_s)
+            self._status_updates(self._ledger.believed(now_s))
         self._tick_seats()
         if now_s - self._reviewed_s >= REVIEW_S:
             self._reviewed_s = now_s
@@ -240,9 +239,10 @@ class Hub:
         for seat in self.seats:
             self._guarded(seat, seat.tenant.handle, event)
 
-    def _status_update(self, event: events.StatusUpdate) -> None:
-        if (seat := self._ledger.heard(event, self._clock())) is not None:
-            self._guarded(seat, seat.tenant.handle, event)
+    def _status_updates(self, sifted: Sequence[events.StatusUpdate]) -> None:
+        for event in sifted:
+            if (seat := self._ledger.heard(event)) is not None:
+                self._guarded(seat, seat.tenant.handle, event)
 
     # Jobs.
 

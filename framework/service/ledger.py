@@ -8,6 +8,7 @@ from typing import Any
 from framework import events
 from framework.job import TaskState
 from framework.mesos_calls import MesosCalls, try_now
+from framework.service.hearsay import Hearsay
 from framework.service.journal import Journal
 from framework.service.metrics import Metrics
 from framework.service.offer_pool import Offer
@@ -37,6 +38,7 @@ class Ledger:
         self._owners: dict[str, Seat] = {}
         self._orphans = Orphans(mesos, journal)
         self._reconciliation = Reconciliation()
+        self._hearsay = Hearsay()
         self._unsaved: dict[str, TaskRecord] = {}
         self._acknowledgements: list[dict[str, Any]] = []
         self._saved_s = now_s
@@ -82,7 +84,16 @@ class Ledger:
         """It is not known whether the master has launched these; it is asked, until it says so."""
         self._reconciliation.doubt(task.task_id for task in tasks)
 
-    def heard(self, event: events.StatusUpdate, now_s: float) -> Seat | None:
+    def sift(self, event: events.StatusUpdate, now_s: float) -> list[events.StatusUpdate]:
+        """What of a status update is to be taken in now; nothing if a better one is to come (`Hearsay`)."""
+        self._reconciliation.heard(event.task_id, now_s)
+        return self._hearsay.sift(event, now_s)
+
+    def believed(self, now_s: float) -> list[events.StatusUpdate]:
+        """Status updates to be taken in after all, since no better ones have come; there is a connection."""
+        return self._hearsay.believed(now_s)
+
+    def heard(self, event: events.StatusUpdate) -> Seat | None:
         """Takes in what Mesos says of a task.
 
         Returns:
@@ -90,7 +101,6 @@ class Ledger:
         """
         seat = self._owners.get(event.task_id)
         state = TaskState.of(event.state)
-        self._reconciliation.heard(event.task_id, now_s)
         if seat is None:
             changed = self._orphans.heard(event, state)
             if changed is not None:
@@ -116,6 +126,7 @@ class Ledger:
     def subscribed(self, now_s: float) -> None:
         """The master has taken us in, for the first time or again."""
         self._reconciliation.begin([*self._owners, *self._orphans.agents], now_s)
+        self._hearsay.subscribed(now_s)
 
     def disconnected(self) -> None:
         """The connection is gone."""

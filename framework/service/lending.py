@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -51,10 +52,12 @@ class _Planned:
     Attributes:
         look: the look.
         had_looked: the jobs that have seen these offers already; to all others it is as if there were none.
+        was_stopped: whether it took too long, which says nothing of what jobs like it can use.
     """
 
     look: _Look
     had_looked: frozenset[Seat]
+    was_stopped: bool = False
 
 
 class Lending:
@@ -139,13 +142,15 @@ class Lending:
                     self._end_loan(seat)
                     seat.looked_at = None
                 del self._planning[seat]
-                if self._seats.get(seat.job_id) is seat and not seat.is_ending:
+                if self._seats.get(seat.job_id) is seat and not seat.is_ending and not planned.was_stopped:
                     self._has_launched(seat, planned.look, now_s)
         for seat in list(self._seats.values()):
             limit_s = PLANNING_LOAN_S if self.is_planning(seat) else LOAN_S
             if seat.lent and seat.looked_s is not None and now_s - seat.looked_s >= limit_s:
                 logger.info("job %s has kept %d offers too long", seat.job_id, len(seat.lent))
                 self._end_loan(seat)
+                if self.is_planning(seat):
+                    self._planning[seat] = dataclasses.replace(self._planning[seat], was_stopped=True)
 
     def forget(self, now_s: float) -> None:
         """Forgets what jobs could not use long ago."""

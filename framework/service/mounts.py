@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +10,12 @@ from dataclasses import dataclass
 from dike.exceptions import BadInputError
 from framework.containers import READ_ONLY, Container, Volume, needs_mount, parse_volume, parse_volumes
 from framework.service.requests import SearchJobRequest, TrainingRequest
+
+PLACES = ("/mnt/", "/data/")
+"""Below what users may mount folders besides at their own paths: elsewhere one could take the place of programs or
+accounts that the image trusts, and its setuid programs would make a task root in its container."""
+SANDBOX = "/mnt/mesos"
+"""Above where Mesos mounts the sandbox."""
 
 
 @dataclass(frozen=True)
@@ -18,10 +25,10 @@ class Mounts:
     Attributes:
         image: container image for the tasks; None for the agent's own file system.
         checkpoint_root: folder for the checkpoints of jobs that name none.
-        allowed: what users may ask for, at whatever place in their containers; for checkpoints, too.
+        allowed: what users may ask for, at its own path or in `PLACES`; for checkpoints, too.
 
     Raises:
-        BadInputError: if the root cannot be mounted.
+        BadInputError: if the root cannot be mounted, or jobs could put a link in the place of one of these folders.
     """
 
     image: str | None
@@ -29,8 +36,17 @@ class Mounts:
     allowed: tuple[Volume, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.image is not None and "://" not in self.checkpoint_root:
-            Volume(self.checkpoint_root, self.checkpoint_root)
+        if self.image is None:
+            return
+        named = [("--allow-volume", volume) for volume in self.allowed]
+        if "://" not in self.checkpoint_root:
+            named.append(("--checkpoint-root", Volume(self.checkpoint_root, self.checkpoint_root)))
+        for (option, inner), (_, outer) in itertools.permutations(named, 2):
+            if not outer.read_only and outer.holds(inner.host):
+                raise BadInputError(
+                    f"{option} {inner.host} lies in {outer.host}, which jobs can write to; name folders apart from "
+                    "each other."
+                )
 
     def check(self, request: TrainingRequest | SearchJobRequest) -> None:
         """Refuses a request that asks for what it must not have.
@@ -62,9 +78,16 @@ class Mounts:
             self._check_allowed(volume)
         if needs_mount(checkpoint_dir, volumes):
             volumes = (self._for_checkpoints(request, checkpoint_dir), *volumes)
+        _check_nesting(volumes)
         return Container(self.image, volumes)
 
     def _check_allowed(self, volume: Volume) -> None:
+        place = volume.container
+        if place != volume.host and (not place.startswith(PLACES) or f"{place}/".startswith(f"{SANDBOX}/")):
+            raise BadInputError(
+                f"The volume {volume} cannot be mounted at {place} through a service; mount it at its own path or "
+                f"below /mnt or /data, but not in {SANDBOX}."
+            )
         # The very folders and none below them, which might be links that a job has made.
         for allowed in self.allowed:
             if allowed.host == volume.host and (volume.read_only or not allowed.read_only):
@@ -111,6 +134,18 @@ def read_allowed(texts: Sequence[str]) -> tuple[Volume, ...]:
             raise BadInputError(f"'{text}' is not a value of --allow-volume; write FOLDER or FOLDER:ro.")
         volumes.append(parse_volume(text))
     return tuple(volumes)
+
+
+def _check_nesting(volumes: Sequence[Volume]) -> None:
+    """Refuses a place inside another: a link that a job has made there could lead anywhere in the container."""
+    for outer, inner in itertools.permutations(volumes, 2):
+        # What the operator names one in the other has no writable folder around it.
+        named_so = outer.container == outer.host and inner.container == inner.host
+        if outer.holds(inner.container) and not named_so:
+            raise BadInputError(
+                f"{inner.host} cannot be mounted at {inner.container}, in the place of {outer.host}; mount them apart "
+                "from each other."
+            )
 
 
 def _named_folder(request: TrainingRequest | SearchJobRequest) -> str | None:

@@ -57,7 +57,15 @@ def reopen_search(store: ServiceStore, record: JobRecord, user: str, constraints
     if not record.state.has_ended():
         then = "ask again when it has ended" if record.kill_requested else "it goes on by itself"
         raise BadInputError(f"The search '{name}' is {record.state}; {then}.")
+    changes: dict[str, Any] = {}
+    if constraints is not None:
+        allowed = list(constraints)
+        changes = {"constraints": allowed, "request": {**record.request, "constraints": allowed}}
     searches = Store(store.url, engine=store.engine)
+    if record.state_data is None and not searches.searches(name):
+        # The job has ended before its search was made; that is done when the job is taken up.
+        _reopen(store, name, user, changes)
+        return
     # Nobody runs it meanwhile, and nobody removes it.
     with searches.lock(name):
         (search,) = searches.searches(name)
@@ -66,18 +74,18 @@ def reopen_search(store: ServiceStore, record: JobRecord, user: str, constraints
         ended = sum(count for state, count in search.states.items() if state.has_ended())
         if ended >= search.spec.trial_count:
             raise BadInputError(f"The search '{name}' is complete; nothing is left to run.")
-        changes: dict[str, Any] = {}
-        if constraints is not None:
-            allowed = list(constraints)
-            changes = {"constraints": allowed, "request": {**record.request, "constraints": allowed}}
         if record.state_data is not None:
             left = SearchState.from_json(record.state_data)
             begun = dataclasses.replace(
                 left, began_s=time.time(), ending=None, cancelled=False, slots=(), first_slot_s=None
             )
             changes["state_data"] = begun.to_json()
-        if not store.reopen_job(name, f"{user} has asked that it goes on", **changes):
-            raise BadInputError(f"The search '{name}' goes on already.")
+        _reopen(store, name, user, changes)
+
+
+def _reopen(store: ServiceStore, name: str, user: str, changes: dict[str, Any]) -> None:
+    if not store.reopen_job(name, f"{user} has asked that it goes on", **changes):
+        raise BadInputError(f"The search '{name}' goes on already.")
 
 
 def remove_old_searches(store: ServiceStore, ended_before_s: float) -> list[str]:

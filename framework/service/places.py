@@ -12,12 +12,12 @@ from framework.service.sizing import Fit, Nodes
 
 logger = logging.getLogger(__name__)
 
-KEPT = 64
-"""Answers kept, for different jobs and agents."""
-LONG_S = 0.1
-"""A plan that took longer is not followed by another one at once."""
+KEPT = 512
+"""Answers kept, for different jobs and agents: more than it takes to find out who makes way for one job."""
+ALLOWED_S = 0.5
+"""Plans that have taken so long together are not followed by another one at once: the loop has other things to do."""
 REST = 10
-"""So many times as long as it took nothing is planned then: the loop has other things to do."""
+"""So many times as long as plans take beyond that nothing is planned then."""
 
 
 class Places:
@@ -31,7 +31,8 @@ class Places:
         self._clock = clock
         self._known: OrderedDict[Hashable, Fit] = OrderedDict()
         self._failed: set[str] = set()
-        self._rests_until_s = 0.0
+        self._spent_s = 0.0
+        self._counted_s = clock()
 
     def fit(self, seat: Seat, nodes: Nodes) -> Fit | None:
         """Where a job would start on these agents; nowhere if its sizing raises, and None if there is no time now."""
@@ -43,12 +44,13 @@ class Places:
             self._known.move_to_end(key)
             return self._known[key]
         began_s = self._clock()
-        if began_s < self._rests_until_s:
+        self._spent_s = max(0.0, self._spent_s - (began_s - self._counted_s) / REST)
+        self._counted_s = began_s
+        if self._spent_s >= ALLOWED_S:
             return None
         fit = self._known[key] = self._asked(seat.job_id, seat.sizing.fit, nodes)
-        took_s = self._clock() - began_s
-        if took_s > LONG_S:
-            self._rests_until_s = began_s + (1 + REST) * took_s
+        self._counted_s = self._clock()
+        self._spent_s += self._counted_s - began_s
         if len(self._known) > KEPT:
             self._known.popitem(last=False)
         return fit

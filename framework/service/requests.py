@@ -197,6 +197,18 @@ def _first_of(error: ValidationError) -> str:
     return f"{where}: {said}" if where else said
 
 
+def training_request(**values: Any) -> TrainingRequest:
+    """A training job to be submitted, of these fields of the request.
+
+    Raises:
+        BadInputError: if no service would take it.
+    """
+    try:
+        return TrainingRequest(**values)
+    except ValidationError as error:
+        raise _refused(error) from error
+
+
 def search_request(spec: SearchSpec, script: str, preload: tuple[str, ...], **more: Any) -> SearchJobRequest:
     """A search to be submitted, its script at this path inside the bundle; `more` are further fields of the request.
 

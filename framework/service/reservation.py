@@ -29,6 +29,8 @@ USELESS_S = 600.0
 """How long a job gets no reservation after it had one that did not help."""
 TURN_S = 180.0
 """How long a job's first reservation waits for tasks to end; each that follows waits twice as long."""
+MAKES_WAY_S = 600.0
+"""How long it waits, if instead of that elastic jobs are to make way for it."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ class Reservation:
 
 @dataclass(frozen=True)
 class _Turns:
-    """Reservations that a job had in vain, since the tasks that they waited for did not end.
+    """Reservations that a job had in vain, since the tasks that they waited for did not end, or nobody made way.
 
     Attributes:
         count: how many.
@@ -162,12 +164,12 @@ class Reservations:
         return self._turns.get(job_id, _Turns())
 
     def _end_turn(self, now_s: float) -> None:
-        """Takes back a reservation for which nothing has ended for long; the next may be for the same job."""
+        """Takes back a reservation that has waited for others in vain; the next may be for the same job."""
         kept = self.current
-        if kept is None or not kept.awaits_ends:
+        if kept is None or not (kept.awaits_ends or kept.gives_up):
             return
         turn_s, count = now_s - kept.since_s, self._turns_of(kept.job_id).count
-        if turn_s >= TURN_S * 2**count:
+        if turn_s >= (TURN_S if kept.awaits_ends else MAKES_WAY_S) * 2**count:
             self._turns[kept.job_id] = _Turns(count + 1, now_s + (count + 1) * turn_s)
             self.current = None
             self._checked_s = -math.inf

@@ -24,6 +24,7 @@ from framework.service.agents import AgentDirectory
 from framework.service.constraints import parse_constraints
 from framework.service.election import elected, end_at_once
 from framework.service.housekeeping import forgetting_old_jobs
+from framework.service.mounts import Mounts
 from framework.service.queueing import FairQueue
 from framework.service.reception import Reception
 from framework.service.service import Service
@@ -93,6 +94,7 @@ def serve(request: ServeRequest, front: Front, note: Callable[[str], None]) -> N
     checkpoint_root = absolute_folder(request.checkpoint_root)
     if "://" not in checkpoint_root and Path(checkpoint_root).is_file():
         raise BadInputError(f"The checkpoint root {checkpoint_root} is a file; name a folder with --checkpoint-root.")
+    Mounts(request.mesos.image, checkpoint_root, request.allowed_volumes)  # Refused before anything is started.
     while True:
         try:
             _serve_as_one_framework(request, checkpoint_root, front, note)

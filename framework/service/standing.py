@@ -19,6 +19,8 @@ from framework.service.sizing import nodes_for
 from framework.service.snapshot import JobFacts, Snapshot
 from framework.service.tenant import Excluding, Need, Vacating
 
+SOUGHT_S = 60.0
+"""So long it may stay open where a job would start, if there is no time to plan it; then what is known has to do."""
 FIRST = 3
 """How many of the jobs that wait are asked whether they need several agents at a time."""
 
@@ -55,6 +57,7 @@ class Standing:
         self._places = Places()
         self._making_way = MakingWay(seats, guarded, tell)
         self._waits_since_s: dict[str, float] = {}
+        self._sought_since_s: dict[str, float] = {}
         self._others = Others()
         self.gathers = False
 
@@ -77,8 +80,11 @@ class Standing:
         self._others.observe(self._agents() or (), self._held_on_agents(), now_s)
         waiting = [seat for seat in self.order(list(self._seats.values())) if _waits(seat)]
         self._waits_since_s = {seat.job_id: self._waits_since_s.get(seat.job_id, now_s) for seat in waiting}
+        self._sought_since_s = {
+            job_id: since_s for job_id, since_s in self._sought_since_s.items() if job_id in self._waits_since_s
+        }
         self._drop_if_useless(pool, now_s)
-        released = self._reservations.update(now_s, [self._contender(seat) for seat in waiting if seat.sizing])
+        released = self._reservations.update(now_s, [self._contender(seat, now_s) for seat in waiting if seat.sizing])
         kept = self._reservations.current
         self._making_way.forget(self._waits_since_s.keys())
         self._making_way.ask(kept)
@@ -111,13 +117,13 @@ class Standing:
             kept_s=0.0 if kept is None else now_s - kept.since_s,
         )
 
-    def _contender(self, seat: Seat) -> Contender:
+    def _contender(self, seat: Seat, now_s: float) -> Contender:
         return Contender(
             seat.job_id,
             self._waits_since_s[seat.job_id],
             seat.is_overtaken,
             lambda agents: any(True for _ in self._in_the_way(seat.job_id, agents)),
-            lambda: self._best_place(seat),
+            lambda: self._best_place(seat, now_s),
         )
 
     def _gathers(self, gangs: Sequence[Seat]) -> bool:
@@ -155,7 +161,7 @@ class Standing:
         except UnknownPlaceError:
             return False
 
-    def _best_place(self, seat: Seat) -> Place | None:
+    def _best_place(self, seat: Seat, now_s: float) -> Place | None:
         """Where a job would start if others made way, or else ended; None if that is not known now."""
         agents = self._place(seat, beside_others=True)
         if not agents:
@@ -170,9 +176,11 @@ class Standing:
         try:
             place = self._making_way.place(seat, usable, others, mine, self._shares, fits)
         except UnknownPlaceError:
-            if mine is not None and mine.gives_up:
+            sought_s = now_s - self._sought_since_s.setdefault(seat.job_id, now_s)
+            if sought_s < SOUGHT_S or (mine is not None and mine.gives_up):
                 return None
             place = Place()
+        self._sought_since_s.pop(seat.job_id, None)
         if place.agents:
             return place
         # What has come free so far would be lost elsewhere.

@@ -8,6 +8,7 @@ from dike.profile import Api
 from framework.elastic.giving_way import SOON_S
 from framework.service.tenant import Need, Shrinking, Spare
 from tests.elastic.elastic_stage import INTERVAL_S, ElasticStage, elastic, heavy
+from tests.framework.job_stage import ended
 
 WHY = "job other has waited long"
 
@@ -89,6 +90,15 @@ def test_nothing_is_spare_before_a_checkpoint_nor_long_before_the_next_change() 
     assert patient.watcher.reasons == []
     patient.wait(SOON_S)
     assert patient.watcher.reasons == [WHY]
+
+
+def test_nothing_is_spare_once_a_worker_has_ended() -> None:
+    stage = training(agents=3, profile=heavy(Api.GRAPH))
+    assert stage.job.spare().most > 0
+    last = [task for task in stage.job.tasks if task.planned.role == "worker"][-1]
+    stage.update(last, "TASK_FINISHED", ended(0))
+    assert stage.job.need is Need.NOTHING
+    assert stage.job.spare() == Spare()
 
 
 def test_a_job_that_cannot_resume_is_not_asked_again() -> None:

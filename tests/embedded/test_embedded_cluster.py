@@ -105,6 +105,16 @@ def test_device_numbers_that_do_not_match_the_gpus_are_refused(resources: str) -
         AgentSpec(resources).checked()
 
 
+def test_agents_that_name_the_same_gpu_are_refused() -> None:
+    with pytest.raises(BadInputError, match="Two agents name GPU 1; leave gpu_devices out"):
+        EmbeddedCluster([AgentSpec("gpus:2;gpu_devices:[0-1]"), AgentSpec("gpus:2;gpu_devices:[1-2]")])
+
+
+def test_the_bound_of_device_numbers_is_said() -> None:
+    with pytest.raises(BadInputError, match="of numbers up to 4095"):
+        AgentSpec("gpus:1;gpu_devices:[0-99999999999]").checked()
+
+
 def test_gpu_name_as_attribute() -> None:
     assert attribute_of("NVIDIA H200") == "H200"
     assert attribute_of("NVIDIA A100-SXM4-40GB") == "A100-SXM4-40GB"
@@ -276,6 +286,8 @@ def test_resources_are_read(resources: str, checked: str) -> None:
         "gpus:1.5",
         "gpus:[0-1]",
         "gpu_devices:2",
+        "gpu_devices:[4096-4096]",
+        "gpus:99999999999",
         "ports:31000",
         "ports:[31000]",
         "ports:[31099-31000]",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,8 @@ def test_a_spool_goes_round_and_keeps_the_newest(tmp_path: Path, step: int) -> N
             begin = max(offset, end - 11)
             for limit in (1, 4, 100):
                 assert kept.read(offset, limit) == (begin, ALPHABET[begin : min(begin + limit, end)])
+            half = offset if offset >= end - 11 else end - 5
+            assert kept.read(offset, 100, catch_up=True) == (half, ALPHABET[half:end])
     assert list(tmp_path.iterdir()) == [], "the user's files are none of ours"
 
 
@@ -87,6 +90,7 @@ def test_without_room_on_the_disk_the_end_is_still_there(tmp_path: Path, monkeyp
         kept.append(ALPHABET[kept.end : 8])
         assert kept.read(0, 100) == (3, b"defgh")
         assert kept.read(6, 1) == (6, b"g")
+        assert kept.read(0, 100, catch_up=True) == (6, b"gh")
 
 
 def test_output_goes_out_as_it_comes_and_again_when_it_is_wanted(edge: Edge, sender: OutputSender) -> None:
@@ -125,6 +129,25 @@ def test_what_cannot_be_sent_again_is_skipped_and_that_is_said(edge: Edge, tmp_p
     sender.drain()
     assert edge.chunks[0] == LogChunk("task", "stdout", 15, ALPHABET[15:], skipped=12)
     assert sender.last_output == [LogChunk("task", "stdout", 21, ALPHABET[21:])]
+
+
+@pytest.mark.usefixtures("small")
+def test_a_task_that_writes_faster_than_it_is_listened_to_leaves_out_much_at_once(edge: Edge, tmp_path: Path) -> None:
+    taken = threading.Semaphore(0)
+
+    class SlowDriver(Edge):
+        def sendFrameworkMessage(self, data: str) -> None:  # noqa: N802
+            edge.sendFrameworkMessage(data)
+            assert taken.acquire(timeout=60)
+
+    sender = OutputSender(TaskChannel(SlowDriver(), "task", tmp_path), enabled=True)
+    sender.add("stdout", ALPHABET[:1])
+    wait_until(lambda: len(edge.chunks) == 1, "the first piece")
+    for first in range(1, len(ALPHABET), 5):
+        sender.add("stdout", ALPHABET[first : first + 5])
+    taken.release(2)
+    sender.drain()
+    assert edge.chunks[1:] == [LogChunk("task", "stdout", 21, ALPHABET[21:], skipped=20)]
 
 
 def test_an_agent_that_is_away_gets_it_all_when_it_is_back(

@@ -31,7 +31,7 @@ AGENTS = (AgentSpec(resources="cpus:4;mem:4096;disk:4096"),) * 2
 
 def begin(stage: FaultStage) -> tuple[str, str]:
     """Submits a training job and a search, starts the service and waits for the first steps; returns their ids."""
-    training = stage.submit_training(ENDLESS, 0.1, max_restarts=1000)
+    training = stage.submit_training(ENDLESS, 0.1, max_restarts=10)
     search = stage.submit_search(("0.01", "0.02", "0.005", "0.001"), ENDLESS)
     stage.start_service()
     stage.wait_until(lambda: stage.diary() and stage.trial_diary(), "the first steps")

@@ -70,6 +70,45 @@ def test_a_process_ends_without_waiting_for_what_is_done_in_the_background() -> 
     subprocess.run([sys.executable, "-c", code], check=True, timeout=DEADLINE_S)
 
 
+PLANS_AT_ITS_END = """
+import atexit, random, sys, threading
+from framework import cli
+from framework.background import AT_A_TIME, Threads, is_busy
+from solver.milp import MilpBuilder, solve
+
+def program(numbers):
+    builder = MilpBuilder()
+    for _ in range(25):
+        builder.integer(1, numbers.randint(3, 60))
+    for _ in range(8):
+        builder.row({i: numbers.randint(3, 60) for i in range(25)}, None, 400)
+    return builder.build()
+
+def plan(begun):
+    while True:
+        solve(program(random.Random(1)))
+        begun.set()
+
+def command(obj):
+    for begun in [threading.Event() for _ in range(AT_A_TIME)]:
+        Threads(print).start(lambda begun=begun: plan(begun))
+        begun.wait()
+    sys.exit(3)
+
+assert not is_busy()
+atexit.register(print, "closed")
+cli.app = command
+cli.main()
+"""
+
+
+def test_a_command_ends_in_order_while_a_solver_works_in_the_background() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", PLANS_AT_ITS_END], capture_output=True, text=True, check=False, timeout=DEADLINE_S
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (3, "closed\n", "")
+
+
 class PlayedDriver(PlayedMesos):
     """A connection to a master that makes one offer."""
 

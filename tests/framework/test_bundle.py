@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import http.client
 import io
 import socket
 import tarfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -20,6 +22,7 @@ from executor import bundle as executor_bundle
 from framework import bundle
 from framework.master import LeadingMaster, Master
 from framework.session import MesosAccess
+from tests.waiting import DEADLINE_S
 
 TOKEN = "t" * 32
 OTHER = "o" * 32
@@ -107,6 +110,46 @@ def test_a_wrong_token_is_refused_in_words(project: Path, tmp_path: Path) -> Non
         url = server.url(TOKEN)
     with pytest.raises(executor_bundle.BundleError, match="could not be fetched"):
         executor_bundle.fetch(url, tmp_path / "sandbox")
+
+
+@pytest.mark.parametrize(("patience", "value"), [("framework.bundle.WAIT_S", 0.05), ("executor.bundle.TIMEOUT_S", 0.3)])
+def test_an_executor_comes_again_where_others_take_all_the_room(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: str, value: float
+) -> None:
+    taken, released = threading.Event(), threading.Event()
+    archive = bundle.pack(project / "train.py")
+
+    def find(token: str) -> bytes:
+        if token == OTHER:
+            taken.set()
+            assert released.wait(DEADLINE_S)
+        return archive
+
+    monkeypatch.setattr(bundle, "SENT_AT_A_TIME", 1)
+    monkeypatch.setattr(patience, value)
+    with (
+        bundle.BundleServer(find, "127.0.0.1") as server,
+        ThreadPoolExecutor(1) as pool,
+        contextlib.ExitStack() as stack,
+    ):
+        stack.callback(released.set)
+        slow = pool.submit(httpx.get, server.url(OTHER), timeout=DEADLINE_S)
+        assert taken.wait(DEADLINE_S)
+        with monkeypatch.context() as impatient:
+            impatient.setattr(executor_bundle, "PATIENCE_S", 0.0)
+            with pytest.raises(executor_bundle.BundleError, match=r"HTTP 503|timed out"):
+                executor_bundle.fetch(server.url(TOKEN), tmp_path / "impatient")
+        waits: list[float] = []
+
+        def pause(pause_s: float) -> None:
+            waits.append(pause_s)
+            released.set()
+
+        monkeypatch.setattr("executor.bundle.time.sleep", pause)
+        executor_bundle.fetch(server.url(TOKEN), tmp_path / "sandbox")
+        assert set(waits) == {executor_bundle.RETRY_S}
+        assert slow.result().content == archive
+    assert (tmp_path / "sandbox" / "train.py").is_file()
 
 
 def test_an_archive_that_climbs_out_is_refused(tmp_path: Path) -> None:

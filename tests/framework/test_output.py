@@ -12,8 +12,8 @@ from executor import output_sender
 from executor.channel import TaskChannel
 from executor.messages import LogChunk, WantedOutput, decode_message
 from executor.output_sender import OutputSender
-from framework import events
-from framework.output import LONGEST_REPEAT_S, PATIENCE_S, REPEAT_S
+from framework import events, output
+from framework.output import LONGEST_REPEAT_S, PATIENCE_S, REPEAT_S, TELL_S
 from framework.stopping import LOGS_S
 from tests.framework.job_stage import Stage, ended, profile, spec
 from tests.waiting import wait_until
@@ -98,11 +98,51 @@ def test_an_agent_that_is_back_is_asked_at_once(stage: OutputStage) -> None:
 def test_an_executor_that_never_answers_is_listened_to_all_the_same(stage: OutputStage) -> None:
     stage.writes(0, b"one ")
     stage.writes(8, b"three ")
-    stage.wait(PATIENCE_S)
+    stage.wait(PATIENCE_S - 1)
     stage.writes(14, b"four ")
-    assert stage.watcher.output == b"one four "
-    expected = "10 bytes that chief:0 wrote to stdout have not come here; they are in its sandbox on agent agent-0"
+    assert stage.watcher.output == b"one "
+    stage.wait(1)
+    assert stage.watcher.output == b"one three four "
+    stage.writes(19, b"five")
+    assert stage.watcher.output == b"one three four five"
+    expected = "4 bytes that chief:0 wrote to stdout have not come here; they are in its sandbox on agent agent-0"
     assert stage.watcher.notes == [expected]
+
+
+def test_of_what_comes_ahead_the_newest_is_kept(stage: OutputStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "AHEAD_BYTES", 10)
+    for offset, data in ((4, b"two "), (8, b"three "), (14, b"four ")):
+        stage.writes(offset, data)
+    stage.update(stage.chief, "TASK_LOST")
+    assert stage.watcher.output == b"four "
+    assert [note[:8] for note in stage.watcher.notes if "have not come" in note] == ["14 bytes"]
+
+
+def test_what_came_ahead_precedes_the_end_of_the_output(stage: OutputStage) -> None:
+    stage.writes(4, b"two three ")
+    last = LogChunk(stage.chief.task_id, "stdout", 8, b"three four")
+    stage.update(stage.chief, "TASK_FINISHED", data=ended(0, {"stdout": 18}).encode([last]))
+    assert stage.watcher.output == b"two three four"
+
+
+def test_it_is_not_known_how_much_a_version_before_has_passed_on(stage: OutputStage) -> None:
+    stage.chief.adopted = True
+    stage.writes(1_000, b"after ")
+    stage.wait(PATIENCE_S)
+    assert (stage.watcher.output, stage.watcher.notes) == (b"after ", [])
+    stage.writes(1_100, b"later", skipped=94)
+    assert [note[:8] for note in stage.watcher.notes] == ["94 bytes"]
+
+
+def test_gaps_in_output_that_comes_too_fast_are_told_together(stage: OutputStage) -> None:
+    for number in range(1, 50):
+        stage.writes(10 * number, b"x", skipped=10)
+    assert [note[:9] for note in stage.watcher.notes] == ["10 bytes "]
+    stage.wait(TELL_S)
+    assert [note[:9] for note in stage.watcher.notes] == ["10 bytes ", "432 bytes"]
+    stage.writes(1_000, b"x", skipped=509)
+    stage.update(stage.chief, "TASK_FINISHED")
+    assert [note[:9] for note in stage.watcher.notes if "have not come" in note][2:] == ["509 bytes"]
 
 
 def test_what_the_executor_does_not_have_any_more_is_told(stage: OutputStage) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -50,6 +52,37 @@ def test_nobody_waits_for_a_master_that_hangs() -> None:
     now_s += REFRESH_S
     directory.current()
     wait_until(lambda: len(asked) > count, "the next question")
+    directory.close()
+
+
+def test_the_master_is_asked_once_however_many_ask_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+    asked: list[str] = []
+    told: list[str] = []
+    meeting = threading.Barrier(2)
+
+    def ask(path: str) -> dict[str, Any]:
+        asked.append(path)
+        return {"slaves": [{"active": True}]}
+
+    def tell(text: str, error: BaseException) -> None:
+        told.append(text)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            meeting.wait(0.5)
+
+    def look() -> None:
+        wait_until(lambda: directory.current() or told, "a question that had no answer")
+        directory.current()
+
+    monkeypatch.setattr("framework.service.agents.logger.warning", tell)
+    directory = AgentDirectory(ask, clock=lambda: now_s)
+    directory.current()
+    now_s += REFRESH_S
+    with ThreadPoolExecutor(2) as pool:
+        for one in [pool.submit(look) for _ in range(2)]:
+            one.result(DEADLINE_S)
+    assert len(told) == 1
+    wait_until(lambda: len(asked) == 2, "the next question")
     directory.close()
 
 

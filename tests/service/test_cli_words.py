@@ -56,19 +56,27 @@ def dike(command: str) -> int:
         ("submit --name a/b train.py", "'a/b' is no name for a job: it is of up to 200 letters, digits"),
         ("tune --resume rv --detach --slots 1 train.py", "first asked for; leave out --slots, the script"),
         ("tune --resume rv --detach --storage sqlite:///x.db", "With --detach the service says where"),
-        ("tune --resume rv --service http://127.0.0.1:1", "first asked for; leave out --service"),
+        (
+            "tune --resume rv --service http://127.0.0.1:1",
+            "--service is for a search that a service runs; add --detach",
+        ),
+        ("tune --token-file t --param lr=1 train.py", "--token-file is for a search that a service runs; add --detach"),
         ("tune --follow --param lr=1 train.py", "--wait and --follow are for a search that a service runs (--detach)"),
         ("tune --env A --param lr=1 train.py", "'A' is not a value of --env; write NAME=VALUE."),
         ("tune --resume rv --detach --env A=b", "first asked for; leave out --env"),
         ("tune --resume rv --detach --volume /data", "first asked for; leave out --volume"),
         ("tune --image x --master a:1 --param lr=1 train.py", "--image needs --checkpoint-dir"),
+        ("tune --image x --volume /data:ro --master a:1 --param lr=1 train.py", "--image needs --checkpoint-dir"),
         ("tune --volume /data --param lr=1 train.py", "--volume needs --image"),
         ("run --volume /data --profile profile.json train.py", "--volume needs --image"),
         ("submit --volume data train.py", "'data' cannot be mounted in a container"),
         ("serve --allow-volume /data", "--allow-volume needs --image"),
         ("serve --image x --master a:1 --allow-volume /data:/mnt", "write FOLDER or FOLDER:ro"),
+        ("serve --image x --master a:1 --allow-volume /a --allow-volume /a/b:ro", "/a/b lies in /a, which jobs can"),
         ("run --advertise-address here train.py", "--advertise-address needs --master"),
         ("serve --master a:1 --advertise-address http://x", "'http://x' is not a value of --advertise-address"),
+        ("run --master a:1 --advertise-address [::1] train.py", "write a host name or an IPv4 address"),
+        ("tune --resume rv", "and goes on by dike tune --resume NAME --detach"),
         ("trials rv", "shown by dike jobs NAME"),
         ("slices rv", "shown by dike jobs NAME"),
     ],
@@ -79,6 +87,34 @@ def test_what_is_refused(command: str, said: str, capfd: pytest.CaptureFixture[s
     assert last.startswith("dike: ")
     assert said in last
     assert "--storage" not in last or "serve" not in command
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--max-restarts 1001", "max_restarts: Input should be less than or equal to 1000"),
+        ("--max-workers 10001", "max_workers: Input should be less than or equal to 10000"),
+        ("--checkpoint-interval 1e10", "checkpoint_interval_s: Input should be less than"),
+        (f"--env X={'x' * 5000}", "environment.X: String should have at most 4096 characters"),
+        ("--env X=\udcff", "environment.X: "),
+        ("--env \udcff=x", "environment."),
+        ("--volume /\udcff", "volumes.0: "),
+        ("--checkpoint-dir /nowhere/\udcff", "checkpoint_dir: "),
+    ],
+)
+def test_what_no_service_takes(options: str, said: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert dike(f"submit {options} --profile profile.json --save saved train.py") == 2
+    assert capfd.readouterr().err.startswith(f"dike: The job cannot be taken: {said}")
+    assert dike("submit --profile profile.json --save saved train.py \udcff") == 2
+    assert capfd.readouterr().err.startswith("dike: The job cannot be taken: arguments.0: ")
+
+
+def test_a_service_named_by_the_environment_is_not_in_the_way(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DIKE_SERVICE", "http://127.0.0.1:1")
+    assert dike("tune --resume rv") == 2
+    assert "There is no database of searches" in capfd.readouterr().err
 
 
 def test_what_is_saved_for_the_page_is_named(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

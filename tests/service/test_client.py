@@ -11,7 +11,9 @@ from contextlib import contextmanager
 import pytest
 
 from dike.exceptions import BadInputError, DikeError
+from framework.cli.following import Staying
 from framework.service import client as client_module
+from framework.service.api.schemas import JobDetails, Submitted
 from framework.service.client import ServiceClient
 from framework.service.client_http import ServiceUnavailableError, leads_to_this_machine
 
@@ -59,6 +61,48 @@ def lines(*numbers: int) -> str:
         json.dumps({"number": number, "task": "worker:0", "stream": "stdout", "text": f"{number}\n"}) + "\n\n"
         for number in numbers
     )
+
+
+JOB = {
+    "id": "job",
+    "kind": "training",
+    "user": "ann",
+    "script": "train.py",
+    "constraints": [],
+    "state": "finished",
+    "submitted_s": 1.0,
+    "started_s": 2.0,
+    "ended_s": 3.0,
+    "kill_requested": False,
+    "waiting": "",
+    "failure": "",
+    "live_tasks": 0,
+    "progress": None,
+    "trials": None,
+    "best": None,
+    "yours": True,
+}
+
+
+@pytest.mark.parametrize(("resumed", "shown"), [(False, "3\n7\n8\n"), (True, "8\n")])
+def test_of_a_resumed_job_only_what_is_new_is_shown(
+    resumed: bool, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    details = JobDetails.model_validate({**JOB, "request": {}, "result": None}).model_dump_json()
+
+    def answer(method: str, path: str) -> Answer:
+        if "/logs" not in path:
+            return 200, details
+        numbers = [number for number in (3, 7) if "after=0" in path]
+        following = "follow=true" in path
+        return 200, lines(*numbers, *([8] if following else [])) + json.dumps({"ended": "finished"}) + "\n"
+
+    with answering(answer) as (client, _):
+        submitted = Submitted.model_validate({**JOB, "warnings": []})
+        Staying(wait=False, follow=True, as_json=False).after(client, submitted, resumed=resumed)
+    said = capsys.readouterr()
+    assert said.out == shown
+    assert said.err.startswith(f"dike: {'resumed' if resumed else 'submitted'} job\n")
 
 
 def test_a_broken_stream_is_gone_on_with_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import delete, update
 
 from framework import lease
 from framework.driver import Driver, FrameworkSettings
@@ -119,6 +119,19 @@ def test_leases_that_share_a_heartbeat_are_lost_one_by_one(
             searches.finish_search()
         wait_until(lambda: (searches.last_heartbeat_s("kept") or 0.0) > first_s, "a heartbeat of the other")
         assert searches.last_heartbeat_s("taken") == seen_s
+
+
+def test_a_row_that_is_gone_stops_no_other_heartbeat(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "HEARTBEAT_S", 0.05)
+    with closing(ServiceStore(url)) as store, contextlib.ExitStack() as held:
+        for name in ("gone", "kept"):
+            searches = Store(url, engine=store.engine)
+            searches.create_search(search_spec(tmp_path, name=name))
+            held.enter_context(searches.lock(name, store.shared.heartbeat))
+        with store._engine.begin() as connection:
+            connection.execute(delete(SEARCHES).where(SEARCHES.c.name == "gone"))
+        first_s = searches.last_heartbeat_s("kept") or 0.0
+        wait_until(lambda: (searches.last_heartbeat_s("kept") or 0.0) > first_s, "a heartbeat of the other")
 
 
 def test_what_tasks_write_can_be_kept(url: str) -> None:

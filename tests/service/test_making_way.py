@@ -12,10 +12,12 @@ from framework import events
 from framework.job import JobSpec
 from framework.service.explain import explain
 from framework.service.explanation import Explanation
+from framework.service.places import Places
 from framework.service.records import JobKind, JobRecord
 from framework.service.reservation import HOLD_S, RECHECK_S, RESERVE_AFTER_S, USELESS_S
 from framework.service.seat import Seat
-from framework.service.sizing import TrainingSizing
+from framework.service.sizing import Fit, Nodes, TrainingSizing
+from framework.service.standing import SOUGHT_S
 from framework.service.tenant import Spare
 from framework.training import TrainingJob
 from tests.elastic.elastic_stage import ElasticWatcher, PlayedSlot, elastic
@@ -148,6 +150,55 @@ def test_who_could_not_use_what_was_given_up_is_not_given_way_to_again() -> None
     stage.run(USELESS_S + RESERVE_AFTER_S + RECHECK_S)
     assert "again" in stage.started_s
     assert first.requests == 2
+    stage.close()
+
+
+class SlowToPlace(PlayedJob):
+    """Takes long to say where it would start."""
+
+    plan_s = planned_s = 0.0
+
+    def _fit(self, nodes: Nodes) -> Fit:
+        type(self).planned_s += self.plan_s
+        return super()._fit(nodes)
+
+
+def slowly_placed(monkeypatch: pytest.MonkeyPatch, plan_s: float) -> HubStage:
+    """Two jobs hold an agent each, and another waits for most of both, which is planned on the master's clock."""
+    monkeypatch.setattr(SlowToPlace, "plan_s", plan_s)
+    monkeypatch.setattr(SlowToPlace, "planned_s", 0.0)
+    stage = HubStage({"agent-0": 4.0, "agent-1": 4.0})
+    stage.hub._standing._places = Places(lambda: stage.master.now + SlowToPlace.planned_s)
+    for name in ("first", "second"):
+        stage.submit(name, 4, 1.0, user=name, lasts_s=1e6, kind=ShrinkingJob)
+        stage.run(3.0)
+    stage.submit("waits", 2, 3.0, user="late", lasts_s=1e6, kind=SlowToPlace)
+    return stage
+
+
+def test_jobs_make_way_for_one_whose_plans_take_long_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = slowly_placed(monkeypatch, 0.3)
+    stage.run(RESERVE_AFTER_S)
+    reserved = []
+    for _ in range(round(SOUGHT_S / STEP_S)):
+        stage.step()
+        reserved.append(stage.hub.snapshot.reservation)
+    assert [kept for kept in reserved if kept is not None and kept.awaits_ends] == []
+    assert sum(len(job.asked) for job in stage.jobs.values() if isinstance(job, ShrinkingJob)) == 6
+    assert SlowToPlace.planned_s > 1.0, "it was not found at once"
+    stage.close()
+
+
+def test_what_is_known_has_to_do_where_plans_take_very_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = slowly_placed(monkeypatch, 10.0)
+    stage.run(RESERVE_AFTER_S + SOUGHT_S / 2)
+    assert stage.hub.snapshot.reservation is None
+    deadline_s = stage.master.now + 200.0
+    while stage.hub.snapshot.reservation is None and stage.master.now < deadline_s:
+        stage.step()
+    kept = stage.hub.snapshot.reservation
+    assert kept is not None
+    assert kept.awaits_ends
     stage.close()
 
 

@@ -51,7 +51,8 @@ def asked(*volumes: str, folder: str | None = None) -> list[TrainingRequest | Se
         ((), "/scratch/one", ["/scratch"]),
         (("/data:ro",), None, [ROOT, "/data:ro"]),
         (("/data:/mnt/data:ro", "/scratch:ro"), None, [ROOT, "/data:/mnt/data:ro", "/scratch:ro"]),
-        (("/scratch:/home",), "/home/one", ["/scratch:/home"]),
+        (("/scratch:/data/a",), "/data/a/one", ["/scratch:/data/a"]),
+        (("/scratch:/mnt/a", "/data:/mnt/b:ro"), None, [ROOT, "/scratch:/mnt/a", "/data:/mnt/b:ro"]),
     ],
 )
 def test_what_is_mounted(volumes: tuple[str, ...], folder: str | None, mounted: list[str]) -> None:
@@ -73,6 +74,18 @@ def test_what_is_mounted(volumes: tuple[str, ...], folder: str | None, mounted: 
         (("/scratch/link",), None, "is none that this service allows"),
         (("/shared/dike/link",), None, "is none that this service allows"),
         (("/",), None, "cannot take the place"),
+        (
+            ("/scratch:/etc",),
+            None,
+            "cannot be mounted at /etc through a service; mount it at its own path or below /mnt",
+        ),
+        (("/data:/lib:ro",), None, "cannot be mounted at /lib"),
+        (("/scratch:/mnt-too",), None, "cannot be mounted at /mnt-too"),
+        (("/scratch:/mnt",), None, "cannot be mounted at /mnt through"),
+        (("/scratch:/mnt/mesos",), None, "not in /mnt/mesos"),
+        # Where a job may have made a link that leads out.
+        (("/scratch:/mnt/a", "/data:/mnt/a/link:ro"), None, "/data cannot be mounted at /mnt/a/link, in the place of"),
+        (("/data:/mnt/a/link:ro", "/scratch:/mnt/a"), None, "/data cannot be mounted at /mnt/a/link, in the place of"),
         ((), "/etc/one", f"The checkpoint folder /etc/one is neither below this service's --checkpoint-root {ROOT}"),
         ((), f"{ROOT}/../../etc/one", "is neither below"),
         ((), f"{ROOT}-too/one", "is neither below"),
@@ -91,6 +104,29 @@ def test_what_is_not_allowed(volumes: tuple[str, ...], folder: str | None, said:
 def test_what_cannot_be_allowed(text: str) -> None:
     with pytest.raises(BadInputError):
         read_allowed([text])
+
+
+@pytest.mark.parametrize(
+    ("root", "allowed", "said"),
+    [
+        (ROOT, ["/shared"], f"--checkpoint-root {ROOT} lies in /shared, which jobs can write to"),
+        (ROOT, [f"{ROOT}/x"], f"--allow-volume {ROOT}/x lies in {ROOT}, which"),
+        ("/shared", ["/shared/ref:ro"], "--allow-volume /shared/ref lies in /shared, which"),
+        ("gs://bucket", ["/data/ref:ro", "/data"], "--allow-volume /data/ref lies in /data, which"),
+        (ROOT, ["/data:ro", "/data/"], "--allow-volume /data lies in /data, which"),
+    ],
+)
+def test_folders_in_what_jobs_can_write_to_are_not_allowed(root: str, allowed: list[str], said: str) -> None:
+    with pytest.raises(BadInputError, match=said):
+        Mounts(IMAGE, root, read_allowed(allowed))
+
+
+def test_a_read_only_folder_may_hold_the_checkpoint_root() -> None:
+    mounts = Mounts(IMAGE, ROOT, read_allowed(["/shared:ro", "/shared-too"]))
+    for request in asked("/shared:/mnt/all:ro"):
+        container = mounts.container(request, f"{ROOT}/job")
+        assert container is not None
+        assert container.volumes == (parse_volume(ROOT), parse_volume("/shared:/mnt/all:ro"))
 
 
 def test_without_containers_folders_are_free_and_volumes_are_none() -> None:
@@ -167,9 +203,9 @@ def test_what_is_launched_has_its_volumes(tmp_path: Path, is_search: bool) -> No
     for refused in asked("/etc"):
         with pytest.raises(BadInputError, match="none that this service allows"):
             stage.submit(refused)
-    job_id = stage.submit(asked("/data:/mnt:ro")[is_search])
+    job_id = stage.submit(asked("/data:/mnt/data:ro")[is_search])
     assert stage.launched(job_id) == [
-        parse_volume("/data:/mnt:ro").to_mesos(),
+        parse_volume("/data:/mnt/data:ro").to_mesos(),
         parse_volume(ROOT).to_mesos(),
     ]
     stage.service.hub.cancel()

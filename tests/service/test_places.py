@@ -11,7 +11,7 @@ from dike.exceptions import BadInputError, InfeasibleError
 from framework.service import sizing
 from framework.service.concession import Place, Room
 from framework.service.making_way import MakingWay, UnknownPlaceError
-from framework.service.places import LONG_S, REST, Places
+from framework.service.places import ALLOWED_S, REST, Places
 from framework.service.reservation import PAUSE_S, RESERVE_AFTER_S, Contender, Reservations
 from framework.service.sizing import Fit, Nodes, TrainingSizing
 from framework.service.tenant import Need
@@ -98,7 +98,7 @@ def test_after_a_long_plan_the_loop_does_something_else() -> None:
 
     quick, slow, other = (
         stage.submit(name, 1, 1.0, lasts_s=seconds, kind=Slow).seat
-        for name, seconds in (("quick", LONG_S / 2), ("slow", 5.0), ("other", 5.0))
+        for name, seconds in (("quick", ALLOWED_S / 2), ("slow", 5.0), ("other", 5.0))
     )
     places = Places(lambda: now_s)
     found = Fit(frozenset({"a"}))
@@ -107,6 +107,34 @@ def test_after_a_long_plan_the_loop_does_something_else() -> None:
     assert places.fit(slow, NODES) == found, "known already"
     now_s += REST * 5.0
     assert places.fit(other, NODES) == found
+    stage.close()
+
+
+def test_many_short_plans_take_no_longer_at_once_than_a_long_one() -> None:
+    now_s = 100.0
+    stage = HubStage(TWO)
+
+    class Short(PlayedJob):
+        def _fit(self, nodes: Nodes) -> Fit:
+            nonlocal now_s
+            now_s += self.lasts_s
+            return super()._fit(nodes)
+
+    seats = [stage.submit(f"job-{number}", 1, 1.0, lasts_s=0.02, kind=Short).seat for number in range(200)]
+    places = Places(lambda: now_s)
+
+    def spent_s() -> float:
+        began_s = now_s
+        for seat in seats:
+            places.fit(seat, NODES)
+        return now_s - began_s
+
+    first_s = spent_s()
+    assert ALLOWED_S / 2 < first_s < 2 * ALLOWED_S
+    now_s += 1.0
+    assert 0 < spent_s() < ALLOWED_S
+    now_s += 60.0
+    assert ALLOWED_S / 2 < spent_s() < 2 * ALLOWED_S
     stage.close()
 
 

@@ -16,6 +16,7 @@ from dike.exceptions import BadInputError, InfeasibleError
 from framework import events
 from framework.background import Background, Threads
 from framework.job_plan import plan_request
+from framework.service.fruitless import FORGET_S
 from framework.service.lending import LOAN_S, PLANNING_LOAN_S
 from framework.service.offer_pool import offer_id
 from framework.service.reception import Reception
@@ -142,7 +143,7 @@ class PlanningStage(HubStage):
 def test_while_one_job_plans_another_is_launched_updated_and_ended(planner: HeldPlanner) -> None:
     stage = PlanningStage({"agent-0": 4.0})
     slow = stage.begin("slow")
-    assert planner.asked == [{"agent-0"}]
+    wait_until(lambda: planner.asked == [{"agent-0"}], "planning")
     quick = stage.submit("quick", lasts_s=2.0)
     stage.master.agents["agent-1"] = 4.0
     stage.run(LOAN_S + 5.0)
@@ -205,7 +206,7 @@ def test_a_job_that_is_killed_while_it_plans_ends_at_once_and_its_plan_is_droppe
 def test_a_plan_whose_offers_are_gone_is_made_again(planner: HeldPlanner) -> None:
     stage = PlanningStage({"agent-0": 4.0, "agent-1": 0.1})
     stage.begin("slow")
-    assert planner.asked == [{"agent-0", "agent-1"}]
+    wait_until(lambda: planner.asked == [{"agent-0", "agent-1"}], "planning")
     stage.rescind("agent-0")
     stage.master.agents["agent-0"] = 0.0
     stage.submit("quick")
@@ -230,7 +231,7 @@ def test_what_an_agent_offers_besides_is_free_again_when_one_of_its_offers_is_re
     stage.run(1.0)
     stage.hub.handle(events.OfferRescinded(offer_id(first)))
     stage.run(1.0)
-    assert planner.asked == [{"agent-0"}] * 2
+    wait_until(lambda: planner.asked == [{"agent-0"}] * 2, "planning anew")
     assert stage.master.declined == []
     stage.close()
 
@@ -254,6 +255,28 @@ def test_without_offers_it_plans_no_more(planner: HeldPlanner, how: str) -> None
     planner.may.set()
     stage.until(lambda: stage.watchers["slow"].launches, "the launch")
     assert len(planner.asked) == 2
+    stage.close()
+
+
+def test_that_a_job_has_planned_for_too_long_says_nothing_of_what_its_kind_can_use() -> None:
+    stage = PlanningStage({"agent-0": 4.0}, Later())
+    slow = stage.train("slow")
+    stage.run(2.0)
+    stage.run(PLANNING_LOAN_S - 3.0)
+    (seat,) = stage.hub.seats
+    while seat.lent:
+        # As long as more comes, nobody looks at what is given back.
+        more = stage.master.offer(1, cpus=0.1)
+        stage.hub.handle(events.OffersArrived((more,)))
+        stage.step()
+        stage.hub.handle(events.OfferRescinded(offer_id(more)))
+    assert slow.is_planning
+    until_s = stage.master.now + FORGET_S / 2
+    while not seat.lent and stage.master.now < until_s:
+        stage.step()
+    assert seat.lent
+    assert slow.is_planning
+    assert not stage.failed
     stage.close()
 
 

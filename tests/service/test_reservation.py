@@ -14,7 +14,15 @@ from dike.profile import VariableSpec
 from framework.observer import JobObserver
 from framework.service import dealing
 from framework.service.concession import Place
-from framework.service.reservation import PAUSE_S, RESERVE_AFTER_S, TURN_S, USELESS_S, Contender, Reservations
+from framework.service.reservation import (
+    MAKES_WAY_S,
+    PAUSE_S,
+    RESERVE_AFTER_S,
+    TURN_S,
+    USELESS_S,
+    Contender,
+    Reservations,
+)
 from framework.service.seat import Seat
 from framework.service.sizing import TrainingSizing
 from framework.training import TrainingJob
@@ -264,6 +272,21 @@ def test_a_reservation_for_which_nothing_ends_is_tried_elsewhere_and_longer_each
             current = reservations.current
         now_s += 1.0
     assert lasted[:2] == pytest.approx([TURN_S, 2 * TURN_S], abs=2.0)
+
+
+def test_a_job_that_does_not_make_way_as_asked_is_not_waited_for_for_ever() -> None:
+    reservations = Reservations()
+    waiting = [
+        Contender("helped", 0.0, True, lambda _: True, lambda: Place(frozenset({"S1"}), {"deaf": frozenset({"t"})})),
+        contender("other", 0.0, "S2"),
+    ]
+    reservations.update(100.0, waiting)
+    reservations.update(99.0 + MAKES_WAY_S, waiting)
+    assert reservations.current is not None
+    assert reservations.current.job_id == "helped"
+    assert reservations.update(100.0 + MAKES_WAY_S, waiting)
+    assert reservations.current is not None
+    assert reservations.current.job_id == "other"
 
 
 @pytest.mark.parametrize("stuck", [1, 4])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,9 +12,11 @@ import pytest
 from dike.exceptions import BadInputError
 from executor.trial_messages import Losses, RunEnd
 from framework import bundle, events
+from framework.search.database import StorageUnavailableError
 from framework.search.inheritance import SearchState
 from framework.search.records import TrialState
 from framework.search.slots import Slot
+from framework.search.store import Store
 from framework.service.records import JobState
 from framework.service.requests import read_request
 from tests.search.search_stage import search_spec
@@ -165,6 +168,26 @@ def test_it_waits_behind_the_others_and_where_it_is_told_to(stage: ResumingStage
     seat = stage.service.hub.seat("s")
     assert seat is not None
     assert seat.constraints == ("rack:IS:r1",)
+
+
+def test_what_ended_before_it_was_made_is_made_then(stage: ResumingStage, tmp_path: Path) -> None:
+    def is_away(*_: object) -> None:
+        raise StorageUnavailableError("The database is away.")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Store, "create_search", is_away)
+        stage.submit(search_spec(tmp_path, max_slots=1, checkpoint_dir=""))
+    assert (stage.job("s").state, stage.job("s").failure) == (JobState.FAILED, "The database is away.")
+    with contextlib.closing(Store(stage.store.url)) as searches:
+        assert not searches.searches("s")
+    stage.resume()
+    assert stage.refused() == "The search 's' is queued; it goes on by itself."
+    stage.deliver()
+    slot = stage.launch("s")
+    for trial in range(3):
+        stage.run_ends(slot, trial, "finished")
+    stage.slot_ends(slot)
+    assert stage.job("s").state is JobState.FINISHED
 
 
 def test_what_cannot_be_gone_on_with(stage: ResumingStage, tmp_path: Path) -> None:

@@ -191,6 +191,17 @@ def test_steps_that_are_trained_again_replace_what_was_said_of_them(store: Servi
     assert [point.step for point in store.progress("one", after_step=1)] == [2]
 
 
+def test_a_step_that_is_trained_again_and_again_counts_once(
+    store: ServiceStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "PROGRESS_LIMIT", 20)
+    store.add_job(job("one"), b"")
+    store.add_progress("one", [ProgressPoint(step, float(step)) for step in range(10)])
+    for time_s in range(100):
+        store.add_progress("one", [ProgressPoint(9, float(time_s))])
+    assert [point.step for point in store.progress("one")] == list(range(10))
+
+
 def test_old_jobs_go_with_all_that_is_kept_of_them(store: ServiceStore) -> None:
     for name, ended_s in (("old", 10.0), ("new", 30.0), ("open", None)):
         store.add_job(job(name, ended_s=ended_s), b"x")

@@ -114,6 +114,17 @@ def test_every_option_is_one_of_the_command() -> None:
         tune(lambda lr: lr, {"lr": [1]}, quantom=3)
 
 
+def test_options_that_are_given_several_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    echo = "import json, sys; print(json.dumps({'arguments': sys.argv[1:]}))"
+    monkeypatch.setattr(search_command, "COMMAND", (sys.executable, "-c", echo))
+    monkeypatch.setattr(search_command, "own_script", lambda: "train.py")
+    options = {"env": {"A": "1", "B": 2}, "volume": ["/data:ro", "/ref"], "constraint": "rack:IN:r1,r2", "name": None}
+    search_command.check_options(options)
+    arguments = search_command.search("", options, ())["arguments"]
+    asked = ["--env", "A=1", "--env", "B=2", "--volume", "/data:ro", "--volume", "/ref"]
+    assert arguments[:12] == ["--format", "json", *asked, "--constraint", "rack:IN:r1,r2"]
+
+
 def test_there_has_to_be_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "__main__", type(sys)("__main__"))
     with pytest.raises(BadInputError, match="put the call into a file"):
