@@ -211,9 +211,18 @@ def test_the_output_of_a_failed_run_is_kept_beside_its_checkpoints(slot: SlotPro
 def test_the_newest_wish_counts(slot: SlotProcess) -> None:
     slot.wants(trial(0, "train"))
     slot.trains(0)
+    (process,) = slot.children("trial")
+    # It makes place only when all wishes have come.
+    process.suspend()
     slot.wants(trial(1, "finish"))
     slot.wants(trial(2, "train"))
+    slot.status_when(lambda status: status.number == 3)
+    told = len(slot.statuses)
     slot.wants(trial(1, "finish"), number=2)
+    slot.wants(trial(2, "train"), number=3)
+    slot.status_when(lambda _: len(slot.statuses) > told)
+    assert slot.statuses[-1].run == (0, 0)
+    process.resume()
     slot.trains(2)
     slot.wants(None)
     assert slot.end_of(2).outcome == "suspended"
