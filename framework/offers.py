@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from framework.resources import ResourcePool
+from framework.resources import ResourcePool, usable_amounts
 from solver import Cluster, NodeClass
 
 MIB = 2**20
@@ -41,16 +41,18 @@ class AgentOffer:
         return ResourcePool(self.resources)
 
     @property
+    def amounts(self) -> dict[str, float]:
+        """Resource -> how much of it is offered (`usable_amounts`)."""
+        return usable_amounts(self.resources)
+
+    @property
     def names(self) -> tuple[str, ...]:
         """All that it may be called in plans."""
         return _names(self.node.partition("/")[0], self.agent_id)
 
     def node_class(self) -> NodeClass:
         """The agent as the solver sees it."""
-        pool = self.pool
-        return node_class(
-            self.node, {name: pool.scalar(name) for name in ("cpus", "mem", "disk", "gpus")}, self.attributes
-        )
+        return node_class(self.node, self.amounts, self.attributes)
 
 
 class OfferBook:

@@ -120,7 +120,7 @@ def usable_amounts(resources: Iterable[Resource]) -> dict[str, float]:
     amounts = {"cpus": 0.0, "mem": 0.0, "disk": 0.0, "gpus": 0.0, "ports": 0.0}
     for piece in resources:
         if piece["name"] in amounts and not _is_special(piece):
-            amounts[piece["name"]] += piece["scalar"]["value"] if "scalar" in piece else len(list(_numbers(piece)))
+            amounts[piece["name"]] += piece["scalar"]["value"] if "scalar" in piece else sum(map(len, _spans(piece)))
     return {name: round(amount, PRECISION) for name, amount in amounts.items()}
 
 
@@ -131,8 +131,13 @@ def _is_special(piece: Resource) -> bool:
 
 
 def _numbers(piece: Resource) -> Iterator[int]:
+    for span in _spans(piece):
+        yield from span
+
+
+def _spans(piece: Resource) -> Iterator[range]:
     for bounds in piece.get("ranges", {}).get("range", ()):
-        yield from range(int(bounds["begin"]), int(bounds["end"]) + 1)
+        yield range(int(bounds["begin"]), int(bounds["end"]) + 1)
 
 
 def _ranges(numbers: Iterable[int]) -> Iterator[dict[str, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Hashable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,9 @@ from framework.offer_desk import OfferDesk
 from framework.offers import AgentOffer
 from framework.running import Turn
 from solver import NodeClass, Plan
+
+QUICK_PLAN_S = 0.1
+"""So long a plan is waited for; most take less, and the next job can look at what is left of the offers at once."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +174,7 @@ class Starter:
             for agent in self._desk.gathering.agents
         )
         self._asked = _Asked(self._background.start(functools.partial(self._start_on, offered)), offered)
+        wait([self._asked.answer], timeout=QUICK_PLAN_S)
 
     def _ask_why_no_offer(self) -> None:
         if self._asked is None:
@@ -201,7 +205,7 @@ class Starter:
     # In the background: nothing that is read here changes while the job waits.
 
     def _start_on(self, offered: Sequence[AgentOffer]) -> Start | str:
-        agents = [agent for agent in offered if agent.pool.ports()]
+        agents = [agent for agent in offered if agent.amounts["ports"]]
         try:
             plan = plan_for(self._spec, agents)
             tasks = place(self._spec, plan, agents, self._run.serial, self._run.used_ports)

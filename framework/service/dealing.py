@@ -137,7 +137,7 @@ class Dealing:
         """Lets jobs look at offers, gives back what is not wanted, asks for more or for none."""
         self._lending.tick(now_s)
         if self.pool.settled(now_s) and self._let_all_look(now_s):
-            self.pool.looked_through()
+            self.pool.settle()
             self._release(now_s)
         if connected:
             self._want_or_not(now_s)

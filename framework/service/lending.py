@@ -126,6 +126,8 @@ class Lending:
         if not offers or self._looking is seat:
             return
         if seat in self._planning:
+            # It has waited long enough, although more may have come just now.
+            self._pool.settle()
             for other in self._seats.values():
                 if other not in self._planning[seat].had_looked:
                     other.looked_at = None

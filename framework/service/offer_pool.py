@@ -129,8 +129,8 @@ class OfferPool:
         first_s = self._new_since_s
         return first_s is None or now_s - self._newest_s >= SETTLE_S or now_s - first_s >= COLLECT_S
 
-    def looked_through(self) -> None:
-        """Everyone has looked at what there is; the next offers are gathered anew."""
+    def settle(self) -> None:
+        """What there is need not wait for more; the next offers are gathered anew."""
         self._new_since_s = None
 
     def shown_anew(self) -> None:

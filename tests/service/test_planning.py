@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from dike.exceptions import BadInputError, InfeasibleError
-from framework import events
+from framework import events, starting
 from framework.background import Background, Threads
 from framework.job_plan import plan_request
+from framework.service import dealing
 from framework.service.fruitless import FORGET_S
 from framework.service.lending import LOAN_S, PLANNING_LOAN_S
 from framework.service.offer_pool import offer_id
@@ -159,6 +160,8 @@ def test_while_one_job_plans_another_is_launched_updated_and_ended(planner: Held
     stage.until(lambda: stage.watchers["slow"].launches, "the launch")
     assert stage.watchers["slow"].launches == [{"agent-0"}]
     assert planner.asked == [{"agent-0"}]
+    # The plan is there a moment before the loop is woken for it.
+    wait_until(lambda: stage.woken, "being woken")
     assert stage.woken == 1
     assert stage.failed == []
     stage.close()
@@ -182,6 +185,8 @@ def test_offers_that_a_job_keeps_are_taken_back() -> None:
 def test_a_job_that_is_killed_while_it_plans_ends_at_once_and_its_plan_is_dropped(planner: HeldPlanner) -> None:
     stage = PlanningStage({"agent-0": 4.0})
     slow = stage.begin("slow")
+    # What has not begun would never be planned.
+    wait_until(lambda: planner.asked, "planning")
     state = slow.to_state()
     stage.hub.cancel_job("slow")
     stage.step()
@@ -229,6 +234,7 @@ def test_what_an_agent_offers_besides_is_free_again_when_one_of_its_offers_is_re
     stage.master.offered = {offer_id(offer): ("agent-0", 2.0) for offer in (first, second)}
     stage.hub.handle(events.OffersArrived((first, second)))
     stage.run(1.0)
+    wait_until(lambda: planner.asked, "planning")
     stage.hub.handle(events.OfferRescinded(offer_id(first)))
     stage.run(1.0)
     wait_until(lambda: planner.asked == [{"agent-0"}] * 2, "planning anew")
@@ -236,10 +242,40 @@ def test_what_an_agent_offers_besides_is_free_again_when_one_of_its_offers_is_re
     stage.close()
 
 
+def test_what_a_planned_job_leaves_is_planned_on_at_once_however_many_offers_come(planner: HeldPlanner) -> None:
+    planner.may.set()
+    later = Later()
+    stage = PlanningStage({f"agent-{number}": 4.0 for number in range(8)}, later)
+    jobs = [stage.train(f"job-{number}", max_workers=1) for number in range(4)]
+    stage.run(2.0)
+    for number in range(len(jobs)):
+        assert [job.is_planning for job in jobs].count(True) == 1
+        later.go()
+        stage.master.agents[f"agent-{10 + number}"] = 0.1
+        stage.step(0.1)
+    assert sum(len(watcher.launches) for watcher in stage.watchers.values()) == len(jobs)
+    stage.close()
+
+
+def test_jobs_with_quick_plans_are_launched_in_one_round(planner: HeldPlanner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starting, "QUICK_PLAN_S", DEADLINE_S)
+    monkeypatch.setattr(dealing, "ROUND_S", DEADLINE_S)
+    planner.may.set()
+    stage = PlanningStage({f"agent-{number}": 4.0 for number in range(8)})
+    for number in range(3):
+        stage.train(f"job-{number}", max_workers=1)
+    stage.step()
+    assert not planner.asked
+    stage.step(2.0)
+    assert [len(watcher.launches) for watcher in stage.watchers.values()] == [1, 1, 1]
+    stage.close()
+
+
 @pytest.mark.parametrize("how", ["rescinded", "disconnected", "kept too long"])
 def test_without_offers_it_plans_no_more(planner: HeldPlanner, how: str) -> None:
     stage = PlanningStage({"agent-0": 4.0})
     slow = stage.begin("slow")
+    wait_until(lambda: planner.asked, "planning")
     (one,) = stage.master.offered
     if how == "rescinded":
         stage.rescind("agent-0")
@@ -258,19 +294,23 @@ def test_without_offers_it_plans_no_more(planner: HeldPlanner, how: str) -> None
     stage.close()
 
 
-def test_that_a_job_has_planned_for_too_long_says_nothing_of_what_its_kind_can_use() -> None:
+def test_that_a_job_has_planned_for_too_long_says_nothing_of_what_its_kind_can_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     stage = PlanningStage({"agent-0": 4.0}, Later())
     slow = stage.train("slow")
+    stage.submit("large", cpus=8.0)
+    seat = stage.hub.seats[0]
     stage.run(2.0)
-    stage.run(PLANNING_LOAN_S - 3.0)
-    (seat,) = stage.hub.seats
-    while seat.lent:
-        # As long as more comes, nobody looks at what is given back.
-        more = stage.master.offer(1, cpus=0.1)
-        stage.hub.handle(events.OffersArrived((more,)))
+    with monkeypatch.context() as patched:
+        # What is given back stays in hand: there is no time to look at it.
+        patched.setattr(dealing, "ROUND_S", -1.0)
+        while seat.lent:
+            stage.step()
+        assert slow.is_planning
         stage.step()
-        stage.hub.handle(events.OfferRescinded(offer_id(more)))
-    assert slow.is_planning
+        assert not slow.is_planning
+    assert not stage.master.declined
     until_s = stage.master.now + FORGET_S / 2
     while not seat.lent and stage.master.now < until_s:
         stage.step()
