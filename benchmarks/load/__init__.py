@@ -44,19 +44,22 @@ def measure() -> Iterator[str]:
     with played_service(AGENTS, cpus_of_agent=8) as service:
         yield from _describe(service)
         yield ""
-        yield "## One job at a time, on an idle cluster"
+        alone = [_placement(service, service.client) for _ in range(SINGLE_JOBS)]
+        burst, among_others = _burst(service)
+        yield "## Placement"
         yield ""
         yield (
-            "From the submission to the moment its tasks are handed to Mesos; offers are gathered for 0.6 s. Nothing "
-            "else runs: how long a job waits among others is in none of these tables."
+            "From the submission of a job to the moment its tasks are handed to Mesos, one job after the other: on an "
+            f"idle cluster, where offers are gathered for 0.6 s, and of another user while the {JOBS} jobs of one user "
+            "wait and run (below); those wait for each other for as long as all take."
         )
         yield ""
-        alone = [_placement(service) for _ in range(SINGLE_JOBS)]
-        yield "| jobs | p50 | p99 |"
-        yield "|---|---|---|"
-        yield f"| {SINGLE_JOBS} | {_milliseconds(alone, 50)} | {_milliseconds(alone, 99)} |"
+        yield "| when | jobs | p50 | p99 |"
+        yield "|---|---|---|---|"
+        for when, seconds in (("idle cluster", alone), (f"beside {JOBS} jobs of another user", among_others)):
+            yield f"| {when} | {len(seconds)} | {_milliseconds(seconds, 50)} | {_milliseconds(seconds, 99)} |"
         yield ""
-        yield from _burst(service)
+        yield from burst
 
 
 def _describe(service: PlayedService) -> Iterator[str]:
@@ -67,34 +70,42 @@ def _describe(service: PlayedService) -> Iterator[str]:
     )
 
 
-def _burst(service: PlayedService) -> Iterator[str]:
+def _burst(service: PlayedService) -> tuple[list[str], list[float]]:
+    """Lines on many jobs at once, and in how many seconds those of another user were placed meanwhile."""
     before_updates, before_mib = _status_updates(service), service.memory_mib()
     timings = Timings()
     is_over = threading.Event()
-    looking = threading.Thread(target=_look_on, args=(service, timings, is_over))
-    looking.start()
-    begun = time.perf_counter()
-    ids = _submit_all(service, timings)
-    submitted_s = time.perf_counter() - begun
-    states = _wait_for_all(service)
-    all_s = time.perf_counter() - begun
-    is_over.set()
-    looking.join()
-    yield f"## {len(ids)} jobs at once"
-    yield ""
-    yield "| what | figure |"
-    yield "|---|---|"
-    yield f"| submitted by {SUBMITTERS} clients | {len(ids)} jobs in {submitted_s:.0f} s |"
-    yield f"| ended | {', '.join(f'{count} {state}' for state, count in sorted(states.items()))} after {all_s:.0f} s |"
-    yield f"| status updates dealt with | {_status_updates(service) - before_updates:,} |"
-    yield f"| memory of the service before and after | {before_mib:.0f} MiB, {service.memory_mib():.0f} MiB |"
-    yield ""
-    yield "Answers of the API meanwhile, one client looking on all the time:"
-    yield ""
-    yield "| request | count | p50 | p99 |"
-    yield "|---|---|---|---|"
+    with ThreadPoolExecutor() as pool:
+        looking = pool.submit(_look_on, service, timings, is_over)
+        placing = pool.submit(_place_others, service, is_over)
+        begun = time.perf_counter()
+        try:
+            ids = _submit_all(service, timings)
+            submitted_s = time.perf_counter() - begun
+            states = _wait_for_all(service)
+            all_s = time.perf_counter() - begun
+        finally:
+            is_over.set()
+        looking.result()
+        among_others = placing.result()
+    lines = [
+        f"## {len(ids)} jobs at once",
+        "",
+        "| what | figure |",
+        "|---|---|",
+        f"| submitted by {SUBMITTERS} clients | {len(ids)} jobs in {submitted_s:.0f} s |",
+        f"| ended | {', '.join(f'{count} {state}' for state, count in sorted(states.items()))} after {all_s:.0f} s |",
+        f"| status updates dealt with | {_status_updates(service) - before_updates:,} |",
+        f"| memory of the service before and after | {before_mib:.0f} MiB, {service.memory_mib():.0f} MiB |",
+        "",
+        "Answers of the API meanwhile, one client looking on all the time:",
+        "",
+        "| request | count | p50 | p99 |",
+        "|---|---|---|---|",
+    ]
     for name, seconds in timings.seconds.items():
-        yield f"| {name} | {len(seconds)} | {_milliseconds(seconds, 50)} | {_milliseconds(seconds, 99)} |"
+        lines.append(f"| {name} | {len(seconds)} | {_milliseconds(seconds, 50)} | {_milliseconds(seconds, 99)} |")
+    return lines, among_others
 
 
 def _submit_all(service: PlayedService, timings: Timings) -> list[str]:
@@ -109,7 +120,7 @@ def _submit_all(service: PlayedService, timings: Timings) -> list[str]:
 
 
 def _look_on(service: PlayedService, timings: Timings, is_over: threading.Event) -> None:
-    with ServiceClient(service.client.url, service.token) as client:
+    with service.another_client("load") as client:
         while not is_over.wait(LOOK_EVERY_S):
             page: list[str] = []
             timings.time("GET /jobs?limit=200", lambda page=page: page.extend(_first_page(client)))  # type: ignore[misc]
@@ -124,16 +135,23 @@ def _first_page(client: ServiceClient) -> list[str]:
     return [] if first is None else [first.id]
 
 
-def _placement(service: PlayedService) -> float:
+def _place_others(service: PlayedService, is_over: threading.Event) -> list[float]:
+    placements = []
+    with service.another_client("other") as client:
+        while not is_over.is_set():
+            placements.append(_placement(service, client))
+    return placements
+
+
+def _placement(service: PlayedService, client: ServiceClient) -> float:
     """Submits a job, waits for its end; returns the seconds until its tasks were launched."""
-    job_id = service.submit()
+    job_id = service.submit(client)
     deadline = time.monotonic() + DEADLINE_S
-    while not service.client.job(job_id).state.has_ended():
+    while not (job := client.job(job_id)).state.has_ended():
         if time.monotonic() > deadline:
-            raise RuntimeError(f"job {job_id} has not ended: {service.client.job(job_id)}")
+            raise RuntimeError(f"job {job_id} has not ended: {job}")
         time.sleep(LOOK_EVERY_S)
-    job = service.client.job(job_id)
-    return min(task.launched_s for task in service.client.tasks(job_id)) - job.submitted_s
+    return min(task.launched_s for task in client.tasks(job_id)) - job.submitted_s
 
 
 def _wait_for_all(service: PlayedService) -> dict[str, int]:
@@ -143,7 +161,7 @@ def _wait_for_all(service: PlayedService) -> dict[str, int]:
             raise RuntimeError("the jobs have not ended")
         time.sleep(1)
     states: dict[str, int] = {}
-    for job in service.client.jobs():
+    for job in service.client.jobs(user="load"):
         states[str(job.state)] = states.get(str(job.state), 0) + 1
     states["finished"] -= SINGLE_JOBS
     return states

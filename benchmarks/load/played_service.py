@@ -24,7 +24,8 @@ from framework.service.requests import TrainingRequest
 
 STARTED_S = 60.0
 LOOK_S = 0.05
-TOKEN = "for-the-load-test-only"  # noqa: S105 (a service of our own)
+USERS = {"load": "for-the-load-test-only", "other": "for-another-user-of-it"}
+"""Name -> token, of a service of our own."""
 PROFILE = ModelProfile(
     name="train.py",
     api=Api.GRAPH,
@@ -43,28 +44,30 @@ class PlayedService:
     """A service under load.
 
     Attributes:
-        client: signed in.
+        client: signed in as the user `load`.
         process: the service's process.
         cluster: the Mesos it is on.
         bundle: the folder of a script, packed.
-        token: of the one user.
     """
 
     client: ServiceClient
     process: psutil.Process
     cluster: EmbeddedCluster
     bundle: bytes
-    token: str = TOKEN
 
-    def submit(self) -> str:
-        """Submits a job of one worker and one parameter server; returns its id."""
+    def another_client(self, user: str) -> ServiceClient:
+        """Signed in as that user."""
+        return ServiceClient(self.client.url, USERS[user])
+
+    def submit(self, client: ServiceClient | None = None) -> str:
+        """Submits a job of one worker and one parameter server, by another client if one is given; returns its id."""
         request = TrainingRequest(script="train.py", profile=PROFILE.to_json(), max_workers=1)
-        return self.client.submit(request, self.bundle).id
+        return (client or self.client).submit(request, self.bundle).id
 
     def open_jobs(self) -> int:
-        """How many jobs have not ended."""
+        """How many jobs of the user `load` have not ended."""
         states = tuple(state for state in JobState if not state.has_ended())
-        return sum(1 for _ in self.client.jobs(states=states))
+        return sum(1 for _ in self.client.jobs(user="load", states=states))
 
     def memory_mib(self) -> float:
         """The service's resident memory."""
@@ -82,7 +85,7 @@ def played_service(agents: int, cpus_of_agent: float) -> Iterator[PlayedService]
         python.chmod(0o755)
         (folder / "project").mkdir()
         (folder / "project" / "train.py").write_text("print('never run')\n")
-        (folder / "users.yaml").write_text(f"load:\n  token: {TOKEN}\n")
+        (folder / "users.yaml").write_text("".join(f"{name}: {{token: {token}}}\n" for name, token in USERS.items()))
         (folder / "users.yaml").chmod(0o600)
         # Nobody listens on the tasks' ports, so all agents may offer the same.
         spec = AgentSpec(resources=f"cpus:{cpus_of_agent:g};mem:65536;disk:100000;ports:[40000-49999]")
@@ -101,7 +104,7 @@ def played_service(agents: int, cpus_of_agent: float) -> Iterator[PlayedService]
         )
         stack.callback(process.wait)
         stack.callback(process.terminate)
-        client = stack.enter_context(ServiceClient(f"http://127.0.0.1:{block.first}", TOKEN))
+        client = stack.enter_context(ServiceClient(f"http://127.0.0.1:{block.first}", USERS["load"]))
         _wait_until_up(client, process, folder / "service.log")
         yield PlayedService(client, psutil.Process(process.pid), cluster, bundle.pack(folder / "project" / "train.py"))
 
