@@ -92,6 +92,7 @@ class ShapedHosts:
         prefix = f"{PREFIX}-{os.getpid()}-{next(_made)}"
         self._switch = f"{prefix}-switch"
         self._names = [f"{prefix}-{host}" for host in range(len(self._rates))]
+        self._started: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> ShapedHosts:
         _remove_stale()
@@ -126,7 +127,7 @@ class ShapedHosts:
         stderr: IO[bytes] | None = None,
     ) -> subprocess.Popen[bytes]:
         """Starts a process on a host, with unbuffered pipes to its standard input and from its standard output."""
-        return subprocess.Popen(
+        process = subprocess.Popen(
             ["ip", "netns", "exec", self._names[host], *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -135,6 +136,8 @@ class ShapedHosts:
             cwd=cwd,
             env=env,
         )
+        self._started.append(process)
+        return process
 
     def transfer_mbps(self, source: int, target: int, count: int) -> float:
         """Sends that many bytes over one TCP connection.
@@ -175,6 +178,8 @@ class ShapedHosts:
                 _run("tc", "-n", namespace, *_filter("add", device, self._rates[host]))
 
     def _remove(self) -> None:
+        for process in self._started:
+            process.kill()  # one that is not on its host yet would be missed there, and live on
         existing = _namespaces()
         for name in (*self._names, self._switch):
             if name in existing:

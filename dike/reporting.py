@@ -24,7 +24,7 @@ PROGRESS_INTERVAL_S = 0.5
 """Progress is written at most this often; the last one is always written."""
 
 _QUEUE_LENGTH = 256
-_FLUSH_TIMEOUT_S = 1.0
+_FLUSH_TIMEOUT_S = 10.0
 
 
 class Reporter:

@@ -111,7 +111,8 @@ class Roster:
         """
         open_count, came = len(self.open), False
         until_s = time.monotonic() + ADMISSION_S
-        while open_count < limit and self._study.remaining > 0 and time.monotonic() < until_s:
+        # One comes at any rate: a search without any would be taken for one that has ended.
+        while open_count < limit and self._study.remaining > 0 and (not came or time.monotonic() < until_s):
             number, parameters = self._study.ask()
             record = TrialRecord(number, parameters, created_s=wall_s)
             self._store.save_trial(record)

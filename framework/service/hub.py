@@ -95,7 +95,7 @@ class Hub:
         self._seats: dict[str, Seat] = {}
         self._ledger = Ledger(mesos, journal, self._metrics, clock())
         kept = reservations or Reservations()
-        self._standing = Standing(self._seats, queue or FairQueue(), agents, kept, self._guarded, tell)
+        self._standing = Standing(self._seats, queue or FairQueue(), agents, kept, self._guarded, tell, clock)
         self._dealing = Dealing(mesos, self._seats, self._standing, kept, self._guarded, self._metrics, clock)
         self._calls = SeatCalls(mesos, self._ledger, self._dealing, self._metrics)
         self._next_idle = 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 
@@ -27,7 +26,7 @@ class Places:
         clock: seconds, monotonic; tells how long planning took.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._known: OrderedDict[Hashable, Fit] = OrderedDict()
         self._failed: set[str] = set()

@@ -35,6 +35,7 @@ class Standing:
         reservations: what is kept for whom.
         guarded: makes a call of a job's state machine.
         tell: tells those who watch a job something, by the job's id.
+        clock: seconds, monotonic.
 
     Attributes:
         gathers: whether a job waits that needs several agents at a time, and would fit if it had them.
@@ -48,13 +49,14 @@ class Standing:
         reservations: Reservations,
         guarded: Callable[..., None],
         tell: Callable[[str, str], None],
+        clock: Callable[[], float],
     ) -> None:
         self._seats = seats
         self._queue = queue
         self._directory = agents
         self._reservations = reservations
         self._guarded = guarded
-        self._places = Places()
+        self._places = Places(clock)
         self._making_way = MakingWay(seats, guarded, tell)
         self._waits_since_s: dict[str, float] = {}
         self._sought_since_s: dict[str, float] = {}

@@ -48,10 +48,10 @@ def mesos() -> Iterator[EmbeddedCluster]:
 
 
 def search(folder: Path, cluster: EmbeddedCluster, steps: int) -> Running:
-    """A search of one trial whose slot fits only an agent that has nothing else."""
+    """A search of one trial whose slot fits only an agent that has nothing else; `end-0.01` in its folder ends it."""
     folder.mkdir()
     slot = ("--slot-mem", "1300", "--slot-cpus", "0.5", "--slots", "1")
-    trial = ("--param", "lr=0.01", COUNTING, "--", "--steps", str(steps))
+    trial = ("--param", "lr=0.01", COUNTING, "--", "--steps", str(steps), "--diary", folder / "diary.txt")
     return Running(folder, "tune", "--format", "json", "--master", cluster.master, *slot, *trial)
 
 
@@ -73,7 +73,7 @@ def test_a_job_and_a_search_share_a_cluster(tmp_path: Path, mesos: EmbeddedClust
     project.mkdir()
     (project / "train.py").write_text(SCRIPT)
     (tmp_path / "profile.json").write_text(PROFILE.dumps())
-    first = search(tmp_path / "first", mesos, steps=400)
+    first = search(tmp_path / "first", mesos, steps=1_000_000)
     first.wait_for(lambda: any(f["used_resources"]["mem"] for f in mesos.state()["frameworks"]), "a slot")
     job = Running(
         tmp_path,
@@ -84,6 +84,7 @@ def test_a_job_and_a_search_share_a_cluster(tmp_path: Path, mesos: EmbeddedClust
     # The search holds an agent, so the job begins with one worker; when it is over the job grows.
     job.wait_for_text("chief:0 running")
     assert "worker:1" not in job.log
+    (tmp_path / "first" / "end-0.01").touch()
     first.result()
     job.wait_for_text("1 to 2 workers at step")
     # Another search finds nothing free: the job gives a worker up, and its chief is killed in the middle of that.

@@ -14,7 +14,7 @@ from tests.profiles import made_up_profile
 pytestmark = [pytest.mark.mesos, pytest.mark.tensorflow, pytest.mark.timeout(600)]
 
 SLOW_WORKER = 2
-STEPS = 1800
+STEPS = 100
 PROFILE = made_up_profile({"w": (4, 1)}, flops=1e9)
 
 
@@ -43,5 +43,5 @@ def test_a_slow_worker_is_replaced_on_another_agent(tmp_path: Path) -> None:
     slow_agent = replaced["reason"].split(" on ")[1].split()[0]
     tasks = {f"{task['role']}:{task['index']}": task["node"] for task in result["plan"]["tasks"]}
     assert tasks[f"worker:{SLOW_WORKER}"] != slow_agent
-    assert result["steps"] >= STEPS
+    assert result["steps"] >= replaced["step"] + STEPS
     assert result["restarts"] == 0

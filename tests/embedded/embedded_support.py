@@ -12,7 +12,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import psutil
+import pytest
 
+from framework.embedded import settings
 from tests.waiting import is_alive
 
 DEADLINE_S = 60.0
@@ -30,6 +32,21 @@ def with_argument(text: str) -> list[psutil.Process]:
         for process in psutil.process_iter(["cmdline", "status"])
         if text in (process.info["cmdline"] or ()) and process.info["status"] != psutil.STATUS_ZOMBIE
     ]
+
+
+def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has the daemons that are started from now on wait for each other: long enough for a busy machine.
+
+    Otherwise an agent that is not back after three seconds is given up by the master, and an executor that has not
+    come back two seconds later by the agent.
+    """
+    master, agent = settings.master_environment, settings.agent_environment
+    monkeypatch.setattr(
+        settings, "master_environment", lambda *of: master(*of) | {"MESOS_MAX_AGENT_PING_TIMEOUTS": "300"}
+    )
+    monkeypatch.setattr(
+        settings, "agent_environment", lambda *of: agent(*of) | {"MESOS_EXECUTOR_REREGISTRATION_TIMEOUT": "8secs"}
+    )
 
 
 class RawFramework:
@@ -82,7 +99,9 @@ class RawFramework:
                 return event
 
     def _acknowledge(self, status: dict[str, Any]) -> None:
-        self.updates.append(status)
+        # An agent sends a status again that is not acknowledged soon.
+        if "uuid" not in status or all(status["uuid"] != known.get("uuid") for known in self.updates):
+            self.updates.append(status)
         if "uuid" in status:
             self.call("ACKNOWLEDGE", agent_id=status["agent_id"], task_id=status["task_id"], uuid=status["uuid"])
 

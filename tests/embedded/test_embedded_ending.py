@@ -157,7 +157,15 @@ def test_supervisor_is_killed(owner: Owner) -> None:
     owner.say("stop")
     owner.process.wait(DEADLINE_S)
     assert not owner.work_dir.exists()
-    lost = alive(owner.belongings)  # What has thrown its environment away cannot be told from others any more.
-    assert all("MESOS_DIRECTORY" not in process.environ() for process in lost)
-    for process in lost:
+    # What has thrown its environment away cannot be told from others any more; the rest takes a moment to end.
+    wait_until(lambda: not any(map(carries_its_folder, owner.belongings)), "the end of what can be told")
+    for process in alive(owner.belongings):
         process.kill()
+
+
+def carries_its_folder(process: psutil.Process) -> bool:
+    """Whether a process runs and has the folder of its task in its environment."""
+    try:
+        return is_alive(process) and "MESOS_DIRECTORY" in process.environ()
+    except psutil.NoSuchProcess:
+        return False

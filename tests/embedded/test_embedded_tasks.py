@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,8 +10,8 @@ import psutil
 import pytest
 
 from framework.embedded import AgentSpec, EmbeddedCluster
-from tests.embedded.embedded_support import RawFramework, alive, with_argument
-from tests.waiting import wait_until
+from tests.embedded.embedded_support import RawFramework, alive, be_patient, with_argument
+from tests.waiting import is_alive, wait_until
 
 pytestmark = pytest.mark.mesos
 TERMINAL = ("TASK_FINISHED", "TASK_FAILED", "TASK_KILLED", "TASK_LOST", "TASK_ERROR")
@@ -18,8 +19,10 @@ TERMINAL = ("TASK_FINISHED", "TASK_FAILED", "TASK_KILLED", "TASK_LOST", "TASK_ER
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[EmbeddedCluster]:
-    with EmbeddedCluster([AgentSpec("cpus:2;mem:512;gpus:1")]) as started:
-        yield started
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        be_patient(monkeypatch)
+        with EmbeddedCluster([AgentSpec("cpus:2;mem:512;gpus:1")]) as started:
+            yield started
 
 
 @pytest.fixture
@@ -111,18 +114,25 @@ def test_kill_of_a_deaf_command_after_the_grace_period(cluster: EmbeddedCluster,
     assert "SIGKILL" in status["message"]
 
 
-def test_executor_ends_after_its_task(cluster: EmbeddedCluster, framework: RawFramework) -> None:
+def test_executor_ends_after_its_task(cluster: EmbeddedCluster, framework: RawFramework, tmp_path: Path) -> None:
     """The last status has been taken by the agent: the scheduler gets it although the executor is gone."""
-    framework.launch("short", {"value": "sleep 0.3"})
+    end = tmp_path / "end"
+    framework.launch("short", {"value": f"until [ -e {end} ]; do sleep 0.05; done"})
     framework.wait_for("short", "TASK_RUNNING")
     assert _executors(cluster)
+    end.touch()
     assert framework.wait_for("short", *TERMINAL)["state"] == "TASK_FINISHED"
     wait_until(lambda: not _executors(cluster), "no executor is left")
 
 
 def _executors(cluster: EmbeddedCluster) -> list[psutil.Process]:
-    started = alive(psutil.Process(cluster.supervisor_pid).children(recursive=True))
-    return [process for process in started if any(part.endswith("/command_executor.py") for part in process.cmdline())]
+    found = []
+    for process in psutil.Process(cluster.supervisor_pid).children(recursive=True):
+        # It may end meanwhile.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if is_alive(process) and any(part.endswith("/command_executor.py") for part in process.cmdline()):
+                found.append(process)
+    return found
 
 
 def test_a_checkpointed_task_outlives_its_agent(cluster: EmbeddedCluster) -> None:

@@ -1,15 +1,22 @@
-"""A trial that uses Dike's own functions: a sum of random numbers, one a step."""
+"""A trial that uses Dike's own functions: a sum of random numbers, one a step.
+
+`python api_script.py [wait]`: whether it waits for the request to suspend, in the middle.
+"""
 
 from __future__ import annotations
 
 import json
 import random
+import sys
 import time
 from pathlib import Path
 
 import dike
+from dike.trial.runtime import runtime
 
 STEPS = 60
+trial = runtime()
+assert trial is not None
 state = {"sum": 0.0}
 
 
@@ -24,6 +31,7 @@ def restore(folder: str) -> None:
 random.seed(dike.params(seed=0)["seed"])
 for step in range(dike.checkpoint(save, restore) + 1, STEPS + 1):
     state["sum"] += random.random()
-    time.sleep(0.01)
+    while step == STEPS // 2 and "wait" in sys.argv and not trial.suspend_requested:
+        time.sleep(0.01)
     dike.report(step, loss=state["sum"])
 print("sum", repr(state["sum"]))

@@ -2,6 +2,8 @@
 
 Standard input, a line each: `wanted BASE64`, `kill SECONDS`. Standard output, a JSON object a line: what the slot tells
 its driver, and at last how its task ended. What its processes write to their standard output is in SANDBOX/stdout.
+
+STOP_GRACE_S and KNOWN_TIMEOUT_S in the environment stand in for the product's own.
 """
 
 from __future__ import annotations
@@ -14,12 +16,15 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from executor import elastic_slot
+from executor import attempt, elastic_slot, output, output_sender, trial_slot
 from executor.channel import Slot, TaskChannel
 from executor.elastic_slot import ElasticSlot
 from executor.messages import LaunchOrder, decode
 from executor.slot_order import SlotOrder
 from executor.trial_slot import TrialSlot
+
+DRAIN_S = 60.0
+"""In the place of the product's: nothing is to be missing because the machine has stood still for a moment."""
 
 
 class Edge:
@@ -51,7 +56,10 @@ def obey(slot: Slot) -> None:
 
 
 def make_slot(channel: TaskChannel, order: str, zygote: list[str]) -> Slot:
+    for module in (attempt, output, output_sender):
+        vars(module)["DRAIN_S"] = DRAIN_S
     if decode(order).get("kind") == "slot":
+        trial_slot.KNOWN_TIMEOUT_S = float(os.environ.get("KNOWN_TIMEOUT_S", trial_slot.KNOWN_TIMEOUT_S))
         return TrialSlot(channel, SlotOrder.decode(order), zygote)
     elastic_slot.STOP_GRACE_S = float(os.environ.get("STOP_GRACE_S", elastic_slot.STOP_GRACE_S))
     return ElasticSlot(channel, LaunchOrder.decode(order), zygote)

@@ -72,9 +72,14 @@ class SeenSlot(ABC, Generic[Status]):
         with self._changed:
             assert self._changed.wait_for(condition, DEADLINE_S), what()
 
-    def status_when(self, condition: Callable[[Status], object]) -> Status:
-        """The first status from now on, the newest one included, that is as said."""
-        first = max(0, len(self.statuses) - 1)
+    def status_when(self, condition: Callable[[Status], object], since: int | None = None) -> Status:
+        """The first status from now on, the newest one included, that is as said.
+
+        Args:
+            condition: what it says.
+            since: how many statuses there were when it could come; for one that others may follow at once.
+        """
+        first = max(0, len(self.statuses) - 1) if since is None else since
         found: list[Status] = []
 
         def search() -> bool:

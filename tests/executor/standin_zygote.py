@@ -1,7 +1,7 @@
 """A zygote that forks at once and imports nothing: `python standin_zygote.py FD`.
 
-Files beside the executor's sandbox change its ways: `mute` (it never says that it is ready), `frail` (it ends at the
-first request), `refuses` (it answers that it cannot fork).
+Files beside the executor's sandbox change its ways: `held` (it does nothing as long as that is there), `mute` (it never
+says that it is ready), `frail` (it ends at the first request), `refuses` (it answers that it cannot fork).
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from typing import Any
 def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     ways = Path.cwd().parent
+    while (ways / "held").exists():
+        time.sleep(0.01)
     if (ways / "mute").exists():
         sys.exit("no module named nothing")
     connection.send(json.dumps({"ready": True, "preloaded": [], "skipped": []}).encode())

@@ -277,8 +277,9 @@ def test_the_death_of_the_zygote_is_nothing_to_a_running_process(opened: Open) -
     slot = opened("train")
     pid = slot.runs(0)
     (own,) = slot.children("zygote")
+    told = len(slot.statuses)
     own.kill()
-    slot.status_when(lambda status: not status.ready)
+    slot.status_when(lambda status: not status.ready, told)
     assert slot.status_when(lambda status: status.ready).attempt == 0
     assert psutil.pid_exists(pid)
     slot.wants(1)

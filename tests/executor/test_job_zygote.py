@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import os
-import socket
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dike.profile import Api
+from dike.roles import process
 from dike.task import Role, TaskSpec
+from executor import elastic_slot
 from executor import zygote as zygotes
 from executor.attempt import AttemptProcess
 from executor.channel import TaskChannel
@@ -24,12 +24,13 @@ from executor.monitor import Gpus, RunMonitor
 from executor.output import OutputCopier
 from executor.process import wait_readable
 from executor.zygote import Zygote
+from framework.embedded.ports import reserve_blocks
 from tests.executor.polled_zygote import poll_until
 from tests.executor.slot_seen import HERE
 
 pytestmark = pytest.mark.tensorflow
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -55,7 +56,8 @@ class Forks:
     """Forks the processes of a job, one zygote for all of them; this process adopts them, as executors do."""
 
     def __init__(self, folder: Path) -> None:
-        environment = process_environment(1, {}, ())
+        own = {process.SAVE_TIMEOUT_VARIABLE: str(elastic_slot.SAVE_TIMEOUT_S)}
+        environment = process_environment(1, own, ())
         self.folder = folder
         self.zygote = Zygote(("tensorflow",), environment, folder / "zygote.out", zygotes.JOB_COMMAND)
         self.living: list[AttemptProcess] = []
@@ -93,19 +95,19 @@ def forks(tmp_path: Path) -> Iterator[Forks]:
     libc.prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
-def free_addresses(count: int) -> list[str]:
-    with ExitStack() as open_ones:
-        sockets = [open_ones.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+@pytest.fixture
+def addresses() -> Iterator[Iterator[str]]:
+    """Nobody else is given any of them before a server listens there."""
+    [block] = reserve_blocks(1)
+    yield (f"127.0.0.1:{port}" for port in block)
+    block.claim.close()
 
 
-def test_a_job_goes_on_with_other_numbers_of_processes(forks: Forks) -> None:
+def test_a_job_goes_on_with_other_numbers_of_processes(forks: Forks, addresses: Iterator[str]) -> None:
     """Its chief is forked before the parameter servers, and waits for them."""
     last = 0
     for attempt, servers in enumerate((1, 2)):
-        ps, workers = free_addresses(servers), free_addresses(1)
+        ps, workers = [next(addresses) for _ in range(servers)], [next(addresses)]
         task = TaskSpec(
             job_id="job",
             role=Role.WORKER,
@@ -124,6 +126,8 @@ def test_a_job_goes_on_with_other_numbers_of_processes(forks: Forks) -> None:
             for index, its in enumerate(started)
         ]
         poll_until(forks.zygote, lambda reports=reports: reports.steps("progress"), "its progress")
+        # A server serves before it says so.
+        poll_until(forks.zygote, lambda started=started: all(its.lines for its in started), "the servers' words")
         assert all(its.lines == [{"type": "started"}] for its in started)
         assert reports.steps("progress")[0] >= last
         assert forks.stop(chief) == 143

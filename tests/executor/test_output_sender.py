@@ -56,6 +56,12 @@ def sender(edge: Edge, tmp_path: Path) -> OutputSender:
     return OutputSender(TaskChannel(edge, "task", tmp_path), enabled=True)
 
 
+@pytest.fixture(autouse=True)
+def patient_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends when all is sent, however slow the machine is."""
+    monkeypatch.setattr(output_sender, "DRAIN_S", 120.0)
+
+
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of eleven bytes, and memory for five."""

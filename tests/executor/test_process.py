@@ -9,10 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from executor import output
 from executor.process import ChildProcess, Command, describe_exit
 from tests.waiting import is_alive, wait_until
 
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
+
+
+@pytest.fixture(autouse=True)
+def patient_copiers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Output is not to be missing because the machine has stood still for a moment."""
+    monkeypatch.setattr(output, "DRAIN_S", DEADLINE_S)
 
 
 class Run:

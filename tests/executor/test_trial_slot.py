@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -27,16 +27,22 @@ from framework import bundle
 from tests.executor.slot_seen import DEADLINE_S, HERE, STANDIN, SeenSlot, wait_gone
 
 TOKEN = "t" * 32
-SUSPEND_TIMEOUT_S = 20.0
+SUSPEND_TIMEOUT_S = DEADLINE_S
 
 
 class SlotProcess(SeenSlot[SlotStatus]):
     """A search's slot."""
 
-    def __init__(self, folder: Path, order: SlotOrder, zygote: Sequence[str] = STANDIN) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        order: SlotOrder,
+        zygote: Sequence[str] = STANDIN,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.losses: list[Losses] = []
         self._number = 0
-        super().__init__(folder, order.encode(), zygote)
+        super().__init__(folder, order.encode(), zygote, environment)
 
     def take(self, message: str) -> None:
         said = decode_slot_message(message)
@@ -171,8 +177,9 @@ def test_a_run_that_does_not_suspend_in_time_is_stopped(tmp_path: Path, order: S
     slot = SlotProcess(tmp_path, dataclasses.replace(order, suspend_timeout_s=0.3))
     slot.wants(trial(0, "deaf"))
     slot.status_when(lambda status: status.checkpoint_step == 3)
+    told = len(slot.statuses)
     slot.wants(trial(1, "finish"))
-    assert slot.status_when(lambda status: status.suspending).run == (0, 0)
+    assert slot.status_when(lambda status: status.suspending, told).run == (0, 0)
     end = slot.end_of(0)
     assert (end.outcome, end.exit_code, end.checkpoint, end.step) == ("stopped", -9, f"{CHECKPOINTS}/0/run-0-step-3", 3)
     assert "0.3 s" in end.message
@@ -245,13 +252,18 @@ def test_a_run_that_cannot_be_suspended_stays_unless_the_slot_is_to_leave(slot: 
     assert "cannot be suspended" in end.message
 
 
-def test_a_slot_that_leaves_suspends_first_and_ends_at_once_when_its_ends_are_known(slot: SlotProcess) -> None:
+def test_a_slot_that_leaves_suspends_first_and_ends_at_once_when_its_ends_are_known(
+    tmp_path: Path, order: SlotOrder
+) -> None:
+    # Longer than is waited for its end here.
+    slot = SlotProcess(tmp_path, order, environment={"KNOWN_TIMEOUT_S": "600"})
     slot.wants(trial(0, "train"))
     slot.trains(0)
     slot.wants(None, leave=True)
     assert slot.end_of(0).outcome == "suspended"
     slot.wants(None, leave=True, known=((0, 0),))
     state, status = slot.task_end()
+    slot.close()
     assert (state, status.ends, status.run) == ("TASK_FINISHED", (), None)
 
 
@@ -278,8 +290,9 @@ def test_the_death_of_the_zygote_is_nothing_to_a_running_trial(slot: SlotProcess
     slot.wants(trial(0, "train"))
     step = slot.trains(0).step
     (zygote,) = slot.children("zygote")
+    told = len(slot.statuses)
     zygote.kill()
-    slot.status_when(lambda status: not status.zygote_ready)
+    slot.status_when(lambda status: not status.zygote_ready, told)
     slot.status_when(lambda status: status.zygote_ready and status.step > step)
     slot.wants(trial(1, "finish"))
     assert slot.end_of(0).outcome == "suspended"
@@ -295,13 +308,17 @@ def test_a_zygote_that_dies_over_a_request_is_replaced_and_asked_again(slot: Slo
 
 def test_a_zygote_that_cannot_start_fails_the_slot_with_its_last_words(tmp_path: Path, order: SlotOrder) -> None:
     (tmp_path / "mute").touch()
+    # It is given up only when the wish has come.
+    (tmp_path / "held").touch()
     slot = SlotProcess(tmp_path, order)
     slot.wants(trial(0, "finish"))
+    slot.status_when(lambda status: status.run == (0, 0))
+    (tmp_path / "held").unlink()
     state, status = slot.task_end()
     slot.close()
     assert state == "TASK_FAILED"
     assert "no module named nothing" in slot.updates[-1]["message"]
-    assert [end.outcome for end in status.ends] in ([], ["stopped"])
+    assert [end.outcome for end in status.ends] == ["stopped"]
 
 
 def test_a_process_that_cannot_be_forked_is_a_failed_run(slot: SlotProcess, tmp_path: Path) -> None:
@@ -341,7 +358,7 @@ def test_with_the_real_zygote_a_trial_goes_on_as_if_never_interrupted(tmp_path: 
     order = dataclasses.replace(order, script="api_script.py", preload=("decimal", "no_such_module"))
     slot = SlotProcess(tmp_path, order, zygote.COMMAND)
     spec = TrialSpec("search", 0, 0, {"seed": 7}, str(tmp_path / "checkpoints"))
-    slot.wants(TrialRun(spec))
+    slot.wants(TrialRun(spec, ("wait",)))
     slot.status_when(lambda status: status.run == (0, 0) and status.preemptible)
     slot.wants(None)
     first = slot.end_of(0)

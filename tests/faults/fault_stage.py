@@ -196,7 +196,9 @@ class FaultStage:
         """Attempt, process, step and loss of each step of the training job, as written."""
         path = self.folder / "diary.txt"
         lines = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
-        return [(int(attempt), int(pid), int(step), loss) for attempt, pid, step, loss in lines if loss]
+        # The last one may be half written.
+        whole = (line for line in lines if len(line) == 4)
+        return [(int(attempt), int(pid), int(step), loss) for attempt, pid, step, loss in whole]
 
     def trial_diary(self) -> list[list[str]]:
         """Rate, process, step and loss of each step of a trial, as written."""
@@ -260,8 +262,8 @@ class FaultStage:
         """Role, such as `worker:1`, -> the process that plays it."""
         found = {}
         for process in self.processes(lambda command, _: "dike.launch" in command):
-            # It may have ended meanwhile.
-            with contextlib.suppress(psutil.NoSuchProcess):
+            # It may have ended meanwhile; some systems then show an empty environment.
+            with contextlib.suppress(psutil.NoSuchProcess, KeyError):
                 found[TaskSpec.loads(process.environ()[tasks.VARIABLE]).name] = process
         return found
 
@@ -293,10 +295,12 @@ class FaultStage:
             for task in (*framework["tasks"], *framework.get("unreachable_tasks", ()))
         }
 
-    def check_no_unknown_task(self) -> None:
-        """Every task that the master has ever heard of is in the database."""
-        known = {task.task_id for task in self.store.tasks()}
-        for framework in self.cluster.state()["frameworks"]:
+    def check_no_unknown_task(self, *others: FaultStage) -> None:
+        """Every task that the master has ever heard of is in the database, or in one of other services."""
+        # The master first: what it hears of meanwhile has been written down by then.
+        frameworks = self.cluster.state()["frameworks"]
+        known = {task.task_id for stage in (self, *others) for task in stage.store.tasks()}
+        for framework in frameworks:
             for task in (*framework["tasks"], *framework["completed_tasks"], *framework.get("unreachable_tasks", ())):
                 assert task["id"] in known, task
 

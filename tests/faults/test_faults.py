@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from framework.embedded import AgentSpec, EmbeddedCluster
+from tests.embedded.embedded_support import be_patient
 from tests.faults.fault_stage import FaultStage
 from tests.waiting import is_alive
 
@@ -16,6 +17,11 @@ pytestmark = [pytest.mark.mesos, pytest.mark.timeout(300)]
 
 AGENT = AgentSpec(resources="cpus:2;mem:4096;disk:4096")
 ENDLESS = 1_000_000
+
+
+@pytest.fixture
+def patient_mesos(monkeypatch: pytest.MonkeyPatch) -> None:
+    be_patient(monkeypatch)
 
 
 @pytest.fixture
@@ -34,10 +40,11 @@ def agent_of(stage: FaultStage, job: str, task: str) -> int:
 
 
 def started(stage: FaultStage) -> str:
-    """A job that has trained a few steps."""
+    """A job that has trained a few steps, and all of whose processes are there: its chief waits for no other."""
     job = stage.submit_training(ENDLESS)
     stage.start_service()
     stage.wait_for_steps(15)
+    stage.wait_until(lambda: pids(stage).keys() == stage.live_tasks(job).keys(), "the processes of all tasks")
     return job
 
 
@@ -45,16 +52,17 @@ def wait_for_second_attempt(stage: FaultStage) -> None:
     stage.wait_until(lambda: any(attempt > 0 for attempt, *_ in stage.diary()), "the second attempt")
 
 
-def finished(stage: FaultStage, job: str, restarts: int) -> None:
+def finished(stage: FaultStage, job: str, restarts: int, *others: FaultStage) -> None:
     """The job comes to its undisturbed end, and the master has heard of no task that is not written down."""
     stage.end_jobs()
     result = stage.wait_for_end(job).result
     assert result is not None
     assert result["restarts"] == restarts, stage.events(job)
     stage.check_trajectory()
-    stage.check_no_unknown_task()
+    stage.check_no_unknown_task(*others)
 
 
+@pytest.mark.usefixtures("patient_mesos")
 def test_executors_outlive_their_agents_process(stage: FaultStage) -> None:
     job = started(stage)
     before = pids(stage)
@@ -68,6 +76,7 @@ def test_executors_outlive_their_agents_process(stage: FaultStage) -> None:
     stage.wait_until_nothing_runs()
 
 
+@pytest.mark.usefixtures("patient_mesos")
 def test_a_task_that_ends_while_its_agent_is_away_has_ended_well(stage: FaultStage) -> None:
     job = started(stage)
     index = agent_of(stage, job, "worker:0")
@@ -164,25 +173,30 @@ def test_two_frameworks_want_the_same_agents(stage: FaultStage, tmp_path: Path) 
         other.start_service()
         other.wait_until(lambda: other.job(second).waiting, "why the second job waits")
         assert other.diary() == []
-        finished(stage, job, restarts=0)
+        # The second job may have begun by the time that the end of the first is seen.
+        finished(stage, job, 0, other)
         result = other.wait_for_end(second).result
         assert result is not None
         assert result["succeeded"]
         other.check_trajectory(30)
 
 
-def test_slots_of_a_search_outlive_agents_master_and_service(stage: FaultStage) -> None:
+def test_slots_of_a_search_outlive_master_agents_and_service(
+    stage: FaultStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     search = stage.submit_search(("0.01", "0.02"), 10_000)
     stage.start_service()
     stage.wait_until(lambda: len(stage.trials()) == 2, "two trials")
     slots = {process.pid for process in stage.executors()}
     trials = {process.pid for process in stage.trials()}
+    # The agents find the new master within three seconds, and it waits longer for them.
+    stage.cluster.kill_master()
+    be_patient(monkeypatch)
+    stage.cluster.restart_master()
+    stage.cluster.wait_for_agents()
     for index in range(2):
         stage.cluster.kill_agent(index)
         stage.cluster.restart_agent(index)
-    stage.cluster.wait_for_agents()
-    stage.cluster.kill_master()
-    stage.cluster.restart_master()
     stage.cluster.wait_for_agents()
     stage.kill_service()
     stage.start_service()

@@ -10,6 +10,8 @@ import io
 import socket
 import tarfile
 import threading
+import time
+import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -20,6 +22,7 @@ import pytest
 from dike.exceptions import BadInputError
 from executor import bundle as executor_bundle
 from framework import bundle
+from framework.embedded.ports import reserve_blocks
 from framework.master import LeadingMaster, Master
 from framework.session import MesosAccess
 from tests.waiting import DEADLINE_S
@@ -96,7 +99,7 @@ def test_the_executor_gets_what_was_packed(project: Path, tmp_path: Path) -> Non
 def test_nothing_else_is_served(project: Path, path: str) -> None:
     with bundle.BundleServer({TOKEN: bundle.pack(project / "train.py")}.get, "127.0.0.1") as server:
         # A plain connection: a client library would tidy the path up before it is sent.
-        connection = http.client.HTTPConnection(urlsplit(server.url(TOKEN)).netloc, timeout=10)
+        connection = http.client.HTTPConnection(urlsplit(server.url(TOKEN)).netloc, timeout=DEADLINE_S)
         connection.putrequest("GET", path, skip_host=True)
         connection.endheaders()
         assert connection.getresponse().status == httpx.codes.NOT_FOUND
@@ -145,7 +148,9 @@ def test_an_executor_comes_again_where_others_take_all_the_room(
             waits.append(pause_s)
             released.set()
 
-        monkeypatch.setattr("executor.bundle.time.sleep", pause)
+        # In that module alone: what earlier tests have left in other threads may sleep too.
+        clock = types.SimpleNamespace(monotonic=time.monotonic, sleep=pause)
+        monkeypatch.setattr(executor_bundle, "time", clock)
         executor_bundle.fetch(server.url(TOKEN), tmp_path / "sandbox")
         assert set(waits) == {executor_bundle.RETRY_S}
         assert slow.result().content == archive
@@ -172,9 +177,8 @@ def test_the_address_towards_loopback_is_loopback() -> None:
 
 def test_executors_are_told_the_address_that_they_can_reach(project: Path, tmp_path: Path) -> None:
     archive = bundle.pack(project / "train.py")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (block,) = reserve_blocks(1)
+    port = block.first
     mesos = MesosAccess(master="127.0.0.1:5050", advertise_address="gate.example", bundle_port=port)
     master = LeadingMaster(Master("127.0.0.1:5050", "127.0.0.1", 5050, "1.11.0"))
     with mesos.bundle_server({TOKEN: archive}.get, master) as server:
@@ -184,9 +188,13 @@ def test_executors_are_told_the_address_that_they_can_reach(project: Path, tmp_p
     assert (tmp_path / "sandbox" / "train.py").is_file()
     with dataclasses.replace(mesos, advertise_address=None).bundle_server({TOKEN: archive}.get, master) as server:
         assert server.url(TOKEN) == f"http://127.0.0.1:{port}/bundle/{TOKEN}"
+    block.claim.close()
 
 
-def test_the_executors_of_a_job_share_one_archive_in_memory() -> None:
+def test_the_executors_of_a_job_share_one_archive_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    # However slow this machine is, none is told to come again.
+    monkeypatch.setattr(bundle, "WAIT_S", DEADLINE_S)
+    get = functools.partial(httpx.get, timeout=DEADLINE_S)
     asked: list[str] = []
 
     def find(token: str) -> bytes | None:
@@ -195,8 +203,8 @@ def test_the_executors_of_a_job_share_one_archive_in_memory() -> None:
 
     with bundle.BundleServer(find, "127.0.0.1") as server, ThreadPoolExecutor(40) as pool:
         urls = [server.url(TOKEN)] * 40 + [server.url(OTHER)] * 40
-        answers = pool.map(functools.partial(httpx.get, timeout=60), urls)
+        answers = pool.map(get, urls)
         assert [answer.text for answer in answers] == [TOKEN] * 40 + [OTHER] * 40
         assert sorted(asked) == sorted((TOKEN, OTHER))
         unknown = server.url("n" * 32)
-        assert [httpx.get(unknown).status_code for _ in range(2)] == [404, 404]
+        assert [get(unknown).status_code for _ in range(2)] == [404, 404]

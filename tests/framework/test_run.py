@@ -27,6 +27,7 @@ pytestmark = [pytest.mark.mesos, pytest.mark.tensorflow, pytest.mark.timeout(600
 
 AGENT = "cpus:2;mem:6144;disk:4096"
 V1_SCRIPT = """
+import os
 import sys
 import numpy as np
 import dike.compat.v1 as tf
@@ -43,9 +44,10 @@ b = tf.get_variable('b', [1], initializer=tf.zeros_initializer())
 loss = tf.reduce_mean(tf.square(tf.matmul(x, w) + b - y))
 step = tf.train.get_or_create_global_step()
 train = tf.train.GradientDescentOptimizer(0.01).minimize(loss, global_step=step)
+value = None
 hooks = [tf.train.StopAtStepHook(last_step=steps)]
 with tf.train.MonitoredTrainingSession(hooks=hooks) as session:
-    while not session.should_stop():
+    while not (session.should_stop() or any(map(os.path.exists, sys.argv[2:]))):
         value, now, _ = session.run([loss, step, train], {x: data[:32], y: goal[:32]})
 print('last loss', value, flush=True)
 """
@@ -75,8 +77,9 @@ def task_processes(cluster: EmbeddedCluster) -> dict[str, psutil.Process]:
     found = {}
     for process in psutil.process_iter():
         try:
-            environment = process.environ()
+            # In this order: before it has become what it is to be, it has the environment of its executor.
             command = process.cmdline()
+            environment = process.environ()
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             continue
         here = environment.get("MESOS_DIRECTORY", "").startswith(str(cluster.work_dir))
@@ -167,10 +170,12 @@ def test_a_killed_worker_rejoins_and_a_killed_executor_restarts_the_job(
     run = dike_run(
         tmp_path,
         *("--master", mesos.master, "--max-workers", "2", "--checkpoint-interval", "1"),
-        *(v1_script, "6000"),
+        *(v1_script, "1000000", tmp_path / "end"),
     )
     run.wait_for(lambda: checkpoints_below(tmp_path), "a first checkpoint")
-    task_processes(mesos)["worker:1"].kill()
+    # Before the first step nobody comes back alone.
+    run.wait_for(lambda: re.search(r"dike: worker:\d step \d", run.log), "a first step")
+    run.wait_for(lambda: task_processes(mesos).get("worker:1"), "the second worker").kill()
     run.wait_for_text("worker:1 failed: ended by signal 9 (SIGKILL)")
     run.wait_for(lambda: "worker:1" in task_processes(mesos), "the worker's return")
     executor = task_processes(mesos)["ps:0"].parent()
@@ -178,6 +183,7 @@ def test_a_killed_worker_rejoins_and_a_killed_executor_restarts_the_job(
     assert "executor" in executor.cmdline()
     executor.kill()
     run.wait_for_text("ps:0 failed")
+    (tmp_path / "end").touch()
     result = run.result()
     assert result["succeeded"]
     assert result["restarts"] >= 2
@@ -190,12 +196,14 @@ def test_a_killed_agent_is_survived(tmp_path: Path, v1_script: Path) -> None:
         run = dike_run(
             tmp_path,
             *("--master", cluster.master, "--max-workers", "2", "--checkpoint-interval", "1"),
-            *(v1_script, "3000"),
+            *(v1_script, "1000000", tmp_path / "end"),
         )
         run.wait_for_text("worker:0 running")
         node = re.findall(r"worker:0 on agent-(\d)", run.log)[0]
         run.wait_for(lambda: checkpoints_below(tmp_path), "a first checkpoint")
         cluster.kill_agent(int(node))
+        run.wait_for_text("; restart 1 of at most")
+        (tmp_path / "end").touch()
         result = run.result()
         assert result["succeeded"]
         assert result["restarts"] >= 1
@@ -205,7 +213,8 @@ def test_a_killed_agent_is_survived(tmp_path: Path, v1_script: Path) -> None:
 
 def test_a_master_that_is_restarted_is_found_again(tmp_path: Path, v1_script: Path) -> None:
     with EmbeddedCluster([AgentSpec(resources=AGENT)]) as cluster:
-        run = dike_run(tmp_path, "--master", cluster.master, "--max-workers", "1", v1_script, "4000")
+        arguments = ("--master", cluster.master, "--max-workers", "1")
+        run = dike_run(tmp_path, *arguments, v1_script, "1000000", tmp_path / "end")
         run.wait_for(lambda: checkpoints_below(tmp_path), "a first checkpoint")
         before = {name: process.pid for name, process in task_processes(cluster).items()}
         cluster.kill_master()
@@ -213,10 +222,11 @@ def test_a_master_that_is_restarted_is_found_again(tmp_path: Path, v1_script: Pa
         cluster.restart_master()
         run.wait_for_text("connected to the Mesos master again")
         during = {name: process.pid for name, process in task_processes(cluster).items()}
+        (tmp_path / "end").touch()
         result = run.result()
         assert result["succeeded"]
         assert result["restarts"] == 0
-        assert during.items() <= before.items()
+        assert during == before
 
 
 def test_ctrl_c_ends_everything(tmp_path: Path, v1_script: Path, mesos: EmbeddedCluster) -> None:
@@ -224,7 +234,8 @@ def test_ctrl_c_ends_everything(tmp_path: Path, v1_script: Path, mesos: Embedded
     run.wait_for_text("worker:0 running")
     run.process.send_signal(signal.SIGINT)
     run.result(exit_code=130)
-    assert task_processes(mesos) == {}
+    # It does not wait for ever: an import of TensorFlow may outlast its patience, but not Mesos'.
+    wait_until(lambda: task_processes(mesos) == {}, "the end of all tasks' processes")
     wait_until(lambda: not any(one["active"] for one in mesos.state()["frameworks"]), "the framework's end")
 
 
@@ -259,8 +270,9 @@ def test_too_little_on_offer_is_waited_for(tmp_path: Path, v1_script: Path, meso
     waiter = dike_run(
         tmp_path / "second", "--master", mesos.master, "--plan", tmp_path / "plan.json", "--plan-only", v1_script, "100"
     )
-    waiter.wait_for_text("waiting: agent agent-")
-    assert re.search(r"\d cpus wanted, [\d.]+ left", waiter.log)
+    # What the other agent offers may come a little later.
+    reason = r"waiting: agent agent-\d: [\d.]+ cpus wanted, [\d.]+ left"
+    waiter.wait_for(lambda: re.search(reason, waiter.log), "what it waits for")
     holder.process.send_signal(signal.SIGTERM)
     holder.result(exit_code=130)
     assert waiter.result()["tasks"] == plan["tasks"]

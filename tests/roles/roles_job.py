@@ -8,7 +8,6 @@ import functools
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,10 +22,13 @@ import psutil
 from dike.profile import Api
 from dike.roles import server
 from dike.task import VARIABLE, Role, TaskSpec
+from framework.embedded.ports import reserve_blocks
 from tests.waiting import is_alive, wait_until
 
 SCRIPTS = Path(__file__).parent / "scripts"
 DEADLINE_S = 240.0
+PATIENT = {"DIKE_SAVE_TIMEOUT_S": "120"}
+"""For a chief's environment: as long as a loaded machine takes to save. What a test finds must not depend on it."""
 REPORT_FD = 200  # higher than any that the tests before have open
 
 
@@ -45,7 +47,9 @@ class Process:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.report.read_text().splitlines()]
+        # The last line may still be being written.
+        whole = self.report.read_text().rpartition("\n")[0]
+        return [json.loads(line) for line in whole.splitlines()]
 
     def reported(self, kind: str) -> list[dict[str, Any]]:
         return [message for message in self.messages if message["type"] == kind]
@@ -96,7 +100,9 @@ class Job:
         counts = {Role.PS: self.ps, Role.WORKER: self.workers}
         if self.api.has_separate_chief:
             counts[Role.CHIEF] = 1
-        addresses = iter(free_addresses(sum(counts.values())))
+        # Nobody else is given a port of the block, neither before its process listens there nor while it is away.
+        [self._block] = reserve_blocks(1)
+        addresses = (f"127.0.0.1:{port}" for port in self._block)
         self._cluster = {str(role): [next(addresses) for _ in range(count)] for role, count in counts.items()}
         for role, count in counts.items():
             for index in range(count):
@@ -112,6 +118,7 @@ class Job:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.process.kill()
             process.process.wait(DEADLINE_S)
+        self._block.claim.close()
         if kind is not None:
             for process in self.processes.values():
                 print(f"--- {process.task.name}\n{process.text[-3000:]}")
@@ -220,16 +227,6 @@ def stop_servers() -> None:
     if _servers.cache_info().currsize:
         _servers().kill()
         _servers().wait()
-
-
-def free_addresses(count: int) -> list[str]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    addresses = [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
-    for one in sockets:
-        one.close()
-    return addresses
 
 
 def wait_for(condition: Callable[[], object], process: Process) -> None:

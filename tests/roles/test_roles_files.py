@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dike import checkpoints
+from dike import checkpoints, reporting
 from dike.exceptions import BadInputError
 from dike.profile import Api, VariableSpec
 from dike.reporting import PROGRESS_INTERVAL_S, Reporter
@@ -26,7 +26,9 @@ class Clock:
         return self.now_s
 
 
-def test_progress_is_thinned_and_the_last_is_kept() -> None:
+def test_progress_is_thinned_and_the_last_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Every line is looked at: the thread that writes them may be slow to get its turn.
+    monkeypatch.setattr(reporting, "_FLUSH_TIMEOUT_S", 120.0)
     reader, writer = os.pipe()
     clock = Clock()
     reporter = Reporter(writer, clock)

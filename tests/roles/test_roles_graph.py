@@ -10,7 +10,7 @@ import pytest
 from dike import checkpoints
 from dike.profile import Api
 from dike.task import Role
-from tests.roles.roles_job import SCRIPTS, Job, step_of, wait_for
+from tests.roles.roles_job import PATIENT, SCRIPTS, Job, step_of, wait_for
 
 pytestmark = pytest.mark.tensorflow
 
@@ -28,9 +28,11 @@ def test_asynchronous_training_places_saves_survives_and_resumes(tmp_path: Path)
         results = [job.worker(index).result for index in (0, 1)]
         steps = sum(result["own_steps"] for result in results)
         assert 200 <= steps <= 204
+        # Who came late has never seen the first loss of the job.
+        first = max(result["losses"][0] for result in results if result["losses"])
         for result in results:
             if result["own_steps"] > 20:
-                assert result["losses"][1] < result["losses"][0] / 2
+                assert result["losses"][1] < first / 2
         # The metric's counters are each worker's own.
         assert [result["accuracy_devices"] for result in results if result["losses"]] == [
             [f"/job:worker/task:{index}"] for index in (0, 1) if results[index]["losses"]
@@ -89,9 +91,11 @@ def test_synchronous_training_ends(tmp_path: Path) -> None:
 
 
 def test_a_plain_session_loop_is_initialised_once_saved_and_restored(tmp_path: Path) -> None:
-    with Job(Api.GRAPH, SCRIPT, tmp_path, 2, 2, ("plain", "100000"), PLAN) as job:
+    with Job(Api.GRAPH, SCRIPT, tmp_path, 2, 2, ("plain", "100000"), PLAN, environment=PATIENT) as job:
         chief = job.chief
         wait_for(lambda: min(step_of(chief), step_of(job.worker(1))) > 50, chief)
+        # However long the save takes, the checkpoint is of few steps more than its name says.
+        job.worker(1).process.suspend()
         assert job.kill("worker:0", signal.SIGTERM) == 143
         saved = chief.reported("checkpoint")[-1]["step"]
         assert saved == latest_step(tmp_path) > 50
@@ -120,7 +124,7 @@ def test_a_plain_session_loop_is_initialised_once_saved_and_restored(tmp_path: P
     fresh = tmp_path / "fresh"
     with Job(Api.GRAPH, SCRIPT, fresh, 1, 1, ("finetune", str(saved + 90)), environment=pretrained) as job:
         assert job.chief.wait() == 0
-        # The other worker went on while that checkpoint was written.
+        # A step of the other worker may have been under way while that checkpoint was written.
         assert saved <= job.chief.result["first_step"] < saved + 90
         assert latest_step(fresh) >= saved + 90
 

@@ -11,7 +11,7 @@ import pytest
 
 from dike.profile import Api
 from dike.task import Role
-from tests.roles.roles_job import SCRIPTS, Job, Process, step_of, wait_for
+from tests.roles.roles_job import PATIENT, SCRIPTS, Job, Process, step_of, wait_for
 
 pytestmark = pytest.mark.tensorflow
 
@@ -117,14 +117,11 @@ def latest(folder: Path) -> int:
     return max(int(path.stem.rpartition("-")[2]) for path in (folder / "checkpoints" / "fit-0").glob("ckpt-*.index"))
 
 
-# As long as a loaded machine takes to save: what a test finds must not depend on it.
-PATIENT = {"DIKE_SAVE_TIMEOUT_S": "120"}
-
-
 def test_a_fit_survives_and_resumes(tmp_path: Path) -> None:
     script = SCRIPTS / "keras_long.py"
-    batches = 200
-    with Job(Api.KERAS, script, tmp_path, 1, 2, ("60",), checkpoint_interval_s=1.0, environment=PATIENT) as job:
+    # More epochs than any machine trains while this looks on.
+    batches, endless = 200, 5000
+    with Job(Api.KERAS, script, tmp_path, 1, 2, (str(endless),), checkpoint_interval_s=1.0, environment=PATIENT) as job:
         chief = job.chief
         wait_for(lambda: step_of(chief) > 100, chief)
         job.kill("worker:1")
@@ -138,10 +135,10 @@ def test_a_fit_survives_and_resumes(tmp_path: Path) -> None:
         saved = chief.reported("checkpoint")[-1]["step"]
         assert saved == latest(tmp_path)
         assert not chief.reported("resumed")
-        assert [message["steps"] for message in chief.reported("total")] == [60 * batches]
+        assert [message["steps"] for message in chief.reported("total")] == [endless * batches]
 
     # The next one dies of its ps, with one line that says so.
-    with Job(Api.KERAS, script, tmp_path, 1, 2, ("60",), checkpoint_interval_s=1.0, environment=PATIENT) as job:
+    with Job(Api.KERAS, script, tmp_path, 1, 2, (str(endless),), checkpoint_interval_s=1.0, environment=PATIENT) as job:
         chief = job.chief
         wait_for(lambda: step_of(chief) > saved + 20, chief)
         assert min(message["step"] for message in chief.reported("progress")) > saved

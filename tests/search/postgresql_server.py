@@ -6,7 +6,6 @@ import contextlib
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -16,10 +15,12 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
+from framework.embedded.ports import reserve_blocks
 from framework.search.database import open_database
+from tests.waiting import DEADLINE_S
 
 USER = "postgres"
-TIMEOUT_S = 60
+TIMEOUT_S = round(DEADLINE_S)
 
 
 @dataclass(frozen=True)
@@ -64,21 +65,21 @@ def postgresql_server() -> Iterator[PostgresqlServer]:
         user = USER
         os.chown(folder, entry.pw_uid, entry.pw_gid)
 
-    def run(*command: str | None) -> None:
+    def run(*command: str | int | None) -> None:
         subprocess.run(
             [str(part) for part in command], user=user, cwd=folder, check=True, capture_output=True, timeout=TIMEOUT_S
         )
 
     data = str(folder / "data")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    # While the server is stopped nobody is given its port, as one for outgoing connections would be.
+    (block,) = reserve_blocks(1)
+    port = block.first
     try:
         run(programs[0], "-D", data, "-U", USER, "-A", "trust", "-N", "--no-locale", "-E", "UTF8")
         options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={folder} -c fsync=off"
 
         def start() -> None:
-            run(programs[1], "-D", data, "-w", "-o", options, "-l", str(folder / "log"), "start")
+            run(programs[1], "-D", data, "-w", "-t", TIMEOUT_S, "-o", options, "-l", str(folder / "log"), "start")
 
         def stop() -> None:
             run(programs[1], "-D", data, "-m", "immediate", "stop")
@@ -89,4 +90,5 @@ def postgresql_server() -> Iterator[PostgresqlServer]:
         finally:
             stop()
     finally:
+        block.claim.close()
         shutil.rmtree(folder)

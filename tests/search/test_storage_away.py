@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,12 +21,15 @@ from tests.framework.conftest import dike_environment
 from tests.search.postgresql_server import PostgresqlServer
 from tests.search.search_stage import search_spec
 from tests.search.stored_search import FULL
-from tests.search.test_tune import Tune, command, expected
+from tests.search.test_tune import LONG, Tune, command, expected
 from tests.waiting import DEADLINE_S, wait_until
 
 IMPATIENT_DIKE = """
+from framework import lease
 from framework.search import database
 database.BUSY_TIMEOUT_S = 0.2
+# A heartbeat that writes slowly would be waited for no longer than the lock that the test takes.
+lease.HEARTBEAT_S = 3600.0
 from framework.cli import main
 main()
 """
@@ -34,7 +38,7 @@ main()
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Somebody else writes into the database, and does not come to an end."""
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+    with contextlib.closing(sqlite3.connect(path, DEADLINE_S, isolation_level=None)) as connection:
         connection.execute("BEGIN IMMEDIATE")
         yield
         connection.execute("ROLLBACK")
@@ -122,7 +126,10 @@ def test_a_server_that_is_restarted_is_waited_for(server: PostgresqlServer, tmp_
 def test_a_server_that_stays_away_is_an_error(
     server: PostgresqlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "AWAY_S", 0.1)
+    # Time that only waiting takes: the user is told before the first wait, however long it took to be refused.
+    now = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.append(now.pop() + seconds))
+    monkeypatch.setattr(database, "time", clock)
     notes: list[str] = []
     with on_server(server, "lost", tmp_path, notes.append) as (store, study):
         server.stop()
@@ -141,7 +148,7 @@ def test_a_server_that_stays_away_is_an_error(
 @pytest.mark.timeout(300)
 def test_dike_tune_says_how_to_go_on_and_can(tmp_path: Path) -> None:
     tune = Tune(tmp_path)
-    arguments = command(tune, "--policy", "fifo", "--checkpoint-interval", "1", lr="0.1,0.05", steps=60)
+    arguments = command(tune, "--policy", "fifo", "--checkpoint-interval", "1", lr="0.1,0.05", steps=LONG)
     process = subprocess.Popen(
         [sys.executable, "-c", IMPATIENT_DIKE, *map(str, arguments)],
         cwd=tmp_path,
@@ -157,5 +164,6 @@ def test_dike_tune_says_how_to_go_on_and_can(tmp_path: Path) -> None:
     assert "cannot be used: database is locked. Every trial is saved" in " ".join(stderr.split())
     assert "dike tune --resume count goes on" in " ".join(stderr.split())
     assert "Traceback" not in stderr
+    tune.hurry("0.1", "0.05")
     assert tune.json("tune", "--resume", "count")["complete"]
-    assert tune.trajectories() == {lr: expected(lr, 60) for lr in ("0.1", "0.05")}
+    assert tune.trajectories() == {lr: expected(lr, LONG) for lr in ("0.1", "0.05")}

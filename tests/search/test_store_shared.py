@@ -43,7 +43,12 @@ def owner(store: Store, **values: Any) -> None:
         connection.execute(update(SEARCHES).values(**values))
 
 
-def test_a_holder_elsewhere_is_gone_when_it_is_not_heard(store: Store, url: str) -> None:
+def test_a_holder_elsewhere_is_gone_when_it_is_not_heard(
+    store: Store, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nothing happens by time, however long the test takes: neither a heartbeat nor the end of its validity.
+    monkeypatch.setattr(lease, "HEARTBEAT_S", 3600.0)
+    monkeypatch.setattr(lease, "STALE_S", 3600.0)
     with closing(Store(url)) as other, store.lock("digits"):
         owner(store, owner_machine="elsewhere", owner_host="elsewhere")
         with pytest.raises(BadInputError, match="on elsewhere"), other.lock("digits"):
@@ -80,8 +85,11 @@ def test_optuna_and_dike_share_the_database(store: Store, url: str) -> None:
 
 WRITER = """
 import sys
+from framework.search import losses
 from framework.search.records import TrialRecord
 from framework.search.store import Store
+# None are merged, however many it gets to write.
+losses.LIMIT = sys.maxsize
 store = Store(sys.argv[1])
 store.open_search("digits")
 with store.lock("digits"):

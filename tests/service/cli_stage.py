@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from framework.cli import main
+from framework.embedded.ports import reserve_blocks
 from tests.framework.conftest import dike_command, dike_environment
 from tests.waiting import wait_until
 
@@ -36,7 +37,9 @@ class ServiceProcess:
     def __init__(self, folder: Path, master: str) -> None:
         self.folder = folder
         self.log = folder / "service.log"
-        self.port = 0
+        # Nobody takes it while the service is away; outgoing connections of other processes have ports above.
+        (self._block,) = reserve_blocks(1)
+        self.port = self._block.first
         self.master = master
         self._process: subprocess.Popen[bytes] | None = None
         users = {name: {"token_sha256": hashlib.sha256(token.encode()).hexdigest()} for name, token in TOKENS.items()}
@@ -66,7 +69,6 @@ class ServiceProcess:
             said=self.said,
             lost=self._has_ended,
         )
-        self.port = int(re.findall(r"listening at http://127\.0\.0\.1:(\d+)", self.said())[-1])
 
     def end(self, number: int = signal.SIGTERM) -> int:
         """Ends it with a signal; its exit status."""

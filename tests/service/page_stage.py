@@ -16,6 +16,7 @@ from typing import Any
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from framework.embedded import AgentSpec, EmbeddedCluster
+from framework.embedded.ports import reserve_blocks
 from framework.service.client import ServiceClient
 from tests.waiting import wait_until
 
@@ -37,7 +38,9 @@ class ServiceProcess:
         self._folder = folder
         self._cluster = EmbeddedCluster([AgentSpec("cpus:4;mem:4096;disk:4096", "rack:r1")])
         self._process: subprocess.Popen[bytes] | None = None
-        self._listen = "127.0.0.1:0"
+        # Nobody takes it while the service is away.
+        (self._block,) = reserve_blocks(1)
+        self._listen = f"127.0.0.1:{self._block.first}"
         self.log = folder / "service.log"
 
     def __enter__(self) -> ServiceProcess:

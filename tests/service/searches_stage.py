@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import queue
+import time
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,8 @@ class Stage:
 
     def take_over(self, name: str) -> None:
         """Does what `dike tune --resume` on another machine would."""
-        stranger = {"owner": "stranger", "owner_machine": "elsewhere", "owner_host": "elsewhere"}
+        stranger: dict[str, Any] = {"owner": "stranger", "owner_machine": "elsewhere", "owner_host": "elsewhere"}
+        # It does not fall silent, however long the test takes.
+        stranger["heartbeat_s"] = time.time() + 3600
         with self.store.engine.begin() as connection:
             connection.execute(update(SEARCHES).where(SEARCHES.c.name == name).values(stranger))

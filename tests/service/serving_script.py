@@ -1,4 +1,4 @@
-"""A service without clients, in a process of its own; sessions with ZooKeeper are short."""
+"""A service without clients, in a process of its own; tells its sessions with ZooKeeper, which last long."""
 
 from __future__ import annotations
 
@@ -6,15 +6,33 @@ import argparse
 import logging
 import sys
 from pathlib import Path
+from typing import Any
+
+from kazoo.client import KazooClient
+from kazoo.protocol.states import KazooState
 
 from dike.exceptions import DikeError
 from framework.service import election
 from framework.service.serving import ServeRequest, no_front, serve
 from framework.session import MesosAccess
+from tests.service.zookeeper_server import LONGEST_SESSION_S
 
 
 def note(text: str) -> None:
     print(text, flush=True)
+
+
+class TellingClient(KazooClient):
+    """Tells under which session and password ZooKeeper knows it."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.add_listener(self._tell)
+
+    def _tell(self, state: KazooState) -> None:
+        if state == KazooState.CONNECTED:
+            session, password = self.client_id
+            note(f"session {session} {password.hex()}")
 
 
 def main() -> None:
@@ -28,7 +46,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.log:
         logging.basicConfig(filename=options.log, level=logging.DEBUG)
-    election.SESSION_S = 2.0
+    # One that is only slow must not lose the election: the test ends a session when it is to end.
+    election.SESSION_S = LONGEST_SESSION_S
+    election.KazooClient = TellingClient  # type: ignore[attr-defined]
     secret = options.secret_file.read_text().strip() if options.secret_file else None
     mesos = MesosAccess(master=options.master, principal=options.principal, secret=secret)
     try:

@@ -17,7 +17,7 @@ from schemathesis.specs.openapi import checks
 
 from framework.service.records import JobRecord
 from tests.search.stored_search import SPEC
-from tests.service.api_stage import BUNDLE, TOKENS, ApiStage, api_stage, form, training
+from tests.service.api_stage import BUNDLE, DEADLINE_S, TOKENS, ApiStage, api_stage, form, training
 
 CHECKS = [
     not_a_server_error,
@@ -95,7 +95,8 @@ def test_every_answer_is_as_the_document_says(
             if case.path.endswith("/logs"):
                 # To follow a job that never ends would be right, and take for ever.
                 case.query = {**(case.query or {}), "follow": "false"}
-            answer = case.call_and_validate(headers={"Authorization": f"Bearer {TOKENS[user]}"}, checks=CHECKS)
+            headers = {"Authorization": f"Bearer {TOKENS[user]}"}
+            answer = case.call_and_validate(headers=headers, checks=CHECKS, timeout=DEADLINE_S)
             statuses.add(answer.status_code)
             if answer.status_code >= 400 and not case.path.startswith(("/healthz", "/metrics")):
                 assert list(answer.json()) == ["detail"]

@@ -25,7 +25,7 @@ from framework.service.records import JobKind, JobRecord
 from framework.service.seat import Seat
 from tests.embedded.embedded_support import RawFramework
 from tests.service.played_cluster import PlayedJob, RecordingJournal
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.mesos
 
@@ -56,7 +56,7 @@ class Framework:
     """A hub with a subscription of its own."""
 
     def __init__(self, cluster: EmbeddedCluster, role: str) -> None:
-        self.master = mesos_master.connect(cluster.master, 10.0)
+        self.master = mesos_master.connect(cluster.master, DEADLINE_S)
         self.scheduler = events.EventScheduler()
         self.driver = Driver(FrameworkSettings("hub", "nobody", role=role), self.master.uri, self.scheduler)
         self.directory = AgentDirectory(self.master.ask, role)

@@ -225,7 +225,9 @@ def test_a_search_that_was_killed_goes_on(service: ServiceProcess, tmp_path: Pat
     def processes() -> int:
         return len({process for process, _ in trained("0.02")})
 
-    options = ("--param", "lr=0.01,0.02", "--policy", "fifo", "--slots", "1", "--slot-mem", "256")
+    # A trial that were too slow to save when it is told to end would begin anew.
+    patience = ("--suspend-timeout", "150")
+    options = ("--param", "lr=0.01,0.02", "--policy", "fifo", "--slots", "1", "--slot-mem", "256", *patience)
     script = (COUNTING, "--", "--steps", "100000", "--pause", "0.02", "--diary", diary)
     done = service.dike("tune", "--detach", "--name", "resumed", *options, *script)
     assert done.returncode == 0, done.stderr

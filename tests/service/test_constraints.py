@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dike.exceptions import BadInputError, InfeasibleError
@@ -81,7 +82,7 @@ def test_a_request_with_a_malformed_constraint_is_refused() -> None:
 
 @pytest.mark.filterwarnings("ignore:Possible nested set:FutureWarning")
 @given(pattern=st.text(alphabet="ab.*+?|()[]{}1,\\^$", max_size=24), length=st.integers(0, 300))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_whatever_pattern_is_admitted_is_compared_soon(pattern: str, length: int) -> None:
     try:
         constraints = parse_constraints([f"name:LIKE:{pattern}"])
@@ -95,6 +96,7 @@ def test_whatever_pattern_is_admitted_is_compared_soon(pattern: str, length: int
 
 
 @given(value=st.text(alphabet="abc-", min_size=1, max_size=6), actual=st.text(alphabet="abc-", max_size=6))
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_an_operator_and_its_opposite_never_agree(value: str, actual: str) -> None:
     for operator, opposite in ((Operator.IS, Operator.IS_NOT), (Operator.IN, Operator.NOT_IN)):
         one, other = (
@@ -106,7 +108,9 @@ def test_an_operator_and_its_opposite_never_agree(value: str, actual: str) -> No
 def test_no_agent_at_all_and_none_that_is_admitted_are_told_apart() -> None:
     slave = {"id": "S0", "hostname": "agent-0", "active": True, "resources": {"cpus": 4}, "attributes": {"rack": "r1"}}
     slaves = [slave]
-    directory = AgentDirectory(lambda path: {"slaves": slaves})
+    here = threading.current_thread()
+    # What is asked in the background is not answered: it might be late, and tell of those before.
+    directory = AgentDirectory(lambda path: {"slaves": slaves} if threading.current_thread() is here else None)
     directory.refresh()
     assert len(agents_for(directory, ["rack:IS:r1"])() or ()) == 1
     with pytest.raises(InfeasibleError, match="No agent meets --constraint rack:IS:r7"):

@@ -17,6 +17,7 @@ from framework.service.reception import Reception
 from framework.service.records import JobState
 from tests.service.dying_service import AFTER_ACCEPT, BEFORE_ACCEPT, BEFORE_LAST_ACKNOWLEDGEMENT, NEVER
 from tests.service.failover_stage import ROOT, Stage, staged
+from tests.waiting import DEADLINE_S
 
 pytestmark = [pytest.mark.mesos]
 
@@ -98,14 +99,18 @@ def test_a_job_trains_on_under_services_that_are_killed(stage: Stage) -> None:
     assert losses == sorted(losses, reverse=True), "training began anew"
 
 
+def tear_down(stage: Stage, framework_id: str | None) -> None:
+    url, wanted = f"http://{stage.cluster.master}/teardown", {"frameworkId": framework_id}
+    assert httpx.post(url, data=wanted, trust_env=False, timeout=DEADLINE_S).is_success
+
+
 def test_a_framework_that_was_torn_down_starts_its_jobs_again_under_another_id(stage: Stage, standin: Path) -> None:
     job = stage.submit([])
     service = stage.serve(NEVER, standin)
     stage.wait_until(lambda: len(stage.running(job.id)) == 2, "the tasks")
     before = {task.task_id for task in stage.running(job.id)}
     first_id = stage.store.framework_id()
-    torn_down = httpx.post(f"http://{stage.cluster.master}/teardown", data={"frameworkId": first_id}, trust_env=False)
-    assert torn_down.is_success
+    tear_down(stage, first_id)
     stage.wait_until(lambda: {task.task_id for task in stage.running(job.id)} - before, "tasks of a new framework")
     assert service.poll() is None
     assert stage.store.framework_id() not in (None, first_id)
@@ -115,7 +120,7 @@ def test_a_framework_that_was_torn_down_starts_its_jobs_again_under_another_id(s
     second_id = stage.store.framework_id()
     service.kill()
     service.wait()
-    httpx.post(f"http://{stage.cluster.master}/teardown", data={"frameworkId": second_id}, trust_env=False)
+    tear_down(stage, second_id)
     stage.serve(NEVER, standin)
     stage.wait_until(
         lambda: stage.store.framework_id() not in (None, first_id, second_id) and len(stage.running(job.id)) == 2,

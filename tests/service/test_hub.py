@@ -355,7 +355,8 @@ def test_offers_of_several_agents_are_gathered_for_a_job_that_needs_them_at_once
 
 def test_what_was_lost_is_logged_in_words_and_a_normal_end_is_not(caplog: pytest.LogCaptureFixture) -> None:
     stage = HubStage({"agent-0": 4.0})
-    with caplog.at_level(logging.INFO):
+    # Of this logger only: other tests' threads may log something.
+    with caplog.at_level(logging.INFO, "framework.service.hub"):
         stage.hub.handle(events.ExecutorLost("S0", "one", 0))
         stage.hub.handle(events.ExecutorLost("S0", "two", 9))
         stage.hub.handle(events.AgentLost("S0"))

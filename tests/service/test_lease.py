@@ -81,6 +81,7 @@ def test_who_waits_gets_the_lease_when_it_is_free(url: str, monkeypatch: pytest.
 
 def test_who_was_stopped_for_long_asks_before_it_subscribes_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "HEARTBEAT_S", 1000.0)
+    monkeypatch.setattr(lease, "STALE_S", 1000.0)
     lost: list[str] = []
     with closing(ServiceStore(url)) as store, store.lock(lost.append) as held:
         take_over(store)
@@ -91,7 +92,7 @@ def test_who_was_stopped_for_long_asks_before_it_subscribes_again(url: str, monk
         assert len(lost) == 1
         driver = Driver(FrameworkSettings("test", "nobody"), "127.0.0.1:1", EventScheduler(), held.is_certain)
         assert driver.gen_request() == b""
-        monkeypatch.setattr(lease, "STALE_S", 15.0)
+        monkeypatch.setattr(lease, "STALE_S", 1000.0)
         assert b"SUBSCRIBE" in driver.gen_request()
 
 

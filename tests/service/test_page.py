@@ -153,6 +153,8 @@ def test_shows_a_search_with_its_trials_and_slots(
         assert "lr=0.1" in page.get_by_role("region", name="Trials by loss").inner_text()
         best = page.locator("tr.best")
         assert "lr=0.3" in best.inner_text()
+        # The slices are asked for beside the trials, and may be those of a moment before.
+        page.locator(".slice", has_text="2").first.wait_for()
         assert {slot.inner_text() for slot in page.locator(".slice").all()} == {"0", "1", "2"}
         assert "loss of 3 trials" in (page.locator(".curves").get_by_role("img").get_attribute("aria-label") or "")
         page.locator(".title .state-finished").wait_for()

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dike.exceptions import BadInputError, InfeasibleError
 from framework import events, starting
-from framework.background import Background, Threads
 from framework.job_plan import plan_request
 from framework.service import dealing
 from framework.service.fruitless import FORGET_S
@@ -22,37 +18,16 @@ from framework.service.lending import LOAN_S, PLANNING_LOAN_S
 from framework.service.offer_pool import offer_id
 from framework.service.reception import Reception
 from framework.service.requests import read_request
-from framework.service.seat import Seat
 from framework.service.service import Service
 from framework.service.store import ServiceStore
-from framework.training import TrainingJob
-from solver import NodeClass, Plan, PlanRequest, make_plan
-from tests.framework.job_stage import GIB, Watcher, spec
+from solver import NodeClass, make_plan
+from tests.framework.job_stage import GIB, spec
 from tests.framework.played_mesos import PlayedMesos
 from tests.service.api_stage import BUNDLE, training
+from tests.service.planning_stage import HeldPlanner, Later, PlanningStage
 from tests.service.played_cluster import HubStage
 from tests.service.surroundings import played_surroundings
 from tests.waiting import DEADLINE_S, wait_until
-
-
-class HeldPlanner:
-    """Plans as the real one, but not before it may."""
-
-    def __init__(self) -> None:
-        self.may = threading.Event()
-        self.asked: list[set[str]] = []
-        self.answered = 0
-        self.error: Exception | None = None
-
-    def __call__(self, request: PlanRequest) -> Plan:
-        self.asked.append({node.name for node in request.cluster.nodes})
-        assert self.may.wait(DEADLINE_S)
-        try:
-            if self.error is not None:
-                raise self.error
-            return make_plan(request)
-        finally:
-            self.answered += 1
 
 
 @pytest.fixture
@@ -61,84 +36,6 @@ def planner(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldPlanner]:
     monkeypatch.setattr("framework.job_plan.make_plan", held)
     yield held
     held.may.set()
-
-
-class Later:
-    """Does things when it is told to (a `Background`)."""
-
-    def __init__(self) -> None:
-        self.begun = 0
-        self._due: list[Callable[[], None]] = []
-
-    def start(self, work: Callable[[], Any]) -> Future[Any]:
-        future: Future[Any] = Future()
-        self.begun += 1
-        self._due.append(lambda: future.set_result(work()))
-        return future
-
-    def go(self) -> None:
-        due, self._due = self._due, []
-        for do in due:
-            do()
-
-
-class LaunchWatcher(Watcher):
-    def __init__(self) -> None:
-        super().__init__()
-        self.launches: list[set[str]] = []
-
-    def launched(self, tasks: Any) -> None:
-        self.launches.append({task.node for task in tasks})
-
-
-class PlanningStage(HubStage):
-    """A hub whose training jobs plan in threads; the planner is held."""
-
-    def __init__(self, agents: dict[str, float], background: Background | None = None) -> None:
-        self.woken = 0
-        super().__init__(agents, background=background or Threads(self._wake))
-        self.watchers: dict[str, LaunchWatcher] = {}
-
-    def _wake(self) -> None:
-        self.woken += 1
-
-    def train(self, job_id: str, state: dict[str, Any] | None = None, **changes: Any) -> TrainingJob:
-        self.watchers.setdefault(job_id, LaunchWatcher())
-
-        def make(seat: Seat) -> TrainingJob:
-            return TrainingJob(
-                spec(job_id=job_id, **changes),
-                seat,
-                self.watchers[job_id],
-                lambda: None,
-                lambda: self.master.now,
-                state=state,
-                patient=True,
-                background=seat.background,
-            )
-
-        job = self.hub.admit(job_id, "ada", next(self._numbers), make).tenant
-        assert isinstance(job, TrainingJob)
-        return job
-
-    def begin(self, job_id: str) -> TrainingJob:
-        """A job that plans."""
-        job = self.train(job_id)
-        self.run(2.0)
-        assert job.is_planning
-        return job
-
-    def until(self, condition: Callable[[], object], what: str) -> None:
-        def go_round(pause_s: float) -> None:
-            time.sleep(pause_s)
-            self.step(0.25)
-
-        wait_until(condition, what, pause=go_round)
-
-    def rescind(self, agent: str) -> None:
-        for one in [one for one, (where, _) in self.master.offered.items() if where == agent]:
-            del self.master.offered[one]
-            self.hub.handle(events.OfferRescinded(one))
 
 
 def test_while_one_job_plans_another_is_launched_updated_and_ended(planner: HeldPlanner) -> None:

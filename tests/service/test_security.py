@@ -9,6 +9,7 @@ import dataclasses
 import gzip
 import io
 import json
+import os
 import queue
 import re
 import stat
@@ -32,7 +33,7 @@ from framework.service.records import JobState
 from framework.service.requests import read_request
 from framework.service.store import ServiceStore
 from tests.framework.job_stage import profile
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 
 ROOT = Path(__file__).parents[2]
 SECRET = "principals-secret-4711"
@@ -67,11 +68,12 @@ class Look:
 
 
 def files(folder: Path) -> Iterator[tuple[str, bytes]]:
-    for path in folder.rglob("*"):
-        # Sandboxes' temporary files come and go.
-        with contextlib.suppress(FileNotFoundError):
-            if path.is_file() and not path.is_symlink():
-                yield str(path.relative_to(folder)), path.read_bytes()
+    # Sandboxes' temporary files and folders come and go; `Path.rglob` fails where a folder does.
+    for parent, _, names in os.walk(folder):
+        for path in (Path(parent, name) for name in names):
+            with contextlib.suppress(FileNotFoundError):
+                if path.is_file() and not path.is_symlink():
+                    yield str(path.relative_to(folder)), path.read_bytes()
 
 
 def processes(service: psutil.Process, cluster: EmbeddedCluster) -> Iterator[tuple[str, bytes]]:
@@ -79,16 +81,18 @@ def processes(service: psutil.Process, cluster: EmbeddedCluster) -> Iterator[tup
     for process in (service, supervisor, *supervisor.children(recursive=True)):
         # So do the processes that look after containers.
         with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
+            found = {part: Path(f"/proc/{process.pid}/{part}").read_bytes() for part in ("cmdline", "environ")}
+            # Asked last: what begins a script meanwhile has the script's environment from then on.
             name = "script" if "dike.launch" in process.cmdline() else "other"
-            for part in ("cmdline", "environ"):
-                yield f"{name} {process.pid} {part}", Path(f"/proc/{process.pid}/{part}").read_bytes()
+            for part, content in found.items():
+                yield f"{name} {process.pid} {part}", content
 
 
 def answers(cluster: EmbeddedCluster) -> Iterator[tuple[str, bytes]]:
     addresses = [f"{cluster.master}/{path}" for path in ("state", "tasks", "frameworks", "slaves")]
     addresses += [f"127.0.0.1:{agent.port}/{path}" for agent in cluster.agents for path in ("state", "containers")]
     for address in addresses:
-        answer = httpx.get(f"http://{address}", trust_env=False)
+        answer = httpx.get(f"http://{address}", timeout=DEADLINE_S, trust_env=False)
         assert answer.is_success
         yield address, answer.content
 

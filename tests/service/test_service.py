@@ -185,7 +185,8 @@ def test_a_job_that_waits_is_killed_at_once_and_one_that_runs_when_its_tasks_hav
     assert sorted(stage.mesos.killed) == sorted(task.task_id for task in tasks)
     stage.start()
     assert stage.job(runs).state is JobState.ENDING
-    assert sorted(stage.mesos.killed) == sorted(task.task_id for task in tasks)
+    # Each more than once if the start took some seconds.
+    assert set(stage.mesos.killed) == {task.task_id for task in tasks}
     for task in tasks:
         stage.update(task, "TASK_KILLED")
     assert stage.job(runs).state is JobState.KILLED

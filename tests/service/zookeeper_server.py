@@ -12,12 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from kazoo.client import KazooClient
 
-from tests.waiting import wait_until
+from framework.embedded.ports import reserve_blocks
+from tests.waiting import DEADLINE_S, wait_until
 
 JARS = Path("/usr/share/java")
 TICK_MS = 500
-"""Sessions end between 2 and 20 ticks after the client's last word."""
+"""Sessions last 2 ticks at least."""
+LONGEST_SESSION_S = 120.0
 
 
 class ZooKeeper:
@@ -34,6 +37,13 @@ class ZooKeeper:
     def thaw(self) -> None:
         self._process.send_signal(signal.SIGCONT)
 
+    def end_session(self, session: int, password: bytes) -> None:
+        """Ends a client's session, as if nothing had been heard of that for long enough."""
+        client = KazooClient(self.hosts, client_id=(session, password))
+        client.start(DEADLINE_S)
+        client.stop()
+        client.close()
+
 
 @contextlib.contextmanager
 def zookeeper_server() -> Iterator[ZooKeeper]:
@@ -41,14 +51,16 @@ def zookeeper_server() -> Iterator[ZooKeeper]:
     java, library = shutil.which("java"), JARS / "zookeeper.jar"
     if java is None or not library.exists():
         pytest.skip(f"ZooKeeper is not installed ({library}, java)")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (block,) = reserve_blocks(1)  # For as long as it runs: no other test may take the port before it does.
+    port = block.first
     options = ["-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dzookeeper.admin.enableServer=false"]
     main = "org.apache.zookeeper.server.ZooKeeperServerMain"
     with tempfile.TemporaryDirectory(prefix="dike-zookeeper-") as folder:
-        log = Path(folder) / "log"
-        command = [java, *options, "-cp", f"{library}:{JARS / 'slf4j-nop.jar'}", main, str(port), folder, str(TICK_MS)]
+        log, config = Path(folder) / "log", Path(folder) / "zoo.cfg"
+        settings = {"clientPort": port, "dataDir": folder, "tickTime": TICK_MS}
+        settings["maxSessionTimeout"] = round(1000 * LONGEST_SESSION_S)
+        config.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        command = [java, *options, "-cp", f"{library}:{JARS / 'slf4j-nop.jar'}", main, str(config)]
         with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
             try:
                 _wait(process, port, log)

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks import measured
 from benchmarks.shaped_hosts import PREFIX, HostsError, ShapedHosts, why_not
-from tests.waiting import is_alive
+from tests.waiting import is_alive, wait_until
 
 REASON = why_not()
 needs_namespaces = pytest.mark.skipif(REASON is not None, reason=REASON or "")
@@ -43,12 +43,23 @@ def test_without_root_it_says_that_it_needs_root(monkeypatch: pytest.MonkeyPatch
 def test_the_slower_card_decides_in_both_directions_and_can_be_changed() -> None:
     slow, fast = 20.0, 20.0 * RATIO
     with ShapedHosts([slow, fast, 4 * fast]) as hosts:
-        at_fast = [hosts.transfer_mbps(*pair, COUNT) for pair in ((1, 2), (2, 1))]
-        at_slow = [hosts.transfer_mbps(*pair, COUNT) for pair in ((0, 2), (2, 0), (0, 1), (1, 0))]
-        assert all(mbps < slow * 1.1 for mbps in at_slow)
-        assert min(at_fast) / max(at_slow) == pytest.approx(RATIO, rel=0.3)
+
+        def reaches(rate_mbps: float, source: int, target: int) -> None:
+            """A link is never faster than it is said to be, and as fast as that once nothing else delays a transfer."""
+
+            def is_as_fast() -> bool:
+                mbps = hosts.transfer_mbps(source, target, COUNT)
+                assert mbps < rate_mbps * 1.1
+                return mbps > rate_mbps * 0.8
+
+            wait_until(is_as_fast, f"{rate_mbps} Mbit/s from host {source} to host {target}")
+
+        for pair in ((1, 2), (2, 1)):
+            reaches(fast, *pair)
+        for pair in ((0, 2), (2, 0), (0, 1), (1, 0)):
+            reaches(slow, *pair)
         hosts.set_rate(0, fast)
-        assert hosts.transfer_mbps(0, 2, COUNT) / max(at_slow) == pytest.approx(RATIO, rel=0.3)
+        reaches(fast, 0, 2)
 
 
 @needs_namespaces
@@ -78,11 +89,14 @@ def test_a_link_that_cannot_be_made_names_the_command_and_leaves_nothing() -> No
 
 @needs_namespaces
 def test_what_a_killed_run_left_is_removed_by_the_next() -> None:
+    # The process is on its host before the program is killed: only from there is it known whose it is.
     program = (
         "import os, signal\n"
         "from benchmarks.shaped_hosts import ShapedHosts\n"
         "hosts = ShapedHosts([100.0, 100.0]).__enter__()\n"
-        "print(hosts.start(0, ['sleep', '600']).pid, flush=True)\n"
+        "sleeper = hosts.start(0, ['sh', '-c', 'echo; exec sleep 600'])\n"
+        "sleeper.stdout.readline()\n"
+        "print(sleeper.pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     killed = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)

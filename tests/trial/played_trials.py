@@ -22,7 +22,7 @@ from dike.trial import folders, randomness
 from dike.trial.runtime import TrialRuntime
 from dike.trial.spec import EXIT_BAD_INPUT, EXIT_SUSPENDED, TrialSpec
 
-_DEADLINE_S = 60
+_DEADLINE_S = 180
 _MOST_RUNS = 50
 
 Case = dict[str, Any]

@@ -22,7 +22,7 @@ from executor.process import wait_readable
 from executor.zygote import ForkRequest, Zygote
 from tests.executor.polled_zygote import poll_until
 
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 _PR_SET_CHILD_SUBREAPER = 36
 
 Report = dict[str, Any]

@@ -89,8 +89,8 @@ import atexit, threading, time
 import dike
 dike.report(1, loss=0.5)
 atexit.register(lambda: print("at exit"))
-threading.Thread(target=lambda: (time.sleep(0.1), dike.report(2, loss=0.25), print("thread"))).start()
 print("buffered", end="")
+threading.Thread(target=lambda: (time.sleep(0.1), dike.report(2, loss=0.25), print("thread"))).start()
 """
 
 

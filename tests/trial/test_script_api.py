@@ -39,6 +39,14 @@ for step in range(first, STEPS + 1):
         while True:  # the request to suspend comes now
             report(step, loss=state["loss"]); time.sleep(0.01)
 """
+# It has been asked to suspend itself before its first step.
+PLAIN = """
+import time
+import dike
+from dike.trial.runtime import runtime
+while not runtime().suspend_requested: time.sleep(0.01)
+for step in range(1, 4): dike.report(step, loss=1 / step)
+"""
 
 
 def losses(diary: Path) -> dict[int, str]:
@@ -125,7 +133,7 @@ def test_an_objective_that_is_reported_by_name(plain_slot: Slot, script: Path, t
 
 
 def test_a_script_without_checkpoint_is_not_preemptible(plain_slot: Slot, tmp_path: Path) -> None:
-    script = plain_slot.write("plain.py", "import dike\nfor step in range(1, 4): dike.report(step, loss=1 / step)\n")
+    script = plain_slot.write("plain.py", PLAIN)
     run = plain_slot.start(script, trial(tmp_path))
     run.suspend()
     run.read()

@@ -293,7 +293,7 @@ def test_a_script_that_searches_twice(tmp_path: Path) -> None:
         env={**dike_environment(), "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     refusal, numbers, is_within, is_best = done.stdout.splitlines()
