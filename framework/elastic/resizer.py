@@ -234,7 +234,7 @@ class Resizer(ReportListener):
             if target is not None:
                 self._begin(target, agents, f"{slow.name} on {slow.node} is too slow", now_s)
                 return
-            self._observer.note(f"{slow.name} stays where it is: no other agent has room for it")
+            self._stragglers.stays(slow)
         layouts = self._judge.layouts(agents, now_s)
         choice = self._judge.choose(layouts, now_s)
         if choice is not None:

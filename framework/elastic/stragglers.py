@@ -82,20 +82,26 @@ class StragglerFinder:
         self._run = run
         self._observer = observer
         self._detector = StragglerDetector()
-        self._known: set[str] = set()
+        self._told: set[str] = set()
+        self._stays: set[str] = set()
 
     def find(self, rates: Mapping[int, float]) -> JobTask | None:
-        """Takes one report in; returns a task that has not been found before."""
+        """Takes one report in; returns a task that has been slow since one was found last."""
         straggler = self._detector.add(rates)
         if straggler is None:
             return None
         self._detector.forget()
         slow = next((one for one in self._run.members if one.name == f"worker:{straggler.index}"), None)
-        if slow is None or slow.task_id in self._known:
-            return None
-        self._known.add(slow.task_id)
-        self._observer.note(str(straggler))
+        if slow is not None and slow.task_id not in self._told:
+            self._told.add(slow.task_id)
+            self._observer.note(str(straggler))
         return slow
+
+    def stays(self, slow: JobTask) -> None:
+        """No other agent has room for it now."""
+        if slow.task_id not in self._stays:
+            self._stays.add(slow.task_id)
+            self._observer.note(f"{slow.name} stays where it is until another agent has room for it")
 
     def forget(self) -> None:
         """The workers are others from now on."""

@@ -319,12 +319,26 @@ def test_a_straggler_stays_where_no_other_agent_has_room() -> None:
     slow = next(task for task in stage.job.tasks if task.name == "worker:1")
     slow_down(stage)
     stage.look(stage.mesos.offer(int(slow.node[-1])))
-    assert "no other agent has room" in stage.watcher.notes[-1]
+    assert "until another agent has room" in stage.watcher.notes[-1]
     assert stage.watcher.reasons == []
-    # It is not told of again, and does not keep the job from giving way.
+    # It is not told of again, and replaced as soon as another has.
     told = list(stage.watcher.notes)
     slow_down(stage, 2 * REPORTS)
+    stage.look(stage.mesos.offer(int(slow.node[-1])))
     assert stage.watcher.notes == told
+    slow_down(stage)
+    stage.look(stage.mesos.offer(5))
+    assert stage.watcher.reasons == [f"worker:1 on {slow.node} is too slow"]
+
+
+def test_a_straggler_does_not_keep_the_job_from_giving_way() -> None:
+    stage = ElasticStage(elastic())
+    stage.start_training(agents=2)
+    slow_down(stage)
+    stage.demand = waiting()
+    stage.look()
+    assert "until another agent has room" in stage.watcher.notes[-1]
+    assert "a search waits" in stage.watcher.reasons[0]
 
 
 def test_a_straggler_that_stays_does_not_keep_the_job_from_growing() -> None:
@@ -333,7 +347,7 @@ def test_a_straggler_that_stays_does_not_keep_the_job_from_growing() -> None:
     slow = next(task for task in stage.job.tasks if task.name == "worker:1")
     slow_down(stage)
     stage.look(stage.mesos.offer(int(slow.node[-1])))
-    assert "no other agent has room" in stage.watcher.notes[-1]
+    assert "until another agent has room" in stage.watcher.notes[-1]
     assert len(stage.watcher.reasons) == 1
     assert [task.name for task in stage.job.all_tasks.values() if not task.member] == ["worker:2"]
 
