@@ -13,7 +13,6 @@ from benchmarks.jobs import PARTS as JOBS_PARTS
 from benchmarks.machine import describe_machine
 from benchmarks.search import PARTS as SEARCH_PARTS
 from benchmarks.solver import PARTS as SOLVER_PARTS
-from framework.session import sigterm_as_interrupt
 
 NAMES = (
     "solver",
@@ -66,6 +65,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # What a benchmark has started ends with it.
-    with sigterm_as_interrupt():
-        main()
+    main()

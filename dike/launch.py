@@ -62,6 +62,7 @@ def _leave(code: int) -> NoReturn:
     """Ends the process at once: a gRPC server may never end."""
     process.teardown.exit_code = code
     atexit._run_exitfuncs()  # the script's own; those of TensorFlow have limited time
+    process.teardown.end()
     reporter().close()
     if code == 0 and process.termination.is_the_scripts:
         # It was told to end, and did; that is not the end of its work.

@@ -24,7 +24,7 @@ PROGRESS_INTERVAL_S = 0.5
 """Progress is written at most this often; the last one is always written."""
 
 _QUEUE_LENGTH = 256
-_FLUSH_TIMEOUT_S = 10.0
+_FLUSH_TIMEOUT_S = 5.0
 
 
 class Reporter:
@@ -82,14 +82,15 @@ class Reporter:
             self._flush_progress()
 
     def close(self) -> None:
-        """Writes what was kept back and waits a moment until it is out."""
+        """Writes what was kept back and waits until all is out, for 5 s at most."""
         self._flush_progress()
         if self._thread is not None and self._thread.is_alive():
+            deadline = time.monotonic() + _FLUSH_TIMEOUT_S
             try:
                 self._lines.put(None, timeout=_FLUSH_TIMEOUT_S)
             except queue.Full:
                 return  # nobody reads: the lines are lost on purpose
-            self._thread.join(_FLUSH_TIMEOUT_S)
+            self._thread.join(max(0.0, deadline - time.monotonic()))
 
     def _flush_progress(self) -> None:
         if self._pending is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Protocol, TypeVar
 
 AT_A_TIME = 2
@@ -18,8 +18,12 @@ Result = TypeVar("Result")
 class Background(Protocol):
     """Where work is done that must not hold up the loop."""
 
-    def start(self, work: Callable[[], Result]) -> Future[Result]:
+    def start(self, work: Callable[[], Result], wait_s: float = 0.0) -> Future[Result]:
         """Begins work, which must not touch what the loop may change meanwhile.
+
+        Args:
+            work: what is to be done.
+            wait_s: so long its end is waited for, if it begins at once.
 
         Returns:
             Its result, or what it has raised; to be looked for in every round of the loop, or cancelled.
@@ -29,7 +33,7 @@ class Background(Protocol):
 class AtOnce:
     """Does it before anything else (a `Background`)."""
 
-    def start(self, work: Callable[[], Result]) -> Future[Result]:
+    def start(self, work: Callable[[], Result], wait_s: float = 0.0) -> Future[Result]:
         """As `Background.start`; the result is there."""
         future: Future[Result] = Future()
         _do(work, future)
@@ -49,16 +53,21 @@ class Threads:
         self._woken = woken
         self._turns = threading.Semaphore(AT_A_TIME)
 
-    def start(self, work: Callable[[], Result]) -> Future[Result]:
+    def start(self, work: Callable[[], Result], wait_s: float = 0.0) -> Future[Result]:
         """As `Background.start`."""
         future: Future[Result] = Future()
+        has_turn = self._turns.acquire(blocking=False)
         # The threads of a `ThreadPoolExecutor` would have to end before the process can.
-        threading.Thread(target=self._take_turn, args=(work, future), name=THREAD, daemon=True).start()
+        threading.Thread(target=self._take_turn, args=(work, future, has_turn), name=THREAD, daemon=True).start()
+        if has_turn:
+            wait([future], wait_s)
         return future
 
-    def _take_turn(self, work: Callable[[], Result], future: Future[Result]) -> None:
-        with self._turns:
-            _do(work, future)
+    def _take_turn(self, work: Callable[[], Result], future: Future[Result], has_turn: bool) -> None:
+        if not has_turn:
+            self._turns.acquire()
+        _do(work, future)
+        self._turns.release()
         self._woken()
 
 

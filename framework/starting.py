@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Hashable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -173,8 +173,8 @@ class Starter:
             dataclasses.replace(agent, offer_ids=list(agent.offer_ids), resources=list(agent.resources))
             for agent in self._desk.gathering.agents
         )
-        self._asked = _Asked(self._background.start(functools.partial(self._start_on, offered)), offered)
-        wait([self._asked.answer], timeout=QUICK_PLAN_S)
+        work = functools.partial(self._start_on, offered)
+        self._asked = _Asked(self._background.start(work, QUICK_PLAN_S), offered)
 
     def _ask_why_no_offer(self) -> None:
         if self._asked is None:

@@ -77,11 +77,11 @@ def _burst(service: PlayedService) -> tuple[list[str], list[float]]:
     is_over = threading.Event()
     with ThreadPoolExecutor() as pool:
         looking = pool.submit(_look_on, service, timings, is_over)
-        placing = pool.submit(_place_others, service, is_over)
         begun = time.perf_counter()
         try:
             ids = _submit_all(service, timings)
             submitted_s = time.perf_counter() - begun
+            placing = pool.submit(_place_others, service, is_over)
             states = _wait_for_all(service)
             all_s = time.perf_counter() - begun
         finally:

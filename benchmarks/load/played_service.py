@@ -21,6 +21,7 @@ from framework.embedded.ports import reserve_blocks
 from framework.service.client import ServiceClient
 from framework.service.records import JobState
 from framework.service.requests import TrainingRequest
+from framework.session import sigterm_as_interrupt
 
 STARTED_S = 60.0
 LOOK_S = 0.05
@@ -78,6 +79,8 @@ class PlayedService:
 def played_service(agents: int, cpus_of_agent: float) -> Iterator[PlayedService]:
     """Starts cluster and service; ends both."""
     with contextlib.ExitStack() as stack:
+        # What is started here ends with us.
+        stack.enter_context(sigterm_as_interrupt())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dike-load-")))
         python = folder / "python"
         executor = Path(__file__).with_name("quick_executor.py")

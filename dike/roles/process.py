@@ -117,12 +117,18 @@ class Teardown:
     def __init__(self, timeout_s: float = TEARDOWN_TIMEOUT_S) -> None:
         self.exit_code = 0
         self._timeout_s = timeout_s
+        self._deadline: threading.Timer | None = None
 
     def begin(self) -> None:
         """The time begins to count."""
-        deadline = threading.Timer(self._timeout_s, lambda: os._exit(self.exit_code))
-        deadline.daemon = True
-        deadline.start()
+        self._deadline = threading.Timer(self._timeout_s, lambda: os._exit(self.exit_code))
+        self._deadline.daemon = True
+        self._deadline.start()
+
+    def end(self) -> None:
+        """It did not hang."""
+        if self._deadline is not None:
+            self._deadline.cancel()
 
 
 termination = Termination()

@@ -60,6 +60,7 @@ def conclude(trial: TrialRuntime, body: Callable[[], object]) -> NoReturn:
     process.teardown.exit_code = code
     # Those of the script; the ones of TensorFlow have limited time.
     atexit._run_exitfuncs()
+    process.teardown.end()
     trial.leave(code)
 
 

@@ -72,7 +72,7 @@ class Resizer(ReportListener):
         self._slots = ElasticSlots(mesos)
         self._adoption: Adoption | None = None
         self._nodes: tuple[NodeClass, ...] = ()
-        self._stragglers = StragglerFinder(run, observer)
+        self._stragglers = StragglerFinder(run, observer, spec.resize_interval_s)
         self._straggler: JobTask | None = None
         self._change: Change | None = None
         self._looking = Looking(mesos, desk)
@@ -151,7 +151,7 @@ class Resizer(ReportListener):
     def rates(self, task: JobTask, workers: Mapping[int, float]) -> None:
         if not task.member or self._change is not None or self._spec.stragglers == "ignore":
             return
-        slow = self._stragglers.find(workers)
+        slow = self._stragglers.find(workers, self._clock())
         # A chief elsewhere might not find the checkpoints.
         if slow is not None and self._spec.stragglers == "replace" and not self._spec.is_chief(slow.planned):
             self._straggler = slow
@@ -220,21 +220,24 @@ class Resizer(ReportListener):
             self._next_s = now_s + LOOK_AGAIN_S
             return
         self._next_s = now_s + self._spec.resize_interval_s
-        choice = None if self._straggler is not None else self._judge.choose(self._judge.sizes(), now_s)
+        choice = self._judge.choose(self._judge.sizes(), now_s)
         if choice is not None and choice.beneficiaries:
-            self._decide([], now_s)
+            self._resize([], now_s)
         elif choice is not None or self._straggler is not None:
-            # Others are not disturbed unless there is something to gain.
+            # Others are not disturbed unless something might be gained.
             self._looking.begin(now_s)
 
     def _decide(self, agents: Sequence[AgentOffer], now_s: float) -> None:
         slow, self._straggler = self._straggler, None
         if slow is not None:
             target = self._judge.replacement(slow, agents, now_s)
+            self._stragglers.tried(slow, now_s, has_room=target is not None)
             if target is not None:
                 self._begin(target, agents, f"{slow.name} on {slow.node} is too slow", now_s)
                 return
-            self._stragglers.stays(slow)
+        self._resize(agents, now_s)
+
+    def _resize(self, agents: Sequence[AgentOffer], now_s: float) -> None:
         layouts = self._judge.layouts(agents, now_s)
         choice = self._judge.choose(layouts, now_s)
         if choice is not None:

@@ -76,32 +76,39 @@ class StragglerFinder:
     Args:
         run: what runs of the job.
         observer: is told.
+        pause_s: how long a straggler that was not replaced is left alone; each further time twice as long.
     """
 
-    def __init__(self, run: JobRun, observer: JobObserver) -> None:
+    def __init__(self, run: JobRun, observer: JobObserver, pause_s: float) -> None:
         self._run = run
         self._observer = observer
+        self._pause_s = pause_s
         self._detector = StragglerDetector()
         self._told: set[str] = set()
-        self._stays: set[str] = set()
+        self._tried: dict[str, int] = {}
+        self._left_alone_until_s: dict[str, float] = {}
 
-    def find(self, rates: Mapping[int, float]) -> JobTask | None:
-        """Takes one report in; returns a task that has been slow since one was found last."""
+    def find(self, rates: Mapping[int, float], now_s: float) -> JobTask | None:
+        """Takes one report in; returns a straggler that is not to be left alone."""
         straggler = self._detector.add(rates)
         if straggler is None:
             return None
         self._detector.forget()
         slow = next((one for one in self._run.members if one.name == f"worker:{straggler.index}"), None)
-        if slow is not None and slow.task_id not in self._told:
+        if slow is None or now_s < self._left_alone_until_s.get(slow.task_id, now_s):
+            return None
+        if slow.task_id not in self._told:
             self._told.add(slow.task_id)
             self._observer.note(str(straggler))
         return slow
 
-    def stays(self, slow: JobTask) -> None:
-        """No other agent has room for it now."""
-        if slow.task_id not in self._stays:
-            self._stays.add(slow.task_id)
+    def tried(self, slow: JobTask, now_s: float, *, has_room: bool) -> None:
+        """A straggler is being replaced, which may come to nothing, or no other agent has room for it."""
+        count = self._tried.get(slow.task_id, 0)
+        if count == 0 and not has_room:
             self._observer.note(f"{slow.name} stays where it is until another agent has room for it")
+        self._tried[slow.task_id] = count + 1
+        self._left_alone_until_s[slow.task_id] = now_s + self._pause_s * 2**count
 
     def forget(self) -> None:
         """The workers are others from now on."""

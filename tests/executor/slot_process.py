@@ -57,7 +57,8 @@ def obey(slot: Slot) -> None:
 
 def make_slot(channel: TaskChannel, order: str, zygote: list[str]) -> Slot:
     for module in (attempt, output, output_sender):
-        vars(module)["DRAIN_S"] = DRAIN_S
+        assert hasattr(module, "DRAIN_S")
+        module.DRAIN_S = DRAIN_S
     if decode(order).get("kind") == "slot":
         trial_slot.KNOWN_TIMEOUT_S = float(os.environ.get("KNOWN_TIMEOUT_S", trial_slot.KNOWN_TIMEOUT_S))
         return TrialSlot(channel, SlotOrder.decode(order), zygote)

@@ -194,17 +194,12 @@ class FaultStage:
 
     def diary(self) -> list[tuple[int, int, int, str]]:
         """Attempt, process, step and loss of each step of the training job, as written."""
-        path = self.folder / "diary.txt"
-        lines = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
-        # The last one may be half written.
-        whole = (line for line in lines if len(line) == 4)
-        return [(int(attempt), int(pid), int(step), loss) for attempt, pid, step, loss in whole]
+        lines = _whole_lines(self.folder / "diary.txt")
+        return [(int(attempt), int(pid), int(step), loss) for attempt, pid, step, loss in lines]
 
     def trial_diary(self) -> list[list[str]]:
         """Rate, process, step and loss of each step of a trial, as written."""
-        path = self.folder / "trials" / "diary.txt"
-        lines = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
-        return [line for line in lines if len(line) == 4]
+        return _whole_lines(self.folder / "trials" / "diary.txt")
 
     def check_trials(self) -> None:
         """Every trial came to its undisturbed result, whatever it trained twice."""
@@ -311,3 +306,9 @@ def _falling(factor: float, steps: int) -> dict[int, str]:
         loss *= factor
         losses[step] = loss.hex()
     return losses
+
+
+def _whole_lines(diary: Path) -> list[list[str]]:
+    """The words of each line; not of one that is being written."""
+    text = diary.read_text() if diary.exists() else ""
+    return [line.split() for line in text[: text.rfind("\n") + 1].splitlines()]

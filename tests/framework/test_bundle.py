@@ -175,9 +175,12 @@ def test_the_address_towards_loopback_is_loopback() -> None:
         assert bundle.address_towards("127.0.0.1", listener.getsockname()[1]) == "127.0.0.1"
 
 
-def test_executors_are_told_the_address_that_they_can_reach(project: Path, tmp_path: Path) -> None:
+def test_executors_are_told_the_address_that_they_can_reach(
+    project: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     archive = bundle.pack(project / "train.py")
     (block,) = reserve_blocks(1)
+    request.addfinalizer(block.claim.close)
     port = block.first
     mesos = MesosAccess(master="127.0.0.1:5050", advertise_address="gate.example", bundle_port=port)
     master = LeadingMaster(Master("127.0.0.1:5050", "127.0.0.1", 5050, "1.11.0"))
@@ -188,7 +191,6 @@ def test_executors_are_told_the_address_that_they_can_reach(project: Path, tmp_p
     assert (tmp_path / "sandbox" / "train.py").is_file()
     with dataclasses.replace(mesos, advertise_address=None).bundle_server({TOKEN: archive}.get, master) as server:
         assert server.url(TOKEN) == f"http://127.0.0.1:{port}/bundle/{TOKEN}"
-    block.claim.close()
 
 
 def test_the_executors_of_a_job_share_one_archive_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:

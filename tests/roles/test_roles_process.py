@@ -32,7 +32,11 @@ def test_the_environment_says_how_long_a_save_may_take(timeout_s: str | None, sa
     command = [sys.executable, "-c", CHIEF, save_s]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as chief:
         assert chief.stdout is not None
-        assert chief.stdout.readline() == "trains\n"
-        chief.terminate()
-        assert chief.stdout.read() == does
+        try:
+            assert chief.stdout.readline() == "trains\n"
+            chief.terminate()
+            assert chief.stdout.read() == does
+        except BaseException:
+            chief.kill()
+            raise
     assert chief.returncode == 143

@@ -25,8 +25,8 @@ OBSERVATION_S = 1.0
 """What it takes to ask a master on a busy machine for its state."""
 PAUSE_S = 0.05
 """What a trial's step takes at least."""
-LONG = 1000
-"""Steps of a trial that goes on until it is told to hurry: whatever it does before that, it does not end."""
+LONG = 4000
+"""Steps of a trial that goes on until it is told to hurry."""
 COUNTING = Path(__file__).parent / "scripts" / "counting.py"
 HELD_GPU = Path(__file__).parent / "scripts" / "held_gpu.py"
 SLOT = ("--slot-mem", "256", "--slot-cpus", "0.5")

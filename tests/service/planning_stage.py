@@ -45,7 +45,7 @@ class Later:
         self.begun = 0
         self._due: list[Callable[[], None]] = []
 
-    def start(self, work: Callable[[], Any]) -> Future[Any]:
+    def start(self, work: Callable[[], Any], wait_s: float = 0.0) -> Future[Any]:
         future: Future[Any] = Future()
         self.begun += 1
         self._due.append(lambda: future.set_result(work()))

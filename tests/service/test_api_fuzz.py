@@ -103,7 +103,8 @@ def test_every_answer_is_as_the_document_says(
                 assert "Traceback" not in answer.text
 
         ask()
-    assert {200, 403, 404, 422} <= statuses, statuses
+    # Whether somebody else's job was asked for is left to chance.
+    assert {200, 404, 422} <= statuses, statuses
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
