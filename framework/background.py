@@ -66,8 +66,10 @@ class Threads:
     def _take_turn(self, work: Callable[[], Result], future: Future[Result], has_turn: bool) -> None:
         if not has_turn:
             self._turns.acquire()
-        _do(work, future)
-        self._turns.release()
+        try:
+            _do(work, future)
+        finally:
+            self._turns.release()
         self._woken()
 
 
