@@ -47,10 +47,10 @@ def mesos() -> Iterator[EmbeddedCluster]:
     Running.end_all()
 
 
-def search(folder: Path, cluster: EmbeddedCluster, steps: int) -> Running:
-    """A search of one trial whose slot fits only an agent that has nothing else; `end-0.01` in its folder ends it."""
+def search(folder: Path, cluster: EmbeddedCluster, steps: int, slot_mem_mib: int) -> Running:
+    """A search of one trial in one slot; `end-0.01` in its folder ends it."""
     folder.mkdir()
-    slot = ("--slot-mem", "1300", "--slot-cpus", "0.5", "--slots", "1")
+    slot = ("--slot-mem", str(slot_mem_mib), "--slot-cpus", "0.5", "--slots", "1")
     trial = ("--param", "lr=0.01", COUNTING, "--", "--steps", str(steps), "--diary", folder / "diary.txt")
     return Running(folder, "tune", "--format", "json", "--master", cluster.master, *slot, *trial)
 
@@ -73,7 +73,8 @@ def test_a_job_and_a_search_share_a_cluster(tmp_path: Path, mesos: EmbeddedClust
     project.mkdir()
     (project / "train.py").write_text(SCRIPT)
     (tmp_path / "profile.json").write_text(PROFILE.dumps())
-    first = search(tmp_path / "first", mesos, steps=1_000_000)
+    # Its slot fits only an agent that has nothing else.
+    first = search(tmp_path / "first", mesos, steps=1_000_000, slot_mem_mib=1300)
     first.wait_for(lambda: any(f["used_resources"]["mem"] for f in mesos.state()["frameworks"]), "a slot")
     job = Running(
         tmp_path,
@@ -87,8 +88,9 @@ def test_a_job_and_a_search_share_a_cluster(tmp_path: Path, mesos: EmbeddedClust
     (tmp_path / "first" / "end-0.01").touch()
     first.result()
     job.wait_for_text("1 to 2 workers at step")
-    # Another search finds nothing free: the job gives a worker up, and its chief is killed in the middle of that.
-    second = search(tmp_path / "second", mesos, steps=20)
+    # Another search finds no CPU free: the job gives a worker up, and its chief is killed in the middle of that.
+    # The slot has room beside a part of the job, which may come back on both agents.
+    second = search(tmp_path / "second", mesos, steps=20, slot_mem_mib=600)
     job.wait_for_text("changing to 1 worker and")
     executor_of(mesos, "chief-0").kill()
     job.wait_for_text("restart 1 of at most")
