@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from framework.service.concession import Place, Room, Shrinkable, who_gives_up, with_tasks
@@ -77,7 +77,6 @@ jobs_strategy = st.lists(
 
 
 @given(jobs=jobs_strategy, free=st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=3, max_size=3), data=st.data())
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_what_is_given_up_is_enough_and_none_of_it_is_too_much(
     jobs: list[tuple[float, dict[str, float], int]], free: list[float], data: st.DataObject
 ) -> None:

@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dike.exceptions import BadInputError, InfeasibleError
@@ -82,7 +82,7 @@ def test_a_request_with_a_malformed_constraint_is_refused() -> None:
 
 @pytest.mark.filterwarnings("ignore:Possible nested set:FutureWarning")
 @given(pattern=st.text(alphabet="ab.*+?|()[]{}1,\\^$", max_size=24), length=st.integers(0, 300))
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 def test_whatever_pattern_is_admitted_is_compared_soon(pattern: str, length: int) -> None:
     try:
         constraints = parse_constraints([f"name:LIKE:{pattern}"])
@@ -96,7 +96,6 @@ def test_whatever_pattern_is_admitted_is_compared_soon(pattern: str, length: int
 
 
 @given(value=st.text(alphabet="abc-", min_size=1, max_size=6), actual=st.text(alphabet="abc-", max_size=6))
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_an_operator_and_its_opposite_never_agree(value: str, actual: str) -> None:
     for operator, opposite in ((Operator.IS, Operator.IS_NOT), (Operator.IN, Operator.NOT_IN)):
         one, other = (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dike.exceptions import BadInputError
@@ -91,7 +91,6 @@ def test_a_missing_file_and_a_broken_one(tmp_path: Path) -> None:
         read_curves(tmp_path / "binary.csv")
 
 
-@settings(deadline=None, derandomize=True)
 @given(
     losses=st.lists(st.floats(-100, 100), min_size=1, max_size=8),
     gaps_s=st.lists(st.floats(0.1, 10), min_size=8, max_size=8),

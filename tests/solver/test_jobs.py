@@ -144,7 +144,7 @@ def _minimum_fits(job: Job, jobs: list[Job], cluster: Cluster, left: dict[str, l
     return False
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=20)
 @given(jobs=job_lists(), cluster=clusters())
 def test_by_gain_nothing_is_overbooked_and_only_what_cannot_fit_waits(jobs: list[Job], cluster: Cluster) -> None:
     plan = plan_jobs(jobs, cluster)
@@ -158,7 +158,7 @@ def test_by_gain_nothing_is_overbooked_and_only_what_cannot_fit_waits(jobs: list
     json.dumps(plan.to_json(), allow_nan=False)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30)
 @given(jobs=job_lists(), cluster=clusters())
 def test_in_the_given_order_without_exact_planning(jobs: list[Job], cluster: Cluster) -> None:
     # So many machines more, which hold nothing, that planning exactly would take too long.
@@ -198,7 +198,6 @@ def test_the_table_says_what_an_even_placement_reaches(model: object) -> None:
         assert form.table.s_per_sample(workers, ps) == pytest.approx(1 / placement.samples_per_s)
 
 
-@settings(deadline=None, derandomize=True)
 @given(workers=st.integers(0, 40), ps=st.integers(0, 40), count=st.integers(1, 80))
 def test_an_even_spread_deals_everything_out(workers: int, ps: int, count: int) -> None:
     groups = even_spread(workers, ps, count)
@@ -210,7 +209,7 @@ def test_an_even_spread_deals_everything_out(workers: int, ps: int, count: int) 
     )
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50)
 @given(cluster=clusters(), seed=st.integers(0, 2**32))
 def test_free_capacity_counts_what_looking_at_every_machine_counts(cluster: Cluster, seed: int) -> None:
     random_, kinds = random.Random(seed), node_kinds(cluster)

@@ -58,7 +58,7 @@ def job_lists(draw: st.DrawFn) -> list[OnlineJob]:
     ]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(jobs=job_lists(), gpus=st.integers(6, 40), cpus=st.integers(8, 60))
 def test_nothing_is_overbooked_and_nobody_starves(jobs: list[OnlineJob], gpus: int, cpus: int) -> None:
     total = (cpus * 1000, 1 << 20, 0, gpus)
