@@ -102,15 +102,22 @@ def test_who_was_stopped_and_holds_it_still_may_go_on(url: str, monkeypatch: pyt
         assert held.is_certain()
 
 
+@contextlib.contextmanager
+def held_together(url: str, folder: Path, *names: str) -> Iterator[tuple[ServiceStore, Store]]:
+    """A service's store, and the last of these searches, whose leases share the service's heartbeat."""
+    with closing(ServiceStore(url)) as store, contextlib.ExitStack() as held:
+        for name in names:
+            searches = Store(url, engine=store.engine)
+            searches.create_search(search_spec(folder, name=name))
+            held.enter_context(searches.lock(name, store.shared.heartbeat))
+        yield store, searches
+
+
 def test_leases_that_share_a_heartbeat_are_lost_one_by_one(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lease, "HEARTBEAT_S", 0.05)
-    with closing(ServiceStore(url)) as store, contextlib.ExitStack() as held:
-        for name in ("kept", "taken"):
-            searches = Store(url, engine=store.engine)
-            searches.create_search(search_spec(tmp_path, name=name))
-            held.enter_context(searches.lock(name, store.shared.heartbeat))
+    with held_together(url, tmp_path, "kept", "taken") as (store, searches):
         with store._engine.begin() as connection:
             of = SEARCHES.c.name == "taken"
             connection.execute(update(SEARCHES).where(of).values(owner="stranger", owner_machine="elsewhere"))
@@ -124,11 +131,7 @@ def test_leases_that_share_a_heartbeat_are_lost_one_by_one(
 
 def test_a_row_that_is_gone_stops_no_other_heartbeat(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "HEARTBEAT_S", 0.05)
-    with closing(ServiceStore(url)) as store, contextlib.ExitStack() as held:
-        for name in ("gone", "kept"):
-            searches = Store(url, engine=store.engine)
-            searches.create_search(search_spec(tmp_path, name=name))
-            held.enter_context(searches.lock(name, store.shared.heartbeat))
+    with held_together(url, tmp_path, "gone", "kept") as (store, searches):
         with store._engine.begin() as connection:
             connection.execute(delete(SEARCHES).where(SEARCHES.c.name == "gone"))
         first_s = searches.last_heartbeat_s("kept") or 0.0
