@@ -1,5 +1,7 @@
 # make demo   install into .venv and run the main job on the embedded Mesos
 # make test   install the test needs and run everything that CI runs
+# make test-fast      the tests that start no process, open no socket and are not slow: a loop of a minute
+# make test-thorough  everything, with all examples of all properties, other ones each time
 # make bench-solver   measure all that is claimed of the solver; writes benchmarks/results/solver.md
 # make bench-search   measure all that is claimed of searches; writes benchmarks/results/search.md
 # make chaos  kill a random process of running jobs every few seconds, CHAOS_KILLS times; prints what it does
@@ -8,16 +10,25 @@ PYTHON ?= python3
 CHAOS_KILLS ?= 210
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
+# The tests start hundreds of Python processes; without bytecode each would compile all that it imports.
+export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test chaos lint bench bench-solver bench-search clean
+.PHONY: demo test test-fast test-thorough chaos lint bench bench-solver bench-search clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-examples
 	$(BIN)/dike run examples/digits_cnn.py
 
 test: lint
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(PYTEST)
+
+test-fast: $(VENV)/.installed-test
+	$(PYTEST) --fast --hypothesis-profile fast
+
+test-thorough: lint
+	$(PYTEST) --hypothesis-profile thorough
 
 chaos: $(VENV)/.installed-test
 	DIKE_CHAOS_KILLS=$(CHAOS_KILLS) $(BIN)/python -m pytest -s tests/faults/test_chaos.py

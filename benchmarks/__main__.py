@@ -1,6 +1,7 @@
 """Runs the benchmarks named on the command line, or all of them, and writes `benchmarks/results/NAME.md`.
 
 A part of the solver's or the search's document can be run alone, and `job_plots` of `jobs`; it is then only printed.
+`wild` needs `--scripts`, and is left out of "all of them" without it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from benchmarks.search import PARTS as SEARCH_PARTS
 from benchmarks.solver import PARTS as SOLVER_PARTS
 
 NAMES = (
+    "command_line",
     "solver",
     "embedded_mesos",
     "search",
@@ -28,6 +30,7 @@ NAMES = (
     "steady_load",
     "chaos",
     "chaos_tensorflow",
+    "wild",
 )
 MODULES = (
     {name: f"benchmarks.{name}" for name in (*NAMES, *SOLVER_PARTS)}
@@ -42,12 +45,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     known = ", ".join(MODULES)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {known}; {', '.join(NAMES)} if none is given")
-    names = [name.replace("-", "_") for name in parser.parse_args().names or NAMES]
+    parser.add_argument(
+        "--scripts", action="append", default=[], type=Path, metavar="FOLDER", help="wild: where copies are"
+    )
+    parser.add_argument("--only", action="append", default=[], metavar="SCRIPT", help="wild: this one; only printed")
+    arguments = parser.parse_args()
+    names = [name.replace("-", "_") for name in arguments.names]
+    names = names or [name for name in NAMES if name != "wild" or arguments.scripts]
     for name in names:
         if name not in MODULES:
             parser.error(f"there is no benchmark '{name}'; there are {known}")
+    if "wild" in names and not arguments.scripts:
+        parser.error("name the folders with copies of the scripts by --scripts")
     for name in names:
         module = importlib.import_module(MODULES[name])
+        measured = module.measure(arguments.scripts, arguments.only) if name == "wild" else module.measure()
         lines = [
             f"# {module.TITLE}",
             "",
@@ -55,10 +67,10 @@ def main() -> None:
             "",
             f"Machine: {describe_machine()}.",
             "",
-            *module.measure(),
+            *measured,
         ]
         print("\n".join(lines))
-        if name in NAMES:
+        if name in NAMES and not (name == "wild" and arguments.only):
             path = RESULTS / f"{name}.md"
             path.write_text("\n".join(lines) + "\n", encoding="utf-8")
             print(f"\nwritten to {path}\n")

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from framework.embedded import EmbeddedCluster
+from framework.embedded.cluster import EmbeddedCluster
 from tests.faults.chaos import AGENTS, Chaos, begin
 from tests.faults.fault_stage import FaultStage
 

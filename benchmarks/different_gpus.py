@@ -12,9 +12,9 @@ from statistics import fmean, median, stdev
 
 import numpy as np
 
-from framework.policies.hermes2 import PAPER, Hermes2Policy, MetaRules
-from framework.policies.interface import Decision, Policy, PolicySettings, SlotView, TrialView
-from framework.policies.registry import make_policy
+from framework.policies.trials.hermes2 import PAPER, Hermes2Policy, MetaRules
+from framework.policies.trials.interface import Decision, Policy, PolicySettings, SlotView, TrialView
+from framework.policies.trials.registry import make_policy
 from framework.simulation.assignment import AssignmentPolicy
 from framework.simulation.bins import Bin
 from framework.simulation.comparison import OVERHEAD_S, QUANTUM_SHARE, REPORTS_PER_QUANTUM
@@ -46,7 +46,7 @@ class ToldPolicy:
         self._jobs = trials.jobs
 
     def decide(self, now_s: float, trials: Sequence[TrialView], slots: Sequence[SlotView]) -> Decision:
-        """See `framework.policies.interface.Policy`."""
+        """See `framework.policies.trials.interface.Policy`."""
         told = [replace(trial, speeds=self._jobs[trial.id].speeds) for trial in trials]
         return self._policy.decide(now_s, told, slots)
 

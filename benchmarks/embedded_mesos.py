@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import psutil
 
-from framework.embedded import AgentSpec, EmbeddedCluster
+from framework.embedded.agents import AgentSpec
+from framework.embedded.cluster import EmbeddedCluster
 
 TITLE = "Starting the embedded Mesos"
 RUNS = 5

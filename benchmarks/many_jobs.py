@@ -12,8 +12,9 @@ import numpy as np
 
 from dike.profile import Api, ModelProfile, VariableSpec
 from solver import Cluster, NodeClass
+from solver.choices import Order
 from solver.hardware import known_hardware
-from solver.jobs import Job, JobsPlan, Order, plan_jobs
+from solver.jobs import Job, JobsPlan, plan_jobs
 from solver.jobs.forms import Form, FormCatalogue
 from solver.jobs.free_capacity import NOTHING, Amounts, capacity, plus
 from solver.nodes import node_kinds

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from framework.profiling import load_profile
+from framework.project.profiling import load_profile
 from solver import Cluster, NodeClass, Plan, PlanRequest, make_plan
 from solver.drawing.figure_files import new_figure, save_figure
 from solver.units import GIB

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from framework.profiling import load_profile
+from framework.project.profiling import load_profile
 from solver import Cluster, NodeClass, PlanRequest
+from solver.choices import RULES
 from solver.explore import RulePrice, explore
-from solver.options import RULES
 from solver.units import GIB
 
 TITLE = "What the rules cost"

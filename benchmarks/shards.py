@@ -7,9 +7,9 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 
-from dike.keras_variables import named_variables
+from dike.keras3.model import named_variables
 from dike.profile import ModelProfile
-from framework.profiling import load_profile
+from framework.project.profiling import load_profile
 from solver.shards import Shards, shard
 
 TITLE = "Balance of the parameter servers by way of sharding"

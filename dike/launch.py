@@ -1,27 +1,43 @@
 """Starts the process of a training job that `DIKE_TASK` describes: `python -P -m dike.launch SCRIPT [ARGS...]`.
 
+A ps, and a worker whose chief hands out the steps, only serve. Any other process runs the user's script as
+`python SCRIPT ARGS` would, with TensorFlow intercepted for its role.
+
 A zygote's forks call `run` instead. Exit code: the script's own; 2 for input Dike cannot use; 143 after SIGTERM.
 """
 
 from __future__ import annotations
 
 import atexit
+import importlib
 import json
 import os
 import sys
+import zlib
 from collections.abc import Sequence
 from typing import NoReturn
 
+from dike import process, randomness
 from dike import task as tasks
 from dike.exceptions import DikeError
-from dike.process_end import end_process
+from dike.interception import after_import
+from dike.main_script import ScriptFailedError, exit_code_of, join_threads, run_as_main
+from dike.profile import Api
 from dike.reporting import reporter
-from dike.roles import process, script, server
+from dike.roles import server
+from dike.task import TaskSpec
 
+INTERCEPTIONS = {
+    Api.GRAPH: "dike.v1.job",
+    Api.KERAS: "dike.keras3.job",
+    Api.TF_KERAS: "dike.tf_keras.job",
+    Api.COORDINATOR: "dike.roles.cluster",
+}
+"""How a script trains -> our module whose `install` makes that distributed. It may import TensorFlow."""
 COMPANIONS = {
-    "tensorflow": "dike.roles.graph.plain",
-    "keras": "dike.roles.keras_fit.fit",
-    "tf_keras": "dike.roles.tf_keras_fit",
+    "tensorflow": "dike.v1.job.plain",
+    "keras": "dike.keras3.job.fit",
+    "tf_keras": "dike.tf_keras.job",
 }
 """Library -> our module that makes its training distributed."""
 
@@ -52,10 +68,47 @@ def main(argv: Sequence[str]) -> int:
     try:
         if server.is_server(task):
             server.serve(task)
-        return script.run(task, argv)
+        return _run_script(task, argv)
     except DikeError as error:
         print(f"dike: {error}", file=sys.stderr)
         return error.exit_code
+
+
+def _run_script(task: TaskSpec, argv: Sequence[str]) -> int:
+    """Runs `argv[0]` with the arguments after it; returns the exit code.
+
+    Raises:
+        DikeError: what Dike itself raised inside the script.
+    """
+    if task.is_chief:
+        process.termination.install()
+    if task.api.has_separate_chief:
+        # A script that is run again for the next attempt has to split its data as the first one did.
+        randomness.install(zlib.crc32(task.job_id.encode()))
+    after_import("tensorflow", lambda _: _intercept(task))
+    reporter().started()
+    code = 0
+    try:
+        run_as_main(argv[0], argv[1:])
+    except SystemExit as exit_request:
+        code = exit_code_of(exit_request)
+    except ScriptFailedError:
+        code = 1
+    except KeyboardInterrupt:
+        return 130
+    try:
+        join_threads()
+    except KeyboardInterrupt:
+        return 130
+    return code
+
+
+def _intercept(task: TaskSpec) -> None:
+    """Imports the interception only now, because it needs TensorFlow."""
+    # Last in, first out: what the interception and the script do at exit has all the time it needs, and only
+    # TensorFlow's own functions, which may hang, are limited.
+    atexit.register(process.teardown.begin)
+    importlib.import_module(INTERCEPTIONS[task.api]).install(task)
 
 
 def _leave(code: int) -> NoReturn:
@@ -67,7 +120,7 @@ def _leave(code: int) -> NoReturn:
     if code == 0 and process.termination.is_the_scripts:
         # It was told to end, and did; that is not the end of its work.
         code = process.EXIT_CODE_TERMINATED
-    end_process(code)
+    process.end_process(code)
 
 
 if __name__ == "__main__":

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import builtins
+import importlib.util
 import os
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from types import ModuleType
+from importlib.machinery import ModuleSpec
+from types import CodeType, ModuleType
 from typing import TypeVar
 
-from dike.exceptions import DikeError
+from dike.exceptions import BadInputError, DikeError
 
 T = TypeVar("T")
+
+MODULE_VARIABLE = "DIKE_MODULE"
+"""Environment variable that names the module to run in the script's place, as `python -m` does."""
 
 
 class ScriptFailedError(Exception):
@@ -25,35 +30,85 @@ class ScriptSyntaxError(ScriptFailedError):
 
 
 def run_as_main(script: str, arguments: Sequence[str]) -> None:
-    """Runs the script in this process to its end.
+    """Runs the script in this process to its end; or the module that `DIKE_MODULE` names, as `python -m` does.
+
+    Args:
+        script: its path, which a script finds in `sys.argv[0]` as it is given.
+        arguments: its arguments.
 
     Raises:
         ScriptSyntaxError: if the script is not Python.
         ScriptFailedError: if the script raises anything but what follows.
         SystemExit, KeyboardInterrupt: if the script raises it.
-        DikeError: what Dike itself raised inside the script.
+        DikeError: what Dike itself raised inside the script, or if there is no such module.
         OSError: if the script cannot be read.
     """
-    with open(script, "rb") as file:
-        source = file.read()
-    path = os.path.abspath(script)
+    # Taken out: what the script starts itself is another program.
+    name = os.environ.pop(MODULE_VARIABLE, "")
     module = ModuleType("__main__")
+    path = os.path.abspath(script)
     module.__dict__.update(__file__=path, __builtins__=builtins, __cached__=None)
     sys.modules["__main__"] = module
-    sys.argv[:] = [script, *arguments]
-    folder = os.path.dirname(os.path.realpath(script))
+    sys.argv[:] = [path if name else script, *arguments]
+    folder = os.getcwd() if name else os.path.dirname(os.path.realpath(script))
     if sys.flags.safe_path:
         sys.path.insert(0, folder)
     else:
         sys.path[0] = folder
     try:
-        code = compile(source, path, "exec", dont_inherit=True)
+        if name:
+            code = _code_of_module(name, module)
+        else:
+            with open(path, "rb") as file:
+                code = compile(file.read(), path, "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         traceback.print_exception(type(error), error, None)
         line = f" in line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         reason = error.msg if isinstance(error, SyntaxError) else str(error)
         raise ScriptSyntaxError(f"has a syntax error{line} ({reason})") from error
     call_script(lambda: exec(code, module.__dict__))  # noqa: S102 - running the script is what this module is for
+
+
+def _code_of_module(name: str, module: ModuleType) -> CodeType:
+    """The code of a module, whose package is imported before, as Python does; `module` is told who it is.
+
+    Raises:
+        BadInputError: if there is none, or none that is written in Python.
+    """
+
+    def find() -> ModuleSpec | None:
+        spec = importlib.util.find_spec(name)
+        is_package = spec is not None and spec.submodule_search_locations is not None
+        return importlib.util.find_spec(f"{name}.__main__") if is_package else spec
+
+    # Packages on the way to it are the script's own code.
+    spec = call_script(find)
+    get_code = getattr(None if spec is None else spec.loader, "get_code", None)
+    code = None if spec is None or get_code is None else get_code(spec.name)
+    if spec is None or code is None:
+        raise BadInputError(f"There is no module {name} that could be run; -m takes a module of the working folder.")
+    module.__dict__.update(
+        __file__=spec.origin, __cached__=spec.cached, __spec__=spec, __loader__=spec.loader, __package__=spec.parent
+    )
+    sys.argv[0] = str(spec.origin)
+    return code
+
+
+def own_program() -> tuple[str, str] | None:
+    """What this process was started to run: its file, and its name if it is a module (`python -m`), else empty.
+
+    None where there is no such file, as in a notebook, or where it is a module from elsewhere than the working folder.
+    """
+    main = sys.modules.get("__main__")
+    path = getattr(main, "__file__", None)
+    spec = getattr(main, "__spec__", None)
+    if path is None or not os.path.isfile(path):
+        return None
+    if spec is None:
+        return os.path.abspath(path), ""
+    expected = os.path.join(os.getcwd(), *spec.name.split(".")) + ".py"
+    is_ours = os.path.isfile(expected) and os.path.samefile(path, expected)
+    return (os.path.abspath(path), spec.name.removesuffix(".__main__")) if is_ours else None
 
 
 def call_script(function: Callable[[], T]) -> T:

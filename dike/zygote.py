@@ -27,7 +27,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from dike.roles import process
+from dike import process
 
 REQUEST_BYTES = 1 << 18
 """More than the executor ever asks with."""
@@ -151,7 +151,12 @@ def _become(run: Run, request: dict[str, Any], descriptors: Sequence[int], go_be
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+    own = os.getcwd()
     os.chdir(request["cwd"])
+    # Python has made them absolute at its start; they mean the working folder.
+    relative = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part and not os.path.isabs(part)]
+    moved = {os.path.abspath(os.path.join(own, part)): os.path.abspath(part) for part in relative}
+    sys.path[:] = [moved.get(path, path) for path in sys.path]
     run(request["argv"])
 
 

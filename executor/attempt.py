@@ -7,14 +7,16 @@ import os
 import signal
 from pathlib import Path
 
+from dike import process
 from dike import task as tasks
-from dike.roles import process
 from dike.task import TaskSpec
 from executor.channel import TaskChannel
 from executor.forked import ForkedProcess
 from executor.messages import LaunchOrder
 from executor.monitor import RunMonitor
 from executor.output import DRAIN_S, OutputCopier, forward_reports
+from executor.outputs import Outputs
+from executor.slot import variables_of
 from executor.zygote import ForkRequest
 
 REPORT_FD = 3
@@ -31,6 +33,7 @@ class AttemptProcess:
         output: copies what it writes.
         channel: its slot's task.
         monitor: knows the GPU memory that it leaves behind.
+        outputs: what its script writes, restored already; None where nothing is brought back.
 
     Attributes:
         task: the one given.
@@ -40,18 +43,26 @@ class AttemptProcess:
         stopped: whether that is to make place.
     """
 
-    def __init__(self, task: TaskSpec, output: OutputCopier, channel: TaskChannel, monitor: RunMonitor) -> None:
+    def __init__(
+        self,
+        task: TaskSpec,
+        output: OutputCopier,
+        channel: TaskChannel,
+        monitor: RunMonitor,
+        outputs: Outputs | None = None,
+    ) -> None:
         self.task = task
         self.monitor = monitor
         self.asked = False
         self.process: ForkedProcess | None = None
         self.stopped = False
         self._output = output
+        self._outputs = outputs
         pipes = [os.pipe() for _ in range(3)]
         stdout, stderr, reports = (os.fdopen(reader, "rb") for reader, _ in pipes)
         self._writers = tuple(writer for _, writer in pipes)
         output.follow(stdout, stderr)
-        self._reports = forward_reports(reports, channel)
+        self._reports = forward_reports(reports, channel, outputs.save_soon if outputs is not None else lambda: None)
 
     def __str__(self) -> str:
         return f"attempt {self.task.attempt}"
@@ -92,12 +103,11 @@ class AttemptProcess:
             order: of its slot.
             folder: the unpacked bundle.
         """
-        script = folder / order.script
         environment = {
-            "DIKE_CHECKPOINT_DIR": self.task.checkpoint_dir,
+            **variables_of(self.task, folder),
             tasks.VARIABLE: dataclasses.replace(self.task, report_fd=REPORT_FD).dumps(),
         }
-        return ForkRequest(script, order.arguments, script.parent, environment), self._writers
+        return ForkRequest(Path(order.script), order.arguments, folder, environment), self._writers
 
     def started(self, pid: int) -> None:
         """Its process exists, as a child of ours."""
@@ -109,10 +119,16 @@ class AttemptProcess:
         self._close_writers()
         self.drain()
 
-    def drain(self) -> None:
-        """Waits until what it has written and reported is on its way; nothing of it must be left by then."""
+    def drain(self, *, is_killed: bool = False) -> None:
+        """Waits until what it has written and reported is on its way; nothing of it must be left by then.
+
+        Args:
+            is_killed: whether its slot is to end at once.
+        """
         self._output.drain()
         self._reports.join(DRAIN_S)
+        if self._outputs is not None and self.process is not None:
+            self._outputs.finish(is_killed=is_killed)
 
     def _close_writers(self) -> None:
         for descriptor in self._writers:

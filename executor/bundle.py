@@ -20,6 +20,8 @@ TIMEOUT_S = 60.0
 PATIENCE_S = 120.0
 """How long it is tried again where the framework has too much to do: it serves only so many executors at a time."""
 RETRY_S = 2.0
+MEMBERS_LIMIT = 20_000
+"""How many files and folders an archive may hold: each takes time, however small it is."""
 UNPACKED_LIMIT_BYTES = 200 * 2**20
 """How large an archive may be once decompressed: twice what may be packed, and 512 bytes and more for each file."""
 
@@ -40,15 +42,25 @@ def fetch(url: str, folder: Path) -> None:
         with tempfile.TemporaryFile() as archive:
             _download(url, archive)
             archive.seek(0)
-            with opened(archive) as tar:
-                # The "data" filter refuses members that would land outside the folder.
-                tar.extractall(folder, members=plain_members(tar), filter="data")
+            unpack(archive, folder)
     except httpx.HTTPStatusError as error:
         raise BundleError(f"the framework refused the script's bundle: HTTP {error.response.status_code}") from error
     except httpx.HTTPError as error:
         raise BundleError(f"the script's bundle could not be fetched from the framework: {error}") from error
     except OSError as error:
         raise BundleError(f"the script's bundle could not be unpacked: {error}") from error
+
+
+def unpack(archive: BinaryIO, folder: Path) -> None:
+    """Unpacks a gzipped tar archive into a folder.
+
+    Raises:
+        BundleError: if it is something else than an archive of plain files.
+        OSError: if they cannot be written.
+    """
+    with opened(archive) as tar:
+        # The "data" filter refuses members that would land outside the folder.
+        tar.extractall(folder, members=plain_members(tar), filter="data")
 
 
 def _download(url: str, archive: BinaryIO) -> None:
@@ -98,10 +110,12 @@ def plain_members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     """All members, in order.
 
     Raises:
-        BundleError: at the first that is neither a file nor a folder (`framework.bundle.pack` makes no others), or is
-            said to be larger than may be.
+        BundleError: at the first that is neither a file nor a folder (`framework.project.bundle.pack` makes no
+            others), or is said to be larger than may be, and if they are too many.
     """
-    for member in tar:
+    for number, member in enumerate(tar):
+        if number >= MEMBERS_LIMIT:
+            raise BundleError(f"the script's bundle could not be unpacked: it holds more than {MEMBERS_LIMIT} files")
         if not (member.isreg() or member.isdir()) or member.issparse():
             raise BundleError(f"the script's bundle could not be unpacked: {member.name!r} is no plain file")
         # Before it is skipped: that takes as long as its header says, whether or not anything is there.

@@ -1,4 +1,4 @@
-"""The processes of the run in a slot: all that descend from the executor, its zygote aside.
+"""The processes of the run in a slot: all that descend from the executor, its zygote and its copier aside.
 
 Whatever a trial leaves behind, in its process group or out of it, becomes a child of the executor, which has asked the
 kernel for that.
@@ -11,6 +11,8 @@ import ctypes
 import os
 
 import psutil
+
+from executor.outputs import remote_copier
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -33,7 +35,7 @@ def processes(zygote: int | None) -> list[psutil.Process]:
     """
     found = []
     for child in psutil.Process().children():
-        if child.pid != zygote:
+        if child.pid not in (zygote, remote_copier.pid):
             found.append(child)
             with contextlib.suppress(psutil.NoSuchProcess):
                 found.extend(child.children(recursive=True))

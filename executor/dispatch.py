@@ -9,10 +9,9 @@ from typing import Any
 
 from dike._version import __version__
 from executor.channel import Slot, TaskChannel, TaskEnd
-from executor.driver import ExecutorDriver
+from executor.driver import ExecutorDriver, pymesos
 from executor.elastic_slot import ElasticSlot
 from executor.messages import LaunchOrder, decode
-from executor.quiet_pymesos import pymesos
 from executor.slot import JobSlot
 from executor.slot_order import SlotOrder
 from executor.trial_slot import TrialSlot

@@ -10,17 +10,18 @@ import logging
 import time
 from collections.abc import Sequence
 
+from dike import process
 from dike.profile import Api
-from dike.roles import process, server
+from dike.roles import server
 from executor import descendants
 from executor.attempt import AttemptProcess
 from executor.channel import TaskChannel, TaskEnd
 from executor.elastic_messages import ElasticStatus, ProcessEnd, WantedProcess, decode_wish
 from executor.messages import LaunchOrder, Outcome, WantedOutput
 from executor.monitor import RunMonitor
-from executor.output import OutputCopier
-from executor.output_sender import OutputSender
+from executor.output import OutputCopier, OutputSender
 from executor.process import describe_exit
+from executor.slot import outputs_of, place_of_output
 from executor.zygote import JOB_COMMAND, Zygote
 from executor.zygote_slot import CLEAR_POLL_S, Setup, ZygoteSlot
 
@@ -118,7 +119,11 @@ class ElasticSlot(ZygoteSlot[WantedProcess | WantedOutput]):
         task = self._wanted.task
         if task is None or task.attempt in self._ended:
             return None
-        self._current = AttemptProcess(task, self._output, self._channel, RunMonitor(self._gpus))
+        outputs = None
+        if task.is_chief:
+            outputs = outputs_of(self._order, task, self._folder)
+            outputs.restore(self._given)
+        self._current = AttemptProcess(task, self._output, self._channel, RunMonitor(self._gpus), outputs)
         return self._start(self._current, zygote)
 
     def _start(self, current: AttemptProcess, zygote: Zygote) -> TaskEnd | None:
@@ -172,7 +177,7 @@ class ElasticSlot(ZygoteSlot[WantedProcess | WantedOutput]):
     def _conclude(self, current: AttemptProcess) -> TaskEnd | None:
         """A process has ended: so does the task, unless another was wanted in its place, or none."""
         assert current.process is not None
-        current.drain()
+        current.drain(is_killed=self._kill_grace_s is not None)
         exit_code = current.process.exit_code
         if self._kill_grace_s is not None:
             return self._end("TASK_KILLED", "killed on request", exit_code)
@@ -216,13 +221,15 @@ class ElasticSlot(ZygoteSlot[WantedProcess | WantedOutput]):
             ends=tuple(self._ends),
         )
 
-    def _outcome(self, exit_code: int | None) -> Outcome:
+    def _outcome(self, exit_code: int | None, *, failed: bool = False) -> Outcome:
         self._sender.drain()
         output = self._output
-        return Outcome(exit_code, dict(output.log_bytes), output.tail, str(self._channel.sandbox))
+        place = place_of_output(self._channel, self._wanted.task or self._order.task, failed=failed)
+        return Outcome(exit_code, dict(output.log_bytes), output.tail, place)
 
     def _end(self, state: str, message: str, exit_code: int | None = None) -> TaskEnd:
-        return TaskEnd(state, message, self._outcome(exit_code).encode(self._sender.last_output))
+        outcome = self._outcome(exit_code, failed=state == "TASK_FAILED")
+        return TaskEnd(state, message, outcome.encode(self._sender.last_output))
 
 
 def preload(order: LaunchOrder) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 
-from dike.roles import process
+from dike import process
 
 
 def process_environment(cpus: float, own: Mapping[str, str], gpu_devices: Sequence[int] | None) -> dict[str, str]:

@@ -35,7 +35,7 @@ class LaunchOrder:
             (`executor.elastic_messages`).
         standby: whether an elastic slot only gets ready: `task` says who it will be, and its process is still to come.
         preload: modules that an elastic slot's zygote may import before the script does
-            (`framework.search.script_facts`); None: those that its API is known to need.
+            (`framework.project.script_facts`); None: those that its API is known to need.
     """
 
     task: TaskSpec

@@ -14,8 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from executor.output import TAIL_BYTES, OutputCopier
+from executor.outputs import is_remote
 
 logger = logging.getLogger(__name__)
+
+KEPT_BYTES = 1 << 20
+"""How much of a failed process' output is kept."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +151,28 @@ def wait_readable(descriptors: Iterable[int], timeout_s: float) -> set[int]:
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
     return {descriptor for descriptor, _ in poll.poll(max(0.0, timeout_s) * 1000)}
+
+
+def keep_tails(folder: str, copies: Mapping[Path, Path]) -> bool:
+    """Copies the end of a failed process' output to its run's folder: Mesos deletes sandboxes.
+
+    Args:
+        folder: the run's folder.
+        copies: file of output -> its copy in that folder.
+
+    Returns:
+        Whether that could be done.
+    """
+    if not folder or is_remote(folder):
+        return False
+    try:
+        for output, copy in copies.items():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_text(tail_of(output, KEPT_BYTES), encoding="utf-8")
+    except OSError as error:
+        logger.warning("the output is not kept in %s: %s", folder, error)
+        return False
+    return True
 
 
 def tail_of(path: Path, limit_bytes: int = TAIL_BYTES) -> str:

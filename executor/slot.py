@@ -10,13 +10,14 @@ import threading
 from pathlib import Path
 
 from dike import task as task_module
+from dike.task import TaskSpec
 from executor import bundle
 from executor.channel import TaskChannel, TaskEnd
 from executor.environment import process_environment
 from executor.messages import LaunchOrder, Outcome, WantedOutput
-from executor.output import DRAIN_S, forward_reports
-from executor.output_sender import OutputSender
-from executor.process import ChildProcess, Command, describe_exit
+from executor.output import DRAIN_S, OutputSender, forward_reports
+from executor.outputs import OUTPUT_DIR_VARIABLE, Outputs
+from executor.process import ChildProcess, Command, describe_exit, keep_tails
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ class JobSlot:
         self._sender = OutputSender(channel, enabled=order.stream_logs)
         self._lock = threading.Lock()
         self._child: ChildProcess | None = None
+        self._outputs: Outputs | None = None
         self._shut_down = False
 
     def run(self) -> TaskEnd:
@@ -40,9 +42,13 @@ class JobSlot:
             bundle.fetch(self._order.bundle_url, folder)
         except bundle.BundleError as error:
             return self._end("TASK_FAILED", str(error))
+        if self._order.task.is_chief:
+            self._outputs = outputs_of(self._order, self._order.task, folder)
+            self._outputs.restore()
         reader, writer = os.pipe()
         child = ChildProcess(self._command(folder, writer), self._sender.add)
-        reports = forward_reports(os.fdopen(reader, "rb"), self._channel)
+        saved = self._outputs.save_soon if self._outputs is not None else lambda: None
+        reports = forward_reports(os.fdopen(reader, "rb"), self._channel, saved)
         with self._lock:
             self._child = child
             if self._shut_down:
@@ -55,6 +61,8 @@ class JobSlot:
         if exit_code is None:
             os.close(writer)
         reports.join(DRAIN_S)
+        if self._outputs is not None:
+            self._outputs.finish(is_killed=child.kill_requested)
         if child.kill_requested:
             return self._end("TASK_KILLED", "killed on request", exit_code)
         if exit_code == 0:
@@ -83,13 +91,12 @@ class JobSlot:
         order = self._order
         environment = {
             **process_environment(order.cpus, order.environment, order.gpu_devices),
-            "DIKE_CHECKPOINT_DIR": order.task.checkpoint_dir,
+            **variables_of(order.task, folder),
             task_module.VARIABLE: dataclasses.replace(order.task, report_fd=report_fd).dumps(),
         }
-        script = folder / order.script
         # -P: a user's file called solver.py or json.py beside the script must not shadow what we import first.
-        arguments = [sys.executable, "-P", "-m", "dike.launch", str(script), *order.arguments]
-        return Command(arguments, script.parent, environment, (report_fd,))
+        arguments = [sys.executable, "-P", "-m", "dike.launch", order.script, *order.arguments]
+        return Command(arguments, folder, environment, (report_fd,))
 
     def _end(self, state: str, message: str, exit_code: int | None = None) -> TaskEnd:
         self._sender.drain()
@@ -98,6 +105,25 @@ class JobSlot:
             exit_code=exit_code,
             log_bytes=dict(child.log_bytes) if child else {},
             tail=child.tail if child else "",
-            sandbox=str(self._channel.sandbox),
+            sandbox=place_of_output(self._channel, self._order.task, failed=state == "TASK_FAILED"),
         )
         return TaskEnd(state, message, outcome.encode(self._sender.last_output))
+
+
+def outputs_of(order: LaunchOrder, task: TaskSpec, workspace: Path) -> Outputs:
+    """The outputs of a chief, which go to its job's checkpoint folder."""
+    return Outputs(workspace, task.checkpoint_dir, task.job_id, task.attempt, order.environment)
+
+
+def place_of_output(channel: TaskChannel, task: TaskSpec, *, failed: bool) -> str:
+    """Where all that a task has written is: of one that has failed, where it outlasts Mesos' sandbox."""
+    if not failed:
+        return str(channel.sandbox)
+    kept = Path(task.checkpoint_dir, "failed", f"{task.role}-{task.index}-attempt-{task.attempt}")
+    copies = {channel.sandbox / stream: kept / stream for stream in ("stdout", "stderr")}
+    return str(kept if keep_tails(task.checkpoint_dir, copies) else channel.sandbox)
+
+
+def variables_of(task: TaskSpec, workspace: Path) -> dict[str, str]:
+    """Variables that tell a script where its checkpoints and its outputs go."""
+    return {"DIKE_CHECKPOINT_DIR": task.checkpoint_dir, OUTPUT_DIR_VARIABLE: str(workspace)}

@@ -6,13 +6,17 @@ import contextlib
 import dataclasses
 import logging
 import os
+import shutil
+import threading
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from dike.trial import spec as specs
 from executor.forked import ForkedProcess
 from executor.monitor import RunMonitor
-from executor.process import tail_of
+from executor.outputs import OUTPUT_DIR_VARIABLE, Outputs, Stamp
+from executor.process import keep_tails, tail_of
 from executor.trial_messages import RunEnd, RunKey, TrialRun
 from executor.trial_reports import RunReports
 from executor.zygote import ForkRequest
@@ -22,8 +26,42 @@ logger = logging.getLogger(__name__)
 REPORT_FD, CONTROL_FD = 3, 4
 """Where a trial's process finds its pipes."""
 READ_BYTES = 1 << 16
-KEPT_BYTES = 1 << 20
-"""How much of a failed run's output is kept."""
+
+
+def _copy_if_new(source: str, target: str) -> str:
+    return target if os.path.exists(target) else str(shutil.copy2(source, target))
+
+
+class Background:
+    """Something that is done in a thread.
+
+    Args:
+        work: what.
+    """
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+        self._error: OSError | None = None
+        self._thread = threading.Thread(target=self._do, name="files of a run", daemon=True)
+        self._thread.start()
+
+    def is_over(self) -> bool:
+        """Whether it is done.
+
+        Raises:
+            OSError: if that is how it ended.
+        """
+        if self._thread.is_alive():
+            return False
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _do(self) -> None:
+        try:
+            self._work()
+        except OSError as error:
+            self._error = error
 
 
 class SlotRun:
@@ -33,7 +71,7 @@ class SlotRun:
 
     Args:
         order: what to run.
-        sandbox: folder for its output, a file of its own.
+        sandbox: folder for what it prints, a file of its own, and for its working folder.
         monitor: watches it.
 
     Attributes:
@@ -47,6 +85,10 @@ class SlotRun:
         self.reports = RunReports(order.trial)
         self.asked_s: float | None = None
         self._order = order
+        self._workspace = sandbox / f"trial-{order.trial.number}"
+        self._outputs: Outputs | None = None
+        self._preparation: Background | None = None
+        self._saving: Background | None = None
         self._log = sandbox / f"trial-{order.trial.number}-run-{order.trial.run}.out"
         self._output = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._report_reader, self._report_writer = os.pipe()
@@ -94,16 +136,53 @@ class SlotRun:
             return ()
         return (*self._process.watched, self._report_reader) if self._can_report else self._process.watched
 
-    def request(self, folder: Path, script: str) -> tuple[ForkRequest, tuple[int, int, int, int]]:
-        """What a zygote is to be asked for, and the file descriptors that go with it.
+    def is_prepared(self, folder: Path, given: Mapping[str, Stamp], environment: Mapping[str, str]) -> bool:
+        """Whether it has its own working folder: a copy of what has travelled, with what its trial wrote before.
+
+        To be called until that is so; made in a thread, for it may take long.
 
         Args:
             folder: the unpacked bundle.
-            script: path of the script inside.
+            given: what is in there (`local_files`).
+            environment: of the slot's processes.
+
+        Raises:
+            OSError: if the folder cannot be made.
+        """
+        spec = self._order.trial
+        if self._outputs is None:
+            self._outputs = outputs = Outputs(self._workspace, spec.folder, spec.search, spec.run, environment)
+
+            def prepare() -> None:
+                # What an earlier run has left there could not be brought back.
+                shutil.copytree(folder, self._workspace, dirs_exist_ok=True, copy_function=_copy_if_new)
+                outputs.restore(given)
+
+            self._preparation = Background(prepare)
+        assert self._preparation is not None
+        return self._preparation.is_over()
+
+    def is_saved(self) -> bool:
+        """Whether what it has written is brought back, after its end; to be called until that is so."""
+        if self._preparation is not None:
+            with contextlib.suppress(OSError):  # told already
+                if not self._preparation.is_over():
+                    return False
+        if self._process is None or self._outputs is None:
+            return True
+        if self._saving is None:
+            self._saving = Background(self._outputs.save)
+        return self._saving.is_over()
+
+    def request(self, script: str) -> tuple[ForkRequest, tuple[int, int, int, int]]:
+        """What a zygote is to be asked for, and the file descriptors that go with it.
+
+        Args:
+            script: path of the script in the working folder.
         """
         trial = dataclasses.replace(self._order.trial, report_fd=REPORT_FD, control_fd=CONTROL_FD)
-        path = folder / script
-        request = ForkRequest(path, self._order.arguments, path.parent, {specs.VARIABLE: trial.dumps()})
+        changes = {specs.VARIABLE: trial.dumps(), OUTPUT_DIR_VARIABLE: str(self._workspace)}
+        request = ForkRequest(Path(script), self._order.arguments, self._workspace, changes)
         return request, (self._output, self._output, self._report_writer, self._control_reader)
 
     def started(self, pid: int) -> None:
@@ -133,12 +212,15 @@ class SlotRun:
             busy_s = process.usage.ru_utime + process.usage.ru_stime
             seconds = max(process.over_s - process.since_s, 1e-3)
             self.monitor.ended(process.usage.ru_maxrss << 10, busy_s / seconds)
+        checkpoint = self.reports.checkpoint
         try:
             while data := os.read(self._report_reader, READ_BYTES):
                 self.reports.feed(data)
             self._can_report = False
         except BlockingIOError:
-            return
+            pass  # that is all for now
+        if self._outputs is not None and self.reports.checkpoint != checkpoint:
+            self._outputs.save_soon()
 
     def suspend(self, timeout_s: float) -> None:
         """Asks it to save its state and end; asks once.
@@ -170,10 +252,12 @@ class SlotRun:
             self._stopped = True
 
     def end(self) -> RunEnd:
-        """How it ended; to be called once, when nothing of it is left."""
+        """How it ended; to be called once, when nothing of it is left and all is saved."""
         assert self.over_s is not None
         os.close(self._report_reader)
         os.close(self._control_writer)
+        if self._outputs is None or not self._outputs.left_behind:
+            shutil.rmtree(self._workspace, ignore_errors=True)
         reports, process = self.reports, self._process
         exit_code = None if process is None else process.exit_code
         failure = self._failure
@@ -192,7 +276,7 @@ class SlotRun:
             step=reports.checkpoint_step,
             message=message,
             tail=tail_of(self._log),
-            log=self._kept_log() if outcome in ("failed", "bad_input") else str(self._log),
+            log=str(self._kept_log() if outcome in ("failed", "bad_input") else self._log),
             last=reports.last,
             preemptible=reports.was_preemptible,
             suspend_s=None if self.asked_s is None else time.monotonic() - self.asked_s,
@@ -201,19 +285,11 @@ class SlotRun:
             reports=reports.losses.count,
         )
 
-    def _kept_log(self) -> str:
-        """Puts the end of the output beside the trial's checkpoints: Mesos deletes sandboxes. Returns where it is."""
+    def _kept_log(self) -> Path:
+        """Where its output is, or the end of it: beside the trial's checkpoints, if that can be."""
         trial = self._order.trial
-        if "://" in trial.folder:
-            return str(self._log)
         kept = Path(trial.folder, f"run-{trial.run}.log")
-        try:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            kept.write_text(tail_of(self._log, KEPT_BYTES), encoding="utf-8")
-        except OSError as error:
-            logger.warning("the output of %s is not kept: %s", self, error)
-            return str(self._log)
-        return str(kept)
+        return kept if keep_tails(trial.folder, {self._log: kept}) else self._log
 
     def _close_its_ends(self) -> None:
         for descriptor in (self._output, self._report_writer, self._control_reader):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from executor import descendants
 from executor.channel import TaskChannel, TaskEnd
 from executor.monitor import RunMonitor
+from executor.outputs import KILLED_SAVE_S
 from executor.slot_order import SlotOrder
 from executor.trial_messages import Losses, RunEnd, RunKey, SlotStatus, Usage, Wanted
 from executor.trial_reports import KeptReports
@@ -93,7 +94,7 @@ class TrialSlot(ZygoteSlot[Wanted]):
     def _advance(self, zygote: Zygote) -> TaskEnd | None:
         self._announce("the slot is up")
         run = self._run
-        if run is not None and run.is_over and self._is_clear(run, zygote):
+        if run is not None and run.is_over and self._is_clear(run, zygote) and self._is_saved(run):
             self._left[run.key] = run.reports.losses
             self._ends.append(run.end())
             self._ended.add(run.key)
@@ -136,8 +137,14 @@ class TrialSlot(ZygoteSlot[Wanted]):
                 run.not_started("it was not wanted any more before it began")
             elif self._wanted.leave or self._kill_grace_s is not None:
                 zygote.kill()
-        elif zygote.ready and not zygote.asked and descendants.clear(zygote.pid):
-            zygote.ask(*run.request(self._folder, self._order.script))
+        else:
+            try:
+                is_prepared = run.is_prepared(self._folder, self._given, self._order.environment)
+            except OSError as error:
+                run.not_started(f"its working folder could not be made: {error}", failed=True)
+                return
+            if is_prepared and zygote.ready and not zygote.asked and descendants.clear(zygote.pid):
+                zygote.ask(*run.request(self._order.script))
 
     def _press(self, run: SlotRun) -> None:
         """Makes a run end that is to make place. One that cannot be suspended is left alone as long as that may be."""
@@ -149,6 +156,12 @@ class TrialSlot(ZygoteSlot[Wanted]):
         elif self._wanted.leave or (reports.preemptible and not self._is_wanted(run)):
             run.suspend(self._order.suspend_timeout_s)
         run.kill_if_due()
+
+    def _is_saved(self, run: SlotRun) -> bool:
+        """Whether what a run has written is brought back; a slot that is killed does not wait long for that."""
+        assert run.over_s is not None
+        is_late = self._kill_grace_s is not None and time.monotonic() - run.over_s > KILLED_SAVE_S
+        return run.is_saved() or is_late
 
     def _is_wanted(self, run: SlotRun) -> bool:
         wanted = self._wanted

@@ -41,7 +41,7 @@ class ForkRequest:
     """A process that a zygote is to fork.
 
     Attributes:
-        script: absolute path.
+        script: its path, seen from the working directory.
         arguments: the script's arguments.
         folder: working directory.
         environment: changes to the zygote's own.

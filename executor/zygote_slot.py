@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import queue
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -12,8 +15,8 @@ from typing import Generic, Protocol, TypeVar
 from executor import bundle, descendants
 from executor.channel import TaskChannel, TaskEnd
 from executor.environment import process_environment
-from executor.inbox import Inbox
 from executor.monitor import Gpus, RunMonitor
+from executor.outputs import Stamp, local_files, remote_copier
 from executor.process import wait_readable
 from executor.zygote import Zygote
 
@@ -25,6 +28,7 @@ GPU_RELEASE_TIMEOUT_S = 10.0
 """How long the next process waits for GPU memory that one which is gone should not hold."""
 
 Wish = TypeVar("Wish")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,34 @@ class Held(Protocol):
         """Takes in what it has to say, and its end."""
 
 
+class Mailbox(Generic[T]):
+    """Messages from any thread, in the order in which they came, for one that waits for file descriptors.
+
+    Its own can be read as long as there are any.
+    """
+
+    def __init__(self) -> None:
+        self._messages: queue.SimpleQueue[T] = queue.SimpleQueue()
+        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def fileno(self) -> int:
+        return self._event
+
+    def put(self, message: T) -> None:
+        """Leaves a message; any thread may."""
+        self._messages.put(message)
+        os.eventfd_write(self._event, 1)
+
+    def take(self) -> list[T]:
+        """All that has come since the last call."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._event)
+        messages = []
+        while not self._messages.empty():
+            messages.append(self._messages.get())
+        return messages
+
+
 class ZygoteSlot(ABC, Generic[Wish]):
     """Does what the framework wants: one thread, which waits for whatever comes first.
 
@@ -82,23 +114,25 @@ class ZygoteSlot(ABC, Generic[Wish]):
         self._own_grace_s = kill_grace_s
         self._folder = channel.sandbox / "bundle"
         self._gpus = Gpus(setup.gpu_devices)
-        self._inbox: Inbox[Wish | float] = Inbox()
+        self._mailbox: Mailbox[Wish | float] = Mailbox()
         self._kill_grace_s: float | None = None
         self._zygote: Zygote | None = None
         self._is_announced = False
+        self._given: dict[str, Stamp] = {}
+        """What has travelled with the script."""
 
     # Called on the driver's thread.
 
     def told(self, data: str) -> None:
         """Takes what the framework wants."""
         try:
-            self._inbox.put(self._decode(data))
+            self._mailbox.put(self._decode(data))
         except ValueError as error:
             logger.warning("message ignored: %s", error)
 
     def kill(self, grace_s: float | None = None) -> None:
         """Ends what is in the slot, and the task."""
-        self._inbox.put(float(self._own_grace_s if grace_s is None else grace_s))
+        self._mailbox.put(float(self._own_grace_s if grace_s is None else grace_s))
 
     # Called on the main thread.
 
@@ -109,6 +143,7 @@ class ZygoteSlot(ABC, Generic[Wish]):
         environment = process_environment(setup.cpus, setup.environment, setup.gpu_devices)
         try:
             bundle.fetch(setup.bundle_url, self._folder)
+            self._given = dict(local_files(self._folder))
             descendants.adopt_orphans()
             log = self._channel.sandbox / "zygote.out"
             self._zygote = zygote = Zygote(setup.preload, environment, log, setup.zygote_command)
@@ -120,6 +155,7 @@ class ZygoteSlot(ABC, Generic[Wish]):
                 self._wait(zygote)
         finally:
             zygote.close()
+            remote_copier.close()
             while not descendants.clear(None):
                 time.sleep(CLEAR_POLL_S)
         return self._concluded(end)
@@ -127,9 +163,9 @@ class ZygoteSlot(ABC, Generic[Wish]):
     def _wait(self, zygote: Zygote) -> None:
         """Waits until something has come or is due, and takes it in."""
         held = self._held
-        watched = (self._inbox.fileno(), *zygote.watched, *(held.watched if held else ()))
+        watched = (self._mailbox.fileno(), *zygote.watched, *(held.watched if held else ()))
         wait_readable(watched, self._due_s(zygote) - time.monotonic())
-        for message in self._inbox.take():
+        for message in self._mailbox.take():
             if isinstance(message, float):
                 self._kill_grace_s = message if self._kill_grace_s is None else min(message, self._kill_grace_s)
             else:

@@ -1,12 +1,20 @@
-"""Decides how many tasks a training job gets, of what size, in which role and on which machine."""
+"""Decides how many tasks a training job gets, of what size, in which role and on which machine.
+
+Names are imported when they are first asked for: who reads a plan does not wait for the planner.
+"""
 
 from __future__ import annotations
 
-from solver.cluster import Cluster, NodeClass
-from solver.plan import Alternative, Option, OptionCounts, Plan, PlannedTask
-from solver.planner import Objective, PlanRequest, make_plan, smallest_job
-from solver.resources import TaskResources
-from solver.step_time import StepTime
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from solver.choices import Objective
+    from solver.cluster import Cluster, NodeClass
+    from solver.plan import Alternative, Option, OptionCounts, Plan, PlannedTask
+    from solver.planner import PlanRequest, make_plan, smallest_job
+    from solver.resources import TaskResources
+    from solver.step_time import StepTime
 
 __all__ = [
     "Alternative",
@@ -23,3 +31,19 @@ __all__ = [
     "make_plan",
     "smallest_job",
 ]
+
+_MODULES = {
+    "solver.choices": ("Objective",),
+    "solver.cluster": ("Cluster", "NodeClass"),
+    "solver.plan": ("Alternative", "Option", "OptionCounts", "Plan", "PlannedTask"),
+    "solver.planner": ("PlanRequest", "make_plan", "smallest_job"),
+    "solver.resources": ("TaskResources",),
+    "solver.step_time": ("StepTime",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(importlib.import_module(module), name)
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 import typer
 
-from dike.exceptions import DikeError
+from dike.exceptions import BadInputError, DikeError
+from dike.profile import ModelProfile
 from solver.cli.plan import plan
 from solver.cli.profiles import load_saved_profile
 
@@ -16,10 +18,18 @@ def main() -> None:
     app = typer.Typer(pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
     app.command()(plan)
     try:
-        app(prog_name="python -m solver", obj=load_saved_profile)
+        app(prog_name="python -m solver", obj=_load_profile)
     except DikeError as error:
         print(f"dike: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+
+
+def _load_profile(
+    model: str, batch_size: int | None = None, /, *, arguments: Sequence[str] = (), is_module: bool = False
+) -> ModelProfile:
+    if arguments or is_module:
+        raise BadInputError("python -m solver runs no script; give a saved profile (.json), or use dike plan.")
+    return load_saved_profile(model, batch_size)
 
 
 if __name__ == "__main__":

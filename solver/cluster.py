@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from dike.exceptions import BadInputError
 from solver.costs import Costs, NodeCosts, RackCosts, UniformCosts
@@ -215,14 +214,3 @@ class Cluster:
     @functools.cached_property
     def _order(self) -> Mapping[str, int]:
         return {name: index for index, name in enumerate(self.node_names())}
-
-    @classmethod
-    def from_yaml(cls, path: str | Path) -> Cluster:
-        """Reads a cluster file; `docs/solver.md` has the format.
-
-        Raises:
-            BadInputError: if the file cannot be read or something in it is wrong; names the file and the line.
-        """
-        from solver.cluster_file import read_cluster
-
-        return read_cluster(Path(path))

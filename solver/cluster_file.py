@@ -71,10 +71,10 @@ _PARTS: dict[str, type[StrictModel]] = {"pairs": _Pair, "links": _Links, "nodes"
 
 
 def read_cluster(path: Path) -> Cluster:
-    """Reads a cluster file.
+    """Reads a cluster file; `docs/solver.md` has the format.
 
     Raises:
-        BadInputError: if it cannot be read or something in it is wrong.
+        BadInputError: if it cannot be read or something in it is wrong; names the file and the line.
     """
     file = read_yaml(path, _File, "cluster file", _PARTS)
     _refuse_repeated_names(file)

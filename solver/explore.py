@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dike.exceptions import BadInputError
-from solver.options import RULES, default_rules
+from solver.choices import RULES
+from solver.options import default_rules
 from solver.plan import Plan
 from solver.planner import DEFAULT_TIME_LIMIT_S, PlanRequest, check_request, make_plan
 

@@ -7,11 +7,11 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING
 
 from dike.exceptions import BadInputError, InfeasibleError
 from dike.profile import ModelProfile
-from solver.calibration import Calibration
+from solver.choices import Objective, Sharding
 from solver.cluster import Cluster
 from solver.costs import UniformCosts
 from solver.evaluation import evaluate, planned_tasks
@@ -24,17 +24,16 @@ from solver.resources import TaskResources, TaskSizes
 from solver.scenario import Scenario
 from solver.search.option_search import ALTERNATIVES, OptionSearch, SearchResult
 from solver.search.placer import Solved
-from solver.shards import DEFAULT_SHARDING, Sharding, useful_ps_count
+from solver.shards import DEFAULT_SHARDING, useful_ps_count
 from solver.shortage import shortage, smallest_tasks
+
+if TYPE_CHECKING:
+    from solver.calibration import Calibration
 
 DEFAULT_TIME_LIMIT_S = 60.0
 GAP_TOLERANCE = 1e-6
 _PLAIN = frozenset({"identical_workers", "task_counts"})
 """Rules with which placements are simple."""
-
-
-Objective = Literal["throughput", "traffic"]
-"""What the planner optimises: predicted speed, or Eq. 1 alone as the paper has it."""
 
 
 @dataclass(frozen=True)

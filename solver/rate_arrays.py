@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver.async_rates import Shared
-from solver.rooms import Ints
+from solver.capacity import Ints
 
 Floats = NDArray[np.float64]
 

@@ -6,11 +6,12 @@ import math
 from dataclasses import dataclass, field
 
 from dike.profile import ModelProfile
+from solver.choices import Sharding
 from solver.cluster import Cluster
 from solver.hardware import Hardware
 from solver.nodes import NodeKind, node_kinds
 from solver.resources import TaskSizes, WorkerShape
-from solver.shards import DEFAULT_SHARDING, Sharding, Shards, shard
+from solver.shards import DEFAULT_SHARDING, Shards, shard
 from solver.step_time import StepModel
 from solver.units import BYTES_PER_S_PER_GBPS
 

@@ -36,13 +36,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Literal, get_args
+from typing import get_args
 
 from dike.exceptions import BadInputError
 from dike.profile import ModelProfile, VariableSpec
+from solver.choices import Sharding
 
-Sharding = Literal["optimus", "greedy", "round_robin"]
-"""How variables are dealt out to parameter servers."""
 DEFAULT_SHARDING: Sharding = "greedy"
 BALANCED = 0.01
 """A further ps counts as useful only if it makes the largest shard smaller by this share."""

@@ -101,6 +101,8 @@ def _together(tasks: Sequence[tuple[str, TaskResources]], kinds: Sequence[NodeKi
     others = [task for _, task in tasks if task is not largest[1]]
     short = [sum(_amounts(task)[r] for task in [largest[1], *others]) - _capacity(room)[r] for r in range(4)]
     tight = max((r for r in range(4) if need[r]), key=lambda r: short[r] / need[r])
+    if short[tight] <= 0:
+        return f"The smallest job ({names}) fits, but its steps would take longer than can be counted."
     return (
         f"The smallest job ({names}) fits the machines' sum but not the machines: beside each other on "
         f"'{room.names[0]}' the tasks are {_shown(tight, short[tight])} short."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,10 @@ from solver.text_files import read_text
 
 NOT_YAML = (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What the parser raises: of its own, and where a value is not of the type that it looks like, such as 2024-13-45."""
+
+
+MAX_NODES = 1_000_000
+"""Values in a file, each counted as often as it stands there by aliases: some bytes of these can stand for billions."""
 
 
 class StrictModel(BaseModel):
@@ -75,18 +80,30 @@ def load_yaml(path: Path, what: str) -> tuple[yaml.Node | None, Any]:
     """Reads a file that may hold anything: its tree, for the lines, and its data.
 
     Raises:
-        BadInputError: if it cannot be read, is not YAML, or has a key twice.
+        BadInputError: if it cannot be read, is not YAML, has a key twice, or its aliases stand for too much.
     """
     text = read_text(path, what)
     try:
-        tree = yaml.compose(text, Loader=yaml.SafeLoader)
-        data = yaml.safe_load(text)
-        if tree is not None:
-            _refuse_repeated_keys(path, tree)
+        return parse_yaml(path, text)
     except NOT_YAML as error:
         raise BadInputError(_syntax_error(path, error)) from error
     except RecursionError:
         raise BadInputError(f"{path}, line 1: something is nested too deeply, or in itself.") from None
+
+
+def parse_yaml(path: Path, text: str) -> tuple[yaml.Node | None, Any]:
+    """Reads a file's text: its tree and its data.
+
+    Raises:
+        BadInputError: if it has a key twice, or its aliases stand for too much.
+        yaml.YAMLError and others of `NOT_YAML`, RecursionError: if it is not YAML.
+    """
+    tree = yaml.compose(text, Loader=yaml.SafeLoader)
+    if tree is not None and _expanded(tree, {}) > MAX_NODES:
+        raise BadInputError(f"{path}, line 1: its aliases stand for more than {MAX_NODES} values; write them out.")
+    data = yaml.safe_load(text)
+    if tree is not None:
+        _refuse_repeated_keys(path, tree, set())
     return tree, data
 
 
@@ -99,7 +116,23 @@ def _syntax_error(path: Path, error: Exception) -> str:
     return f"{path}, line {mark.line + 1 if mark else 1}: this is not YAML: {problem}."
 
 
-def _refuse_repeated_keys(path: Path, node: yaml.Node) -> None:
+def _expanded(node: yaml.Node, known: dict[int, float]) -> float:
+    """How many values a node stands for, aliases followed; infinitely many if it is in itself."""
+    if id(node) not in known:
+        known[id(node)] = math.inf
+        parts: list[yaml.Node] = []
+        if isinstance(node, yaml.MappingNode):
+            parts = [part for pair in node.value for part in pair]
+        elif isinstance(node, yaml.SequenceNode):
+            parts = node.value
+        known[id(node)] = 1 + sum(_expanded(part, known) for part in parts)
+    return known[id(node)]
+
+
+def _refuse_repeated_keys(path: Path, node: yaml.Node, visited: set[int]) -> None:
+    if id(node) in visited:
+        return
+    visited.add(id(node))
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for key, value in node.value:
@@ -107,10 +140,10 @@ def _refuse_repeated_keys(path: Path, node: yaml.Node) -> None:
                 line = key.start_mark.line + 1
                 raise BadInputError(f"{path}, line {line}: the key '{key.value}' stands here a second time.")
             seen.add(key.value)
-            _refuse_repeated_keys(path, value)
+            _refuse_repeated_keys(path, value, visited)
     elif isinstance(node, yaml.SequenceNode):
         for value in node.value:
-            _refuse_repeated_keys(path, value)
+            _refuse_repeated_keys(path, value, visited)
 
 
 def _invalid(

@@ -1,11 +1,135 @@
-"""Settings of all tests."""
+"""Settings of all tests; a test without a mark can neither start a process nor open a socket."""
 
 from __future__ import annotations
 
+import functools
+import multiprocessing.process
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
 from hypothesis import HealthCheck, settings
 
-# Each run tries the same examples, so that what fails for one fails for all; a machine that stands still is no fault.
-settings.register_profile(
-    "dike", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], database=None
+from tests.running import Dike, run_dike
+
+# The tests have clusters, services and databases of their own, whichever the user has named for daily work.
+for name in ("DIKE_MASTER", "DIKE_STATE", "DIKE_STORAGE", "DIKE_SERVICE", "DIKE_TOKEN", "DIKE_LOG"):
+    os.environ.pop(name, None)
+
+# Each run tries the same examples, so that what fails for one fails for all; only a thorough run tries new ones.
+# A machine that stands still is no fault. `max_examples` is a share of a hundred: see `tests/properties.py`.
+_COMMON: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "database": None}
+settings.register_profile("fast", max_examples=10, derandomize=True, **_COMMON)
+settings.register_profile("standard", max_examples=40, derandomize=True, **_COMMON)
+settings.register_profile("thorough", max_examples=100, derandomize=False, print_blob=True, **_COMMON)
+settings.load_profile("standard")
+
+_OPEN_MARKS = ("integration", "mesos", "tensorflow", "gpu")
+_CLOSED_EVENTS = (
+    "subprocess.Popen",
+    "os.system",
+    "os.fork",
+    "os.forkpty",
+    "os.posix_spawn",
+    "socket.bind",
+    "socket.connect",
+    "multiprocessing",
 )
-settings.load_profile("dike")
+_closed: str | None = None
+"""The test that runs, if it may neither start processes nor open sockets."""
+
+
+def _refuse(event: str, _: tuple[Any, ...]) -> None:
+    if _closed is not None and event in _CLOSED_EVENTS:
+        raise RuntimeError(f"{_closed} does '{event}': mark it `integration`, or do without (CONTRIBUTING.md, 'Tests')")
+
+
+sys.addaudithook(_refuse)
+
+
+def _refuse_processes() -> None:
+    # These are started past all that is audited.
+    start = multiprocessing.process.BaseProcess.start
+
+    def checked(process: multiprocessing.process.BaseProcess) -> None:
+        _refuse("multiprocessing", ())
+        start(process)
+
+    multiprocessing.process.BaseProcess.start = checked  # type: ignore[method-assign]
+
+
+_refuse_processes()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--fast", action="store_true", help="only tests that start no process, open no socket and are not slow"
+    )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `--fast`, files with nothing for it are not even imported."""
+    if not config.getoption("--fast") or not collection_path.name.startswith("test_"):
+        return None
+    marked = re.search(r"^pytestmark = (\[[^\]]*\]|.*)", collection_path.read_text(encoding="utf-8"), re.MULTILINE)
+    return True if marked and re.search(rf"mark\.({'|'.join(_OPEN_MARKS)})\b", marked[1]) else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--fast"):
+        left_out = [item for item in items if _is_open(item) or item.get_closest_marker("slow")]
+        items[:] = [item for item in items if item not in set(left_out)]
+        config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if session.config.getoption("--fast") and "tensorflow" in sys.modules:
+        raise pytest.UsageError("A test module without a mark imports TensorFlow, which takes seconds.")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    global _closed
+    _closed = None if _is_open(item) else item.nodeid
+    try:
+        return (yield)
+    finally:
+        _closed = None
+
+
+def _is_open(item: pytest.Item) -> bool:
+    return any(item.get_closest_marker(mark) for mark in _OPEN_MARKS)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def migrations_are_read_once() -> Iterator[None]:
+    """Optuna reads its eleven scripts of migrations three times for each database, which takes 0.2 s."""
+    from optuna.storages._rdb.storage import _VersionManager
+
+    read = _VersionManager._create_alembic_script
+    known: list[Any] = []
+
+    def read_once(manager: Any) -> Any:
+        # They are the same whichever the database.
+        if not known:
+            known.append(read(manager))
+        return known[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_VersionManager, "_create_alembic_script", read_once)
+        yield
+
+
+@pytest.fixture
+def dike(tmp_path: Path) -> Dike:
+    """Runs `dike ARGUMENTS...` in a folder of its own and waits for its end."""
+    return functools.partial(run_dike, cwd=tmp_path)
+
+
+@pytest.fixture
+def examples() -> Path:
+    return Path(__file__).parents[1] / "examples"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ MAY_IMPORT = {
     "executor": {"executor", "dike"},
     "framework": {"framework", "executor", "solver", "dike"},
 }
+WITHOUT_CIRCLES = ROOMS
 SOLVER_MAY_IMPORT_OF_DIKE = {"dike.profile", "dike.exceptions"}
 
 
@@ -29,6 +31,7 @@ def imports(path: Path) -> Iterator[str]:
             yield node.module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_imports_only_what_it_may(room: str) -> None:
     files = sorted((ROOT / room).rglob("*.py"))
@@ -42,6 +45,52 @@ def test_a_room_imports_only_what_it_may(room: str) -> None:
     assert wrong == []
 
 
+def _modules(path: Path) -> Iterator[tuple[str, ...]]:
+    """The modules of ours that a file imports, wherever in it: `from dike.v1 import training` is dike, v1, training."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            parts = tuple(name.split("."))
+            while parts and not _file(parts).exists():
+                parts = parts[:-1]
+            if parts:
+                yield parts
+
+
+def _file(parts: tuple[str, ...]) -> Path:
+    file = ROOT.joinpath(*parts).with_suffix(".py")
+    return file if file.exists() else ROOT.joinpath(*parts, "__init__.py")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("room", WITHOUT_CIRCLES)
+def test_neither_files_nor_folders_import_each_other_in_a_circle(room: str) -> None:
+    """In each folder the files, and the folders with all that is below them, can be put into one order."""
+    imported: dict[Path, dict[str, set[str]]] = {}
+    for path in sorted((ROOT / room).rglob("*.py")):
+        importer = path.relative_to(ROOT).with_suffix("").parts
+        for module in _modules(path):
+            file = _file(module).relative_to(ROOT).with_suffix("").parts
+            pairs = zip(importer, file, strict=False)
+            common = next((at for at, (one, other) in enumerate(pairs) if one != other), None)
+            if common:
+                of_folder = imported.setdefault(Path(*importer[:common]), {})
+                of_folder.setdefault(importer[common], set()).add(file[common])
+    circles = {}
+    for folder, of_folder in imported.items():
+        try:
+            graphlib.TopologicalSorter(of_folder).prepare()
+        except graphlib.CycleError as error:
+            circles[str(folder)] = " <- ".join(error.args[1])
+    assert circles == {}
+
+
+@pytest.mark.slow
 def test_the_solver_knows_only_the_profile() -> None:
     wrong = [
         f"{path.relative_to(ROOT)} imports {name}"
@@ -52,6 +101,7 @@ def test_the_solver_knows_only_the_profile() -> None:
     assert wrong == []
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("module", ["framework.cli", "executor.slot", "solver", "dike", "dike.profile", "dike.task"])
 def test_no_room_imports_tensorflow_by_itself(module: str) -> None:
     program = f"import sys, {module}; print([name for name in ('tensorflow', 'keras') if name in sys.modules])"

@@ -25,7 +25,7 @@ def test_every_link_leads_somewhere(document: Path) -> None:
     "command",
     [
         *("run", "plan", "profile", "tune", "simulate", "simulate-jobs", "trials", "slices", "plot"),
-        *("serve", "submit", "jobs", "agents", "logs", "kill", "explain"),
+        *("serve", "submit", "jobs", "agents", "logs", "outputs", "kill", "explain"),
     ],
 )
 def test_every_option_that_the_documents_name_exists(command: str) -> None:

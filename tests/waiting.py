@@ -1,9 +1,10 @@
-"""Waiting for what another process or thread will do."""
+"""Waiting for what another process or thread will do, and reading what it has written so far."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 import psutil
@@ -54,6 +55,16 @@ def wait_until(
             raise AssertionError(f"waited in vain for {what}: {why}\n{said()}".rstrip())
         pause(pause_s)
         pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
+
+
+def whole_lines(diary: Path) -> list[list[str]]:
+    """The words of each line of a diary, without the full stop that ends it.
+
+    A process that is killed while it writes leaves half a line: it has no full stop, and whoever writes next begins
+    with a line break.
+    """
+    text = diary.read_text() if diary.exists() else ""
+    return [words[:-1] for words in map(str.split, text.splitlines()) if words[-1:] == ["."]]
 
 
 def is_alive(process: psutil.Process | int) -> bool:

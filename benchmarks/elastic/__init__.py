@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from dike.profile import Api, ModelProfile, VariableSpec
-from framework.embedded import AgentSpec, EmbeddedCluster
+from framework.embedded.agents import AgentSpec
+from framework.embedded.cluster import EmbeddedCluster
 
 TITLE = "Training jobs that change their size"
 SCRIPT = Path(__file__).parent / "scripts" / "paced.py"

@@ -15,7 +15,7 @@ import httpx
 import numpy as np
 
 from benchmarks.load.played_service import PlayedService, played_service
-from framework.service.client import ServiceClient
+from framework.service.api.client import ServiceClient
 
 TITLE = "A service under load"
 AGENTS = 100

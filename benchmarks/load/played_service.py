@@ -15,13 +15,14 @@ import psutil
 
 from dike.exceptions import DikeError
 from dike.profile import Api, ModelProfile, VariableSpec
-from framework import bundle
-from framework.embedded import AgentSpec, EmbeddedCluster
+from framework.embedded.agents import AgentSpec
+from framework.embedded.cluster import EmbeddedCluster
 from framework.embedded.ports import reserve_blocks
-from framework.service.client import ServiceClient
-from framework.service.records import JobState
+from framework.project import bundle
+from framework.scheduler.records import JobState
+from framework.scheduler.session import sigterm_as_interrupt
+from framework.service.api.client import ServiceClient
 from framework.service.requests import TrainingRequest
-from framework.session import sigterm_as_interrupt
 
 STARTED_S = 60.0
 LOOK_S = 0.05

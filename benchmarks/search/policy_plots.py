@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from benchmarks.search.simulated import DATA, SETS
-from framework.policies.interface import Decision, Policy, PolicySettings, Reading, SlotView, TrialView
+from framework.policies.trials.interface import Decision, Policy, PolicySettings, Reading, SlotView, TrialView
 from framework.simulation.bins import Bin, draw_bin
 from framework.simulation.comparison import POLICY_NAMES, Scenario, SimulationSettings, policies_named, resolve
 from framework.simulation.curves import Curve, read_curves
@@ -68,7 +68,7 @@ class Recorder:
         self._held: dict[int, SlotView] = {}
 
     def decide(self, now_s: float, trials: Sequence[TrialView], slots: Sequence[SlotView]) -> Decision:
-        """See `framework.policies.interface.Policy`."""
+        """See `framework.policies.trials.interface.Policy`."""
         for trial in trials:
             self.readings[trial.id] = trial.readings
         for slot in slots:

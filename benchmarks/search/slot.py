@@ -18,7 +18,8 @@ from executor.process import wait_readable
 from executor.trial_messages import RunEnd, TrialRun
 from executor.trial_run import CONTROL_FD, REPORT_FD, SlotRun
 from executor.zygote import ForkRequest, Zygote
-from framework.search.script_facts import script_facts
+from framework.project.entry_point import EntryPoint
+from framework.project.script_facts import script_facts
 
 DEADLINE_S = 120.0
 _POLL_S = 0.1
@@ -110,7 +111,7 @@ def slot_for(script: Path, arguments: Sequence[str], folder: Path) -> Iterator[B
     """A slot whose zygote is ready for a script. This process becomes the parent of its orphans, as executors do."""
     descendants.adopt_orphans()
     folder.mkdir()
-    preload = script_facts(script, ()).preload
+    preload = script_facts(EntryPoint(script, script.parent), ()).preload
     zygote = Zygote(preload, process_environment(1.0, {}, ()), folder / "zygote.out")
     try:
         slot = BenchmarkSlot(script, arguments, folder, zygote)

@@ -17,7 +17,8 @@ from pathlib import Path
 from benchmarks.search.contenders import Space
 from benchmarks.search.cpu_shares import CpuShares
 from executor.environment import process_environment
-from framework.embedded import AgentSpec, EmbeddedCluster
+from framework.embedded.agents import AgentSpec
+from framework.embedded.cluster import EmbeddedCluster
 from framework.search.records import SliceRecord, TrialRecord
 from framework.search.store import Store
 

@@ -9,15 +9,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from pathlib import Path
-from typing import NoReturn
+from types import ModuleType
+from typing import Any, NoReturn
 
 from dike.capture import hooks
-from dike.capture.sink import Sink
+from dike.capture.sink import DISTRIBUTED, Sink
 from dike.exceptions import BadInputError, DikeError
 from dike.main_script import ScriptFailedError, ScriptSyntaxError, join_threads, run_as_main
-from dike.process_end import end_process
+from dike.process import end_process
 from dike.profile import ModelProfile
 
 KERAS_PREFIX = "keras:"
@@ -27,6 +29,30 @@ _TF_CONFIG = {
     "cluster": {"chief": ["localhost:1"], "ps": ["localhost:2"], "worker": ["localhost:3"]},
     "task": {"type": "chief", "index": 0},
 }
+
+# How names of TensorFlow begin where one is missed -> what stands for that below `tf`. The first that fits counts.
+_TENSORFLOWS = {
+    "tensorflow._api.v2.": "",
+    "tensorflow.": "",
+    "dike.": "",
+    "tensorflow_estimator": "estimator",
+    "keras._tf_keras.keras.__internal__.legacy.layers.": "layers.",
+    "keras._tf_keras.keras.__internal__.legacy.rnn_cell.": "nn.rnn_cell.",
+}
+_KERAS_2 = (
+    "is in tf.compat.v1 alone since TensorFlow 2.0, and there only with Keras 2 since TensorFlow 2.16; use "
+    "tf.keras.layers, or install tf-keras and set TF_USE_LEGACY_KERAS=1"
+)
+_GONE = {
+    "estimator": "was removed in TensorFlow 2.16; use Keras' Model.fit or tf.compat.v1.train.MonitoredTrainingSession",
+    "contrib": "was removed in TensorFlow 2.0; use what has taken its place in tf and tf.keras, or a package such as "
+    "tf-slim",
+    "examples": "was removed in TensorFlow 2.1; tf.keras.datasets has MNIST",
+    "layers": _KERAS_2,
+    "nn.rnn_cell": _KERAS_2,
+    "train.Supervisor": "is gone since TensorFlow 2.0; use tf.compat.v1.train.MonitoredTrainingSession",
+}
+"""Name below `tf` -> since when it is gone, and what to use."""
 
 
 def main() -> NoReturn:
@@ -66,6 +92,9 @@ def _run_to_end(script: str, arguments: list[str]) -> str:
     except ScriptSyntaxError as error:
         return f"{name} {error}; see above."
     except ScriptFailedError as error:
+        gone = _gone(error.__cause__)
+        if gone:
+            return f"{name} uses {gone}."
         return f"{name} {error} before its training began; see above."
     except DikeError as error:
         return str(error)
@@ -76,10 +105,51 @@ def _run_to_end(script: str, arguments: list[str]) -> str:
             print(error.code, file=sys.stderr)
         if error.code:
             return f"{name} ended itself before its training began (exit code {_exit_code(error.code)})."
-    return (
-        f"{name} ended without a training session or a call of fit, so there is nothing to plan; "
-        "Dike distributes tf.compat.v1 sessions, Keras' Model.fit and ClusterCoordinator loops."
-    )
+    return f"{name} ended without a training session or a call of fit, so there is nothing to plan; {DISTRIBUTED}."
+
+
+def _gone(error: BaseException | None) -> str:
+    """What the script looked for in vain, since when it is gone and what to use instead; empty if it is not known."""
+    path = _missing(error)
+    if path is None:
+        return ""
+    parts = [part for part in path.split(".") if part not in ("compat", "v1", "python")]
+    for name, advice in _GONE.items():
+        if parts[: name.count(".") + 1] == name.split("."):
+            return f"tf.{name}, which {advice}"
+    if _is_in_v1(parts):
+        old = ".".join(parts)
+        return (
+            f"tf.{old}, which is gone since TensorFlow 2.0; use tf.compat.v1.{old} or import tensorflow.compat.v1 as tf"
+        )
+    return ""
+
+
+def _missing(error: BaseException | None) -> str | None:
+    """The name below TensorFlow that an error says is missing: `compat.v1.estimator`."""
+    if isinstance(error, ModuleNotFoundError):
+        path = error.name or ""
+    elif isinstance(error, ImportError):
+        found = re.match(r"cannot import name '(\w+)' from '([\w.]+)'", str(error))
+        path = f"{found[2]}.{found[1]}" if found else ""
+    elif isinstance(error, AttributeError) and isinstance(error.obj, ModuleType):
+        path = f"{error.obj.__name__}.{error.name}"
+    else:
+        return None
+    for prefix, below in _TENSORFLOWS.items():
+        if path.startswith(prefix):
+            return below + path.removeprefix(prefix)
+    return None
+
+
+def _is_in_v1(parts: list[str]) -> bool:
+    """Whether TensorFlow keeps that name for scripts of TensorFlow 1."""
+    import tensorflow as tf
+
+    found: Any = tf.compat.v1
+    for part in parts:
+        found = getattr(found, part, None)
+    return found is not None
 
 
 def _exit_code(code: object) -> int:

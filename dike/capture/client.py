@@ -11,18 +11,19 @@ from typing import NoReturn
 from dike.capture import hooks
 from dike.capture.sink import Sink
 from dike.exceptions import BadInputError
-from dike.process_end import end_process
+from dike.main_script import own_program
+from dike.process import end_process
 from dike.profile import ModelProfile
 
 
 def hand_over() -> None:
     """Hands the script over to the cluster once its model is known, at its first training session or `fit`."""
-    main = sys.modules.get("__main__")
-    script = getattr(main, "__file__", None)
-    if script is None or getattr(main, "__spec__", None) is not None or not os.path.isfile(script):
-        # A notebook, an interactive session, `python -m`: there is no script that could travel by itself.
+    program = own_program()
+    if program is None:
+        # A notebook, an interactive session, a module that is installed: nothing could travel by itself.
         print("dike: DIKE_MASTER is set, but this is no script file; it trains here.", file=sys.stderr)
         return
+    script, module = program
     # As they are now: scripts may edit them while they run.
     arguments = list(sys.argv[1:])
 
@@ -35,7 +36,8 @@ def hand_over() -> None:
         sys.stderr.flush()
         master = os.environ["DIKE_MASTER"]
         command = [sys.executable, "-P", "-m", "framework", "run", "--master", master, "--handed-over", path]
-        os.execv(sys.executable, [*command, script, *arguments])  # noqa: S606 - no shell is wanted
+        named = ["-m", module] if module else [script]
+        os.execv(sys.executable, [*command, *named, *arguments])  # noqa: S606 - no shell is wanted
 
     def refuse(sentence: str) -> NoReturn:
         print(f"dike: {sentence}", file=sys.stderr)

@@ -1,7 +1,8 @@
 """Captures the model of a script with its own `ClusterCoordinator`, at the first step it schedules.
 
 The client has no cluster, so the strategy is replaced by a local one and the coordinator by a stand-in. Both are
-replaced at the class, so every spelling is caught.
+replaced at the class, so every spelling is caught. A loop over `tf.GradientTape` without a coordinator is refused
+before its first step has changed a variable.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from dike.capture.sink import Sink
-from dike.profiling.coordinator_profile import StepTrace, coordinator_profile
+from dike.profiling.coordinator_profile import StepTrace, coordinator_profile, tensorflow_variable
 
-_state: dict[str, Any] = {"strategy": None, "optimizer": None, "trace": None}
+_state: dict[str, Any] = {"strategy": None, "optimizer": None, "trace": None, "fits": False, "sources": {}}
 
 
 def install(sink: Sink) -> None:
@@ -36,9 +37,69 @@ def install(sink: Sink) -> None:
     def watched(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         if _state["trace"] is not None:
             _state["trace"].add_gradient(target, sources)
+        _differentiated(sources)
         return gradient(self, target, sources, *args, **kwargs)
 
     backprop.GradientTape.gradient = watched
+    from tensorflow.python.ops import resource_variable_ops
+
+    _watch_updates(sink, resource_variable_ops.ResourceVariable)
+
+
+def fit_begins() -> None:
+    """What follows is captured; `Model.fit` may use optimizers as it likes."""
+    _state["fits"] = True
+
+
+def refuse_own_loop(sink: Sink, step: str) -> None:
+    """Ends a script that trains in a loop of its own, before the step; comes back where the step is captured instead.
+
+    Args:
+        sink: what refuses.
+        step: what the script calls.
+    """
+    from tensorflow.python.framework import ops
+
+    is_captured = _state["fits"] or _state["trace"] is not None or script_has_strategy()
+    if not is_captured and ops.executing_eagerly_outside_functions():
+        sink.refuse_to_train(step)
+
+
+def refuse_optimizer(sink: Sink, optimizer: Any) -> None:
+    """As `refuse_own_loop`, when an optimizer is about to apply gradients.
+
+    Gradients that no tape has computed train nothing: scripts hand zeros to an optimizer so that it makes its slots.
+    """
+    if _state["sources"]:
+        refuse_own_loop(sink, f"{type(optimizer).__name__}.apply_gradients")
+
+
+def _differentiated(sources: Any) -> None:
+    """Remembers the variables whose gradients a tape was asked for."""
+    import tensorflow as tf
+
+    for source in tf.nest.flatten(sources):
+        variable = tensorflow_variable(source)
+        if variable is not None:
+            _state["sources"].update({id(source): source, id(variable): variable})
+
+
+def _watch_updates(sink: Sink, owner: type) -> None:
+    """Loops may do without an optimizer: `variable.assign_sub(rate * gradient)`."""
+
+    def wrap(method: str) -> None:
+        original = getattr(owner, method)
+
+        @functools.wraps(original)
+        def update(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if id(self) in _state["sources"]:
+                refuse_own_loop(sink, f"Variable.{method}")
+            return original(self, *args, **kwargs)
+
+        setattr(owner, method, update)
+
+    for method in ("assign_add", "assign_sub"):
+        wrap(method)
 
 
 def _refuse_collective_training(sink: Sink) -> None:
@@ -55,18 +116,27 @@ def _refuse_collective_training(sink: Sink) -> None:
         strategy.__new__ = refuse
 
 
-def watch_optimizers(keras: ModuleType) -> None:
+def watch_optimizers(sink: Sink, keras: ModuleType) -> None:
     """Remembers the Keras or tf_keras optimizer that a script's own training step uses."""
-    method = "apply" if keras.__name__ == "keras" else "apply_gradients"
-    owner = next(base for base in keras.optimizers.Optimizer.__mro__ if method in vars(base))
-    original = vars(owner)[method]
 
-    @functools.wraps(original)
-    def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _state["optimizer"] = self
-        return original(self, *args, **kwargs)
+    def wrap(optimizer: type, method: str) -> None:
+        owner = next(base for base in optimizer.__mro__ if method in vars(base))
+        original = vars(owner)[method]
 
-    setattr(owner, method, apply)
+        @functools.wraps(original)
+        def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
+            refuse_optimizer(sink, self)
+            _state["optimizer"] = self
+            return original(self, *args, **kwargs)
+
+        setattr(owner, method, apply)
+
+    if keras.__name__ == "keras":
+        wrap(keras.optimizers.Optimizer, "apply")
+        _watch_updates(sink, keras.Variable)
+    else:
+        wrap(keras.optimizers.Optimizer, "apply_gradients")
+        wrap(keras.optimizers.legacy.Optimizer, "apply_gradients")
 
 
 def script_has_strategy() -> bool:

@@ -6,17 +6,20 @@ Classes and their methods are wrapped, not the names they are exported under, so
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from dike.capture import coordinator
 from dike.capture.sink import Sink
-from dike.profiling.graph_batch import ancestors
-from dike.profiling.graph_profile import Training, graph_profile, needs_feeding
+from dike.profiling.graph_profile import graph_profile, needs_first_run
+from dike.v1 import training
+from dike.v1.graphs import fetched_operations
 
 
 def install(sink: Sink) -> None:
     """Wraps optimizers, sessions and servers of TensorFlow 1."""
+    training.install(synchronous=True, before_update=lambda optimizer: coordinator.refuse_optimizer(sink, optimizer))
     capture = _GraphCapture(sink)
-    capture.wrap_optimizer()
     capture.wrap_sessions()
     capture.wrap_monitored_sessions()
     capture.refuse_supervisors()
@@ -26,58 +29,6 @@ def install(sink: Sink) -> None:
 class _GraphCapture:
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._trainings: dict[Any, Training] = {}
-        self._differentiated: dict[Any, list[Any]] = {}
-        self._trains: dict[tuple[Any, str], bool] = {}
-
-    def wrap_optimizer(self) -> None:
-        """Remembers losses and the ops that apply gradients."""
-        from tensorflow.python.ops import gradients_util
-        from tensorflow.python.training import optimizer, sync_replicas_optimizer
-
-        synchronous = sync_replicas_optimizer.SyncReplicasOptimizer
-        compute = optimizer.Optimizer.compute_gradients
-
-        @functools.wraps(compute)
-        def compute_gradients(self_: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
-            if hasattr(loss, "op"):
-                self._training_of(loss.graph).losses.append(loss)
-            return compute(self_, loss, *args, **kwargs)
-
-        optimizer.Optimizer.compute_gradients = compute_gradients
-
-        def wrap_apply(owner: Any) -> None:
-            apply = owner.apply_gradients
-
-            @functools.wraps(apply)
-            def apply_gradients(self_: Any, *args: Any, **kwargs: Any) -> Any:
-                train_op = apply(self_, *args, **kwargs)
-                if hasattr(train_op, "graph"):
-                    training = self._training_of(train_op.graph)
-                    if not training.losses:
-                        training.losses.extend(self._differentiated.get(train_op.graph, ()))
-                    training.train_ops.append(getattr(train_op, "op", train_op))
-                    if isinstance(self_, synchronous):
-                        training.synchronous = True
-                    else:
-                        training.optimizers.append(self_)
-                return train_op
-
-            owner.apply_gradients = apply_gradients
-
-        compute_all = gradients_util._GradientsHelper
-
-        @functools.wraps(compute_all)
-        def gradients(ys: Any, *args: Any, **kwargs: Any) -> Any:
-            # Scripts that clip gradients ask for them here, and hand them to `apply_gradients` later.
-            for loss in ys if isinstance(ys, list | tuple) else (ys,):
-                if hasattr(loss, "op"):
-                    self._differentiated.setdefault(loss.graph, []).append(loss)
-            return compute_all(ys, *args, **kwargs)
-
-        gradients_util._GradientsHelper = gradients
-        wrap_apply(optimizer.Optimizer)
-        wrap_apply(synchronous)
 
     def wrap_sessions(self) -> None:
         """Plain sessions are local; the first `run` of a training op is where the model is captured."""
@@ -93,7 +44,8 @@ class _GraphCapture:
         @functools.wraps(run)
         def run_(self_: Any, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
             if self._fetches_training(self_.graph, fetches):
-                self._capture(self_.graph, _fed_shapes(self_.graph, feed_dict or {}))
+                fed = _fed_shapes(self_.graph, feed_dict or {})
+                self._capture(self_.graph, fed, fetched_operations(self_.graph, fetches))
             return run(self_, fetches, feed_dict, options, run_metadata)
 
         make_callable = base.make_callable
@@ -165,55 +117,26 @@ class _GraphCapture:
             server_or_cluster_def
         )
 
-    def _training_of(self, graph: Any) -> Training:
-        return self._trainings.setdefault(graph, Training())
-
     def _captures_or_trains(self, graph: Any) -> bool:
         """Captures a finished graph that trains; comes back if it does not, or if its feeds must be seen first.
 
         Returns:
             Whether the graph trains.
         """
-        training = self._trainings.get(graph)
-        if training is None or not training.losses:
+        known = training.of(graph)
+        if not known.losses:
             return False
-        if self._sink.batch_size or not needs_feeding(training):
+        if not needs_first_run(known, self._sink.batch_size):
             self._capture(graph, {})
         return True
 
     def _fetches_training(self, graph: Any, fetches: Any) -> bool:
-        training = self._trainings.get(graph)
-        if training is None or not training.losses or not training.train_ops:
-            return False
-        for operation in _fetched(graph, fetches):
-            key = (graph, operation.name)
-            if key not in self._trains:
-                needed = set(ancestors([operation], control=True))
-                self._trains[key] = not needed.isdisjoint(training.train_ops)
-            if self._trains[key]:
-                return True
-        return False
+        known = training.of(graph)
+        return bool(known.losses) and known.trains(fetched_operations(graph, fetches))
 
-    def _capture(self, graph: Any, fed: dict[str, tuple[int, ...]]) -> NoReturn:
-        sink = self._sink
-        training = self._trainings[graph]
-        sink.capture(lambda: graph_profile(sink.script, graph, training, fed, sink.batch_size))
-
-
-def _fetched(graph: Any, fetches: Any) -> list[Any]:
-    """Operations behind what a script asks a session for: tensors, ops, names, in any nesting."""
-    from tensorflow.python.util import nest
-
-    found = []
-    for fetch in nest.flatten(fetches):
-        element = graph.as_graph_element(fetch, allow_tensor=True, allow_operation=True) if _is_fetch(fetch) else None
-        if element is not None:
-            found.append(getattr(element, "op", element))
-    return found
-
-
-def _is_fetch(fetch: Any) -> bool:
-    return isinstance(fetch, str | bytes) or hasattr(fetch, "graph") or hasattr(fetch, "_as_graph_element")
+    def _capture(self, graph: Any, fed: dict[str, tuple[int, ...]], fetched: Sequence[Any] = ()) -> NoReturn:
+        sink, known = self._sink, training.of(graph)
+        sink.capture(lambda: graph_profile(sink.script, graph, known, fed, sink.batch_size, fetched))
 
 
 def _fed_shapes(graph: Any, feed_dict: Any) -> dict[str, tuple[int, ...]]:

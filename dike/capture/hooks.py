@@ -29,7 +29,7 @@ def install(sink: Sink) -> None:
         from dike.capture import coordinator, keras
 
         keras.install(sink, module)
-        coordinator.watch_optimizers(module)
+        coordinator.watch_optimizers(sink, module)
 
     after_import("tensorflow", on_tensorflow)
     after_import("keras", on_keras)

@@ -7,10 +7,10 @@ import inspect
 from types import ModuleType
 from typing import Any, NoReturn
 
-from dike import keras_limits
 from dike.capture import coordinator
 from dike.capture.sink import Sink
 from dike.exceptions import BadInputError
+from dike.keras3.model import check_distributable
 from dike.profile import Api
 from dike.profiling.keras_profile import has_forward_pass, keras_profile
 
@@ -37,10 +37,11 @@ def install(sink: Sink, keras: ModuleType) -> None:
         if api is Api.KERAS:
             try:
                 self._assert_compile_called("fit")
-                keras_limits.check(self)
+                check_distributable(self)
             except BadInputError as error:
                 sink.refuse(f"{sink.script}: {error}")
         call = signature.bind(self, *args, **kwargs)
+        coordinator.fit_begins()
 
         def grab(iterator: Any) -> NoReturn:
             batch = next(iterator)
@@ -57,6 +58,14 @@ def install(sink: Sink, keras: ModuleType) -> None:
         )
 
     owner.fit = fit
+    train_on_batch = owner.train_on_batch
+
+    @functools.wraps(train_on_batch)
+    def refused(self: Any, *args: Any, **kwargs: Any) -> Any:
+        coordinator.refuse_own_loop(sink, "Model.train_on_batch")
+        return train_on_batch(self, *args, **kwargs)
+
+    owner.train_on_batch = refused
 
 
 def _read(sink: Sink, api: Api, model: Any, batch: Any) -> Any:

@@ -11,6 +11,8 @@ from dike.exceptions import BadInputError
 from dike.main_script import one_line
 from dike.profile import ModelProfile
 
+DISTRIBUTED = "Dike distributes tf.compat.v1 sessions, Keras' Model.fit and ClusterCoordinator loops"
+
 
 @dataclass(frozen=True)
 class Sink:
@@ -27,6 +29,13 @@ class Sink:
     batch_size: int | None
     deliver: Callable[[ModelProfile], NoReturn]
     refuse: Callable[[str], NoReturn]
+
+    def refuse_to_train(self, step: str) -> NoReturn:
+        """Refuses a script that trains in a way of its own, by what it calls there."""
+        self.refuse(
+            f"{self.script} trains by {step} in a loop of its own, without a training session or a call of fit, "
+            f"so there is nothing to plan; {DISTRIBUTED}."
+        )
 
     def capture(self, read: Callable[[], ModelProfile]) -> NoReturn:
         """Reads the profile and delivers it, or refuses with the reason why it cannot be read."""

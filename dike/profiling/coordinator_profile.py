@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dike.exceptions import BadInputError
-from dike.keras_variables import unique_names
+from dike.keras3.model import unique_names
 from dike.profile import Api, ModelProfile
-from dike.profiling.graph_batch import ancestors, first_dim_near
+from dike.profiling.graph_batch import first_dim_near
 from dike.profiling.graph_flops import Cost, FlopsReader
 from dike.profiling.keras_profile import STEP_PER_FORWARD, optimizer_name, slots_per_parameter
 from dike.profiling.model_profile import Findings
 from dike.profiling.op_kinds import is_plumbing
+from dike.v1.graphs import ancestors
 
 
 @dataclass
@@ -43,7 +44,7 @@ class StepTrace:
 
         self.targets += [tensor for tensor in tf.nest.flatten(target) if hasattr(tensor, "op")]
         for source in tf.nest.flatten(sources):
-            variable = _tensorflow_variable(source)
+            variable = tensorflow_variable(source)
             if variable is not None:
                 self.sources[id(variable)] = variable
 
@@ -79,10 +80,11 @@ def coordinator_profile(
             f"The step of {name} does not tell how many samples it takes; name their number with --batch-size."
         )
     reader = FlopsReader(size)
-    step = reader.cost(graph.get_operations())
-    forward_ops = [ancestors(targets, control=False) for targets in _by_graph(trace.targets)]
-    if forward_ops:
-        costs = [FlopsReader(size).cost(operations) for operations in forward_ops]
+    step = reader.graph_cost(graph)
+    losses = _by_graph(trace.targets)
+    forward_ops = [ancestors((target.op for target in targets), control=False) for targets in losses]
+    if losses:
+        costs = [FlopsReader(size).cost(targets, control=False) for targets in losses]
         forward = Cost(sum(cost.total for cost in costs), max(cost.longest for cost in costs))
     else:
         forward = step.times(1 / STEP_PER_FORWARD)
@@ -103,7 +105,7 @@ def coordinator_profile(
     ).profile()
 
 
-def _tensorflow_variable(variable: Any) -> Any | None:
+def tensorflow_variable(variable: Any) -> Any | None:
     """The `tf.Variable` of a source of gradients: a Keras 3 variable wraps one; a tensor has none."""
     import tensorflow as tf
 
@@ -119,7 +121,7 @@ def _model_variables(graph: Any, trainable: Sequence[Any], optimizer: Any) -> li
     if optimizer is not None:
         variables = optimizer.variables
         own = list(variables() if callable(variables) else variables)
-    excluded = {id(_tensorflow_variable(variable)) for variable in own}
+    excluded = {id(tensorflow_variable(variable)) for variable in own}
     found = {id(variable): variable for variable in (*trainable, *graph.variables)}
     return [variable for key, variable in found.items() if key not in excluded]
 
@@ -131,10 +133,10 @@ def _is_inside(graph: Any, outer: Any) -> bool:
 
 
 def _by_graph(targets: Sequence[Any]) -> list[list[Any]]:
-    """Ops of the losses, those of one graph together."""
+    """The losses, those of one graph together."""
     groups: dict[int, list[Any]] = {}
     for target in targets:
-        groups.setdefault(id(target.graph), []).append(target.op)
+        groups.setdefault(id(target.graph), []).append(target)
     return list(groups.values())
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from dike.v1.graphs import ancestors
+
 _PLACEHOLDERS = ("Placeholder", "PlaceholderV2")
 _READERS = ("IteratorGetNext", "QueueDequeue")
 _BATCHING = {
@@ -19,22 +21,6 @@ _BATCHING = {
     "PaddedBatchDataset": 1,
     "PaddedBatchDatasetV2": 1,
 }
-
-
-def ancestors(operations: Iterable[Any], control: bool) -> list[Any]:
-    """The operations and all they need, through control dependencies too if `control`."""
-    found = dict.fromkeys(operations)
-    pending = list(found)
-    while pending:
-        operation = pending.pop()
-        needed = [tensor.op for tensor in operation.inputs]
-        if control:
-            needed += operation.control_inputs
-        for other in needed:
-            if other not in found:
-                found[other] = None
-                pending.append(other)
-    return list(found)
 
 
 def open_placeholders(operations: Iterable[Any]) -> list[Any]:

@@ -3,55 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from dike.exceptions import BadInputError
-from dike.keras_variables import unique_names
+from dike.keras3.model import unique_names
 from dike.profile import Api, ModelProfile
-from dike.profiling.graph_batch import ancestors, batch_size_of, open_placeholders, open_sources, with_batch_size
+from dike.profiling.graph_batch import batch_size_of, open_placeholders, open_sources, with_batch_size
 from dike.profiling.graph_flops import FlopsReader
 from dike.profiling.model_profile import Findings
 from dike.profiling.op_kinds import is_plumbing
+from dike.v1.graphs import ancestors
+from dike.v1.training import TrainingGraph
 
 
-@dataclass
-class Training:
-    """What the interception has seen of the training in one graph.
-
-    Attributes:
-        losses: tensors whose gradients were asked for.
-        train_ops: operations that apply gradients.
-        optimizers: v1 optimizers that made them.
-        synchronous: whether a `SyncReplicasOptimizer` is among them.
-    """
-
-    losses: list[Any] = field(default_factory=list)
-    train_ops: list[Any] = field(default_factory=list)
-    optimizers: list[Any] = field(default_factory=list)
-    synchronous: bool = False
-
-    def forward(self) -> list[Any]:
-        """Operations of the forward pass."""
-        return ancestors([loss.op for loss in self.losses], control=False)
-
-    def step(self) -> list[Any]:
-        """Operations of a whole training step."""
-        return ancestors([*self.train_ops, *(loss.op for loss in self.losses)], control=True)
-
-
-def needs_feeding(training: Training) -> bool:
-    """Whether only the values fed to the first training step tell the graph's shapes."""
-    return bool(open_placeholders(training.step()))
+def needs_first_run(training: TrainingGraph, batch_size: int | None) -> bool:
+    """Whether only the first training step tells which of several updates it runs, or the batch where none is given."""
+    # The update behind a `SyncReplicasOptimizer` is run by a queue runner of the chief.
+    is_open = len(training.updates) > 1 and not _is_synchronous(training)
+    return is_open or (not batch_size and bool(open_placeholders(ancestors(_fetches(training)))))
 
 
 def graph_profile(
     name: str,
     graph: Any,
-    training: Training,
+    training: TrainingGraph,
     fed: Mapping[str, tuple[int, ...]],
     batch_size: int | None = None,
+    fetched: Sequence[Any] = (),
 ) -> ModelProfile:
     """The profile of a graph.
 
@@ -61,14 +40,18 @@ def graph_profile(
         training: what is known of the training in it.
         fed: placeholder's op name -> shape of what is fed to it.
         batch_size: plans for batches of this size in place of the graph's own.
+        fetched: operations that the first training step asks for, where that is known.
 
     Raises:
         BadInputError: if nothing is trainable or the size of a batch is not to be found.
     """
-    import tensorflow as tf
-
-    forward, step = training.forward(), training.step()
-    own_size = batch_size_of(forward, training.losses[0], fed)
+    losses = _losses_of(training, fetched, fed) if fetched else training.losses
+    synchronous = _is_synchronous(training)
+    optimizers = _optimizers(training)
+    fetched = [*fetched, *training.updates] if synchronous else fetched or _fetches(training)
+    forward = ancestors([loss.op for loss in losses], control=False, fed=fed)
+    step = ancestors(fetched, fed=fed)
+    own_size = batch_size_of(forward, losses[0], fed)
     size = batch_size or own_size
     if size is None:
         raise BadInputError(
@@ -81,8 +64,8 @@ def graph_profile(
     read_size = own_size if settled is graph and own_size else size
     reader = FlopsReader(read_size, reference=graph if settled is not graph else None)
     by_name = settled.get_operation_by_name
-    cost = reader.cost(by_name(operation.name) for operation in forward)
-    step_flops = reader.cost(by_name(operation.name) for operation in step).total
+    cost = reader.cost((settled.get_tensor_by_name(loss.name) for loss in losses), control=False, fed=fed)
+    step_flops = reader.cost((by_name(operation.name) for operation in fetched), fed=fed).total
     variables = _variables(graph, training)
     findings = Findings(
         name=name,
@@ -91,15 +74,36 @@ def graph_profile(
         forward=cost,
         step_flops=step_flops,
         variables=unique_names(variables),
-        trainable=graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES),
+        trainable=_trainable(graph, training),
         layers=Counter(operation.type for operation in forward if not is_plumbing(operation.type)),
         uncounted=reader.uncounted,
         sample_bytes=_sample_bytes(forward, by_name, read_size),
-        optimizer=type(training.optimizers[0]).__name__.removesuffix("Optimizer") if training.optimizers else "",
-        optimizer_slots=max((len(optimizer.get_slot_names()) for optimizer in training.optimizers), default=0),
-        synchronous=training.synchronous,
+        optimizer=type(optimizers[0]).__name__.removesuffix("Optimizer") if optimizers else "",
+        optimizer_slots=max((len(optimizer.get_slot_names()) for optimizer in optimizers), default=0),
+        synchronous=synchronous,
     )
     return findings.profile().with_batch_size(size)
+
+
+def _fetches(training: TrainingGraph) -> list[Any]:
+    """Operations that a step runs as far as the graph alone tells."""
+    return [*training.updates, *(loss.op for loss in training.losses)]
+
+
+def _losses_of(training: TrainingGraph, fetched: Sequence[Any], fed: Collection[str]) -> list[Any]:
+    """The losses by whose gradients the fetched operations train."""
+    needed = set(ancestors(fetched, fed=fed))
+    used = {id(each.loss) for each in training.gradients if not needed.isdisjoint(each.operations)}
+    return [loss for loss in training.losses if id(loss) in used] or training.losses
+
+
+def _optimizers(training: TrainingGraph) -> list[Any]:
+    """Those whose updates change variables."""
+    return [update.optimizer for update in training.updates.values() if not update.is_synchronous]
+
+
+def _is_synchronous(training: TrainingGraph) -> bool:
+    return any(update.is_synchronous for update in training.updates.values())
 
 
 def _settled(graph: Any, operations: list[Any], size: int, fed: Mapping[str, tuple[int, ...]]) -> Any:
@@ -113,12 +117,21 @@ def _settled(graph: Any, operations: list[Any], size: int, fed: Mapping[str, tup
         return graph
 
 
-def _variables(graph: Any, training: Training) -> list[Any]:
+def _trainable(graph: Any, training: TrainingGraph) -> list[Any]:
+    """The trainable variables, of these only the updated ones where that is known (`minimize(loss, var_list)`)."""
+    import tensorflow as tf
+
+    trained = {id(variable) for update in training.updates.values() for variable in update.variables}
+    variables = graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)
+    return [variable for variable in variables if id(variable) in trained] or variables
+
+
+def _variables(graph: Any, training: TrainingGraph) -> list[Any]:
     """Global variables of the graph without those that follow another one: the optimizers' own, moving averages."""
     import tensorflow as tf
 
     with graph.as_default():
-        slots = {id(variable) for optimizer in training.optimizers for variable in optimizer.variables()}
+        slots = {id(variable) for optimizer in _optimizers(training) for variable in optimizer.variables()}
     return [
         variable
         for variable in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)

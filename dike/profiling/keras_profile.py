@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dike.keras_variables import named_variables
+from dike.keras3.model import named_variables
 from dike.profile import Api, ModelProfile
 from dike.profiling.graph_flops import Cost, FlopsReader
 from dike.profiling.model_profile import Findings
@@ -35,14 +35,14 @@ def keras_profile(name: str, api: Api, model: Any, batch: Any, batch_size: int |
     inputs = specs[0] if isinstance(specs, tuple | list) else specs
     reader = FlopsReader(size)
     step_graph = _trace(lambda data: model.train_step(data), specs)
-    step_flops = reader.cost(step_graph.get_operations()).total
+    step = reader.graph_cost(step_graph)
     uncounted = reader.uncounted
     if has_forward_pass(model):
         reader = FlopsReader(size)
         forward = forward_cost(model, inputs, reader)
         uncounted = uncounted | reader.uncounted
     else:
-        forward = Cost(step_flops, reader.cost(step_graph.get_operations()).longest).times(1 / STEP_PER_FORWARD)
+        forward = step.times(1 / STEP_PER_FORWARD)
     variables = named_variables(model)
     trainable = list(model.trainable_variables)
     optimizers = _optimizers(model)
@@ -51,7 +51,7 @@ def keras_profile(name: str, api: Api, model: Any, batch: Any, batch_size: int |
         api=api,
         batch_size=size,
         forward=forward,
-        step_flops=step_flops,
+        step_flops=step.total,
         variables=variables,
         trainable=trainable,
         layers=_layers(model),
@@ -64,7 +64,7 @@ def keras_profile(name: str, api: Api, model: Any, batch: Any, batch_size: int |
 
 def forward_cost(model: Any, inputs: Any, reader: FlopsReader) -> Cost:
     """Cost of calling a built model on a batch of the given tensor specs; nothing is computed or frozen for it."""
-    return reader.cost(_trace(lambda data: model(data, training=False), inputs).get_operations())
+    return reader.graph_cost(_trace(lambda data: model(data, training=False), inputs))
 
 
 def optimizer_name(optimizer: Any) -> str:

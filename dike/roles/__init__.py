@@ -1,1 +1,1 @@
-"""What a process of a training job does; `dike.launch` chooses the role. See docs/roles.md."""
+"""What processes of a training job have in common, whatever library trains in them. See docs/roles.md."""

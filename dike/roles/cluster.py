@@ -1,8 +1,9 @@
-"""The chief's view of the cluster: one parameter server strategy and one coordinator for the whole process."""
+"""The chief's cluster: the parameter server strategy and the coordinator, Dike's own or the script's."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import socket
 import sys
 import threading
@@ -10,6 +11,7 @@ import time
 from typing import Any
 
 from dike.exceptions import JobFailedError
+from dike.reporting import reporter
 from dike.roles.rates import watch_coordinators
 from dike.task import Role, TaskSpec
 
@@ -95,7 +97,40 @@ def _accepts(address: str) -> bool:
         return False
 
 
-def place_as_planned(task: TaskSpec) -> None:
+def install(task: TaskSpec, *, reports_steps: bool = True) -> None:
+    """For steps that a `ClusterCoordinator` outside of Dike hands out, the script's own or that of tf_keras.
+
+    Puts variables where the plan says, and reports workers' speed. Called when TensorFlow is imported.
+
+    Args:
+        task: the chief's task.
+        reports_steps: whether to report the steps that are handed out too, because nobody knows more of them.
+    """
+    _place_as_planned(task)
+    watch_coordinators()
+    if reports_steps:
+        _report_steps()
+
+
+def _report_steps() -> None:
+    from tensorflow.python.distribute.coordinator import cluster_coordinator
+
+    coordinator = cluster_coordinator.ClusterCoordinator
+    schedule = coordinator.schedule
+    steps = itertools.count(1)
+
+    def schedule_and_report(self: Any, *args: Any, **kwargs: Any) -> Any:
+        remote = schedule(self, *args, **kwargs)
+        step = next(steps)
+        if step == 1:
+            reporter().placement(placed)
+        reporter().progress(step)  # handed out; the script alone knows which of them are done
+        return remote
+
+    coordinator.schedule = schedule_and_report
+
+
+def _place_as_planned(task: TaskSpec) -> None:
     """Makes a strategy that the script made itself put the planned variables on their ps; others go round robin."""
     from tensorflow.python.distribute import parameter_server_strategy_v2
     from tensorflow.python.framework import ops
@@ -117,9 +152,21 @@ def place_as_planned(task: TaskSpec) -> None:
 
 
 placed: dict[str, str] = {}
-"""Variables made by `place_as_planned` so far: name -> device."""
+"""Variables that a strategy of the script's has made so far: name -> device."""
 
 
 def log(text: str) -> None:
     """One line to the user."""
     print(f"dike: {text}", file=sys.stderr, flush=True)
+
+
+def log_restored(path: str, epoch: int, batch: int) -> None:
+    """Says where a `fit` goes on, or that it has ended.
+
+    Args:
+        path: the checkpoint.
+        epoch: the epoch that runs or is next, from 0.
+        batch: batches of it that are done.
+    """
+    where = f"after epoch {epoch}" if epoch and not batch else f"epoch {epoch + 1}, after batch {batch}"
+    log(f"restored '{path}': {where}.")

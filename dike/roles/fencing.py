@@ -10,9 +10,8 @@ import sys
 from typing import NoReturn
 
 from dike import checkpoints
-from dike.process_end import end_process
+from dike.process import EXIT_CODE_FENCED, end_process
 from dike.reporting import reporter
-from dike.roles.process import EXIT_CODE_FENCED
 from dike.task import TaskSpec
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dike.reporting import reporter
@@ -23,20 +24,23 @@ class _Pace:
         steps: steps done since the last report.
         busy_s: seconds it worked on them.
         begun_s: when it began the step that it has not yet done; None if there is none.
-        is_known: whether it has done its first step, in which TensorFlow prepares the function: that does not count.
+        at_once: how many steps that are.
+        known: numbers of steps that it has done at once. The first time TensorFlow prepares the function: that does
+            not count.
     """
 
     steps: int = 0
     busy_s: float = 0.0
     begun_s: float | None = None
-    is_known: bool = False
+    at_once: int = 1
+    known: set[int] = field(default_factory=set)
 
     def rate(self, now_s: float) -> float | None:
         """Steps a second; None if it has done none, and has not been at one for long enough to say that it is slow."""
         if self.steps:
             return self.steps / self.busy_s if self.busy_s > 0 else None
-        if self.is_known and self.begun_s is not None and now_s - self.begun_s > INTERVAL_S:
-            return 1.0 / (now_s - self.begun_s)
+        if self.at_once in self.known and self.begun_s is not None and now_s - self.begun_s > INTERVAL_S:
+            return self.at_once / (now_s - self.begun_s)
         return None
 
 
@@ -59,14 +63,15 @@ class WorkerRates:
         self._paces: dict[int, _Pace] = {}
         self._reported_s = clock()
 
-    def begin(self, worker: int) -> None:
-        """The worker begins a step; one that it had begun before has come to nothing."""
+    def begin(self, worker: int, steps: int = 1) -> None:
+        """The worker begins a step, or several; what it had begun before has come to nothing."""
         now_s = self._clock()
         with self._lock:
-            self._paces.setdefault(worker, _Pace()).begun_s = now_s
+            pace = self._paces.setdefault(worker, _Pace())
+            pace.begun_s, pace.at_once = now_s, steps
 
     def done(self, worker: int, busy_s: float | None = None) -> None:
-        """The worker has done a step.
+        """The worker has done what it began.
 
         Args:
             worker: its index.
@@ -78,10 +83,10 @@ class WorkerRates:
             if busy_s is None and pace.begun_s is not None:
                 busy_s = now_s - pace.begun_s
             pace.begun_s = None
-            if pace.is_known and busy_s is not None:
-                pace.steps += 1
+            if pace.at_once in pace.known and busy_s is not None:
+                pace.steps += pace.at_once
                 pace.busy_s += busy_s
-            pace.is_known = True
+            pace.known.add(pace.at_once)
             if now_s - self._reported_s < INTERVAL_S:
                 return
             self._reported_s = now_s
@@ -90,6 +95,14 @@ class WorkerRates:
                 each.steps, each.busy_s = 0, 0.0
         if rates:
             self._report(rates)
+
+
+_steps_at_once: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+
+def computes_several(function: Any, steps: int) -> None:
+    """Says that a call of the concrete function is so many steps."""
+    _steps_at_once[function] = steps
 
 
 @functools.cache
@@ -107,7 +120,8 @@ def watch_coordinators() -> None:
         if isinstance(self, cluster_coordinator.ResourceClosure):  # makes a dataset or a variable, and is no step
             execute_on(self, worker)
             return
-        rates.begin(worker.worker_index)
+        function = getattr(self, "_concrete_function", None)
+        rates.begin(worker.worker_index, 1 if function is None else _steps_at_once.get(function, 1))
         execute_on(self, worker)
         rates.done(worker.worker_index)
 

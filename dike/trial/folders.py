@@ -1,6 +1,9 @@
 """Checkpoint folders of trials: complete or not there at all, on a local disk or wherever `tf.io.gfile` reaches.
 
-A checkpoint is complete once `dike-trial.json`, written last, is in its folder. A local path needs no TensorFlow.
+A checkpoint is complete once `dike-trial.json`, written last, is in its folder. On a local disk that notes the size and
+the checksum of every file, and is there only once they are on the disk; what has changed since makes the checkpoint
+damaged, and an older one is gone on from. Wherever else they are, the storage sees to that. A local path needs no
+TensorFlow.
 """
 
 from __future__ import annotations
@@ -11,7 +14,9 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from dike.exceptions import BadInputError
@@ -19,6 +24,9 @@ from dike.trial.spec import TrialSpec
 
 META = "dike-trial.json"
 """File whose presence makes a checkpoint complete. Under `needs` it may name folders beside its own."""
+_SUMS = "sums"
+"""Where it notes, by path in the folder, size and CRC-32 of each file; not in those of earlier versions."""
+_READ_BYTES = 1 << 20
 
 Reader = Callable[[str], bytes]
 """Content of one of a checkpoint's files, by name."""
@@ -43,13 +51,16 @@ def write(path: str, files: Mapping[str, bytes], meta: Mapping[str, Any]) -> Non
     _make_incomplete(path)
     for name, content in files.items():
         _write_file(f"{path}/{name}", content)
-    text = json.dumps(meta).encode()
     if _is_remote(path):
-        _write_file(f"{path}/{META}", text)
+        _write_file(f"{path}/{META}", json.dumps(meta).encode())
         return
+    text = json.dumps({**meta, _SUMS: _sums(path)}).encode()
     temporary = f"{path}/.{META}.{os.getpid()}"
     _write_file(temporary, text)
+    _sync(temporary)
     os.replace(temporary, f"{path}/{META}")
+    _sync(path)
+    _sync(os.path.dirname(path.rstrip("/")) or ".")
 
 
 def read(path: str) -> tuple[dict[str, Any], Reader]:
@@ -61,26 +72,27 @@ def read(path: str) -> tuple[dict[str, Any], Reader]:
     meta = _meta(path)
     if meta is None:
         raise BadInputError(f"There is no complete checkpoint in '{path}'; name another one.")
+    meta.pop(_SUMS, None)
     return meta, lambda name: _read_file(f"{path}/{name}")
 
 
 def newest(folder: str) -> str | None:
-    """The complete checkpoint of the highest step in a trial's folder; None if there is none."""
+    """The whole checkpoint of the highest step in a trial's folder; None if there is none."""
     for _, _, name in sorted(_checkpoints(folder), key=lambda found: (found[1], found[0]), reverse=True):
         path = f"{folder.rstrip('/')}/{name}"
-        if _meta(path) is not None:
+        if not _problem(path):
             return path
     return None
 
 
 def to_resume(spec: TrialSpec) -> str | None:
-    """The checkpoint a run goes on from: the one it was given, or the newest if that is not complete; None to begin."""
+    """The checkpoint a run goes on from: the one it was given, or the newest if that is not whole; None to begin."""
     path = spec.resume_from
-    if path is None or _meta(path) is not None:
+    if path is None or not (problem := _problem(path)):
         return path
     other = newest(spec.folder)
     instead = f"going on from '{other}'" if other else "beginning anew"
-    print(f"dike: there is no complete checkpoint in '{path}'; {instead}.", file=sys.stderr, flush=True)
+    print(f"dike: {problem}; {instead}.", file=sys.stderr, flush=True)
     return other
 
 
@@ -108,6 +120,39 @@ def prune(path: str, keep: int = 3) -> None:
             _remove(f"{folder}/{other}")
 
 
+@contextlib.contextmanager
+def to_fill(path: str) -> Iterator[str]:
+    """An empty local folder that a script fills, as a part of a checkpoint; what it holds at the end is at `path`.
+
+    Raises:
+        BadInputError: if `path` is remote and TensorFlow is not installed.
+    """
+    if not _is_remote(path):
+        os.makedirs(path, exist_ok=True)
+        yield path
+        return
+    gfile = _gfile(path)
+    with tempfile.TemporaryDirectory(prefix="dike-checkpoint-") as folder:
+        yield folder
+        _copy(gfile, folder, path)
+
+
+@contextlib.contextmanager
+def to_read(path: str) -> Iterator[str]:
+    """A local folder that holds what is at `path`.
+
+    Raises:
+        BadInputError: if `path` is remote and TensorFlow is not installed.
+    """
+    if not _is_remote(path):
+        yield path
+        return
+    gfile = _gfile(path)
+    with tempfile.TemporaryDirectory(prefix="dike-checkpoint-") as folder:
+        _copy(gfile, path, folder)
+        yield folder
+
+
 def _checkpoints(folder: str) -> list[tuple[int, int, str]]:
     """Run, step and name of everything in the folder that is named like a checkpoint."""
     if _is_remote(folder):
@@ -124,9 +169,64 @@ def _meta(path: str) -> dict[str, Any] | None:
     """What the checkpoint's writer noted; None if it is not complete."""
     try:
         meta = json.loads(_read_file(f"{path}/{META}"))
-    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return None
     return meta if isinstance(meta, dict) else None
+
+
+def _problem(path: str, needed_by: tuple[str, ...] = ()) -> str:
+    """Why a checkpoint cannot be gone on from; empty if it can."""
+    meta = None if path in needed_by else _meta(path)
+    if meta is None:
+        return f"there is no complete checkpoint in '{path}'"
+    try:
+        noted = {str(name): tuple(sum_of) for name, sum_of in meta.get(_SUMS, {}).items()}
+        needs = [str(name) for name in meta.get("needs", ())]
+    except (AttributeError, TypeError):
+        return f"the checkpoint in '{path}' is damaged: {META} holds something else"
+    for name, sum_of in noted.items() if not _is_remote(path) else ():
+        try:
+            found = _sum(f"{path}/{name}")
+        except OSError as error:
+            return f"the checkpoint in '{path}' is damaged: {name}: {error.strerror}"
+        if found != sum_of:
+            return f"the checkpoint in '{path}' is damaged: {name} is not what was written"
+    folder = path.rstrip("/").rpartition("/")[0]
+    others = [_problem(f"{folder}/{name}", (*needed_by, path)) for name in needs]
+    return next(filter(None, others), "")
+
+
+def _sums(path: str) -> dict[str, tuple[int, int]]:
+    """Size and checksum of all files in a local folder; they are on the disk then."""
+    found = {}
+    for folder, _, names in os.walk(path):
+        for name in names:
+            file = os.path.join(folder, name)
+            relative = os.path.relpath(file, path)
+            if os.path.isfile(file) and not relative.startswith(f".{META}."):
+                found[relative] = _sum(file, sync=True)
+        _sync(folder)
+    return found
+
+
+def _sum(path: str, *, sync: bool = False) -> tuple[int, int]:
+    size, checksum = 0, 0
+    with open(path, "rb") as file:
+        if sync:
+            os.fsync(file.fileno())
+        while block := file.read(_READ_BYTES):
+            size += len(block)
+            checksum = zlib.crc32(block, checksum)
+    return size, checksum
+
+
+def _sync(path: str) -> None:
+    """What a local file or folder holds survives the machine."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _remove(path: str) -> None:
@@ -178,3 +278,22 @@ def _read_file(path: str) -> bytes:
 
 def _is_remote(path: str) -> bool:
     return "://" in path
+
+
+def _copy(gfile: Any, source: str, target: str) -> None:
+    for folder, _, files in gfile.walk(source):
+        place = target + folder[len(source) :].rstrip("/")
+        gfile.makedirs(place)
+        for file in files:
+            gfile.copy(f"{folder.rstrip('/')}/{file}", f"{place}/{file}", overwrite=True)
+
+
+def _gfile(path: str) -> Any:
+    try:
+        import tensorflow as tf
+    except ImportError:
+        raise BadInputError(
+            f"Checkpoints go to '{path}', which TensorFlow would reach, but it is not installed; name a local folder "
+            "with --checkpoint-dir."
+        ) from None
+    return tf.io.gfile

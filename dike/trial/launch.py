@@ -18,18 +18,17 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import NoReturn
 
+from dike import process, randomness
 from dike.exceptions import BadInputError, DikeError
 from dike.interception import after_import
 from dike.main_script import ScriptFailedError, exit_code_of, join_threads, run_as_main
-from dike.roles import process
-from dike.trial import randomness
 from dike.trial.runtime import TrialRuntime, runtime
 from dike.trial.spec import EXIT_BAD_INPUT
 
 INTERCEPTIONS = {
-    "tensorflow": "dike.trial.graph",
-    "keras": "dike.trial.keras_fit",
-    "tf_keras": "dike.trial.tf_keras_fit",
+    "tensorflow": "dike.v1.trial",
+    "keras": "dike.keras3.trial",
+    "tf_keras": "dike.tf_keras.trial",
 }
 """Library -> our module whose `install` makes its training loops report and suspend. It may import the library."""
 COMPANIONS = {**INTERCEPTIONS, "torch": "torch._dynamo"}

@@ -5,7 +5,7 @@
     {"type": "training", "preemptible": true, "batch_size": n}
                                                          the first step is about to be taken; whether a request to
                                                          suspend will be obeyed; samples of a step, where that is known
-    {"type": "progress", "step": n, "train_s": t, "loss": x, "low": x, "high": x, "count": k,
+    {"type": "progress", "step": n, "train_s": t, "loss": x, "low": x, "high": x, "last": x, "count": k,
      "metrics": {name: x}, "value": x}                   a stretch of training, see below
     {"type": "checkpoint", "path": p, "step": n, "train_s": t}
     {"type": "result", "value": x, "values": {...}}      what the function given to `dike.tune` returned
@@ -14,8 +14,10 @@
     {"type": "suspended", "path": p, "step": n}          the last line of a run that ends with EXIT_SUSPENDED
 
 In `progress`: `step` counts the steps of all runs of the trial; `train_s` the seconds it has trained in all runs;
-`loss`, `low`, `high` and `count` describe the training losses since the last such line (mean, least, greatest, number)
-and are absent where there were none; `metrics` are the newest values of everything else by name, an epoch's results
-among them; `value` is the objective's newest value where the script states one (`logs` at the end of a Keras epoch, a
-metric in `dike.report`), absent until then. A number that JSON cannot hold is written as text: "nan", "inf", "-inf".
+`loss`, `low`, `high`, `last` and `count` describe the training losses since the last such line (mean, least, greatest,
+newest, number) and are absent where there were none; `metrics` are the newest values of everything else by name, an
+epoch's results among them; `value` is the objective's newest value where there is one (`logs` at the end of a Keras
+epoch, the metric in `dike.report`, the mean of a session's last losses), absent until then. How many losses a line
+describes is a matter of time, and so is their mean; `last` and `value` are not. A number that JSON cannot hold is
+written as text: "nan", "inf", "-inf".
 """

@@ -11,17 +11,64 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
-from typing import NoReturn
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NoReturn
 
 from dike.exceptions import BadInputError
-from dike.process_end import end_process
+from dike.process import end_process
 from dike.reporting import PROGRESS_INTERVAL_S, Reporter
 from dike.trial import spec as specs
 from dike.trial.spec import EXIT_SUSPENDED, TrialSpec
 
 REPORT_WAIT_S = 5.0
 """How long a report that must not be lost may wait for a slow reader."""
+
+LAST_LOSSES = 100
+"""Of so many losses at most the mean is a trial's value where its script reports none."""
+
+
+class LastLosses:
+    """The newest losses of a script that reports none itself: each is of one batch, so their mean is the trial's value.
+
+    It is taken over the last tenth of all losses, `LAST_LOSSES` at most: whenever they were reported, and in however
+    many runs they came, the same losses make the same value.
+
+    Args:
+        count: how many there have been, in all runs of the trial.
+        newest: the newest of them.
+    """
+
+    def __init__(self, count: int = 0, newest: Iterable[float] = ()) -> None:
+        self._count = count
+        self._newest = deque(newest, LAST_LOSSES)
+
+    def add(self, loss: float) -> None:
+        """A step has been done."""
+        self._count += 1
+        self._newest.append(loss)
+
+    @property
+    def value(self) -> float | None:
+        """Their mean; None before the first."""
+        length = min(math.ceil(self._count / 10), len(self._newest))
+        return _mean(list(self._newest)[-length:]) if length else None
+
+    def state(self) -> dict[str, Any]:
+        """What `LastLosses` has to be given, by name, to go on."""
+        return {"count": self._count, "newest": list(self._newest)}
+
+
+def _mean(losses: Sequence[float]) -> float:
+    """NaN if one of them is; the newest if one is infinite."""
+    if any(map(math.isnan, losses)):
+        return math.nan
+    if any(map(math.isinf, losses)):
+        return losses[-1]
+    try:
+        return math.fsum(losses) / len(losses)
+    except OverflowError:
+        return math.fsum(loss / len(losses) for loss in losses)
 
 
 class TrialRuntime:
@@ -129,26 +176,25 @@ class TrialRuntime:
             self._value = value
         self._has_objective |= value is not None or (loss is not None and self.spec.metric == "loss")
         if self._clock() - self._reported_s >= PROGRESS_INTERVAL_S:
-            self.flush_progress()
+            self.flush_progress(wait_s=0.0)
 
-    def flush_progress(self) -> None:
-        """Writes what has been kept back."""
+    def flush_progress(self, wait_s: float = REPORT_WAIT_S) -> None:
+        """Writes what has been kept back; see `Reporter.send`."""
         if not self._losses and not self._metrics and self._value is None:
             return
-        line: dict[str, object] = {"type": "progress", "step": self._step, "train_s": self.train_s}
+        line: dict[str, Any] = {"type": "progress", "step": self._step, "train_s": self.train_s}
         if self._losses:
+            line["loss"] = _mean(self._losses)
             # NaN is contagious in a sum, but not in min and max.
-            mean = math.fsum(self._losses) / len(self._losses) if all(map(math.isfinite, self._losses)) else math.nan
-            is_nan = any(map(math.isnan, self._losses))
-            line["loss"] = mean if math.isfinite(mean) or is_nan else self._losses[-1]
+            is_nan = math.isnan(line["loss"])
             line["low"] = math.nan if is_nan else min(self._losses)
             line["high"] = math.nan if is_nan else max(self._losses)
-            line["count"] = len(self._losses)
+            line["last"], line["count"] = self._losses[-1], len(self._losses)
         if self._metrics:
             line["metrics"] = dict(self._metrics)
         if self._value is not None:
             line["value"] = self._value
-        self._reporter.send(line)
+        self._reporter.send(line, wait_s)
         self._losses.clear()
         self._metrics.clear()
         self._value = None

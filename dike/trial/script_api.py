@@ -8,8 +8,9 @@ import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from dike import randomness
 from dike.exceptions import BadInputError
-from dike.trial import folders, randomness, user_folders
+from dike.trial import folders
 from dike.trial.runtime import TrialRuntime, runtime
 from dike.trial.spec import Value
 
@@ -96,10 +97,8 @@ class _ScriptTrial:
         trial = self._trial
         if not trial.is_training:
             trial.training(preemptible=self._hooks is not None)
-        metric = trial.spec.metric
-        # Losses are many and noisy: the value they make is not ours to choose.
-        value = metrics.get(metric) if metric != "loss" else None
-        trial.progress(step, metrics.get("loss"), {name: metrics[name] for name in metrics if name != "loss"}, value)
+        others = {name: metrics[name] for name in metrics if name != "loss"}
+        trial.progress(step, metrics.get("loss"), others, metrics.get(trial.spec.metric))
         if self._hooks is None:
             return
         if trial.suspend_requested:
@@ -114,7 +113,7 @@ class _ScriptTrial:
         meta, read = folders.read(path)
         if meta["kind"] != KIND:
             return 0  # saved within fit or a session, which go on by themselves
-        with user_folders.to_read(f"{path}/{_FILES}") as folder:
+        with folders.to_read(f"{path}/{_FILES}") as folder:
             hooks.restore(folder)
         randomness.restore(json.loads(read(_RANDOMNESS)))
         self._trial.restored(path, meta["step"], meta["train_s"])
@@ -126,7 +125,7 @@ class _ScriptTrial:
         if path == self._saved:
             return path  # the step has been reported twice
         random_state = json.dumps(randomness.state()).encode()
-        with user_folders.to_fill(f"{path}/{_FILES}") as folder:
+        with folders.to_fill(f"{path}/{_FILES}") as folder:
             hooks.save(folder)
         folders.write(path, {_RANDOMNESS: random_state}, {"kind": KIND, "step": step, "train_s": trial.train_s})
         trial.checkpoint_written(path, step)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dike.exceptions import BadInputError, DikeError, JobFailedError
+from dike.main_script import own_program
 
 COMMAND = (sys.executable, "-P", "-m", "framework", "tune")
 REPEATED = ("constraint", "env", "volume")
@@ -50,9 +50,9 @@ def search(space: str, options: Mapping[str, object], earlier: Sequence[dict[str
         JobFailedError: if the search ends early, or no trial succeeds.
         KeyboardInterrupt: after Ctrl-C, when all trials are suspended.
     """
-    script = own_script()
+    program = own_script()
     with tempfile.TemporaryDirectory(prefix="dike-tune-") as folder:
-        arguments = _arguments(Path(folder), script, space, options, earlier)
+        arguments = _arguments(Path(folder), program, space, options, earlier)
         output = Path(folder) / "result.json"
         code, message = _run([*COMMAND, *arguments], output)
         if code == BadInputError.exit_code:
@@ -65,20 +65,19 @@ def search(space: str, options: Mapping[str, object], earlier: Sequence[dict[str
         return document
 
 
-def own_script() -> str:
-    """The file that Python was started with.
+def own_script() -> tuple[str, str]:
+    """The file that Python was started with, and its name if that is a module.
 
     Raises:
         BadInputError: if there is none, as in a notebook.
     """
-    main = sys.modules.get("__main__")
-    path = getattr(main, "__file__", None)
-    if path is None or getattr(main, "__spec__", None) is not None or not os.path.isfile(path):
+    program = own_program()
+    if program is None:
         raise BadInputError(
             "dike.tune runs the script that calls it once for each trial, and here is none; put the call into a file "
             "and run it with 'python FILE'."
         )
-    return os.path.abspath(path)
+    return program
 
 
 def check_options(options: Mapping[str, object]) -> None:
@@ -95,7 +94,7 @@ def check_options(options: Mapping[str, object]) -> None:
 
 
 def _arguments(
-    folder: Path, script: str, space: str, options: Mapping[str, object], earlier: Sequence[dict[str, Any]]
+    folder: Path, program: tuple[str, str], space: str, options: Mapping[str, object], earlier: Sequence[dict[str, Any]]
 ) -> list[str]:
     given = {name: value for name, value in options.items() if value is not None}
     arguments = ["--format", "json"]
@@ -108,7 +107,8 @@ def _arguments(
     (folder / "earlier.json").write_text(json.dumps(list(earlier)), encoding="utf-8")
     arguments += ["--space", str(folder / "space.yaml"), "--function-call", str(len(earlier))]
     arguments += ["--earlier-results", str(folder / "earlier.json")]
-    return [*arguments, script, "--", *sys.argv[1:]]
+    script, module = program
+    return [*arguments, *(["-m", module] if module else [script]), "--", *sys.argv[1:]]
 
 
 def _values(value: object) -> list[object]:

@@ -1,73 +1,163 @@
-"""The `dike` command: one module for each subcommand, one place where errors become exit codes."""
+"""The `dike` command: one module for each subcommand, one place where errors become exit codes.
+
+A subcommand's module is imported when that subcommand is used, so none waits for the libraries of another. Nor does a
+module import at its top what only the work needs: `--help` and a shell's completion ask for the options alone.
+"""
 
 from __future__ import annotations
 
+import ast
 import atexit
+import importlib
+import importlib.util
 import logging
+import math
 import os
+import platform
 import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
+from typer.main import get_command
 
-from dike.exceptions import DikeError
-from dike.process_end import end_process
+from dike._version import __version__
+from dike.exceptions import BadInputError, DikeError
+from dike.process import end_process
 from dike.profile import ModelProfile
-from framework.background import is_busy
-from framework.cli import mesos
-from framework.cli.agents import agents
-from framework.cli.explain import explain
-from framework.cli.job_options import CONTEXT_SETTINGS
-from framework.cli.jobs import jobs
-from framework.cli.kill import kill
-from framework.cli.logs import logs
-from framework.cli.plot import plot
-from framework.cli.profile import profile
-from framework.cli.run import run
-from framework.cli.serve import serve_command
-from framework.cli.simulate import simulate_policies
-from framework.cli.simulate_jobs import simulate_jobs
-from framework.cli.slices import slices
-from framework.cli.submit import submit
-from framework.cli.trials import trials
-from framework.cli.tune import tune
-from framework.profiling import load_profile
-from solver.cli.plan import plan
+from framework.scheduler.background import is_busy
 
 __all__ = ["app", "main"]
 
+logger = logging.getLogger(__name__)
+
+REPORTED = {"tensorflow": "TensorFlow", "keras": "Keras"}
+"""Distribution -> its name: those whose versions a report of an error should name."""
+SCRIPTS_OWN = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+"""What follows SCRIPT belongs to the script, options included."""
+
+
+class _Subcommand(TyperCommand):
+    """Stands for a subcommand until it is used; its line in the list of commands is read off its source.
+
+    Args:
+        name: how it is typed.
+        place: `MODULE:FUNCTION`. Where the module has an `app`, that is the subcommand, and the function its callback.
+        context_settings: of the function.
+    """
+
+    def __init__(self, name: str, place: str, context_settings: dict[str, Any] | None = None) -> None:
+        super().__init__(name)
+        self._settings = context_settings
+        self._module, _, self._function = place.partition(":")
+
+    def get_short_help_str(self, limit: int = 45) -> str:
+        self.help = _docstring(self._module, self._function)
+        return super().get_short_help_str(limit)
+
+    def make_context(self, *arguments: Any, **settings: Any) -> Any:
+        """The context of the subcommand itself."""
+        module = importlib.import_module(self._module)
+        group = getattr(module, "app", None)
+        if group is None:
+            group = typer.Typer(add_completion=False, rich_markup_mode=None)
+            group.command(self.name, context_settings=self._settings)(getattr(module, self._function))
+        context: Any = get_command(group).make_context(*arguments, **settings)
+        for param in context.command.params:
+            value = context.params.get(param.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise BadInputError(f"{param.opts[0]} {value} cannot be; give a finite number.")
+        return context
+
+
+class _Subcommands(TyperGroup):
+    """All subcommands, in the order in which they are listed."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for command in (
+            _Subcommand("run", "framework.cli.run:run", SCRIPTS_OWN),
+            _Subcommand("plan", "solver.cli.plan:plan"),
+            _Subcommand("profile", "framework.cli.profile:profile"),
+            _Subcommand("tune", "framework.cli.tune:tune"),
+            _Subcommand("trials", "framework.cli.trials:trials"),
+            _Subcommand("slices", "framework.cli.slices:slices"),
+            _Subcommand("plot", "framework.cli.plot:plot"),
+            _Subcommand("serve", "framework.cli.serve:serve_command"),
+            _Subcommand("submit", "framework.cli.submit:submit", SCRIPTS_OWN),
+            _Subcommand("jobs", "framework.cli.jobs:jobs"),
+            _Subcommand("agents", "framework.cli.agents:agents"),
+            _Subcommand("logs", "framework.cli.logs:logs"),
+            _Subcommand("outputs", "framework.cli.outputs:outputs"),
+            _Subcommand("kill", "framework.cli.kill:kill"),
+            _Subcommand("explain", "framework.cli.explain:explain"),
+            _Subcommand("simulate", "framework.cli.simulate:simulate_policies"),
+            _Subcommand("simulate-jobs", "framework.cli.simulate_jobs:simulate_jobs"),
+            _Subcommand("mesos", "framework.cli.mesos:mesos"),
+        ):
+            self.add_command(command)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for param in self.get_params(ctx):
+            if isinstance(param, TyperOption) and param.is_flag and param.default is None:
+                # Typer's own options for completion: it would load pydantic to look at the None.
+                param.default = False
+        return super().parse_args(ctx, args)
+
+
+def _docstring(module: str, function: str) -> str | None:
+    """What a function says of itself, without importing its module."""
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef) and node.name == function:
+            return ast.get_docstring(node)
+    return None
+
+
 app = typer.Typer(
     name="dike",
-    help="Plans and runs deep-learning work on an Apache Mesos cluster.",
+    cls=_Subcommands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
     rich_markup_mode=None,
 )
-app.command("run", context_settings=CONTEXT_SETTINGS)(run)
-app.command("plan")(plan)
-app.command("profile")(profile)
-app.command("tune")(tune)
-app.command("trials")(trials)
-app.command("slices")(slices)
-app.command("plot")(plot)
-app.command("serve")(serve_command)
-app.command("submit", context_settings=CONTEXT_SETTINGS)(submit)
-app.command("jobs")(jobs)
-app.command("agents")(agents)
-app.command("logs")(logs)
-app.command("kill")(kill)
-app.command("explain")(explain)
-app.command("simulate")(simulate_policies)
-app.command("simulate-jobs")(simulate_jobs)
-app.add_typer(mesos.app, name="mesos")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        # Late: no other command needs it.
+        from importlib.metadata import PackageNotFoundError, version
+
+        parts = [f"Python {platform.python_version()}"]
+        for distribution, name in REPORTED.items():
+            try:
+                parts.append(f"{name} {version(distribution)}")
+            except PackageNotFoundError:
+                parts.append(f"no {name}")
+        print(f"dike {__version__} ({', '.join(parts)})")
+        raise typer.Exit
+
+
+@app.callback()
+def dike(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Plans and runs deep-learning work on an Apache Mesos cluster."""
 
 
 def main() -> None:
     """Entry point of the `dike` console script. Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted."""
-    _log_to_file_only()
     try:
         _run_command()
     except SystemExit as end:
+        if not _is_flushed() and not end.code:
+            end.code = 1
         if is_busy():
             # All that the command had begun is closed: a plan that nobody wants any more is left behind.
             atexit._run_exitfuncs()
@@ -77,20 +167,61 @@ def main() -> None:
 
 def _run_command() -> None:
     try:
+        _log_to_file_only()
         app(obj=_profile_to_plan_for)
     except DikeError as error:
         print(f"dike: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except BrokenPipeError:
+        sys.exit(1)
+    except OSError as error:
+        # A disk that is full, a folder that is gone: whatever no command expects.
+        logger.exception("the command has ended")
+        print(f"dike: {_sentence(error)}", file=sys.stderr)
+        sys.exit(1)
 
 
-def _profile_to_plan_for(model: str, batch_size: int | None) -> ModelProfile:
-    return load_profile(model, batch_size=batch_size)
+def _sentence(error: OSError) -> str:
+    where = f"{error.filename}: " if error.filename is not None else ""
+    said = error.strerror or str(error)
+    return f"{where}{said}. DIKE_LOG=FILE shows where that happened."
+
+
+def _is_flushed() -> bool:
+    """Whether all that was printed is written; if not, says so once, and Python does not try again at its end."""
+    if sys.stdout is None:
+        # It was closed before we began; what is printed goes nowhere.
+        return True
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        pass
+    except OSError as error:
+        print(f"dike: standard output cannot be written: {error.strerror}.", file=sys.stderr)
+    else:
+        return True
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return False
+
+
+def _profile_to_plan_for(
+    model: str, batch_size: int | None = None, /, *, arguments: Sequence[str] = (), is_module: bool = False
+) -> ModelProfile:
+    # Late: only `dike plan` asks.
+    from framework.project.profiling import load_profile
+
+    return load_profile(model, arguments, batch_size, is_module=is_module)
 
 
 def _log_to_file_only() -> None:
     """Keeps log records off the terminal; `$DIKE_LOG` names a file that gets them."""
     path = os.environ.get("DIKE_LOG")
     if path:
-        logging.basicConfig(filename=path, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        try:
+            file = logging.FileHandler(path)
+        except OSError as error:
+            raise BadInputError(f"DIKE_LOG names {path}, which cannot be written: {error.strerror}.") from error
+        form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+        logging.basicConfig(handlers=[file], level=logging.INFO, format=form)
     else:
         logging.getLogger().addHandler(logging.NullHandler())

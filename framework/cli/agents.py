@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from framework.cli.job_tables import agents_table
-from framework.cli.service_options import ServiceAccess, with_service_options
+from framework.cli.option_groups import with_options
+from framework.cli.service_options import ServiceAccess, service_access
 from solver.cli.output import Format, console, print_json
 
 
-@with_service_options
+@with_options(access=service_access)
 def agents(
     *,
     access: ServiceAccess,
@@ -23,6 +23,8 @@ def agents(
     if output_format is Format.JSON:
         print_json(cluster.model_dump(mode="json"))
     elif cluster.agents:
+        from framework.cli.job_tables import agents_table
+
         console().print(agents_table(cluster.agents))
     else:
         print("No agent is registered." if cluster.agents == [] else "The master has not told of its agents yet.")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import codecs
+import itertools
+import re
 import sys
 import time
 from collections.abc import Sequence
-from typing import IO
+from pathlib import Path
+from typing import IO, Any
 
 from rich.console import Console
 from rich.live import Live
@@ -15,15 +18,22 @@ from rich.table import Table
 from dike.profile import ModelProfile
 from dike.task import is_chief
 from executor.messages import LogChunk
+from executor.outputs import FOLDER as OUTPUTS_FOLDER
+from executor.outputs import read_record, shown
 from framework.cli.task_output import TaskOutput
-from framework.elastic.decision import Size
-from framework.job import JobResult, JobTask, Resize
-from framework.observer import JobObserver
+from framework.training.elastic.layout import Size
+from framework.training.observer import JobObserver
+from framework.training.spec import JobResult, JobTask, Resize
 from solver import Plan
 from solver.cli.tables import print_plan, print_profile
 from solver.plan import ROLES
+from solver.units import format_bytes
 
 PROGRESS_EVERY_S = 10.0
+_COPY = re.compile(r"/[^\s\"']*/executors/[^/\s]+/runs/[0-9a-f-]{36}/bundle(?=/)")
+"""The copy of the script's folder in a task's sandbox."""
+NAMED_OUTPUTS = 8
+"""How many of a run's outputs are named."""
 
 
 class PlainObserver(JobObserver):
@@ -34,14 +44,22 @@ class PlainObserver(JobObserver):
         profile: shown with the first plan.
         chief_output: stream name -> where the chief's output goes.
         verbose: whether tables of profile and plan are shown.
+        script_folder: the folder of ours that the tasks have a copy of: tracebacks name it in the copy's place. None
+            leaves them as they are.
     """
 
     def __init__(
-        self, console: Console, profile: ModelProfile, chief_output: dict[str, IO[str]], verbose: bool = True
+        self,
+        console: Console,
+        profile: ModelProfile,
+        chief_output: dict[str, IO[str]],
+        verbose: bool = True,
+        script_folder: Path | None = None,
     ) -> None:
         self._console = console
         self._profile = profile
-        self._output = TaskOutput(chief_output)
+        self._script_folder = script_folder
+        self._output = TaskOutput(chief_output, self.with_own_paths)
         self._verbose = verbose
         self._decoders: dict[tuple[str, str], codecs.IncrementalDecoder] = {}
         self._planned: Plan | None = None
@@ -57,10 +75,14 @@ class PlainObserver(JobObserver):
     def planned(self, plan: Plan) -> None:
         if plan == self._planned or not self._verbose:
             return
-        if self._planned is None:
+        before, self._planned = self._planned, plan
+        if before is None:
             print_profile(self._console, self._profile)
-        self._planned = plan
-        print_plan(self._console, plan)
+            print_plan(self._console, plan)
+        elif before.option == plan.option:
+            self.say("planned again: the same tasks, placed anew")
+        else:
+            self.say(f"planned again: {Size(plan.option.workers, plan.option.ps)}")
 
     def launched(self, tasks: Sequence[JobTask]) -> None:
         self.tasks.update({task.task_id: task for task in tasks})
@@ -97,7 +119,7 @@ class PlainObserver(JobObserver):
     def restarting(self, reason: str, restart: int, limit: int) -> None:
         self.say(f"{reason}; restart {restart} of at most {limit}")
 
-    def note(self, text: str) -> None:
+    def notify(self, text: str) -> None:
         self.say(text)
 
     def finished(self, result: JobResult, seconds: float) -> None:
@@ -110,13 +132,24 @@ class PlainObserver(JobObserver):
             self.say(
                 f"done in {seconds:.1f} s, {result.restarts} restarts{changes}; checkpoints in {result.checkpoint_dir}"
             )
-        elif result.failed_tail:
+        elif result.failed_tail and not self._has_shown(result.failure):
             self._console.print("end of the failed task's output:", style="bold")
-            self._console.print(result.failed_tail.rstrip(), markup=False)
+            self._console.print(self.with_own_paths(result.failed_tail.rstrip()), markup=False, soft_wrap=True)
+        for text in describe_outputs(result.checkpoint_dir):
+            self.say(text)
 
     def say(self, text: str) -> None:
         """Prints one line of Dike's own."""
+        self._output.end_line()
         self._console.print(f"dike: {text}", markup=False, soft_wrap=True)
+
+    def _has_shown(self, failure: str) -> bool:
+        """Whether a failure is the chief's, whose output is shown as it comes."""
+        return any(failure.startswith(f"{task.name} ") for task in self.tasks.values() if self._is_chief(task))
+
+    def with_own_paths(self, text: str) -> str:
+        """A text with the user's folder in the place of the tasks' copies."""
+        return text if self._script_folder is None else _COPY.sub(lambda _: str(self._script_folder), text)
 
     def _is_chief(self, task: JobTask) -> bool:
         return is_chief(self._profile.api, task.planned.role, task.planned.index)
@@ -125,9 +158,10 @@ class PlainObserver(JobObserver):
 class LiveObserver(PlainObserver):
     """The same on a terminal, with a table of the tasks that is kept up to date below the output."""
 
-    def __init__(self, console: Console, profile: ModelProfile) -> None:
+    def __init__(self, console: Console, profile: ModelProfile, script_folder: Path | None = None) -> None:
         # The streams are looked up at each write: rich replaces them while the table is shown.
-        super().__init__(console, profile, {"stdout": _Current("stdout"), "stderr": _Current("stderr")})  # type: ignore[dict-item]
+        streams: dict[str, Any] = {"stdout": _Current("stdout"), "stderr": _Current("stderr")}
+        super().__init__(console, profile, streams, script_folder=script_folder)
         self._live = Live(console=console, get_renderable=self._table, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> LiveObserver:
@@ -179,6 +213,26 @@ class _Current:
 
     def flush(self) -> None:
         getattr(sys, self._name).flush()
+
+
+def describe_outputs(folder: str) -> list[str]:
+    """What a run's script has written, and where it is; nothing where that cannot be seen from here."""
+    record = read_record(folder) if folder else None
+    if record is None:
+        return []
+    texts = []
+    if record.kept:
+        names = [shown(path) for path in itertools.islice(sorted(record.kept), NAMED_OUTPUTS)]
+        count = len(record.kept)
+        more = f" and {count - len(names)} more" if count > len(names) else ""
+        files = f"{count} file{'s' if count > 1 else ''}, {format_bytes(record.size_bytes)}"
+        texts.append(f"outputs are in {folder}/{OUTPUTS_FOLDER} ({files}): {', '.join(names)}{more}")
+    if record.left_behind:
+        limit = "" if record.limit_bytes is None else f" (--outputs-limit is {format_bytes(record.limit_bytes)})"
+        left = [f"{shown(path)}: {why}" for path, why in itertools.islice(record.left_behind.items(), NAMED_OUTPUTS)]
+        more = f"; and {len(record.left_behind) - len(left)} more" if len(record.left_behind) > len(left) else ""
+        texts.append(f"outputs left behind{limit}: {'; '.join(left)}{more}")
+    return texts
 
 
 def describe_resize(resize: Resize) -> str:

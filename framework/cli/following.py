@@ -13,11 +13,11 @@ from rich.console import Console
 
 from dike.exceptions import BadInputError, InterruptedByUserError, JobFailedError
 from framework.cli.task_output import TaskOutput
+from framework.project.tensorflow_noise import is_noise
+from framework.scheduler.records import JobKind, JobState, OutputChunk
+from framework.service.api.client import ServiceClient
 from framework.service.api.schemas import JobDetails, Submitted
-from framework.service.client import ServiceClient
-from framework.service.records import JobKind, JobState, OutputChunk
-from framework.tensorflow_noise import is_noise
-from solver.cli.output import console, print_json
+from solver.cli.output import console, print_json, say
 
 Note = Callable[[str], None]
 """Tells the user something."""
@@ -28,11 +28,6 @@ def tell(submitted: Submitted, out: Console, what: str) -> None:
     for warning in submitted.warnings:
         say(out, f"warning: {warning}")
     say(out, f"{what} {submitted.id}")
-
-
-def say(out: Console, text: str) -> None:
-    """Prints one line of Dike's own."""
-    out.print(f"dike: {text}", markup=False, soft_wrap=True)
 
 
 @dataclass(frozen=True)

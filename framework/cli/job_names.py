@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import difflib
 import itertools
+from typing import TYPE_CHECKING
 
 from dike.exceptions import BadInputError
-from framework.service.api.schemas import JobDetails
-from framework.service.client import ServiceClient
-from framework.service.request_fields import NEWEST
+from framework.scheduler.records import NEWEST
+
+if TYPE_CHECKING:
+    from framework.service.api.client import ServiceClient
+    from framework.service.api.schemas import JobDetails
 
 MAX_LOOKED_AT = 1000
 """Of how many jobs, the newest, the beginning of a name is looked for."""

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dike.checkpoints import fingerprint
 from dike.exceptions import BadInputError
-from dike.profile import ModelProfile
-from framework.cli.option_groups import with_options
-from framework.containers import parse_volumes
-from framework.elastic.options import read_bounds, read_stragglers
-from framework.job import Stragglers
-from framework.profiling import load_profile
-from framework.runner import RunRequest, environment_for_tasks
-from framework.service.constraints import parse_constraints
-from solver import Objective, Plan
+from framework.mesos.containers import parse_volumes
+from framework.project.entry_point import EntryPoint, environment_for_tasks, find_entry_point
+from framework.scheduler.constraints import parse_constraints
+from solver.choices import Objective
+from solver.cli.plan import module_option
 from solver.text_files import read_text
 
-# What follows SCRIPT belongs to the script, options included.
-CONTEXT_SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+if TYPE_CHECKING:
+    from framework.training.run import RunRequest
+    from framework.training.spec import Stragglers
 
 
 @dataclass(frozen=True)
@@ -31,15 +28,17 @@ class JobOptions:
     """What was said of a training job; its script has not been looked at yet.
 
     Attributes:
-        script, arguments: the script and its own arguments.
+        script, is_module, arguments: the script, or the name of a module, and its own arguments.
         plan_file: a plan to follow; None to make one.
         max_workers, objective, checkpoint_dir, checkpoint_interval_s, max_restarts, stream_all_logs, elastic,
             resize_interval_s, stragglers, constraints, environment, volumes: see `RunRequest`.
         batch_size: what to plan for; None for the script's own.
+        outputs_limit: how much of what the script writes is brought back, as it was typed; None for the default.
         saved_profile: a profile of the script; None to make one.
     """
 
     script: Path
+    is_module: bool
     arguments: tuple[str, ...]
     plan_file: Path | None
     max_workers: int | None
@@ -54,20 +53,40 @@ class JobOptions:
     stragglers: Stragglers
     constraints: tuple[str, ...]
     environment: dict[str, str]
+    outputs_limit: str | None
     volumes: tuple[str, ...]
     saved_profile: Path | None
 
-    def request(self, handed_over: Path | None = None) -> RunRequest:
-        """Reads the plan, gets the script's profile, and puts all of it together.
+    def request(self, *, on_this_machine: bool, handed_over: Path | None = None) -> RunRequest:
+        """Reads the plan, packs what travels, gets the script's profile, and puts all of it together.
 
         Args:
+            on_this_machine: whether the script's processes run on this machine.
             handed_over: a profile that was written for us alone; it is removed.
 
         Raises:
             BadInputError: if something cannot be used.
         """
+        from dike.checkpoints import fingerprint
+        from framework.project import bundle
+        from framework.project.profiling import load_profile, profile_of_job
+        from framework.training.run import RunRequest
+        from solver import Plan
+
         plan = None if self.plan_file is None else Plan.loads(read_text(self.plan_file, "plan"))
-        profile = _profile(self.script, list(self.arguments), self.batch_size, handed_over or self.saved_profile)
+        entry = self._entry_point()
+        archive = bundle.pack(entry.script, entry.folder)
+        environment = {
+            **environment_for_tasks(entry, on_this_machine=on_this_machine),
+            **outputs_environment(self.outputs_limit),
+            **entry.environment,
+            **self.environment,
+        }
+        saved = handed_over or self.saved_profile
+        if saved is None:
+            profile = profile_of_job(entry, archive, self.arguments, environment, self.batch_size, self.checkpoint_dir)
+        else:
+            profile = load_profile(str(saved), (), self.batch_size)
         if handed_over is not None:
             handed_over.unlink(missing_ok=True)
         if plan is not None and (plan.profile.api != profile.api or fingerprint(plan.profile) != fingerprint(profile)):
@@ -75,7 +94,8 @@ class JobOptions:
                 f"The plan {self.plan_file} was made for another model than {self.script}'s; make one with --plan-only."
             )
         return RunRequest(
-            script=self.script,
+            entry=entry,
+            archive=archive,
             arguments=self.arguments,
             profile=profile,
             checkpoint_dir=self.checkpoint_dir,
@@ -85,13 +105,21 @@ class JobOptions:
             max_workers=self.max_workers,
             plan=plan,
             stream_all_logs=self.stream_all_logs,
-            environment={**environment_for_tasks(), **self.environment},
+            environment=environment,
             elastic=self.elastic,
             resize_interval_s=self.resize_interval_s,
             stragglers=self.stragglers,
             constraints=self.constraints,
             volumes=self.volumes,
         )
+
+    def _entry_point(self) -> EntryPoint:
+        name = str(self.script)
+        if self.script.suffix == ".json" or name.startswith("keras:"):
+            raise BadInputError(f"'{name}' is not a training script; use 'dike plan {name}' to plan without running.")
+        entry = find_entry_point(name, is_module=self.is_module)
+        read_text(entry.script, "training script")
+        return entry
 
 
 def constraint_option() -> Any:
@@ -103,7 +131,15 @@ def constraint_option() -> Any:
 
 def env_option() -> Any:
     """How `--env` is declared."""
-    return typer.Option(metavar="NAME=VALUE", help="A variable for the script; repeatable.")
+    return typer.Option(metavar="NAME[=VALUE]", help="A variable for the script, or its value here; repeatable.")
+
+
+def outputs_limit_option() -> Any:
+    """How `--outputs-limit` is declared."""
+    return typer.Option(
+        metavar="SIZE",
+        help="How much of what the script writes is brought back, such as 500M, 20G or none (default 1G).",
+    )
 
 
 def volume_option() -> Any:
@@ -118,6 +154,7 @@ def job_options(
     *,
     context: typer.Context,
     script: Annotated[Path, typer.Argument(help="The training script.", show_default=False)],
+    module: Annotated[bool, module_option("SCRIPT")] = False,
     arguments: Annotated[list[str] | None, typer.Argument(help="Its own arguments.", show_default=False)] = None,
     plan: Annotated[Path | None, typer.Option(help="Follow this plan (JSON) instead of making one.")] = None,
     max_workers: Annotated[int | None, typer.Option(min=1, help="At most this many workers.")] = None,
@@ -142,6 +179,7 @@ def job_options(
         str | None, typer.Option(help="Workers of half the usual speed: replace (elastic only), report or ignore.")
     ] = None,
     env: Annotated[list[str] | None, env_option()] = None,
+    outputs_limit: Annotated[str | None, outputs_limit_option()] = None,
     volume: Annotated[list[str] | None, volume_option()] = None,
     saved_profile: Annotated[Path | None, typer.Option("--profile", help="A saved profile of the script.")] = None,
 ) -> JobOptions:
@@ -150,6 +188,8 @@ def job_options(
     Raises:
         BadInputError: if they contradict each other or cannot be used.
     """
+    from framework.training.elastic.options import read_bounds, read_stragglers
+
     if logs not in ("chief", "all"):
         raise BadInputError(f"'{logs}' is not a value of --logs; say chief or all.")
     if str(script).startswith("-"):
@@ -161,6 +201,7 @@ def job_options(
     bounds = read_bounds(elastic, max_workers=max_workers, has_plan=plan is not None)
     return JobOptions(
         script=script,
+        is_module=module,
         arguments=tuple(arguments or ()),
         plan_file=plan,
         max_workers=max_workers,
@@ -175,13 +216,10 @@ def job_options(
         stragglers=read_stragglers(stragglers, is_elastic=bounds is not None),
         constraints=tuple(constraint or ()),
         environment=variables(env or ()),
+        outputs_limit=outputs_limit,
         volumes=tuple(volume or ()),
         saved_profile=saved_profile,
     )
-
-
-with_job_options = with_options("job", job_options)
-"""Gives a command these options in the place of its parameter `job`."""
 
 
 def variables(texts: Iterable[str]) -> dict[str, str]:
@@ -195,16 +233,25 @@ def variables(texts: Iterable[str]) -> dict[str, str]:
 
 def _variable(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise BadInputError(f"'{text}' is not a value of --env; write NAME=VALUE.")
-    return name, value
+    if not name:
+        raise BadInputError(f"'{text}' is not a value of --env; write NAME=VALUE, or NAME for its value here.")
+    if not equals and name not in os.environ:
+        raise BadInputError(f"--env {name} takes the value of {name} here, which is not set; write {name}=VALUE.")
+    return name, value if equals else os.environ[name]
 
 
-def _profile(script: Path, arguments: list[str], batch_size: int | None, saved: Path | None) -> ModelProfile:
-    if script.suffix == ".json" or str(script).startswith("keras:"):
-        raise BadInputError(f"'{script}' is not a training script; use 'dike plan {script}' to plan without running.")
-    if saved is None:
-        return load_profile(str(script), arguments, batch_size)
-    if not script.is_file():
-        raise BadInputError(f"There is no script {script}.")
-    return load_profile(str(saved), (), batch_size)
+def outputs_environment(limit: str | None) -> dict[str, str]:
+    """The variable by which executors know the limit of `--outputs-limit`; none for the default.
+
+    Raises:
+        BadInputError: if it is no size.
+    """
+    from executor.outputs import LIMIT_VARIABLE, read_limit
+
+    if limit is None:
+        return {}
+    try:
+        read_limit(limit)
+    except ValueError as error:
+        raise BadInputError(f"'{limit}' is not a value of --outputs-limit: {error}.") from None
+    return {LIMIT_VARIABLE: limit}

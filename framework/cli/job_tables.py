@@ -6,17 +6,22 @@ import datetime
 import itertools
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from framework.cli.search_tables import describe_parameters, format_duration
+from framework.scheduler.records import INTENDED, JobState, TaskRecord
 from framework.search.records import TrialRecord
-from framework.service.api.cluster_schemas import AgentView
-from framework.service.api.schemas import EventView, JobDetails, JobView, TaskView
-from framework.service.records import JobState
-from solver.cli.tables import new_table
+from framework.service.explanation import AgentRow, Explanation, Verdict
+from solver.cli.output import new_table
 from solver.units import MIB, format_bytes
+
+if TYPE_CHECKING:
+    from framework.service.api.cluster_schemas import AgentView
+    from framework.service.api.schemas import EventView, JobDetails, JobView
 
 _STYLES = {JobState.RUNNING: "green", JobState.FAILED: "red", JobState.QUEUED: "dim", JobState.KILLED: "dim"}
 NARROW = 120
@@ -108,14 +113,15 @@ def agents_table(agents: Sequence[AgentView]) -> Table:
     return table
 
 
-def tasks_table(tasks: Sequence[TaskView]) -> Table:
+def tasks_table(tasks: Sequence[TaskRecord]) -> Table:
     """A job's tasks, in the order of their launch."""
     table = new_table("Tasks", "task", "agent", "state", "launched", "time", "holds", "message")
     for task in tasks:
         table.add_row(
             Text(task.name),
             Text(task.node),
-            Text(task.state),
+            # Written down before the launch, and not yet heard of since.
+            Text("launching" if task.state == INTENDED else task.state),
             _date(task.launched_s),
             format_duration((task.ended_s or time.time()) - task.launched_s),
             describe_amounts(task.resources),
@@ -140,6 +146,57 @@ def describe_amounts(amounts: dict[str, float]) -> str:
         shown = name.removesuffix("s") if amount == 1 and not is_bytes else name
         parts.append(f"{format_bytes(amount * MIB) if is_bytes else f'{amount:g}'} {shown}" if amount else "")
     return ", ".join(filter(None, parts))
+
+
+def print_explanation(out: Console, explanation: Explanation, now_s: float) -> None:
+    """Prints an explanation.
+
+    Args:
+        out: where to.
+        explanation: what there is to say.
+        now_s: seconds since the epoch.
+    """
+    out.print(f"{explanation.job_id}: {explanation.sentence}", markup=False, soft_wrap=True)
+    if explanation.needs:
+        table = new_table("It takes at least", "task", "count", "each")
+        for need in explanation.needs:
+            table.add_row(need.name, str(need.count), describe_amounts(need.amounts))
+        out.print(table)
+    if explanation.agents:
+        out.print(_explanation_table(explanation.agents, now_s))
+    if explanation.ahead:
+        out.print(f"Served before it: {', '.join(explanation.ahead)}.", markup=False, soft_wrap=True)
+    if explanation.verdict is Verdict.ENDED:
+        return
+    if explanation.last_offer_s is None:
+        out.print("No offer has come from the Mesos master yet.")
+    else:
+        out.print(f"The last offer came {_ago(explanation.last_offer_s, now_s)}.")
+    for sentence in explanation.could_be_freed:
+        out.print(f"- {sentence}", markup=False, soft_wrap=True)
+
+
+def _explanation_table(agents: tuple[AgentRow, ...], now_s: float) -> Table:
+    table = new_table("Agents", "agent", "has", "free", "offered", "missing", "in the way", "held by")
+    table.columns[-1].overflow = "fold"
+    for agent in agents:
+        holders = [f"{job}: {describe_amounts(amounts)}" for job, amounts in agent.held_by_jobs.items()]
+        if any(agent.held_by_others.values()):
+            holders.append(f"other frameworks: {describe_amounts(agent.held_by_others)}")
+        table.add_row(
+            Text(agent.node),
+            describe_amounts(agent.total),
+            "not known" if agent.free is None else describe_amounts(agent.free) or "nothing",
+            "never" if agent.offered_s is None else _ago(agent.offered_s, now_s),
+            describe_amounts(agent.missing),
+            Text("\n".join(agent.obstacles)),
+            Text("\n".join(holders)),
+        )
+    return table
+
+
+def _ago(seconds: float, now_s: float) -> str:
+    return f"{format_duration(max(0.0, now_s - seconds))} ago"
 
 
 def _used(agent: AgentView, resource: str) -> str:

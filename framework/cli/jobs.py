@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from framework.cli.job_names import JOB_HELP, find_job
-from framework.cli.job_tables import events_table, facts_table, jobs_table, last_events, tasks_table
-from framework.cli.search_tables import best_trials_table
-from framework.cli.search_view import best_trials
-from framework.cli.service_options import ServiceAccess, with_service_options
-from framework.search.records import TrialRecord
-from framework.search.result import trial_to_json
-from framework.service.api.schemas import JobDetails, TrialList
-from framework.service.client import ServiceClient
-from framework.service.records import JobKind, JobState
-from solver import Plan
+from framework.cli.option_groups import with_options
+from framework.cli.service_options import ServiceAccess, service_access
+from framework.scheduler.records import JobKind, JobState
 from solver.cli.output import Format, console, print_json
-from solver.cli.tables import print_layout
+
+if TYPE_CHECKING:
+    from framework.search.records import TrialRecord
+    from framework.service.api.client import ServiceClient
+    from framework.service.api.schemas import JobDetails, TrialList
 
 EVENTS_SHOWN = 20
 TRIALS_SHOWN = 10
 
 
-@with_service_options
+@with_options(access=service_access)
 def jobs(
     *,
     job: Annotated[str | None, typer.Argument(help=JOB_HELP, show_default=False)] = None,
@@ -46,6 +44,8 @@ def jobs(
     if output_format is Format.JSON:
         print_json({"jobs": [one.model_dump(mode="json") for one in found]})
     elif found:
+        from framework.cli.job_tables import jobs_table
+
         out = console()
         out.print(jobs_table(found, out.width))
     else:
@@ -53,6 +53,11 @@ def jobs(
 
 
 def _show_one(client: ServiceClient, name: str, output_format: Format) -> None:
+    from framework.cli.job_tables import events_table, facts_table, last_events, tasks_table
+    from framework.cli.search_tables import best_trials_table
+    from solver import Plan
+    from solver.cli.tables import print_layout
+
     job = find_job(client, name)
     tasks = client.tasks(job.id)
     events = client.events(job.id)
@@ -62,9 +67,9 @@ def _show_one(client: ServiceClient, name: str, output_format: Format) -> None:
     if output_format is Format.JSON:
         values: dict[str, Any] = {
             **job.model_dump(mode="json"),
-            "tasks": [task.model_dump(mode="json") for task in tasks],
+            "tasks": [dataclasses.asdict(task) for task in tasks],
             "plan": plan,
-            "best_trials": [trial_to_json(trial) for trial in best],
+            "best_trials": [trial.to_json() for trial in best],
             "events": [event.model_dump(mode="json") for event in events],
         }
         print_json(values)
@@ -84,6 +89,9 @@ def _show_one(client: ServiceClient, name: str, output_format: Format) -> None:
 
 def _best(found: TrialList | None) -> list[TrialRecord]:
     """A search's best trials, best first."""
+    from framework.cli.search_tables import best_trials
+    from framework.search.records import TrialRecord
+
     if found is None:
         return []
     return best_trials([TrialRecord(**view.model_dump()) for view in found.trials], found.mode)[:TRIALS_SHOWN]

@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from framework.cli.following import say
 from framework.cli.job_names import JOB_HELP, find_job
-from framework.cli.service_options import ServiceAccess, with_service_options
-from solver.cli.output import console
+from framework.cli.option_groups import with_options
+from framework.cli.service_options import ServiceAccess, service_access
+from solver.cli.output import console, say
 
 
-@with_service_options
+@with_options(access=service_access)
 def kill(
     *,
     jobs: Annotated[list[str], typer.Argument(help=JOB_HELP, show_default=False)],
@@ -33,4 +33,4 @@ def kill(
         if wait:
             for job_id in found:
                 ended = client.wait_for_end(job_id, lambda text: say(out, text))
-                say(out, f"{job_id} is {ended.state}")
+                say(out, f"{job_id} {ended.state.verb}")

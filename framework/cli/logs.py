@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from framework.cli.following import check_success, print_output, say
 from framework.cli.job_names import JOB_HELP, find_job
-from framework.cli.service_options import ServiceAccess, with_service_options
-from solver.cli.output import console
+from framework.cli.option_groups import with_options
+from framework.cli.service_options import ServiceAccess, service_access
+from solver.cli.output import console, say
 
 
-@with_service_options
+@with_options(access=service_access)
 def logs(
     *,
     job: Annotated[str, typer.Argument(help=JOB_HELP, show_default=False)],
@@ -25,6 +25,8 @@ def logs(
     access: ServiceAccess,
 ) -> None:
     """Shows a job's output; with -f the exit code is 1 if the job has failed."""
+    from framework.cli.following import check_success, print_output
+
     out = console(stderr=True)
     with access.client() as client:
         found = find_job(client, job)

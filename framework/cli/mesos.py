@@ -6,14 +6,16 @@ import sys
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from dike.exceptions import BadInputError, DikeError
-from framework.embedded import detached
-from framework.embedded.agents import AgentSpec
 from solver.cli.output import Format, console, print_json
 
-app = typer.Typer(help="A private Apache Mesos on this machine.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+
+
+@app.callback()
+def mesos() -> None:
+    """A private Apache Mesos on this machine."""
 
 
 def _count(text: str) -> int:
@@ -31,6 +33,9 @@ def up(
     attributes: Annotated[str, typer.Option(help='Attributes of each agent, such as "rack:r1".')] = "",
 ) -> None:
     """Starts a private Mesos that stays up until `dike mesos down`, and prints its master's address."""
+    from framework.embedded import detached
+    from framework.embedded.agents import AgentSpec
+
     cluster = detached.bring_up([AgentSpec(resources, attributes)] * _count(agents))
     print(cluster.master)
 
@@ -40,6 +45,10 @@ def status(
     output_format: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.TABLE,
 ) -> None:
     """Shows the master's address and the agents."""
+    from rich.table import Table
+
+    from framework.embedded import detached
+
     cluster = detached.find()
     if cluster is None:
         raise DikeError("No embedded Mesos is up: start one with `dike mesos up`.")
@@ -64,5 +73,7 @@ def _row(agent: dict[str, Any]) -> list[str]:
 @app.command()
 def down() -> None:
     """Ends the private Mesos and everything that runs on it."""
+    from framework.embedded import detached
+
     if not detached.take_down():
         print("No embedded Mesos was up.", file=sys.stderr)

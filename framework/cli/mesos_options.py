@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import inspect
 import re
+import stat
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dike.exceptions import BadInputError
-from framework.cli.option_groups import with_options
-from framework.embedded import private_agents
-from framework.session import MesosAccess
 from solver.text_files import read_text
+
+if TYPE_CHECKING:
+    from framework.scheduler.session import MesosAccess
 
 
 def mesos_access(
@@ -48,6 +49,9 @@ def mesos_access(
     Raises:
         BadInputError: if they contradict each other or cannot be used.
     """
+    from framework.embedded.agents import private_agents
+    from framework.scheduler.session import MesosAccess
+
     if image is not None and master is None:
         raise BadInputError("--image needs --master: the private Mesos runs tasks in this machine's own file system.")
     if advertise_address is not None:
@@ -81,10 +85,6 @@ MESOS_OPTIONS = frozenset(inspect.signature(mesos_access).parameters)
 """Their names."""
 
 
-with_mesos_options = with_options("mesos", mesos_access)
-"""Gives a command these options in the place of its parameter `mesos`."""
-
-
 def _read_secret(path: Path | None, principal: str | None) -> str | None:
     if path is None:
         if principal is not None:
@@ -93,4 +93,7 @@ def _read_secret(path: Path | None, principal: str | None) -> str | None:
     if principal is None:
         raise BadInputError("--secret-file needs --principal, the name the secret belongs to.")
     # HTTP authentication knows nothing else.
-    return read_text(path, "secret file", "ASCII").strip()
+    secret = read_text(path, "secret file", "ASCII").strip()
+    if path.stat().st_mode & stat.S_IRWXO:
+        raise BadInputError(f"Everybody on this machine may read the secret file {path}; chmod 600 it.")
+    return secret

@@ -9,9 +9,6 @@ from typing import Annotated
 import typer
 
 from framework.cli.trials import StorageOption
-from framework.search.database import default_storage
-from framework.search.plots import plot_search
-from framework.search.store import Store
 from solver.cli.output import console
 
 
@@ -23,6 +20,10 @@ def plot(
     storage: StorageOption = None,
 ) -> None:
     """Draws a search: losses of the trials, who held which slot, the best value over time."""
+    from framework.search.database import default_storage
+    from framework.search.plots import plot_search
+    from framework.search.store import Store
+
     path = output or Path(f"{name}.png")
     with contextlib.closing(Store(storage or default_storage(), must_exist=True)) as store:
         spec = store.open_search(name)

@@ -9,19 +9,24 @@ from typing import Annotated
 import typer
 
 from dike.exceptions import BadInputError
-from framework.profiling import load_profile
 from solver.cli.output import Format, console, print_json
-from solver.cli.tables import print_profile
+from solver.cli.plan import module_option
 
 
 def profile(
     model: Annotated[str, typer.Argument(help="A training script, keras:NAME or a saved profile (.json).")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="The script's own arguments, after '--'.", show_default=False)
+    ] = None,
+    module: Annotated[bool, module_option("MODEL")] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Also save the profile in this file.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Samples per step, in place of the script's own.")] = None,
     format: Annotated[Format, typer.Option(help="How to print the result.")] = Format.TABLE,  # noqa: A002
 ) -> None:
     """Reads a model's parameters, FLOPs and longest path; trains nothing."""
-    found = load_profile(model, batch_size=batch_size)
+    from framework.project.profiling import load_profile
+
+    found = load_profile(model, arguments or (), batch_size, is_module=module)
     if output is not None:
         try:
             output.write_text(found.dumps() + "\n", encoding="utf-8")
@@ -33,4 +38,6 @@ def profile(
             print(f"warning: FLOPs of these operations are not known and not counted: {names}.", file=sys.stderr)
         print_json(found.to_json())
     else:
+        from solver.cli.tables import print_profile
+
         print_profile(console(), found)

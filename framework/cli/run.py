@@ -7,22 +7,23 @@ import dataclasses
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dike.exceptions import JobFailedError
-from framework.cli.console import LiveObserver, PlainObserver
-from framework.cli.job_options import JobOptions, with_job_options
-from framework.cli.mesos_options import with_mesos_options
-from framework.runner import run_training
-from framework.session import MesosAccess
-from solver.cli.output import Format, console, print_json
-from solver.cli.tables import print_plan, print_profile
+from framework.cli.job_options import job_options
+from framework.cli.mesos_options import mesos_access
+from framework.cli.option_groups import with_options
+from framework.project.entry_point import hint
+from solver.cli.output import Format, console, print_json, say
+
+if TYPE_CHECKING:
+    from framework.cli.job_options import JobOptions
+    from framework.scheduler.session import MesosAccess
 
 
-@with_mesos_options
-@with_job_options
+@with_options(mesos=mesos_access, job=job_options)
 def run(
     *,
     job: JobOptions,
@@ -32,18 +33,27 @@ def run(
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
     """Plans and runs a training job: reads the model, looks at what Mesos offers, places the tasks and trains."""
+    from framework.cli.console import LiveObserver, PlainObserver
+    from framework.training.run import run_training
+    from solver.cli.tables import print_plan, print_profile
+
     started = time.monotonic()
-    request = dataclasses.replace(job.request(handed_over), mesos=mesos, plan_only=plan_only)
+    if handed_over is None and job.saved_profile is None and output_format is not Format.JSON:
+        say(console(stderr=True), f"reading the model of {job.script}")
+    request = job.request(on_this_machine=mesos.runs_here, handed_over=handed_over)
+    request = dataclasses.replace(request, mesos=mesos, plan_only=plan_only)
     as_json = output_format is Format.JSON
+    folder = request.entry.folder if mesos.runs_here else None
     with contextlib.ExitStack() as stack:
         observer: PlainObserver
         if sys.stdout.isatty() and sys.stderr.isatty() and not as_json:
-            observer = stack.enter_context(LiveObserver(console(), request.profile))
+            observer = stack.enter_context(LiveObserver(console(), request.profile, folder))
         else:
             # With --format json standard output is the result's alone.
             stdout = sys.stderr if as_json else sys.stdout
             output: dict[str, Any] = {"stdout": stdout, "stderr": sys.stderr}
-            observer = PlainObserver(console(stderr=as_json), request.profile, output, verbose=not as_json)
+            out = console(stderr=as_json)
+            observer = PlainObserver(out, request.profile, output, verbose=not as_json, script_folder=folder)
         result = run_training(request, observer)
     if plan_only and result.plan is not None:
         if as_json:
@@ -56,4 +66,7 @@ def run(
         print_json(result.to_json())
     observer.finished(result, time.monotonic() - started)
     if not result.succeeded:
-        raise JobFailedError(f"The job failed: {result.failure}.")
+        last_words = observer.with_own_paths(result.last_words)
+        words = f"{last_words} ({result.failure})" if last_words else result.failure
+        help_with_it = hint(last_words, request.entry, request.environment)
+        raise JobFailedError(f"The job failed: {words}. {help_with_it}".rstrip())

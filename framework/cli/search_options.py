@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from dike.exceptions import BadInputError
-from framework.policies.interface import Milestone, PolicySettings
-from framework.policies.registry import make_policy
-from framework.runner import RUNS_FOLDER, absolute_folder, environment_for_tasks, new_job_id
-from framework.search.moves import DEFAULT_MOVE_S
+from framework.policies.trials.interface import Milestone, PolicySettings
+from framework.policies.trials.registry import make_policy
+from framework.project.entry_point import RUNS_FOLDER, environment_for_tasks, find_entry_point
+from framework.project.script_facts import script_facts
+from framework.search.migration_cost import DEFAULT_MOVE_S
+from framework.search.optuna_study import default_sampler, grid_size
 from framework.search.records import Mode, Sampler, SearchSpec
-from framework.search.script_facts import script_facts
 from framework.search.space import check_space, parse_parameter, read_space
-from framework.search.study import default_sampler, grid_size
+from framework.training.run import absolute_folder, new_job_id
 
 DEFAULT_TRIALS = 20
 _MILESTONE = re.compile(r"(?P<percent>\d+(\.\d+)?)%:(?P<seconds>\d+(\.\d+)?)s?")
@@ -42,6 +43,8 @@ def milestones_of(text: str) -> tuple[Milestone, ...]:
 def search_spec(
     *,
     script: Path | None,
+    is_module: bool,
+    on_this_machine: bool,
     param: Sequence[str],
     space_file: Path | None,
     trials: int | None,
@@ -65,8 +68,7 @@ def search_spec(
     """
     if script is None:
         raise BadInputError("The script is missing; write dike tune SCRIPT, or dike tune --resume NAME.")
-    if not script.is_file():
-        raise BadInputError(f"There is no script {script}.")
+    entry = find_entry_point(script, is_module=is_module)
     if name is not None and not _NAME.fullmatch(name):
         raise BadInputError(f"'{name}' is no name for a search; use letters, digits, '-', '_' and '.'.")
     space = (*(() if space_file is None else read_space(space_file)), *map(parse_parameter, param))
@@ -75,15 +77,14 @@ def search_spec(
     if chosen == "grid":
         size = grid_size(space)
         trials = size if trials is None else min(trials, size)
-    # The bundle is the folder the script really is in, wherever a link to it may be.
-    script = script.resolve()
-    name = name or new_job_id(script)
+    name = name or new_job_id(entry.script)
     settings = PolicySettings(quantum_s, jobs_per_slot, milestones, seed, move_s=DEFAULT_MOVE_S)
     make_policy(policy, settings)
     return SearchSpec(
         name=name,
-        script=str(script),
-        flags=script_facts(script, [parameter.name for parameter in space]).flags if use_flags else {},
+        script=str(entry.script),
+        folder=str(entry.folder),
+        flags=script_facts(entry, [parameter.name for parameter in space]).flags if use_flags else {},
         space=space,
         sampler=chosen,
         trial_count=trials or DEFAULT_TRIALS,
@@ -92,6 +93,10 @@ def search_spec(
         settings=settings,
         mode=mode,
         checkpoint_dir=absolute_folder(checkpoint_dir or f"{RUNS_FOLDER}/{name}"),
-        environment={**environment_for_tasks(), **environment},
+        environment={
+            **environment_for_tasks(entry, on_this_machine=on_this_machine),
+            **entry.environment,
+            **environment,
+        },
         **others,
     )

@@ -6,15 +6,18 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
 from framework.search.records import Mode, SliceRecord, TrialRecord, TrialState
-from framework.search.store import SearchSummary
-from solver.cli.tables import new_table
+from solver.cli.output import new_table
 from solver.units import format_bytes
+
+if TYPE_CHECKING:
+    from framework.search.store import SearchSummary
 
 _STYLES = {TrialState.RUNNING: "green", TrialState.FAILED: "red", TrialState.WAITING: "dim"}
 _MINUTE_S = 60
@@ -118,6 +121,19 @@ def slices_table(slices: Sequence[SliceRecord], width: int) -> Table:
         _Column("GPU use", _texts(gpu_use), dispensable=5),
     )
     return _fitting_table("", columns, width)
+
+
+def ranked(trials: Sequence[TrialRecord], mode: Mode) -> list[TrialRecord]:
+    """Trials by value, best first; those without one come last, in the order of their numbers."""
+    left = sorted(trials, key=lambda trial: trial.number)
+    with_value = [trial for trial in left if trial.beats(None, mode)]
+    with_value.sort(key=lambda trial: (trial.value or 0.0) * (1 if mode == "min" else -1))
+    return with_value + [trial for trial in left if not trial.beats(None, mode)]
+
+
+def best_trials(trials: Sequence[TrialRecord], mode: Mode) -> list[TrialRecord]:
+    """Trials that have come to something, best first."""
+    return [trial for trial in ranked(trials, mode) if trial.state is not TrialState.FAILED and trial.beats(None, mode)]
 
 
 def best_trials_table(

@@ -9,7 +9,8 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from framework.cli.search_tables import best_trials_table, describe_parameters, trials_table
+from framework.cli.console import describe_outputs
+from framework.cli.search_tables import best_trials, best_trials_table, describe_parameters, ranked, trials_table
 from framework.search.observer import SearchObserver
 from framework.search.records import Mode, SearchResult, SearchSpec, TrialRecord, TrialState
 from framework.search.slots import Slot
@@ -69,7 +70,7 @@ class PlainSearchView(SearchObserver):
         self._console.print("end of the failed trial's output:", style="bold")
         self._console.print(text.rstrip(), markup=False, highlight=False)
 
-    def note(self, text: str) -> None:
+    def notify(self, text: str) -> None:
         self.say(text)
 
 
@@ -111,14 +112,6 @@ def most_interesting(trials: Sequence[TrialRecord], mode: Mode, count: int) -> l
     return [*running, *others][:count]
 
 
-def ranked(trials: Sequence[TrialRecord], mode: Mode) -> list[TrialRecord]:
-    """Trials by value, best first; those without one come last, in the order of their numbers."""
-    left = sorted(trials, key=lambda trial: trial.number)
-    with_value = [trial for trial in left if trial.beats(None, mode)]
-    with_value.sort(key=lambda trial: (trial.value or 0.0) * (1 if mode == "min" else -1))
-    return with_value + [trial for trial in left if not trial.beats(None, mode)]
-
-
 def summary(trials: Sequence[TrialRecord], spec: SearchSpec) -> str:
     """How the search stands, in one line."""
     counts = {state: sum(trial.state is state for trial in trials) for state in TrialState}
@@ -135,8 +128,6 @@ def print_result(console: Console, result: SearchResult, spec: SearchSpec) -> No
         names = [parameter.name for parameter in spec.space]
         console.print(best_trials_table(best, spec.metric, names, result.checkpoint_dir, console.width))
     console.print(f"Checkpoints are in {result.checkpoint_dir}", markup=False, highlight=False, soft_wrap=True)
-
-
-def best_trials(trials: Sequence[TrialRecord], mode: Mode) -> list[TrialRecord]:
-    """Trials that have come to something, best first."""
-    return [trial for trial in ranked(trials, mode) if trial.state is not TrialState.FAILED and trial.beats(None, mode)]
+    first = result.best
+    for text in describe_outputs(f"{result.checkpoint_dir}/trial-{first.number}") if first is not None else ():
+        console.print(f"Best trial: {text}", markup=False, highlight=False, soft_wrap=True)

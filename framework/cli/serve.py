@@ -14,17 +14,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dike.exceptions import BadInputError
-from framework.cli.mesos_options import with_mesos_options
+from framework.cli.mesos_options import mesos_access
+from framework.cli.option_groups import with_options
 from framework.cli.service_options import DEFAULT_LISTEN
-from framework.master import LeadingMaster
-from framework.runner import RUNS_FOLDER
-from framework.service.election import Ensemble
-from framework.service.mounts import read_allowed
-from framework.service.reception import Reception
-from framework.service.service import Service
-from framework.service.serving import WEEK_S, Front, ServeRequest, serve
-from framework.service.users import Users, own_token_file
-from framework.session import MesosAccess, sigterm_as_interrupt
+from framework.project.entry_point import RUNS_FOLDER
+from framework.user_folders import own_token_file
 
 DAY_S = 24 * 3600.0
 STATE_VARIABLE = "DIKE_STATE"
@@ -35,12 +29,18 @@ TALKATIVE = ("httpx", "httpcore", "kazoo", "uvicorn", "pymesos")
 """Libraries that log what is of no use to an operator, requests' addresses among it."""
 
 if TYPE_CHECKING:
+    from framework.mesos.master import LeadingMaster
+    from framework.scheduler.session import MesosAccess
     from framework.service.api.front import ApiFront
+    from framework.service.serve import Front
+    from framework.service.service import Service
+    from framework.service.submission import Submissions
+    from framework.service.users import Users
 
 logger = logging.getLogger("dike.serve")
 
 
-@with_mesos_options
+@with_options(mesos=mesos_access)
 def serve_command(
     *,
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where clients reach the service.")] = DEFAULT_LISTEN,
@@ -55,7 +55,7 @@ def serve_command(
     ] = RUNS_FOLDER,
     failover_timeout: Annotated[
         float, typer.Option(min=1, help="Seconds that Mesos keeps tasks while no service is there.")
-    ] = WEEK_S,
+    ] = 7 * DAY_S,
     ha: Annotated[
         str | None,
         typer.Option(
@@ -81,10 +81,13 @@ def serve_command(
     mesos: MesosAccess,
 ) -> None:
     """Keeps one Mesos framework registered and runs the jobs of many users on it; see docs/operations.md."""
-    # Late: no other command needs a web server.
+    from framework.scheduler.session import sigterm_as_interrupt
     from framework.service.api.front import ApiFront
+    from framework.service.election import Ensemble
+    from framework.service.mounts import read_allowed
+    from framework.service.serve import ServeRequest, serve
+    from framework.service.users import Users
 
-    _log_to_stderr()
     if ha is not None:
         Ensemble.parse(ha)
         if mesos.master is None:
@@ -94,6 +97,7 @@ def serve_command(
         raise BadInputError("--allow-volume needs --image: without one, jobs see the folders of their agents anyway.")
     known = Users.of_this_account() if users is None else Users.of_file(users)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_logging_to_stderr())
         early: ApiFront | None = None
         if ha is None and not standby:
             # Whoever stands by listens only when it leads: clients are refused at once, and try another.
@@ -139,10 +143,10 @@ def _front(early: ApiFront | None, listen: str, users: Users, advertise: str | N
     waiting = [] if early is None else [early]
 
     @contextlib.contextmanager
-    def front(reception: Reception, service: Service, master: LeadingMaster) -> Iterator[None]:
+    def front(submissions: Submissions, service: Service, master: LeadingMaster) -> Iterator[None]:
         with (
             contextlib.closing(waiting.pop() if waiting else ApiFront(listen, users, advertise)) as api,
-            api(reception, service, master),
+            api(submissions, service, master),
         ):
             logger.info("listening at %s", api.url)
             logger.info("web page at %s", page)
@@ -170,7 +174,8 @@ def _page_url(listen: str, url: str, advertise: str | None) -> str:
     raise BadInputError(f"'{advertise}' is not a value of --advertise; write a host name or an http(s):// address.")
 
 
-def _log_to_stderr() -> None:
+@contextlib.contextmanager
+def _logging_to_stderr() -> Iterator[None]:
     """What an operator reads, in the journal of the init system; `$DIKE_LOG` gets it besides."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(LOG_FORMAT))
@@ -178,3 +183,7 @@ def _log_to_stderr() -> None:
     logging.getLogger().setLevel(logging.INFO)
     for name in TALKATIVE:
         logging.getLogger(name).setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)

@@ -6,15 +6,15 @@ import inspect
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from framework.cli.option_groups import with_options
-from framework.service.client import ServiceClient
-from framework.service.client_http import leads_to_this_machine
-from framework.service.users import own_token_file
+from framework.user_folders import own_token_file
 from solver.text_files import read_text
+
+if TYPE_CHECKING:
+    from framework.service.api.client import ServiceClient
 
 SERVICE_VARIABLE = "DIKE_SERVICE"
 TOKEN_VARIABLE = "DIKE_TOKEN"  # noqa: S105 (a variable's name)
@@ -40,6 +40,8 @@ class ServiceAccess:
         Raises:
             BadInputError: if the address makes no sense, or the token cannot be read.
         """
+        from framework.service.api.client import ServiceClient
+
         return ServiceClient(self.url, self._token())
 
     def _token(self) -> str | None:
@@ -47,6 +49,8 @@ class ServiceAccess:
             return _read_token(self.token_file)
         if token := os.environ.get(TOKEN_VARIABLE):
             return token
+        from framework.service.api.client_http import leads_to_this_machine
+
         own = own_token_file()
         # What a service of this account has written is for that service, and for no other machine to see.
         return _read_token(own) if leads_to_this_machine(self.url) and own.is_file() else None
@@ -68,9 +72,6 @@ def service_access(
 
 SERVICE_OPTIONS = frozenset(inspect.signature(service_access).parameters)
 """Their names."""
-
-with_service_options = with_options("access", service_access)
-"""Gives a command these options in the place of its parameter `access`."""
 
 
 def _read_token(path: Path) -> str:

@@ -5,33 +5,20 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import Progress
-from rich.table import Table
 
 from dike.exceptions import BadInputError
-from framework.cli.search_options import milestones_of
 from framework.cli.simulation_seeds import seed_range
-from framework.simulation.comparison import (
-    POLICY_NAMES,
-    TOP,
-    TYPED_POLICY_NAMES,
-    PolicyResult,
-    Scenario,
-    SimulationSettings,
-    policies_named,
-    reference,
-    resolve,
-    simulate,
-)
-from framework.simulation.curves import read_curves
-from framework.simulation.plots import plot_comparison
-from framework.simulation.throughputs import Job, ThroughputTable, gpu_types_of, read_throughputs
-from solver.cli.output import Format, console, print_json
-from solver.cli.tables import new_table
+from solver.cli.output import Format, console, new_table, print_json
 from solver.drawing.figure_files import check_picture_path
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from framework.simulation.comparison import PolicyResult, Scenario
+    from framework.simulation.throughputs import Job, ThroughputTable
 
 
 class Mode(enum.StrEnum):
@@ -98,6 +85,20 @@ def simulate_policies(
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
     """Compares policies in virtual time, on recorded learning curves."""
+    from rich.progress import Progress
+
+    from framework.cli.search_options import milestones_of
+    from framework.simulation.comparison import (
+        POLICY_NAMES,
+        TYPED_POLICY_NAMES,
+        SimulationSettings,
+        policies_named,
+        resolve,
+        simulate,
+    )
+    from framework.simulation.curves import read_curves
+    from framework.simulation.plots import plot_comparison
+
     bins = seed_range(first_seed, seeds)
     if plot is not None:
         check_picture_path(plot)
@@ -152,6 +153,8 @@ def _kinds_and_jobs(
     gpus: int | None, gpu_types: str, throughputs: Path | None, models: str
 ) -> tuple[tuple[str, ...], ThroughputTable | None, tuple[Job, ...]]:
     """The type of each slot, the table, and its jobs that trials are drawn from; nothing where GPUs are alike."""
+    from framework.simulation.throughputs import gpu_types_of, read_throughputs
+
     if not gpu_types:
         for option, value in (("--throughputs", throughputs), ("--models", models)):
             if value:
@@ -167,6 +170,8 @@ def _kinds_and_jobs(
 
 
 def _table(results: Sequence[PolicyResult], title: str) -> Table:
+    from framework.simulation.comparison import TOP, reference
+
     unit = reference(results)
     are_typed = bool(unit.outcomes[0].completion_s)
     headers = ["policy", "mean of the good", "x", "first", "x", f"top {TOP}", "x", "preemptions"]
@@ -195,6 +200,8 @@ def _table(results: Sequence[PolicyResult], title: str) -> Table:
 def _notes(
     results: Sequence[PolicyResult], scenario: Scenario, target: float, table: ThroughputTable | None
 ) -> Iterator[str]:
+    from framework.simulation.comparison import reference
+
     leave = "at the target" if scenario.world.until == "target" else "at the end of their curve"
     yield (
         f"Time until good trials reach {target:.4g} (as {scenario.recorded_good} of the {scenario.recorded} recorded "

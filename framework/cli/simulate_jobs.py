@@ -5,24 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import Progress
-from rich.table import Table
 
 from dike.exceptions import BadInputError
 from framework.cli.simulation_seeds import seed_range
-from framework.simulation.jobs.beliefs import BeliefSettings
-from framework.simulation.jobs.comparison import SchedulerResult, Sources, Workload, compare, reference
-from framework.simulation.jobs.machines import Machines
-from framework.simulation.jobs.plots import plot_comparison
-from framework.simulation.jobs.scheduler import SCHEDULERS, scheduler_named
-from framework.simulation.jobs.workload import read_trace
-from framework.simulation.jobs.world import JobsSettings
-from solver.cli.output import Format, console, print_json
-from solver.cli.tables import new_table
+from framework.simulation.jobs.schedulers import SCHEDULERS
+from solver.cli.output import Format, console, new_table, print_json
 from solver.drawing.figure_files import check_picture_path
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from framework.simulation.jobs.comparison import SchedulerResult, Workload
+    from framework.simulation.jobs.machines import Machines
+    from framework.simulation.jobs.world import JobsSettings
 
 _POISSON = "poisson:"
 _HOUR_S = 3600.0
@@ -65,6 +63,16 @@ def simulate_jobs(
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
     """Compares schedulers of many training jobs in virtual time."""
+    from rich.progress import Progress
+
+    from framework.simulation.jobs.beliefs import BeliefSettings
+    from framework.simulation.jobs.comparison import Sources, Workload, compare
+    from framework.simulation.jobs.machines import Machines
+    from framework.simulation.jobs.plots import plot_comparison
+    from framework.simulation.jobs.scheduler import scheduler_named
+    from framework.simulation.jobs.workload import read_trace
+    from framework.simulation.jobs.world import JobsSettings
+
     numbers = seed_range(first_seed, seeds)
     for option, count in (("--jobs", jobs), ("--max-workers", max_workers)):
         if count < 1:
@@ -123,6 +131,8 @@ def _per_hour(arrivals: str) -> float:
 
 
 def _table(results: Sequence[SchedulerResult], title: str) -> Table:
+    from framework.simulation.jobs.comparison import reference
+
     unit = reference(results)
     columns = ("mean completion", "x", "90% of jobs", "x", "makespan", "x", "GPUs in use", "resizes")
     table = new_table(title, "policy", *columns)
@@ -144,6 +154,8 @@ def _table(results: Sequence[SchedulerResult], title: str) -> Table:
 
 
 def _notes(results: Sequence[SchedulerResult], settings: JobsSettings) -> Sequence[str]:
+    from framework.simulation.jobs.comparison import reference
+
     def known(error: float | None) -> str:
         return "estimated from what is measured" if error is None else f"known up to {error:.0%}"
 

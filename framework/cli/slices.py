@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from framework.cli.search_tables import slices_table
 from framework.cli.trials import FormatOption, StorageOption
-from framework.search.database import default_storage
-from framework.search.objective import finite_or_none
-from framework.search.records import SliceRecord
-from framework.search.store import Store
 from solver.cli.output import Format, console, print_json
+
+if TYPE_CHECKING:
+    from framework.search.records import SliceRecord
 
 
 def slices(
@@ -23,6 +21,10 @@ def slices(
     output_format: FormatOption = Format.TABLE,
 ) -> None:
     """Shows a search's time slices: which trial held which slot, when, and why it was chosen."""
+    from framework.cli.search_tables import slices_table
+    from framework.search.database import default_storage
+    from framework.search.store import Store
+
     with contextlib.closing(Store(storage or default_storage(), must_exist=True)) as store:
         store.open_search(name)
         records = store.load_slices()
@@ -34,4 +36,6 @@ def slices(
 
 
 def _to_json(record: SliceRecord) -> dict[str, Any]:
+    from framework.search.objective import finite_or_none
+
     return {**dataclasses.asdict(record), "convergence": finite_or_none(record.convergence)}

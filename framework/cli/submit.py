@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dike import checkpoints
 from dike.exceptions import BadInputError, InterruptedByUserError
-from framework import bundle
-from framework.cli.following import Staying, say
-from framework.cli.job_options import JobOptions, with_job_options
-from framework.cli.service_options import ServiceAccess, with_service_options
-from framework.runner import RunRequest, absolute_folder
-from framework.search.script_facts import script_facts
-from framework.service.request_fields import check_name
-from framework.service.requests import TrainingRequest, training_request
-from solver.cli.output import Format, console
+from framework.cli.job_options import JobOptions, job_options
+from framework.cli.option_groups import with_options
+from framework.cli.service_options import ServiceAccess, service_access
+from solver.cli.output import Format, console, say
+
+if TYPE_CHECKING:
+    from framework.service.requests import TrainingRequest
+    from framework.training.run import RunRequest
 
 
-@with_service_options
-@with_job_options
+@with_options(access=service_access, job=job_options)
 def submit(
     *,
     job: JobOptions,
@@ -35,6 +32,9 @@ def submit(
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
     """Hands a training job to a service (dike serve), which runs it when its turn has come."""
+    from framework.cli.following import Staying
+    from framework.service.requests import check_name
+
     if name is not None:
         try:
             check_name(name)
@@ -43,22 +43,23 @@ def submit(
     as_json = output_format is Format.JSON
     staying = Staying(wait, follow, as_json)
     if save is not None:
-        request, archive = _read(job, name, quiet=as_json)
+        request, archive = _read(job, name, quiet=as_json, on_this_machine=False)
         for path in _save(save, request, archive):
             say(staying.out, f"wrote {path}")
         return
     with access.client() as client:
         client.me()  # a wrong address or token is told before the script is run for its profile
-        staying.after(client, client.submit(*_read(job, name, quiet=as_json)))
+        read = _read(job, name, quiet=as_json, on_this_machine=client.runs_here())
+        staying.after(client, client.submit(*read))
 
 
-def _read(job: JobOptions, name: str | None, *, quiet: bool) -> tuple[TrainingRequest, bytes]:
+def _read(job: JobOptions, name: str | None, *, quiet: bool, on_this_machine: bool) -> tuple[TrainingRequest, bytes]:
     """The request and the bundle."""
     if job.saved_profile is None and not quiet:
         say(console(stderr=True), f"reading the model of {job.script}")
     try:
-        request = job.request()
-        return _training_request(request, name), bundle.pack(request.script.resolve())
+        request = job.request(on_this_machine=on_this_machine)
+        return _training_request(request, name), request.archive
     except KeyboardInterrupt:
         raise InterruptedByUserError("Interrupted; nothing was submitted.") from None
 
@@ -76,14 +77,18 @@ def _save(folder: Path, request: TrainingRequest, archive: bytes) -> tuple[Path,
 
 def _training_request(request: RunRequest, name: str | None) -> TrainingRequest:
     """What was asked for, as a service takes it."""
+    from dike import checkpoints
+    from framework.project.script_facts import script_facts
+    from framework.service.requests import training_request
+    from framework.training.run import absolute_folder
+
     folder = request.checkpoint_dir
     if folder is not None:
         folder = absolute_folder(folder)
         checkpoints.check_folder(folder, request.profile)
-    script = request.script.resolve()
     return training_request(
         name=name,
-        script=script.name,
+        script=request.entry.path,
         arguments=list(request.arguments),
         profile=request.profile.to_json(),
         checkpoint_dir=folder,
@@ -97,7 +102,7 @@ def _training_request(request: RunRequest, name: str | None) -> TrainingRequest:
         elastic=None if request.elastic is None else "{}:{}".format(*request.elastic),
         resize_interval_s=request.resize_interval_s,
         stragglers=request.stragglers,
-        preload=None if request.elastic is None else list(script_facts(script, ()).preload),
+        preload=None if request.elastic is None else list(script_facts(request.entry, ()).preload),
         constraints=list(request.constraints),
         volumes=list(request.volumes),
     )

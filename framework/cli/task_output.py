@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from typing import IO
 
-from framework.tensorflow_noise import is_noise
+from framework.project.tensorflow_noise import is_noise
+from solver.cli.output import harmless_output
+
+_LINE_ENDS = "\n\r\b"
+"""Progress bars write over themselves: what stands before a carriage return or a backspace is to be seen."""
+
+
+PATIENCE_S = 1.0
+"""How long the end of a line is waited for."""
 
 
 class TaskOutput:
@@ -13,11 +22,16 @@ class TaskOutput:
 
     Args:
         streams: `stdout` and `stderr` -> where it goes.
+        rewrite: what a line of standard error, where tracebacks stand, is to look like.
     """
 
-    def __init__(self, streams: Mapping[str, IO[str]]) -> None:
+    def __init__(self, streams: Mapping[str, IO[str]], rewrite: Callable[[str], str] = str) -> None:
         self._streams = streams
+        self._rewrite = rewrite
         self._open_line: dict[tuple[str, str], str] = {}
+        self._is_inside_line = False
+        self._lock = threading.RLock()
+        self._timer: threading.Timer | None = None
 
     def write(self, source: str, stream: str, text: str, label: str = "") -> None:
         """Takes a piece of output in.
@@ -26,22 +40,64 @@ class TaskOutput:
             source: what wrote it.
             stream: `stdout` or `stderr`.
             text: the piece.
-            label: stands before each line; empty to pass standard output on as it comes.
+            label: stands before each line; empty to pass standard output on as it is.
         """
-        if label or stream == "stderr":
-            text = self._whole_lines((source, stream), text, label)
-        self._streams[stream].write(text)
+        is_bare = stream == "stdout" and not label
+        with self._lock:
+            self._write((source, stream), text, label, is_bare=is_bare)
+
+    def _write(self, key: tuple[str, str], text: str, label: str, *, is_bare: bool) -> None:
+        stream = key[1]
+        text = self._without_open_line(key, text, _LINE_ENDS if is_bare else "\n")
+        if not is_bare:
+            lines = [line for line in text.splitlines(keepends=True) if not is_noise(line.encode())]
+            text = "".join(label + (self._rewrite(line) if stream == "stderr" else line) for line in lines)
+        if is_bare and key in self._open_line:
+            self._show_soon(key)
+        if not text:
+            return
+        self._streams[stream].write(self._safe(stream, text))
         self._streams[stream].flush()
+        if stream == "stdout":
+            self._is_inside_line = not text.endswith("\n")
+
+    def end_line(self) -> None:
+        """Ends a line that has been written in part, a progress bar mostly: another's line comes next."""
+        with self._lock:
+            if self._is_inside_line:
+                self._is_inside_line = False
+                self._streams["stdout"].write("\n")
+                self._streams["stdout"].flush()
 
     def finish(self) -> None:
         """Writes the lines that have not ended."""
-        for (_, stream), line in self._open_line.items():
-            self._streams[stream].write(f"{line}\n")
-        self._open_line.clear()
+        with self._lock:
+            for (_, stream), line in self._open_line.items():
+                self._streams[stream].write(f"{self._safe(stream, line)}\n")
+            self._open_line.clear()
 
-    def _whole_lines(self, key: tuple[str, str], text: str, label: str) -> str:
-        """Holds back a line until its end has come; leaves out what TensorFlow always says."""
-        lines = (self._open_line.pop(key, "") + text).splitlines(keepends=True)
-        if lines and not lines[-1].endswith("\n"):
-            self._open_line[key] = lines.pop()
-        return "".join(label + line for line in lines if not is_noise(line.encode()))
+    def _show_soon(self, key: tuple[str, str]) -> None:
+        """Shows the beginning of a line whose end does not come: dots that tell of progress, a question."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = threading.Timer(PATIENCE_S, self._show, args=(key,))
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _show(self, key: tuple[str, str]) -> None:
+        with self._lock:
+            if text := self._open_line.pop(key, ""):
+                self._is_inside_line = True
+                self._streams["stdout"].write(self._safe("stdout", text))
+                self._streams["stdout"].flush()
+
+    def _safe(self, stream: str, text: str) -> str:
+        return harmless_output(text) if self._streams[stream].isatty() else text
+
+    def _without_open_line(self, key: tuple[str, str], text: str, ends: str) -> str:
+        """Holds back the last line until its end has come: nobody else's may be spliced into it."""
+        text = self._open_line.pop(key, "") + text
+        end = max(map(text.rfind, ends)) + 1
+        if text[end:]:
+            self._open_line[key] = text[end:]
+        return text[:end]

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from framework.cli.search_tables import search_state, searches_table, trials_table
-from framework.search.database import STORAGE_VARIABLE, default_storage
-from framework.search.records import Parameter
-from framework.search.result import trial_to_json
-from framework.search.speeds import Speeds
-from framework.search.store import SearchSummary, Store
 from solver.cli.output import Format, console, print_json
+
+if TYPE_CHECKING:
+    from framework.search.records import Parameter
+    from framework.search.store import SearchSummary
 
 StorageOption = Annotated[
     str | None,
-    typer.Option(envvar=STORAGE_VARIABLE, help="Database: sqlite:///FILE or postgresql://...; dike-runs/searches.db."),
+    typer.Option(envvar="DIKE_STORAGE", help="Database: sqlite:///FILE or postgresql://...; dike-runs/searches.db."),
 ]
 FormatOption = Annotated[Format, typer.Option("--format", help="How to print the result.")]
 
@@ -29,6 +27,11 @@ def trials(
     output_format: FormatOption = Format.TABLE,
 ) -> None:
     """Shows a search's trials as they stand, or which searches there are."""
+    from framework.cli.search_tables import trials_table
+    from framework.search.database import default_storage
+    from framework.search.speeds import Speeds
+    from framework.search.store import Store
+
     with contextlib.closing(Store(storage or default_storage(), must_exist=True)) as store:
         if name is None:
             _list(store.searches(), output_format)
@@ -38,7 +41,7 @@ def trials(
         measured = Speeds(store.load_slices(), {record.number: record for record in records})
     speeds = {record.number: measured.of(record) for record in records}
     if output_format is Format.JSON:
-        listed = [{**trial_to_json(record), "samples_per_s": speeds[record.number]} for record in records]
+        listed = [{**record.to_json(), "samples_per_s": speeds[record.number]} for record in records]
         print_json({"name": name, "trials": listed})
         return
     out = console()
@@ -49,6 +52,8 @@ def trials(
 
 
 def _list(searches: list[SearchSummary], output_format: Format) -> None:
+    from framework.cli.search_tables import searches_table
+
     if output_format is Format.JSON:
         print_json({"searches": [_to_json(search) for search in searches]})
     else:
@@ -57,6 +62,8 @@ def _list(searches: list[SearchSummary], output_format: Format) -> None:
 
 
 def _to_json(search: SearchSummary) -> dict[str, object]:
+    from framework.cli.search_tables import search_state
+
     spec = search.spec
     return {
         "name": spec.name,

@@ -8,32 +8,34 @@ import enum
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dike.exceptions import BadInputError, JobFailedError
-from framework import bundle
-from framework.cli.following import Staying
 from framework.cli.job_names import find_job
-from framework.cli.job_options import constraint_option, env_option, variables, volume_option
-from framework.cli.mesos_options import MESOS_OPTIONS, with_mesos_options
-from framework.cli.search_options import milestones_of, search_spec
-from framework.cli.search_report import report
-from framework.cli.search_view import LiveSearchView, PlainSearchView
-from framework.cli.service_options import SERVICE_OPTIONS, ServiceAccess, with_service_options
-from framework.containers import needs_mount, parse_volumes
-from framework.policies.registry import POLICIES
-from framework.search.database import default_storage
-from framework.search.records import SearchSpec
-from framework.search.result import result_to_json
-from framework.search.runner import SearchRequest, run_search
-from framework.search.script_facts import script_facts
-from framework.search.store import Store
-from framework.service.constraints import parse_constraints
-from framework.service.requests import search_request
-from framework.session import MesosAccess
+from framework.cli.job_options import (
+    constraint_option,
+    env_option,
+    outputs_environment,
+    outputs_limit_option,
+    variables,
+    volume_option,
+)
+from framework.cli.mesos_options import MESOS_OPTIONS, mesos_access
+from framework.cli.option_groups import with_options
+from framework.cli.service_options import SERVICE_OPTIONS, ServiceAccess, service_access
+from framework.cli.trials import StorageOption
+from framework.mesos.containers import needs_mount, parse_volumes
+from framework.policies.trials.registry import POLICIES
+from framework.scheduler.constraints import parse_constraints
 from solver.cli.output import Format, console, print_json
+from solver.cli.plan import module_option
+
+if TYPE_CHECKING:
+    from framework.cli.following import Staying
+    from framework.scheduler.session import MesosAccess
+    from framework.search.records import SearchSpec
 
 
 class Sampler(enum.StrEnum):
@@ -64,11 +66,11 @@ MAY_CHANGE_DETACHED = {"resume", "detach", "follow", "wait", "constraint", "outp
 NOT_WITH_DETACH = ("storage", "logdir", "function_call", *sorted(MESOS_OPTIONS))
 
 
-@with_service_options
-@with_mesos_options
+@with_options(access=service_access, mesos=mesos_access)
 def tune(
     context: typer.Context,
     script: Annotated[Path | None, typer.Argument(help="The training script.", show_default=False)] = None,
+    module: Annotated[bool, module_option("SCRIPT")] = False,
     arguments: Annotated[
         list[str] | None, typer.Argument(help="Arguments for every trial, after '--'.", show_default=False)
     ] = None,
@@ -103,12 +105,7 @@ def tune(
     mode: Annotated[Mode, typer.Option(help="Whether the least or the greatest value is best.")] = Mode.MIN,
     name: Annotated[str | None, typer.Option(help="The search's name; made up if not given.")] = None,
     resume: Annotated[str | None, typer.Option(help="Go on with the search of this name.")] = None,
-    storage: Annotated[
-        str | None,
-        typer.Option(
-            envvar="DIKE_STORAGE", help="Database: sqlite:///FILE or postgresql://...; dike-runs/searches.db."
-        ),
-    ] = None,
+    storage: StorageOption = None,
     slots: Annotated[int | None, typer.Option(min=1, help="At most this many slots.")] = None,
     slot_cpus: Annotated[float, typer.Option(min=0.1, help="CPUs of a slot.")] = 1.0,
     slot_mem: Annotated[float, typer.Option(min=64, help="Memory of a slot, MiB.")] = 2048.0,
@@ -134,6 +131,7 @@ def tune(
     logdir: Annotated[Path | None, typer.Option(help="Write TensorBoard logs with HParams there.")] = None,
     constraint: Annotated[list[str] | None, constraint_option()] = None,
     env: Annotated[list[str] | None, env_option()] = None,
+    outputs_limit: Annotated[str | None, outputs_limit_option()] = None,
     volume: Annotated[list[str] | None, volume_option()] = None,
     detach: Annotated[
         bool, typer.Option("--detach", help="Hand the search to a service (dike serve) and leave.")
@@ -150,6 +148,14 @@ def tune(
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
     """Searches hyper-parameters: many trials share the slots, and the policy says whose turn it is."""
+    from framework.cli.following import Staying
+    from framework.cli.search_options import milestones_of, search_spec
+    from framework.cli.search_report import report
+    from framework.cli.search_view import LiveSearchView, PlainSearchView
+    from framework.search.database import default_storage
+    from framework.search.run import SearchRequest, run_search
+    from framework.search.store import Store
+
     url = storage or default_storage()
     constraints = tuple(constraint or ())
     parse_constraints(constraints)
@@ -186,6 +192,8 @@ def tune(
     else:
         spec = search_spec(
             script=script,
+            is_module=module,
+            on_this_machine=_runs_here(access) if detach else mesos.runs_here,
             arguments=tuple(arguments or ()),
             param=param or [],
             space_file=space,
@@ -205,7 +213,7 @@ def tune(
             slot_mem_mib=slot_mem,
             slot_gpus=slot_gpus,
             checkpoint_dir=checkpoint_dir,
-            environment=variables(env or ()),
+            environment={**outputs_environment(outputs_limit), **variables(env or ())},
             checkpoint_interval_s=checkpoint_interval,
             suspend_timeout_s=suspend_timeout,
             blacklist_s=blacklist_for,
@@ -233,7 +241,7 @@ def tune(
             view = stack.enter_context(LiveSearchView(out, spec))
         result = run_search(request, view)
     if as_json:
-        print_json(result_to_json(result))
+        print_json(result.to_json())
     else:
         report(out, result, spec, url)
     if result.failure:
@@ -242,16 +250,25 @@ def tune(
         raise JobFailedError(f"No trial of the search {spec.name} has succeeded; dike trials {spec.name} says more.")
 
 
+def _runs_here(access: ServiceAccess) -> bool:
+    with access.client() as client:
+        return client.runs_here()
+
+
 def _hand_over(
     spec: SearchSpec, constraints: tuple[str, ...], volumes: tuple[str, ...], access: ServiceAccess, staying: Staying
 ) -> None:
     """Submits a search to a service."""
-    script = Path(spec.script)
-    facts = script_facts(script, [parameter.name for parameter in spec.space])
+    from framework.project import bundle
+    from framework.project.script_facts import script_facts
+    from framework.service.requests import search_request
+
+    entry = spec.entry
+    facts = script_facts(entry, [parameter.name for parameter in spec.space])
     more = {"constraints": list(constraints), "volumes": list(volumes)}
-    request = search_request(spec, script.name, facts.preload, **more)
+    request = search_request(spec, entry.path, facts.preload, **more)
     with access.client() as client:
-        staying.after(client, client.submit(request, bundle.pack(script)))
+        staying.after(client, client.submit(request, bundle.pack(entry.script, entry.folder)))
 
 
 def _is_given(context: typer.Context, parameter: str) -> bool:

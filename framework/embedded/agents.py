@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from dike.exceptions import BadInputError
 from framework.embedded.machine import local_resources, shared_resources
 from framework.embedded.ports import PortBlock
-from framework.resources import GPU_DEVICES
+from framework.mesos.resources import GPU_DEVICES
 
 SCALARS = ("cpus", "mem", "disk", "gpus")
 RESOURCE_NAME = re.compile(r"[A-Za-z_][\w.-]*(\([\w./*-]+\))?")

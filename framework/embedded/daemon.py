@@ -22,8 +22,8 @@ from pathlib import Path
 # Started without site packages, where our own are installed; behind the standard library, not before it.
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from framework.libmesos import names
-from framework.libmesos.calls import (
+from framework.embedded.libmesos import names
+from framework.embedded.libmesos.calls import (
     OWNED_BYTES,
     TRY_WARNINGS_BYTES,
     TRY_WARNINGS_ERROR,

@@ -16,12 +16,12 @@ import psutil
 
 from dike.exceptions import BadInputError, DikeError
 from framework.embedded.agents import AgentSpec
-from framework.embedded.cache import cache_dir, file_lock
 from framework.embedded.cluster import EmbeddedCluster
 from framework.embedded.control import STOP_TIMEOUT_S
 from framework.embedded.library import check_platform
 from framework.embedded.loopback import get_json
 from framework.embedded.supervisor import send
+from framework.user_folders import cache_dir, file_lock
 
 LOOK_INTERVAL_S = 0.02
 

@@ -11,8 +11,8 @@ import tempfile
 from pathlib import Path
 
 from dike.exceptions import BadInputError, DikeError
-from framework.embedded.cache import cache_dir, file_lock
 from framework.embedded.elf import PATCH_VERSION, ElfError, make_loadable
+from framework.user_folders import cache_dir, file_lock
 
 MESOS_VERSION = "1.11.0"
 PROJECT = "mesos.scheduler"

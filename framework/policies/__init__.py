@@ -1,1 +1,1 @@
-"""Policies: which trials of a search run, and where. Pure decisions, the clock passed in."""
+"""Policies: pure decisions, the clock passed in; the same objects live and in virtual time."""

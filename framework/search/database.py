@@ -14,8 +14,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-# Not used here. Optuna brings it in with a service's first search: queries of other threads would meet it half loaded.
-import sqlalchemy.orm  # noqa: F401
 from sqlalchemy import DDL, Column, Engine, create_engine, event, func, inspect, select
 from sqlalchemy.engine import URL, Connection, make_url
 from sqlalchemy.exc import (
@@ -30,6 +28,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.schema import CreateColumn
 
 from dike.exceptions import BadInputError
+from framework.scheduler.journal import StorageUnavailableError
 from framework.search.tables import METADATA, SEARCHES
 
 logger = logging.getLogger(__name__)
@@ -40,15 +39,12 @@ DEFAULT_FOLDER = Path("dike-runs")
 BUSY_TIMEOUT_S = 30.0
 """How long a statement waits for another process that writes to the same SQLite file."""
 AWAY_S = 45.0
-"""How long `wait_while_away` waits for a server: not until slots are taken for silent that could not be heard."""
+"""How long `wait_for_server` waits for a server: not until slots are taken for silent that could not be heard."""
 _RETRY_S = 0.5
+_PAUSE_S = 0.01
 _TABLES_LOCK = 0x64696B65
 """Number of PostgreSQL's advisory lock under which tables are made."""
 _EXAMPLES = "sqlite:///searches.db or postgresql://user@host/database"
-
-
-class StorageUnavailableError(BadInputError):
-    """The database cannot be reached, or cannot write: no fault of what was to be written."""
 
 
 def default_storage() -> str:
@@ -197,14 +193,14 @@ def storage_errors(url: URL) -> Iterator[None]:
         raise kind(f"The storage {shown(url)} cannot be used: {reason}.") from error
 
 
-def wait_while_away(engine: Engine, note: Callable[[str], None]) -> None:
+def wait_for_server(engine: Engine, log: Callable[[str], None]) -> None:
     """From now on the calling thread waits for a server that takes no connections, as one that is being restarted.
 
     Otherwise, in other threads, and after `AWAY_S`, a connection that is refused is an error.
 
     Args:
         engine: the database.
-        note: is told that it waits, and that the server is back.
+        log: is told that it waits, and that the server is back.
     """
     waiting_thread = threading.get_ident()
 
@@ -220,12 +216,12 @@ def wait_while_away(engine: Engine, note: Callable[[str], None]) -> None:
                 if time.monotonic() >= until_s:
                     raise
                 if not is_away:
-                    note(f"the storage {shown(engine.url)} does not answer; waiting up to {AWAY_S:g} s for it")
+                    log(f"the storage {shown(engine.url)} does not answer; waiting up to {AWAY_S:g} s for it")
                     is_away = True
                 time.sleep(_RETRY_S)
             else:
                 if is_away:
-                    note("the storage answers again")
+                    log("the storage answers again")
                 return connection
 
     event.listen(engine, "do_connect", connect)
@@ -239,11 +235,29 @@ def _sqlite_path(url: URL) -> Path | None:
     return Path(url.database)
 
 
+def database_files(url: str) -> frozenset[Path]:
+    """The files of an SQLite database, whether they are there or not; none of a server's.
+
+    Only SQLite may open them: at any `close` of a file, the system drops all locks that the process has on it. The next
+    reader then takes the database for one that nobody uses, and deletes the log that the process goes on writing to
+    (https://sqlite.org/howtocorrupt.html, section 2.2).
+    """
+    path = _sqlite_path(parse_url(url))
+    if path is None:
+        return frozenset()
+    real = os.path.realpath(path)
+    return frozenset(Path(f"{real}{suffix}") for suffix in ("", "-wal", "-shm", "-journal"))
+
+
 def _make_private(path: Path) -> None:
-    """Makes the file; SQLite gives the files beside it the same mode."""
+    """Makes the file if there is none; SQLite gives the files beside it the same mode.
+
+    One that is there is not opened (`database_files`).
+    """
     with suppress(OSError):
         # Whatever is wrong, SQLite meets it too, and says so.
-        os.close(os.open(path, os.O_CREAT | os.O_RDONLY, 0o600))
+        with suppress(FileExistsError):
+            os.close(os.open(os.path.realpath(path), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             logger.warning("others may read the database %s, which holds scripts and their tokens; chmod 600 it", path)
 
@@ -251,9 +265,16 @@ def _make_private(path: Path) -> None:
 def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
     # Transactions are begun by _begin_sqlite; the driver's own way takes the write lock too late to wait for it.
     connection.isolation_level = None
-    # Readers then never wait. The mode stays with the file, and to change it nobody else may be there.
-    if connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
-        connection.execute("PRAGMA journal_mode=WAL").close()
+    # Readers then never wait. The mode stays with the file.
+    until_s = time.monotonic() + BUSY_TIMEOUT_S
+    while connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
+        try:
+            connection.execute("PRAGMA journal_mode=WAL").close()
+        except sqlite3.OperationalError as error:
+            # Nobody else may be there meanwhile, and SQLite does not wait for that.
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() >= until_s:
+                raise
+            time.sleep(_PAUSE_S)
     connection.execute("PRAGMA foreign_keys=ON").close()
 
 

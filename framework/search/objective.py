@@ -1,19 +1,21 @@
-"""From what a trial reports to what policies and samplers look at."""
+"""From what a trial reports to what policies and samplers look at, in bounded memory."""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from framework.policies.interface import Reading
+from framework.policies.trials.interface import Reading
 from framework.search.records import Mode, TrialRecord
-from framework.search.thinning import thin
 
 MAX_STEP = 2**63
 """Databases count no further."""
-TAIL = 0.1
-"""Share of a trial's steps, at its end, whose mean loss is its value where the script states none."""
+MAX_REPORTS = 2000
+"""Reports of a trial, in memory and in the database; beyond it, neighbours are merged until half as many are left."""
 
 
 class Objective:
@@ -50,29 +52,14 @@ class Objective:
         except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"malformed progress report: {error!r}") from error
 
-    def value_of_tail(self, readings: Sequence[Reading]) -> float | None:
-        """The mean of the last tenth of the losses, in the user's sign; None where there are none."""
-        if not readings:
-            return None
-        from_step = readings[-1].step * (1 - TAIL)
-        total = count = 0.0
-        for reading in reversed(readings):
-            if count and reading.step < from_step:
-                break
-            total += reading.loss * reading.count
-            count += reading.count
-        return self._sign * total / count
-
-    def take(self, record: TrialRecord, report: Mapping[str, Any], *, has_stated: bool) -> bool:
+    def take(self, record: TrialRecord, report: Mapping[str, Any]) -> None:
         """Takes a `progress` report into a trial's record.
+
+        Its value is the number stated last; where none has been stated yet, the training loss of its last step.
 
         Args:
             record: is changed. What a run repeats after going back to a checkpoint is left out of its readings.
             report: the report.
-            has_stated: whether the script has stated the objective before.
-
-        Returns:
-            Whether it has now.
 
         Raises:
             ValueError: if the report is malformed.
@@ -81,17 +68,52 @@ class Objective:
         record.step = int(report["step"])
         record.train_s = float(report["train_s"])
         if "loss" in report:
-            record.loss = float(report["loss"])
+            record.loss = float(report.get("last", report["loss"]))
         record.metrics.update({str(name): float(value) for name, value in dict(report.get("metrics", {})).items()})
         if reading is not None and (not record.readings or reading.step > record.readings[-1].step):
             record.readings.append(reading)
             thin(record)
         if "value" in report:
             record.value = float(report["value"])
-            return True
-        if not has_stated and self._of_losses:
-            record.value = self.value_of_tail(record.readings)
-        return has_stated
+            record.has_stated = True
+        elif reading is not None and not record.has_stated:
+            record.value = record.loss
+
+
+def thin(record: TrialRecord) -> None:
+    """Merges neighbours among a trial's readings, if they are too many, so that each stands for equally many losses.
+
+    The time slices of the trial are numbered anew with them.
+    """
+    readings = record.readings
+    if len(readings) <= MAX_REPORTS:
+        return
+    ends = even_groups([reading.count for reading in readings], MAX_REPORTS // 2)
+    readings[:] = [functools.reduce(_merged, readings[begin:end]) for begin, end in itertools.pairwise([0, *ends])]
+    record.slices[:] = [bisect_right(ends, before) for before in record.slices]
+
+
+def even_groups(weights: Sequence[int], count: int) -> list[int]:
+    """Cuts a row of neighbours into about `count` groups of equal weight; where each of these ends."""
+    share = math.ceil(sum(weights) / count)
+    ends: list[int] = []
+    group = 0
+    for end, weight in enumerate(weights, 1):
+        if ends and group + weight <= share:
+            ends[-1], group = end, group + weight
+        else:
+            ends.append(end)
+            group = weight
+    return ends
+
+
+def _merged(first: Reading, second: Reading) -> Reading:
+    count = first.count + second.count
+    # Not the sum of all losses, which may be too large for a number.
+    loss = first.loss * (first.count / count) + second.loss * (second.count / count)
+    is_nan = any(map(math.isnan, (first.low, first.high, second.low, second.high)))
+    low, high = (math.nan, math.nan) if is_nan else (min(first.low, second.low), max(first.high, second.high))
+    return Reading(second.train_s, second.step, loss, low, high, count)
 
 
 def news_of(record: TrialRecord, last: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,7 +129,7 @@ def news_of(record: TrialRecord, last: Mapping[str, Any]) -> dict[str, Any]:
     if last.get("value") not in (None, record.value):
         news["value"] = last["value"]
     if record.loss is None and "loss" in last:
-        news.update({name: last[name] for name in ("loss", "low", "high", "count") if name in last})
+        news.update({name: last[name] for name in ("loss", "low", "high", "last", "count") if name in last})
     return news
 
 

@@ -32,5 +32,5 @@ class SearchObserver:
     def output(self, text: str) -> None:
         """The end of a failed run's output."""
 
-    def note(self, text: str) -> None:
+    def notify(self, text: str) -> None:
         """Anything else a user should know."""

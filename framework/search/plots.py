@@ -10,8 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from framework.policies.interface import Reading
-from framework.search.objective import TAIL
+from framework.policies.trials.interface import Reading
 from framework.search.records import SearchSpec, SliceRecord, TrialRecord, TrialState
 
 if TYPE_CHECKING:
@@ -221,29 +220,14 @@ def _timed_values(
 
 
 def _values(spec: SearchSpec, reports: Sequence[Mapping[str, Any]]) -> Iterator[float | None]:
-    """The value of a trial after each of its reports (`Objective.take`): the last stated, or the mean of the tail."""
+    """The value of a trial after each of its reports (`Objective.take`), as far as the database still knows it."""
     value: float | None = None
     has_stated = False
-    steps: list[int] = []
-    totals: list[float] = []
-    counts: list[int] = []
-    begin = 0
     for report in reports:
         if "value" in report:
             value, has_stated = report["value"], True
-        elif (
-            not has_stated
-            and spec.metric == "loss"
-            and "loss" in report
-            and report["step"] > max(steps[-1:], default=-1)
-        ):
-            steps.append(report["step"])
-            totals.append(report["loss"] * report["count"])
-            counts.append(report["count"])
-            while begin < len(steps) - 1 and steps[begin] < steps[-1] * (1 - TAIL):
-                begin += 1
-            # Sums of slices, as running sums would never get rid of a loss that was NaN or huge.
-            value = sum(totals[begin:]) / sum(counts[begin:])
+        elif not has_stated and spec.metric == "loss" and "loss" in report:
+            value = report["loss"]
         yield value
 
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
+from dike.main_script import MODULE_VARIABLE
 from dike.trial.spec import Value
-from framework.policies.interface import PolicySettings, Reading
+from framework.policies.trials.interface import PolicySettings, Reading
+from framework.project.entry_point import EntryPoint
 
 Mode = Literal["min", "max"]
 Sampler = Literal["grid", "random", "tpe"]
 OnFailure = Literal["continue", "abort"]
+_BATCH_SIZE_NAMES = ("batch_size", "batchsize", "batch", "bs")
 
 
 class TrialState(enum.StrEnum):
@@ -81,6 +85,8 @@ class SearchSpec:
         call: which call of `dike.tune` in the script this is; None for a search over a whole script.
         earlier_results: what the calls before it returned.
         environment: variables for the trials' processes.
+        folder: absolute path of the folder that travels with the script, and in which trials work; empty for the
+            script's own.
     """
 
     name: str
@@ -108,6 +114,14 @@ class SearchSpec:
     call: int | None = None
     earlier_results: tuple[dict[str, Any], ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
+    folder: str = ""
+
+    @property
+    def entry(self) -> EntryPoint:
+        """The script and what travels with it."""
+        script = Path(self.script)
+        folder = Path(self.folder) if self.folder else script.parent
+        return EntryPoint(script, folder, self.environment.get(MODULE_VARIABLE, ""))
 
 
 @dataclass
@@ -124,7 +138,8 @@ class TrialRecord:
         train_s: seconds trained, as last reported.
         slot_s: seconds for which it held a slot, starts and saves included.
         loss: the last training loss reported; None before the first.
-        value: its objective: the last one stated, or the mean of its last losses where none was (not negated).
+        value: its objective: the last one stated, or the last training loss where none was (not negated).
+        has_stated: whether one was, as far as its reports are loaded.
         metrics: the newest value of each metric.
         convergence: what the policy last compared it by; None before.
         checkpoint, checkpoint_step, checkpoint_train_s: its newest checkpoint; None before the first.
@@ -147,6 +162,7 @@ class TrialRecord:
     slot_s: float = 0.0
     loss: float | None = None
     value: float | None = None
+    has_stated: bool = field(default=False, compare=False)
     metrics: dict[str, float] = field(default_factory=dict)
     convergence: float | None = None
     checkpoint: str | None = None
@@ -162,6 +178,15 @@ class TrialRecord:
     created_s: float = 0.0
     ended_s: float | None = None
 
+    @property
+    def samples_per_step(self) -> float:
+        """Its batch size: its parameter of that name, else what its process has reported, else 1."""
+        for name, value in self.parameters.items():
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if name.lower().replace("-", "_") in _BATCH_SIZE_NAMES and is_number and float(value) > 0:
+                return float(value)
+        return self.batch_size or 1.0
+
     def beats(self, other: TrialRecord | None, mode: Mode) -> bool:
         """Whether its value is better than the other's; NaN, infinities and nothing never win."""
         if self.value is None or not math.isfinite(self.value):
@@ -169,6 +194,29 @@ class TrialRecord:
         if other is None or other.value is None or not math.isfinite(other.value):
             return True
         return self.value < other.value if mode == "min" else self.value > other.value
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values; numbers that JSON cannot hold become text."""
+        return {
+            "number": self.number,
+            "parameters": self.parameters,
+            "state": str(self.state),
+            "slot": self.slot,
+            "batch_size": self.samples_per_step,
+            "agent": self.agent,
+            "step": self.step,
+            "loss": _number(self.loss),
+            "value": _number(self.value),
+            "metrics": {name: _number(value) for name, value in self.metrics.items()},
+            "convergence": _number(self.convergence),
+            "checkpoint": self.checkpoint,
+            "train_s": round(self.train_s, 3),
+            "slot_s": round(self.slot_s, 3),
+            "runs": self.runs,
+            "created_s": self.created_s,
+            "ended_s": self.ended_s,
+            "error": self.error,
+        }
 
 
 @dataclass
@@ -179,7 +227,7 @@ class SliceRecord:
         trial, run: which.
         slot: number of the slot.
         agent: name of its agent.
-        kind: what the slot computes on (`framework.search.kinds`); empty where that is not known.
+        kind: what the slot computes on (`framework.search.slot_pool.kind_of`); empty where that is not known.
         start_s, end_s: wall-clock times, from the decision to the slot being free; None while it runs.
         first_step_s: when it took its first step; None if it never did.
         reason, convergence: why the policy chose it, and by what figure.
@@ -214,7 +262,7 @@ class SliceRecord:
 
 @dataclass
 class SearchResult:
-    """What became of a search; what `dike tune --format json` prints.
+    """What became of a search.
 
     Attributes:
         name: the search's name.
@@ -241,3 +289,18 @@ class SearchResult:
             if trial.state is not TrialState.FAILED and trial.beats(best, self.mode):
                 best = trial
         return best
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values: what `dike tune --format json` prints, and a service keeps."""
+        return {
+            "name": self.name,
+            "complete": self.complete,
+            "failure": self.failure,
+            "checkpoint_dir": self.checkpoint_dir,
+            "best": None if self.best is None else self.best.to_json(),
+            "trials": [trial.to_json() for trial in self.trials],
+        }
+
+
+def _number(value: float | None) -> float | str | None:
+    return value if value is None or math.isfinite(value) else str(value)

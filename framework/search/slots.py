@@ -6,8 +6,8 @@ import dataclasses
 from dataclasses import dataclass, field
 
 from executor.trial_messages import RunEnd, RunKey, SlotStatus, TrialRun, Wanted
-from framework.job import TaskState
-from framework.policies.interface import Choice, SlotView
+from framework.mesos.tasks import TaskState
+from framework.policies.trials.interface import Choice, SlotView
 from framework.search.records import SliceRecord, TrialRecord
 
 REPEAT_S = 1.0
@@ -59,13 +59,14 @@ class Slot:
         task_id: Mesos' id of its task and of its executor.
         agent_id, node, address: where it is: for Mesos, for people, and its host or IP address.
         gpu_devices: device indices it was given; empty if none.
-        kind: what it computes on (`framework.search.kinds`); empty where that is not known.
+        kind: what it computes on (`framework.search.slot_pool.kind_of`); empty where that is not known.
         state: the last state Mesos reported.
         message, reason: what came with it.
         executor_seen: whether its executor ever reported.
         current: the run that holds it; None if it is empty.
         next: the run that gets it when the current one is out; None if there is none.
         leaving: whether it has been told to end.
+        is_wanted: whether it may go on, or end by itself; otherwise its task is killed.
         has_trained: whether a run has ever taken a step in it.
         status: what it last said of itself; None before.
         heard_s: when that was, on the search's clock.
@@ -86,13 +87,14 @@ class Slot:
     current: ActiveRun | None = None
     next: ActiveRun | None = None
     leaving: bool = False
+    is_wanted: bool = True
     has_trained: bool = False
     status: SlotStatus | None = None
     heard_s: float = 0.0
     inherited: bool = False
     _wanted: Wanted = field(default_factory=lambda: Wanted(0))
     _ends: tuple[RunKey, ...] = ()
-    _told_s: float | None = None
+    _sent_s: float | None = None
 
     @property
     def is_up(self) -> bool:
@@ -110,7 +112,7 @@ class Slot:
 
     @property
     def suspending(self) -> bool:
-        """Whether its current run is to make place."""
+        """Whether its current run is to be suspended."""
         return self.current is not None and (self._wanted.run is None or self._wanted.run.key != self.current.key)
 
     @property
@@ -184,7 +186,7 @@ class Slot:
         is_there = self.status.run == self.current.key or any(end.key == self.current.key for end in self.status.ends)
         return None if is_there else self.current
 
-    def to_tell(self, now_s: float) -> Wanted | None:
+    def message_due(self, now_s: float) -> Wanted | None:
         """What has to be sent to the slot now; None if it knows, or was told a moment ago."""
         if self.state is not TaskState.RUNNING or self.inherited or self._wanted.number == 0:
             return None
@@ -194,9 +196,9 @@ class Slot:
             if all(run.known <= run.confirmed for run in runs):
                 return None
             pause_s = CONFIRM_S
-        if self._told_s is not None and now_s - self._told_s < pause_s:
+        if self._sent_s is not None and now_s - self._sent_s < pause_s:
             return None
-        self._told_s = now_s
+        self._sent_s = now_s
         for run in runs:
             run.confirmed = run.known
         return dataclasses.replace(self._wanted, known_reports=tuple((*run.key, run.known) for run in runs))
@@ -209,7 +211,7 @@ class Slot:
                 "; the executor ended before it could report, so Dike is probably not installed for the Python there "
                 "(--agent-python, --image)"
             )
-        return f"slot {self.id} on agent {self.node} is {self.state}: {reason}"
+        return f"slot {self.id} {self.state.verb} on {self.node}: {reason}"
 
     @property
     def _knows_all(self) -> bool:
@@ -222,4 +224,4 @@ class Slot:
 
     def _want(self, run: TrialRun | None) -> None:
         self._wanted = Wanted(self._wanted.number + 1, run, self.leaving, self._ends)
-        self._told_s = None
+        self._sent_s = None

@@ -155,12 +155,14 @@ def _is_number(value: Value) -> bool:
 
 
 def _check_choices(parameter: Parameter) -> None:
-    for at, value in enumerate(parameter.choices):
+    seen = set()
+    for value in parameter.choices:
         if isinstance(value, float) and not math.isfinite(value):
             raise BadInputError(f"The parameter '{parameter.name}' has the value {value}, which nobody can train with.")
         # True equals 1 and 1 equals 1.0: samplers could not tell them apart.
-        if value in parameter.choices[:at]:
+        if value in seen:
             raise BadInputError(f"The parameter '{parameter.name}' has the value {value} twice; leave one out.")
+        seen.add(value)
 
 
 def _check_range(parameter: Parameter) -> None:

@@ -11,7 +11,6 @@ from framework.search.records import SliceRecord, TrialRecord
 
 LEAST_S = 0.2
 """Training that is shorter than this says nothing of a trial's speed."""
-_BATCH_SIZE_NAMES = ("batch_size", "batchsize", "batch", "bs")
 
 
 @dataclass
@@ -71,16 +70,16 @@ class Speeds:
         self._runs: dict[int, _Run] = {}
         for piece in slices:
             if piece.samples_per_s and piece.trial in trials:
-                samples = (piece.to_step - piece.from_step) * samples_per_step(trials[piece.trial])
+                samples = (piece.to_step - piece.from_step) * trials[piece.trial].samples_per_step
                 # Whatever had a speed was long enough.
                 seconds = max(LEAST_S, samples / piece.samples_per_s)
                 self._of_trial[piece.trial][piece.kind].add(piece.samples_per_s * seconds, seconds)
 
-    def begins(self, trial: int, run: int, kind: str) -> None:
+    def begin_run(self, trial: int, run: int, kind: str) -> None:
         """A run is about to begin on a kind of slot."""
         self._runs[trial] = _Run(run, kind)
 
-    def reported(self, trial: TrialRecord, run: int, step: int, train_s: float) -> None:
+    def add_report(self, trial: TrialRecord, run: int, step: int, train_s: float) -> None:
         """A run has done so many steps, those before it included, when the trial had trained for so long."""
         current = self._runs.get(trial.number)
         if current is None or current.number != run:
@@ -88,7 +87,7 @@ class Speeds:
         if current.last is not None:
             steps, seconds = step - current.last[0], train_s - current.last[1]
             if steps >= 0 and seconds >= 0:
-                samples = steps * samples_per_step(trial)
+                samples = steps * trial.samples_per_step
                 current.seen.add(samples, seconds)
                 self._of_trial[trial.number][current.kind].add(samples, seconds)
         current.last = (step, train_s)
@@ -102,15 +101,6 @@ class Speeds:
         """Samples a second of a trial's newest run, if that is its number; None if too little was seen of it."""
         current = self._runs.get(trial.number)
         return current.seen.rate if current is not None and current.number == run else None
-
-
-def samples_per_step(trial: TrialRecord) -> float:
-    """A trial's batch size: its parameter of that name, else what its process has reported, else 1."""
-    for name, value in trial.parameters.items():
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if name.lower().replace("-", "_") in _BATCH_SIZE_NAMES and is_number and float(value) > 0:
-            return float(value)
-    return trial.batch_size or 1.0
 
 
 def rate_of(reports: Sequence[Mapping[str, Any]]) -> float | None:

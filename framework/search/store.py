@@ -7,26 +7,34 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import itertools
+import json
+import math
 import operator
 import time
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Engine, Table, delete, func, insert, select, true, update
+from pydantic import TypeAdapter
+from sqlalchemy import ColumnElement, Engine, RowMapping, Table, case, delete, func, insert, select, true, update
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
 from dike.exceptions import BadInputError
-from framework.lease import Heartbeat, Lease, Leased, database_time_s, is_held
-from framework.search import losses
+from framework.scheduler.lease import Heartbeat, Lease, Leased, database_time_s, is_held
 from framework.search.database import open_database, parse_url, storage_errors
-from framework.search.objective import Objective
+from framework.search.objective import MAX_REPORTS, Objective, even_groups
 from framework.search.records import SearchSpec, SliceRecord, TrialRecord, TrialState
-from framework.search.rows import read_slice, read_spec, read_trial, slice_values, trial_values, write_spec
 from framework.search.tables import LOSSES, NAME_LENGTH, SEARCHES, SLICES, TRIALS
+
+LossRow = dict[str, Any]
+_SPEC = TypeAdapter(SearchSpec)
+_TRIAL_COLUMNS = [column.name for column in TRIALS.c if column.name != "search_id"]
+_SLICE_COLUMNS = [column.name for column in SLICES.c if column.name != "search_id"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +150,7 @@ class Store:
 
     @contextmanager
     def lock(self, name: str, heartbeat: Heartbeat | None = None) -> Iterator[None]:
-        """Makes this process the only one that runs the search, while the context lasts (`framework.lease.Lease`).
+        """Makes this process the only one that runs the search, while the context lasts (`Lease`).
 
         From then on each writing method raises `JobFailedError` if another process has taken the search over.
 
@@ -163,12 +171,12 @@ class Store:
                 lease.give_back()
 
     def set_framework_id(self, name: str, framework_id: str | None) -> None:
-        """Notes under which id the search is known to Mesos, so that a successor can take its tasks over."""
+        """Writes down under which id the search is known to Mesos, so that a successor can take its tasks over."""
         with self._transaction() as connection:
             connection.execute(update(SEARCHES).where(SEARCHES.c.name == name).values(framework_id=framework_id))
 
     def framework_id(self, name: str) -> str | None:
-        """The id noted last; None if there is none."""
+        """The id written down last; None if there is none."""
         with self._reading() as connection:
             return connection.execute(select(SEARCHES.c.framework_id).where(SEARCHES.c.name == name)).scalar()
 
@@ -178,7 +186,7 @@ class Store:
             return connection.execute(select(SEARCHES.c.heartbeat_s).where(SEARCHES.c.name == name)).scalar()
 
     def finish_search(self, failure: str = "") -> None:
-        """Notes that the search is over.
+        """Writes down that the search is over.
 
         Args:
             failure: why it ended early; empty if every trial has ended.
@@ -207,7 +215,7 @@ class Store:
         objective = Objective(self.spec.metric, self.spec.mode)
         with self._reading() as connection:
             rows = connection.execute(self._select(TRIALS).order_by(TRIALS.c.number)).mappings().all()
-            reports = losses.load(connection, self._require_id()) if readings else {}
+            reports = _load_losses(connection, self._require_id()) if readings else {}
             from_steps: dict[int, list[int]] = defaultdict(list)
             for record in self._load_slices(connection) if readings else ():
                 from_steps[record.trial].append(record.from_step)
@@ -234,7 +242,7 @@ class Store:
             ValueError: if a report is malformed.
         """
         with self._transaction() as connection:
-            losses.add(connection, self._require_id(), trial, run, reports)
+            _add_losses(connection, self._require_id(), trial, run, reports)
 
     def save_progress(self, record: TrialRecord, reports: Iterable[tuple[int, Mapping[str, Any]]]) -> None:
         """Writes a trial as it is now, and what its runs have reported since the last time; all or nothing.
@@ -249,7 +257,7 @@ class Store:
         with self._transaction() as connection:
             for run, pairs in itertools.groupby(reports, key=operator.itemgetter(0)):
                 contents = [content for _, content in pairs]
-                losses.add(connection, self._require_id(), record.number, run, contents)
+                _add_losses(connection, self._require_id(), record.number, run, contents)
             self._write(connection, TRIALS, ("number",), trial_values(record))
 
     def load_losses(self, trial: int | None = None, limit: int | None = None) -> dict[int, list[dict[str, Any]]]:
@@ -260,7 +268,7 @@ class Store:
             limit: at most so many of each trial, evenly chosen, the last among them; None for all.
         """
         with self._reading() as connection:
-            return losses.load(connection, self._require_id(), trial, limit)
+            return _load_losses(connection, self._require_id(), trial, limit)
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
@@ -298,3 +306,190 @@ class Store:
     def _load_slices(self, connection: Connection) -> list[SliceRecord]:
         rows = connection.execute(self._select(SLICES).order_by(SLICES.c.start_s, SLICES.c.run, SLICES.c.trial))
         return [read_slice(row) for row in rows.mappings()]
+
+
+# Records as rows, and back.
+
+
+def write_spec(spec: SearchSpec) -> str:
+    """A search's specification as text."""
+    return json.dumps(dataclasses.asdict(spec))
+
+
+def read_spec(name: str, text: str) -> SearchSpec:
+    """Reads what `write_spec` wrote.
+
+    Raises:
+        BadInputError: if another version of Dike wrote it, which has other fields.
+    """
+    try:
+        return _SPEC.validate_python(json.loads(text))
+    except ValueError as error:
+        raise BadInputError(
+            f"The search '{name}' in this database was written by another version of Dike; use that one, or another "
+            "--storage."
+        ) from error
+
+
+def trial_values(record: TrialRecord) -> dict[str, Any]:
+    """A trial's columns; its readings and slices have tables of their own."""
+    values = {name: getattr(record, name) for name in _TRIAL_COLUMNS}
+    texts = {"parameters": json.dumps(record.parameters), "metrics": json.dumps(record.metrics)}
+    return {**values, **texts, "state": record.state.value}
+
+
+def slice_values(record: SliceRecord) -> dict[str, Any]:
+    """A time slice's columns."""
+    return {name: getattr(record, name) for name in _SLICE_COLUMNS}
+
+
+def read_slice(row: RowMapping) -> SliceRecord:
+    """The time slice in a row."""
+    return SliceRecord(**_known(row, _SLICE_COLUMNS))
+
+
+def read_trial(
+    row: RowMapping, objective: Objective, reports: Sequence[Mapping[str, Any]], from_steps: Sequence[int]
+) -> TrialRecord:
+    """The trial in a row.
+
+    Args:
+        row: the row.
+        objective: what its readings are of.
+        reports: what it reported, oldest first.
+        from_steps: for each of its time slices, the steps done before.
+    """
+    values = _known(row, _TRIAL_COLUMNS)
+    texts = {name: json.loads(row[name]) for name in ("parameters", "metrics")}
+    record = TrialRecord(**{**values, **texts, "state": TrialState(row["state"])})
+    record.has_stated = any("value" in report for report in reports)
+    for report in reports:
+        reading = objective.reading(report)
+        if reading is not None and (not record.readings or reading.step > record.readings[-1].step):
+            record.readings.append(reading)
+    steps = [reading.step for reading in record.readings]
+    for step in from_steps:
+        record.slices.append(max([bisect_right(steps, step), *record.slices[-1:]]))
+    return record
+
+
+def _known(row: RowMapping, names: Sequence[str]) -> dict[str, Any]:
+    """What is in a row; for the rest a record has its defaults."""
+    return {name: row[name] for name in names if row[name] is not None}
+
+
+# Losses: every report at first, merged evenly as they become many.
+
+
+def _add_losses(
+    connection: Connection, search_id: int, trial: int, run: int, reports: Sequence[Mapping[str, Any]]
+) -> None:
+    """Adds `progress` reports of a run (`dike.trial.reports`), oldest first; steps that are there already are left out.
+
+    Raises:
+        ValueError: if a report is malformed.
+    """
+    ours = _losses_of(search_id, trial)
+    loss_step = case((LOSSES.c.count > 0, LOSSES.c.step))
+    last = select(func.max(LOSSES.c.number), func.max(LOSSES.c.step), func.max(loss_step), func.count()).where(ours)
+    last_number, last_step, last_loss_step, count = connection.execute(last).one()
+    rows = [_loss_row(run, report) for report in reports]
+    # A step may be reported twice: its loss, then the results of the epoch that it ends.
+    rows = [row for row in rows if last_step is None or row["step"] >= last_step]
+    rows = [row for row in rows if not row["count"] or last_loss_step is None or row["step"] > last_loss_step]
+    if not rows:
+        return
+    _insert_losses(connection, search_id, trial, rows, 0 if last_number is None else last_number + 1)
+    if count + len(rows) > MAX_REPORTS:
+        stored = connection.execute(select(LOSSES).where(ours).order_by(LOSSES.c.number)).mappings().all()
+        connection.execute(delete(LOSSES).where(ours))
+        _insert_losses(connection, search_id, trial, merge_losses([dict(row) for row in stored], MAX_REPORTS // 2), 0)
+
+
+def _load_losses(
+    connection: Connection, search_id: int, trial: int | None = None, limit: int | None = None
+) -> dict[int, list[dict[str, Any]]]:
+    """Trial -> its reports, oldest first, with the key `run` besides.
+
+    Args:
+        connection: to the database.
+        search_id: which search.
+        trial: only of this trial; None for all.
+        limit: at most so many reports of each trial, evenly chosen, the last among them; None for all.
+    """
+    ours = LOSSES.c.search_id == search_id if trial is None else _losses_of(search_id, trial)
+    statement = select(LOSSES).where(ours).order_by(LOSSES.c.trial, LOSSES.c.number)
+    if limit is not None:
+        # Numbers count up from 0 without gaps.
+        lasts = select(LOSSES.c.trial, func.max(LOSSES.c.number).label("number")).where(ours).group_by(LOSSES.c.trial)
+        last = lasts.subquery()
+        stride = last.c.number // limit + 1
+        statement = statement.join(last, last.c.trial == LOSSES.c.trial)
+        statement = statement.where((last.c.number - LOSSES.c.number) % stride == 0)
+    reports: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for row in connection.execute(statement).mappings():
+        report: dict[str, Any] = {"run": row["run"], "step": row["step"], "train_s": row["train_s"]}
+        if row["count"]:
+            report.update({name: _loss(row[name]) for name in ("loss", "low", "high")}, count=row["count"])
+        if row["value"] is not None:
+            report["value"] = row["value"]
+        report["metrics"] = json.loads(row["metrics"])
+        reports[row["trial"]].append(report)
+    return dict(reports)
+
+
+def merge_losses(rows: Sequence[LossRow], limit: int) -> list[LossRow]:
+    """Merges neighbours so that about `limit` rows are left that stand for equally many reports each.
+
+    A merged row says of both together what each said: the mean, least and greatest loss, and the newest of the rest.
+    """
+    ends = even_groups([row["reports"] for row in rows], limit)
+    return [functools.reduce(_merged, rows[begin:end]) for begin, end in itertools.pairwise([0, *ends])]
+
+
+def _merged(first: LossRow, second: LossRow) -> LossRow:
+    counted = [row for row in (first, second) if row["count"]]
+    count = sum(row["count"] for row in counted)
+    numbers: LossRow = {"loss": None, "low": None, "high": None}
+    if counted:
+        numbers["loss"] = sum(_loss(row["loss"]) * (row["count"] / count) for row in counted)
+        lows, highs = ([_loss(row[name]) for row in counted] for name in ("low", "high"))
+        is_nan = any(map(math.isnan, [*lows, *highs]))
+        numbers["low"], numbers["high"] = (math.nan, math.nan) if is_nan else (min(lows), max(highs))
+    value = first["value"] if second["value"] is None else second["value"]
+    metrics = json.dumps({**json.loads(first["metrics"]), **json.loads(second["metrics"])})
+    reports = first["reports"] + second["reports"]
+    return {**second, **numbers, "count": count, "value": value, "metrics": metrics, "reports": reports}
+
+
+def _loss_row(run: int, report: Mapping[str, Any]) -> LossRow:
+    try:
+        has_loss = "loss" in report
+        return {
+            "run": run,
+            "step": int(report["step"]),
+            "train_s": float(report["train_s"]),
+            "loss": float(report["loss"]) if has_loss else None,
+            "low": float(report["low"]) if has_loss else None,
+            "high": float(report["high"]) if has_loss else None,
+            "count": max(1, int(report["count"])) if has_loss else 0,
+            "value": float(report["value"]) if report.get("value") is not None else None,
+            "metrics": json.dumps({str(name): float(value) for name, value in report.get("metrics", {}).items()}),
+            "reports": 1,
+        }
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"malformed progress report: {error!r}") from error
+
+
+def _loss(value: float | None) -> float:
+    """A loss that was reported; a database that knows no NaN has NULL for it."""
+    return math.nan if value is None else float(value)
+
+
+def _insert_losses(connection: Connection, search_id: int, trial: int, rows: Sequence[LossRow], number: int) -> None:
+    keys = {"search_id": search_id, "trial": trial}
+    connection.execute(insert(LOSSES), [{**row, **keys, "number": at} for at, row in enumerate(rows, number)])
+
+
+def _losses_of(search_id: int, trial: int) -> ColumnElement[bool]:
+    return (LOSSES.c.search_id == search_id) & (LOSSES.c.trial == trial)

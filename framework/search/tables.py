@@ -12,7 +12,7 @@ from sqlalchemy import BigInteger, Column, Float, ForeignKey, Integer, MetaData,
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
-from framework.lease import lease_columns
+from framework.scheduler.lease import lease_columns
 from framework.search.records import SliceRecord, TrialRecord
 
 NAME_LENGTH = 200

@@ -1,1 +1,1 @@
-"""One framework for many jobs: seats, the queue for offers, what is kept in the database, and the service around it."""
+"""The service: what is kept of jobs in the database, who may ask for what, and the pages and the REST API."""

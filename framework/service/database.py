@@ -6,12 +6,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from sqlalchemy import Engine, insert, select
+from sqlalchemy import insert, select
 from sqlalchemy.engine import Connection
 
-from framework.lease import Lease, Leased, ServiceLeaseLostError
+from framework.scheduler.lease import Lease, Leased, ServiceLeaseLostError
 from framework.search.database import making_tables, open_database, parse_url, storage_errors
-from framework.search.shared import SharedSearches
+from framework.search.optuna_study import SharedStudies
 from framework.service.tables import SERVICES
 
 _SERVICE = 1
@@ -24,6 +24,8 @@ class ServiceDatabase:
         url: an SQLAlchemy URL.
 
     Attributes:
+        url: the same.
+        engine: its connections, for stores of searches in it.
         shared: what its searches share.
 
     Raises:
@@ -32,25 +34,20 @@ class ServiceDatabase:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._engine = open_database(url, private=True, option="--state")
-        self._writing_engine = self._engine.execution_options(dike_writes=True)
+        self.engine = open_database(url, private=True, option="--state")
+        self._writing_engine = self.engine.execution_options(dike_writes=True)
         self._parsed = parse_url(url)
         self._lease: Lease | None = None
         self._joint = threading.local()
-        self.shared = SharedSearches(url, self._writing_engine)
-        with making_tables(self._parsed), self._transaction() as connection:
+        self.shared = SharedStudies(url, self._writing_engine)
+        with making_tables(self._parsed), self.transaction() as connection:
             if connection.execute(select(SERVICES.c.id)).first() is None:
                 connection.execute(insert(SERVICES).values(id=_SERVICE))
-
-    @property
-    def engine(self) -> Engine:
-        """The database, for stores of searches in it."""
-        return self._engine
 
     def close(self) -> None:
         """Closes all connections."""
         self.shared.close()
-        self._engine.dispose()
+        self.engine.dispose()
 
     @contextmanager
     def lock(self, lost: Callable[[str], None], wait: Callable[[str], None] | None = None) -> Iterator[Lease]:
@@ -87,7 +84,8 @@ class ServiceDatabase:
                 del self._joint.stack
 
     @contextmanager
-    def _transaction(self) -> Iterator[Connection]:
+    def transaction(self) -> Iterator[Connection]:
+        """A connection to write with, all or nothing; part of `together` where this thread is in that."""
         stack: ExitStack | None = getattr(self._joint, "stack", None)
         if stack is None:
             with self._own_transaction() as connection:
@@ -106,6 +104,6 @@ class ServiceDatabase:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """A connection for queries of one's own, such as those of `framework.service.overview`."""
-        with storage_errors(self._parsed), self._engine.connect() as connection:
+        """A connection for queries of one's own, such as those of `framework.service.queries`."""
+        with storage_errors(self._parsed), self.engine.connect() as connection:
             yield connection

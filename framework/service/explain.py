@@ -1,4 +1,4 @@
-"""Why a job does not run, or not yet, from what the service's loop has published (`framework.service.snapshot`).
+"""Why a job does not run, or not yet, from what the service's loop has published (`framework.scheduler.snapshot`).
 
 Nothing here waits for the loop or for Mesos, so that any thread may ask at any time.
 """
@@ -8,16 +8,18 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 
-from framework.service.agents import AgentFacts
-from framework.service.constraints import HOSTNAME, Constraints, parse_constraints
-from framework.service.explanation import AgentRow, Explanation, TaskNeed, Verdict, describe
-from framework.service.making_way import what_it_leaves, why_it_shrinks
-from framework.service.others import left_of
-from framework.service.records import JobRecord
+from framework.scheduler.agents import AgentFacts
+from framework.scheduler.amounts import describe, left, total
+from framework.scheduler.constraints import HOSTNAME, Constraints, parse_constraints
+from framework.scheduler.feasibility import Nodes, Sizing, nodes_for
+from framework.scheduler.job import Need
+from framework.scheduler.preemption import what_it_leaves, why_it_shrinks
+from framework.scheduler.records import JobRecord, TaskNeed
+from framework.scheduler.snapshot import JobFacts, Snapshot
+from framework.search.slot_pool import SearchSizing
+from framework.service.explanation import AgentRow, Explanation, Verdict
 from framework.service.requests import SearchJobRequest, TrainingRequest
-from framework.service.sizing import Nodes, Sizing, nodes_for, sizing_of
-from framework.service.snapshot import JobFacts, Snapshot
-from framework.service.tenant import Need
+from framework.training.planning import TrainingSizing
 
 __all__ = ["AgentRow", "Explanation", "TaskNeed", "Verdict", "can_ever_fit", "explain"]
 
@@ -148,7 +150,7 @@ class _Case:
         if kept is not None and kept.job_id != job.job_id and len(mine) < len(offered):
             names = _some([agent.node for agent in offered if self._is_kept_from_it(agent)])
             return Verdict.RESERVED, f"{names} are kept for job {kept.job_id}, which has waited longer."
-        beside = [(agent, left_of(agent, now.others.get(agent.agent_id, {}))) for agent in open_to_it]
+        beside = [(agent, left(agent.total, now.others.get(agent.agent_id, {}))) for agent in open_to_it]
         if job.sizing.fit(nodes_for(job.sizing, beside)).problem:
             return Verdict.NO_OFFERS, f"Other frameworks hold what it needs. {self._short(problem)}"
         if not offered:
@@ -219,10 +221,7 @@ class _Case:
         others = [job for job in self._now.jobs.values() if job.job_id != self._job.job_id]
         holders = [job for job in others if job.held.keys() & admitted]
         for job in sorted(holders, key=lambda one: -shares.get(one.user, 0.0)):
-            held: dict[str, float] = {}
-            for agent_id in job.held.keys() & admitted:
-                for name, amount in job.held[agent_id].items():
-                    held[name] = held.get(name, 0.0) + amount
+            held = total(job.held[agent_id] for agent_id in sorted(job.held.keys() & admitted))
             kind = "search" if job.sizing is not None and not job.sizing.is_gang else "job"
             found.append(
                 f"The {kind} {job.job_id} of {job.user}, whose share is {100 * shares.get(job.user, 0.0):.0f} %, holds "
@@ -274,11 +273,7 @@ def _whole(sizing: Sizing, agents: Sequence[AgentFacts]) -> Nodes:
 
 
 def _with_reserved(agent: AgentFacts) -> dict[str, float]:
-    amounts = dict(agent.total)
-    for reserved in agent.reserved.values():
-        for name, amount in reserved.items():
-            amounts[name] = amounts.get(name, 0.0) + amount
-    return amounts
+    return total((agent.total, *agent.reserved.values()))
 
 
 def _count(number: int, noun: str) -> str:
@@ -289,3 +284,14 @@ def _some(names: Sequence[str]) -> str:
     """The first few names."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return f"{', '.join(names[:SHOWN])}{more}"
+
+
+def sizing_of(request: TrainingRequest | SearchJobRequest) -> Sizing:
+    """Of a job that has not been taken in yet.
+
+    Raises:
+        BadInputError: if the request contradicts itself.
+    """
+    if isinstance(request, SearchJobRequest):
+        return SearchSizing(request.to_spec())
+    return TrainingSizing(request.to_spec(job_id="job", checkpoint_dir="", bundle_url="", python=""))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from framework.scheduler.records import TaskNeed
 
 
 class Verdict(enum.StrEnum):
@@ -33,50 +34,6 @@ class Verdict(enum.StrEnum):
     """What is free does not hold it."""
     TURN = "turn"
     """Others are served before it."""
-
-
-@dataclass(frozen=True)
-class TaskNeed:
-    """What one of a job's tasks takes at least.
-
-    Attributes:
-        name: such as `worker`, `parameter server`, `chief` or `slot`.
-        count: how many of them there have to be at least.
-        cpus: CPU cores.
-        mem: MiB.
-        disk: MiB.
-        gpus: whole GPUs.
-        ports: how many.
-    """
-
-    name: str
-    count: int = 1
-    cpus: float = 0.0
-    mem: float = 0.0
-    disk: float = 0.0
-    gpus: float = 0.0
-    ports: int = 0
-
-    @property
-    def amounts(self) -> dict[str, float]:
-        """Resource -> amount, of those that it needs."""
-        all_of_them = {
-            "cpus": self.cpus,
-            "mem": self.mem,
-            "disk": self.disk,
-            "gpus": self.gpus,
-            "ports": float(self.ports),
-        }
-        return {name: amount for name, amount in all_of_them.items() if amount > 0}
-
-    def missing(self, free: Mapping[str, float]) -> dict[str, float]:
-        """Resource -> by how much these amounts are too little for one such task; empty if they are not."""
-        short = {name: round(amount - free.get(name, 0.0), 3) for name, amount in self.amounts.items()}
-        return {name: amount for name, amount in short.items() if amount > 0}
-
-    def lack(self, free: Mapping[str, float]) -> float:
-        """Which part (0 to 1) of the resource that is scarcest for one such task these amounts lack."""
-        return max((short / self.amounts[name] for name, short in self.missing(free).items()), default=0.0)
 
 
 @dataclass(frozen=True)
@@ -133,17 +90,3 @@ class Explanation:
     ahead: tuple[str, ...] = ()
     last_offer_s: float | None = None
     could_be_freed: tuple[str, ...] = ()
-
-
-def describe(amounts: Mapping[str, float]) -> str:
-    """Amounts of resources in words: `2 cpus, 512 MiB, 1 gpu`."""
-    words = []
-    for name, amount in amounts.items():
-        match name:
-            case "mem":
-                words.append(f"{amount:g} MiB")
-            case "disk":
-                words.append(f"{amount:g} MiB of disk")
-            case _:
-                words.append(f"{amount:g} {name.removesuffix('s') if amount == 1 else name}")
-    return ", ".join(words) or "nothing"

@@ -10,9 +10,9 @@ from types import MappingProxyType
 from sqlalchemy import Table, delete, func, insert, select, update
 from sqlalchemy.engine import Connection
 
-from framework.service import overview
+from framework.scheduler.records import JobEvent, OutputChunk, ProgressPoint
+from framework.service import queries
 from framework.service.database import ServiceDatabase
-from framework.service.records import JobEvent, OutputChunk, ProgressPoint
 from framework.service.tables import EVENTS, OUTPUT, PROGRESS, RECEIVED
 
 OUTPUT_LIMIT_CHARACTERS = 8 * 2**20
@@ -23,16 +23,20 @@ PROGRESS_LIMIT = 20_000
 """How many reports of a job are kept; then every second one goes."""
 
 
-class JobHistory(ServiceDatabase):
-    """A service's database, as far as it grows while jobs run."""
+class JobHistory:
+    """What grows while jobs run.
 
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
+    Args:
+        database: where it is.
+    """
+
+    def __init__(self, database: ServiceDatabase) -> None:
+        self._database = database
         self._output_kept: dict[str, int] = {}
         self._events_kept: dict[str, int] = {}
         self._progress_kept: dict[str, int] = {}
 
-    def has_ended(self, job_id: str) -> None:
+    def close(self, job_id: str) -> None:
         """Nothing more will be written of a job."""
         for kept in (self._output_kept, self._events_kept, self._progress_kept):
             kept.pop(job_id, None)
@@ -43,7 +47,7 @@ class JobHistory(ServiceDatabase):
         rows = [{"job_id": job_id, "time_s": now_s, "kind": kind, "text": text} for kind, text in events]
         if not rows:
             return
-        with self._transaction() as connection:
+        with self._database.transaction() as connection:
             connection.execute(insert(EVENTS), rows)
             if self._count(connection, self._events_kept, EVENTS, job_id, len(rows)) > EVENTS_LIMIT:
                 del self._events_kept[job_id]
@@ -52,7 +56,7 @@ class JobHistory(ServiceDatabase):
     def events(self, job_id: str, *, after: int = 0, limit: int | None = None) -> list[JobEvent]:
         """Events of a job with numbers above `after`, oldest first."""
         query = select(EVENTS).where(EVENTS.c.job_id == job_id, EVENTS.c.number > after)
-        with self.reading() as connection:
+        with self._database.reading() as connection:
             rows = connection.execute(query.order_by(EVENTS.c.number).limit(limit)).mappings().all()
         return [JobEvent(**row) for row in rows]
 
@@ -72,7 +76,7 @@ class JobHistory(ServiceDatabase):
         rows = [{"job_id": job_id, "task": task, "stream": stream, "text": text} for task, stream, text in chunks]
         if not rows:
             return
-        with self._transaction() as connection:
+        with self._database.transaction() as connection:
             connection.execute(insert(OUTPUT), rows)
             for key, size in received.items():
                 _note_received(connection, job_id, key, size)
@@ -89,15 +93,15 @@ class JobHistory(ServiceDatabase):
         """How much of each task's output has been kept: task id -> stream -> bytes."""
         query = select(RECEIVED.c.task_id, RECEIVED.c.stream, RECEIVED.c.bytes).where(RECEIVED.c.job_id == job_id)
         found: dict[str, dict[str, int]] = {}
-        with self.reading() as connection:
+        with self._database.reading() as connection:
             for task_id, stream, size in connection.execute(query):
                 found.setdefault(task_id, {})[stream] = size
         return found
 
     def output(self, job_id: str, *, after: int = 0, limit: int | None = None) -> list[OutputChunk]:
         """Output of a job with numbers above `after`, oldest first."""
-        with self.reading() as connection:
-            return overview.output(connection, job_id, after=after, task=None, limit=limit)
+        with self._database.reading() as connection:
+            return queries.output(connection, job_id, after=after, task=None, limit=limit)
 
     def add_progress(self, job_id: str, points: Sequence[ProgressPoint]) -> None:
         """Keeps what the chief reported; a step trained again replaces what was said of it and of later ones."""
@@ -105,7 +109,7 @@ class JobHistory(ServiceDatabase):
             return
         rows = {point.step: {"job_id": job_id, **dataclasses.asdict(point)} for point in points}
         first = min(rows)
-        with self._transaction() as connection:
+        with self._database.transaction() as connection:
             replaced = delete(PROGRESS).where(PROGRESS.c.job_id == job_id, PROGRESS.c.step >= first)
             more = len(rows) - connection.execute(replaced).rowcount
             connection.execute(insert(PROGRESS), [rows[step] for step in sorted(rows)])
@@ -117,13 +121,13 @@ class JobHistory(ServiceDatabase):
         """Progress of a job after a step, in the order of the steps."""
         query = select(PROGRESS.c.step, PROGRESS.c.time_s, PROGRESS.c.loss, PROGRESS.c.samples_per_s)
         query = query.where(PROGRESS.c.job_id == job_id, PROGRESS.c.step > after_step).order_by(PROGRESS.c.step)
-        with self.reading() as connection:
+        with self._database.reading() as connection:
             return [ProgressPoint(**row) for row in connection.execute(query).mappings()]
 
     def last_progress(self, job_id: str) -> ProgressPoint | None:
         """The newest report of a job; None if there is none."""
-        with self.reading() as connection:
-            return overview.last_progress(connection, [job_id]).get(job_id)
+        with self._database.reading() as connection:
+            return queries.last_progress(connection, [job_id]).get(job_id)
 
     def _output_size(self, connection: Connection, job_id: str) -> int:
         query = select(func.coalesce(func.sum(func.length(OUTPUT.c.text)), 0)).where(OUTPUT.c.job_id == job_id)

@@ -1,31 +1,177 @@
-"""What a service counts while it runs; this base keeps nothing, as suits a private service that ends with its job."""
+"""What a service tells Prometheus: what its loop and its API count, and what its database holds."""
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Iterable
 
-class Metrics:
-    """Hears of what the loop does. Called on the loop's thread; each call returns at once."""
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Metric,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from dike._version import __version__
+from framework.scheduler.metrics import Metrics
+from framework.scheduler.records import JobKind, JobState
+from framework.search.records import TrialState
+from framework.service import queries
+from framework.service.store import ServiceStore
+
+WAIT_BUCKETS_S = (0.5, 1, 2, 5, 10, 30, 60, 300, 1800, 3600, 6 * 3600, 24 * 3600, 7 * 24 * 3600)
+WORK_BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60)
+
+
+class ServiceMetrics(Metrics):
+    """The metrics of one service; any thread may use them.
+
+    Args:
+        store: the service's database.
+
+    Attributes:
+        registry: all of them.
+        started_s: when the service started, in seconds since the epoch.
+        is_connected: whether the subscription with the master stands.
+    """
+
+    def __init__(self, store: ServiceStore) -> None:
+        # When each series began is of no use here, and doubles their number.
+        disable_created_metrics()
+        self.registry = registry = CollectorRegistry()
+        self.started_s = time.time()
+        self.is_connected = False
+        self._last_round_s = time.monotonic()
+        self._loop = Histogram(
+            "dike_loop_seconds", "Work of the service's loop in one round.", buckets=WORK_BUCKETS_S, registry=registry
+        )
+        self._connected = Gauge(
+            "dike_connected", "Whether the subscription with the Mesos master stands.", registry=registry
+        )
+        self._received = Counter("dike_offers_received", "Offers that Mesos has made.", registry=registry)
+        self._held = Gauge("dike_offers_held", "Offers in hand.", registry=registry)
+        self._launches = Counter("dike_launches", "Tasks launched.", registry=registry)
+        self._failures = Counter(
+            "dike_task_failures", "Tasks that ended otherwise than well, unasked.", registry=registry
+        )
+        self._waits = Histogram(
+            "dike_queue_wait_seconds",
+            "Time from a job's submission to its first launch.",
+            buckets=WAIT_BUCKETS_S,
+            registry=registry,
+        )
+        self._placements = Histogram(
+            "dike_placement_seconds",
+            "Time that one job took to look at offers, plan and launch.",
+            buckets=WORK_BUCKETS_S,
+            registry=registry,
+        )
+        self._requests = Counter(
+            "dike_http_requests",
+            "Requests to the API.",
+            labelnames=("method", "route", "status"),
+            registry=registry,
+        )
+        self._request_times = Histogram(
+            "dike_http_request_seconds",
+            "Time from a request to the beginning of its answer.",
+            labelnames=("route",),
+            registry=registry,
+        )
+        Gauge("dike_info", "The version.", labelnames=("version",), registry=registry).labels(__version__).set(1)
+        Gauge("dike_start_time_seconds", "When the service started.", registry=registry).set(self.started_s)
+        ProcessCollector(registry=registry)
+        registry.register(_DatabaseCollector(store))
+
+    @property
+    def loop_age_s(self) -> float:
+        """Seconds since the loop last went round."""
+        return time.monotonic() - self._last_round_s
+
+    def text(self) -> bytes:
+        """All of them, in Prometheus' text format.
+
+        Raises:
+            BadInputError: if the database cannot be reached.
+        """
+        return generate_latest(self.registry)
 
     def went_round(self, seconds: float) -> None:
-        """The loop has gone round once, in so many seconds of work."""
+        self._last_round_s = time.monotonic()
+        self._loop.observe(seconds)
 
     def connected(self, is_connected: bool) -> None:
-        """The subscription with the master has come to stand, or has been lost."""
+        self.is_connected = is_connected
+        self._connected.set(is_connected)
 
     def offers_received(self, count: int) -> None:
-        """Offers have come."""
+        self._received.inc(count)
 
     def offers_held(self, count: int) -> None:
-        """So many offers are in hand now."""
+        self._held.set(count)
 
     def launched(self, count: int) -> None:
-        """Tasks have been launched."""
+        self._launches.inc(count)
 
     def task_failed(self) -> None:
-        """A task has ended otherwise than well, without having been asked to."""
+        self._failures.inc()
 
     def waited(self, seconds: float) -> None:
-        """A job has got its first tasks so many seconds after it was submitted."""
+        self._waits.observe(max(0.0, seconds))
 
     def placed(self, seconds: float) -> None:
-        """A job has looked at offers, planned and launched, in so many seconds."""
+        self._placements.observe(seconds)
+
+    def answered(self, method: str, route: str, status: int, seconds: float) -> None:
+        """The API has begun to answer a request.
+
+        Args:
+            method: of the request; not what a client made up.
+            route: template of its path, such as `/api/v1/jobs/{job_id}`.
+            status: of the answer.
+            seconds: since the request.
+        """
+        self._requests.labels(method, route, str(status)).inc()
+        self._request_times.labels(route).observe(seconds)
+
+
+class _DatabaseCollector(Collector):
+    """Counts what the database holds, when it is asked."""
+
+    def __init__(self, store: ServiceStore) -> None:
+        self._store = store
+        self._one_at_a_time = threading.Lock()
+
+    def describe(self) -> Iterable[Metric]:
+        # Asked when it is registered: the database need not be.
+        return self._families()
+
+    def collect(self) -> Iterable[Metric]:
+        jobs, tasks, trials = self._families()
+        with self._one_at_a_time, self._store.database.reading() as connection:
+            job_counts = queries.job_counts(connection)
+            task_counts = queries.task_counts(connection)
+            trial_counts = queries.trial_counts(connection)
+        for kind in JobKind:
+            for state in JobState:
+                jobs.add_metric([state, kind], job_counts.get((kind, state), 0))
+        for name, count in sorted(task_counts.items()):
+            tasks.add_metric([name], count)
+        for trial_state in TrialState:
+            trials.add_metric([trial_state], trial_counts.get(trial_state, 0))
+        return [jobs, tasks, trials]
+
+    @staticmethod
+    def _families() -> list[GaugeMetricFamily]:
+        return [
+            GaugeMetricFamily("dike_jobs", "Jobs in the database.", labels=["state", "kind"]),
+            GaugeMetricFamily("dike_tasks", "Tasks in the database.", labels=["state"]),
+            GaugeMetricFamily("dike_trials", "Trials of searches in the database.", labels=["state"]),
+        ]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dike.exceptions import BadInputError
-from framework.containers import READ_ONLY, Container, Volume, needs_mount, parse_volume, parse_volumes
+from framework.mesos.containers import READ_ONLY, Container, Volume, needs_mount, parse_volume, parse_volumes
 from framework.service.requests import SearchJobRequest, TrainingRequest
 
 PLACES = ("/mnt/", "/data/")

@@ -3,49 +3,187 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
     TypeAdapter,
     ValidationError,
+    ValidationInfo,
     model_serializer,
     model_validator,
 )
 
 from dike.exceptions import BadInputError, DikeError
 from dike.profile import ModelProfile
-from framework.elastic.options import read_bounds, read_stragglers
-from framework.job import JobSpec
+from framework.mesos.containers import parse_volumes
+from framework.policies.trials.registry import make_policy
+from framework.scheduler.constraints import parse_constraints
+from framework.scheduler.records import JobKind, JobRecord
+from framework.search.optuna_study import grid_size
 from framework.search.records import SearchSpec
-from framework.service.records import JobKind
-from framework.service.request_fields import (
-    MAX_ITEMS,
-    ConstraintTexts,
-    Environment,
-    Name,
-    Script,
-    Seconds,
-    Text,
-    VolumeTexts,
-)
-from framework.service.search_bounds import check_search
+from framework.search.space import check_space
+from framework.search.store import SearchSummary
+from framework.training.elastic.options import read_bounds, read_stragglers
+from framework.training.spec import JobSpec
 from solver import Plan
+
+MAX_TEXT = 4096
+MAX_ITEMS = 10_000
+MAX_NAME = 200
+MAX_PARAMETERS = 1000
+MAX_ENVIRONMENT_BYTES = 256 * 1024
+"""Of all variables together: Linux starts no process with more than 2 MiB of them and of arguments."""
+_STORED = "stored"
+"""Context of reading what was checked before."""
+_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._+-]{{0,{MAX_NAME - 1}}}")
+"""A job's name is part of Mesos' ids and of paths."""
+
+
+def check_name(text: str) -> str:
+    """The name of a job, as it is.
+
+    Raises:
+        ValueError: if it cannot be one.
+    """
+    if not _NAME.fullmatch(text):
+        raise ValueError(f"is of up to {MAX_NAME} letters, digits, '.', '_', '+' and '-', a letter or digit first")
+    return text
+
+
+def _relative(path: str) -> str:
+    if path.startswith("/") or ".." in path.split("/"):
+        raise ValueError("is a path inside the bundle, without '..'")
+    return path
+
+
+def _without_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("holds a NUL, which no database and no process takes")
+    return text
+
+
+def _environment(variables: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+    if any(not name or "=" in name or "\0" in name for name in variables):
+        raise ValueError("holds something that is not an environment variable")
+    size = sum(len(f"{name}={value}".encode(errors="replace")) for name, value in variables.items())
+    if size > MAX_ENVIRONMENT_BYTES and info.context is not _STORED:
+        raise ValueError(f"holds {size} bytes of variables; more than {MAX_ENVIRONMENT_BYTES} belong into a file")
+    return variables
+
+
+def _accepted_by(parse: Callable[[list[str]], object]) -> AfterValidator:
+    def check(texts: list[str]) -> list[str]:
+        try:
+            parse(texts)
+        except DikeError as error:
+            raise ValueError(str(error)) from error
+        return texts
+
+    return AfterValidator(check)
+
+
+Text = Annotated[str, Field(max_length=MAX_TEXT), AfterValidator(_without_nul)]
+Seconds = Annotated[float, Field(ge=1, le=1e9, allow_inf_nan=False)]
+Name = Annotated[str, AfterValidator(check_name)]
+Script = Annotated[Text, Field(min_length=1), AfterValidator(_relative)]
+ConstraintTexts = Annotated[list[Text], Field(max_length=100), _accepted_by(parse_constraints)]
+VolumeTexts = Annotated[list[Text], Field(max_length=100), _accepted_by(parse_volumes)]
+Environment = Annotated[dict[Text, Text], Field(max_length=1000), AfterValidator(_environment)]
+
+
+MAX_TRIALS = 100 * MAX_ITEMS
+Positive = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=MAX_ITEMS)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Bound = Annotated[float, Field(ge=-1e300, le=1e300, allow_inf_nan=False)]
+
+
+class _Bounds(BaseModel):
+    model_config = ConfigDict(from_attributes=True)
+
+
+class _Parameter(_Bounds):
+    name: Text
+    choices: Annotated[tuple[Text | bool | int | float, ...], Field(max_length=MAX_ITEMS)]
+    low: Bound
+    high: Bound
+
+
+class _Milestone(_Bounds):
+    decrease: Annotated[float, Field(gt=0, le=1)]
+    quantum_s: Positive
+
+
+class _Settings(_Bounds):
+    quantum_s: Positive
+    jobs_per_slot: Count
+    milestones: tuple[_Milestone, ...]
+    seed: Seed
+    switch_s: NotNegative
+    move_s: NotNegative
+
+
+class _Search(_Bounds):
+    name: Name
+    script: Script
+    arguments: Annotated[tuple[Text, ...], Field(max_length=MAX_ITEMS)]
+    flags: Annotated[dict[Text, Text], Field(max_length=MAX_PARAMETERS)]
+    space: Annotated[tuple[_Parameter, ...], Field(max_length=MAX_PARAMETERS)]
+    trial_count: Annotated[int, Field(ge=1, le=MAX_TRIALS)]
+    seed: Seed
+    settings: _Settings
+    metric: Text
+    slot_cpus: Positive
+    slot_mem_mib: Positive
+    slot_gpus: Annotated[int, Field(ge=0, le=MAX_ITEMS)] | None
+    max_slots: Count | None
+    checkpoint_dir: Text
+    checkpoint_interval_s: Positive
+    suspend_timeout_s: Positive
+    blacklist_s: NotNegative
+    timeout_s: Positive | None
+    call: Annotated[int, Field(ge=0, lt=2**31)] | None
+    environment: Environment
+
+
+def check_search(spec: SearchSpec) -> None:
+    """Refuses a search that could not be run.
+
+    Raises:
+        pydantic.ValidationError: if a field is out of its bounds.
+        BadInputError: if there is no such policy, or its space cannot be searched in this way.
+    """
+    _Search.model_validate(spec)
+    make_policy(spec.policy, spec.settings)
+    check_space(spec.space)
+    for parameter in spec.space:
+        # A grid has every whole number of a range.
+        longest = MAX_TRIALS if spec.sampler == "grid" else 2**53
+        if parameter.is_integer and parameter.high - parameter.low > longest:
+            raise BadInputError(f"The range of '{parameter.name}' is too long.")
+    if spec.sampler == "grid" and not spec.trial_count <= grid_size(spec.space) < 2**63:
+        raise BadInputError("The grid has fewer points than there are trials, or more than can be counted.")
+
 
 MAX_VARIABLES = 20_000
 """Of a model: planning more takes longer than a service can wait for it."""
 
 
 class TrainingRequest(BaseModel):
-    """A training job as it is submitted; most fields mean what they mean in `framework.job.JobSpec`.
+    """A training job as it is submitted; most fields mean what they mean in `framework.training.spec.JobSpec`.
 
     Attributes:
         name: the job's id; None to make one up.
         constraints: see `JobRecord`.
-        volumes: folders of the agents for its containers (`framework.containers.parse_volume`).
+        volumes: folders of the agents for its containers (`framework.mesos.containers.parse_volume`).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -75,7 +213,9 @@ class TrainingRequest(BaseModel):
         return _without_news(write(self))
 
     @model_validator(mode="after")
-    def _is_consistent(self) -> TrainingRequest:
+    def _is_consistent(self, info: ValidationInfo) -> TrainingRequest:
+        if info.context is _STORED:
+            return self
         try:
             spec = self.to_spec(job_id="job", checkpoint_dir="", bundle_url="", python="")
         except (DikeError, ValueError, TypeError, KeyError) as error:
@@ -116,9 +256,9 @@ class SearchJobRequest(BaseModel):
 
     Attributes:
         spec: `framework.search.records.SearchSpec` as JSON values, its script being a path inside the bundle.
-        preload: modules for the zygotes, as `framework.search.script_facts` finds them on the client.
+        preload: modules for the zygotes, as `framework.project.script_facts` finds them on the client.
         constraints: see `JobRecord`.
-        volumes: folders of the agents for its containers (`framework.containers.parse_volume`).
+        volumes: folders of the agents for its containers (`framework.mesos.containers.parse_volume`).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -134,7 +274,9 @@ class SearchJobRequest(BaseModel):
         return _without_news(write(self))
 
     @model_validator(mode="after")
-    def _is_a_search(self) -> SearchJobRequest:
+    def _is_a_search(self, info: ValidationInfo) -> SearchJobRequest:
+        if info.context is _STORED:
+            return self
         try:
             check_search(self.to_spec())
         except ValidationError as error:
@@ -181,6 +323,18 @@ def read_request(values: Any) -> TrainingRequest | SearchJobRequest:
         raise _refused(error) from error
 
 
+def stored_request(record: JobRecord) -> TrainingRequest | SearchJobRequest:
+    """What a job in the database was asked for; that was checked when it came, and is not checked again.
+
+    Raises:
+        BadInputError: if it cannot be read any more.
+    """
+    try:
+        return _REQUEST.validate_python(record.request, context=_STORED)
+    except ValidationError as error:
+        raise _refused(error) from error
+
+
 def _without_news(values: dict[str, Any]) -> dict[str, Any]:
     """A request without the fields that services of earlier versions do not know, where they say nothing."""
     return {field: value for field, value in values.items() if value or field not in ("name", "volumes")}
@@ -215,8 +369,24 @@ def search_request(spec: SearchSpec, script: str, preload: tuple[str, ...], **mo
     Raises:
         BadInputError: if no service would take it.
     """
-    values = dataclasses.asdict(dataclasses.replace(spec, script=script))
+    values = dataclasses.asdict(dataclasses.replace(spec, script=script, folder=""))
     try:
         return SearchJobRequest(spec=values, preload=list(preload), **more)
     except ValidationError as error:
         raise _refused(error) from error
+
+
+def is_own_search(record: JobRecord, search: SearchSummary) -> bool:
+    """Whether a search of a job's name is the job's own, and not one that `dike tune` has made.
+
+    Raises:
+        BadInputError: if the job's request cannot be read any more.
+    """
+    if record.state_data is not None:
+        return True
+    # A service that was killed may have made it and not come to write down anything of the job.
+    request = stored_request(record)
+    assert isinstance(request, SearchJobRequest)
+    # Where its checkpoints are the service may have chosen, and each service chooses for itself.
+    asked = dataclasses.replace(request.to_spec(), checkpoint_dir=search.spec.checkpoint_dir)
+    return search.spec == asked and search.created_s >= record.submitted_s

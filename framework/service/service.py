@@ -10,25 +10,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dike.exceptions import DikeError
-from framework import events
-from framework.background import Background
-from framework.connection import FrameworkRemovedError
-from framework.lease import ServiceLeaseLostError
-from framework.master import LeadingMaster
-from framework.mesos_calls import MesosCalls
-from framework.search.database import StorageUnavailableError
-from framework.service.agents import AgentDirectory
-from framework.service.hub import Hub
-from framework.service.journal import Journal
-from framework.service.prometheus import ServiceMetrics
-from framework.service.queueing import FairQueue
-from framework.service.records import JobRecord, JobState, TaskRecord
-from framework.service.seat import Seat
+from framework.mesos import events
+from framework.mesos.connection import FrameworkRemovedError
+from framework.mesos.driver import MesosCalls
+from framework.mesos.master import LeadingMaster
+from framework.scheduler.agents import AgentDirectory
+from framework.scheduler.background import Background
+from framework.scheduler.fair_share import FairQueue
+from framework.scheduler.job import CANCELLED, INTERRUPTED, Holder, JobHandle, Need, Outcome
+from framework.scheduler.journal import Journal, StorageUnavailableError
+from framework.scheduler.lease import ServiceLeaseLostError
+from framework.scheduler.records import JobRecord, JobState, TaskRecord
+from framework.scheduler.scheduler import Scheduler
+from framework.service.job_factory import JobContext, make_job
+from framework.service.metrics import ServiceMetrics
+from framework.service.recorder import JobRecorder
 from framework.service.store import ServiceStore
-from framework.service.surroundings import Surroundings
-from framework.service.tenant import CANCELLED, INTERRUPTED, Holder, Need, Outcome
-from framework.service.tenants import make_tenant
-from framework.service.watchers import Notebook
 
 logger = logging.getLogger(__name__)
 
@@ -37,16 +34,16 @@ WRITE_S = 0.5
 
 
 class StoredJournal(Journal):
-    """Writes the hub's journal into a service's database.
+    """Writes the scheduler's journal into a service's database.
 
     Args:
         store: the database.
-        books: job -> what it has told, which may not be written yet.
+        recorders: job -> what it has told, which may not be written yet.
     """
 
-    def __init__(self, store: ServiceStore, books: Mapping[str, Notebook]) -> None:
+    def __init__(self, store: ServiceStore, recorders: Mapping[str, JobRecorder]) -> None:
         self._store = store
-        self._books = books
+        self._recorders = recorders
 
     def subscribed(self, framework_id: str) -> None:
         self._store.set_framework_id(framework_id)
@@ -55,20 +52,20 @@ class StoredJournal(Journal):
         self._store.save(tasks, {job_id: state})
 
     def changed(self, tasks: Sequence[TaskRecord], states: dict[str, dict[str, Any]]) -> None:
-        for job_id in {task.job_id for task in tasks if task.ended_s is not None} & self._books.keys():
+        for job_id in {task.job_id for task in tasks if task.ended_s is not None} & self._recorders.keys():
             # The end of a task's output comes with its last status update, which is not repeated any more after this.
-            self._books[job_id].write()
+            self._recorders[job_id].write()
         self._store.save(tasks, states)
 
 
 class Service:
-    """The jobs of a database on one Mesos (`framework.session.Work`).
+    """The jobs of a database on one Mesos (`framework.scheduler.session.Work`).
 
     New jobs and requests to end one come as events, `JobSubmitted` and `KillRequested`, after they were written to the
     database.
 
     Args:
-        around: database and all else that jobs are given.
+        context: database and all else that jobs are given.
         mesos: the master.
         queue: who is served first.
         agents: knows the agents; None where nobody does.
@@ -78,16 +75,16 @@ class Service:
 
     def __init__(
         self,
-        around: Surroundings,
+        context: JobContext,
         mesos: MesosCalls,
         queue: FairQueue | None = None,
         agents: AgentDirectory | None = None,
         master: LeadingMaster | None = None,
         background: Background | None = None,
     ) -> None:
-        self._around = around
-        self._store = around.store
-        self._books: dict[str, Notebook] = {}
+        self._context = context
+        self._store = context.store
+        self._recorders: dict[str, JobRecorder] = {}
         self._states: dict[str, JobState] = {}
         self._started: set[str] = set()
         self._killed_by: dict[str, str] = {}
@@ -95,14 +92,14 @@ class Service:
         self._written_s = 0.0
         self._leaves = False
         self.metrics = ServiceMetrics(self._store)
-        self.hub = Hub(
+        self.scheduler = Scheduler(
             mesos,
             metrics=self.metrics,
-            journal=StoredJournal(self._store, self._books),
-            note=logger.warning,
+            journal=StoredJournal(self._store, self._recorders),
+            log=logger.warning,
             ended=self._has_ended,
             failed=self._has_failed,
-            tell=lambda job_id, text: self._books[job_id].event("note", text),
+            notify=lambda job_id, text: self._recorders[job_id].event("note", text),
             queue=queue,
             agents=agents,
             master=master,
@@ -114,7 +111,7 @@ class Service:
         for record in self._store.open_jobs():
             self._admit(record, tasks.pop(record.id, []))
         for left_over in tasks.values():
-            self.hub.disown(left_over)
+            self.scheduler.disown(left_over)
 
     @property
     def done(self) -> bool:
@@ -127,18 +124,18 @@ class Service:
         Raises:
             FrameworkRemovedError: if the master has ended the framework; that is noted, and a new service goes on with
                 the jobs.
-            BadInputError, JobFailedError: as `Hub.handle`.
+            BadInputError, JobFailedError: as `Scheduler.handle`.
         """
         match event:
             case events.JobSubmitted():
                 record = self._store.job(event.job_id)
-                if record is not None and self.hub.seat(record.id) is None and not record.state.has_ended():
+                if record is not None and self.scheduler.job(record.id) is None and not record.state.has_ended():
                     self._admit(record, [])
             case events.KillRequested():
                 self._kill(event.job_id, event.user)
             case _:
                 try:
-                    self.hub.handle(event)
+                    self.scheduler.handle(event)
                 except FrameworkRemovedError:
                     self._store.forget_framework()
                     self._leave()
@@ -147,7 +144,7 @@ class Service:
     def tick(self) -> None:
         """Does what is due by time."""
         begun_s = time.monotonic()
-        self.hub.tick()
+        self.scheduler.tick()
         self._note_states()
         now_s = time.monotonic()
         if now_s - self._written_s >= WRITE_S:
@@ -157,77 +154,77 @@ class Service:
 
     def cancel(self) -> None:
         """Leaves, and ends nothing: jobs go on without the service, and are found again by the next one."""
-        self.hub.save()
+        self.scheduler.save()
         self._leave()
 
     def _leave(self) -> None:
         self._leaves = True
         self._write()
-        for seat in self.hub.seats:
-            if isinstance(seat.tenant, Holder):
-                seat.tenant.leave()
+        for handle in self.scheduler.jobs:
+            if isinstance(handle.job, Holder):
+                handle.job.leave()
 
     def _write(self) -> None:
         # Each transaction waits for the disk.
-        with self._store.together():
-            for book in self._books.values():
-                book.write()
+        with self._store.database.together():
+            for recorder in self._recorders.values():
+                recorder.write()
 
     def _admit(self, record: JobRecord, tasks: list[TaskRecord]) -> None:
         self._numbers += 1
-        book = self._books[record.id] = Notebook(self._store, record.id, record.waiting)
+        recorder = self._recorders[record.id] = JobRecorder(self._store, record.id, record.waiting)
         self._states[record.id] = record.state
         logger.info("job %s of %s: %s", record.id, record.user, record.state)
         if record.started_s is not None:
             self._started.add(record.id)
         try:
-            self._seat(record, tasks, book)
+            self._schedule(record, tasks, recorder)
         except ServiceLeaseLostError:
             raise
         except Exception as error:
-            if self.hub.seat(record.id) is not None:
+            if self.scheduler.job(record.id) is not None:
                 raise
             # One job that cannot be taken up must not keep the service from the others. If the database is away for
             # these too, that cannot be written, and the job is none the worse for it.
             self._failed(record.id, error)
-            self.hub.disown(tasks)
+            self.scheduler.disown(tasks)
             return
         if record.kill_requested:
             self._kill(record.id)
 
-    def _seat(self, record: JobRecord, tasks: list[TaskRecord], book: Notebook) -> None:
+    def _schedule(self, record: JobRecord, tasks: list[TaskRecord], recorder: JobRecorder) -> None:
         for is_last in (False, True):
             try:
-                self.hub.admit(
+                self.scheduler.admit(
                     record.id,
                     record.user,
                     self._numbers,
-                    lambda seat: make_tenant(record, seat, book, self._around),
+                    lambda handle: make_job(record, handle, recorder, self._context),
                     constraints=record.constraints,
                     tasks=tasks,
                 )
                 return
             except StorageUnavailableError:
                 # The database may have been away for a moment.
-                if is_last or self.hub.seat(record.id) is not None:
+                if is_last or self.scheduler.job(record.id) is not None:
                     raise
 
     def _kill(self, job_id: str, user: str = "") -> None:
-        if self.hub.seat(job_id) is not None:
+        if self.scheduler.job(job_id) is not None:
             if user and job_id not in self._killed_by:
                 self._killed_by[job_id] = user
-                self._books[job_id].event("note", f"{user} has asked for its end")
+                self._recorders[job_id].event("note", f"{user} has asked for its end")
             self._note_state(job_id, JobState.ENDING)
-            self.hub.cancel_job(job_id)
+            self.scheduler.cancel_job(job_id)
 
     def _note_states(self) -> None:
-        for seat in self.hub.seats:
-            if self._states[seat.job_id] is JobState.ENDING:
+        for handle in self.scheduler.jobs:
+            if self._states[handle.job_id] is JobState.ENDING:
                 continue
-            if seat.has_tasks:
-                self._note_state(seat.job_id, JobState.RUNNING)
-            elif seat.tenant.need is not Need.NOTHING:
-                self._note_state(seat.job_id, JobState.QUEUED)
+            if handle.has_tasks:
+                self._note_state(handle.job_id, JobState.RUNNING)
+            elif handle.job.need is not Need.NOTHING:
+                self._note_state(handle.job_id, JobState.QUEUED)
 
     def _note_state(self, job_id: str, state: JobState) -> None:
         if self._states[job_id] is state:
@@ -244,11 +241,11 @@ class Service:
         else:
             self._store.change_job(job_id, state=state)
 
-    def _has_ended(self, seat: Seat) -> None:
-        self._over(seat.job_id, seat.tenant.outcome())
+    def _has_ended(self, handle: JobHandle) -> None:
+        self._over(handle.job_id, handle.job.outcome())
 
-    def _has_failed(self, seat: Seat, error: Exception) -> None:
-        self._failed(seat.job_id, error)
+    def _has_failed(self, handle: JobHandle, error: Exception) -> None:
+        self._failed(handle.job_id, error)
 
     def _failed(self, job_id: str, error: Exception) -> None:
         if not isinstance(error, DikeError):
@@ -261,10 +258,10 @@ class Service:
         if user and outcome.state is JobState.KILLED and outcome.failure in ("", CANCELLED, INTERRUPTED):
             outcome = dataclasses.replace(outcome, failure=f"killed by {user}")
         logger.info("job %s: %s", job_id, f"{outcome.state} {outcome.failure}".strip())
-        book = self._books.pop(job_id)
-        book.event("ended", outcome.failure or str(outcome.state))
-        book.write()
-        self._store.has_ended(job_id)
+        recorder = self._recorders.pop(job_id)
+        recorder.event("ended", outcome.failure or str(outcome.state))
+        recorder.write()
+        self._store.history.close(job_id)
         del self._states[job_id]
         self._started.discard(job_id)
         self._store.change_job(

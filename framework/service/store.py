@@ -18,8 +18,9 @@ from sqlalchemy import ColumnElement, RowMapping, and_, delete, func, insert, or
 from sqlalchemy.engine import Connection
 
 from dike.exceptions import BadInputError
+from framework.scheduler.records import JobKind, JobRecord, JobState, TaskRecord
+from framework.service.database import ServiceDatabase
 from framework.service.history import JobHistory
-from framework.service.records import JobKind, JobRecord, JobState, TaskRecord
 from framework.service.tables import BUNDLES, EVENTS, JOBS, OUTPUT, PROGRESS, RECEIVED, SERVICES, TASKS
 
 logger = logging.getLogger(__name__)
@@ -29,36 +30,45 @@ _LONG_COLUMNS = ("request", "result", "state_data")
 _SEARCHES_AT_A_TIME = 1000
 
 
-class ServiceStore(JobHistory):
+class ServiceStore:
     """The database of a service.
 
     Args:
         url: an SQLAlchemy URL.
+
+    Attributes:
+        database: connections, transactions, the lease.
+        history: events, output and progress of the jobs.
 
     Raises:
         BadInputError: if the database cannot be used; every method may.
     """
 
     def __init__(self, url: str) -> None:
-        super().__init__(url)
+        self.database = ServiceDatabase(url)
+        self.history = JobHistory(self.database)
         self._adding = threading.Lock()
+
+    def close(self) -> None:
+        """Closes all connections."""
+        self.database.close()
 
     # The service itself.
 
     def framework_id(self) -> str | None:
         """Under which id Mesos knows the service; None before the first subscription."""
-        with self.reading() as connection:
+        with self.database.reading() as connection:
             return connection.execute(select(SERVICES.c.framework_id)).scalar()
 
     def set_framework_id(self, framework_id: str | None) -> None:
         """Notes it; None once Mesos has forgotten us."""
-        with self._transaction() as connection:
+        with self.database.transaction() as connection:
             connection.execute(update(SERVICES).values(framework_id=framework_id))
 
     def forget_framework(self) -> None:
         """Notes that Mesos has ended us, and all our tasks."""
         lost = {"state": "lost", "ended_s": time.time(), "message": "the framework was removed by the Mesos master"}
-        with self._transaction() as connection:
+        with self.database.transaction() as connection:
             connection.execute(update(SERVICES).values(framework_id=None))
             connection.execute(update(TASKS).where(TASKS.c.ended_s.is_(None)).values(lost))
 
@@ -71,7 +81,7 @@ class ServiceStore(JobHistory):
             BadInputError: if there is a job of that id.
         """
         # Two at once would get the same number: only SQLite has them wait for each other.
-        with self._adding, self._transaction() as connection:
+        with self._adding, self.database.transaction() as connection:
             if connection.execute(select(JOBS.c.id).where(JOBS.c.id == record.id)).first() is not None:
                 raise BadInputError(f"There is a job '{record.id}' already; choose another --name.")
             values = {"number": _next_number(connection), **_job_values(dataclasses.asdict(record))}
@@ -80,7 +90,7 @@ class ServiceStore(JobHistory):
 
     def change_job(self, job_id: str, **changes: Any) -> None:
         """Writes some fields of a job."""
-        with self._transaction() as connection:
+        with self.database.transaction() as connection:
             connection.execute(update(JOBS).where(JOBS.c.id == job_id).values(_job_values(changes)))
 
     def reopen_job(self, job_id: str, note: str, **changes: Any) -> bool:
@@ -96,7 +106,7 @@ class ServiceStore(JobHistory):
         """
         fresh = {"state": JobState.QUEUED, "ended_s": None, "kill_requested": False, "failure": "", "result": None}
         ended = [str(state) for state in JobState if state.has_ended()]
-        with self._adding, self._transaction() as connection:
+        with self._adding, self.database.transaction() as connection:
             values = {"number": _next_number(connection), **_job_values({**fresh, **changes})}
             query = update(JOBS).where(JOBS.c.id == job_id, JOBS.c.state.in_(ended)).values(values)
             if not connection.execute(query).rowcount:
@@ -107,7 +117,7 @@ class ServiceStore(JobHistory):
 
     def job(self, job_id: str) -> JobRecord | None:
         """One job; None if there is none of that id."""
-        with self.reading() as connection:
+        with self.database.reading() as connection:
             row = connection.execute(select(JOBS).where(JOBS.c.id == job_id)).mappings().first()
         return None if row is None else _job(row)
 
@@ -137,7 +147,7 @@ class ServiceStore(JobHistory):
             query = query.where(JOBS.c.state.in_([str(state) for state in states]))
         if before is not None:
             query = query.where(JOBS.c.number < select(JOBS.c.number).where(JOBS.c.id == before).scalar_subquery())
-        with self.reading() as connection:
+        with self.database.reading() as connection:
             return [_job(row) for row in connection.execute(query).mappings()]
 
     def open_jobs(self) -> list[JobRecord]:
@@ -148,13 +158,13 @@ class ServiceStore(JobHistory):
     def bundle(self, token: str) -> bytes | None:
         """The archive that a bundle token names; None if there is none."""
         query = select(BUNDLES.c.archive).join(JOBS, JOBS.c.id == BUNDLES.c.job_id).where(JOBS.c.bundle_token == token)
-        with self.reading() as connection:
+        with self.database.reading() as connection:
             return connection.execute(query).scalar()
 
     def old_searches(self, ended_before_s: float) -> list[str]:
         """Jobs that are searches, ended before a time (seconds since the epoch) and may be removed; some of them."""
         query = select(JOBS.c.id).where(_is_old(ended_before_s), JOBS.c.kind == str(JobKind.SEARCH))
-        with self.reading() as connection:
+        with self.database.reading() as connection:
             return list(connection.execute(query.limit(_SEARCHES_AT_A_TIME)).scalars())
 
     def delete_jobs(self, ended_before_s: float, searches: Collection[str] = ()) -> int:
@@ -169,7 +179,7 @@ class ServiceStore(JobHistory):
         """
         may_go = and_(_is_old(ended_before_s), or_(JOBS.c.kind != str(JobKind.SEARCH), JOBS.c.id.in_(searches)))
         old = select(JOBS.c.id).where(may_go)
-        with self._transaction() as connection:
+        with self.database.transaction() as connection:
             for table in (BUNDLES, TASKS, EVENTS, OUTPUT, RECEIVED, PROGRESS):
                 connection.execute(delete(table).where(table.c.job_id.in_(old)))
             return int(connection.execute(delete(JOBS).where(may_go)).rowcount)
@@ -183,7 +193,7 @@ class ServiceStore(JobHistory):
             tasks: new or changed ones.
             states: job -> its state data.
         """
-        with self._transaction() as connection:
+        with self.database.transaction() as connection:
             for job_id, state in states.items():
                 values = {"state_data": json.dumps(state)}
                 connection.execute(update(JOBS).where(JOBS.c.id == job_id).values(values))
@@ -202,7 +212,7 @@ class ServiceStore(JobHistory):
             query = query.where(TASKS.c.job_id == job_id)
         if live_only:
             query = query.where(TASKS.c.ended_s.is_(None))
-        with self.reading() as connection:
+        with self.database.reading() as connection:
             rows = connection.execute(query).mappings().all()
         return [TaskRecord(**{**row, "resources": json.loads(row["resources"])}) for row in rows]
 

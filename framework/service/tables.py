@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Boolean, Column, Float, ForeignKey, Index, Integer, LargeBinary, String, Table, Text
 
-from framework.lease import lease_columns
+from framework.scheduler.lease import lease_columns
 from framework.search.tables import METADATA, NAME_LENGTH, Number
 
 _EVENT_KEY = BigInteger().with_variant(Integer, "sqlite")

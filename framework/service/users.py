@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import logging
 import os
+import secrets
 import signal
 import stat
 import tempfile
@@ -17,17 +18,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
-import platformdirs
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from dike.exceptions import BadInputError
-from framework.service.reception import new_secret
-from solver.strict_yaml import NOT_YAML
+from framework.user_folders import own_token_file
+from solver.strict_yaml import NOT_YAML, parse_yaml
 
 MIN_TOKEN_LENGTH = 16
+TOKEN_BYTES = 32
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
-OWN_TOKEN_FILE = "service-token"  # noqa: S105 (a file's name)
 
 logger = logging.getLogger(__name__)
 
@@ -121,11 +120,6 @@ def digest(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def own_token_file() -> Path:
-    """Where a service without a users file keeps its token, and clients of the same account find it."""
-    return Path(platformdirs.user_config_dir("dike")) / OWN_TOKEN_FILE
-
-
 def own_token() -> str:
     """The token in `own_token_file`, made once.
 
@@ -136,7 +130,7 @@ def own_token() -> str:
     try:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            _write_once(path, new_secret())
+            _write_once(path, secrets.token_urlsafe(TOKEN_BYTES))
         token = path.read_text(encoding="ascii").strip()
         if path.stat().st_mode & OTHERS:
             raise BadInputError(f"Others may read the token in {path}; remove that file, and a new one is made.")
@@ -193,7 +187,8 @@ def _read_users(path: Path) -> dict[str, User]:
     try:
         with path.open(encoding="utf-8") as file:
             mode = os.fstat(file.fileno()).st_mode
-            values = yaml.safe_load(file)
+            text = file.read()
+        _, values = parse_yaml(path, text)
     except OSError as error:
         raise BadInputError(f"The users file {path} cannot be read: {error.strerror}.") from error
     except (*NOT_YAML, RecursionError) as error:

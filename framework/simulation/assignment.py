@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import highspy
 import numpy as np
 
-from framework.policies.interface import Choice, Decision, PolicySettings, SlotView, TrialView
+from framework.policies.trials.interface import Choice, Decision, PolicySettings, SlotView, TrialView
 from framework.simulation.bins import Bin
 
 STAYS = 0.02
@@ -32,7 +32,7 @@ class AssignmentPolicy:
         self._jobs = trials.jobs
 
     def decide(self, now_s: float, trials: Sequence[TrialView], slots: Sequence[SlotView]) -> Decision:
-        """See `framework.policies.interface.Policy`."""
+        """See `framework.policies.trials.interface.Policy`."""
         open_slots = [slot for slot in slots if not slot.busy]
         home = {slot.trial: slot for slot in open_slots if slot.trial is not None}
         candidates = [trial for trial in trials if trial.runnable or trial.id in home]
@@ -45,7 +45,7 @@ class AssignmentPolicy:
         kind_of = {trial.id: kinds[place] for trial, place in zip(candidates, chosen, strict=True) if place is not None}
         staying = {slot.id for trial, slot in home.items() if kind_of.get(trial) == slot.kind}
         runs: dict[int, Choice] = {}
-        vacates = set()
+        suspends = set()
         for kind in kinds:
             coming = [trial for trial, its in kind_of.items() if its == kind and trial not in home]
             free = [slot for slot in open_slots if slot.kind == kind and slot.id not in staying]
@@ -53,8 +53,8 @@ class AssignmentPolicy:
             free.sort(key=lambda slot: (slot.trial is not None, slot.id))
             for slot, trial in zip(free, coming, strict=False):
                 runs[slot.id] = Choice(trial, "best assignment")
-            vacates |= {slot.id for slot in free if slot.id not in runs and slot.trial in kind_of}
-        return Decision(runs, vacates=frozenset(vacates))
+            suspends |= {slot.id for slot in free if slot.id not in runs and slot.trial in kind_of}
+        return Decision(runs, suspends=frozenset(suspends))
 
     def _worth(self, trial: TrialView, kind: str, home: Mapping[int, SlotView]) -> float:
         stays = trial.id in home and home[trial.id].kind == kind

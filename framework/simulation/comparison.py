@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 from dike.exceptions import BadInputError
-from framework.policies.interface import Milestone, Policy, PolicySettings
-from framework.policies.registry import POLICIES, make_policy
+from framework.policies.trials.interface import Milestone, Policy, PolicySettings
+from framework.policies.trials.registry import POLICIES, make_policy
 from framework.simulation.assignment import AssignmentPolicy
 from framework.simulation.bins import TARGET_SHARE, Bin, count_good, default_target, draw_bin
 from framework.simulation.curves import Curve

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, TextIO
 
 from dike.exceptions import BadInputError
-from framework.policies.interface import Reading
+from framework.policies.trials.interface import Reading
 
 LONG_METRIC = "train_loss"
 WIDE_METRIC = "acc"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from framework.policies.interface import Choice, Decision, PolicySettings, SlotView, TrialView
+from framework.policies.trials.interface import Choice, Decision, PolicySettings, SlotView, TrialView
 from framework.simulation.bins import Bin
 
 
@@ -31,7 +31,7 @@ class OraclePolicy:
         self._there: set[int] = set()
 
     def decide(self, now_s: float, trials: Sequence[TrialView], slots: Sequence[SlotView]) -> Decision:
-        """See `framework.policies.interface.Policy`."""
+        """See `framework.policies.trials.interface.Policy`."""
         by_id = {trial.id: trial for trial in trials}
         free = [slot for slot in slots if not slot.busy]
         reaches_s = {trial.id: now_s + self._switch_s + self._left_s(trial) for trial in trials if trial.runnable}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from framework.policies.interface import Reading, SlotView, TrialView
+from framework.policies.trials.interface import Reading, SlotView, TrialView
 from framework.simulation.curves import Curve
 from framework.simulation.throughputs import Job
 

@@ -143,7 +143,7 @@ def read_throughputs(path: Path) -> ThroughputTable:
     try:
         text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         tables = json.loads(text)
-    except (OSError, EOFError, ValueError, zlib.error) as error:
+    except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is no JSON"
         raise BadInputError(f"The throughputs in {path} cannot be read: {reason}.") from error
     try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Literal
 
-from framework.policies.interface import Choice, Policy, TrialView
+from framework.policies.trials.interface import Choice, Policy, TrialView
 from framework.simulation.bins import Bin
 from framework.simulation.played import PlayedSlot, PlayedTrial, UseOfSlots
 
@@ -20,7 +20,7 @@ _ROUNDING = 1e-6
 
 
 class PolicyViolationError(Exception):
-    """A policy has broken a rule of `framework.policies.interface.Policy`; the message says which."""
+    """A policy has broken a rule of `framework.policies.trials.interface.Policy`; the message says which."""
 
 
 @dataclass(frozen=True)
@@ -215,14 +215,16 @@ class World:
         for slot_id, choice in decision.runs.items():
             self._check(slot_id, choice, taken)
             taken[choice.trial] = slot_id
-        for slot_id in decision.vacates:
+        for slot_id in decision.suspends:
             if slot_id in decision.runs or slot_id not in taken.values() or self._slots[slot_id].busy:
-                raise PolicyViolationError(f"{self._policy.name} vacates slot {slot_id}, which is not its to vacate")
+                raise PolicyViolationError(
+                    f"{self._policy.name} suspends the trial of slot {slot_id}, which is not its to suspend"
+                )
         for slot_id, choice in sorted(decision.runs.items()):
             slot = self._slots[slot_id]
             if slot.trial is None or slot.trial.id != choice.trial:
                 self._fill(slot, self._trials[choice.trial])
-        for slot_id in sorted(decision.vacates):
+        for slot_id in sorted(decision.suspends):
             self._fill(self._slots[slot_id], None)
         if decision.wake_at_s is None:
             return math.inf

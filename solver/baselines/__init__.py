@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from solver.baselines.comparison import Comparison, Row, compare
-from solver.baselines.methods import METHODS, Method, plan_with
+from solver.baselines.methods import PLANNERS, plan_with
 
-__all__ = ["METHODS", "Comparison", "Method", "Row", "compare", "plan_with"]
+__all__ = ["PLANNERS", "Comparison", "Row", "compare", "plan_with"]

@@ -10,8 +10,8 @@ import numpy as np
 from solver.baselines.filling import fill_by_turns, fill_first, worker_turns
 from solver.baselines.setting import EQUAL, Choice, On, Setting
 from solver.baselines.speeds import Speeds
+from solver.capacity import Ints
 from solver.resources import TaskResources, WorkerShape
-from solver.rooms import Ints
 from solver.shards import useful_ps_count
 
 WORKERS_PER_PS = 4

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dike.exceptions import BadInputError, InfeasibleError
-from solver.baselines.methods import METHODS, check_methods
+from solver.baselines.methods import PLANNERS, check_methods
+from solver.choices import METHODS
 from solver.planner import PlanRequest, check_request
 
 
@@ -100,7 +101,7 @@ def compare(
 def _row(method: str, request: PlanRequest) -> Row:
     started = time.monotonic()
     try:
-        plan = METHODS[method].plan(request)
+        plan = PLANNERS[method](request)
     except BadInputError as error:
         return Row(method, str(error), seconds=time.monotonic() - started)
     option = plan.option

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from solver.capacity import Ints
 from solver.resources import TaskResources
-from solver.rooms import Ints
 
 
-def rooms_for(free: Ints, task: TaskResources) -> Ints:
+def capacity_for(free: Ints, task: TaskResources) -> Ints:
     """How many such tasks fit on each machine."""
     need = amounts(task)
     rooms: Ints = (free[:, need > 0] // need[need > 0]).min(axis=1)

@@ -20,12 +20,12 @@ from solver.baselines.layouts import (
 )
 from solver.baselines.setting import EQUAL, Choice, Setting
 from solver.baselines.speeds import card_s, samples_per_s
+from solver.capacity import Ints
 from solver.nodes import NodeKind
 from solver.placement.naming import Assignment
 from solver.placement.problem import hosts_workers
 from solver.rate_arrays import Floats, PlacementArrays, total_rates
 from solver.resources import WorkerShape
-from solver.rooms import Ints
 from solver.shards import Shards
 from solver.traffic import weighted_traffic
 from solver.units import BYTES_PER_S_PER_GBPS

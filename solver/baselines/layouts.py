@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from solver.capacity import Ints
 from solver.nodes import NodeKind
 from solver.resources import TaskSizes
-from solver.rooms import Ints
 
 Shelf = tuple[int, ...]
 """Sizes of the shards on one machine, largest first."""

@@ -6,13 +6,13 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from dike.exceptions import BadInputError
 from solver.baselines.by_hand import first_fit, sar_basic, sar_tuned
 from solver.baselines.iterative import iterative
 from solver.baselines.optimus import optimus
 from solver.baselines.setting import Choice, Setting
+from solver.choices import METHODS
 from solver.evaluation import evaluate, planned_tasks
 from solver.options import default_rules
 from solver.plan import Option, OptionCounts, Plan
@@ -23,19 +23,6 @@ PROOF_S = 20.0
 """The gap of a plan that nothing is known of."""
 _ITERATIVE_SEES = frozenset({"identical_workers", "cpu_gpu_ratio", "task_counts"})
 """All plans inside these rules are among the placements that `iterative` tries."""
-
-
-@dataclass(frozen=True)
-class Method:
-    """A way to plan.
-
-    Attributes:
-        description: one line.
-        plan: makes a plan; one of another author than Dike does not know how good it is (`NOTHING_PROVEN`).
-    """
-
-    description: str
-    plan: Callable[[PlanRequest], Plan]
 
 
 def _dike(request: PlanRequest) -> Plan:
@@ -66,7 +53,7 @@ def plan_with(method: str, request: PlanRequest, on_progress: Callable[[PlanProg
         InfeasibleError: if the method finds no placement.
     """
     check_methods([method])
-    plan = METHODS[method].plan(request)
+    plan = PLANNERS[method](request)
     if on_progress is not None:
         on_progress(PlanProgress(plan, placed=0))
     if plan.gap < NOTHING_PROVEN:
@@ -118,7 +105,7 @@ def _plan(method: str, choose: Callable[[Setting], Choice], request: PlanRequest
         gap=0.0 if proven else NOTHING_PROVEN,
         solve_time_s=time.monotonic() - started,
         options=OptionCounts(choice.compared, {}, choice.compared, choice.compared),
-        why=tuple(sentence for sentence in (f"{method}: {METHODS[method].description}.", choice.note) if sentence),
+        why=tuple(sentence for sentence in (f"{method}: {METHODS[method]}.", choice.note) if sentence),
         formulation=f"method {method}",
         method=method,
         byte_imbalance=shards.byte_imbalance,
@@ -126,21 +113,13 @@ def _plan(method: str, choose: Callable[[Setting], Choice], request: PlanRequest
     )
 
 
-def _baseline(name: str, description: str, choose: Callable[[Setting], Choice]) -> Method:
-    return Method(description, functools.partial(_plan, name, choose))
-
-
-METHODS: dict[str, Method] = {
-    "dike": Method("the best option and placement that the rules leave, proven", _dike),
-    "dike_traffic": Method("least traffic by the paper's Eq. 1 alone, with no GPU idle", _dike_traffic),
-    "iterative": _baseline("iterative", "every placement of every option, for small clusters", iterative),
-    "sar_tuned": _baseline("sar_tuned", "the best option, with its tasks on the machines by turns", sar_tuned),
-    "sar_basic": _baseline(
-        "sar_basic", "equal slices, one ps for 4 workers, as many as fit, on the machines by turns", sar_basic
-    ),
-    "first_fit": _baseline(
-        "first_fit", "as tfmesos: the same slices, each task on the first machine with room", first_fit
-    ),
-    "optimus": _baseline("optimus", "equal counts on the fewest machines, with the best counts there are", optimus),
+PLANNERS: dict[str, Callable[[PlanRequest], Plan]] = {
+    "dike": _dike,
+    "dike_traffic": _dike_traffic,
+    "iterative": functools.partial(_plan, "iterative", iterative),
+    "sar_tuned": functools.partial(_plan, "sar_tuned", sar_tuned),
+    "sar_basic": functools.partial(_plan, "sar_basic", sar_basic),
+    "first_fit": functools.partial(_plan, "first_fit", first_fit),
+    "optimus": functools.partial(_plan, "optimus", optimus),
 }
-"""Name -> method."""
+"""Method -> what makes its plan; a plan of another author than Dike does not know how good it is (`NOTHING_PROVEN`)."""

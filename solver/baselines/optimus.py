@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solver.baselines.filling import amounts, rooms_for
+from solver.baselines.filling import amounts, capacity_for
 from solver.baselines.setting import EQUAL, Choice, On, Setting
 from solver.baselines.speeds import Speeds
+from solver.capacity import Ints
 from solver.resources import TaskResources, WorkerShape
-from solver.rooms import Ints
 from solver.shards import useful_ps_count
 
 
@@ -92,6 +92,6 @@ class _Servers:
         np.subtract.at(left, np.arange(len(ps)) % used, ps)
         if left.min() < 0:
             return 0
-        rooms = np.r_[rooms_for(left, self.worker), self.rooms[with_ps:used]]
+        rooms = np.r_[capacity_for(left, self.worker), self.rooms[with_ps:used]]
         # The machine in place i of k takes worker i, i + k, ...; the first that cannot is the end.
         return int((rooms * used + np.arange(used)).min())

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from dike.exceptions import InfeasibleError
-from solver.baselines.filling import fill_first, rooms_for
+from solver.baselines.filling import capacity_for, fill_first
+from solver.capacity import Ints
 from solver.options import cpu_gpu_ratio, identical_workers, raw_space, without_spare_cpus
 from solver.placement.naming import Assignment
 from solver.placement.problem import hosts_workers
 from solver.planner import PlanRequest, check_request, scenario_of
 from solver.resources import TaskResources, WorkerShape
-from solver.rooms import Ints
 from solver.scenario import Scenario
 from solver.shards import Shards
 from solver.shortage import shortage
@@ -132,7 +132,7 @@ class Setting:
         """How many workers fit into what is free on each machine."""
         model = self.scenario.model(shape)
         hosts = np.array([hosts_workers(kind, model) for kind in self.scenario.kinds])
-        return np.where(hosts[self.kind_of], rooms_for(free, self.scenario.sizes.worker(shape)), 0)
+        return np.where(hosts[self.kind_of], capacity_for(free, self.scenario.sizes.worker(shape)), 0)
 
     def no_room(self, method: str, shape: WorkerShape) -> InfeasibleError:
         """The error for a job that the method cannot place, whatever its size."""

@@ -6,9 +6,9 @@ import numpy as np
 
 from solver.async_rates import Shared
 from solver.baselines.setting import Setting
+from solver.capacity import Ints
 from solver.rate_arrays import Floats, PlacementArrays, total_rates
 from solver.resources import WorkerShape
-from solver.rooms import Ints
 from solver.shards import Shards
 from solver.step_time import StepModel
 from solver.units import BYTES_PER_S_PER_GBPS

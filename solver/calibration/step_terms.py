@@ -19,11 +19,11 @@ import numpy as np
 
 from solver.async_rates import Shared
 from solver.calibration.nnls import Floats
+from solver.capacity import Ints
 from solver.placement.naming import Assignment
 from solver.racks import uplink_s
 from solver.rate_arrays import PlacementArrays, total_rates
 from solver.resources import WorkerShape
-from solver.rooms import Ints
 from solver.scenario import Scenario
 from solver.step_time import StepModel
 from solver.units import BYTES_PER_S_PER_GBPS

@@ -1,4 +1,7 @@
-"""Answers the questions of the `plan` command: makes the plans, keeps the time limit, prints and draws."""
+"""Answers the questions of the `plan` command: makes the plans, keeps the time limit, prints and draws.
+
+What only some questions need is imported where they are answered: a plain plan does not wait for it.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,20 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from solver.baselines import METHODS, Comparison, Row, compare, plan_with
-from solver.cli.comparison_tables import print_comparison, print_exploration, print_variants
-from solver.cli.jobs_tables import print_jobs_plan
+from solver.choices import METHODS, Order
 from solver.cli.output import Format, console, print_json
 from solver.cli.progress import PlanningStatus
 from solver.cli.tables import print_plan, print_profile
 from solver.cluster import Cluster
 from solver.deadline import OWN_SHARE, Observer, TimeOverError, call_within, plan_within
-from solver.explore import explore
-from solver.jobs import Job, Order, plan_jobs
 from solver.plan import Plan
 from solver.planner import PlanRequest, make_plan
-from solver.variants import plan_variants
+
+if TYPE_CHECKING:
+    from solver.baselines import Comparison, Row
+    from solver.jobs import Job
 
 Result = TypeVar("Result")
 
@@ -59,6 +61,9 @@ class Answers:
 
     def variants(self, requests: Mapping[str, PlanRequest], title: str) -> None:
         """One plan for each request, side by side."""
+        from solver.cli.comparison_tables import print_variants
+        from solver.variants import plan_variants
+
         share = None if self.time_limit_s is None else self.time_limit_s / len(requests)
         made = plan_variants(requests, dataclasses.replace(self, time_limit_s=share)._planned)
         if self.picture is not None:
@@ -73,6 +78,9 @@ class Answers:
 
     def comparison(self, request: PlanRequest) -> None:
         """All methods side by side."""
+        from solver.baselines import Comparison, Row, compare
+        from solver.cli.comparison_tables import print_comparison
+
         rows: list[Row] = []
         with PlanningStatus(console(stderr=True), "comparing methods"):
             if self.time_limit_s is None:
@@ -90,11 +98,17 @@ class Answers:
 
     def exploration(self, request: PlanRequest) -> None:
         """What each rule costs."""
+        from solver.cli.comparison_tables import print_exploration
+        from solver.explore import explore
+
         made = self._within("looking outside the rules", explore, self._limited(request))
         self._print(made, print_exploration)
 
     def jobs(self, jobs: Sequence[Job], cluster: Cluster, order: Order) -> None:
         """Many jobs together."""
+        from solver.cli.jobs_tables import print_jobs_plan
+        from solver.jobs import plan_jobs
+
         own_limit_s = None if self.time_limit_s is None else OWN_SHARE * self.time_limit_s
         made = self._within(f"planning {len(jobs)} jobs", plan_jobs, jobs, cluster, order, own_limit_s)
         self._print(made, print_jobs_plan)
@@ -131,7 +145,11 @@ class Answers:
 
 
 def _plan(method: str, request: PlanRequest, on_progress: Observer) -> Plan:
-    return make_plan(request, on_progress) if method == "dike" else plan_with(method, request, on_progress)
+    if method == "dike":
+        return make_plan(request, on_progress)
+    from solver.baselines import plan_with
+
+    return plan_with(method, request, on_progress)
 
 
 def _call(function: Callable[..., Result], arguments: Sequence[Any], on_progress: Observer) -> Result:
@@ -139,4 +157,6 @@ def _call(function: Callable[..., Result], arguments: Sequence[Any], on_progress
 
 
 def _compare(request: PlanRequest, on_row: Callable[[Row], None]) -> Comparison:
+    from solver.baselines import compare
+
     return compare(request, on_row=on_row)

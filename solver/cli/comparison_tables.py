@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from solver.baselines import METHODS, Comparison
-from solver.cli.tables import new_table, print_plan
+from solver.baselines import Comparison
+from solver.choices import METHODS, RULES
+from solver.cli.output import new_table
+from solver.cli.tables import print_plan
 from solver.explore import Exploration
-from solver.options import RULES
 from solver.plan import Plan
 from solver.units import format_bytes
 from solver.variants import Variant
@@ -44,7 +45,7 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         table.add_row(row.method, *counts, *worth, f"{row.seconds:.2f} s")
     console.print(table)
     for row in comparison.rows:
-        console.print(f"- {row.method}: {row.reason or METHODS[row.method].description}")
+        console.print(f"- {row.method}: {row.reason or METHODS[row.method]}")
 
 
 def print_exploration(console: Console, exploration: Exploration) -> None:

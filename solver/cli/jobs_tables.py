@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from solver.cli.tables import new_table
+from solver.cli.output import new_table
 from solver.jobs import JobsPlan, PlacedJob
 
 MAX_JOBS = 40

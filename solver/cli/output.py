@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import enum
+import functools
 import json
+import re
 import sys
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
+    from rich.table import Table
+
+_CONTROLS = "\x00-\x08\x0b-\x1f\x7f-\x9f"
+_BIDIRECTIONAL = "\u202a-\u202e\u2066-\u2069"
+_UNSAFE = re.compile(f"[{_CONTROLS}{_BIDIRECTIONAL}]")
+_HARMLESS_IN_OUTPUT = re.compile(rf"(?P<fine>\x1b\[[0-9;:]*m|[\r\b])|{_UNSAFE.pattern}")
 
 
 class Format(enum.StrEnum):
@@ -20,7 +31,65 @@ class Format(enum.StrEnum):
 def console(*, stderr: bool = False) -> Console:
     """A console that keeps lines whole when its output is not a terminal."""
     stream = sys.stderr if stderr else sys.stdout
-    return Console(stderr=stderr, width=None if stream.isatty() else 140, highlight=False)
+    return _console_class()(stderr=stderr, width=None if stream.isatty() else 140, highlight=False)
+
+
+def harmless(text: str) -> str:
+    """Text with what would move a terminal's cursor, set its title or turn its lines round in a form that is seen."""
+    return _UNSAFE.sub(_seen, text)
+
+
+def harmless_output(text: str) -> str:
+    """The same for what a program has printed: colours, and progress bars that write over themselves, stay."""
+    return _HARMLESS_IN_OUTPUT.sub(lambda found: found[0] if found["fine"] else _seen(found), text)
+
+
+def _seen(found: re.Match[str]) -> str:
+    return ascii(found[0])[1:-1]
+
+
+@functools.cache
+def _console_class() -> type[Console]:
+    # Late: JSON and a list of options need no tables.
+    from rich.console import Console
+    from rich.segment import Segment
+
+    class HarmlessConsole(Console):
+        """Names, messages and values come from scripts and from other users."""
+
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+            for segment in super().render(renderable, options):
+                safe = harmless(segment.text) if segment.control is None else segment.text
+                yield segment if safe == segment.text else Segment(safe, segment.style)
+
+    return HarmlessConsole
+
+
+def new_table(title: str, *columns: str) -> Table:
+    """A table with these headings; without any, of two columns that need none."""
+    from rich.table import Table
+    from rich.text import Text
+
+    class HarmlessTable(Table):
+        """Makes cells harmless before the columns are measured."""
+
+        def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
+            super().add_row(*map(safe, cells), **options)
+
+    def safe(cell: RenderableType | None) -> RenderableType | None:
+        if isinstance(cell, Text) and _UNSAFE.search(cell.plain):
+            return Text(harmless(cell.plain), cell.style)
+        return harmless(cell) if isinstance(cell, str) else cell
+
+    table = HarmlessTable(title=title, title_justify="left", show_header=bool(columns))
+    for column in columns or ("", ""):
+        table.add_column(column)
+    return table
+
+
+def say(out: Console, text: str) -> None:
+    """Prints one line of Dike's own."""
+    out.print(f"dike: {text}", markup=False, soft_wrap=True)
 
 
 def print_json(data: Any) -> None:

@@ -2,32 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
 from dike.exceptions import BadInputError
 from dike.profile import ModelProfile
-from solver.baselines import METHODS
-from solver.calibration import fit
-from solver.calibration.measurements import read_measurements
-from solver.cli.answers import Answers
+from solver.choices import METHODS, RULES, Objective, Order, Sharding
 from solver.cli.output import Format
-from solver.cluster import Cluster
 from solver.drawing.figure_files import check_picture_path
-from solver.jobs import Order, read_jobs
-from solver.options import RULES, parse_rules
-from solver.planner import Objective, PlanRequest
-from solver.shards import Sharding
-from solver.variants import sweep as sweep_requests
-from solver.variants import what_if as what_if_requests
+
+if TYPE_CHECKING:
+    from solver.calibration import Calibration
+    from solver.cluster import Cluster
 
 NOT_FOR_MANY_JOBS = ("method", "rules", "sharding", "objective", "max_workers", "batch_size", "measurements")
 """A file of jobs says these of each job, or they are the same for all."""
-LoadProfile = Callable[[str, int | None], ModelProfile]
-"""Gets the profile of a model, with this batch size or its own; the application passes one as the context's object."""
+
+
+def module_option(argument: str) -> Any:
+    """How `-m` is declared.
+
+    Args:
+        argument: what names the script without it.
+    """
+    return typer.Option("-m", "--module", help=f"{argument} is the name of a module, as for python -m.")
+
+
+class LoadProfile(Protocol):
+    """Gets the profile of a model; the application passes one as the context's object."""
+
+    def __call__(
+        self,
+        model: str,
+        batch_size: int | None = None,
+        /,
+        *,
+        arguments: Sequence[str] = (),
+        is_module: bool = False,
+    ) -> ModelProfile:
+        """The profile.
+
+        Args:
+            model: what was named.
+            batch_size: samples per worker and step; None for the model's own.
+            arguments: a script's own arguments.
+            is_module: whether the model is named as a module, as for `python -m`.
+        """
 
 
 def plan(
@@ -38,6 +62,10 @@ def plan(
             help="A saved profile (.json); 'dike plan' also takes a script or keras:NAME.", show_default=False
         ),
     ] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="The script's own arguments, after '--'.", show_default=False)
+    ] = None,
+    module: Annotated[bool, module_option("MODEL")] = False,
     cluster: Annotated[Path | None, typer.Option(help="The cluster file (YAML); required.", show_default=False)] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, max=10**9, help="Samples per worker and step.")] = None,
     objective: Annotated[
@@ -82,13 +110,21 @@ def plan(
         if chosen in ("--compare", "--explore", "--jobs"):
             raise BadInputError(f"--picture draws a plan, a sweep or a what-if, nothing for {chosen}; leave one out.")
         check_picture_path(picture)
+    # Late, here and below: who asks for the options does not wait for the planner, nor a plan for other questions.
+    from solver.cli.answers import Answers
+    from solver.cluster_file import read_cluster
+    from solver.options import parse_rules
+    from solver.planner import PlanRequest
+
     answers = Answers(method, time_limit, picture, output_format)
     # The quick checks of small files come before the slow look at a model.
-    machines = Cluster.from_yaml(cluster)
+    machines = read_cluster(cluster)
     if jobs is not None:
         if model is not None:
             raise BadInputError(f"--jobs names the models itself; leave out '{model}'.")
         _refuse(context, "--jobs", NOT_FOR_MANY_JOBS)
+        from solver.jobs import read_jobs
+
         answers.jobs(read_jobs(jobs, load_profile), machines, order)
         return
     _refuse(context, "a single job", ("order",))
@@ -96,9 +132,9 @@ def plan(
         _refuse(context, chosen, ("method",))
     if model is None:
         raise BadInputError("The model is missing; give one, or a file of many jobs with --jobs.")
-    measured = None if measurements is None else read_measurements(measurements)
+    calibration = None if measurements is None else _calibration(measurements)
     allowed = parse_rules(rules, objective)
-    profile = load_profile(model, batch_size)
+    profile = load_profile(model, batch_size, arguments=arguments or (), is_module=module)
     request = PlanRequest(
         profile=profile,
         cluster=machines,
@@ -106,18 +142,29 @@ def plan(
         max_workers=max_workers,
         rules=allowed,
         sharding=sharding,
-        calibration=None if measured is None else fit(measured, profile, machines),
+        calibration=None if calibration is None else calibration(profile, machines),
     )
     if compare:
         answers.comparison(request)
     elif explore:
         answers.exploration(request)
     elif sweep is not None:
+        from solver.variants import sweep as sweep_requests
+
         answers.variants(sweep_requests(request, sweep), sweep)
     elif what_if:
+        from solver.variants import what_if as what_if_requests
+
         answers.variants(what_if_requests(request, what_if), "What if")
     else:
         answers.plan(request)
+
+
+def _calibration(path: Path) -> Callable[[ModelProfile, Cluster], Calibration]:
+    """Reads measured step times; what they say of a model on a cluster is then to be asked for."""
+    from solver.calibration import fit, read_measurements
+
+    return functools.partial(fit, read_measurements(path))
 
 
 def _refuse(context: typer.Context, beside: str, names: tuple[str, ...]) -> None:

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from dike.profile import ModelProfile
 from solver import Plan, PlannedTask, TaskResources
+from solver.cli.output import new_table
 from solver.grouping import group_nodes
 from solver.units import MIB, format_bytes
 
@@ -61,13 +62,6 @@ def print_layout(console: Console, plan: Plan) -> None:
     """Prints only which tasks a plan has, and where they go."""
     console.print(_chosen(plan))
     console.print(_placement(plan))
-
-
-def new_table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", show_header=bool(columns))
-    for column in columns or ("", ""):
-        table.add_column(column)
-    return table
 
 
 def _options(plan: Plan) -> Table:

@@ -47,8 +47,8 @@ class CountedWorkers:
         """Writes Eq. 2, 5 and 6 down."""
         builder = milp.MilpBuilder()
         types = binary_types(instance)
-        room = programs.rooms(instance)
-        beside = tuple(programs.rooms(instance, [shard.task]) for shard in types)
+        room = programs.capacity(instance)
+        beside = tuple(programs.capacity(instance, [shard.task]) for shard in types)
         ps = tuple({name: builder.integer(int(count >= 0)) for name, count in fits.items()} for fits in beside)
         workers = {name: builder.integer(count) for name, count in room.items()}
         chief = {} if instance.chief is None else {name: builder.integer(1) for name in room}

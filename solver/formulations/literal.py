@@ -86,7 +86,7 @@ class Literal:
                     builder.row({connected[j][k]: 1.0, ps[j][name]: 1.0, workers[k][name]: -1.0}, upper=1.0)
         if self.strengthened:
             for task, shared, needs in zip(ps, connected, instance.ps, strict=True):
-                beside = programs.rooms(instance, [needs])
+                beside = programs.capacity(instance, [needs])
                 fits = {task[name]: -float(max(0, count)) for name, count in beside.items()}
                 builder.row({**dict.fromkeys(shared, 1.0), **fits}, upper=0.0)
         result = programs.run(builder.build(), deadline)

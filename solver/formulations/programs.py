@@ -51,7 +51,7 @@ def room(instance: Instance, kind: NodeKind, taken: Sequence[TaskResources] = ()
     return min(instance.workers, kind.room_for(instance.worker, taken))
 
 
-def rooms(instance: Instance, taken: Sequence[TaskResources] = ()) -> dict[str, int]:
+def capacity(instance: Instance, taken: Sequence[TaskResources] = ()) -> dict[str, int]:
     """`room` of every machine."""
     fits: dict[str, int] = {}
     for kind in instance.kinds:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from solver.jobs.job import Job
 from solver.jobs.jobs_file import read_jobs
 from solver.jobs.planner import plan_jobs
-from solver.jobs.result import JobsPlan, MachineTasks, Method, Order, PlacedJob, UnplacedJob
+from solver.jobs.result import JobsPlan, MachineTasks, Method, PlacedJob, UnplacedJob
 
 __all__ = [
     "Job",
     "JobsPlan",
     "MachineTasks",
     "Method",
-    "Order",
     "PlacedJob",
     "UnplacedJob",
     "plan_jobs",

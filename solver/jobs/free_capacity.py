@@ -153,7 +153,7 @@ class FreeCapacity:
             return rows.tolist()
         return rows[self._fullness[rows].argsort(kind="stable")].tolist()
 
-    def rooms(self, need: Amounts, usable: NDArray[np.bool_], beside: Amounts = NOTHING) -> NDArray[np.int64]:
+    def capacity(self, need: Amounts, usable: NDArray[np.bool_], beside: Amounts = NOTHING) -> NDArray[np.int64]:
         """How many tasks of that size one machine of each row holds beside `beside`.
 
         Returns:

@@ -228,7 +228,7 @@ class Packer:
                 if not cheapest:
                     self._give_back(form, ps, taken.values())
                     return _Filled(None, 0)
-        rooms = self._free.rooms(form.needs.worker, form.usable)
+        rooms = self._free.capacity(form.needs.worker, form.usable)
         rows = np.flatnonzero(rooms > 0)
         order = rows[np.argsort(-rooms[rows], kind="stable")].tolist()
         # Rows change as their machines are taken, so these come first.
@@ -247,8 +247,8 @@ class Packer:
 
     def _cheapest(self, form: Form, helper: Amounts, count: int) -> list[int]:
         """Up to so many machines that each hold a helper and lose least room for workers; of equal ones a worker's."""
-        before = self._free.rooms(form.needs.worker, form.usable)
-        after = self._free.rooms(form.needs.worker, form.usable, helper)
+        before = self._free.capacity(form.needs.worker, form.usable)
+        after = self._free.capacity(form.needs.worker, form.usable, helper)
         rows = np.flatnonzero(after >= 0)
         lost = before[rows] - after[rows]
         machines: list[int] = []

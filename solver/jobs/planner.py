@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import get_args
 
 from dike.exceptions import BadInputError
+from solver.choices import Order
 from solver.cluster import Cluster
 from solver.hardware import known_hardware
 from solver.jobs.allocation import Counts, FormChooser, Started, larger_counts
@@ -21,7 +22,7 @@ from solver.jobs.one_job import OneJob
 from solver.jobs.packing import Packer, Placement
 from solver.jobs.reasons import no_form, no_room
 from solver.jobs.report import placed_by_plan, placed_job
-from solver.jobs.result import JobsPlan, Order, PlacedJob, UnplacedJob
+from solver.jobs.result import JobsPlan, PlacedJob, UnplacedJob
 from solver.nodes import node_kinds
 from solver.plan import Plan
 from solver.search.option_search import TIE

@@ -52,7 +52,7 @@ def _lack(job: Job, form: Form, free: FreeCapacity) -> tuple[float, str]:
                 f"{smallest} does not fit: its {who} {_shown(resource, needed[resource])} and {where} have "
                 f"{_shown(resource, have[resource])} left: {_shown(resource, missing)} short."
             )
-    fits = int((free.counts * free.rooms(form.needs.worker, form.usable).clip(0)).sum())
+    fits = int((free.counts * free.capacity(form.needs.worker, form.usable).clip(0)).sum())
     if fits < job.min_workers:
         return (job.min_workers - fits) / job.min_workers, (
             f"{smallest} does not fit: what is left on {machines} is in pieces that hold {_counted(fits, 'worker')} of "

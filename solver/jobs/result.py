@@ -6,10 +6,9 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from solver.choices import Order
 from solver.plan import Option
 
-Order = Literal["given", "gain"]
-"""`given`: job after job, each its best on what is left; `gain`: all together, by marginal gain."""
 Method = Literal["exact", "optimus"]
 """`exact`: as `make_plan` plans one job; `optimus`: counts from a table of speeds, even placement."""
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from solver.capacity import Ints, Machines
 from solver.hardware import Hardware
 from solver.nodes import NodeKind
 from solver.options.space import OptionRange, OptionSpace, Pruning
 from solver.resources import TaskSizes, gpu_bytes
-from solver.rooms import Ints, Machines
 
 
 def all_gpus_used(space: OptionSpace, kinds: Sequence[NodeKind], hardware: Hardware, sizes: TaskSizes) -> Pruning:
@@ -52,7 +52,7 @@ def all_gpus_used(space: OptionSpace, kinds: Sequence[NodeKind], hardware: Hardw
 
 def _rooms(kinds: Sequence[NodeKind], entry: OptionRange, hardware: Hardware, sizes: TaskSizes) -> Ints:
     """Workers of each shape that a machine of each kind holds; none where the model does not fit the GPUs' memory."""
-    room = Machines(kinds).rooms([sizes.worker(shape) for shape in entry.shapes])[:, :, 0]
+    room = Machines(kinds).capacity([sizes.worker(shape) for shape in entry.shapes])[:, :, 0]
     fits = np.array([gpu_bytes(sizes.variable_bytes) <= hardware.gpu(kind.gpu_model).memory_bytes for kind in kinds])
     needs_gpu = np.array([shape.gpus > 0 for shape in entry.shapes])
     return np.where(needs_gpu & ~fits[:, None], 0, room)

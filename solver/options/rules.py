@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 from dike.exceptions import BadInputError
+from solver.choices import RULES
 from solver.hardware import Hardware
 from solver.nodes import NodeKind
 from solver.options.all_gpus_used import all_gpus_used
@@ -14,14 +15,6 @@ from solver.options.identical_workers import identical_workers
 from solver.options.space import OptionSpace, Pruning
 from solver.options.task_counts import task_counts
 from solver.resources import TaskSizes
-
-RULES: dict[str, str] = {
-    "identical_workers": "all workers are alike; without it each machine gives its workers a shape of its own",
-    "cpu_gpu_ratio": "a worker has 1, 2, 4, ... GPUs and the CPUs that those can use; without it, any numbers",
-    "task_counts": "one ps on a machine at most, none without effect; without it they share machines",
-    "all_gpus_used": "no GPU is idle that a worker could use, as in the paper; costs speed on slow networks",
-}
-"""Name -> one line, in the order in which they apply."""
 
 _DEFAULTS: dict[str, frozenset[str]] = {
     "throughput": frozenset(RULES) - {"all_gpus_used"},

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from solver.capacity import Machines
 from solver.nodes import NodeKind
 from solver.resources import TaskResources, TaskSizes, WorkerShape
-from solver.rooms import Machines
 
 
 def without_spare_cpus(
@@ -32,7 +32,7 @@ def without_spare_cpus(
     ordered = sorted(set(shapes))
     alike = {(kind.cpu_millis, kind.mem_mb, kind.disk_mb, kind.gpus): kind for kind in kinds}
     loads = [[helper] * number for number in range(most + 1)]
-    room = Machines(list(alike.values())).rooms([sizes.worker(shape) for shape in ordered], loads)
+    room = Machines(list(alike.values())).capacity([sizes.worker(shape) for shape in ordered], loads)
     chosen: dict[tuple[int, bytes], WorkerShape] = {}
     for index, shape in enumerate(ordered):
         chosen[shape.gpus, np.maximum(room[:, index], 0).tobytes()] = shape

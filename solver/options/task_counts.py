@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from solver.capacity import Machines
 from solver.nodes import NodeKind
 from solver.options.space import OptionRange, OptionSpace, Pruning
 from solver.resources import TaskSizes
-from solver.rooms import Machines
 
 
 def task_counts(space: OptionSpace, kinds: Sequence[NodeKind], sizes: TaskSizes, useful_ps: int) -> Pruning:
@@ -29,7 +29,7 @@ def task_counts(space: OptionSpace, kinds: Sequence[NodeKind], sizes: TaskSizes,
     max_ps = min(int(counts.sum()), useful_ps)
     ranges: list[OptionRange] = []
     for entry in space.ranges:
-        room = Machines(kinds).rooms([sizes.worker(shape) for shape in entry.shapes])[:, :, 0]
+        room = Machines(kinds).capacity([sizes.worker(shape) for shape in entry.shapes])[:, :, 0]
         shapes = tuple(shape for shape, fits in zip(entry.shapes, room.max(axis=0), strict=True) if fits)
         if shapes:
             most = int(counts @ room.max(axis=1) if entry.mixed else (counts @ room).max())

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from dike.exceptions import BadInputError
 from solver.async_rates import Shared
+from solver.capacity import Ints, Machines
 from solver.nodes import NodeKind
 from solver.resources import TaskResources, TaskSizes, WorkerShape
-from solver.rooms import Ints, Machines
 from solver.shards import Shards
 from solver.step_time import StepModel
 
@@ -263,7 +263,7 @@ def _rooms(
 ) -> Ints:
     """How many workers of each shape fit on each kind beside each load; -1 if the load does not fit."""
     helpers = [_tasks(load, sizes, types) for load in loads]
-    room = Machines(kinds).rooms([sizes.worker(model.shape) for model in models], helpers)
+    room = Machines(kinds).capacity([sizes.worker(model.shape) for model in models], helpers)
     hosts = np.array([hosting(kinds, model) for model in models]).T
     least: Ints = np.minimum(room, np.where(hosts, workers, 0)[:, :, None])
     return least

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 
 from solver.racks.problem import RackProblem, View, best_within, likely, network_times, optimistic
 from solver.racks.rates import STEPS, best_at, holds_all, most_steps
+from solver.racks.scoring import RackPlacement, placed
 from solver.racks.tree import Best, Load
-from solver.racks.worth import RackPlacement, placed
 
 SLACK = 1e-9
 """Relative room for rounding."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from solver.rooms import Ints
+from solver.capacity import Ints
 from solver.search.scope import Scope
 from solver.shards import Shards
 

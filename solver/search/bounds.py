@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from solver.capacity import Ints, Machines
 from solver.placement.problem import by_gpu_model, hosting
 from solver.resources import TaskSizes
-from solver.rooms import Ints, Machines
 from solver.search.async_bounds import StepBounds
 from solver.search.scope import Scope
 from solver.shards import Shards
@@ -93,7 +93,7 @@ class ShapeBounds:
     def _rooms_beside(self, shard_bytes: Sequence[int]) -> Ints:
         """How many workers fit on a machine of each kind beside such shards; -1 if those do not fit."""
         load = [self._sizes.ps(size) for size in shard_bytes]
-        room = self._scope.machines.rooms([self._sizes.worker(self._model.shape)], [load])[:, 0, 0]
+        room = self._scope.machines.capacity([self._sizes.worker(self._model.shape)], [load])[:, 0, 0]
         beside: Ints = np.minimum(room, self._limit)
         return beside
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from solver.capacity import Ints, Machines
 from solver.placement.problem import by_gpu_model, hosting
 from solver.resources import TaskSizes
-from solver.rooms import Ints, Machines
 from solver.search.async_bounds import StepBounds
 from solver.search.bounds import (
     Bounds,
@@ -35,7 +35,7 @@ def mixed_bounds(scope: Scope, models: Sequence[StepModel], sizes: TaskSizes, sh
     """
     counts, machines = scope.counts, scope.machines
     loads = [[], [sizes.ps(shards.sizes[-1])], [sizes.ps(shards.sizes[0])]]
-    room = machines.rooms([sizes.worker(model.shape) for model in models], loads)
+    room = machines.capacity([sizes.worker(model.shape) for model in models], loads)
     hosts = np.array([hosting(machines.kinds, model) for model in models]).T
     room = np.minimum(room, np.where(hosts, scope.max_workers, 0)[:, :, None])
     alone, smallest, largest = room.max(axis=1).T

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from solver.capacity import Machines
 from solver.nodes import NodeKind
 from solver.options import OptionRange, OptionSpace, without_spare_cpus
 from solver.placement.fastest import OutOfTimeError, calmest_placement, fastest_placement
 from solver.placement.problem import TooManyStatesError
 from solver.racks import Region, regions
 from solver.resources import WorkerShape
-from solver.rooms import Machines
 from solver.scenario import Scenario
 from solver.search.bounds import Bounds, ShapeBounds
 from solver.search.candidates import Candidate, CandidateTable, Key, Label
@@ -301,7 +301,7 @@ def _separate(scenario: Scenario, space: OptionSpace, *, ps_may_share: bool) -> 
     counts = np.array([kind.count for kind in kinds])
     for entry in space.ranges:
         shapes = without_spare_cpus(entry.shapes, kinds, sizes, ps_may_share=ps_may_share)
-        room = Machines(kinds).rooms([sizes.worker(shape) for shape in shapes])[:, :, 0]
+        room = Machines(kinds).capacity([sizes.worker(shape) for shape in shapes])[:, :, 0]
         parts = [(shapes, room.max(axis=1))] if entry.mixed else [((s,), room[:, i]) for i, s in enumerate(shapes)]
         for each, fits in parts:
             most = min(entry.max_workers, int(counts @ fits))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solver.rooms import Ints, Machines
+from solver.capacity import Ints, Machines
 
 
 @dataclass(frozen=True)

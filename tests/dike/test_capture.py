@@ -51,6 +51,21 @@ def keras(*parts: str) -> str:
     return KERAS + "\n".join(textwrap.dedent(part) for part in parts)
 
 
+TF_KERAS = """
+import tf_keras
+model = tf_keras.Sequential([tf_keras.layers.Input((64,)), tf_keras.layers.Dense(10)])
+"""
+TAPE = """
+def gradients():
+    with tf.GradientTape() as tape:
+        value = loss(y, model(x))
+    return tape.gradient(value, model.trainable_variables)
+"""
+LOOP = """
+for _ in range(3):
+    optimizer.apply_gradients(zip(gradients(), model.trainable_variables))
+    print("TRAINED")
+"""
 COORDINATOR = """
 import json, os
 import tensorflow as tf
@@ -329,6 +344,15 @@ SCRIPTS = {
         model.fit(np.zeros((60, 64), "float32"), np.zeros(60), batch_size=30)
         print("AFTER")
     """,
+    "keras_frozen": keras(
+        """
+        hidden = layers.Dense(64, activation="relu")
+        model = tf.keras.Sequential([layers.Input((64,)), hidden, layers.Dense(10)])
+        hidden.trainable = False
+        model.compile("sgd", loss)
+        model.fit(x, y)
+        """
+    ),
     # own coordinators
     "coordinator": COORDINATOR.format(spelling="ParameterServerStrategy", coordinator="coordinator.ClusterCoordinator"),
     "coordinator_experimental": COORDINATOR.format(
@@ -346,6 +370,120 @@ SCRIPTS = {
         session = tf.train.MonitoredTrainingSession()
         """,
         f"session.run(train, {FEED})",
+    ),
+    # loops of their own
+    "loop_keras": keras(TAPE, "optimizer = tf.keras.optimizers.Adam()", LOOP),
+    "loop_function": keras(TAPE, "optimizer = tf.keras.optimizers.SGD()", "gradients = tf.function(gradients)", LOOP),
+    "loop_scaled": keras(
+        TAPE,
+        """
+        optimizer = tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD(), initial_scale=1.0)
+        """,
+        LOOP,
+    ),
+    "loop_v1_optimizer": keras(TAPE, "optimizer = tf.compat.v1.train.AdamOptimizer()", LOOP),
+    "loop_tf_keras": keras(TF_KERAS, TAPE, "optimizer = tf_keras.optimizers.Adam()", LOOP),
+    "loop_tf_keras_legacy": keras(TF_KERAS, TAPE, "optimizer = tf_keras.optimizers.legacy.Adam()", LOOP),
+    "loop_tf_keras_on_batch": keras(
+        TF_KERAS, 'model.compile("sgd", "mse")\nmodel.train_on_batch(x, y)\nprint("TRAINED")\n'
+    ),
+    "loop_by_hand": keras(
+        """
+        w = tf.Variable(tf.zeros((64, 10)))
+        for _ in range(3):
+            with tf.GradientTape() as tape:
+                value = loss(y, tf.constant(x) @ w)
+            w.assign_sub(0.1 * tape.gradient(value, w))
+            print("TRAINED")
+        """
+    ),
+    "loop_by_hand_keras": keras(
+        TAPE,
+        """
+        for gradient, weight in zip(gradients(), model.trainable_weights):
+            weight.assign_sub(0.1 * gradient)
+            print("TRAINED")
+        """,
+    ),
+    "loop_train_on_batch": keras(
+        'model.compile("sgd", loss)\nmodel.train_on_batch(x, y)\nprint("TRAINED")\n',
+    ),
+    # no loops of their own
+    "slots_before_fit": keras(
+        """
+        model.compile("adam", loss)
+        model.optimizer.build(model.trainable_variables)
+        model.optimizer.apply_gradients([(tf.zeros_like(v), v) for v in model.trainable_variables])
+        with tf.GradientTape() as tape:
+            value = loss(y, model(x))
+        print(float(tf.linalg.global_norm(tape.gradient(value, model.trainable_variables))))
+        model.fit(x, y)
+        """
+    ),
+    "train_step_with_tape": keras(
+        """
+        class Trained(tf.keras.Model):
+            def train_step(self, data):
+                x, y = data
+                with tf.GradientTape() as tape:
+                    value = loss(y, self(x, training=True))
+                gradients = tape.gradient(value, self.trainable_variables)
+                self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+                return {"loss": value}
+        inputs = layers.Input((64,))
+        model = Trained(inputs, layers.Dense(10)(inputs))
+        model.compile("adam")
+        model.fit(x, y)
+        """
+    ),
+    "v1_tape": v1(
+        """
+        tf.enable_resource_variables()
+        x = tf.placeholder(tf.float32, [24, 64])
+        y = tf.placeholder(tf.int32, [24])
+        with tf.GradientTape() as tape:
+            loss = loss_of(x, y)
+        variables = tf.trainable_variables()
+        train = tf.train.GradientDescentOptimizer(0.1).apply_gradients(zip(tape.gradient(loss, variables), variables))
+        print("BUILT")
+        """
+    ),
+    # names that are gone
+    "gone_estimator": "import dike as tf\ntf.estimator.Estimator\n",
+    "gone_estimator_plain": "import tensorflow as tf\ntf.compat.v1.estimator.Estimator\n",
+    "gone_estimator_module": "from tensorflow import estimator\n",
+    "gone_contrib": "import tensorflow as tf\nslim = tf.contrib.slim\n",
+    "gone_contrib_module": "import dike.contrib.slim as slim\n",
+    "gone_layers": "import dike.compat.v1 as tf\ntf.layers.dense(1, 1)\n",
+    "gone_layers_plain": "from tensorflow.compat.v1.layers import dense\n",
+    "gone_layers_top": "import tensorflow as tf\ntf.layers.dense(1, 1)\n",
+    "gone_supervisor": "import dike as tf\ntf.train.Supervisor()\n",
+    "gone_session": "import tensorflow as tf\ntf.Session()\n",
+    "never_there": "import tensorflow as tf\ntf.train.Nonsense()\n",
+    "v1_two_updates": v1(
+        PLACEHOLDERS,
+        """
+        with tf.variable_scope("other"):
+            big = loss_of(tf.matmul(x, tf.get_variable("wide", [64, 64])), y)
+        ours = [v for v in tf.trainable_variables() if "other" not in v.name]
+        never = tf.train.AdamOptimizer().minimize(big)
+        train = tf.train.GradientDescentOptimizer(0.1).minimize(loss, global_step=step, var_list=ours)
+        session = tf.train.MonitoredTrainingSession()
+        """,
+        f"session.run([train, loss], {FEED})",
+    ),
+    "v1_fed_inside": v1(
+        """
+        x = tf.placeholder(tf.float32, [None, 64])
+        y = tf.placeholder(tf.int32, [None])
+        features = tf.matmul(x, tf.get_variable("base", [64, 64], trainable=False))
+        loss = loss_of(features, y)
+        train = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+        session = tf.Session()
+        session.run(tf.global_variables_initializer())
+        cached = session.run(features, {x: np.zeros((24, 64))})
+        session.run(train, {features: cached, y: np.zeros(24)})
+        """,
     ),
     "v1_average": v1(
         PLACEHOLDERS,
@@ -549,6 +687,23 @@ def test_tf_keras_fit(captured: Captured) -> None:
     assert "AFTER" not in captured.prints
 
 
+@pytest.mark.parametrize("captured", ["v1_two_updates", "v1_fed_inside"], indirect=True)
+def test_only_what_the_first_training_step_runs_counts(captured: Captured) -> None:
+    profile = captured.profile
+    assert profile.batch_size == 24
+    assert DENSE_FORWARD <= profile.flops_forward_per_sample < DENSE_FORWARD * 1.15
+    assert 1.8 < profile.flops_step_per_sample / profile.flops_forward_per_sample < 3.1
+
+
+@script("keras_frozen")
+def test_the_gradients_of_frozen_layers_do_not_count(captured: Captured) -> None:
+    profile = captured.profile
+    forward = 2 * 64 * 64 + 2 * 64 + DENSE_FORWARD
+    assert profile.parameters == 650
+    assert profile.flops_forward_per_sample == forward
+    assert forward + 2 * 64 * 10 <= profile.flops_step_per_sample < forward + 2.4 * 64 * 10
+
+
 @script("v1_clipped")
 def test_clipped_gradients(captured: Captured) -> None:
     profile = captured.profile
@@ -604,6 +759,62 @@ def test_refusals_are_one_sentence(captured: Captured, sentence: str) -> None:
     assert sentence in captured.error
     assert captured.error.endswith(".")
     assert "\n" not in captured.error
+
+
+@pytest.mark.parametrize(
+    ("captured", "step"),
+    [
+        ("loop_keras", "Adam.apply_gradients"),
+        ("loop_function", "SGD.apply_gradients"),
+        ("loop_scaled", "SGD.apply_gradients"),
+        ("loop_v1_optimizer", "AdamOptimizer.apply_gradients"),
+        ("loop_tf_keras", "Adam.apply_gradients"),
+        ("loop_tf_keras_legacy", "Adam.apply_gradients"),
+        ("loop_tf_keras_on_batch", "Model.train_on_batch"),
+        ("loop_by_hand", "Variable.assign_sub"),
+        ("loop_by_hand_keras", "Variable.assign_sub"),
+        ("loop_train_on_batch", "Model.train_on_batch"),
+    ],
+    indirect=["captured"],
+)
+def test_a_loop_of_its_own_is_refused_before_it_has_trained(captured: Captured, step: str) -> None:
+    assert f"trains by {step} in a loop of its own, without a training session or a call of fit" in captured.error
+    assert captured.error.endswith(".")
+    assert "TRAINED" not in captured.prints
+
+
+@pytest.mark.parametrize("captured", ["slots_before_fit", "train_step_with_tape"], indirect=True)
+def test_other_uses_of_tapes_and_optimizers_are_let_through(captured: Captured) -> None:
+    assert captured.profile.parameters == 650
+
+
+@script("v1_tape")
+def test_an_optimizer_in_a_graph_only_adds_to_it(captured: Captured) -> None:
+    assert "BUILT" in captured.prints
+
+
+@pytest.mark.parametrize(
+    ("captured", "gone", "instead"),
+    [
+        ("gone_estimator", "uses tf.estimator, which was removed in TensorFlow 2.16", "Model.fit"),
+        ("gone_estimator_plain", "uses tf.estimator, which was removed in TensorFlow 2.16", "Model.fit"),
+        ("gone_estimator_module", "uses tf.estimator, which was removed in TensorFlow 2.16", "Model.fit"),
+        ("gone_contrib", "uses tf.contrib, which was removed in TensorFlow 2.0", "tf.keras"),
+        ("gone_contrib_module", "uses tf.contrib, which was removed in TensorFlow 2.0", "tf.keras"),
+        ("gone_layers", "uses tf.layers, which is in tf.compat.v1 alone since TensorFlow 2.0", "tf.keras.layers"),
+        ("gone_layers_plain", "only with Keras 2 since TensorFlow 2.16", "TF_USE_LEGACY_KERAS=1"),
+        ("gone_layers_top", "uses tf.layers, which is in tf.compat.v1 alone since TensorFlow 2.0", "tf.keras.layers"),
+        ("gone_supervisor", "uses tf.train.Supervisor, which is gone since TensorFlow 2.0", "MonitoredTrainingSession"),
+        ("gone_session", "uses tf.Session, which is gone since TensorFlow 2.0", "tf.compat.v1.Session"),
+        ("never_there", "never_there.py failed (AttributeError: module", "see above"),
+    ],
+    indirect=["captured"],
+)
+def test_what_tensorflow_no_longer_has(captured: Captured, gone: str, instead: str) -> None:
+    assert gone in captured.error
+    assert instead in captured.error[captured.error.index(gone) :]
+    assert captured.error.endswith(".")
+    assert "Traceback" in captured.prints
 
 
 @script("raises")

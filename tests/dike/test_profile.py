@@ -12,9 +12,11 @@ import pytest
 
 from dike.exceptions import BadInputError
 from dike.profile import Api, ModelProfile, VariableSpec
-from framework import tensorflow_noise
-from framework.profiling import load_profile
+from framework.project import tensorflow_noise
+from framework.project.profiling import load_profile
 from tests.waiting import is_alive, wait_until
+
+pytestmark = pytest.mark.integration
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PROFILE = ModelProfile(
@@ -185,7 +187,7 @@ def test_command_ends_bad_input_with_2_and_one_line(tmp_path: Path, arguments: t
 
 def test_the_command_itself_never_imports_tensorflow() -> None:
     code = (
-        "import sys, framework.cli, framework.profiling\n"
+        "import sys, framework.cli, framework.project.profiling\n"
         "assert not {'tensorflow', 'keras', 'tf_keras'} & set(sys.modules), 'imported'"
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], check=False, capture_output=True, text=True, timeout=60)

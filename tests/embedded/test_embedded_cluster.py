@@ -12,10 +12,11 @@ import psutil
 import pytest
 
 from dike.exceptions import BadInputError, DikeError
-from framework.embedded import AgentSpec, EmbeddedCluster, local_resources
 from framework.embedded import cluster as cluster_module
 from framework.embedded import ports as ports_module
-from framework.embedded.machine import attribute_of
+from framework.embedded.agents import AgentSpec
+from framework.embedded.cluster import EmbeddedCluster
+from framework.embedded.machine import attribute_of, local_resources
 from framework.embedded.ports import BLOCK_SIZE, is_free, reserve_blocks
 from tests.embedded.embedded_support import RawFramework, alive, with_argument
 from tests.waiting import wait_until
@@ -224,6 +225,7 @@ def test_lost_port_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(cluster.state()["slaves"]) == 1
 
 
+@pytest.mark.integration
 def test_reserved_blocks_are_free_and_held() -> None:
     first = reserve_blocks(2)
     second = reserve_blocks(2)
@@ -236,6 +238,7 @@ def test_reserved_blocks_are_free_and_held() -> None:
             block.claim.close()
 
 
+@pytest.mark.integration
 def test_a_block_with_a_busy_port_is_passed_over() -> None:
     (block,) = reserve_blocks(1)
     block.claim.close()
@@ -247,6 +250,7 @@ def test_a_block_with_a_busy_port_is_passed_over() -> None:
     assert other.first != block.first
 
 
+@pytest.mark.integration
 def test_more_blocks_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     # Not where others reserve theirs: clusters that start at this moment would find none.
     monkeypatch.setattr(ports_module, "FIRST_PORT", ports_module.END_PORT)

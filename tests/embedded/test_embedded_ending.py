@@ -23,9 +23,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # A task whose child has left its process group and session, and whose grandchild has no environment any more either.
 # The framework would have an hour to come back: Mesos itself has no reason to end the task.
+# A shell that runs the tests in the background has them, and all that they start, ignore Ctrl-C.
 OWNER = """
-import json, sys, threading
-from framework.embedded import AgentSpec, EmbeddedCluster
+import json, signal, sys, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from framework.embedded.agents import AgentSpec
+from framework.embedded.cluster import EmbeddedCluster
 from tests.embedded.embedded_support import RawFramework
 
 mark = sys.argv[1].removeprefix("mark=")
@@ -126,7 +129,8 @@ def test_owner_is_killed_while_a_child_holds_its_pipe() -> None:
     """A forked child of the owner keeps the pipe open: the supervisor sees that its parent is gone."""
     script = """
 import os, sys
-from framework.embedded import AgentSpec, EmbeddedCluster
+from framework.embedded.agents import AgentSpec
+from framework.embedded.cluster import EmbeddedCluster
 cluster = EmbeddedCluster([AgentSpec("cpus:1;mem:256")])
 cluster.start()
 if os.fork() == 0:

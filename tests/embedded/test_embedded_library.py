@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from dike.exceptions import BadInputError, DikeError
-from framework.embedded import EmbeddedCluster, elf, library
+from framework.embedded import elf, library
+from framework.embedded.cluster import EmbeddedCluster
 
 ROOT = Path(__file__).resolve().parents[2]
 NOWHERE = "http://127.0.0.1:1/simple/"
@@ -44,6 +45,7 @@ def files_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*") if path.is_file())
 
 
+@pytest.mark.integration
 def test_local_file_replaces_the_download(archive: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(library.FILE_VARIABLE, str(archive))
     made = library.ensure_library()
@@ -56,6 +58,7 @@ def test_local_file_replaces_the_download(archive: Path, empty_cache: Path, monk
     assert made.stat().st_mtime_ns == changed_at
 
 
+@pytest.mark.integration
 def test_damaged_file_is_refused(
     archive: Path, empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,6 +80,7 @@ def test_missing_local_file_is_named(empty_cache: Path, tmp_path: Path, monkeypa
         library.ensure_library()
 
 
+@pytest.mark.integration
 def test_neither_file_nor_index(empty_cache: Path) -> None:
     with pytest.raises(DikeError) as caught:
         library.ensure_library()
@@ -92,6 +96,7 @@ def test_cache_that_cannot_be_written(empty_cache: Path) -> None:
         library.ensure_library()
 
 
+@pytest.mark.integration
 def test_processes_at_once_make_it_once(archive: Path, empty_cache: Path) -> None:
     script = """
 import ctypes, json, sys
@@ -129,6 +134,7 @@ print(json.dumps([str(path), path.stat().st_ino, len(made)]))
     assert files_in(empty_cache) == [Path(answers[0][0]).name, "lock"]
 
 
+@pytest.mark.integration
 def test_a_killed_process_leaves_nothing_that_looks_finished(archive: Path, empty_cache: Path) -> None:
     script = """
 import os
@@ -161,6 +167,7 @@ def test_other_platforms_are_told_what_to_do(
     assert message.rstrip(".").count(". ") == 0
 
 
+@pytest.mark.integration
 def test_edited_library_needs_only_what_every_system_has(archive: Path) -> None:
     with tarfile.open(archive) as tar:
         (member,) = [one for one in tar.getmembers() if one.name.endswith(library.MODULE_SUFFIX)]
@@ -186,6 +193,7 @@ def test_what_is_no_library_is_refused(image: bytes) -> None:
         elf.make_loadable(image)
 
 
+@pytest.mark.integration
 def test_this_platform_loads_it() -> None:
     # In a process of its own: it brings its own protobuf, which other libraries of the tests also have.
     program = "import ctypes, sys; ctypes.CDLL(sys.argv[1])._ZN5mesos8internal14VersionProcessC1Ev"

@@ -9,7 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from framework.embedded import AgentSpec, EmbeddedCluster
+from framework.embedded.agents import AgentSpec
+from framework.embedded.cluster import EmbeddedCluster
 from tests.embedded.embedded_support import RawFramework, alive, be_patient, with_argument
 from tests.waiting import is_alive, wait_until
 

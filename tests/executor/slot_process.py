@@ -16,7 +16,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from executor import attempt, elastic_slot, output, output_sender, trial_slot
+from executor import attempt, elastic_slot, output, trial_slot
 from executor.channel import Slot, TaskChannel
 from executor.elastic_slot import ElasticSlot
 from executor.messages import LaunchOrder, decode
@@ -56,7 +56,7 @@ def obey(slot: Slot) -> None:
 
 
 def make_slot(channel: TaskChannel, order: str, zygote: list[str]) -> Slot:
-    for module in (attempt, output, output_sender):
+    for module in (attempt, output):
         assert hasattr(module, "DRAIN_S")
         module.DRAIN_S = DRAIN_S
     if decode(order).get("kind") == "slot":

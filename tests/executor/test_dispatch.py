@@ -71,6 +71,7 @@ def test_a_slot_takes_one_task(tmp_path: Path) -> None:
     assert (update["task_id"]["value"], update["state"]) == ("task-1", "TASK_FAILED")
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("order", [JOB, ELASTIC, SEARCH])
 def test_a_bundle_out_of_reach_fails_the_task(tmp_path: Path, order: str) -> None:
     dispatcher, edge = launched(tmp_path, order)

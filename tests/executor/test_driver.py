@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from executor import driver as driver_module
-from executor.driver import ExecutorDriver
-from executor.quiet_pymesos import pymesos
+from executor.driver import ExecutorDriver, pymesos
 from tests.waiting import wait_until
+
+pytestmark = pytest.mark.integration
 
 DEADLINE_S = 120.0
 

@@ -18,8 +18,10 @@ from executor import zygote
 from executor.elastic_messages import ElasticStatus, ProcessEnd, WantedProcess, decode_job_message
 from executor.elastic_slot import preload
 from executor.messages import LaunchOrder, LogChunk, Outcome, Report, WantedOutput, decode_last_output
-from framework import bundle
+from framework.project import bundle
 from tests.executor.slot_seen import HERE, STANDIN, SeenSlot, wait_gone
+
+pytestmark = pytest.mark.integration
 
 TOKEN = "t" * 32
 TASK = TaskSpec("job", Role.WORKER, 0, {"ps": ["h:1"], "worker": ["h:2"]}, Api.GRAPH, checkpoint_dir="/checkpoints")

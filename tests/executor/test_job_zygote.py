@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from dike import process
 from dike.profile import Api
-from dike.roles import process
 from dike.task import Role, TaskSpec
 from executor import elastic_slot
 from executor import zygote as zygotes

@@ -16,6 +16,8 @@ from executor.trial_messages import Usage
 from framework.embedded.machine import gpu_models
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.integration
+
 MIB = 1 << 20
 ALLOCATE = """
 import ctypes, sys

@@ -13,6 +13,8 @@ from executor import output
 from executor.process import ChildProcess, Command, describe_exit
 from tests.waiting import is_alive, wait_until
 
+pytestmark = pytest.mark.integration
+
 DEADLINE_S = 120.0
 
 

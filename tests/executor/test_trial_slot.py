@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,8 +25,10 @@ from executor.trial_messages import (
     Wanted,
     decode_slot_message,
 )
-from framework import bundle
-from tests.executor.slot_seen import DEADLINE_S, HERE, STANDIN, SeenSlot, wait_gone
+from framework.project import bundle
+from tests.executor.slot_seen import DEADLINE_S, HERE, ROOT, STANDIN, SeenSlot, wait_gone
+
+pytestmark = pytest.mark.integration
 
 TOKEN = "t" * 32
 SUSPEND_TIMEOUT_S = DEADLINE_S
@@ -98,7 +101,8 @@ def slot(tmp_path: Path, order: SlotOrder) -> Iterator[SlotProcess]:
     process.close()
 
 
-CHECKPOINTS = "gs://bucket/checkpoints"
+CHECKPOINTS = "/proc/checkpoints"
+"""Nobody can write there."""
 
 
 def trial(number: int, way: str, run: int = 0, resume_from: str | None = None) -> TrialRun:
@@ -371,3 +375,21 @@ def test_with_the_real_zygote_a_trial_goes_on_as_if_never_interrupted(tmp_path: 
     slot.close()
     wait_gone(process.pid)
     assert "no_such_module is not preloaded" in (slot.sandbox / "zygote.out").read_text()
+
+
+def test_relative_folders_of_modules_are_those_of_the_trials_own_copy(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    (project / "lib").mkdir(parents=True)
+    (project / "lib" / "helping.py").write_text("")
+    (project / "train.py").write_text("import helping, os, dike; dike.report(1, loss=1.0); print(helping.__file__)")
+    environment = {"PYTHONPATH": f"lib{os.pathsep}{ROOT}"}
+    with bundle.BundleServer({TOKEN: bundle.pack(project / "train.py")}.get, "127.0.0.1") as server:
+        order = SlotOrder("search", server.url(TOKEN), "train.py", environment=environment, gpu_devices=())
+        with contextlib.closing(SlotProcess(tmp_path, order, zygote.COMMAND)) as slot:
+            for number in (0, 1):
+                slot.wants(TrialRun(TrialSpec("search", number, 0, {}, str(tmp_path / f"checkpoints-{number}"))))
+                end = slot.end_of(number)
+                assert (end.outcome, end.tail.strip()) == (
+                    "finished",
+                    str(slot.sandbox / f"trial-{number}" / "lib" / "helping.py"),
+                )

@@ -14,6 +14,8 @@ from executor import zygote
 from executor.zygote import ForkRequest, Zygote
 from tests.executor.polled_zygote import poll_until
 
+pytestmark = pytest.mark.integration
+
 DEAF = (
     "import socket, sys, time; s = socket.socket(fileno=int(sys.argv[1])); s.send(b'{\"ready\": true}'); time.sleep(60)"
 )

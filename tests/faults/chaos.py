@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Sequence
 
 import psutil
 
-from framework.embedded import AgentSpec
-from framework.service.records import JobState
+from framework.embedded.agents import AgentSpec
+from framework.scheduler.records import JobState
 from tests.faults.fault_stage import FaultStage
 
 WATCH_S = 1.5

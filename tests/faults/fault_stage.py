@@ -15,16 +15,16 @@ import psutil
 
 from dike import task as tasks
 from dike.task import TaskSpec
-from framework.bundle import pack
-from framework.embedded import EmbeddedCluster
-from framework.policies.interface import PolicySettings
+from framework.embedded.cluster import EmbeddedCluster
+from framework.policies.trials.interface import PolicySettings
+from framework.project.bundle import pack
+from framework.scheduler.records import JobRecord, JobState, TaskRecord
 from framework.search.records import Parameter, SearchSpec
-from framework.service.reception import Reception
-from framework.service.records import JobRecord, JobState, TaskRecord
 from framework.service.requests import TrainingRequest, search_request
 from framework.service.store import ServiceStore
-from tests.framework.job_stage import profile
-from tests.waiting import DEADLINE_S, Found, wait_until
+from framework.service.submission import Submissions
+from tests.training.job_stage import profile
+from tests.waiting import DEADLINE_S, Found, wait_until, whole_lines
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -55,7 +55,7 @@ class FaultStage:
         self.url = f"sqlite:///{folder / 'service.db'}"
         self.store = ServiceStore(self.url)
         self.log = folder / "service.log"
-        self._reception = Reception(self.store, queue.SimpleQueue())
+        self._submissions = Submissions(self.store, queue.SimpleQueue())
         self._rates: tuple[str, ...] = ()
         self._service: subprocess.Popen[bytes] | None = None
 
@@ -107,7 +107,7 @@ class FaultStage:
             max_workers=workers,
             environment={"PYTHONPATH": f"{SCRIPTS}{os.pathsep}{ROOT}"},
         )
-        return self._reception.submit(request, pack(SCRIPTS / "counting_job.py"), "user").id
+        return self._submissions.submit(request, pack(SCRIPTS / "counting_job.py"), "user").id
 
     def submit_tensorflow(self, steps: int, pause_s: float = 0.0, *, workers: int = 2) -> str:
         """Adds a job on real TensorFlow; returns its id."""
@@ -120,7 +120,7 @@ class FaultStage:
             max_workers=workers,
             environment={"PYTHONPATH": str(ROOT)},
         )
-        return self._reception.submit(request, pack(V1), "user").id
+        return self._submissions.submit(request, pack(V1), "user").id
 
     def submit_search(self, rates: Sequence[str], steps: int, pause_s: float = 0.1, *, slots: int = 2) -> str:
         """Adds a search whose trials are `trial_script`; returns its name."""
@@ -146,7 +146,7 @@ class FaultStage:
             blacklist_s=1.0,
         )
         request = search_request(spec, self.trial_script.name, self.preload)
-        return self._reception.submit(request, pack(self.trial_script), "user").id
+        return self._submissions.submit(request, pack(self.trial_script), "user").id
 
     def end_jobs(self) -> None:
         """Has every job's script end with its next step."""
@@ -188,18 +188,18 @@ class FaultStage:
 
     def events(self, job_id: str) -> str:
         """What happened to a job, a line each."""
-        return "\n".join(f"{event.kind}: {event.text}" for event in self.store.events(job_id))
+        return "\n".join(f"{event.kind}: {event.text}" for event in self.store.history.events(job_id))
 
     # What the jobs wrote.
 
     def diary(self) -> list[tuple[int, int, int, str]]:
         """Attempt, process, step and loss of each step of the training job, as written."""
-        lines = _whole_lines(self.folder / "diary.txt")
+        lines = whole_lines(self.folder / "diary.txt")
         return [(int(attempt), int(pid), int(step), loss) for attempt, pid, step, loss in lines]
 
     def trial_diary(self) -> list[list[str]]:
         """Rate, process, step and loss of each step of a trial, as written."""
-        return _whole_lines(self.folder / "trials" / "diary.txt")
+        return whole_lines(self.folder / "trials" / "diary.txt")
 
     def check_trials(self) -> None:
         """Every trial came to its undisturbed result, whatever it trained twice."""
@@ -306,9 +306,3 @@ def _falling(factor: float, steps: int) -> dict[int, str]:
         loss *= factor
         losses[step] = loss.hex()
     return losses
-
-
-def _whole_lines(diary: Path) -> list[list[str]]:
-    """The words of each line; not of one that is being written."""
-    text = diary.read_text() if diary.exists() else ""
-    return [line.split() for line in text[: text.rfind("\n") + 1].splitlines()]

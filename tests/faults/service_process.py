@@ -14,10 +14,10 @@ import sys
 import time
 from typing import Any
 
-from framework import master as mesos_master
-from framework.driver import Driver
-from framework.service.serving import ServeRequest, no_front, serve
-from framework.session import MesosAccess, sigterm_as_interrupt
+from framework.mesos import master as mesos_master
+from framework.mesos.driver import Driver
+from framework.scheduler.session import MesosAccess, sigterm_as_interrupt
+from framework.service.serve import ServeRequest, no_front, serve
 
 
 def say(text: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 
-from framework.embedded import EmbeddedCluster
+from framework.embedded.cluster import EmbeddedCluster
 from tests.faults.chaos import AGENTS
 from tests.faults.fault_stage import SCRIPTS, FaultStage
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from framework.embedded import EmbeddedCluster
+from framework.embedded.cluster import EmbeddedCluster
 from tests.faults.chaos import AGENTS, ENDLESS, Chaos, begin
 from tests.faults.fault_stage import FaultStage
 

@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 
 from dike.exceptions import DikeError
-from framework.embedded import AgentSpec, EmbeddedCluster
-from framework.master import connect
-from framework.observer import JobObserver
-from framework.runner import RunRequest, run_training
-from framework.session import MesosAccess
+from framework.embedded.agents import AgentSpec
+from framework.embedded.cluster import EmbeddedCluster
+from framework.mesos.master import connect
+from framework.scheduler.session import MesosAccess
+from framework.training.observer import JobObserver
+from framework.training.run import RunRequest, run_training
 from tests.faults.fault_stage import ROOT, SCRIPTS, FaultStage
-from tests.framework.job_stage import profile
 from tests.service.zookeeper_server import zookeeper_server
+from tests.training.job_stage import profile
 from tests.waiting import DEADLINE_S, wait_until
 
 pytestmark = [pytest.mark.mesos, pytest.mark.timeout(300)]
@@ -102,7 +103,7 @@ class Notes(JobObserver):
     def __init__(self) -> None:
         self.texts: list[str] = []
 
-    def note(self, text: str) -> None:
+    def notify(self, text: str) -> None:
         self.texts.append(text)
 
 

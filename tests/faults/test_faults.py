@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from framework.embedded import AgentSpec, EmbeddedCluster
+from framework.embedded.agents import AgentSpec
+from framework.embedded.cluster import EmbeddedCluster
 from tests.embedded.embedded_support import be_patient
 from tests.faults.fault_stage import FaultStage
 from tests.waiting import is_alive

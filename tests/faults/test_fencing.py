@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from dike import checkpoints
+from dike.process import EXIT_CODE_FENCED
 from dike.profile import Api
 from dike.roles import fencing
-from dike.roles.process import EXIT_CODE_FENCED
 from dike.task import Role, TaskSpec
+
+pytestmark = pytest.mark.integration
 
 
 def chief(folder: Path, attempt: int, job: str = "job") -> TaskSpec:

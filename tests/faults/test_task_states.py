@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from framework import events
-from framework.gathering import SETTLE_S
-from framework.job import TaskState
-from framework.service.hub import Hub
-from framework.service.journal import Journal
-from framework.training import TrainingJob
-from tests.framework.job_stage import Stage, Watcher, ended, spec
-from tests.framework.played_mesos import PlayedMesos
+from framework.mesos import events
+from framework.mesos.tasks import TaskState
+from framework.scheduler.journal import Journal
+from framework.scheduler.offer_pool import SETTLE_S
+from framework.scheduler.scheduler import Scheduler
+from framework.training.controller import TrainingJob
+from tests.mesos.played_mesos import PlayedMesos
 from tests.search.search_stage import SearchStage, search_spec
+from tests.training.job_stage import Stage, Watcher, ended, spec
 
 LOST = ("LOST", "DROPPED", "GONE", "GONE_BY_OPERATOR", "UNREACHABLE", "UNKNOWN")
 ENDED = (*LOST, "FAILED", "KILLED", "ERROR")
@@ -69,6 +69,7 @@ def test_a_chief_that_finds_its_folder_taken_over_is_not_started_again() -> None
     assert "another job uses its checkpoint folder /checkpoints" in stage.job.result.failure
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ENDED)
 def test_a_search_takes_another_slot(tmp_path: Path, name: str) -> None:
     stage = SearchStage(search_spec(tmp_path, trials=1), f"sqlite:///{tmp_path / 'search.db'}")
@@ -86,42 +87,42 @@ def test_a_search_takes_another_slot(tmp_path: Path, name: str) -> None:
     assert stage.mesos.killed == [lost.slot.task_id]
 
 
-class HubStage:
-    """A hub with one training job."""
+class SchedulerStage:
+    """A scheduler with one training job."""
 
     def __init__(self) -> None:
         self.now = 1000.0
         self.mesos = PlayedMesos()
-        self.hub = Hub(
+        self.scheduler = Scheduler(
             self.mesos,
             journal=Journal(),
-            note=lambda text: None,
-            ended=lambda seat: None,
-            failed=lambda seat, error: pytest.fail(str(error)),
+            log=lambda text: None,
+            ended=lambda handle: None,
+            failed=lambda handle, error: pytest.fail(str(error)),
             clock=lambda: self.now,
         )
-        self.hub.handle(events.Subscribed("F", "127.0.0.1:5050"))
-        self.hub.admit(
-            "job", "user", 1, lambda seat: TrainingJob(spec(), seat, Watcher(), lambda: None, lambda: self.now)
+        self.scheduler.handle(events.Subscribed("F", "127.0.0.1:5050"))
+        self.scheduler.admit(
+            "job", "user", 1, lambda handle: TrainingJob(spec(), Watcher(), lambda: None, lambda: self.now)
         )
 
     def update(self, task_id: str, state: str, **more: Any) -> None:
         status = {"task_id": {"value": task_id}, "agent_id": {"value": "S0"}, "state": state, **more}
-        self.hub.handle(events.StatusUpdate(status))
-        self.hub.tick()
+        self.scheduler.handle(events.StatusUpdate(status))
+        self.scheduler.tick()
 
 
 @pytest.mark.parametrize("name", LOST)
 def test_the_hub_ends_a_task_that_was_given_up_and_comes_back(name: str) -> None:
-    stage = HubStage()
-    stage.hub.handle(events.OffersArrived((stage.mesos.offer(0), stage.mesos.offer(1))))
+    stage = SchedulerStage()
+    stage.scheduler.handle(events.OffersArrived((stage.mesos.offer(0), stage.mesos.offer(1))))
     stage.now += SETTLE_S + 0.1
-    stage.hub.tick()
-    seat = stage.hub.seat("job")
-    assert seat is not None
-    given_up, *others = list(seat.tasks)
+    stage.scheduler.tick()
+    handle = stage.scheduler.job("job")
+    assert handle is not None
+    given_up, *others = list(handle.tasks)
     stage.update(given_up, f"TASK_{name}", reason="REASON_AGENT_REMOVED")
-    assert given_up not in seat.tasks
+    assert given_up not in handle.tasks
     assert stage.mesos.killed == others
     # Before and after the others have ended.
     stage.update(given_up, "TASK_RUNNING", uuid="u1")
@@ -132,9 +133,9 @@ def test_the_hub_ends_a_task_that_was_given_up_and_comes_back(name: str) -> None
     assert [status["uuid"] for status in stage.mesos.acknowledged if "uuid" in status] == ["u1", "u2"]
     # A call may get lost.
     stage.now += 60.0
-    stage.hub.tick()
+    stage.scheduler.tick()
     assert stage.mesos.killed.count(given_up) == 2
     stage.update(given_up, "TASK_KILLED", uuid="u3")
     stage.now += 60.0
-    stage.hub.tick()
+    stage.scheduler.tick()
     assert stage.mesos.killed.count(given_up) == 2

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from framework.policies.asha import AshaPolicy
-from framework.policies.interface import Choice, PolicySettings, Reading, SlotView, TrialView
+from framework.policies.trials.asha import AshaPolicy
+from framework.policies.trials.interface import Choice, PolicySettings, Reading, SlotView, TrialView
 from tests.policies.world import PlannedSlot, PlannedTrial, World
 
 SETTINGS = PolicySettings(quantum_s=10.0)

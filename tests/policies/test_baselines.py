@@ -7,10 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from framework.policies.fifo import FifoPolicy
-from framework.policies.interface import PolicySettings, Reading, SlotView, TrialView
-from framework.policies.round_robin import RoundRobinPolicy
-from framework.policies.slaq import SHAPES, LossPrediction, SlaqPolicy, predicted_fall
+from framework.policies.trials.fifo import FifoPolicy
+from framework.policies.trials.interface import PolicySettings, Reading, SlotView, TrialView
+from framework.policies.trials.round_robin import RoundRobinPolicy
+from framework.policies.trials.slaq import LossPrediction, SlaqPolicy
+from framework.policies.trials.slaq_curves import SHAPES, predicted_fall
 from tests.policies.world import PlannedSlot, PlannedTrial, World
 
 SETTINGS = PolicySettings(quantum_s=10.0, jobs_per_slot=4)

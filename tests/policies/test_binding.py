@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from framework.policies.binding import Binding
-from framework.policies.interface import SlotView, TrialView
+from framework.policies.trials.binding import Binding
+from framework.policies.trials.interface import SlotView, TrialView
 
 
 class Bench:

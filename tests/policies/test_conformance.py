@@ -7,13 +7,14 @@ import random
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dike.exceptions import BadInputError
-from framework.policies.interface import Decision, Milestone, PolicySettings, SlotView, TrialView
-from framework.policies.registry import POLICIES, make_policy
+from framework.policies.trials.interface import Decision, Milestone, PolicySettings, SlotView, TrialView
+from framework.policies.trials.registry import POLICIES, make_policy
 from tests.policies.world import PlannedSlot, PlannedTrial, World
+from tests.properties import examples
 
 SETTINGS = PolicySettings(quantum_s=10.0, jobs_per_slot=3, milestones=(Milestone(0.5, 20.0), Milestone(0.9, 40.0)))
 each_policy = pytest.mark.parametrize("name", sorted(POLICIES))
@@ -78,7 +79,7 @@ def planned_slots() -> st.SearchStrategy[list[PlannedSlot]]:
     slots=planned_slots(),
     switch_s=st.sampled_from([0.0, 1.0, 15.0]),
 )
-@settings(max_examples=40, deadline=None, derandomize=True)
+@examples(40)
 def test_in_any_world_the_contract_is_kept_and_every_trial_ends(
     name: str, trials: list[PlannedTrial], slots: list[PlannedSlot], switch_s: float
 ) -> None:
@@ -87,6 +88,7 @@ def test_in_any_world_the_contract_is_kept_and_every_trial_ends(
     assert worlds[0].starts == worlds[1].starts, "the same world twice"
 
 
+@pytest.mark.slow
 @each_that_sees_losses
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("at_s", [0.0, 12.0, 200.0])
@@ -100,6 +102,7 @@ def test_a_trial_whose_loss_is_no_number_never_wins(name: str, value: float, at_
     assert world.run(until_s=5000.0).has_ended(0), "it runs when nothing else can"
 
 
+@pytest.mark.slow
 @each_that_takes_turns
 def test_nobody_starves_behind_a_trial_that_does_not_end(name: str) -> None:
     best = PlannedTrial(lambda train_s: -0.01 * train_s, length_s=math.inf)

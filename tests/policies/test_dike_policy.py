@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from framework.policies.dike_policy import MARGIN, DikePolicy, way_beyond
-from framework.policies.interface import Decision, PolicySettings, Reading, SlotView, TrialView
-from framework.policies.progress import Progress
+from framework.policies.trials.dike_policy import MARGIN, DikePolicy, way_beyond
+from framework.policies.trials.interface import Decision, PolicySettings, Reading, SlotView, TrialView
+from framework.policies.trials.progress import Progress
 from tests.policies.world import PlannedSlot, PlannedTrial, World, violations
 
 SETTINGS = PolicySettings(quantum_s=10.0)

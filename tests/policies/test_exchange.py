@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from framework.policies.exchange import Exchange, Mover
+from framework.policies.trials.exchange import Exchange, Mover
 
 KINDS = {0: "a", 1: "b", 2: "c"}
 

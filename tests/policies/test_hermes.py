@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import pytest
 
-from framework.policies.hermes import HermesPolicy
-from framework.policies.interface import Choice, Milestone, PolicySettings, Reading, SlotView, TrialView
+from framework.policies.trials.hermes import HermesPolicy
+from framework.policies.trials.interface import Choice, Milestone, PolicySettings, Reading, SlotView, TrialView
 from tests.policies.world import PlannedSlot, PlannedTrial, World
 
 SETTINGS = PolicySettings(quantum_s=10.0, jobs_per_slot=4)

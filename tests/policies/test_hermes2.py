@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from framework.policies.hermes2 import PAPER, Hermes2Policy, MetaRules
-from framework.policies.interface import Choice, PolicySettings, Reading, SlotView, TrialView
-from framework.policies.registry import make_policy
+from framework.policies.trials.hermes2 import PAPER, Hermes2Policy, MetaRules
+from framework.policies.trials.interface import Choice, PolicySettings, Reading, SlotView, TrialView
+from framework.policies.trials.registry import make_policy
 from tests.policies.world import PlannedSlot, PlannedTrial, World
 
 SETTINGS = PolicySettings(quantum_s=10.0, jobs_per_slot=4)
@@ -145,7 +145,7 @@ def test_a_running_trial_makes_place_at_the_end_of_its_quantum_only() -> None:
         TrialView(3, 0.0, [Reading(5.0, 50, 1.0, 0.99, 1.01)], [0], speeds=EVEN),
     ]
     first = policy.decide(1.0, [*both, *slow], views)
-    assert (first.runs, first.vacates, first.wake_at_s) == ({}, frozenset(), 11.0)
+    assert (first.runs, first.suspends, first.wake_at_s) == ({}, frozenset(), 11.0)
     then = policy.decide(11.0, [*both, *slow], views).runs
     assert {slot: choice.trial for slot, choice in then.items()} in ({0: 2, 1: 3}, {0: 3, 1: 2})
 

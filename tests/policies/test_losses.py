@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from framework.policies.interface import Milestone, PolicySettings, Reading, TrialView
-from framework.policies.losses import LossHistory
+from framework.policies.trials.interface import Milestone, PolicySettings, Reading, TrialView
+from framework.policies.trials.losses import LossHistory
 
 SETTINGS = PolicySettings(quantum_s=10.0)
 

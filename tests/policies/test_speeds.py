@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from framework.policies.interface import TrialView
-from framework.policies.speeds import DOUBT, SpeedEstimates
+from framework.policies.trials.interface import TrialView
+from framework.policies.trials.speeds import DOUBT, SpeedEstimates
 
 
 def estimates(*trials: tuple[float, dict[str, float]], explores: bool = False) -> SpeedEstimates:

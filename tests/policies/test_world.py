@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from framework.policies.interface import Choice, Decision, SlotView, TrialView
+from framework.policies.trials.interface import Choice, Decision, SlotView, TrialView
 from tests.policies.world import PlannedSlot, PlannedTrial, World, violations
 
 TRIALS = [
@@ -63,7 +63,7 @@ def test_what_is_not(bad: Decision, found: str) -> None:
     ],
 )
 def test_what_may_be_vacated(vacated: int, found: list[str]) -> None:
-    assert violations(replace(decision({3: 1}), vacates=frozenset({vacated})), 10.0, TRIALS, SLOTS) == found
+    assert violations(replace(decision({3: 1}), suspends=frozenset({vacated})), 10.0, TRIALS, SLOTS) == found
 
 
 class Forgetful:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from framework.policies.interface import Decision, Policy, Reading, SlotView, TrialView
+from framework.policies.trials.interface import Decision, Policy, Reading, SlotView, TrialView
 
 STEPS_PER_S = 4
 
@@ -50,7 +50,7 @@ class Start:
 
 
 def violations(decision: Decision, now_s: float, trials: Sequence[TrialView], slots: Sequence[SlotView]) -> list[str]:
-    """What a decision does that `framework.policies.interface.Policy` forbids, and the work it leaves undone."""
+    """What a decision does that `framework.policies.trials.interface.Policy` forbids, and the work it leaves undone."""
     trial_by_id = {trial.id: trial for trial in trials}
     slot_by_id = {slot.id: slot for slot in slots}
     found = []
@@ -71,7 +71,7 @@ def violations(decision: Decision, now_s: float, trials: Sequence[TrialView], sl
                 found.append(f"trial {slot.trial} cannot be suspended")
         if choice.score is not None and math.isnan(choice.score):
             found.append(f"the score of trial {choice.trial} is NaN")
-    for slot_id in decision.vacates:
+    for slot_id in decision.suspends:
         slot = slot_by_id.get(slot_id)
         if slot is None or slot.busy or slot.trial not in trial_by_id or slot_id in decision.runs:
             found.append(f"slot {slot_id} cannot be vacated")
@@ -200,7 +200,7 @@ class World:
             if self._slots[slot_id].trial != choice.trial:
                 self.starts.append(Start(self.now_s, slot_id, choice.trial, choice.reason))
                 self._give(self._slots[slot_id], choice.trial)
-        for slot_id in decision.vacates:
+        for slot_id in decision.suspends:
             self._vacate(self._slots[slot_id])
 
     def _views(self) -> tuple[list[TrialView], list[SlotView]]:

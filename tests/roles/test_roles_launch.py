@@ -9,10 +9,13 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
 from dike.profile import Api
 from dike.task import VARIABLE, Role, TaskSpec
 from tests.roles.roles_job import DEADLINE_S, SCRIPTS, Job, wait_for
+
+pytestmark = pytest.mark.integration
 
 
 def one_process(folder: Path, action: str, script: str = "ordinary.py") -> Job:

@@ -8,9 +8,11 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.integration
+
 CHIEF = """
 import sys, time
-from dike.roles import process
+from dike import process
 process.SAVE_TIMEOUT_S = 0.0
 process.termination.install()
 process.termination.can_save()

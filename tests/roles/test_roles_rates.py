@@ -20,8 +20,8 @@ class Recorded:
     def _report(self, rates: Mapping[int, float]) -> None:
         self.reports.append(dict(rates))
 
-    def step(self, worker: int, seconds: float) -> None:
-        self.rates.begin(worker)
+    def step(self, worker: int, seconds: float, count: int = 1) -> None:
+        self.rates.begin(worker, count)
         self.now_s += seconds
         self.rates.done(worker)
 
@@ -42,6 +42,15 @@ def test_a_first_step_does_not_count() -> None:
     for _ in range(5):
         recorded.step(0, INTERVAL_S / 4)
     assert recorded.reports[0] == pytest.approx({0: 4 / INTERVAL_S})
+
+
+def test_several_steps_at_once_count_as_many() -> None:
+    recorded = Recorded()
+    recorded.step(0, 0.1)
+    recorded.step(0, INTERVAL_S, 8)  # the first eight, in which TensorFlow prepares the function for them
+    for _ in range(5):
+        recorded.step(0, INTERVAL_S / 4, 8)
+    assert recorded.reports[-1] == pytest.approx({0: 8 * 4 / INTERVAL_S})
 
 
 def test_a_worker_that_does_not_come_back_gets_slower() -> None:

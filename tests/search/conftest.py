@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from framework.job_plan import AllAgents
+from framework.scheduler.agents import AllAgents
 from framework.search.store import Store
 from solver import NodeClass
 from tests.search.postgresql_server import PostgresqlServer, postgresql_server
@@ -36,7 +36,7 @@ def server() -> Iterator[PostgresqlServer]:
         yield running
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.integration)])
 def url(request: pytest.FixtureRequest, storage: str) -> str:
     if request.param == "sqlite":
         return storage

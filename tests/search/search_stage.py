@@ -8,21 +8,24 @@ from pathlib import Path
 from typing import Any
 
 from executor.trial_messages import Losses, RunEnd, RunKey, SlotStatus, Usage, Wanted
-from framework import events
-from framework.gathering import SETTLE_S
-from framework.job_plan import AllAgents
-from framework.policies.interface import PolicySettings
-from framework.policies.registry import make_policy
-from framework.search.launching import SlotLaunch
+from framework.mesos import events
+from framework.policies.trials.interface import PolicySettings
+from framework.policies.trials.registry import make_policy
+from framework.scheduler.agents import AllAgents
+from framework.scheduler.job import JobHandle
+from framework.scheduler.journal import Journal
+from framework.scheduler.offer_pool import SETTLE_S
+from framework.scheduler.scheduler import Scheduler
+from framework.search.controller import SearchController
 from framework.search.observer import SearchObserver
+from framework.search.optuna_study import Study
 from framework.search.records import Parameter, SearchSpec, TrialRecord
-from framework.search.roster import Roster
-from framework.search.search import Search
+from framework.search.slot_pool import SlotLaunch
 from framework.search.slots import Slot
 from framework.search.store import Store
-from framework.search.study import Study
+from framework.search.trials import TrialTracker
 from solver import NodeClass
-from tests.framework.played_mesos import PlayedMesos
+from tests.mesos.played_mesos import PlayedMesos
 
 QUANTUM_S = 10.0
 GIB = 2**30
@@ -54,7 +57,7 @@ class Watcher(SearchObserver):
     def waiting(self, reason: str) -> None:
         self.waits.append(reason)
 
-    def note(self, text: str) -> None:
+    def notify(self, text: str) -> None:
         self.notes.append(text)
 
     def output(self, text: str) -> None:
@@ -85,7 +88,8 @@ class PlayedSlot:
             "source": "SOURCE_EXECUTOR",
             **more,
         }
-        self._stage.search.handle(events.StatusUpdate(status))
+        self._stage.scheduler.handle(events.StatusUpdate(status))
+        self._stage.tick()
 
     def say(self, **changes: Any) -> None:
         self.status = dataclasses.replace(self.status, **changes)
@@ -157,14 +161,13 @@ class SearchStage:
         else:
             self.store.open_search(spec.name)
             study = Study.open(storage, spec)
-        self.roster = Roster(spec, self.store, study, records or ())
+        self.tracker = TrialTracker(spec, self.store, study, records or ())
         launch = SlotLaunch(spec, "http://127.0.0.1:1/bundle/token", "train.py", ("tensorflow",), "python3")
-        self.search = Search(
+        self.search = SearchController(
             launch,
             make_policy(spec.policy, spec.settings),
-            self.mesos,
             self.watcher,
-            self.roster,
+            self.tracker,
             self.store,
             nodes if callable(nodes) else lambda: nodes,
             clock=lambda: self.now,
@@ -172,18 +175,27 @@ class SearchStage:
             patient=patient,
         )
         self.played: dict[int, PlayedSlot] = {}
-        self.search.handle(events.Subscribed("F", "127.0.0.1:5050"))
+        self.scheduler = Scheduler(
+            self.mesos,
+            journal=Journal(),
+            log=lambda text: None,
+            ended=lambda handle: None,
+            failed=_fails,
+            clock=lambda: self.now,
+        )
+        self.scheduler.admit(spec.name, "user", 1, lambda handle: self.search)
+        self.scheduler.handle(events.Subscribed("F", "127.0.0.1:5050"))
 
     @property
     def trials(self) -> Mapping[int, TrialRecord]:
-        return self.roster.records
+        return self.tracker.records
 
     def tick(self, seconds: float = 0.0) -> None:
         self.now += seconds
-        self.search.tick()
+        self.scheduler.tick()
 
     def send(self, slot: Slot, data: str) -> None:
-        self.search.handle(events.MessageArrived(slot.agent_id, slot.task_id, data))
+        self.scheduler.handle(events.MessageArrived(slot.agent_id, slot.task_id, data))
 
     def offer(
         self, agents: int = 1, cpus: float = 2, gpus: int = 0, first: int = 0, **attributes: str
@@ -195,7 +207,7 @@ class SearchStage:
             {**self.mesos.offer(agent, cpus=cpus, gpus=gpus), "attributes": texts}
             for agent in range(first, first + agents)
         )
-        self.search.handle(events.OffersArrived(offers))
+        self.scheduler.handle(events.OffersArrived(offers))
         self.tick(SETTLE_S + 0.1)
         new = [PlayedSlot(self, slot) for slot in self.search.slots if slot.id not in self.played]
         for played in new:
@@ -203,6 +215,10 @@ class SearchStage:
             played.update("TASK_RUNNING")
         self.tick(0.1)
         return new
+
+
+def _fails(handle: JobHandle, error: Exception) -> None:
+    raise error
 
 
 def node(name: str, cpus: float = 2.0, gpus: int = 0) -> NodeClass:

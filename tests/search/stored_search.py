@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from framework.policies.interface import Milestone, PolicySettings
+from framework.policies.trials.interface import Milestone, PolicySettings
 from framework.search.records import Parameter, SearchSpec, TrialRecord, TrialState
 
 SPEC = SearchSpec(

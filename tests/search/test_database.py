@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sqlite3
+import stat
 import subprocess
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -16,18 +19,21 @@ from dike.exceptions import BadInputError
 from framework.search.database import default_storage, open_database
 from framework.search.records import SliceRecord
 from framework.search.store import Store
+from framework.service.store import ServiceStore
 from framework.service.tables import JOBS, SERVICES
+from tests.search.locks import locked_by
 from tests.search.stored_search import FULL
+from tests.waiting import DEADLINE_S
 
 QUERIES_DURING_THE_FIRST_SEARCH = """
 import sys, threading
-from framework.service.overview import best_values
+from framework.service.queries import best_values
 from framework.service.store import ServiceStore
 store, ended, errors = ServiceStore(sys.argv[1]), threading.Event(), []
 def ask():
     while not ended.is_set():
         try:
-            with store.reading() as connection:
+            with store.database.reading() as connection:
                 best_values(connection, {})
         except BaseException as error:
             errors.append(error)
@@ -35,7 +41,7 @@ def ask():
 asking = [threading.Thread(target=ask) for _ in range(4)]
 for thread in asking:
     thread.start()
-from framework.search.study_storage import open_storage
+from framework.search.optuna_study import open_storage
 open_storage(sys.argv[1])
 ended.set()
 for thread in asking:
@@ -92,6 +98,43 @@ def test_the_storage_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch)
     assert default_storage() == "postgresql://x/y"
 
 
+@pytest.mark.integration
+def test_a_service_makes_its_database_private_and_leaves_the_locks_of_others_in_its_process(tmp_path: Path) -> None:
+    path = tmp_path / "service.db"
+    files = [path, tmp_path / "service.db-wal", tmp_path / "service.db-shm"]
+    url = f"sqlite:///{path}"
+    with closing(ServiceStore(url)):
+        assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o600] * 3
+        held = [locked_by(os.getpid(), file) for file in (path, files[2])]
+        assert all(held)
+        ServiceStore(url).close()
+        assert [locked_by(os.getpid(), file) for file in (path, files[2])] == held
+        # Another process does not take it for one that nobody uses.
+        read = "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('SELECT * FROM dike_searches').fetchall()"
+        subprocess.run([sys.executable, "-c", read, path], check=True, timeout=DEADLINE_S)
+        assert all(file.exists() for file in files)
+
+
+def test_others_are_told_of_that_may_read_a_services_database(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "service.db"
+    path.touch(0o644)
+    ServiceStore(f"sqlite:///{path}").close()
+    assert f"others may read the database {path}" in caplog.text
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+
+
+def test_a_database_is_opened_while_another_program_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "s.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("CREATE TABLE other (id INTEGER)")
+        other.execute("BEGIN IMMEDIATE")
+        # It ends when it is waited for.
+        monkeypatch.setattr(time, "sleep", lambda _: other.in_transaction and other.rollback())
+        Store(f"sqlite:///{path}").close()
+    with closing(sqlite3.connect(path)) as other:
+        assert other.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
 def test_a_database_of_an_earlier_version_gets_the_new_columns(store: Store, url: str) -> None:
     store.save_trial(FULL)
     begun = SliceRecord(0, 0, slot=1, agent="node-1", start_s=100.0, reason="first slice")
@@ -129,6 +172,7 @@ def test_a_database_from_before_there_were_services_is_read_as_it_is(tmp_path: P
     assert not {JOBS.name, SERVICES.name} & set(there)
 
 
+@pytest.mark.integration
 def test_queries_do_not_mind_that_optuna_is_loaded_meanwhile(tmp_path: Path) -> None:
     # In a process of its own: it is loaded once.
     command = [sys.executable, "-c", QUERIES_DURING_THE_FIRST_SEARCH, f"sqlite:///{tmp_path}/s.db"]
@@ -136,14 +180,15 @@ def test_queries_do_not_mind_that_optuna_is_loaded_meanwhile(tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.integration
 def test_nothing_of_optuna_is_loaded_once_there_are_threads(tmp_path: Path) -> None:
     script = """
 import sys
-from framework.search.study_storage import load_optuna
+from framework.search.optuna_study import load_optuna
 load_optuna()
 before = {name for name in sys.modules if name.startswith("optuna")}
-from framework.search.removal import remove_study
-from framework.search.study import Study
+from framework.search.optuna_study import remove_study
+from framework.search.optuna_study import Study
 from tests.search.stored_search import SPEC
 study = Study.create(sys.argv[1], SPEC)
 study.ask()

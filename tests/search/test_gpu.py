@@ -12,7 +12,7 @@ import pytest
 
 from executor.monitor import RELEASED_BYTES
 from framework.embedded.machine import gpu_models
-from tests.framework.conftest import run_dike
+from tests.running import run_dike
 
 pytestmark = [
     pytest.mark.gpu,

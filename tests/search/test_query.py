@@ -115,6 +115,7 @@ def test_the_slices_of_a_search_are_shown(dike: Dike) -> None:
     assert slices[-1]["end_s"] is None
 
 
+@pytest.mark.slow
 def test_kinds_of_slots_and_speeds_are_shown(dike: Dike, url: str) -> None:
     assert "kind" not in dike("slices", "digits").stdout
     with closing(Store(url)) as store:
@@ -135,6 +136,7 @@ def test_kinds_of_slots_and_speeds_are_shown(dike: Dike, url: str) -> None:
     assert "slot 1, v100" in Path("kinds.svg").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
 def test_a_search_is_drawn(dike: Dike, tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"picture{suffix}"
@@ -153,6 +155,7 @@ def test_a_search_is_drawn(dike: Dike, tmp_path: Path, suffix: str) -> None:
             assert word in text
 
 
+@pytest.mark.slow
 def test_many_trials_are_drawn_with_the_best_ones_named(tmp_path: Path, url: str) -> None:
     fill(url, "many", 100)
     path = tmp_path / "many.svg"
@@ -164,6 +167,7 @@ def test_many_trials_are_drawn_with_the_best_ones_named(tmp_path: Path, url: str
     assert ">94: lr=" not in text
 
 
+@pytest.mark.slow
 def test_who_leads_in_the_picture_is_who_leads_in_the_table(url: str) -> None:
     """Trial 0 resumes with a report of a single step, which is far below its loss."""
     spec = SearchSpec("resumed", "/t.py", (), {}, (Parameter("lr", (1, 2)),), "grid", 2)
@@ -173,9 +177,9 @@ def test_who_leads_in_the_picture_is_who_leads_in_the_table(url: str) -> None:
         SliceRecord(0, 1, 0, "node-1", BEGIN_S + 20, first_step_s=BEGIN_S + 20, from_step=100),
     ]
     told = {
-        (0, 0): [(50, 1.0, 50), (100, 0.5, 50)],
-        (0, 1): [(101, 0.001, 1), (150, 0.5, 49)],
-        (1, 0): [(50, 0.8, 50), (100, 0.3, 50)],
+        (0, 0): [(50, 1.0, 50, 0.9), (100, 0.5, 50, 0.6)],
+        (0, 1): [(101, 0.001, 1, 0.55), (150, 0.5, 49, 0.5)],
+        (1, 0): [(50, 0.8, 50, 0.7), (100, 0.3, 50, 0.3)],
     }
     with closing(Store(url)) as store:
         store.create_search(spec)
@@ -187,12 +191,18 @@ def test_who_leads_in_the_picture_is_who_leads_in_the_table(url: str) -> None:
         records = [TrialRecord(number, {"lr": number}) for number in (0, 1)]
         for (number, run), lines in sorted(told.items()):
             reports = [
-                {"step": step, "train_s": step * 0.1, "loss": loss, "low": loss, "high": loss, "count": count}
-                for step, loss, count in lines
+                {
+                    "step": step,
+                    "train_s": step * 0.1,
+                    "count": count,
+                    "value": value,
+                    **dict.fromkeys(("loss", "low", "high", "last"), loss),
+                }
+                for step, loss, count, value in lines
             ]
             store.add_losses(number, run, reports)
             for report in reports:
-                objective.take(records[number], report, has_stated=False)
+                objective.take(records[number], report)
         for record in records:
             store.save_trial(record)
         trials, reports_of = store.load_trials(), store.load_losses()
@@ -204,7 +214,7 @@ def test_who_leads_in_the_picture_is_who_leads_in_the_table(url: str) -> None:
     assert min(line.get_ydata()) > 0.4
     (curve,) = best.get_lines()
     assert curve.get_ydata()[-1] == min(trial.value for trial in trials if trial.value is not None) == 0.3
-    # The single step is but a part of the last tenth of trial 0.
+    # The loss of a single step of trial 0 is not its value.
     assert min(curve.get_ydata()) == 0.3
     assert best.texts[-1].get_text() == "1"
 
@@ -220,6 +230,7 @@ def test_the_value_that_a_script_states_is_the_one_drawn(url: str) -> None:
     assert (values[0], values[-1]) == (2.0, 0.7)
 
 
+@pytest.mark.slow
 def test_a_search_that_has_not_begun_can_be_shown_and_drawn(dike: Dike, url: str, tmp_path: Path) -> None:
     with closing(Store(url)) as store:
         store.create_search(SearchSpec("new", "/t.py", (), {}, (Parameter("lr", (1,)),), "grid", 1))

@@ -13,7 +13,7 @@ from rich.console import Console, RenderableType
 from framework.cli.search_report import command_of, report
 from framework.cli.search_tables import slices_table, trials_table
 from framework.cli.search_view import live_frame, print_result, summary
-from framework.policies.interface import Reading
+from framework.policies.trials.interface import Reading
 from framework.search.records import Parameter, SearchResult, SearchSpec, SliceRecord, TrialRecord, TrialState
 
 WIDTH, HEIGHT = 80, 30

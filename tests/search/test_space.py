@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -123,3 +124,28 @@ def test_a_wrong_file_is_named(tmp_path: Path, content: str, message: str) -> No
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match=r"space file .*none\.yaml cannot be read"):
         read_space(tmp_path / "none.yaml")
+
+
+def test_many_choices_are_checked_in_one_pass() -> None:
+    # Compared with each other they would take half an hour.
+    check_space((Parameter("x", tuple(range(300_000))),))
+    with pytest.raises(BadInputError, match="has the value True twice"):
+        check_space((Parameter("x", (*range(300_000), True)),))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "a: &a [1]\n" + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefgh")),
+            "aliases",
+        ),
+        ("a: &a [*a]", "aliases"),
+        ("lr: [1]\nlr: [2]", "line 2: the key 'lr' stands here a second time"),
+    ],
+)
+def test_a_file_that_stands_for_more_than_it_says_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "space.yaml").write_text(text)
+    with pytest.raises(BadInputError, match=said) as refused:
+        read_space(tmp_path / "space.yaml")
+    assert "\n" not in str(refused.value)

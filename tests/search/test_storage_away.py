@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
+from framework.scheduler.journal import StorageUnavailableError
 from framework.search import database
-from framework.search.database import StorageUnavailableError, open_database, wait_while_away
+from framework.search.database import open_database, wait_for_server
+from framework.search.optuna_study import Study
 from framework.search.store import Store
-from framework.search.study import Study
-from tests.framework.conftest import dike_environment
+from tests.running import dike_environment
 from tests.search.postgresql_server import PostgresqlServer
 from tests.search.search_stage import search_spec
 from tests.search.stored_search import FULL
@@ -25,7 +26,7 @@ from tests.search.test_tune import LONG, Tune, command, expected
 from tests.waiting import DEADLINE_S, wait_until
 
 IMPATIENT_DIKE = """
-from framework import lease
+from framework.scheduler import lease
 from framework.search import database
 database.BUSY_TIMEOUT_S = 0.2
 # A heartbeat that writes slowly would be waited for no longer than the lock that the test takes.
@@ -52,6 +53,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("optuna.storages._rdb.storage.random.random", lambda: 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 def test_a_study_says_what_the_database_says(tmp_path: Path) -> None:
     path = tmp_path / "searches.db"
@@ -100,8 +102,8 @@ def on_server(
         store.create_search(spec)
         with contextlib.closing(Study.create(server.url, spec)) as study:
             study.ask()
-            wait_while_away(engine, note)
-            study.wait_while_away(note)
+            wait_for_server(engine, note)
+            study.wait_for_server(note)
             yield store, study
 
 

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from executor.trial_messages import RunEnd
-from framework.policies.interface import Reading
-from framework.search import losses
+from framework.policies.trials.interface import Reading
+from framework.search import store as stores
+from framework.search.objective import Objective
+from framework.search.optuna_study import Study
 from framework.search.records import Parameter, TrialRecord
-from framework.search.roster import Roster
 from framework.search.store import Store
-from framework.search.study import Study
+from framework.search.trials import TrialTracker
 from tests.search.stored_search import SPEC, report
 
 
@@ -44,6 +45,19 @@ def test_what_a_run_repeats_is_kept_once(store: Store) -> None:
         (1, 40, 0.5),
     ]
     assert [reading.loss for reading in store.load_trials()[0].readings] == [3.0, 2.0, 1.0, 0.5]
+
+
+def test_a_search_that_goes_on_knows_which_trials_have_stated_a_value(store: Store) -> None:
+    """The loss of a step is the value of no trial whose epochs have had results."""
+    for number in (0, 1):
+        store.save_trial(TrialRecord(number, {}))
+    store.add_losses(0, 0, [report(10, 2.0, value=0.5)])
+    store.add_losses(1, 0, [report(10, 2.0)])
+    objective, trials = Objective("loss", "min"), store.load_trials()
+    for trial in trials:
+        trial.value = 0.5
+        objective.take(trial, report(11, 1.5))
+    assert [(trial.has_stated, trial.value) for trial in trials] == [(True, 0.5), (False, 1.5)]
 
 
 def test_a_loss_that_comes_twice_is_kept_once(store: Store) -> None:
@@ -79,7 +93,7 @@ def test_a_trial_and_its_reports_are_written_together_or_not_at_all(store: Store
 def test_many_losses_are_merged_evenly_and_lose_neither_mean_nor_extremes(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(losses, "LIMIT", 40)
+    monkeypatch.setattr(stores, "MAX_REPORTS", 40)
     store.save_trial(TrialRecord(0, {}))
     values = [1 / (step + 1) for step in range(400)]
     for begin in range(0, 400, 10):
@@ -104,12 +118,13 @@ def test_merged_losses_keep_nan_and_the_newest_metrics() -> None:
         {**row, "step": 2, "loss": math.nan, "low": math.nan, "high": math.nan, "value": 5.0},
         {**row, "step": 3, "loss": None, "low": None, "high": None, "count": 0, "metrics": '{"a": 2}'},
     ]
-    (merged,) = losses.merge(rows, 1)
+    (merged,) = stores.merge_losses(rows, 1)
     assert (merged["step"], merged["count"], merged["reports"], merged["value"]) == (3, 2, 3, 5.0)
     assert merged["metrics"] == '{"a": 2}'
     assert all(math.isnan(merged[name]) for name in ("loss", "low", "high"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("last", "stored"),
     [
@@ -129,12 +144,12 @@ def test_the_last_report_of_a_run_is_stored_once(
     spec = dataclasses.replace(SPEC, space=(Parameter("lr", (0.1,)),), sampler="grid", trial_count=1)
     with closing(Store(storage)) as store:
         store.create_search(spec)
-        roster = Roster(spec, store, Study.create(storage, spec))
-        roster.admit(1, 0.0, 0.0)
-        record = roster.records[0]
-        run = roster.starts(record, 0, "node-1", None)
-        roster.reported(record, run, [report(10, 1.0, metrics={"a": 0.5})])
-        roster.ended(record, RunEnd(0, run, "finished", last=last), 1.0)
+        tracker = TrialTracker(spec, store, Study.create(storage, spec))
+        tracker.admit(1, 0.0, 0.0)
+        record = tracker.records[0]
+        run = tracker.start(record, 0, "node-1", None)
+        tracker.add_reports(record, run, [report(10, 1.0, metrics={"a": 0.5})])
+        tracker.run_ended(record, RunEnd(0, run, "finished", last=last), 1.0)
         lines = store.load_losses()[0]
         assert [(line["step"], line.get("loss"), line.get("value")) for line in lines] == [(10, 1.0, None), *stored]
         assert store.load_trials()[0].value == last.get("value", record.value)

@@ -19,11 +19,11 @@ import pytest
 from sqlalchemy import text, update
 
 from dike.exceptions import BadInputError, JobFailedError
-from framework import lease
+from framework.scheduler import lease
 from framework.search.database import parse_url
+from framework.search.optuna_study import Study
 from framework.search.records import Parameter, TrialRecord
 from framework.search.store import Store
-from framework.search.study import Study
 from framework.search.tables import SEARCHES
 from tests.search.stored_search import FULL, SPEC, report
 from tests.waiting import DEADLINE_S, wait_until
@@ -85,12 +85,11 @@ def test_optuna_and_dike_share_the_database(store: Store, url: str) -> None:
 
 WRITER = """
 import sys
-from framework.search import losses
+from framework.search import store as stores
 from framework.search.records import TrialRecord
-from framework.search.store import Store
 # None are merged, however many it gets to write.
-losses.LIMIT = sys.maxsize
-store = Store(sys.argv[1])
+stores.MAX_REPORTS = sys.maxsize
+store = stores.Store(sys.argv[1])
 store.open_search("digits")
 with store.lock("digits"):
     step = 0
@@ -102,6 +101,7 @@ with store.lock("digits"):
 """
 
 
+@pytest.mark.integration
 def test_a_killed_writer_leaves_a_whole_database_and_no_lock(storage: str) -> None:
     with closing(Store(storage)) as store:
         store.create_search(SPEC)
@@ -124,6 +124,7 @@ def test_a_killed_writer_leaves_a_whole_database_and_no_lock(storage: str) -> No
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
+@pytest.mark.slow
 def test_searches_that_begin_and_write_at_once_wait_for_each_other(storage: str) -> None:
     def run(name: str) -> int:
         spec = dataclasses.replace(SPEC, name=name, space=(Parameter("lr", low=0.1, high=1.0),))

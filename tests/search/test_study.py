@@ -11,8 +11,8 @@ import pytest
 from optuna.trial import TrialState
 
 from dike.exceptions import BadInputError
+from framework.search.optuna_study import Study, default_sampler, grid_size
 from framework.search.records import Parameter, SearchSpec
-from framework.search.study import Study, default_sampler, grid_size
 
 GRID = (Parameter("lr", (0.1, 0.03)), Parameter("optimizer", ("sgd", "adam", "lion")), Parameter("nesterov", (True,)))
 RANGES = (
@@ -59,6 +59,7 @@ def test_a_grid_is_tried_once_in_the_users_order(url: str) -> None:
         study.ask()
 
 
+@pytest.mark.slow
 def test_a_part_of_a_grid_has_points_from_all_over_it(url: str) -> None:
     space = (Parameter("a", low=1, high=1000, is_integer=True), Parameter("b", tuple(range(1000))))
     assert grid_size(space) == 10**6
@@ -68,6 +69,7 @@ def test_a_part_of_a_grid_has_points_from_all_over_it(url: str) -> None:
     assert max(point[0] for point in points) > 500 > min(point[0] for point in points)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["random", "tpe", "grid"])
 def test_a_second_process_goes_on_as_the_first_would_have(tmp_path: Path, sampler: str) -> None:
     space = GRID if sampler == "grid" else RANGES
@@ -95,6 +97,7 @@ def test_the_seed_changes_what_is_random(tmp_path: Path) -> None:
     assert asked[0] != asked[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["random", "tpe"])
 def test_ranges_are_kept_to_and_values_have_their_types(url: str, sampler: str) -> None:
     study = Study.create(url, spec_of(RANGES, sampler, 15))
@@ -109,6 +112,7 @@ def test_ranges_are_kept_to_and_values_have_their_types(url: str, sampler: str) 
         study.tell(number, float(parameters["lr"]), failed=False)
 
 
+@pytest.mark.slow
 def test_tpe_looks_near_what_was_good(url: str) -> None:
     study = Study.create(url, spec_of((Parameter("x", low=0.0, high=1.0),), "tpe", 30))
     values = []
@@ -134,6 +138,7 @@ def test_a_trial_whose_asking_was_cut_short_gets_its_parameters(url: str) -> Non
     assert opened.ask() == (2, {"lr": 0.1, "optimizer": "lion", "nesterov": True})
 
 
+@pytest.mark.slow
 def test_optuna_shows_how_the_trials_stand(url: str) -> None:
     study = Study.create(url, spec_of(GRID, "grid", 6, mode="max"))
     for _ in range(5):
@@ -186,6 +191,7 @@ def test_a_study_that_is_not_dikes_is_left_alone(url: str) -> None:
             make(url, spec)
 
 
+@pytest.mark.slow
 def test_create_refuses_a_name_that_is_taken_and_open_makes_what_is_missing(url: str) -> None:
     spec = spec_of(GRID, "grid", 6)
     assert Study.open(url, spec).remaining == 6

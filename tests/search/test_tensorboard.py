@@ -131,6 +131,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         TensorBoardLog(tmp_path / "file" / "logs", SPEC)
 
 
+@pytest.mark.integration
 def test_tensorflow_is_not_needed(tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path\n"

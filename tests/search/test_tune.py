@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import signal
+import sqlite3
 import subprocess
+import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from optuna.storages import RDBStorage
 
-from framework.embedded import AgentSpec, EmbeddedCluster
-from tests.framework.conftest import dike_command, dike_environment
-from tests.waiting import wait_until
+from framework.embedded.agents import AgentSpec
+from framework.embedded.cluster import EmbeddedCluster
+from tests.running import dike_command, dike_environment
+from tests.search.locks import locked_by
+from tests.waiting import wait_until, whole_lines
 
 pytestmark = [pytest.mark.mesos, pytest.mark.timeout(300)]
 
@@ -75,27 +82,23 @@ class Tune:
     def trajectories(self) -> dict[str, dict[int, str]]:
         """Learning rate -> step -> loss, as the trials wrote them; what was trained twice has to be the same."""
         losses: dict[str, dict[int, str]] = defaultdict(dict)
-        for line in self.diary.read_text().splitlines():
-            lr, _, step, loss = line.split()
-            assert losses[lr].setdefault(int(step), loss) == loss, line
+        for lr, _, step, loss in whole_lines(self.diary):
+            assert losses[lr].setdefault(int(step), loss) == loss, f"step {step} of {lr}"
         return losses
 
     def last_step(self, lr: str) -> int:
         """The last step that a trial has written."""
-        lines = self.diary.read_text().splitlines() if self.diary.exists() else []
-        return max((int(line.split()[2]) for line in lines if line.startswith(f"{lr} ")), default=0)
+        return max((int(step) for of_lr, _, step, _ in whole_lines(self.diary) if of_lr == lr), default=0)
 
     def newest_process(self) -> int:
         """The process that wrote last."""
-        return int(self.diary.read_text().splitlines()[-1].split()[1])
+        return int(whole_lines(self.diary)[-1][1])
 
     def runs(self) -> dict[str, set[int]]:
         """Learning rate -> processes that the trial has had."""
         runs: dict[str, set[int]] = defaultdict(set)
-        text = self.diary.read_text() if self.diary.exists() else ""
-        for words in map(str.split, text.splitlines()):
-            if len(words) == 4:
-                runs[words[0]].add(int(words[1]))
+        for lr, pid, _, _ in whole_lines(self.diary):
+            runs[lr].add(int(pid))
         return runs
 
     def processes(self) -> set[int]:
@@ -165,6 +168,9 @@ def test_every_policy_brings_all_trials_to_their_end(tune: Tune, policy: str) ->
     result = tune.json(*command(tune, "--policy", policy, "--slots", "2", steps=12))
     assert result["complete"]
     assert tune.trajectories() == {lr: expected(lr, 12) for lr in ("0.1", "0.2", "0.05", "0.02")}
+    # Whichever steps were told together: the value is the loss that was reported last.
+    values = {str(trial["parameters"]["lr"]): trial["value"] for trial in result["trials"]}
+    assert values == {lr: float.fromhex(expected(lr, 12)[12]) for lr in values}
 
 
 def test_another_metric_is_maximised(tune: Tune) -> None:
@@ -203,7 +209,7 @@ def test_mesos_has_a_gpu_back_when_nothing_waits_for_it(tune: Tune, mesos: Embed
         first = tune.last_step("0.5")
         wait_until(lambda: tune.last_step("0.5") > first, "a step")
         (tune.folder / "end-0.5").touch()
-        pid = next(int(line.split()[1]) for line in tune.diary.read_text().splitlines() if line.startswith("0.5 "))
+        pid = next(int(pid) for lr, pid, *_ in whole_lines(tune.diary) if lr == "0.5")
         wait_until(lambda: not psutil.pid_exists(pid), "the trial's end")
         # In the time of the other trial, which stands still where the whole machine does.
         ended = tune.last_step("0.25")
@@ -289,12 +295,123 @@ def test_a_killed_search_goes_on_without_running_what_had_finished(tune: Tune) -
     process.kill()
     process.communicate(timeout=DEADLINE_S)
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in tune.processes()), "the end of the killed search")
-    lines = tune.diary.read_text().count("0.1 ")
+    steps = [lr for lr, *_ in whole_lines(tune.diary)].count("0.1")
     result = tune.json("tune", "--resume", "count")
     assert result["complete"]
     assert [trial["state"] for trial in result["trials"]] == ["finished"] * 3
-    assert tune.diary.read_text().count("0.1 ") == lines
+    assert [lr for lr, *_ in whole_lines(tune.diary)].count("0.1") == steps
     assert tune.trajectories() == {lr: expected(lr, 60) for lr in lrs}
+
+
+class Readers:
+    """Five that open and close a database of searches about once a second, as its users do.
+
+    Args:
+        tune: runs the commands.
+        database: the database.
+        searches: names of its two searches.
+    """
+
+    def __init__(self, tune: Tune, database: Path, searches: tuple[str, str]) -> None:
+        self._tune = tune
+        self._database = database
+        self._over = threading.Event()
+        reads: list[Callable[[], object]] = [
+            lambda: self._command("trials", searches[0]),
+            lambda: self._command("slices", searches[1]),
+            self.finished,
+            self.finished,
+            self._optuna,
+        ]
+        self._rounds = [0] * len(reads)
+        self._pool = ThreadPoolExecutor(len(reads))
+        self._loops = [self._pool.submit(self._loop, number, read) for number, read in enumerate(reads)]
+
+    def finished(self) -> set[tuple[str, int, float]]:
+        """What anybody sees by plain SQLite: search, number and value of each trial that has finished."""
+        statement = (
+            "SELECT name, number, value FROM dike_trials JOIN dike_searches ON id = search_id WHERE state = 'finished'"
+        )
+        with contextlib.closing(sqlite3.connect(self._database)) as connection:
+            return set(connection.execute(statement))
+
+    def have_read(self, rounds: int) -> bool:
+        """Whether each of them has done so many rounds; none of them may have failed."""
+        for loop in self._loops:
+            if loop.done():
+                loop.result()
+        return min(self._rounds) >= rounds
+
+    def end(self) -> None:
+        self._over.set()
+        self._pool.shutdown()
+
+    def _loop(self, number: int, read: Callable[[], object]) -> None:
+        while not self._over.wait(1.0):
+            read()
+            self._rounds[number] += 1
+
+    def _command(self, command: str, search: str) -> None:
+        done = self._tune.run(command, search, "--storage", f"sqlite:///{self._database}")
+        assert done.returncode == 0, done.stderr
+
+    def _optuna(self) -> None:
+        storage = RDBStorage(f"sqlite:///{self._database}")
+        for study in storage.get_all_studies():
+            storage.get_all_trials(study._study_id)
+        storage.remove_session()
+        storage.engine.dispose()
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("database", ["dike-runs/searches.db", "searches.db"], ids=["default", "beside the script"])
+def test_reading_takes_nothing_from_two_searches_on_one_database(tune: Tune, database: str) -> None:
+    lrs, names, path = ("0.1", "0.05", "0.02"), ("one", "other"), tune.folder / database
+    script = shutil.copy(COUNTING, tune.folder / "train.py")
+    more = ("--policy", "fifo", "--slots", "2", "--checkpoint-interval", "1", "--storage", f"sqlite:///{database}")
+    given = ("--", "--steps", str(LONG), "--diary", tune.diary)
+    searches = [
+        tune.start("tune", script, "--param", f"lr={','.join(lrs)}", "--name", name, *SLOT, *more, *given)
+        for name in names
+    ]
+
+    def has_ended() -> bool:
+        return any(search.poll() is not None for search in searches)
+
+    wait_until(lambda: len(tune.processes()) == 4, "two trials of each", lost=has_ended)
+    readers = Readers(tune, path, names)
+    try:
+        wait_until(lambda: readers.have_read(1), "a round of each reader")
+        # The log has been written to and read; the first trials end in it.
+        (tune.folder / "end-0.1").touch()
+        wait_until(lambda: len(readers.finished()) == 2, "a trial of each search that has finished", lost=has_ended)
+        wait_until(lambda: readers.have_read(3), "two more rounds")
+        (tune.folder / "end-0.05").touch()
+        finished = wait_until(lambda: len(seen := readers.finished()) == 4 and seen, "another one", lost=has_ended)
+        assert not has_ended()
+        for search in searches:
+            assert locked_by(search.pid, path.with_name("searches.db-shm")), "its log may be deleted by any reader"
+            search.kill()
+        for search in searches:
+            search.communicate(timeout=DEADLINE_S)
+        wait_until(lambda: not any(psutil.pid_exists(pid) for pid in tune.processes()), "the end of the trials")
+    finally:
+        readers.end()
+    assert readers.have_read(3)
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    assert readers.finished() == finished
+    lines = [tune.diary.read_text().count(f"{lr} ") for lr in lrs[:2]]
+    (tune.folder / "end-0.02").touch()
+    storage = ("--storage", f"sqlite:///{database}", "--format", "json")
+    for search in [tune.start("tune", "--resume", name, *storage) for name in names]:
+        stdout, stderr = search.communicate(timeout=DEADLINE_S)
+        assert search.returncode == 0, stderr
+        assert [trial["state"] for trial in json.loads(stdout)["trials"]] == ["finished"] * 3
+    assert readers.finished() > finished
+    assert [tune.diary.read_text().count(f"{lr} ") for lr in lrs[:2]] == lines
+    steps = tune.trajectories()["0.02"]
+    assert steps == expected("0.02", len(steps))
 
 
 def test_an_interrupted_search_is_suspended_and_goes_on(tune: Tune) -> None:
@@ -304,20 +421,19 @@ def test_an_interrupted_search_is_suspended_and_goes_on(tune: Tune) -> None:
     _, stderr = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130
     assert "dike tune --resume count goes on" in stderr
-    before = tune.diary.read_text().count("\n")
-    assert before < 2 * LONG
+    assert len(whole_lines(tune.diary)) < 2 * LONG
     tune.hurry("0.1", "0.05")
     assert tune.json("tune", "--resume", "count")["complete"]
     # Not a step was done twice.
-    assert tune.diary.read_text().count("\n") == 2 * LONG
+    assert len(whole_lines(tune.diary)) == 2 * LONG
 
 
-def test_a_trial_that_fails_three_times_is_given_up_with_its_traceback(tune: Tune) -> None:
+def test_a_trial_that_fails_twice_by_the_same_error_is_given_up_with_its_traceback(tune: Tune) -> None:
     result = tune.json(*command(tune, "--", "--fail-at", "3", "--fail-lr", "0.1", lr="0.1,0.2", steps=6))
     states = {trial["parameters"]["lr"]: trial for trial in result["trials"]}
-    assert (states[0.1]["state"], states[0.1]["runs"]) == ("failed", 3)
+    assert (states[0.1]["state"], states[0.1]["runs"]) == ("failed", 2)
     assert "ValueError: no further than 3" in states[0.1]["error"]
-    for run in range(3):
+    for run in range(2):
         kept = tune.folder / "dike-runs" / "count" / f"trial-{states[0.1]['number']}" / f"run-{run}.log"
         assert "ValueError: no further than 3" in kept.read_text()
     assert states[0.2]["state"] == "finished"
@@ -329,3 +445,51 @@ def test_a_trial_that_does_not_save_in_time_is_stopped_and_said_so(tune: Tune) -
     assert done.returncode == 0, done.stderr
     assert "was stopped" in done.stdout
     assert tune.trajectories() == {lr: expected(lr, 20) for lr in ("0.1", "0.2")}
+
+
+WRITING = """
+import argparse, json, time
+from pathlib import Path
+import dike
+from helpers.names import HISTORY
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float)
+lr = parser.parse_args().lr
+assert Path("data/values.txt").read_text() == "values"
+state = {"loss": 1.0}
+start = dike.checkpoint(
+    lambda folder: Path(folder, "state").write_text(json.dumps(state)),
+    lambda folder: state.update(json.loads(Path(folder, "state").read_text())),
+)
+for step in range(start + 1, 41):
+    time.sleep(0.05)
+    state["loss"] *= 1 - lr
+    with open(HISTORY, "a") as history:
+        history.write(f"{lr} {step}\\n")
+    dike.report(step, loss=state["loss"])
+Path("models").mkdir()
+Path("models", "model.txt").write_text(str(lr))
+"""
+
+
+def test_what_trials_write_stays_apart_and_outlives_their_suspensions(tune: Tune) -> None:
+    project = tune.folder / "project"
+    for folder in ("src/helpers", "data"):
+        (project / folder).mkdir(parents=True)
+    (project / "src/helpers/names.py").write_text("HISTORY = 'history.txt'\n")
+    (project / "src/trial.py").write_text(WRITING)
+    (project / "data/values.txt").write_text("values")
+    tune.folder = project
+    options = ("--name", "writing", "--policy", "rr", "--quantum", "0.3", "--slots", "1", *SLOT)
+    result = tune.json("tune", "src/trial.py", "--param", "lr=0.1,0.2", *options)
+    assert {trial["state"] for trial in result["trials"]} == {"finished"}
+    assert min(trial["runs"] for trial in result["trials"]) > 1
+    for trial in result["trials"]:
+        lr = trial["parameters"]["lr"]
+        outputs = project / f"dike-runs/writing/trial-{trial['number']}/outputs"
+        files = {path.relative_to(outputs).as_posix() for path in outputs.rglob("*") if path.is_file()}
+        assert files == {"history.txt", "models/model.txt"}
+        assert (outputs / "models/model.txt").read_text() == str(lr)
+        # Each run found what the one before had written.
+        assert (outputs / "history.txt").read_text() == "".join(f"{lr} {step}\n" for step in range(1, 41))

@@ -11,7 +11,9 @@ import pytest
 
 from framework.search.records import Parameter, SearchSpec
 from framework.search.store import Store
-from tests.framework.conftest import run_dike
+from tests.running import run_dike
+
+pytestmark = pytest.mark.integration
 
 COUNTING = Path(__file__).parent / "scripts" / "counting.py"
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from framework.embedded import AgentSpec, EmbeddedCluster
+from framework.embedded.agents import AgentSpec
+from framework.embedded.cluster import EmbeddedCluster
 from framework.search.speeds import Speeds
 from framework.search.store import Store
-from tests.framework.conftest import run_dike
+from tests.running import run_dike
 
 pytestmark = [pytest.mark.mesos, pytest.mark.timeout(300)]
 

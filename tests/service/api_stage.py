@@ -17,18 +17,18 @@ from typing import Any
 
 import httpx
 
-from framework import events
-from framework.master import LeadingMaster, Master
-from framework.service.agents import AgentDirectory
+from framework.mesos import events
+from framework.mesos.master import LeadingMaster, Master
+from framework.scheduler.agents import AgentDirectory
+from framework.scheduler.records import JobState
 from framework.service.api.front import ApiFront
-from framework.service.reception import Reception
-from framework.service.records import JobState
 from framework.service.service import Service
 from framework.service.store import ServiceStore
+from framework.service.submission import Submissions
 from framework.service.users import Users
-from tests.framework.job_stage import profile
-from tests.framework.played_mesos import PlayedMesos
-from tests.service.surroundings import played_surroundings
+from tests.mesos.played_mesos import PlayedMesos
+from tests.service.job_context import played_context
+from tests.training.job_stage import profile
 from tests.waiting import wait_until
 
 DEADLINE_S = 60.0
@@ -196,9 +196,9 @@ def api_stage(folder: Path, front: ApiFront | None = None) -> Iterator[ApiStage]
         leading = LeadingMaster(master)
         directory = stack.enter_context(contextlib.closing(AgentDirectory(leading.ask)))
         directory.refresh()
-        around = played_surroundings(store, str(folder / "runs"))
+        around = played_context(store, str(folder / "runs"))
         stage = ApiStage(
             front.url, store, master, lambda mesos: Service(around, mesos, agents=directory, master=leading)
         )
-        stack.enter_context(front(Reception(store, stage.inbox), stage.service, leading))
+        stack.enter_context(front(Submissions(store, stage.inbox), stage.service, leading))
         yield stack.enter_context(stage)

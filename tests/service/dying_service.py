@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from framework import connection
-from framework.driver import Driver
-from framework.service import serving
-from framework.service.serving import ServeRequest, no_front, serve
-from framework.session import MesosAccess
+from framework.mesos.driver import Driver
+from framework.scheduler import reconciler
+from framework.scheduler.session import MesosAccess
+from framework.service import serve as serving
+from framework.service.serve import ServeRequest, no_front, serve
 
 BEFORE_ACCEPT = "before-accept"
 AFTER_ACCEPT = "after-accept"
@@ -47,7 +47,7 @@ def note(text: str) -> None:
 def main() -> None:
     state, master, DyingDriver.moment, *python = sys.argv[1:]
     # The agents of a test's cluster are known to its master from the start.
-    connection.RECONCILE_AFTER_S = 2.0
+    reconciler.RECONCILE_AFTER_S = 2.0
     serving.Driver = DyingDriver  # type: ignore[misc]
     mesos = MesosAccess(master=master, agent_python=python[0] if python else None)
     serve(

@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from framework import bundle
-from framework.embedded import AgentSpec, EmbeddedCluster
-from framework.events import Event
-from framework.service.reception import Reception
-from framework.service.records import JobRecord, TaskRecord
+from framework.embedded.agents import AgentSpec
+from framework.embedded.cluster import EmbeddedCluster
+from framework.mesos.events import Event
+from framework.project import bundle
+from framework.scheduler.records import JobRecord, TaskRecord
 from framework.service.requests import TrainingRequest
 from framework.service.store import ServiceStore
+from framework.service.submission import Submissions
 from tests.profiles import made_up_profile
 from tests.service.dying_service import NEVER
 from tests.waiting import wait_until
@@ -61,7 +62,7 @@ class Stage:
             checkpoint_dir=str(self.folder / "checkpoints"),
         )
         inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        return Reception(self.store, inbox).submit(request, bundle.pack(project / request.script), "ann")
+        return Submissions(self.store, inbox).submit(request, bundle.pack(project / request.script), "ann")
 
     def job(self, job_id: str) -> JobRecord:
         record = self.store.job(job_id)
@@ -72,7 +73,7 @@ class Stage:
         return [task for task in self.store.tasks(job_id=job_id, live_only=True) if task.state == "running"]
 
     def last_step(self, job_id: str) -> int:
-        last = self.store.last_progress(job_id)
+        last = self.store.history.last_progress(job_id)
         return 0 if last is None else last.step
 
     def known_to_mesos(self) -> list[dict[str, Any]]:

@@ -15,9 +15,10 @@ from typing import Any
 
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from framework.embedded import AgentSpec, EmbeddedCluster
+from framework.embedded.agents import AgentSpec
+from framework.embedded.cluster import EmbeddedCluster
 from framework.embedded.ports import reserve_blocks
-from framework.service.client import ServiceClient
+from framework.service.api.client import ServiceClient
 from tests.waiting import wait_until
 
 DEADLINE_S = 90.0

@@ -12,19 +12,20 @@ from typing import Any
 from sqlalchemy import update
 
 from executor.trial_messages import SlotStatus, Wanted
-from framework import bundle, events
+from framework.mesos import events
+from framework.project import bundle
+from framework.scheduler.records import JobRecord
+from framework.search.controller import SearchController
 from framework.search.records import SearchSpec, TrialRecord
-from framework.search.search import Search
 from framework.search.slots import Slot
 from framework.search.store import Store
 from framework.search.tables import SEARCHES
-from framework.service.reception import Reception
-from framework.service.records import JobRecord
 from framework.service.requests import search_request
 from framework.service.service import Service
 from framework.service.store import ServiceStore
-from tests.framework.played_mesos import PlayedMesos
-from tests.service.surroundings import played_surroundings
+from framework.service.submission import Submissions
+from tests.mesos.played_mesos import PlayedMesos
+from tests.service.job_context import played_context
 from tests.waiting import wait_until
 
 
@@ -37,26 +38,26 @@ class Stage:
         self.script.touch()
         self.mesos = PlayedMesos()
         self.inbox: queue.SimpleQueue[events.Event]
-        self.reception: Reception
+        self.submissions: Submissions
         self.service: Service
         self.start()
 
     def start(self, checkpoint_root: str = "/checkpoints") -> None:
         """A service, with what the one before it has left in the database."""
         self.inbox = queue.SimpleQueue()
-        self.reception = Reception(self.store, self.inbox)
-        around = played_surroundings(self.store, checkpoint_root)
+        self.submissions = Submissions(self.store, self.inbox)
+        around = played_context(self.store, checkpoint_root)
         self.service = Service(around, self.mesos)
         self.service.handle(events.Subscribed("F", "127.0.0.1:5050"))
         self.service.tick()
 
     def kill(self) -> None:
         """The service writes nothing more; its leases end with it, as with a process."""
-        for seat in self.service.hub.seats:
-            seat.tenant.leave()  # type: ignore[attr-defined]
+        for handle in self.service.scheduler.jobs:
+            handle.job.leave()  # type: ignore[attr-defined]
 
     def submit(self, spec: SearchSpec) -> None:
-        self.reception.submit(search_request(spec, "train.py", ()), bundle.pack(self.script), "ann")
+        self.submissions.submit(search_request(spec, "train.py", ()), bundle.pack(self.script), "ann")
         self.deliver()
 
     def deliver(self) -> None:
@@ -95,11 +96,11 @@ class Stage:
         """What a slot was told last."""
         return Wanted.decode([data for task_id, data in self.mesos.messages if task_id == slot.task_id][-1])
 
-    def search(self, name: str) -> Search:
-        seat = self.service.hub.seat(name)
-        assert seat is not None
-        assert isinstance(seat.tenant, Search)
-        return seat.tenant
+    def search(self, name: str) -> SearchController:
+        handle = self.service.scheduler.job(name)
+        assert handle is not None
+        assert isinstance(handle.job, SearchController)
+        return handle.job
 
     def job(self, name: str) -> JobRecord:
         record = self.store.job(name)
@@ -107,13 +108,13 @@ class Stage:
         return record
 
     def trials(self, name: str) -> list[TrialRecord]:
-        with contextlib.closing(Store(self.store.url)) as store:
+        with contextlib.closing(Store(self.store.database.url)) as store:
             store.open_search(name)
             return store.load_trials()
 
     def make_search(self, spec: SearchSpec) -> None:
         """Does what `dike tune` on the service's database would."""
-        with contextlib.closing(Store(self.store.url)) as store:
+        with contextlib.closing(Store(self.store.database.url)) as store:
             store.create_search(dataclasses.replace(spec, script="train.py"))
 
     def take_over(self, name: str) -> None:
@@ -121,5 +122,5 @@ class Stage:
         stranger: dict[str, Any] = {"owner": "stranger", "owner_machine": "elsewhere", "owner_host": "elsewhere"}
         # It does not fall silent, however long the test takes.
         stranger["heartbeat_s"] = time.time() + 3600
-        with self.store.engine.begin() as connection:
+        with self.store.database.engine.begin() as connection:
             connection.execute(update(SEARCHES).where(SEARCHES.c.name == name).values(stranger))

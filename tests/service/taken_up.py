@@ -6,10 +6,9 @@ import json
 from collections.abc import Collection
 from typing import Any
 
-from framework import events
-from framework.job import JobSpec
-from framework.training import TrainingJob
-from tests.framework.job_stage import Stage
+from framework.training.controller import TrainingJob
+from framework.training.spec import JobSpec
+from tests.training.job_stage import Stage
 
 
 def written(job: TrainingJob) -> Any:
@@ -19,13 +18,11 @@ def written(job: TrainingJob) -> Any:
 
 def another(stage: Stage, job_spec: JobSpec, state: Any, launched: Collection[str] | None = None) -> None:
     """Another service goes on with the stage's job."""
-    stage.job = TrainingJob(
-        job_spec, stage.mesos, stage.watcher, lambda: None, lambda: stage.now, state=state, launched=launched
-    )
+    stage.begin(job_spec, state, launched)
 
 
 def subscribe(stage: Stage, master_age_s: float | None = None) -> None:
-    stage.job.handle(events.Subscribed("F", "127.0.0.1:5050", master_age_s))
+    stage.subscribe(master_age_s)
 
 
 def go_on(stage: Stage, job_spec: JobSpec, launched: Collection[str] | None = None) -> None:

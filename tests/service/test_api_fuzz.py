@@ -15,9 +15,12 @@ from hypothesis import strategies as st
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi import checks
 
-from framework.service.records import JobRecord
+from framework.scheduler.records import JobRecord
+from tests.properties import examples
 from tests.search.stored_search import SPEC
 from tests.service.api_stage import BUNDLE, DEADLINE_S, TOKENS, ApiStage, api_stage, form, training
+
+pytestmark = pytest.mark.integration
 
 CHECKS = [
     not_a_server_error,
@@ -25,13 +28,10 @@ CHECKS = [
     checks.content_type_conformance,
     checks.response_schema_conformance,
 ]
-PROFILE = hypothesis.settings(
-    derandomize=True,
-    database=None,
-    deadline=None,
-    suppress_health_check=list(hypothesis.HealthCheck),
-    phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate),
-)
+PROFILE = {
+    "suppress_health_check": list(hypothesis.HealthCheck),
+    "phases": (hypothesis.Phase.explicit, hypothesis.Phase.generate),
+}
 CHANGES_WITH_TIME = ("state", "started_s", "ended_s", "kill_requested", "waiting", "failure", "result", "state_data")
 
 
@@ -46,7 +46,7 @@ def kept(stage: ApiStage) -> Iterator[list[JobRecord]]:
     """Jobs that were there before; afterwards they have to be as they were."""
     ids = [stage.submit(user, arguments=["--lr", "0.1"]) for user in ("alice", "bob")]
     ids.append(submit_search(stage))
-    stage.store.add_output(ids[0], [("worker:0", "stdout", "hello\n")])
+    stage.store.history.add_output(ids[0], [("worker:0", "stdout", "hello\n")])
     records = [record for job_id in ids if (record := stage.store.job(job_id)) is not None]
     yield records
     for before in records:
@@ -75,7 +75,7 @@ def test_every_answer_is_as_the_document_says(
 ) -> None:
     schema = schemathesis.openapi.from_url(f"{stage.url}/openapi.json")
     operations = [result.ok() for result in schema.get_all_operations()]
-    assert len(operations) == 20
+    assert len(operations) == 22
     if mode is schemathesis.GenerationMode.NEGATIVE:
         # Without parameters there is nothing to get wrong.
         operations = [one for one in operations if list(one.iter_parameters())]
@@ -83,7 +83,7 @@ def test_every_answer_is_as_the_document_says(
     statuses: set[int] = set()
     for operation in operations:
 
-        @hypothesis.settings(PROFILE, max_examples=16)
+        @examples(40, **PROFILE)
         @hypothesis.given(
             case=operation.as_strategy(generation_mode=mode),
             job_id=st.one_of(st.none(), ids),
@@ -150,7 +150,7 @@ def test_odd_jobs_are_refused_or_taken_in_and_end_for_themselves(stage: ApiStage
     accepted: list[str] = []
     refused: set[str] = set()
 
-    @hypothesis.settings(PROFILE, max_examples=150)
+    @examples(375, **PROFILE)
     @hypothesis.given(request=odd_requests())
     def submit(request: dict[str, Any]) -> None:
         with stage.client("bob") as client:

@@ -18,14 +18,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import text
 
 from dike.exceptions import BadInputError
-from framework import events
-from framework.bundle import SIZE_LIMIT_BYTES
+from framework.mesos import events
+from framework.project.bundle import SIZE_LIMIT_BYTES
 from framework.service.api import front as front_module
 from framework.service.api import guard
 from framework.service.api.front import ApiFront
 from framework.service.users import Users
 from tests.service.api_stage import BUNDLE, DEADLINE_S, TOKENS, ApiStage, api_stage, form, training, users_file
 from tests.waiting import wait_until
+
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +141,18 @@ def test_whoever_asks_for_nothing_is_sent_away(stage: ApiStage, monkeypatch: pyt
         assert busy.recv(2**16).startswith(b"HTTP/1.1 422 ")
 
 
+def test_headers_without_end_are_not_kept(stage: ApiStage) -> None:
+    address = urlsplit(stage.url).hostname, urlsplit(stage.url).port
+    sent = 0
+    with socket.create_connection(address, DEADLINE_S) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+        with contextlib.suppress(ConnectionError):
+            while sent < 64 * 2**20:
+                sent += connection.send(b"X-More: " + b"x" * 4000 + b"\r\n")
+    # The system keeps some on the way; nobody reads the rest.
+    assert sent < 32 * 2**20
+
+
 def test_a_body_without_a_token_is_not_waited_for(stage: ApiStage) -> None:
     head = b"POST /api/v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000000\r\nConnection: close\r\n\r\n"
     assert raw(stage, head).startswith(b"HTTP/1.1 401 ")
@@ -231,7 +245,7 @@ def test_health_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         hanging = client.get("/healthz")
         assert hanging.status_code == 503
         assert "loop has not gone round" in hanging.json()["status"]
-        with stage.store.engine.begin() as connection:
+        with stage.store.database.engine.begin() as connection:
             connection.execute(text("DROP TABLE dike_services"))
         broken = client.get("/healthz")
         assert (broken.status_code, broken.json()["status"]) == (503, "The service's database cannot be reached.")

@@ -6,22 +6,26 @@ import dataclasses
 import json
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from framework import events
+from executor.outputs import LIMIT_VARIABLE, Outputs
+from framework.mesos import events
+from framework.scheduler.records import JobState, ProgressPoint, TaskRecord
 from framework.search.store import Store
 from framework.service.api.cluster_schemas import ClusterView
 from framework.service.api.schemas import JobDetails, JobList, JobView, Submitted
-from framework.service.records import JobState, ProgressPoint, TaskRecord
 from tests.search.stored_search import FULL, SPEC, report
 from tests.service.api_stage import BUNDLE, ApiStage, api_stage, form, training
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.integration
+
 OF_A_JOB = ("", "/events", "/progress", "/tasks", "/explain", "/plan")
-OF_ITS_OWNER = ("/logs", "/bundle")
+OF_ITS_OWNER = ("/logs", "/bundle", "/outputs")
 
 
 @pytest.fixture(scope="module")
@@ -252,7 +256,7 @@ def test_a_search_that_was_killed_is_resumed_by_its_owner(
 def test_progress_is_thinned_and_holds_only_numbers_that_json_knows(stage: ApiStage, alice: httpx.Client) -> None:
     job_id = stage.submit("alice")
     points = [ProgressPoint(step, 1e9 + step, loss=None if step == 999 else 1 / (step + 1)) for step in range(1000)]
-    stage.store.add_progress(job_id, points)
+    stage.store.history.add_progress(job_id, points)
     path = f"/api/v1/jobs/{job_id}"
     assert alice.get(path).json()["progress"] == {"step": 999, "time_s": 1e9 + 999, "loss": None, "samples_per_s": None}
     steps = [point["step"] for point in alice.get(f"{path}/progress", params={"limit": 10}).json()["points"]]
@@ -306,6 +310,54 @@ def test_what_a_script_said_last_is_told_to_its_owner_only(
     assert bob.get(path).json()["failure"] == "worker:0 is failed"
 
 
+def test_what_a_script_has_written_is_handed_out_to_its_owner(
+    stage: ApiStage, alice: httpx.Client, bob: httpx.Client, tmp_path: Path
+) -> None:
+    job_id = alice.post("/api/v1/jobs", files=form(training(name="written"))).json()["id"]
+    path = f"/api/v1/jobs/{job_id}/outputs"
+    assert "has not begun" in alice.get(path).json()["unreachable"]
+    stage.store.change_job(job_id, result={"checkpoint_dir": str(tmp_path / "run")})
+    assert "Nothing has been brought back yet" in alice.get(path).json()["unreachable"]
+
+    workspace = tmp_path / "workspace"
+    (workspace / "logs").mkdir(parents=True)
+    record = stage.store.job(job_id)
+    assert record is not None
+    brought = Outputs(workspace, str(tmp_path / "run"), record.claims_as, 0, {LIMIT_VARIABLE: "1K"})
+    brought.restore()
+    (workspace / "model.keras").write_bytes(bytes(range(256)))
+    (workspace / "logs" / "a b").write_text("1")
+    (workspace / "large").write_bytes(bytes(2000))
+    brought.save()
+    found = alice.get(path).json()
+    assert [(file["path"], file["size_bytes"]) for file in found["files"]] == [("logs/a b", 1), ("model.keras", 256)]
+    assert found["left_behind"] == {"large": "2000 bytes, over the limit"}
+    assert found["unreachable"] == ""
+    answer = alice.get(f"{path}/content", params={"path": "model.keras"})
+    assert answer.content == bytes(range(256))
+    assert "attachment" in answer.headers["Content-Disposition"]
+    assert alice.get(f"{path}/content", params={"path": "logs/a b"}).text == "1"
+    for wrong in ("large", "../dike-outputs.json", "logs", "no"):
+        assert wrong in detail(alice.get(f"{path}/content", params={"path": wrong}), 404)
+    for asked in (path, f"{path}/content?path=model.keras"):
+        assert "alice" in detail(bob.get(asked), 403)
+
+
+def test_a_folder_that_another_job_has_written_to_is_not_handed_out(
+    stage: ApiStage, alice: httpx.Client, bob: httpx.Client, tmp_path: Path
+) -> None:
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+    others = Outputs(workspace, str(tmp_path / "run"), "of-alice", 0, {})
+    others.restore()
+    (workspace / "secret").write_text("secret")
+    others.save()
+    request = training(checkpoint_dir=str(tmp_path / "run"))
+    job_id = bob.post("/api/v1/jobs", files=form(request)).json()["id"]
+    assert bob.get(f"/api/v1/jobs/{job_id}/outputs").json()["files"] == []
+    detail(bob.get(f"/api/v1/jobs/{job_id}/outputs/content", params={"path": "secret"}), 404)
+
+
 def test_a_search_shows_trials_slices_and_losses(
     stage: ApiStage, alice: httpx.Client, bob: httpx.Client, root: httpx.Client
 ) -> None:
@@ -321,7 +373,7 @@ def test_a_search_shows_trials_slices_and_losses(
     assert alice.get(f"{path}/losses").json() == {"losses": {}}
     assert "no plan" in detail(alice.get(f"{path}/plan"), 404)
 
-    store = Store(stage.store.url, engine=stage.store.engine)
+    store = Store(stage.store.database.url, engine=stage.store.database.engine)
     store.create_search(dataclasses.replace(SPEC, name="digits"))
     store.save_trial(dataclasses.replace(FULL, loss=math.nan, metrics={"accuracy": math.inf}))
     store.add_losses(0, 1, [report(step, math.nan if step == 99 else 1.0) for step in range(100)])

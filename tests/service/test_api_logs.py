@@ -11,10 +11,12 @@ from typing import Any
 import httpx
 import pytest
 
+from framework.scheduler.records import JobState
 from framework.service.api import backend
-from framework.service.records import JobState
 from tests.service.api_stage import DEADLINE_S, ApiStage, api_stage
 from tests.waiting import wait_until
+
+pytestmark = pytest.mark.integration
 
 LIMIT = 2
 JSON_LINES = {"Accept": "application/x-ndjson"}
@@ -66,7 +68,7 @@ def end_job(stage: ApiStage, job_id: str) -> None:
 
 def test_output_is_text_or_json_lines(stage: ApiStage) -> None:
     job_id = stage.submit()
-    stage.store.add_output(job_id, [("worker:0", "stdout", "one\nä"), ("ps:0", "stderr", "two\n")])
+    stage.store.history.add_output(job_id, [("worker:0", "stdout", "one\nä"), ("ps:0", "stderr", "two\n")])
     path = f"/api/v1/jobs/{job_id}/logs"
     with stage.client() as client:
         plain = client.get(path)
@@ -87,7 +89,7 @@ def test_output_is_text_or_json_lines(stage: ApiStage) -> None:
 
 def test_long_output_comes_whole_and_in_order(stage: ApiStage) -> None:
     job_id = stage.submit()
-    stage.store.add_output(job_id, [("worker:0", "stdout", f"{number}\n") for number in range(1000)])
+    stage.store.history.add_output(job_id, [("worker:0", "stdout", f"{number}\n") for number in range(1000)])
     with stage.client() as client:
         text = client.get(f"/api/v1/jobs/{job_id}/logs").text
     assert text.split() == [str(number) for number in range(1000)]
@@ -95,13 +97,13 @@ def test_long_output_comes_whole_and_in_order(stage: ApiStage) -> None:
 
 def test_a_follower_gets_everything_until_the_job_has_ended(stage: ApiStage) -> None:
     job_id = stage.submit()
-    stage.store.add_output(job_id, [("worker:0", "stdout", "before\n")])
+    stage.store.history.add_output(job_id, [("worker:0", "stdout", "before\n")])
     follower = Follower(stage, job_id)
     wait_until(lambda: follower.text == "before\n", "the first line")
-    stage.store.add_output(job_id, [("worker:0", "stdout", "during\n")])
+    stage.store.history.add_output(job_id, [("worker:0", "stdout", "during\n")])
     wait_until(lambda: follower.text == "before\nduring\n", "the second line")
     # Written at the very end, as the service does: output first, then the state.
-    stage.store.add_output(job_id, [("worker:0", "stdout", "last\n")])
+    stage.store.history.add_output(job_id, [("worker:0", "stdout", "last\n")])
     end_job(stage, job_id)
     lines = follower.end()
     assert follower.text == "before\nduring\nlast\n"
@@ -113,7 +115,7 @@ def test_a_follower_gets_everything_until_the_job_has_ended(stage: ApiStage) -> 
 
 def test_a_follower_of_a_deleted_job_ends(stage: ApiStage) -> None:
     job_id = stage.submit()
-    stage.store.add_output(job_id, [("worker:0", "stdout", "x")])
+    stage.store.history.add_output(job_id, [("worker:0", "stdout", "x")])
     follower = Follower(stage, job_id)
     wait_until(lambda: follower.text == "x", "the text")
     end_job(stage, job_id)
@@ -123,7 +125,7 @@ def test_a_follower_of_a_deleted_job_ends(stage: ApiStage) -> None:
 
 def test_only_so_many_may_follow_and_places_are_given_up(stage: ApiStage) -> None:
     job_id = stage.submit()
-    stage.store.add_output(job_id, [("worker:0", "stdout", "x")])
+    stage.store.history.add_output(job_id, [("worker:0", "stdout", "x")])
     path = f"/api/v1/jobs/{job_id}/logs"
     with stage.client() as client, contextlib.ExitStack() as following:
         # Many that go away in the middle.

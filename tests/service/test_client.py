@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import http.server
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import httpx
 import pytest
 
 from dike.exceptions import BadInputError, DikeError
 from framework.cli.following import Staying
-from framework.service import client as client_module
+from framework.service.api import client as client_module
+from framework.service.api import client_http
+from framework.service.api.client import ServiceClient
+from framework.service.api.client_http import ServiceUnavailableError, leads_to_this_machine
 from framework.service.api.schemas import JobDetails, Submitted
-from framework.service.client import ServiceClient
-from framework.service.client_http import ServiceUnavailableError, leads_to_this_machine
 
 Answer = tuple[int, str]
 """Status and body."""
@@ -84,6 +87,7 @@ JOB = {
 }
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("resumed", "shown"), [(False, "3\n7\n8\n"), (True, "8\n")])
 def test_of_a_resumed_job_only_what_is_new_is_shown(
     resumed: bool, shown: str, capsys: pytest.CaptureFixture[str]
@@ -105,6 +109,7 @@ def test_of_a_resumed_job_only_what_is_new_is_shown(
     assert said.err.startswith(f"dike: {'resumed' if resumed else 'submitted'} job\n")
 
 
+@pytest.mark.integration
 def test_a_broken_stream_is_gone_on_with_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "RECONNECT_PAUSE_S", 0.01)
     parts = {"0": (200, lines(3, 7)), "7": (200, lines(8) + json.dumps({"ended": "finished"}) + "\n")}
@@ -124,6 +129,7 @@ def test_a_broken_stream_is_gone_on_with_where_it_was(monkeypatch: pytest.Monkey
     assert "is back" in said[1]
 
 
+@pytest.mark.integration
 def test_only_questions_are_asked_again() -> None:
     with answering(lambda method, path: (503, json.dumps({"detail": "Too busy."}))) as (client, asked):
         with pytest.raises(ServiceUnavailableError, match="Too busy"):
@@ -134,6 +140,7 @@ def test_only_questions_are_asked_again() -> None:
         assert len(asked) > 2
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("answer", "error", "said"),
     [
@@ -171,3 +178,18 @@ def test_which_addresses_are_on_this_machine() -> None:
     assert leads_to_this_machine("http://localhost:8680")
     assert not leads_to_this_machine("https://dike.example.org")
     assert not leads_to_this_machine("http://127.0.0.1.example.org")
+
+
+@pytest.mark.integration
+def test_who_has_been_silent_for_long_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_http, "TIMEOUT", httpx.Timeout(0.3))
+    monkeypatch.setattr(client_http, "AGAIN_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        client = client_http.ServiceHttp(f"http://127.0.0.1:{silent.getsockname()[1]}", None)
+        with pytest.raises(ServiceUnavailableError, match="No Dike service answers"):
+            client.get("/jobs", dict)
+        client.close()
+        silent.accept()
+        silent.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            silent.accept()

@@ -20,11 +20,11 @@ from kazoo.client import KazooClient
 from sqlalchemy import text
 
 from dike.exceptions import BadInputError
-from framework.embedded import EmbeddedCluster
+from framework.embedded.cluster import EmbeddedCluster
 from framework.service import election
 from framework.service.election import EXIT_CODE, Ensemble, elected
 from framework.service.store import ServiceStore
-from tests.service.test_lease import take_over
+from tests.scheduler.test_lease import take_over
 from tests.service.zookeeper_server import LONGEST_SESSION_S, ZooKeeper, zookeeper_server
 from tests.waiting import wait_until
 
@@ -109,6 +109,7 @@ def test_strangers_cannot_stand_where_a_password_was_given(zookeeper: ZooKeeper)
         raise AssertionError("two lead")
 
 
+@pytest.mark.integration
 def test_no_zookeeper_is_said_in_a_sentence(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(election, "CONNECT_TIMEOUT_S", 0.5)
     # As pymesos leaves it.
@@ -207,7 +208,7 @@ def test_services_follow_each_other_in_one_framework(tmp_path: Path, zookeeper: 
             take_over(store)
             assert third.ends() == EXIT_CODE
             third.says("was taken over by process .* on elsewhere")
-            with store._engine.connect() as connection:
+            with store.database.engine.connect() as connection:
                 assert connection.execute(text("SELECT owner FROM dike_services")).scalar_one() == "stranger"
         assert frameworks(cluster, "frameworks") == [framework_id]
         assert not frameworks(cluster, "completed_frameworks")

@@ -11,40 +11,42 @@ import pytest
 from rich.console import Console
 
 from dike.exceptions import BadInputError
-from framework import events
-from framework.cli.explain import print_explanation
-from framework.job_plan import plan_request
+from framework.cli.job_tables import print_explanation
+from framework.mesos import events
+from framework.scheduler.agents import AgentDirectory
+from framework.scheduler.amounts import describe
+from framework.scheduler.feasibility import Nodes
+from framework.scheduler.job import Need
+from framework.scheduler.records import JobKind, JobRecord, JobState, TaskNeed
+from framework.scheduler.reservation import RESERVE_AFTER_S
 from framework.search.records import Parameter, SearchSpec
-from framework.service.agents import AgentDirectory
+from framework.search.slot_pool import SearchSizing
 from framework.service.explain import can_ever_fit, explain
-from framework.service.explanation import Explanation, TaskNeed, Verdict, describe
-from framework.service.records import JobKind, JobRecord, JobState
+from framework.service.explanation import Explanation, Verdict
 from framework.service.requests import SearchJobRequest, TrainingRequest
-from framework.service.reservation import RESERVE_AFTER_S
-from framework.service.sizing import Nodes, SearchSizing, TrainingSizing
-from framework.service.tenant import Need
+from framework.training.planning import TrainingSizing, plan_request
 from solver import NodeClass, make_plan
-from tests.framework.job_stage import GIB, profile, spec
-from tests.service.played_cluster import HubStage, PlayedJob
+from tests.scheduler.played_cluster import PlayedJob, SchedulerStage
+from tests.training.job_stage import GIB, profile, spec
 
 
-def explained(stage: HubStage, job_id: str, state: JobState = JobState.QUEUED, **more: Any) -> Explanation:
+def explained(stage: SchedulerStage, job_id: str, state: JobState = JobState.QUEUED, **more: Any) -> Explanation:
     stage.run(2.0)
     record = JobRecord(job_id, JobKind.TRAINING, "ada", "train.py", {}, state=state, **more)
-    explanation = explain(record, stage.hub.snapshot)
+    explanation = explain(record, stage.scheduler.snapshot)
     # It is printed as JSON.
     assert json.loads(json.dumps(dataclasses.asdict(explanation)))["verdict"] == explanation.verdict
     return explanation
 
 
 @pytest.fixture
-def stage() -> Iterator[HubStage]:
-    found = HubStage({"agent-0": 4.0, "agent-1": 2.0})
+def stage() -> Iterator[SchedulerStage]:
+    found = SchedulerStage({"agent-0": 4.0, "agent-1": 2.0})
     yield found
     found.close()
 
 
-def test_a_job_that_runs(stage: HubStage) -> None:
+def test_a_job_that_runs(stage: SchedulerStage) -> None:
     stage.submit("job", lasts_s=1e6)
     stage.run(3.0)
     explanation = explained(stage, "job", JobState.RUNNING)
@@ -53,14 +55,14 @@ def test_a_job_that_runs(stage: HubStage) -> None:
     assert explanation.last_offer_s is not None
 
 
-def test_a_job_that_has_ended_or_is_not_known_yet(stage: HubStage) -> None:
+def test_a_job_that_has_ended_or_is_not_known_yet(stage: SchedulerStage) -> None:
     explanation = explained(stage, "job", JobState.FAILED, failure="worker:0 has failed.")
     assert explanation.verdict is Verdict.ENDED
     assert "failed: worker:0 has failed" in explanation.sentence
     assert explained(stage, "new").verdict is Verdict.TURN
 
 
-def test_what_is_missing_on_which_agent_and_who_holds_it(stage: HubStage) -> None:
+def test_what_is_missing_on_which_agent_and_who_holds_it(stage: SchedulerStage) -> None:
     stage.submit("holds", 1, 3.0, user="bob", lasts_s=1e6)
     stage.run(4.0)
     stage.submit("job", 1, 4.0)
@@ -84,7 +86,7 @@ def test_what_is_missing_is_told_of_the_task_that_lacks_most() -> None:
         def needs(self, nodes: Nodes) -> tuple[TaskNeed, ...]:
             return (TaskNeed("worker", 1, 2.0, 1024.0), TaskNeed("ps", 1, 1.0, 65536.0))
 
-    stage = HubStage({"agent-0": 3.0})
+    stage = SchedulerStage({"agent-0": 3.0})
     stage.submit("job", 1, 64.0, kind=Pair)
     explanation = explained(stage, "job")
     assert explanation.agents[0].missing == {"mem": 62464.0}
@@ -96,13 +98,13 @@ def test_what_is_missing_is_told_of_the_task_that_lacks_most() -> None:
     stage.close()
 
 
-def test_an_ended_job_is_told_of_no_offers(capsys: pytest.CaptureFixture[str], stage: HubStage) -> None:
+def test_an_ended_job_is_told_of_no_offers(capsys: pytest.CaptureFixture[str], stage: SchedulerStage) -> None:
     print_explanation(Console(), explained(stage, "job", JobState.KILLED, failure="killed by eve"), 0.0)
     assert capsys.readouterr().out == "job: The job has ended, killed: killed by eve.\n"
 
 
 def test_jobs_that_are_served_before_it() -> None:
-    stage = HubStage({"agent-0": 1.0})
+    stage = SchedulerStage({"agent-0": 1.0})
     for number in range(3):
         stage.submit(f"job-{number}", lasts_s=1e6)
     stage.run(4.0)
@@ -112,7 +114,7 @@ def test_jobs_that_are_served_before_it() -> None:
     stage.close()
 
 
-def test_a_job_that_fits_no_agent_seen_so_far(stage: HubStage) -> None:
+def test_a_job_that_fits_no_agent_seen_so_far(stage: SchedulerStage) -> None:
     stage.submit("job", 1, 64.0)
     explanation = explained(stage, "job")
     assert explanation.verdict is Verdict.NEVER_FITS
@@ -120,7 +122,7 @@ def test_a_job_that_fits_no_agent_seen_so_far(stage: HubStage) -> None:
 
 
 def test_agents_that_were_there_count_as_seen() -> None:
-    stage = HubStage({"agent-0": 4.0, "agent-1": 8.0})
+    stage = SchedulerStage({"agent-0": 4.0, "agent-1": 8.0})
     stage.submit("job", 1, 8.0)
     del stage.master.agents["agent-1"]
     stage.run(5.0)
@@ -138,7 +140,7 @@ def test_agents_that_were_there_count_as_seen() -> None:
         ("rack:IS:r2", "cannot hold it"),
     ],
 )
-def test_constraints_that_stand_in_the_way(stage: HubStage, constraint: str, words: str) -> None:
+def test_constraints_that_stand_in_the_way(stage: SchedulerStage, constraint: str, words: str) -> None:
     stage.master.attributes["agent-0"]["rack"] = "r1"
     stage.master.attributes["agent-1"]["rack"] = "r2"
     stage.directory.refresh()
@@ -149,7 +151,7 @@ def test_constraints_that_stand_in_the_way(stage: HubStage, constraint: str, wor
     assert f"The constraint {constraint} does not admit it." in explanation.agents[0].obstacles
 
 
-def test_agents_left_out_after_failures(stage: HubStage) -> None:
+def test_agents_left_out_after_failures(stage: SchedulerStage) -> None:
     class Excluding(PlayedJob):
         def excluded_agents(self) -> dict[str, float]:
             return {"S0": 120.0}
@@ -165,7 +167,7 @@ def test_agents_left_out_after_failures(stage: HubStage) -> None:
 
 
 def test_agents_that_are_kept_for_another_job() -> None:
-    stage = HubStage({"agent-0": 4.0, "agent-1": 4.0})
+    stage = SchedulerStage({"agent-0": 4.0, "agent-1": 4.0})
     stage.submit("holds", 1, 2.0, lasts_s=1e6)
     stage.run(3.0)
     stage.submit("pair", 2, 4.0)
@@ -179,7 +181,7 @@ def test_agents_that_are_kept_for_another_job() -> None:
 
 
 def test_other_frameworks_hold_it() -> None:
-    stage = HubStage({"agent-0": 4.0}, others={"agent-0": 3.0})
+    stage = SchedulerStage({"agent-0": 4.0}, others={"agent-0": 3.0})
     stage.submit("job", 1, 2.0)
     stage.run(5.0)
     explanation = explained(stage, "job")
@@ -189,12 +191,12 @@ def test_other_frameworks_hold_it() -> None:
     stage.close()
 
 
-def test_no_connection_and_no_agents(stage: HubStage) -> None:
+def test_no_connection_and_no_agents(stage: SchedulerStage) -> None:
     stage.submit("job", 1, 64.0)
     stage.master.agents.clear()
     stage.run(3.0)
     assert explained(stage, "job").verdict is Verdict.NO_AGENTS
-    stage.hub.handle(events.Disconnected())
+    stage.scheduler.handle(events.Disconnected())
     assert explained(stage, "job").verdict is Verdict.NOT_CONNECTED
 
 
@@ -214,7 +216,7 @@ def slave(name: str, cpus: float, reserved: Mapping[str, Mapping[str, float]] | 
 
 def test_what_is_reserved_for_other_roles_is_no_ours_and_is_told() -> None:
     slaves = [slave("one", 0.25, {"team": {"cpus": 4.0, "mem": 100.0}})]
-    stage = HubStage({})
+    stage = SchedulerStage({})
     stage.master.ask = lambda path: {"slaves": slaves}  # type: ignore[method-assign]
     stage.directory = AgentDirectory(stage.master.ask)
     stage.directory.refresh()
@@ -226,7 +228,7 @@ def test_what_is_reserved_for_other_roles_is_no_ours_and_is_told() -> None:
     ours = AgentDirectory(stage.master.ask, role="team/ada")
     ours.refresh()
     assert [one.total["cpus"] for one in ours.current() or ()] == [4.25]
-    snapshot = dataclasses.replace(stage.hub.snapshot, agents=known)
+    snapshot = dataclasses.replace(stage.scheduler.snapshot, agents=known)
     request = SearchJobRequest(spec=dataclasses.asdict(search_spec(slot_cpus=2.0)))
     assert "reserved for the role team" in can_ever_fit(request, snapshot)
     assert can_ever_fit(request, dataclasses.replace(snapshot, agents=ours.current())) == ""
@@ -243,21 +245,21 @@ def search_spec(**changes: Any) -> SearchSpec:
     return SearchSpec(**{**values, **changes})
 
 
-def test_at_submit_time_it_is_said_what_can_never_fit(stage: HubStage) -> None:
+def test_at_submit_time_it_is_said_what_can_never_fit(stage: SchedulerStage) -> None:
     request = TrainingRequest(script="train.py", profile=profile().to_json())
-    assert can_ever_fit(request, dataclasses.replace(stage.hub.snapshot, agents=None)) == ""
+    assert can_ever_fit(request, dataclasses.replace(stage.scheduler.snapshot, agents=None)) == ""
     stage.submit("other", 1, 64.0)
     stage.run(3.0)
-    assert can_ever_fit(request, stage.hub.snapshot) == ""
+    assert can_ever_fit(request, stage.scheduler.snapshot) == ""
     large = dataclasses.replace(profile(), parameter_bytes=64 * GIB, variables=())
     assert "can never fit" in can_ever_fit(
-        TrainingRequest(script="train.py", profile=large.to_json()), stage.hub.snapshot
+        TrainingRequest(script="train.py", profile=large.to_json()), stage.scheduler.snapshot
     )
     assert "admits no agent" in can_ever_fit(
-        request.model_copy(update={"constraints": ["hostname:IS:elsewhere"]}), stage.hub.snapshot
+        request.model_copy(update={"constraints": ["hostname:IS:elsewhere"]}), stage.scheduler.snapshot
     )
     with pytest.raises(BadInputError, match="FIELD:OPERATOR:VALUE"):
-        can_ever_fit(request.model_copy(update={"constraints": ["rack"]}), stage.hub.snapshot)
+        can_ever_fit(request.model_copy(update={"constraints": ["rack"]}), stage.scheduler.snapshot)
 
 
 def node(name: str, cpus: float, gpus: int = 0) -> NodeClass:

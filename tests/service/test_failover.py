@@ -13,8 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from framework.service.reception import Reception
-from framework.service.records import JobState
+from framework.scheduler.records import JobState
+from framework.service.submission import Submissions
 from tests.service.dying_service import AFTER_ACCEPT, BEFORE_ACCEPT, BEFORE_LAST_ACKNOWLEDGEMENT, NEVER
 from tests.service.failover_stage import ROOT, Stage, staged
 from tests.waiting import DEADLINE_S
@@ -94,7 +94,7 @@ def test_a_job_trains_on_under_services_that_are_killed(stage: Stage) -> None:
     assert set(counts.values()) == {1}
     assert set(counts) == {task.task_id for task in stage.store.tasks(job_id=job.id)}
     assert len((stage.folder / "started").read_text().split()) == 1, "the script was started more than once"
-    points = stage.store.progress(job.id)
+    points = stage.store.history.progress(job.id)
     losses = [point.loss for point in points if point.loss is not None]
     assert losses == sorted(losses, reverse=True), "training began anew"
 
@@ -136,9 +136,9 @@ def test_a_job_that_was_killed_while_no_service_ran_ends_with_the_next_one(stage
     stage.wait_until(lambda: len(stage.running(job.id)) == 2, "the tasks")
     os.kill(service.pid, signal.SIGKILL)
     service.wait()
-    Reception(stage.store, queue.SimpleQueue()).kill(stage.job(job.id))
+    Submissions(stage.store, queue.SimpleQueue()).kill(stage.job(job.id))
     never_started = stage.submit([])
-    Reception(stage.store, queue.SimpleQueue()).kill(stage.job(never_started.id))
+    Submissions(stage.store, queue.SimpleQueue()).kill(stage.job(never_started.id))
     stage.serve(NEVER, standin)
     for one in (job, never_started):
         stage.wait_until(lambda one=one: stage.job(one.id).state is JobState.KILLED, "the job's end")

@@ -8,18 +8,20 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
 from dike.exceptions import BadInputError, DikeError
 from dike.profile import ModelProfile
-from framework.service.constraints import parse_constraints
-from framework.service.requests import TrainingRequest, read_request, search_request
+from framework.scheduler.constraints import parse_constraints
+from framework.scheduler.records import JobKind, JobRecord
+from framework.service.requests import TrainingRequest, read_request, search_request, stored_request
 from solver import Cluster, NodeClass, Plan, PlanRequest, make_plan
 from solver.cluster_file import read_cluster
-from tests.framework.job_stage import profile
+from tests.properties import examples
 from tests.search.search_stage import search_spec
 from tests.service.mutations import ODD, broken
+from tests.training.job_stage import profile
 
 GIB = 2**30
 NODE = NodeClass(name="a", count=2, cpus=4.0, mem_bytes=8 * GIB, gpus=0, gpu_model=None, disk_bytes=10 * GIB)
@@ -30,12 +32,7 @@ def planned(model: ModelProfile) -> Plan:
 
 
 PLAN = planned(profile())
-PATIENT = settings(
-    max_examples=120,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+PATIENT = examples(120, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 CLUSTER = {
     "nodes": [
         {"name": "big", "count": 2, "cpus": 8, "mem": "32 GiB", "gpus": 1, "gpu_model": "A100", "rack": "r1"},
@@ -53,6 +50,7 @@ def assert_one_sentence(error: BaseException) -> None:
     text.encode("utf-8")
 
 
+@pytest.mark.slow
 @PATIENT
 @given(st.one_of(st.text(), broken(CLUSTER).map(lambda values: yaml.safe_dump(values, allow_unicode=True))))
 @example("nodes: !!python/object/apply:os.system ['true']")
@@ -174,6 +172,8 @@ def space_of(**changes: Any) -> dict[str, Any]:
         ({**space_of(), "sampler": "grid"}, "no grid"),
         ({**space_of(low=0.0, high=1e8, is_integer=True), "sampler": "grid"}, "too long"),
         ({**space_of(choices=[1, 2]), "sampler": "grid", "trial_count": 3}, "fewer points than there are trials"),
+        (space_of(choices=list(range(10_001))), "at most 10000 items"),
+        ({"environment": {f"V{n}": "x" * 4096 for n in range(70)}}, "more than 262144 belong into a file"),
     ],
 )
 def test_a_search_that_nobody_could_run_is_not_taken(changes: dict[str, Any], said: str) -> None:
@@ -188,6 +188,15 @@ def test_who_asks_for_a_search_that_no_service_takes_is_told() -> None:
         search_request(search_spec(Path("/project"), name="a" * 201), "train.py", ())
 
 
+def test_what_was_taken_before_there_was_a_limit_is_still_read() -> None:
+    request = {**TRAINING, "environment": {f"V{n}": "x" * 4096 for n in range(70)}}
+    with pytest.raises(BadInputError, match="environment: holds 28"):
+        read_request(request)
+    stored = JobRecord("job", JobKind.TRAINING, "ann", "train.py", request)
+    assert stored_request(stored).environment == request["environment"]
+
+
+@pytest.mark.slow
 def test_a_job_that_nobody_could_run_is_not_taken() -> None:
     with pytest.raises(BadInputError, match=r"arguments\.0: holds a NUL"):
         read_request({**TRAINING, "arguments": ["\0"]})

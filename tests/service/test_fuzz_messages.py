@@ -13,33 +13,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
 from executor.messages import Outcome
-from framework import events
-from framework.lease import LeaseLostError
-from framework.service import offer_pool
+from framework.mesos import events
+from framework.scheduler import offer_pool
+from framework.scheduler.lease import LeaseLostError
+from framework.scheduler.records import JobState
 from framework.service import service as service_module
-from framework.service.reception import Reception
-from framework.service.records import JobState
 from framework.service.requests import read_request
 from framework.service.service import Service
 from framework.service.store import ServiceStore
-from tests.elastic.elastic_stage import heavy
-from tests.framework.job_stage import profile
-from tests.framework.played_mesos import PlayedMesos
-from tests.service.surroundings import played_surroundings
-from tests.service.test_lease import take_over
+from framework.service.submission import Submissions
+from tests.mesos.played_mesos import PlayedMesos
+from tests.properties import examples
+from tests.scheduler.test_lease import take_over
+from tests.service.job_context import played_context
 from tests.service.test_security import TRAIN, archive
+from tests.training.elastic.elastic_stage import heavy
+from tests.training.job_stage import profile
 from tests.waiting import wait_until
 
-PATIENT = settings(
-    max_examples=60,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+PATIENT = examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 REQUESTS: dict[str, dict[str, Any]] = {
@@ -56,12 +52,12 @@ class Running:
     service: Service
     store: ServiceStore
     mesos: PlayedMesos
-    reception: Reception
+    submissions: Submissions
     jobs: dict[str, str]
 
     def tasks(self, job: str) -> list[str]:
-        seat = self.service.hub.seat(self.jobs[job]) if job in self.jobs else None
-        return sorted(seat.tasks) if seat is not None else []
+        handle = self.service.scheduler.job(self.jobs[job]) if job in self.jobs else None
+        return sorted(handle.tasks) if handle is not None else []
 
     def update(self, task_id: str, state: str, **more: Any) -> None:
         status = {"task_id": {"value": task_id}, "agent_id": {"value": "S0"}, "state": state, **more}
@@ -74,11 +70,11 @@ class Running:
         """Lets a job's tasks run, if they do not; one that has ended is submitted again."""
 
         def submit_and_offer(pause_s: float) -> None:
-            if name not in self.jobs or self.service.hub.seat(self.jobs[name]) is None:
+            if name not in self.jobs or self.service.scheduler.job(self.jobs[name]) is None:
                 values = {"kind": "training", "script": "train.py", **REQUESTS[name]}
-                self.jobs[name] = self.reception.submit(read_request(values), archive(TRAIN), "ann").id
+                self.jobs[name] = self.submissions.submit(read_request(values), archive(TRAIN), "ann").id
                 self.service.handle(events.JobSubmitted(self.jobs[name]))
-            if not self.service.hub.pool.offers:
+            if not self.service.scheduler.pool.offers:
                 self.service.handle(events.OffersArrived((self.mesos.offer(len(self.jobs)),)))
             self.service.tick()
             time.sleep(pause_s)
@@ -97,9 +93,9 @@ class Running:
             record = self.store.job(self.jobs[name])
             assert record is not None
             assert record.state is JobState.RUNNING
-            self.store.events(record.id)
-            self.store.output(record.id)
-            self.store.progress(record.id)
+            self.store.history.events(record.id)
+            self.store.history.output(record.id)
+            self.store.history.progress(record.id)
 
 
 @pytest.fixture
@@ -108,9 +104,9 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running
     monkeypatch.setattr(offer_pool, "SETTLE_S", 0.0)
     mesos = PlayedMesos()
     with closing(ServiceStore(f"sqlite:///{tmp_path}/service.db")) as store:
-        service = Service(played_surroundings(store, "/checkpoints"), mesos)
-        reception = Reception(store, queue.SimpleQueue())
-        stage = Running(service, store, mesos, reception, {})
+        service = Service(played_context(store, "/checkpoints"), mesos)
+        submissions = Submissions(store, queue.SimpleQueue())
+        stage = Running(service, store, mesos, submissions, {})
         service.handle(events.Subscribed("F", "127.0.0.1:5050"))
         for name in REQUESTS:
             stage.launch(name)
@@ -205,12 +201,18 @@ def test_what_is_no_message_is_ignored(running: Running, data: str) -> None:
 @PATIENT
 @given(MESSAGES)
 def test_nobody_speaks_for_the_tasks_of_others(running: Running, message: Any) -> None:
-    before = [running.store.progress(running.jobs["other"]), running.store.output(running.jobs["other"])]
+    before = [
+        running.store.history.progress(running.jobs["other"]),
+        running.store.history.output(running.jobs["other"]),
+    ]
     for task_id in running.tasks("sender"):
         for spoken_for in running.tasks("other"):
             running.say(task_id, encoded(message, spoken_for))
     running.assert_alive("sender", "other")
-    assert [running.store.progress(running.jobs["other"]), running.store.output(running.jobs["other"])] == before
+    assert [
+        running.store.history.progress(running.jobs["other"]),
+        running.store.history.output(running.jobs["other"]),
+    ] == before
 
 
 STATES = ["STAGING", "STARTING", "RUNNING", "KILLING", "FINISHED", "FAILED", "KILLED", "LOST", "DROPPED", "GONE"]
@@ -236,7 +238,7 @@ def test_a_state_of_an_unknown_task_ends_nothing(running: Running, status: dict[
         assert set(running.mesos.killed) <= {f"nobody-{number}" for number in range(3)}
 
 
-@settings(PATIENT, max_examples=60)
+@PATIENT
 @given(STATUSES, st.integers(0, 3))
 def test_whatever_becomes_of_a_task_concerns_its_own_job_only(
     running: Running, status: dict[str, Any], which: int
@@ -264,10 +266,10 @@ def test_an_outcome_with_odd_text_is_written_down(running: Running) -> None:
 
 def test_a_service_that_was_taken_over_launches_and_ends_nothing(running: Running) -> None:
     values = {"kind": "training", "script": "train.py", **REQUESTS["other"]}
-    late = running.reception.submit(read_request(values), archive(TRAIN), "bob")
+    late = running.submissions.submit(read_request(values), archive(TRAIN), "bob")
     running.service.handle(events.JobSubmitted(late.id))
     launched = len(running.mesos.accepted)
-    with running.store.lock(lambda reason: None):
+    with running.store.database.lock(lambda reason: None):
         take_over(running.store)
         running.service.handle(events.OffersArrived((running.mesos.offer(9),)))
 

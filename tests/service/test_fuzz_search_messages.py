@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from framework import events
+from framework.mesos import events
 from framework.search.records import TrialState
 from tests.search.search_stage import PlayedSlot, SearchStage, search_spec, stored
 from tests.service.test_fuzz_messages import JSON, NUMBERS, ODD_TEXT, PATIENT, TASK, encoded, record
@@ -116,7 +116,7 @@ def test_the_last_words_of_a_slot_end_no_search(stage: SearchStage, tmp_path: Pa
     scheduler = events.EventScheduler()
     status = {"task_id": {"value": liar.slot.task_id}, "agent_id": {"value": liar.slot.agent_id}, "state": state}
     scheduler.statusUpdate(None, {**status, "data": encoded(message, liar.slot.task_id)})
-    stage.search.handle(scheduler.events.get())
+    stage.scheduler.handle(scheduler.events.get())
     stage.tick(0.5)
     assert not stage.search.done
     assert honest(stage).wanted.run is not None

@@ -11,18 +11,18 @@ import httpx
 import pytest
 
 from dike.exceptions import BadInputError
-from framework import events
-from framework.containers import parse_volume
+from framework.mesos import events
+from framework.mesos.containers import parse_volume
 from framework.search.records import SearchSpec
 from framework.service.mounts import Mounts, read_allowed
-from framework.service.reception import Reception
 from framework.service.requests import SearchJobRequest, TrainingRequest, read_request, search_request
 from framework.service.service import Service
 from framework.service.store import ServiceStore
-from tests.framework.played_mesos import PlayedMesos
+from framework.service.submission import Submissions
+from tests.mesos.played_mesos import PlayedMesos
 from tests.search.search_stage import search_spec
 from tests.service.api_stage import BUNDLE, api_stage, form, training
-from tests.service.surroundings import played_surroundings
+from tests.service.job_context import played_context
 from tests.waiting import wait_until
 
 IMAGE = "registry/dike:1"
@@ -146,6 +146,7 @@ def test_requests_that_ask_for_none_are_as_they_were() -> None:
         assert values == without.model_dump(mode="json")
 
 
+@pytest.mark.integration
 def test_who_asks_for_what_is_not_there_is_told(tmp_path: Path) -> None:
     with api_stage(tmp_path) as stage, stage.client() as client:
         answers: list[httpx.Response] = [
@@ -163,16 +164,16 @@ class Stage:
         self.store = ServiceStore(f"sqlite:///{folder}/service.db")
         self.inbox: Any = events.EventScheduler().events
 
-        plain = played_surroundings(self.store, ROOT)
+        plain = played_context(self.store, ROOT)
         around = dataclasses.replace(plain, image=IMAGE, allowed_volumes=ALLOWED)
         self.mesos = PlayedMesos()
         self.service = Service(around, self.mesos)
-        self.reception = Reception(self.store, self.inbox, around.mounts)
+        self.submissions = Submissions(self.store, self.inbox, around.mounts)
         self.service.handle(events.Subscribed("F-1", "127.0.0.1:5050", 1e6))
         self.service.tick()
 
     def submit(self, request: TrainingRequest | SearchJobRequest) -> str:
-        job_id = self.reception.submit(request, BUNDLE, "ann").id
+        job_id = self.submissions.submit(request, BUNDLE, "ann").id
         self._deliver()
         return job_id
 
@@ -197,6 +198,7 @@ class Stage:
             self.service.handle(self.inbox.get())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_search", [False, True])
 def test_what_is_launched_has_its_volumes(tmp_path: Path, is_search: bool) -> None:
     stage = Stage(tmp_path)
@@ -208,7 +210,7 @@ def test_what_is_launched_has_its_volumes(tmp_path: Path, is_search: bool) -> No
         parse_volume("/data:/mnt/data:ro").to_mesos(),
         parse_volume(ROOT).to_mesos(),
     ]
-    stage.service.hub.cancel()
+    stage.service.scheduler.cancel()
 
 
 def test_a_job_stays_where_its_checkpoints_are_should_the_root_change() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from framework.service.records import JobState
+from framework.scheduler.records import JobState
 from tests.service.counting_script import LAST
 from tests.service.dying_service import NEVER
 from tests.service.failover_stage import ROOT, Stage, staged
@@ -36,7 +36,7 @@ def python(tmp_path: Path) -> Path:
 
 def test_all_that_was_written_is_there_once_and_in_its_order(stage: Stage, python: Path) -> None:
     def output(stream: str) -> str:
-        return "".join(chunk.text for chunk in stage.store.output(job.id) if chunk.stream == stream)
+        return "".join(chunk.text for chunk in stage.store.history.output(job.id) if chunk.stream == stream)
 
     def written() -> int:
         found = stage.folder / "written"
@@ -70,4 +70,4 @@ def test_all_that_was_written_is_there_once_and_in_its_order(stage: Stage, pytho
     count = written()
     assert output("stdout") == "".join(f"line {number} é\n" for number in range(count)) + LAST
     assert output("stderr") == "".join(f"aside {number}\n" for number in range(count))
-    assert not [event.text for event in stage.store.events(job.id) if "sandbox" in event.text]
+    assert not [event.text for event in stage.store.history.events(job.id) if "sandbox" in event.text]

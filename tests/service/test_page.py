@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, expect
 
-from framework.bundle import pack
+from framework.project.bundle import pack
 from framework.service.requests import TrainingRequest, read_request, search_request
-from tests.framework.job_stage import profile
 from tests.search.search_stage import search_spec
 from tests.service.page_stage import CHROMIUM, ROOT, ServiceProcess, WatchedPage, browser
+from tests.training.job_stage import profile
 
 HERE = Path(__file__).parent
 COUNTING = ROOT / "tests/search/scripts/counting.py"
@@ -145,8 +145,10 @@ def test_shows_a_search_with_its_trials_and_slots(
     watched: WatchedPage, service: ServiceProcess, tmp_path: Path
 ) -> None:
     spec = search_spec(tmp_path, name="shown", arguments=("--steps", "20"), slot_mem_mib=256.0, max_slots=2)
+    writing = tmp_path / "writing.py"
+    writing.write_text(f"{COUNTING.read_text()}Path('<b>model').write_text(str(arguments.lr))\n")
     with service.client() as client:
-        job = client.submit(search_request(spec, COUNTING.name, ()), pack(COUNTING))
+        job = client.submit(search_request(spec, writing.name, ()), pack(writing))
         page = watched.enter(service.token)
         page.get_by_role("link", name=job.id).click()
         expect(page.locator(".trials .state-finished")).to_have_count(3)
@@ -158,6 +160,12 @@ def test_shows_a_search_with_its_trials_and_slots(
         assert {slot.inner_text() for slot in page.locator(".slice").all()} == {"0", "1", "2"}
         assert "loss of 3 trials" in (page.locator(".curves").get_by_role("img").get_attribute("aria-label") or "")
         page.locator(".title .state-finished").wait_for()
+        files = page.get_by_role("region", name="Files written")
+        with page.expect_download() as download:
+            files.get_by_role("button", name="trial-2/<b>model").click()
+        trial = next(trial for trial in client.trials(job.id).trials if trial.number == 2)
+        assert download.value.path().read_text() == str(trial.parameters["lr"])
+        assert page.locator("b", has_text="model").count() == 0
 
 
 def test_a_wrong_token_is_refused(service: ServiceProcess, chromium: Browser) -> None:

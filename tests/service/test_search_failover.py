@@ -13,17 +13,18 @@ from typing import Any
 
 import pytest
 
-from framework import bundle
-from framework.embedded import AgentSpec, EmbeddedCluster
-from framework.events import Event
-from framework.policies.interface import PolicySettings
+from framework.embedded.agents import AgentSpec
+from framework.embedded.cluster import EmbeddedCluster
+from framework.mesos.events import Event
+from framework.policies.trials.interface import PolicySettings
+from framework.project import bundle
+from framework.scheduler.records import JobRecord, JobState
 from framework.search.records import Parameter, SearchSpec, TrialState
 from framework.search.store import Store
-from framework.service.reception import Reception
-from framework.service.records import JobRecord, JobState
 from framework.service.requests import search_request
 from framework.service.store import ServiceStore
-from tests.waiting import wait_until
+from framework.service.submission import Submissions
+from tests.waiting import wait_until, whole_lines
 
 pytestmark = [pytest.mark.mesos, pytest.mark.timeout(300)]
 
@@ -61,7 +62,7 @@ class Stage:
         }
         spec = SearchSpec(name, str(COUNTING), **{**values, **changes})
         request = search_request(spec, COUNTING.name, ())
-        return Reception(self.store, self._inbox).submit(request, bundle.pack(COUNTING), user)
+        return Submissions(self.store, self._inbox).submit(request, bundle.pack(COUNTING), user)
 
     def diary(self, name: str) -> Path:
         return self.folder / name / "diary.txt"
@@ -69,17 +70,14 @@ class Stage:
     def steps(self, name: str) -> dict[float, dict[int, str]]:
         """Learning rate -> step -> loss, as the trials wrote them; each step once."""
         found: dict[float, dict[int, str]] = defaultdict(dict)
-        path = self.diary(name)
-        for line in path.read_text().splitlines() if path.exists() else ():
-            lr, _, step, loss = line.split()
-            assert int(step) not in found[float(lr)], f"a step was done twice: {line}"
+        for lr, _, step, loss in whole_lines(self.diary(name)):
+            assert int(step) not in found[float(lr)], f"step {step} of {lr} was done twice"
             found[float(lr)][int(step)] = loss
         return found
 
     def processes(self, name: str) -> dict[float, set[int]]:
         found: dict[float, set[int]] = defaultdict(set)
-        for line in self.diary(name).read_text().splitlines():
-            lr, pid, *_ = line.split()
+        for lr, pid, *_ in whole_lines(self.diary(name)):
             found[float(lr)].add(int(pid))
         return found
 
@@ -159,7 +157,7 @@ def test_trials_run_on_while_no_service_is_there_and_nothing_they_report_is_lost
     assert not stage.store.tasks(live_only=True)
     for name in ("even", "turns"):
         check_losses(stage, name)
-        assert {"task", "trial", "ended"} <= {event.kind for event in stage.store.events(name)}
+        assert {"task", "trial", "ended"} <= {event.kind for event in stage.store.history.events(name)}
 
 
 def check_losses(stage: Stage, name: str) -> None:
@@ -189,7 +187,7 @@ def test_a_search_that_is_killed_suspends_its_trials_and_can_be_gone_on_with(
     stage.wait_for(lambda: len(stage.steps("even")) == 2, "two trials")
     stage.kill()
     # Asked for while no service is there.
-    Reception(stage.store, queue.SimpleQueue()).kill(job)
+    Submissions(stage.store, queue.SimpleQueue()).kill(job)
     stage.start(mesos.master)
     stage.wait_for(lambda: stage.state("even") is JobState.KILLED, "its end")
     record = stage.store.job("even")

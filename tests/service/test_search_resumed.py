@@ -11,13 +11,14 @@ import pytest
 
 from dike.exceptions import BadInputError
 from executor.trial_messages import Losses, RunEnd
-from framework import bundle, events
-from framework.search.database import StorageUnavailableError
-from framework.search.inheritance import SearchState
+from framework.mesos import events
+from framework.project import bundle
+from framework.scheduler.journal import StorageUnavailableError
+from framework.scheduler.records import JobState
 from framework.search.records import TrialState
+from framework.search.recovery import SearchState
 from framework.search.slots import Slot
 from framework.search.store import Store
-from framework.service.records import JobState
 from framework.service.requests import read_request
 from tests.search.search_stage import search_spec
 from tests.service.api_stage import training
@@ -44,11 +45,11 @@ class ResumingStage(Stage):
         self.service.tick()
 
     def kill_job(self) -> None:
-        self.reception.kill(self.job("s"), "ann")
+        self.submissions.kill(self.job("s"), "ann")
         self.deliver()
 
     def resume(self, user: str = "ann", constraints: Sequence[str] | None = None) -> None:
-        self.reception.resume(self.job("s"), user, constraints)
+        self.submissions.resume(self.job("s"), user, constraints)
 
     def refused(self) -> str:
         before, asked = self.job("s"), self.inbox.qsize()
@@ -78,6 +79,7 @@ def is_killed_halfway(stage: ResumingStage, folder: Path) -> Slot:
     return slot
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heard", [True, False])
 def test_what_was_killed_goes_on_where_it_was(stage: ResumingStage, tmp_path: Path, heard: bool) -> None:
     before = is_killed_halfway(stage, tmp_path)
@@ -91,7 +93,7 @@ def test_what_was_killed_goes_on_where_it_was(stage: ResumingStage, tmp_path: Pa
     job = stage.job("s")
     assert (job.state, job.user, job.ended_s, job.failure, job.result) == (JobState.QUEUED, "ann", None, "", None)
     assert not job.kill_requested
-    told = [event.text for event in stage.store.events("s") if event.kind in ("ended", "note")]
+    told = [event.text for event in stage.store.history.events("s") if event.kind in ("ended", "note")]
     assert told[-2:] == ["killed by ann", "root has asked that it goes on"]
 
     slot = stage.launch("s")
@@ -109,6 +111,7 @@ def test_what_was_killed_goes_on_where_it_was(stage: ResumingStage, tmp_path: Pa
     assert stage.refused() == "The search 's' is complete; nothing is left to run."
 
 
+@pytest.mark.slow
 def test_a_trial_that_has_ended_the_search_once_does_not_end_it_again(stage: ResumingStage, tmp_path: Path) -> None:
     stage.submit(search_spec(tmp_path, max_slots=1, on_failure="abort"))
     slot = stage.launch("s")
@@ -127,6 +130,7 @@ def test_a_trial_that_has_ended_the_search_once_does_not_end_it_again(stage: Res
     assert stage.job("s").failure == "trial 2 failed: no"
 
 
+@pytest.mark.slow
 def test_its_time_begins_anew(stage: ResumingStage, tmp_path: Path) -> None:
     stage.submit(search_spec(tmp_path, max_slots=1, timeout_s=1000.0))
     slot = stage.launch("s")
@@ -145,6 +149,7 @@ def test_its_time_begins_anew(stage: ResumingStage, tmp_path: Path) -> None:
     assert stage.launch("s").id == 1
 
 
+@pytest.mark.slow
 def test_no_slot_is_called_like_one_before(stage: ResumingStage, tmp_path: Path) -> None:
     stage.submit(search_spec(tmp_path, max_slots=1))
     before = stage.launch("s", comes_up=False)
@@ -165,11 +170,12 @@ def test_it_waits_behind_the_others_and_where_it_is_told_to(stage: ResumingStage
     assert stage.job("s").constraints == ("rack:IS:r1",)
     assert list(read_request(stage.job("s").request).constraints) == ["rack:IS:r1"]
     stage.deliver()
-    seat = stage.service.hub.seat("s")
-    assert seat is not None
-    assert seat.constraints == ("rack:IS:r1",)
+    handle = stage.service.scheduler.job("s")
+    assert handle is not None
+    assert handle.constraints == ("rack:IS:r1",)
 
 
+@pytest.mark.slow
 def test_what_ended_before_it_was_made_is_made_then(stage: ResumingStage, tmp_path: Path) -> None:
     def is_away(*_: object) -> None:
         raise StorageUnavailableError("The database is away.")
@@ -178,7 +184,7 @@ def test_what_ended_before_it_was_made_is_made_then(stage: ResumingStage, tmp_pa
         patch.setattr(Store, "create_search", is_away)
         stage.submit(search_spec(tmp_path, max_slots=1, checkpoint_dir=""))
     assert (stage.job("s").state, stage.job("s").failure) == (JobState.FAILED, "The database is away.")
-    with contextlib.closing(Store(stage.store.url)) as searches:
+    with contextlib.closing(Store(stage.store.database.url)) as searches:
         assert not searches.searches("s")
     stage.resume()
     assert stage.refused() == "The search 's' is queued; it goes on by itself."
@@ -193,14 +199,14 @@ def test_what_ended_before_it_was_made_is_made_then(stage: ResumingStage, tmp_pa
 def test_what_cannot_be_gone_on_with(stage: ResumingStage, tmp_path: Path) -> None:
     stage.submit(search_spec(tmp_path))
     assert stage.refused() == "The search 's' is queued; it goes on by itself."
-    stage.reception.kill(stage.job("s"))
+    stage.submissions.kill(stage.job("s"))
     assert stage.refused() == "The search 's' is queued; ask again when it has ended."
     stage.deliver()
     stage.take_over("s")
     assert "The search 's' is being run by process" in stage.refused()
-    training_job = stage.reception.submit(read_request(training()), bundle.pack(stage.script), "ann")
+    training_job = stage.submissions.submit(read_request(training()), bundle.pack(stage.script), "ann")
     with pytest.raises(BadInputError, match=r"is a training job.*--checkpoint-dir"):
-        stage.reception.resume(training_job, "ann")
+        stage.submissions.resume(training_job, "ann")
 
 
 def test_a_search_of_others_is_not_gone_on_with(stage: ResumingStage, tmp_path: Path) -> None:
@@ -210,13 +216,14 @@ def test_a_search_of_others_is_not_gone_on_with(stage: ResumingStage, tmp_path: 
     assert "is another than the job's" in stage.refused()
 
 
+@pytest.mark.slow
 def test_two_who_ask_at_once_get_one_search(stage: ResumingStage, tmp_path: Path) -> None:
     stage.submit(search_spec(tmp_path))
     stage.kill_job()
     ended = stage.job("s")
     stage.resume()
     with pytest.raises(BadInputError, match="goes on already"):
-        stage.reception.resume(ended, "root")
+        stage.submissions.resume(ended, "root")
     stage.service.handle(events.JobSubmitted("s"))
     stage.deliver()
-    assert [seat.job_id for seat in stage.service.hub.seats] == ["s"]
+    assert [handle.job_id for handle in stage.service.scheduler.jobs] == ["s"]

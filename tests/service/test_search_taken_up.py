@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from executor.trial_messages import Losses, RunEnd
-from framework import events
+from framework.mesos import events
+from framework.scheduler.records import JobState
 from framework.search.records import TrialState
 from framework.search.store import Store
-from framework.service.own_search import remove_old_searches
-from framework.service.records import JobState
+from framework.service.retention import remove_old_searches
 from tests.search.search_stage import search_spec
 from tests.service.searches_stage import Stage
 
@@ -29,6 +29,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     made.store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_launched", [False, True])
 def test_under_another_checkpoint_root_it_goes_on_where_its_checkpoints_are(
     stage: Stage, tmp_path: Path, is_launched: bool
@@ -44,7 +45,7 @@ def test_under_another_checkpoint_root_it_goes_on_where_its_checkpoints_are(
 
 
 def test_a_search_made_by_others_is_not_taken_for_the_jobs(stage: Stage, tmp_path: Path) -> None:
-    with contextlib.closing(Store(stage.store.url)) as store:
+    with contextlib.closing(Store(stage.store.database.url)) as store:
         spec = dataclasses.replace(search_spec(tmp_path), script="train.py")
         store.create_search(spec)
         stage.submit(search_spec(tmp_path))
@@ -54,6 +55,7 @@ def test_a_search_made_by_others_is_not_taken_for_the_jobs(stage: Stage, tmp_pat
         assert store.open_search("s") == spec
 
 
+@pytest.mark.slow
 def test_a_search_that_was_taken_over_ends_alone(stage: Stage, tmp_path: Path) -> None:
     for name in ("s", "other"):
         stage.submit(search_spec(tmp_path, name=name, max_slots=1))
@@ -76,10 +78,11 @@ def test_the_end_of_a_search_that_was_taken_over_leaves_it_as_it_is(stage: Stage
     stage.service.handle(events.KillRequested("s"))
     stage.service.tick()
     assert stage.job("s").state is JobState.KILLED
-    with contextlib.closing(Store(stage.store.url)) as store:
+    with contextlib.closing(Store(stage.store.database.url)) as store:
         assert [summary.ended_s for summary in store.searches()] == [None]
 
 
+@pytest.mark.slow
 def test_a_trial_that_failed_ends_the_search_even_if_the_service_was_killed_at_that_moment(
     stage: Stage, tmp_path: Path
 ) -> None:
@@ -88,7 +91,7 @@ def test_a_trial_that_failed_ends_the_search_even_if_the_service_was_killed_at_t
     stage.say(slot, run=(0, 0), training=True, preemptible=True)
     report = {"type": "progress", "step": 1, "train_s": 1.0, "loss": 1.0, "low": 1.0, "high": 1.0, "count": 1}
     stage.send(slot, Losses(slot.task_id, 0, 0, (report,)).encode())
-    stage.service.hub.save()
+    stage.service.scheduler.save()
     end = RunEnd(0, 0, "bad_input", exit_code=2, message="lr is too small", tail="Traceback", reports=1)
     stage.say(slot, ends=(end,))
     assert stage.trials("s")[0].state is TrialState.FAILED
@@ -104,6 +107,7 @@ def test_a_trial_that_failed_ends_the_search_even_if_the_service_was_killed_at_t
     assert [trial.runs for trial in stage.trials("s")] == [1, 0, 0]
 
 
+@pytest.mark.slow
 def test_a_task_that_comes_back_when_its_job_is_forgotten_is_ended(stage: Stage, tmp_path: Path) -> None:
     stage.submit(search_spec(tmp_path, max_slots=1))
     slot = stage.launch("s")

@@ -26,13 +26,13 @@ import pytest
 
 from dike.exceptions import BadInputError
 from executor import bundle as executor_bundle
-from framework.bundle import BundleServer, check, pack
-from framework.embedded import EmbeddedCluster
-from framework.service.reception import Reception
-from framework.service.records import JobState
+from framework.embedded.cluster import EmbeddedCluster
+from framework.project.bundle import BundleServer, check, pack
+from framework.scheduler.records import JobState
 from framework.service.requests import read_request
 from framework.service.store import ServiceStore
-from tests.framework.job_stage import profile
+from framework.service.submission import Submissions
+from tests.training.job_stage import profile
 from tests.waiting import DEADLINE_S, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -103,7 +103,7 @@ def has_ended(store: ServiceStore, job_id: str) -> bool:
 
 
 def written(store: ServiceStore, job_id: str) -> str:
-    return "".join(chunk.text for chunk in store.output(job_id))
+    return "".join(chunk.text for chunk in store.history.output(job_id))
 
 
 @pytest.mark.mesos
@@ -118,6 +118,7 @@ def test_no_secret_is_where_others_can_read(tmp_path: Path, monkeypatch: pytest.
     credentials.write_text(json.dumps({"credentials": [{"principal": "dike", "secret": SECRET}]}))
     secret_file = tmp_path / "secret"
     secret_file.write_text(SECRET)
+    secret_file.chmod(0o600)
     url = f"sqlite:///{tmp_path}/service.db"
     request = {
         "script": "train.py",
@@ -131,7 +132,7 @@ def test_no_secret_is_where_others_can_read(tmp_path: Path, monkeypatch: pytest.
         EmbeddedCluster(work_dir=mesos, framework_credentials=credentials) as cluster,
         (logs / "output").open("wb") as output,
     ):
-        job = Reception(store, queue.SimpleQueue()).submit(
+        job = Submissions(store, queue.SimpleQueue()).submit(
             read_request({"kind": "training", **request}), pack(script), "ann"
         )
         command = [sys.executable, "-m", "tests.service.serving_script", url, cluster.master]
@@ -233,6 +234,7 @@ def test_a_bundle_that_cannot_be_meant_is_refused_when_it_is_submitted(name: str
         check(content, "train.py")
 
 
+@pytest.mark.integration
 def test_a_bundle_that_grows_without_end_fills_neither_service_nor_agent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,6 +251,7 @@ def test_a_bundle_that_grows_without_end_fills_neither_service_nor_agent(
         executor_bundle.fetch(server.url(token), tmp_path / "sandbox")
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", ["larger than there are disks", "sparse", "a chain of long names"])
 def test_such_a_bundle_is_not_unpacked_on_an_agent_either(tmp_path: Path, name: str) -> None:
     content, complaint = BAD[name]
@@ -306,6 +309,7 @@ def unsafe(path: Path) -> Iterator[str]:
 SAFE_YAML = {"safe_load", "compose", "safe_dump"}
 
 
+@pytest.mark.slow
 def test_nothing_from_outside_is_run_or_unpickled() -> None:
     wrong = {str(path.relative_to(ROOT)): names for path in sources() if (names := list(unsafe(path)))}
     assert wrong == {}

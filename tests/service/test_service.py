@@ -13,22 +13,22 @@ from typing import Any
 import pytest
 
 from executor.messages import LaunchOrder, LogChunk
-from framework import events
-from framework.connection import FrameworkRemovedError
-from framework.gathering import SETTLE_S
-from framework.job import TaskState
+from framework.mesos import events
+from framework.mesos.connection import FrameworkRemovedError
+from framework.mesos.tasks import TaskState
+from framework.scheduler.offer_pool import SETTLE_S
+from framework.scheduler.records import JobRecord, JobState, TaskRecord
+from framework.scheduler.task_tracker import NOT_NEEDED
 from framework.search.records import Parameter, SearchSpec
-from framework.service import reception
-from framework.service.reception import Reception
-from framework.service.records import JobRecord, JobState, TaskRecord
+from framework.service import submission
 from framework.service.requests import read_request, search_request
-from framework.service.seat import NOT_NEEDED
 from framework.service.service import Service
 from framework.service.store import ServiceStore
-from tests.framework.job_stage import ended
-from tests.framework.played_mesos import PlayedMesos
+from framework.service.submission import Submissions
+from tests.mesos.played_mesos import PlayedMesos
 from tests.service.api_stage import BUNDLE, training
-from tests.service.surroundings import played_surroundings
+from tests.service.job_context import played_context
+from tests.training.job_stage import ended
 from tests.waiting import wait_until
 
 END = {"worker:0": "TASK_FINISHED", "ps:0": "TASK_KILLED"}
@@ -45,7 +45,7 @@ class Stage:
 
     def start(self, checkpoint_root: str = "/checkpoints") -> None:
         """Another service takes the place of the one before, which has ended without a word."""
-        around = played_surroundings(self.store, checkpoint_root)
+        around = played_context(self.store, checkpoint_root)
         self.mesos = PlayedMesos()
         self.service = Service(around, self.mesos)
         self.service.handle(events.Subscribed("F-1", "127.0.0.1:5050", 1e6))
@@ -53,7 +53,7 @@ class Stage:
 
     def submit(self, **changes: Any) -> str:
         request = read_request(training(**changes))
-        job_id = Reception(self.store, self.inbox).submit(request, BUNDLE, "ann").id
+        job_id = Submissions(self.store, self.inbox).submit(request, BUNDLE, "ann").id
         self.deliver()
         return job_id
 
@@ -67,7 +67,7 @@ class Stage:
             sampler="grid",
             trial_count=2,
         )
-        job_id = Reception(self.store, self.inbox).submit(search_request(spec, spec.script, ()), BUNDLE, "ann").id
+        job_id = Submissions(self.store, self.inbox).submit(search_request(spec, spec.script, ()), BUNDLE, "ann").id
         self.deliver()
         return job_id
 
@@ -77,7 +77,7 @@ class Stage:
         self.service.tick()
 
     def kill(self, job_id: str, user: str = "") -> None:
-        Reception(self.store, self.inbox).kill(self.job(job_id), user)
+        Submissions(self.store, self.inbox).kill(self.job(job_id), user)
         self.deliver()
 
     def job(self, job_id: str) -> JobRecord:
@@ -137,13 +137,14 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
         yield made
 
 
+@pytest.mark.slow
 def test_a_name_that_is_free_again_brings_no_checkpoints_of_its_first_job(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tasks = []
     for submitted_s in (1.7e9, 1.8e9):
         with monkeypatch.context() as patch:
-            patch.setattr(reception, "time", types.SimpleNamespace(time=lambda now_s=submitted_s: now_s))
+            patch.setattr(submission, "time", types.SimpleNamespace(time=lambda now_s=submitted_s: now_s))
             assert stage.submit(name="mnist") == "mnist"
         stage.finish(stage.run("mnist"))
         assert stage.job("mnist").state is JobState.FINISHED
@@ -155,6 +156,7 @@ def test_a_name_that_is_free_again_brings_no_checkpoints_of_its_first_job(
     assert stage.mesos.accepted[-1]["task_id"]["value"].startswith("mnist.")
 
 
+@pytest.mark.slow
 def test_a_job_is_queued_then_runs_then_is_queued_again_then_ends(stage: Stage) -> None:
     job_id = stage.submit()
     assert stage.job(job_id).state is JobState.QUEUED
@@ -175,6 +177,7 @@ def test_a_job_is_queued_then_runs_then_is_queued_again_then_ends(stage: Stage) 
     assert (last.result["restarts"], stage.live(job_id)) == (1, [])
 
 
+@pytest.mark.slow
 def test_a_job_that_waits_is_killed_at_once_and_one_that_runs_when_its_tasks_have_ended(stage: Stage) -> None:
     waits, runs = stage.submit(), stage.submit()
     stage.kill(waits)
@@ -196,6 +199,7 @@ def test_a_job_that_waits_is_killed_at_once_and_one_that_runs_when_its_tasks_hav
         assert stage.job(one).ended_s == ended_s, "a job that has ended was ended again"
 
 
+@pytest.mark.slow
 def test_who_has_killed_a_job_is_told(stage: Stage) -> None:
     runs = stage.submit()
     tasks = stage.run(runs)
@@ -207,11 +211,12 @@ def test_who_has_killed_a_job_is_told(stage: Stage) -> None:
         stage.update(task, "TASK_KILLED", message="killed on request")
     for job_id in (waits, runs, search):
         assert (stage.job(job_id).state, stage.job(job_id).failure) == (JobState.KILLED, "killed by eve")
-        notes = [event.text for event in stage.store.events(job_id) if event.kind == "note"]
+        notes = [event.text for event in stage.store.history.events(job_id) if event.kind == "note"]
         assert notes == ["eve has asked for its end"]
     assert {task.message for task in stage.store.tasks(job_id=runs)} == {"killed on request"}
 
 
+@pytest.mark.slow
 def test_a_task_that_is_ended_with_its_job_was_not_asked_for_by_anybody(stage: Stage) -> None:
     job_id = stage.submit()
     tasks = stage.run(job_id)
@@ -227,6 +232,7 @@ def test_a_task_that_is_ended_with_its_job_was_not_asked_for_by_anybody(stage: S
     assert found["ps:0"].resources["ports"] == 1
 
 
+@pytest.mark.slow
 def test_an_end_is_written_down_before_it_is_acknowledged(stage: Stage) -> None:
     """Of the updates of a job's end any may be the last that a service takes in."""
     job_id = stage.submit()
@@ -243,6 +249,7 @@ def test_an_end_is_written_down_before_it_is_acknowledged(stage: Stage) -> None:
     assert last.result["restarts"] == 0
 
 
+@pytest.mark.slow
 def test_the_end_of_the_output_is_written_down_before_the_end_is_acknowledged(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,7 +258,7 @@ def test_the_end_of_the_output_is_written_down_before_the_end_is_acknowledged(
     kept: list[str] = []
 
     def look(status: dict[str, Any]) -> None:
-        kept.extend(chunk.text for chunk in stage.store.output(job_id))
+        kept.extend(chunk.text for chunk in stage.store.history.output(job_id))
 
     monkeypatch.setattr(stage.mesos, "acknowledgeStatusUpdate", look)
     last = LogChunk(worker.task_id, "stdout", 0, b"that was all")
@@ -259,6 +266,18 @@ def test_the_end_of_the_output_is_written_down_before_the_end_is_acknowledged(
     assert kept == ["that was all"]
 
 
+def test_a_stored_request_that_is_not_understood_any_more_fails_its_job_alone(stage: Stage) -> None:
+    broken, sound = stage.submit_search(), stage.submit()
+    stage.store.change_job(broken, request={**stage.job(broken).request, "spec": {}})
+    stage.start()
+    record = stage.job(broken)
+    assert record.state is JobState.FAILED
+    assert record.failure.startswith("What the database has of the job is not understood any more: ")
+    assert "\n" not in record.failure
+    assert stage.job(sound).state is JobState.QUEUED
+
+
+@pytest.mark.slow
 def test_a_job_that_cannot_be_taken_up_fails_alone_and_its_tasks_are_ended(stage: Stage) -> None:
     broken, sound = stage.submit(), stage.submit()
     tasks = [*stage.run(broken), *stage.run(sound)]
@@ -276,6 +295,7 @@ def test_a_job_that_cannot_be_taken_up_fails_alone_and_its_tasks_are_ended(stage
     assert {task.job_id for task in stage.store.tasks(live_only=True)} == {sound}
 
 
+@pytest.mark.slow
 def test_after_a_removal_all_tasks_are_gone_and_jobs_start_again(stage: Stage) -> None:
     job_id = stage.submit(max_restarts=0)
     tasks = stage.run(job_id)
@@ -297,6 +317,7 @@ def test_a_search_too_goes_on_after_a_removal(stage: Stage) -> None:
     assert stage.job(job_id).state is JobState.QUEUED, stage.job(job_id).failure
 
 
+@pytest.mark.slow
 def test_a_job_keeps_its_checkpoints_where_they_are(stage: Stage) -> None:
     job_id = stage.submit()
     tasks = stage.run(job_id)
@@ -313,6 +334,7 @@ def test_a_job_keeps_its_checkpoints_where_they_are(stage: Stage) -> None:
     assert result["checkpoint_dir"] == f"/checkpoints/{job_id}"
 
 
+@pytest.mark.slow
 def test_a_service_that_leaves_ends_nothing(stage: Stage) -> None:
     job_id = stage.submit()
     stage.run(job_id)

@@ -14,8 +14,8 @@ from sqlalchemy import event
 from sqlalchemy.engine import Connection
 
 from dike.exceptions import BadInputError
-from framework.service import history, overview
-from framework.service.records import JobKind, JobRecord, JobState, ProgressPoint, TaskRecord
+from framework.scheduler.records import JobKind, JobRecord, JobState, ProgressPoint, TaskRecord
+from framework.service import history, queries
 from framework.service.store import ServiceStore
 
 
@@ -54,11 +54,11 @@ def test_who_stands_by_is_told_so_and_who_does_not_how_to(store: ServiceStore, u
     def waits(reason: str) -> None:
         raise BlockingIOError(reason)
 
-    with contextlib.closing(ServiceStore(url)) as other, store.lock(pytest.fail):
+    with contextlib.closing(ServiceStore(url)) as other, store.database.lock(pytest.fail):
         with pytest.raises(BlockingIOError, match="; this one stands by until that ends"):
-            other.lock(pytest.fail, waits).__enter__()
+            other.database.lock(pytest.fail, waits).__enter__()
         with pytest.raises(BadInputError, match="with --standby"):
-            other.lock(pytest.fail).__enter__()
+            other.database.lock(pytest.fail).__enter__()
 
 
 def test_jobs_keep_the_order_of_their_arrival(store: ServiceStore) -> None:
@@ -71,8 +71,8 @@ def test_jobs_keep_the_order_of_their_arrival(store: ServiceStore) -> None:
     store.change_job("job-0", state=JobState.FAILED)
     assert [one.id for one in store.open_jobs()] == ["job-1", "job-2", "job-3"]
     assert [one.id for one in store.jobs(states=[JobState.FAILED, JobState.RUNNING])] == ["job-1", "job-0"]
-    with store.reading() as connection:
-        counts = overview.job_counts(connection)
+    with store.database.reading() as connection:
+        counts = queries.job_counts(connection)
     assert counts == {
         (JobKind.TRAINING, state): count
         for state, count in ((JobState.QUEUED, 2), (JobState.RUNNING, 1), (JobState.FAILED, 1))
@@ -122,73 +122,74 @@ def test_what_is_written_together_is_one_transaction_of_its_thread(store: Servic
 
     for name in ("one", "two"):
         store.add_job(job(name), b"")
-    event.listen(store.engine, "begin", count)
-    with store.together():
+    event.listen(store.database.engine, "begin", count)
+    with store.database.together():
         pass
     assert begun == 0
-    with store.together():
+    with store.database.together():
         for name in ("one", "two"):
-            store.add_events(name, [("note", name)])
-            store.add_output(name, [("worker:0", "stdout", name)])
+            store.history.add_events(name, [("note", name)])
+            store.history.add_output(name, [("worker:0", "stdout", name)])
         with ThreadPoolExecutor() as pool:
             # Another thread sees nothing of it yet.
-            assert pool.submit(store.events, "one").result() == []
+            assert pool.submit(store.history.events, "one").result() == []
     assert begun == 2
-    assert [store.events(name)[0].text for name in ("one", "two")] == ["one", "two"]
+    assert [store.history.events(name)[0].text for name in ("one", "two")] == ["one", "two"]
 
     def fail() -> None:
-        with store.together():
-            store.add_events("one", [("note", "lost")])
+        with store.database.together():
+            store.history.add_events("one", [("note", "lost")])
             store.save([task("b", resources={"cpus": object()})], {})
 
     with pytest.raises(TypeError):
         fail()
-    assert len(store.events("one")) == 1
-    store.add_events("one", [("note", "kept")])
-    assert len(store.events("one")) == 2
+    assert len(store.history.events("one")) == 1
+    store.history.add_events("one", [("note", "kept")])
+    assert len(store.history.events("one")) == 2
 
 
 def test_events_and_output_are_read_on_from_where_one_was(store: ServiceStore) -> None:
     for name in ("one", "two"):
         store.add_job(job(name), b"")
-    store.add_events("one", [("note", "a"), ("waiting", "b")])
-    store.add_events("two", [("note", "c")])
-    store.add_events("one", [("ended", "d")])
-    first, *rest = store.events("one")
+    store.history.add_events("one", [("note", "a"), ("waiting", "b")])
+    store.history.add_events("two", [("note", "c")])
+    store.history.add_events("one", [("ended", "d")])
+    first, *rest = store.history.events("one")
     assert [(event.kind, event.text) for event in rest] == [("waiting", "b"), ("ended", "d")]
-    assert store.events("one", after=first.number) == rest
-    assert store.events("one", after=first.number, limit=1) == rest[:1]
-    store.add_output("one", [("chief:0", "stdout", "x\n"), ("worker:0", "stderr", "y\n")])
-    first_chunk, second = store.output("one")
+    assert store.history.events("one", after=first.number) == rest
+    assert store.history.events("one", after=first.number, limit=1) == rest[:1]
+    store.history.add_output("one", [("chief:0", "stdout", "x\n"), ("worker:0", "stderr", "y\n")])
+    first_chunk, second = store.history.output("one")
     assert (first_chunk.task, first_chunk.stream, first_chunk.text) == ("chief:0", "stdout", "x\n")
-    assert store.output("one", after=first_chunk.number) == [second]
-    assert store.output("two") == []
+    assert store.history.output("one", after=first_chunk.number) == [second]
+    assert store.history.output("two") == []
 
 
+@pytest.mark.slow
 def test_of_much_output_the_end_is_kept(store: ServiceStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "OUTPUT_LIMIT_CHARACTERS", 1000)
     store.add_job(job("one"), b"")
     store.add_job(job("two"), b"")
-    store.add_output("two", [("chief:0", "stdout", "kept")])
+    store.history.add_output("two", [("chief:0", "stdout", "kept")])
     for number in range(500):
-        store.add_output("one", [("chief:0", "stdout", f"{number:09}\n")])
-    kept = "".join(chunk.text for chunk in store.output("one")).splitlines()
+        store.history.add_output("one", [("chief:0", "stdout", f"{number:09}\n")])
+    kept = "".join(chunk.text for chunk in store.history.output("one")).splitlines()
     assert 400 / 10 <= len(kept) <= 1000 / 10
     assert kept == [f"{number:09}" for number in range(500 - len(kept), 500)]
-    assert len(store.output("two")) == 1
+    assert len(store.history.output("two")) == 1
 
 
 def test_steps_that_are_trained_again_replace_what_was_said_of_them(store: ServiceStore) -> None:
     store.add_job(job("one"), b"")
     points = [ProgressPoint(step, 10.0 * step, loss) for step, loss in ((1, 3.0), (2, 2.0), (3, 1.0))]
-    store.add_progress("one", points)
-    store.add_progress("one", [ProgressPoint(2, 50.0, math.nan)])
-    first, second = store.progress("one")
+    store.history.add_progress("one", points)
+    store.history.add_progress("one", [ProgressPoint(2, 50.0, math.nan)])
+    first, second = store.history.progress("one")
     assert first == points[0]
     assert second.step == 2
     assert second.loss is not None
     assert math.isnan(second.loss)
-    assert [point.step for point in store.progress("one", after_step=1)] == [2]
+    assert [point.step for point in store.history.progress("one", after_step=1)] == [2]
 
 
 def test_a_step_that_is_trained_again_and_again_counts_once(
@@ -196,26 +197,26 @@ def test_a_step_that_is_trained_again_and_again_counts_once(
 ) -> None:
     monkeypatch.setattr(history, "PROGRESS_LIMIT", 20)
     store.add_job(job("one"), b"")
-    store.add_progress("one", [ProgressPoint(step, float(step)) for step in range(10)])
+    store.history.add_progress("one", [ProgressPoint(step, float(step)) for step in range(10)])
     for time_s in range(100):
-        store.add_progress("one", [ProgressPoint(9, float(time_s))])
-    assert [point.step for point in store.progress("one")] == list(range(10))
+        store.history.add_progress("one", [ProgressPoint(9, float(time_s))])
+    assert [point.step for point in store.history.progress("one")] == list(range(10))
 
 
 def test_old_jobs_go_with_all_that_is_kept_of_them(store: ServiceStore) -> None:
     for name, ended_s in (("old", 10.0), ("new", 30.0), ("open", None)):
         store.add_job(job(name, ended_s=ended_s), b"x")
         store.save([task(f"{name}-task", name, ended_s=ended_s)], {})
-        store.add_events(name, [("note", "a")])
-        store.add_output(name, [("chief:0", "stdout", "x")], {(f"{name}-task", "stdout"): 1})
-        store.add_progress(name, [ProgressPoint(1, 1.0)])
+        store.history.add_events(name, [("note", "a")])
+        store.history.add_output(name, [("chief:0", "stdout", "x")], {(f"{name}-task", "stdout"): 1})
+        store.history.add_progress(name, [ProgressPoint(1, 1.0)])
     assert store.delete_jobs(20.0) == 1
     assert [one.id for one in store.jobs()] == ["open", "new"]
     assert {each.job_id for each in store.tasks()} == {"open", "new"}
-    assert not store.events("old")
-    assert not store.output("old")
-    assert (store.received("old"), store.received("new")) == ({}, {"new-task": {"stdout": 1}})
-    assert not store.progress("old")
+    assert not store.history.events("old")
+    assert not store.history.output("old")
+    assert (store.history.received("old"), store.history.received("new")) == ({}, {"new-task": {"stdout": 1}})
+    assert not store.history.progress("old")
     assert store.bundle("token-old") is None
     assert store.bundle("token-open") == b"x"
 
@@ -248,8 +249,8 @@ def test_of_many_events_the_end_is_kept(store: ServiceStore, monkeypatch: pytest
     monkeypatch.setattr(history, "EVENTS_LIMIT", 20)
     store.add_job(job("one"), b"")
     for number in range(100):
-        store.add_events("one", [("note", str(number))])
-    kept = [int(event.text) for event in store.events("one")]
+        store.history.add_events("one", [("note", str(number))])
+    kept = [int(event.text) for event in store.history.events("one")]
     assert 10 <= len(kept) <= 20
     assert kept == list(range(100 - len(kept), 100))
 
@@ -258,9 +259,9 @@ def test_of_much_progress_every_second_point_goes(store: ServiceStore, monkeypat
     monkeypatch.setattr(history, "PROGRESS_LIMIT", 20)
     store.add_job(job("one"), b"")
     for step in range(1, 101):
-        store.add_progress("one", [ProgressPoint(step, float(step))])
-        assert store.progress("one")[-1].step == step
-    steps = [point.step for point in store.progress("one")]
+        store.history.add_progress("one", [ProgressPoint(step, float(step))])
+        assert store.history.progress("one")[-1].step == step
+    steps = [point.step for point in store.history.progress("one")]
     assert 10 <= len(steps) <= 20
     assert min(steps) <= 100 // 10
     assert steps == sorted(steps)

@@ -12,7 +12,8 @@ import pytest
 
 from dike.exceptions import BadInputError
 from framework.service import users as users_module
-from framework.service.users import User, Users, digest, own_token, own_token_file
+from framework.service.users import User, Users, digest, own_token
+from framework.user_folders import own_token_file
 
 TOKEN = "a-token-of-some-length"
 OTHER = "another-token-of-some-length"
@@ -42,6 +43,7 @@ def test_tokens_are_known_by_their_digest_or_themselves(tmp_path: Path) -> None:
     assert (users.weight("alice"), users.weight("gone")) == (2.0, 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -67,6 +69,7 @@ def test_tokens_are_known_by_their_digest_or_themselves(tmp_path: Path) -> None:
         (f"a: {{token: {SECRET}, wieght: 1}}", "at a.wieght"),
         (f"'a b': {{token: {SECRET}}}", "at a b"),
         (f"a: {{token: {SECRET}}}\nb: {{token: {SECRET}}}", "gives a and b the same token"),
+        (f"a: {{token: {SECRET}}}\na: {{token: {SECRET}1}}", "line 2: the key 'a' stands here a second time"),
     ],
 )
 def test_a_users_file_that_is_wrong_is_refused_without_showing_a_token(tmp_path: Path, text: str, said: str) -> None:

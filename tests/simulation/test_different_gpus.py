@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from benchmarks.different_gpus import Figures, goal
-from framework.policies.interface import Choice, Decision, PolicySettings, SlotView, TrialView
-from framework.policies.registry import POLICIES, make_policy
+from framework.policies.trials.interface import Choice, Decision, PolicySettings, SlotView, TrialView
+from framework.policies.trials.registry import POLICIES, make_policy
 from framework.simulation.assignment import AssignmentPolicy, best_assignment
 from framework.simulation.bins import Bin
 from framework.simulation.curves import Curve
@@ -46,10 +46,10 @@ class Scripted:
             for trial in trials
         ]
         self.seen[now_s] = (copies, list(slots))
-        runs, vacates = self._script.get(now_s, ({}, frozenset()))
+        runs, suspends = self._script.get(now_s, ({}, frozenset()))
         later = [time_s for time_s in self._script if time_s > now_s]
         choices = {slot: Choice(trial, "") for slot, trial in runs.items()}
-        return Decision(choices, min(later, default=None), vacates)
+        return Decision(choices, min(later, default=None), suspends)
 
 
 def test_time_runs_as_fast_as_the_type_lets_the_job() -> None:
@@ -97,7 +97,7 @@ def test_a_trial_moves_to_a_slot_of_another_type() -> None:
     ],
 )
 def test_only_slots_with_a_trial_can_be_vacated(script: dict[float, tuple[dict[int, int], frozenset[int]]]) -> None:
-    with pytest.raises(PolicyViolationError, match="vacates slot 0"):
+    with pytest.raises(PolicyViolationError, match="suspends the trial of slot 0"):
         World(bin_of([10.0], [TWICE]), Scripted(script), WorldSettings(2, 1.0, 2.0, kinds=KINDS)).run()
 
 
@@ -130,6 +130,7 @@ def run(name: str, trials: Bin) -> Outcome:
     return World(trials, policy, WorldSettings(4, 0.1, 1.0, kinds=("slow", "slow", "fast", "fast"))).run()
 
 
+@pytest.mark.slow
 def test_hermes2_comes_close_to_the_limit_and_hermes_does_not() -> None:
     limit, hermes, hermes2 = (
         [run(name, mixed(seed, 12)) for seed in range(4)] for name in ("assignment", "hermes", "hermes2")
@@ -158,6 +159,7 @@ def test_the_figures_say_where_the_goal_is_met() -> None:
         assert completion in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*sorted(POLICIES), "assignment"])
 def test_policies_are_deterministic_and_end_all_trials(name: str) -> None:
     trials = mixed(7, 9)

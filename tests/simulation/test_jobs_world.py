@@ -73,6 +73,7 @@ def test_learning_a_speed_takes_time() -> None:
     assert alone.completion_s == pytest.approx((3630 + 50,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*SCHEDULERS, "gain/spread/in-turn", "drf/fewest/balanced"])
 def test_no_machine_is_overfull_and_every_job_ends(sources: Sources, name: str) -> None:
     machines = sources.machines
@@ -97,6 +98,7 @@ def test_no_machine_is_overfull_and_every_job_ends(sources: Sources, name: str) 
         assert took_s > one.samples / (4 * best)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_and_another_one_does_not(sources: Sources) -> None:
     workload = Workload(jobs=8, per_hour=12)
     first, again = (compare(sources, workload, ["optimus", "drf"], JobsSettings(), range(2)) for _ in range(2))

@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 
 from benchmarks.search.policy_plots import Recorder, losses_over_time
-from framework.policies.interface import PolicySettings
-from framework.policies.registry import make_policy
+from framework.policies.trials.interface import PolicySettings
+from framework.policies.trials.registry import make_policy
 from framework.simulation.bins import Bin
 from framework.simulation.curves import Curve
 from framework.simulation.world import World, WorldSettings

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from framework.policies.interface import Choice, Decision, PolicySettings, SlotView, TrialView
-from framework.policies.registry import POLICIES, make_policy
+from framework.policies.trials.interface import Choice, Decision, PolicySettings, SlotView, TrialView
+from framework.policies.trials.registry import POLICIES, make_policy
 from framework.simulation.bins import Bin
 from framework.simulation.curves import Curve
 from framework.simulation.oracle import OraclePolicy
@@ -200,6 +200,7 @@ def test_the_oracle_is_the_limit(seed: int, until: str) -> None:
         assert np.mean(run(name, trials, world).reached_s) >= limit * (1 - 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*POLICIES, "oracle"])
 def test_policies_keep_the_rules_and_are_deterministic(name: str) -> None:
     for seed in range(10, 15):

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from dike.profile import Api, ModelProfile
 from solver import Cluster, NodeClass
+from solver.capacity import Machines
 from solver.hardware import known_hardware
 from solver.nodes import node_kinds
 from solver.options import OptionSpace, prune, raw_space
 from solver.placement.fastest import Placement
 from solver.placement.problem import PlacementProblem, mixed_problem, placement_problem
 from solver.resources import TaskSizes, WorkerShape
-from solver.rooms import Machines
 from solver.search.bounds import Bounds, ShapeBounds
 from solver.search.mixed_bounds import mixed_bounds
 from solver.search.scope import Scope

@@ -6,7 +6,7 @@ import dataclasses
 import time
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dike.exceptions import InfeasibleError
@@ -18,6 +18,7 @@ from solver.resources import WorkerShape
 from solver.search.option_search import TIE
 from solver.shards import Shards, shard
 from solver.units import GIB
+from tests.properties import examples
 from tests.solver import solver_brute_force as brute_force
 from tests.solver.solver_cases import MB, profile
 from tests.solver.solver_random import (
@@ -32,8 +33,8 @@ from tests.solver.solver_random import (
     shapes,
 )
 
-many = settings(max_examples=250, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-some = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+many = examples(250)
+some = examples(60)
 
 
 @many
@@ -67,6 +68,7 @@ network_bound_nodes = st.lists(
 )
 
 
+@pytest.mark.slow
 @many
 @given(
     network_bound_nodes,
@@ -107,6 +109,7 @@ compute_bound_nodes = st.lists(
 )
 
 
+@pytest.mark.slow
 @many
 @given(
     compute_bound_nodes,
@@ -129,6 +132,7 @@ def test_a_placement_is_the_best_where_the_machines_speeds_decide(
         assert found.traffic_bytes == pytest.approx(expected.traffic, rel=CLOSE)
 
 
+@pytest.mark.slow
 @many
 @given(nodes, profiles, shapes, st.integers(1, 6), st.integers(1, 3))
 def test_the_calmest_placement_has_the_least_traffic_of_all(
@@ -162,6 +166,7 @@ def _all_results(model: ModelProfile, cluster: Cluster, objective: str = "throug
 small_nodes = nodes.filter(lambda classes: len(classes) <= 3)
 
 
+@pytest.mark.slow
 @some
 @given(small_nodes, profiles)
 def test_the_plan_is_within_a_tie_of_the_fastest_option_and_has_least_traffic_there(

@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dike.profile import Api
@@ -18,11 +18,12 @@ from solver.placement.naming import Assignment
 from solver.resources import TaskSizes, WorkerShape
 from solver.scenario import Scenario
 from solver.units import BYTES_PER_S_PER_GBPS, GIB
+from tests.properties import examples
 from tests.solver import solver_brute_force as brute_force
 from tests.solver.solver_cases import MB, profile
 
 WITHIN_GBPS = 16.0
-many = settings(max_examples=300, deadline=None, derandomize=True)
+many = examples(300)
 
 machines = st.lists(
     st.tuples(

@@ -15,11 +15,12 @@ import pytest
 from dike.exceptions import BadInputError, InfeasibleError
 from dike.profile import Api, ModelProfile
 from solver import Cluster, NodeClass, Plan, PlanRequest, make_plan
-from solver.baselines import METHODS, compare, iterative, plan_with, speeds
+from solver.baselines import PLANNERS, compare, iterative, plan_with, speeds
 from solver.baselines.iterative import exhaust
 from solver.baselines.layouts import layout_count, row_count, shard_layouts, worker_rows
 from solver.baselines.setting import Choice, On, Setting
 from solver.baselines.speeds import Speeds
+from solver.choices import METHODS
 from solver.evaluation import evaluate
 from solver.nodes import NodeKind
 from solver.placement.naming import Assignment
@@ -102,6 +103,7 @@ def _all_speeds(setting: Setting, *, inside_rules: bool) -> Iterator[float]:
                     yield evaluate(scenario, shape, shards, assignment).samples_per_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("inside_rules", [True, False])
 def test_iterative_finds_the_best_of_all_placements(
@@ -118,6 +120,7 @@ def test_iterative_finds_the_best_of_all_placements(
     assert _speed(setting, choice) == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 106))
 def test_nobody_beats_iterative_and_dike_is_as_good_where_its_rules_hold(seed: int) -> None:
     request = _random_request(seed)
@@ -269,7 +272,7 @@ def test_traffic_alone_uses_all_gpus_whatever_the_rules_for_speed() -> None:
 
 def test_iterative_claims_nothing_of_options_it_does_not_see() -> None:
     request = PlanRequest(_model(), MIXED, rules=frozenset({"identical_workers"}))
-    assert not METHODS["iterative"].plan(request).optimal
+    assert not PLANNERS["iterative"](request).optimal
 
 
 def test_parameter_servers_together_are_faster_where_the_network_is_slow() -> None:

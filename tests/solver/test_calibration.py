@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dike.exceptions import BadInputError
@@ -25,6 +25,7 @@ from solver.placement.naming import Assignment
 from solver.resources import WorkerShape
 from solver.scenario import Scenario
 from solver.units import GIB
+from tests.properties import examples
 from tests.solver.solver_cases import MB, digits, k80, profile
 
 MIXED = Cluster(
@@ -75,7 +76,7 @@ def _placements(cluster: Cluster, shapes: Sequence[WorkerShape], seed: int, coun
     return placements
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@examples(60)
 @given(
     st.integers(0, 10**6),
     st.booleans(),
@@ -124,6 +125,7 @@ def test_the_gradient_of_asynchronous_steps_is_their_derivative() -> None:
     assert 5 < by_links < 35
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("synchronous", "overlap"), [(True, False), (True, True), (False, False)])
 def test_factors_that_are_there_are_found(synchronous: bool, overlap: bool) -> None:
     model = profile([MB, MB, MB], synchronous=synchronous, flops=2e9, api=Api.KERAS)
@@ -139,6 +141,7 @@ def test_factors_that_are_there_are_found(synchronous: bool, overlap: bool) -> N
     assert found.error_before > 0.3
 
 
+@pytest.mark.slow
 def test_a_part_of_the_rounds_that_is_never_the_longest_is_not_known() -> None:
     model = profile([MB, MB, MB], flops=2e9, api=Api.KERAS)
     truth = {**TRUTH, "update": 1.5, "dispatch": 0.5}
@@ -148,6 +151,7 @@ def test_a_part_of_the_rounds_that_is_never_the_longest_is_not_known() -> None:
     assert found.worst_error < 1e-6
 
 
+@pytest.mark.slow
 def test_noise_is_averaged_out_and_the_errors_are_what_they_say() -> None:
     model = profile([40 * MB, 20 * MB, 20 * MB], synchronous=True, flops=1e9)
     random = np.random.default_rng(7)

@@ -16,6 +16,8 @@ from solver.planner import PlanProgress
 from solver.units import GIB
 from tests.solver.solver_cases import k80, profile
 
+pytestmark = pytest.mark.integration
+
 REQUEST = PlanRequest(profile(), k80(2))
 FOREVER_S = 600.0
 LIMIT_S = 1.0

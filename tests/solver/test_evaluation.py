@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dike.profile import Api
@@ -14,6 +14,7 @@ from solver.placement.naming import Assignment
 from solver.resources import WorkerShape
 from solver.scenario import Scenario
 from solver.units import GIB
+from tests.properties import examples
 from tests.solver.solver_cases import k80, profile
 
 
@@ -33,7 +34,7 @@ def test_the_planner_predicts_what_the_evaluation_says(api: Api, synchronous: bo
     assert planned_tasks(scenario, shape, shards, assignment) == plan.tasks
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@examples(40)
 @given(st.lists(st.integers(0, 3), min_size=3, max_size=3), st.lists(st.integers(0, 3), min_size=4, max_size=4))
 def test_parameter_servers_that_share_a_machine_share_its_card(ps_on: list[int], workers_on: list[int]) -> None:
     cluster = k80(4)

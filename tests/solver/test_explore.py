@@ -8,8 +8,9 @@ import pytest
 
 from dike.exceptions import BadInputError
 from solver import Cluster, NodeClass, PlanRequest, make_plan
+from solver.choices import RULES
 from solver.explore import RulePrice, explore
-from solver.options import RULES, default_rules
+from solver.options import default_rules
 from solver.units import GIB
 from tests.solver.solver_cases import MB, digits, k80, machines, profile
 
@@ -20,6 +21,7 @@ def _price(prices: tuple[RulePrice, ...], rule: str) -> RulePrice:
     return next(price for price in prices if price.rule == rule)
 
 
+@pytest.mark.slow
 def test_on_a_slow_network_using_all_gpus_would_cost_much_of_the_speed() -> None:
     # Synchronous: asynchronous workers that wait for the network take nothing from the others.
     request = PlanRequest(profile(VGG16_SIZES, flops=31e9, synchronous=True), k80(network_gbps=1.0), time_limit_s=4.0)
@@ -38,11 +40,13 @@ def test_on_a_slow_network_using_all_gpus_would_cost_much_of_the_speed() -> None
     assert found.best.samples_per_s >= found.inside.samples_per_s
 
 
+@pytest.mark.slow
 def test_on_a_fast_network_using_all_gpus_costs_nothing() -> None:
     found = explore(PlanRequest(profile(), k80(2, network_gbps=100.0), time_limit_s=2.0))
     assert _price(found.prices, "all_gpus_used").cost == pytest.approx(0.0, abs=0.01)
 
 
+@pytest.mark.slow
 def test_a_rule_that_excludes_a_better_plan_is_priced_and_that_plan_is_the_best() -> None:
     # A machine without GPUs could add its samples, but workers that are alike all need GPUs.
     plain = NodeClass(name="plain", cpus=32.0, mem_bytes=64 * GIB, network_gbps=100)
@@ -59,6 +63,7 @@ def test_a_rule_that_excludes_a_better_plan_is_priced_and_that_plan_is_the_best(
     assert found.sentences[0].startswith(f"identical_workers: costs {price.cost:.1%} of the speed")
 
 
+@pytest.mark.slow
 def test_for_traffic_traffic_is_compared() -> None:
     found = explore(PlanRequest(profile(), k80(2), objective="traffic", time_limit_s=4.0))
     price = _price(found.prices, "all_gpus_used")
@@ -71,6 +76,7 @@ def test_for_traffic_traffic_is_compared() -> None:
     assert found.sentences[-1] == f"all_gpus_used: costs {price.cost:.1%} more traffic."
 
 
+@pytest.mark.slow
 def test_a_rule_that_no_plan_can_keep_has_no_price() -> None:
     # Two workers of one GPU take 6.6 GiB; a ps and the chief fit beside one only.
     cluster = k80(1, gpus=2, mem_bytes=int(6.8 * GIB))
@@ -81,6 +87,7 @@ def test_a_rule_that_no_plan_can_keep_has_no_price() -> None:
     assert found.sentences[-1].startswith("all_gpus_used: not explored. No plan keeps it")
 
 
+@pytest.mark.slow
 def test_an_exploration_is_json() -> None:
     found = explore(PlanRequest(digits(), machines(2), time_limit_s=2.0))
     data = json.loads(json.dumps(found.to_json(), allow_nan=False))

@@ -54,6 +54,7 @@ def _sound(case: Instance, formulation: Formulation, found: Solution) -> None:
     assert found.bound == value if found.proven else found.bound <= value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("costs", TAKES)
 @pytest.mark.parametrize("name", FORMULATIONS)
 def test_a_formulation_finds_what_enumeration_finds(name: str, costs: str) -> None:
@@ -79,6 +80,7 @@ def test_a_formulation_finds_what_enumeration_finds(name: str, costs: str) -> No
     assert placed >= 10 if name in TAKES[costs] else placed == 0
 
 
+@pytest.mark.slow
 def test_the_random_instances_are_of_every_kind() -> None:
     cases = [_case(seed, "uniform") for seed in SEEDS]
     unlimited = [best_values(dataclasses.replace(case, ps_per_node=None)) for case, _ in cases]
@@ -126,6 +128,7 @@ LARGER = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("title", LARGER)
 def test_formulations_agree_where_placements_are_too_many_to_count(title: str) -> None:
     case, too_slow = LARGER[title]
@@ -163,6 +166,7 @@ def test_uniform_costs_may_be_written_as_racks_or_pairs() -> None:
         assert found.traffic_bytes == pytest.approx(uniform.traffic_bytes, rel=CLOSE)
 
 
+@pytest.mark.slow
 def test_sixteen_thousand_machines_are_counted_not_listed() -> None:
     case = instance(_fleet(16_000), 30_000, (MB,) * 5_000, chief=CHIEF)
     found = FORMULATIONS["class counts"].solve(case)
@@ -176,6 +180,7 @@ def test_sixteen_thousand_machines_are_counted_not_listed() -> None:
     assert quickest.network_s <= found.network_s
 
 
+@pytest.mark.slow
 def test_a_cost_below_that_of_staying_is_exact_where_it_is_taken() -> None:
     for seed in SEEDS:
         case = dataclasses.replace(random_instance(seed, "uniform"), costs=UniformCosts(1.0, 0.4))
@@ -210,6 +215,7 @@ def _hard() -> dict[str, tuple[Instance, float]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit_s", [0.0, 0.15, 0.6])
 def test_a_limit_that_is_too_short_proves_nothing_wrong(limit_s: float) -> None:
     unproven = 0
@@ -258,6 +264,7 @@ def test_bisection_cut_off_at_any_point_keeps_what_it_has(monkeypatch: pytest.Mo
     assert bounds == sorted(bounds) or [b for b, _ in bounds] == sorted(b for b, _ in bounds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "case", "says"),
     [
@@ -293,6 +300,7 @@ def test_many_configurations_are_refused_also_when_each_machine_has_few(monkeypa
     assert FORMULATIONS["class counts"].refusal(different) is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "objective", "name", "why"),
     [
@@ -365,6 +373,7 @@ def test_eq_1_and_the_busiest_card_by_hand() -> None:
     assert card_s(case, 10 * MB, 0, 2e9) == pytest.approx(2 * 30e6 / 2e9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("costs", TAKES)
 def test_a_total_is_the_sum_over_all_pairs_of_tasks(costs: str) -> None:
     for seed in SEEDS:

@@ -9,7 +9,7 @@ import statistics
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.many_jobs import alike, least_total_s, mixed, small_case, some_jobs
@@ -24,6 +24,7 @@ from solver.jobs.packing import Packer
 from solver.jobs.speed import even_spread
 from solver.nodes import node_kinds
 from solver.units import GIB, MIB
+from tests.properties import examples
 from tests.solver.solver_cases import MB, digits, k80, machines, profile
 
 MODELS = (
@@ -144,7 +145,7 @@ def _minimum_fits(job: Job, jobs: list[Job], cluster: Cluster, left: dict[str, l
     return False
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(jobs=job_lists(), cluster=clusters())
 def test_by_gain_nothing_is_overbooked_and_only_what_cannot_fit_waits(jobs: list[Job], cluster: Cluster) -> None:
     plan = plan_jobs(jobs, cluster)
@@ -158,7 +159,7 @@ def test_by_gain_nothing_is_overbooked_and_only_what_cannot_fit_waits(jobs: list
     json.dumps(plan.to_json(), allow_nan=False)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(jobs=job_lists(), cluster=clusters())
 def test_in_the_given_order_without_exact_planning(jobs: list[Job], cluster: Cluster) -> None:
     # So many machines more, which hold nothing, that planning exactly would take too long.
@@ -173,6 +174,7 @@ def test_in_the_given_order_without_exact_planning(jobs: list[Job], cluster: Clu
         assert not _minimum_fits(job, jobs, larger, holding)
 
 
+@pytest.mark.slow
 def test_in_the_given_order_each_job_is_planned_exactly_on_what_is_left() -> None:
     cluster = Cluster((*k80(3).nodes, NodeClass(name="cpu", count=2, cpus=8, mem_bytes=32 * GIB)))
     jobs = [Job("a", MODELS[0], max_workers=6), Job("b", MODELS[3]), Job("c", MODELS[2], min_workers=5)]
@@ -209,7 +211,7 @@ def test_an_even_spread_deals_everything_out(workers: int, ps: int, count: int) 
     )
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(cluster=clusters(), seed=st.integers(0, 2**32))
 def test_free_capacity_counts_what_looking_at_every_machine_counts(cluster: Cluster, seed: int) -> None:
     random_, kinds = random.Random(seed), node_kinds(cluster)
@@ -236,7 +238,7 @@ def test_free_capacity_counts_what_looking_at_every_machine_counts(cluster: Clus
     found = [machine for row in free.holding(task, usable) for machine in free.machines(row, 10**6)]
     assert sorted(found) == fitting
     rooms = sum(min(h // n for h, n in zip(left[machine], task, strict=True)) for machine in allowed)
-    assert int((free.rooms(task, usable).clip(0) * free.counts).sum()) == rooms
+    assert int((free.capacity(task, usable).clip(0) * free.counts).sum()) == rooms
     assert free.total(usable) == tuple(sum(left[machine][r] for machine in allowed) for r in range(4))
 
 
@@ -261,7 +263,7 @@ def test_machines_stay_what_they_are_while_their_rows_move() -> None:
         }
         assert found == fitting
         beside: Amounts = (1000, 0, 0, 0)
-        rooms = free.rooms(need, usable, beside)
+        rooms = free.capacity(need, usable, beside)
         for row in range(len(rooms)):
             for machine in free.machines(row, 50):
                 one = zip(left[machine], beside, need, strict=True)
@@ -269,6 +271,7 @@ def test_machines_stay_what_they_are_while_their_rows_move() -> None:
                 assert rooms[row] == (room if machine // 50 == kind else 0)
 
 
+@pytest.mark.slow
 def test_no_job_starves_while_another_grows() -> None:
     cluster = k80(2, cpus=16.0)
     jobs = [Job(f"job{i}", MODELS[0], steps=10 ** (i + 1)) for i in range(8)]
@@ -306,6 +309,7 @@ def test_a_minimum_above_the_width_of_the_tables() -> None:
     assert placed.option.workers >= 1030
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["gain", "given"])
 def test_hundreds_of_jobs_on_a_thousand_machines(order: str) -> None:
     cluster, jobs = mixed(1000), some_jobs(250, 10, 20, np.random.default_rng(3))
@@ -315,6 +319,7 @@ def test_hundreds_of_jobs_on_a_thousand_machines(order: str) -> None:
     assert plan.tasks > 10 * len(jobs)
 
 
+@pytest.mark.slow
 def test_the_sum_of_times_is_near_the_least_possible() -> None:
     ratios = []
     for seed in range(10):

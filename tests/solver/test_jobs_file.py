@@ -8,7 +8,7 @@ import pytest
 
 from dike.exceptions import BadInputError
 from dike.profile import ModelProfile
-from solver.cluster import Cluster
+from solver.cluster_file import read_cluster
 from solver.jobs import Job, plan_jobs, read_jobs
 from tests.solver.solver_cases import profile
 
@@ -67,7 +67,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
 def test_the_examples_can_be_planned(path: Path) -> None:
     profiles = _Profiles()
     jobs = read_jobs(path, profiles)
-    plan = plan_jobs(jobs, Cluster.from_yaml(EXAMPLES / "clusters" / "mixed.yaml"))
+    plan = plan_jobs(jobs, read_cluster(EXAMPLES / "clusters" / "mixed.yaml"))
     assert {job.name for job in plan.placed} == {job.name for job in jobs}
     assert all(model.startswith("keras:") or Path(model).is_file() for model, _ in profiles.asked)
 

@@ -10,6 +10,7 @@ from benchmarks.measured_layouts import Case, cluster, layouts
 from solver.search.option_search import TIE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_layouts_are_distinct_possible_and_hold_what_each_method_chooses(case: Case) -> None:
     found = layouts(case, cluster(case, case.rates_mbps))

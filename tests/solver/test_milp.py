@@ -16,7 +16,10 @@ KNAPSACK = milp.Milp([5.0, 4.0, 3.0], [1, 1, 3], [milp.Row({0: 4.0, 1: 3.0, 2: 2
 
 
 # The bundled CBC says at each use that it will leave PuLP one day.
-pytestmark = pytest.mark.filterwarnings("ignore:PULP_CBC_CMD is deprecated:DeprecationWarning")
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore:PULP_CBC_CMD is deprecated:DeprecationWarning"),
+]
 
 
 @pytest.fixture(params=["HiGHS", "PULP_CBC_CMD"])

@@ -6,11 +6,12 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from solver.calibration.nnls import Floats, nnls, nnls_of_two
+from tests.properties import examples
 
 entries = st.one_of(st.integers(-3, 3).map(float), st.floats(-10, 10, allow_subnormal=False))
 problems = st.tuples(st.integers(1, 7), st.integers(1, 5)).flatmap(
@@ -31,7 +32,7 @@ def _least_error(matrix: Floats, target: Floats) -> float:
     return min(best, float(np.linalg.norm(matrix @ x - target))) if (x >= 0).all() else best
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@examples(300)
 @given(problems)
 def test_no_set_of_columns_does_better(problem: tuple[Floats, Floats]) -> None:
     matrix, target = problem

@@ -7,13 +7,14 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dike.exceptions import BadInputError
 from solver.jobs.free_capacity import NOTHING, Amounts, plus
 from solver.online import OnlineJob, allocate
 from solver.online.speed import Counts
+from tests.properties import examples
 
 WORKER: Amounts = (1000, 1024, 0, 1)
 PS: Amounts = (500, 512, 0, 0)
@@ -58,7 +59,7 @@ def job_lists(draw: st.DrawFn) -> list[OnlineJob]:
     ]
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(jobs=job_lists(), gpus=st.integers(6, 40), cpus=st.integers(8, 60))
 def test_nothing_is_overbooked_and_nobody_starves(jobs: list[OnlineJob], gpus: int, cpus: int) -> None:
     total = (cpus * 1000, 1 << 20, 0, gpus)

@@ -77,6 +77,7 @@ def test_losses_that_are_not_so_are_recognised(name: str) -> None:
         assert left.steps == math.inf
 
 
+@pytest.mark.slow
 def test_recorded_trainings_are_mostly_predicted_or_left_alone() -> None:
     curves = [curve for curve in recorded_curves("algoperf_ogbg") if curve.end][::3]
     late = [predictions(curve)[-1] for curve in curves]
@@ -116,6 +117,7 @@ def test_outliers_are_replaced_by_what_is_around_them() -> None:
     assert _learned(spiked).steps_left().steps == pytest.approx(_learned(smooth).steps_left().steps, rel=0.05)
 
 
+@pytest.mark.slow
 def test_a_million_steps_are_a_few_points() -> None:
     points = LossPoints()
     steps = 200_000

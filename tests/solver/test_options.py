@@ -5,16 +5,17 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dike.exceptions import BadInputError
 from solver import Cluster, NodeClass, PlanRequest, make_plan
+from solver.capacity import Machines
+from solver.choices import RULES
 from solver.hardware import known_hardware
 from solver.nodes import NodeKind, node_kinds
 from solver.options import (
     COUNT_LIMIT,
-    RULES,
     OptionRange,
     OptionSpace,
     Pruning,
@@ -30,9 +31,9 @@ from solver.options import (
     without_spare_cpus,
 )
 from solver.resources import TaskResources, TaskSizes, WorkerShape
-from solver.rooms import Machines
 from solver.shards import useful_ps_count
 from solver.units import GIB
+from tests.properties import examples
 from tests.solver.solver_cases import MB, digits, k80, machines, profile
 
 
@@ -271,6 +272,7 @@ def test_a_request_with_an_unknown_rule() -> None:
         make_plan(PlanRequest(digits(), machines(1), rules=frozenset({"fastest"})))
 
 
+@pytest.mark.slow
 def test_any_rule_can_be_switched_off() -> None:
     model, cluster = profile(synchronous=True), k80(2, network_gbps=2.0)
     inside = make_plan(PlanRequest(model, cluster))
@@ -295,7 +297,7 @@ def test_cpu_only_machines_work_too_where_workers_may_differ() -> None:
     assert free.optimal
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@examples(60)
 @given(
     st.lists(st.tuples(st.sampled_from([1.0, 2.5, 8.0]), st.integers(1, 8), st.integers(0, 4)), min_size=1, max_size=3),
     st.lists(st.lists(st.integers(0, 2_000), max_size=3), min_size=1, max_size=3),
@@ -305,7 +307,7 @@ def test_rooms_are_those_of_each_machine(classes: list[tuple[float, int, int]], 
     kinds = _kinds(Cluster(nodes))
     tasks = [TaskResources(0.75, 700, 10), TaskResources(0.5, 300, 10, gpus=1)]
     loads = [[TaskResources(0.4, size, 64) for size in sizes] for sizes in loads_mb]
-    found = Machines(kinds).rooms(tasks, loads)
+    found = Machines(kinds).capacity(tasks, loads)
     for (i, kind), (j, task), (k, load) in itertools.product(enumerate(kinds), enumerate(tasks), enumerate(loads)):
         assert found[i, j, k] == kind.room_for(task, load)
 

@@ -7,16 +7,17 @@ from collections import defaultdict
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dike.exceptions import BadInputError, InfeasibleError
 from dike.profile import Api, ModelProfile
 from solver import Cluster, NodeClass, Plan, PlanRequest, make_plan
 from solver.units import GIB, MIB
+from tests.properties import examples
 from tests.solver.solver_cases import MB, digits, k80, machines, profile
 
-quick = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+quick = examples(60)
 
 clusters = st.lists(
     st.builds(
@@ -145,6 +146,7 @@ def _put(value: object, *keys: str | int) -> Any:
     return change
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "says"),
     [

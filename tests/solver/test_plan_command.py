@@ -36,6 +36,7 @@ def model(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.integration
 def test_tables(model: Path) -> None:
     command = [sys.executable, "-m", "framework", "plan", str(model), "--cluster", str(EXAMPLES / "five-k80.yaml")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)

@@ -12,14 +12,16 @@ from dike.exceptions import BadInputError, InfeasibleError
 from dike.profile import Api
 from solver import Cluster, NodeClass, PlanRequest, make_plan
 from solver.cluster import PairCost
+from solver.cluster_file import read_cluster
 from solver.units import GIB
+from tests.profiles import made_up_profile
 from tests.solver.solver_cases import MB, digits, k80, machines, profile
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "clusters"
 
 
 def test_the_paper_test_bed_uses_all_its_gpus() -> None:
-    plan = make_plan(PlanRequest(profile(), Cluster.from_yaml(EXAMPLES / "five-k80.yaml")))
+    plan = make_plan(PlanRequest(profile(), read_cluster(EXAMPLES / "five-k80.yaml")))
     assert sum(task.gpus for task in plan.tasks) == 20
     assert plan.option.ps >= 2
     assert plan.optimal
@@ -30,7 +32,7 @@ def test_the_paper_test_bed_uses_all_its_gpus() -> None:
 @pytest.mark.parametrize("synchronous", [False, True])
 @pytest.mark.parametrize("objective", ["throughput", "traffic"])
 def test_three_hundred_machines(synchronous: bool, objective: str) -> None:
-    cluster = Cluster.from_yaml(EXAMPLES / "300-nodes.yaml")
+    cluster = read_cluster(EXAMPLES / "300-nodes.yaml")
     started = time.monotonic()
     plan = make_plan(PlanRequest(profile(synchronous=synchronous), cluster, objective=objective))  # type: ignore[arg-type]
     assert time.monotonic() - started < 60
@@ -39,6 +41,7 @@ def test_three_hundred_machines(synchronous: bool, objective: str) -> None:
     assert plan.options.considered > (1000 if objective == "throughput" else 20)
 
 
+@pytest.mark.slow
 def test_three_hundred_offers_that_all_differ() -> None:
     nodes = [
         NodeClass(
@@ -208,3 +211,9 @@ def test_least_traffic_is_by_the_costs_of_the_links(cost: float) -> None:
     assert plan.optimal
     assert plan.traffic_bytes == pytest.approx(least)
     assert all(other.traffic_bytes >= plan.traffic_bytes * (1 - 1e-9) for other in plan.alternatives)
+
+
+def test_steps_without_an_end_are_not_called_a_lack_of_room() -> None:
+    endless = made_up_profile({"a": (2, 2)}, api=Api.KERAS, flops=1e308)
+    with pytest.raises(InfeasibleError, match="its steps would take longer than can be counted"):
+        make_plan(PlanRequest(endless, k80(2)))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dike.profile import Api
@@ -24,23 +24,24 @@ from solver.placement.fastest import OutOfTimeError, calmest_placement, fastest_
 from solver.placement.naming import Assignment
 from solver.placement.problem import placement_problem
 from solver.racks import problem as rack_problem_module
-from solver.racks.dealing import Place, Uplinks, deal
 from solver.racks.max_plus import Frame, State, Table, plus, table_capacity, trace
 from solver.racks.placement import can_reach_across_racks, fastest_across_racks
 from solver.racks.problem import RackProblem, rack_problem
-from solver.racks.worth import RackPlacement
+from solver.racks.scoring import RackPlacement
+from solver.racks.sharding import Place, Uplinks, deal
 from solver.resources import TaskResources, WorkerShape
 from solver.scenario import Scenario
 from solver.shards import Shards
 from solver.units import BYTES_PER_S_PER_GBPS, GIB
+from tests.properties import examples
 from tests.solver import solver_brute_force as brute_force
 from tests.solver.solver_cases import MB, profile
 
 ORIGIN = (0, 0, 0)
 CLOSE = 1e-6
 
-some = settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-many = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+some = examples(80)
+many = examples(150)
 
 
 # (max,+) tables
@@ -72,6 +73,7 @@ def _every_way(tables: list[Table], goal: State) -> float:
     return best.get(goal, -np.inf)
 
 
+@pytest.mark.slow
 def test_combined_tables_hold_the_best_of_all_ways_to_share_the_tasks_out() -> None:
     generator = random.Random(1)
     reached = 0
@@ -155,6 +157,7 @@ def _every_assignment(instance: Instance) -> Iterator[Assignment]:
                 )
 
 
+@pytest.mark.slow
 def test_the_traffic_is_the_least_of_all_placements() -> None:
     generator = random.Random(2)
     impossible = 0
@@ -221,6 +224,7 @@ def test_the_names_of_machines_and_racks_make_no_difference() -> None:
     assert misfit(other, second.assignment) is None
 
 
+@pytest.mark.slow
 def test_the_more_machines_share_a_rack_the_less_crosses() -> None:
     found = [TwoLevelRacks().solve(_large(1, True, per_rack)) for per_rack in (5, 10, 20, 50, 100)]
     crossing = [solution.traffic_bytes for solution in found if solution is not None]
@@ -334,6 +338,7 @@ def _unequal(megabytes: list[int]) -> Shards:
     return Shards(tuple(sorted((size * MB for size in megabytes), reverse=True)), {})
 
 
+@pytest.mark.slow
 @some
 @given(rack_nodes, kinds_of_training, st.integers(2, 6), megabytes_of_shards, uplinks)
 def test_with_few_unequal_shards_no_placement_across_racks_is_faster(
@@ -354,6 +359,7 @@ def test_with_few_unequal_shards_no_placement_across_racks_is_faster(
             assert found.traffic_bytes == pytest.approx(expected.traffic, rel=CLOSE)
 
 
+@pytest.mark.slow
 @some
 @given(rack_nodes, kinds_of_training, st.integers(2, 6), megabytes_of_shards, uplinks)
 def test_with_many_unequal_shards_no_placement_across_racks_beats_the_bound(
@@ -399,6 +405,7 @@ def test_an_uplink_that_limits_nothing_leaves_the_fastest_placement_without_rack
     assert found.traffic_bytes == pytest.approx(without.traffic_bytes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("synchronous", [True, False])
 def test_shards_of_a_few_sizes_are_placed_at_best_and_many_nearly_equal_ones_nearly(synchronous: bool) -> None:
     scenario = Scenario.of(profile(synchronous=synchronous), _racks_of(5, 10, 10.0), known_hardware())

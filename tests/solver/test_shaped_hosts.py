@@ -15,6 +15,8 @@ from benchmarks import measured
 from benchmarks.shaped_hosts import PREFIX, HostsError, ShapedHosts, why_not
 from tests.waiting import is_alive, wait_until
 
+pytestmark = pytest.mark.integration
+
 REASON = why_not()
 needs_namespaces = pytest.mark.skipif(REASON is not None, reason=REASON or "")
 COUNT = 1_500_000

@@ -6,11 +6,13 @@ import dataclasses
 import itertools
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dike.exceptions import BadInputError
-from solver.shards import BALANCED, Sharding, Shards, shard, useful_ps_count
+from solver.choices import Sharding
+from solver.shards import BALANCED, Shards, shard, useful_ps_count
+from tests.properties import examples
 from tests.solver.solver_cases import profile
 
 WHOLE: tuple[Sharding, ...] = ("optimus", "greedy", "round_robin")
@@ -218,7 +220,7 @@ def test_optimus_never_gives_a_small_variable_to_a_ps_with_more_requests(
     assert all(shards.requests[index] <= min(shards.requests) + 1 for index in got_small)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(few_sizes, st.integers(1, 3))
 def test_against_the_least_possible_largest_shard(sizes: list[int], ps: int) -> None:
     ps = min(ps, len(sizes))

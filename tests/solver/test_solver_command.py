@@ -16,8 +16,8 @@ import pytest
 from dike.profile import Api
 from solver import Plan, deadline
 from solver.__main__ import main
-from solver.baselines import METHODS, Row
-from solver.options import RULES
+from solver.baselines import Row
+from solver.choices import METHODS, RULES
 from solver.planner import PlanProgress
 from tests.solver.solver_cases import profile
 
@@ -56,6 +56,7 @@ def model(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.integration
 def test_it_is_a_program_of_its_own(model: Path) -> None:
     command = [
         sys.executable,
@@ -89,6 +90,7 @@ def test_another_method_plans(model: Path, run: Run) -> None:
     assert not plan.optimal
 
 
+@pytest.mark.slow
 def test_rules_can_be_chosen(model: Path, run: Run) -> None:
     plans = {
         rules: Plan.loads(run(model, "--cluster", FIVE, "--rules", rules, "--format", "json").stdout)
@@ -99,6 +101,7 @@ def test_rules_can_be_chosen(model: Path, run: Run) -> None:
     assert plans["all"].options.considered < 20 < plans["default"].options.considered
 
 
+@pytest.mark.slow
 def test_exploring_prices_each_rule(model: Path, run: Run) -> None:
     done = run(model, "--cluster", CLUSTERS / "laptop.yaml", "--explore")
     assert done.code == 0, done.stderr
@@ -121,6 +124,7 @@ def test_what_if_stands_beside_what_is(model: Path, run: Run) -> None:
     assert more["plan"]["samples_per_s"] >= as_it_is["plan"]["samples_per_s"] > slower["plan"]["samples_per_s"]
 
 
+@pytest.mark.integration
 def test_a_time_limit_still_gives_a_plan(model: Path, run: Run) -> None:
     done = run(model, "--cluster", FIVE, "--time-limit", "60", "--format", "json")
     assert done.code == 0, done.stderr
@@ -198,6 +202,7 @@ def _over_when(enough: Callable[[object], bool], monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(deadline, "_watch", watch_until)
 
 
+@pytest.mark.integration
 def test_a_time_limit_that_is_over_keeps_what_there_is(model: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without any rule the search has far more to prove than it has time; what is quick is there all the same."""
     slow = [model, "--cluster", CLUSTERS / "mixed.yaml", "--rules", "none", "--format", "json", "--time-limit", "300"]

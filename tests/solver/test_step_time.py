@@ -7,12 +7,13 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.pollux_traces import FORMS, large_placements, small_placements
 from dike.profile import Api
 from solver import Cluster, NodeClass
+from solver.capacity import Machines
 from solver.evaluation import evaluate
 from solver.hardware import Hardware, known_hardware
 from solver.nodes import node_kinds
@@ -20,20 +21,20 @@ from solver.placement.fastest import can_reach, fastest_placement
 from solver.placement.naming import Assignment
 from solver.placement.problem import placement_problem
 from solver.resources import TaskSizes, WorkerShape
-from solver.rooms import Machines
 from solver.scenario import Scenario
 from solver.search.bounds import ShapeBounds
 from solver.search.scope import Scope
 from solver.shards import shard
 from solver.step_time import StepModel
 from solver.units import BYTES_PER_S_PER_GBPS, GIB
+from tests.properties import examples
 from tests.solver import solver_brute_force as brute_force
 from tests.solver.solver_cases import MB, k80, profile
 
 WITHIN_GBPS = 16.0
 OVERLAPPING = dataclasses.replace(known_hardware(), overlap=True)
 
-many = settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+many = examples(100)
 
 machines = st.lists(
     st.builds(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dike.exceptions import BadInputError, InfeasibleError
@@ -20,6 +20,7 @@ from solver.resources import WorkerShape
 from solver.search.option_search import TIE
 from solver.shards import shard
 from solver.units import GIB
+from tests.properties import examples
 from tests.solver import solver_brute_force as brute_force
 from tests.solver.solver_cases import MB, profile
 from tests.solver.solver_random import (
@@ -36,7 +37,7 @@ from tests.solver.solver_random import (
 )
 
 few_nodes = nodes.filter(lambda classes: len(classes) <= 3)
-few = settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+few = examples(100)
 
 
 @few
@@ -89,7 +90,8 @@ gpu_nodes = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@pytest.mark.slow
+@examples(40)
 @given(
     gpu_nodes,
     st.lists(st.integers(2, 40), min_size=1, max_size=2),
@@ -110,7 +112,7 @@ def test_samples_and_the_network_are_weighed_where_workers_differ(
 two_nodes = nodes.filter(lambda classes: len(classes) <= 2)
 
 
-@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@examples(12)
 @given(two_nodes, profiles)
 def test_a_plan_without_rules_on_workers_and_sharing_is_the_best_of_all(
     classes: list[NodeClass], model: ModelProfile
@@ -144,7 +146,7 @@ def test_too_many_ways_to_share_machines_are_refused() -> None:
         )
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@examples(40)
 @given(few_nodes, profiles, st.integers(1, 3), st.sampled_from(["throughput", "traffic"]))
 def test_a_plan_of_workers_that_may_differ_is_worth_what_its_tasks_are(
     classes: list[NodeClass], model: ModelProfile, most: int, objective: Objective

@@ -15,9 +15,9 @@ import sklearn.datasets
 import sklearn.model_selection
 import tensorflow as tf
 
-from dike.trial import graph
 from dike.trial.runtime import TrialRuntime
 from dike.trial.spec import TrialSpec
+from dike.v1 import trial as graph
 from tests.trial.played_trials import Case, main
 
 

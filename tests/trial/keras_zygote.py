@@ -13,7 +13,8 @@ import keras
 import tensorflow as tf
 import tf_keras
 
-from dike.trial import keras_fit, tf_keras_fit
+from dike.keras3 import trial as keras_fit
+from dike.tf_keras import trial as tf_keras_fit
 from dike.trial.runtime import TrialRuntime
 from dike.trial.spec import TrialSpec
 from tests.trial.played_trials import Case, main

@@ -16,9 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dike import randomness
 from dike.exceptions import BadInputError
 from dike.main_script import run_as_main
-from dike.trial import folders, randomness
+from dike.trial import folders
 from dike.trial.runtime import TrialRuntime
 from dike.trial.spec import EXIT_BAD_INPUT, EXIT_SUSPENDED, TrialSpec
 

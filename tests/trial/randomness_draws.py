@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from dike.trial import randomness
+from dike import randomness
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 if HAS_TORCH:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,52 @@ def test_a_run_goes_on_from_the_newest_where_its_own_is_gone(
 
     assert folders.to_resume(spec) == other
     assert f"no complete checkpoint in '{wanted}'" in capsys.readouterr().err
+
+
+DAMAGES: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "shorter": ("state is not what was written", lambda path: (path / "state").write_bytes(b"1/")),
+    "changed": ("state is not what was written", lambda path: (path / "state").write_bytes(b"1/8")),
+    "gone": ("state: No such file", lambda path: (path / "state").unlink()),
+    "a script's file": ("files/weights is not what", lambda path: (path / "files" / "weights").write_bytes(b"")),
+    "not text": ("no complete checkpoint", lambda path: (path / folders.META).write_bytes(b"\xff\xfe")),
+    "not JSON": ("no complete checkpoint", lambda path: (path / folders.META).write_bytes(b"{")),
+    "other JSON": ("holds something else", lambda path: (path / folders.META).write_text('{"sums": [1]}')),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_damaged_checkpoint_costs_no_more_than_itself(
+    tmp_path: Path, how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    older = _write(tmp_path, 1, 7)
+    damaged = tmp_path / "run-1-step-9"
+    with folders.to_fill(str(damaged / "files")) as folder:
+        Path(folder, "weights").write_bytes(b"0123")
+    _write(tmp_path, 1, 9)
+    spec = TrialSpec(search="s", number=0, run=2, parameters={}, folder=str(tmp_path), resume_from=str(damaged))
+    assert folders.to_resume(spec) == str(damaged)
+    said, damage = DAMAGES[how]
+    damage(damaged)
+
+    assert folders.to_resume(spec) == older
+    told = capsys.readouterr().err
+    assert said in told
+    assert f"going on from '{older}'" in told
+
+
+def test_what_needs_a_damaged_checkpoint_is_damaged(tmp_path: Path) -> None:
+    oldest = _write(tmp_path, 0, 1)
+    _write(tmp_path, 0, 2)
+    newest = _write(tmp_path, 1, 3, needs=["run-0-step-2"])
+    assert folders.newest(str(tmp_path)) == newest
+    (tmp_path / "run-0-step-2" / "state").unlink()
+    assert folders.newest(str(tmp_path)) == oldest
+
+
+def test_a_checkpoint_of_an_earlier_version_is_gone_on_from(tmp_path: Path) -> None:
+    path = _write(tmp_path, 0, 1)
+    Path(path, folders.META).write_text('{"kind": "test", "step": 1, "train_s": 1.5}')
+    assert folders.newest(str(tmp_path)) == path
 
 
 def test_old_checkpoints_are_removed_unless_they_are_needed(tmp_path: Path) -> None:

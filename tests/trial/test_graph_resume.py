@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -73,6 +74,10 @@ class Played:
         """Step -> its loss, as the last run that took it had it."""
         return {step: loss for _, step, loss in self.losses}
 
+    def value(self) -> float:
+        """What it is compared with others by in the end."""
+        return float(self.told("progress")[-1]["value"])
+
     def told(self, kind: str) -> list[dict[str, Any]]:
         """The reports of one kind."""
         return [report for report in self.reports if report["type"] == kind]
@@ -110,6 +115,9 @@ def test_a_suspended_trial_has_the_losses_of_an_uninterrupted_one(played: dict[s
     assert suspended.codes[-1] == 0
     assert [step for _, step, _ in suspended.losses] == [step for _, step, _ in whole.losses]
     assert suspended.last_losses() == whole.last_losses()
+    assert suspended.value() == whole.value()
+    newest = [float.fromhex(loss) for _, _, loss in whole.losses[-math.ceil(len(whole.losses) / 10) :]]
+    assert whole.value() == pytest.approx(math.fsum(newest) / len(newest), rel=1e-6)
     assert len(set(whole.last_losses().values())) > len(whole.losses) // 2
 
 
@@ -121,6 +129,7 @@ def test_a_killed_trial_goes_on_from_its_newest_checkpoint(played: dict[str, Pla
     again = [step for run, step, _ in killed.losses if run == 1]
     assert again == list(range(done, max(whole.last_losses()) + 1))
     assert killed.last_losses() == whole.last_losses()
+    assert killed.value() == whole.value()
 
 
 def test_folds_and_optimizers_that_take_turns_go_on(played: dict[str, Played]) -> None:

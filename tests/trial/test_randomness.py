@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.integration
+
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 
 ORDINARY = """
 import pickle, copy, random, sys
-from dike.trial import randomness
+from dike import randomness
 randomness.install(7)
 import numpy as np
 generator, legacy = np.random.default_rng(), np.random.RandomState(3)
@@ -64,7 +66,7 @@ def test_forks_of_one_process_do_not_share_their_numbers() -> None:
         "-c",
         "import os, sys, numpy\n"
         "def draw(to, seed):\n"
-        "    from dike.trial import randomness\n"
+        "    from dike import randomness\n"
         "    randomness.install(seed)\n"
         "    os.write(to, numpy.random.bytes(8)); os._exit(0)\n"
         "drawn = set()\n"

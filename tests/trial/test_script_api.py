@@ -12,8 +12,10 @@ import pytest
 
 import dike
 from dike.exceptions import BadInputError
-from dike.trial import folders, user_folders
+from dike.trial import folders
 from tests.trial.slot import Run, Slot, trial
+
+pytestmark = pytest.mark.integration
 
 STEPS = 30
 SCRIPT = """
@@ -151,12 +153,12 @@ def test_outside_a_search_all_of_it_does_nothing() -> None:
 @pytest.mark.tensorflow
 def test_a_folder_on_a_file_system_of_tensorflow(tmp_path: Path) -> None:
     path = f"file://{tmp_path}/remote/script"
-    with user_folders.to_fill(path) as folder:
+    with folders.to_fill(path) as folder:
         Path(folder, "inner").mkdir()
         Path(folder, "inner", "weights").write_bytes(b"\x00\x01")
         Path(folder, "step").write_text("3")
     assert (tmp_path / "remote" / "script" / "inner" / "weights").read_bytes() == b"\x00\x01"
-    with user_folders.to_read(path) as folder:
+    with folders.to_read(path) as folder:
         assert not folder.startswith(str(tmp_path))
         assert {str(file.relative_to(folder)) for file in Path(folder).rglob("*")} == {"inner", "inner/weights", "step"}
 
@@ -164,4 +166,4 @@ def test_a_folder_on_a_file_system_of_tensorflow(tmp_path: Path) -> None:
 def test_a_remote_folder_without_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     with pytest.raises(BadInputError, match="name a local folder with --checkpoint-dir"):
-        user_folders.to_fill("gs://bucket/trial").__enter__()
+        folders.to_fill("gs://bucket/trial").__enter__()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import os
@@ -20,8 +21,10 @@ from dike.trial.tuning import arguments_for, grid_search, tune
 from framework.cli.tune import tune as command
 from framework.search.records import Parameter
 from framework.search.space import read_space
-from tests.framework.conftest import dike_environment
+from tests.running import dike_environment
 from tests.trial.slot import Slot, trial
+
+pytestmark = pytest.mark.integration
 
 
 def trial_json(number: int, lr: float, loss: float | str, value: float | str) -> dict[str, Any]:
@@ -117,12 +120,35 @@ def test_every_option_is_one_of_the_command() -> None:
 def test_options_that_are_given_several_times(monkeypatch: pytest.MonkeyPatch) -> None:
     echo = "import json, sys; print(json.dumps({'arguments': sys.argv[1:]}))"
     monkeypatch.setattr(search_command, "COMMAND", (sys.executable, "-c", echo))
-    monkeypatch.setattr(search_command, "own_script", lambda: "train.py")
+    monkeypatch.setattr(search_command, "own_script", lambda: ("package/train.py", "package.train"))
     options = {"env": {"A": "1", "B": 2}, "volume": ["/data:ro", "/ref"], "constraint": "rack:IN:r1,r2", "name": None}
     search_command.check_options(options)
     arguments = search_command.search("", options, ())["arguments"]
     asked = ["--env", "A=1", "--env", "B=2", "--volume", "/data:ro", "--volume", "/ref"]
     assert arguments[:12] == ["--format", "json", *asked, "--constraint", "rack:IN:r1,r2"]
+    at = arguments.index("--")
+    assert arguments[at - 2 : at] == ["-m", "package.train"]
+
+
+def test_a_process_knows_which_script_or_module_it_runs(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    for name in ("__init__.py", "__main__.py", "train.py"):
+        (package / name).write_text("from dike.main_script import own_program\nprint(own_program())\n")
+    (package / "__init__.py").write_text("")
+
+    def told(*arguments: str, cwd: Path = tmp_path) -> object:
+        path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+        command = [sys.executable, *arguments]
+        done = subprocess.run(command, cwd=cwd, env={**os.environ, **path}, capture_output=True, text=True, check=True)
+        return ast.literal_eval(done.stdout)
+
+    assert told("package/train.py") == (str(package / "train.py"), "")
+    assert told("-m", "package.train") == (str(package / "train.py"), "package.train")
+    assert told("-m", "package") == (str(package / "__main__.py"), "package")
+    # A module from elsewhere cannot travel with the working folder.
+    assert told("-m", "package.train", cwd=package) is None
+    assert told("-c", "import dike.main_script; print(dike.main_script.own_program())") is None
 
 
 def test_there_has_to_be_a_script(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from executor.zygote import ForkRequest
 from tests.trial.slot import Slot, trial
 from tests.waiting import is_alive, wait_until
+
+pytestmark = pytest.mark.integration
 
 LOOK = """
 import json, os, random, sys

@@ -13,6 +13,8 @@
 | GET /jobs/{id}/progress?after_step=&limit= | ProgressList, thinned to `limit` points | all |
 | GET /jobs/{id}/tasks | TaskList | all |
 | GET /jobs/{id}/logs?task=&after=&follow= | text/plain, or application/x-ndjson if accepted | owner, admin |
+| GET /jobs/{id}/outputs | OutputList: what its script has written | owner, admin |
+| GET /jobs/{id}/outputs/content?path= | application/octet-stream: one of those files | owner, admin |
 | GET /jobs/{id}/explain | framework.service.explanation.Explanation | all |
 | GET /jobs/{id}/plan | PlanView; 404 for a search | all |
 | GET /jobs/{id}/trials | TrialList; 404 for a training job | all |
@@ -41,8 +43,8 @@ from fastapi import APIRouter, FastAPI
 from fastapi.staticfiles import StaticFiles
 
 from dike._version import __version__
-from framework.bundle import SIZE_LIMIT_BYTES
-from framework.service.api import cluster, jobs, logs, searches
+from framework.project.bundle import SIZE_LIMIT_BYTES
+from framework.service.api import cluster, jobs, logs, outputs, searches
 from framework.service.api.backend import Backend
 from framework.service.api.errors import handle_errors
 from framework.service.api.guard import PREFIX, Guard
@@ -88,7 +90,7 @@ def make_app(backend: Backend, page: Path, hosts: frozenset[str] | None) -> Guar
     app.state.backend = backend
     handle_errors(app)
     api = APIRouter(prefix=PREFIX, responses=_PROBLEMS)
-    for router in (cluster.router, jobs.router, logs.router, searches.router):
+    for router in (cluster.router, jobs.router, logs.router, outputs.router, searches.router):
         api.include_router(router)
     app.include_router(api)
     app.include_router(cluster.open_router, responses={503: {"model": Problem}})

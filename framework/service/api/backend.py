@@ -11,13 +11,13 @@ from typing import Annotated
 from fastapi import Depends, HTTPException, Path, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from framework.master import LeadingMaster
-from framework.service import overview
-from framework.service.prometheus import ServiceMetrics
-from framework.service.reception import Reception
-from framework.service.records import JobRecord
-from framework.service.snapshot import Snapshot
+from framework.mesos.master import LeadingMaster
+from framework.scheduler.records import JobRecord
+from framework.scheduler.snapshot import Snapshot
+from framework.service import queries
+from framework.service.metrics import ServiceMetrics
 from framework.service.store import ServiceStore
+from framework.service.submission import Submissions
 from framework.service.users import User, Users
 
 FOLLOWER_LIMIT = 64
@@ -29,7 +29,7 @@ class Backend:
     """The service, as far as its clients get to see it.
 
     Attributes:
-        reception: takes wishes in.
+        submissions: takes wishes in.
         users: who may ask.
         master: the leading Mesos master.
         metrics: what the service counts.
@@ -38,7 +38,7 @@ class Backend:
         followers: places for those who follow outputs.
     """
 
-    reception: Reception
+    submissions: Submissions
     users: Users
     master: LeadingMaster
     metrics: ServiceMetrics
@@ -49,7 +49,7 @@ class Backend:
     @property
     def store(self) -> ServiceStore:
         """The database."""
-        return self.reception.store
+        return self.submissions.store
 
 
 def _backend(request: Request) -> Backend:
@@ -93,8 +93,8 @@ def find_job(backend: Backend, job_id: str) -> JobRecord:
     """One job; raises a 404 that names the nearest if there is none."""
     record = backend.store.job(job_id)
     if record is None:
-        with backend.store.reading() as connection:
-            near = difflib.get_close_matches(job_id, overview.newest_ids(connection), n=1)
+        with backend.store.database.reading() as connection:
+            near = difflib.get_close_matches(job_id, queries.newest_ids(connection), n=1)
         raise HTTPException(404, f"There is no job '{job_id}'" + (f"; did you mean '{near[0]}'?" if near else "."))
     return record
 

@@ -7,13 +7,14 @@ from fastapi.responses import JSONResponse
 
 from dike._version import __version__
 from dike.exceptions import BadInputError
-from framework.service.agents import AgentFacts
+from framework.scheduler.agents import AgentFacts
+from framework.scheduler.amounts import total
+from framework.scheduler.offer_pool import LastOffer
+from framework.scheduler.records import TaskRecord
+from framework.scheduler.session import is_on_this_machine, this_machine
 from framework.service.api.backend import Service, SignedIn
 from framework.service.api.cluster_schemas import AgentView, ClusterView, Health
-from framework.service.api.schemas import Me, TaskView
-from framework.service.offer_pool import LastOffer
-from framework.service.records import TaskRecord
-from framework.service.standing import added
+from framework.service.api.schemas import Me
 
 LOOP_LIMIT_S = 60.0
 """The loop goes round many times a second; one that has not for so long hangs."""
@@ -47,6 +48,7 @@ def cluster(service: Service, user: SignedIn) -> ClusterView:
         master=service.master.address,
         mesos_version=service.master.version,
         agents=agents,
+        machine=this_machine() if is_on_this_machine(service.master) and not service.submissions.has_containers else "",
     )
 
 
@@ -80,6 +82,6 @@ def _agent(facts: AgentFacts, offer: LastOffer | None, tasks: list[TaskRecord]) 
         used=dict(facts.used),
         offered=None if offer is None else dict(offer.free),
         offered_s=None if offer is None else offer.time_s,
-        held=added(task.resources for task in tasks),
-        tasks=[TaskView.model_validate(task) for task in tasks],
+        held=total(task.resources for task in tasks),
+        tasks=tasks,
     )

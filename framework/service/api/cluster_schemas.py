@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from framework.service.api.schemas import TaskView, View
+from framework.scheduler.records import TaskRecord
+from framework.service.api.schemas import View
 
 
 class AgentView(View):
-    """An agent (`framework.service.agents.AgentFacts`); amounts of `cpus`, `mem` and `disk` in MiB, `gpus`, `ports`.
+    """An agent (`framework.scheduler.agents.AgentFacts`); amounts of `cpus`, `mem` and `disk` in MiB, `gpus`, `ports`.
 
     Attributes:
         id: Mesos' id.
@@ -30,7 +31,7 @@ class AgentView(View):
     offered: dict[str, float] | None
     offered_s: float | None
     held: dict[str, float]
-    tasks: list[TaskView]
+    tasks: list[TaskRecord]
 
 
 class ClusterView(View):
@@ -43,6 +44,8 @@ class ClusterView(View):
         connected: whether the subscription stands.
         master, mesos_version: the master that was found at the start.
         agents: by name; None as long as the master has not told.
+        machine: where tasks run, and as whom (`session.this_machine`), if that is all one machine, without
+            containers; empty otherwise.
     """
 
     version: str
@@ -52,6 +55,7 @@ class ClusterView(View):
     master: str
     mesos_version: str
     agents: list[AgentView] | None
+    machine: str = ""
 
 
 class Health(View):

@@ -11,7 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 
 from dike.exceptions import BadInputError, DikeError
-from framework.search.database import StorageUnavailableError
+from framework.scheduler.journal import StorageUnavailableError
 
 logger = logging.getLogger(__name__)
 

@@ -16,14 +16,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import uvicorn
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dike.exceptions import BadInputError
-from framework.master import LeadingMaster
+from framework.mesos.master import LeadingMaster
 from framework.service.api.app import make_app
 from framework.service.api.backend import Backend
-from framework.service.reception import Reception
 from framework.service.service import Service
+from framework.service.submission import Submissions
 from framework.service.users import Users
 
 PAGE = Path(__file__).parent.parent / "page"
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 class ApiFront:
-    """The API of a service; called, it is a `framework.service.serving.Front`.
+    """The API of a service; called, it is a `framework.service.serve.Front`.
 
     Listens from its making until it is closed, so that an address that cannot be used is known before anything else is
     done, and clients wait for a service that follows another in this process.
@@ -67,14 +67,14 @@ class ApiFront:
         self.url = f"http://[{shown}]:{bound}" if ":" in shown else f"http://{shown}:{bound}"
 
     @contextlib.contextmanager
-    def __call__(self, reception: Reception, service: Service, master: LeadingMaster) -> Iterator[None]:
+    def __call__(self, submissions: Submissions, service: Service, master: LeadingMaster) -> Iterator[None]:
         """Answers clients while the context lasts."""
         backend = Backend(
-            reception=reception,
+            submissions=submissions,
             users=self._users,
             master=master,
             metrics=service.metrics,
-            snapshot=lambda: service.hub.snapshot,
+            snapshot=lambda: service.scheduler.snapshot,
         )
         config = uvicorn.Config(
             make_app(backend, PAGE, self._hosts),
@@ -105,10 +105,14 @@ class ApiFront:
         self._socket.close()
 
 
-class _Impatient(AutoHTTPProtocol):  # type: ignore[valid-type,misc]  # whichever uvicorn finds installed
-    """Closes connections that ask for nothing: they count as requests do, and uvicorn waits for a first one."""
+class _Impatient(H11Protocol):
+    """Closes connections that ask for nothing: they count as requests do, and uvicorn waits for a first one.
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
+    Of uvicorn's two parsers only this one bounds the head of a request, to 64 KiB; the other would take any number of
+    headers, from anybody.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
         self.loop.call_later(REQUEST_TIMEOUT_S, self._look, None)
 

@@ -11,7 +11,8 @@ from fastapi.concurrency import run_in_threadpool
 from pydantic_core import from_json
 from starlette.datastructures import UploadFile
 
-from framework.service import overview
+from framework.scheduler.records import JobKind, JobRecord, JobState
+from framework.service import queries
 from framework.service.api.backend import Backend, Job, OwnJob, Service, SignedIn, find_job, is_of
 from framework.service.api.schemas import (
     EventList,
@@ -24,14 +25,18 @@ from framework.service.api.schemas import (
     ProgressView,
     Submitted,
     TaskList,
-    TaskView,
 )
 from framework.service.explain import can_ever_fit
 from framework.service.explain import explain as explain_job
 from framework.service.explanation import Explanation
-from framework.service.records import JobKind, JobRecord, JobState
-from framework.service.request_fields import MAX_NAME
-from framework.service.requests import Resumption, SearchJobRequest, TrainingRequest, read_request
+from framework.service.requests import (
+    MAX_NAME,
+    Resumption,
+    SearchJobRequest,
+    TrainingRequest,
+    read_request,
+    stored_request,
+)
 from framework.service.users import User
 
 REQUEST_LIMIT_BYTES = 4 * 2**20
@@ -107,7 +112,7 @@ def job(service: Service, user: SignedIn, record: Job) -> JobDetails:
 @router.post("/jobs/{job_id}/kill", status_code=202)
 def kill(service: Service, user: SignedIn, record: OwnJob) -> JobView:
     """Asks for a job's end; nothing happens to one that has ended."""
-    service.reception.kill(record, user.name)
+    service.submissions.kill(record, user.name)
     [values] = view_values(service, user, [find_job(service, record.id)])
     return JobView(**values)
 
@@ -121,9 +126,9 @@ def again(service: Service, user: SignedIn, record: OwnJob) -> Submitted:
 @router.post("/jobs/{job_id}/resume")
 def resume(service: Service, user: SignedIn, record: OwnJob, asked: Resumption | None = None) -> Submitted:
     """Goes on with a search that was killed or has failed: the same job, with its trials and their checkpoints."""
-    service.reception.resume(record, user.name, None if asked is None else asked.constraints)
+    service.submissions.resume(record, user.name, None if asked is None else asked.constraints)
     reopened = find_job(service, record.id)
-    return _submitted(service, user, reopened, can_ever_fit(read_request(reopened.request), service.snapshot()))
+    return _submitted(service, user, reopened, can_ever_fit(stored_request(reopened), service.snapshot()))
 
 
 @router.get("/jobs/{job_id}/bundle", response_class=Response, responses={200: {"content": {"application/gzip": {}}}})
@@ -135,7 +140,7 @@ def bundle(service: Service, record: OwnJob) -> Response:
 @router.get("/jobs/{job_id}/events")
 def job_events(service: Service, record: Job, after: Number = 0, limit: Limit = 1000) -> EventList:
     """What happened, oldest first."""
-    found = service.store.events(record.id, after=after, limit=limit)
+    found = service.store.history.events(record.id, after=after, limit=limit)
     views = [EventView.model_validate(event) for event in found]
     return EventList(events=views, after=views[-1].number if views else after)
 
@@ -148,15 +153,15 @@ def progress(
     limit: Annotated[int, Query(ge=1, le=10_000, description="At most so many, evenly chosen.")] = 1000,
 ) -> ProgressList:
     """What the chief of a training job reported, in the order of the steps."""
-    with service.store.reading() as connection:
-        points = overview.thinned_progress(connection, record.id, after_step, limit)
+    with service.store.database.reading() as connection:
+        points = queries.thinned_progress(connection, record.id, after_step, limit)
     return ProgressList(points=[ProgressView.model_validate(point) for point in points])
 
 
 @router.get("/jobs/{job_id}/tasks")
 def tasks(service: Service, record: Job) -> TaskList:
     """All tasks there have been, in the order of their launch."""
-    return TaskList(tasks=[TaskView.model_validate(task) for task in service.store.tasks(job_id=record.id)])
+    return TaskList(tasks=service.store.tasks(job_id=record.id))
 
 
 @router.get("/jobs/{job_id}/explain")
@@ -178,12 +183,12 @@ def plan(record: Job) -> PlanView:
 def view_values(service: Backend, user: User, records: Sequence[JobRecord]) -> list[dict[str, Any]]:
     """The fields of `JobView`, for each of some jobs."""
     ids = [record.id for record in records]
-    with service.store.reading() as connection:
-        live = overview.live_tasks(connection, ids)
-        points = overview.last_progress(connection, ids)
+    with service.store.database.reading() as connection:
+        live = queries.live_tasks(connection, ids)
+        points = queries.last_progress(connection, ids)
         searches = [one.id for one in records if one.kind is JobKind.SEARCH]
-        trials = overview.trial_states(connection, searches)
-        best = overview.best_values(connection, overview.search_modes(connection, searches))
+        trials = queries.trial_states(connection, searches)
+        best = queries.best_values(connection, queries.search_modes(connection, searches))
     return [
         {
             **{name: getattr(record, name) for name in JobView.model_fields if hasattr(record, name)},
@@ -207,7 +212,7 @@ def _failure(record: JobRecord) -> str:
 def _submit(service: Backend, user: User, values: Any, bundle: bytes) -> Submitted:
     request: TrainingRequest | SearchJobRequest = read_request(values)
     problem = can_ever_fit(request, service.snapshot())
-    return _submitted(service, user, service.reception.submit(request, bundle, user.name), problem)
+    return _submitted(service, user, service.submissions.submit(request, bundle, user.name), problem)
 
 
 def _submitted(service: Backend, user: User, record: JobRecord, problem: str) -> Submitted:

@@ -13,10 +13,10 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from framework.service import overview
+from framework.scheduler.records import JobState, OutputChunk
+from framework.service import queries
 from framework.service.api.backend import Backend, OwnJob, Service
 from framework.service.api.jobs import Number
-from framework.service.records import JobState, OutputChunk
 
 PAGE = 200
 """Chunks read at a time."""
@@ -99,9 +99,9 @@ class _Stream:
 
     def _look(self) -> tuple[JobState | None, list[OutputChunk]]:
         """The job's state, None for one that has been deleted, and then its output."""
-        with self._service.store.reading() as connection:
-            state = overview.state_of(connection, self._job_id)
-            chunks = overview.output(connection, self._job_id, after=self._after, task=self._task, limit=PAGE)
+        with self._service.store.database.reading() as connection:
+            state = queries.state_of(connection, self._job_id)
+            chunks = queries.output(connection, self._job_id, after=self._after, task=self._task, limit=PAGE)
         return state, chunks
 
     def _line(self, chunk: OutputChunk) -> str:

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
+from framework.scheduler.records import JobKind, JobState, TaskRecord
 from framework.search.records import Mode, TrialState
-from framework.service.records import JobKind, JobState
 
 
 def _finite(value: Any) -> Any:
@@ -47,7 +47,7 @@ class Me(View):
 
 
 class ProgressView(View):
-    """One report of a training job's chief (`framework.service.records.ProgressPoint`)."""
+    """One report of a training job's chief (`framework.scheduler.records.ProgressPoint`)."""
 
     step: int
     time_s: float
@@ -56,7 +56,7 @@ class ProgressView(View):
 
 
 class JobView(View):
-    """A job in the list of jobs (`framework.service.records.JobRecord`).
+    """A job in the list of jobs (`framework.scheduler.records.JobRecord`).
 
     Attributes:
         live_tasks: how many of its tasks have not ended.
@@ -120,30 +120,14 @@ class JobList(View):
     before: str | None
 
 
-class TaskView(View):
-    """A Mesos task of a job (`framework.service.records.TaskRecord`)."""
-
-    task_id: str
-    job_id: str
-    agent_id: str
-    node: str
-    address: str
-    name: str
-    state: str
-    resources: dict[str, float]
-    launched_s: float
-    ended_s: float | None
-    message: str
-
-
 class TaskList(View):
     """Tasks in the order of their launch."""
 
-    tasks: list[TaskView]
+    tasks: list[TaskRecord]
 
 
 class EventView(View):
-    """Something that happened in a job (`framework.service.records.JobEvent`)."""
+    """Something that happened in a job (`framework.scheduler.records.JobEvent`)."""
 
     number: int
     time_s: float
@@ -219,6 +203,38 @@ class TrialList(View):
     mode: Mode
     trial_count: int
     trials: list[TrialView]
+
+
+class OutputFileView(View):
+    """A file that a job's script has written below its working folder.
+
+    Attributes:
+        path: in the run's `outputs/`; of a search `trial-N/` before it.
+        size_bytes: its size.
+        modified_s: when it was written last, seconds since the epoch.
+    """
+
+    path: str
+    size_bytes: int
+    modified_s: float
+
+
+class OutputList(View):
+    """What a job's script has written.
+
+    Attributes:
+        folder: the run's folder, the same path on all agents.
+        files: those that the service can hand out, by path.
+        more: whether there are more of them than are listed.
+        left_behind: path -> why it was not brought back.
+        unreachable: why the service can hand none out; empty if it can.
+    """
+
+    folder: str
+    files: list[OutputFileView]
+    more: bool = False
+    left_behind: dict[str, str] = {}
+    unreachable: str = ""
 
 
 class SliceView(View):

@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Query
 
+from framework.scheduler.records import JobKind, JobRecord
 from framework.search.store import Store
-from framework.service import overview
+from framework.service import queries
 from framework.service.api.backend import Backend, Job, Service, SignedIn, is_of
 from framework.service.api.schemas import LossList, LossView, SliceList, SliceView, TrialList, TrialView
-from framework.service.records import JobKind, JobRecord
-from framework.service.requests import SearchJobRequest, read_request
+from framework.service.requests import SearchJobRequest, stored_request
 
 router = APIRouter(tags=["searches"])
 
@@ -21,7 +21,7 @@ def trials(service: Service, user: SignedIn, record: Job) -> TrialList:
     """A search's trials by number."""
     store = _search(service, record)
     found = [] if store is None else store.load_trials(readings=False)
-    request = read_request(record.request)
+    request = stored_request(record)
     assert isinstance(request, SearchJobRequest)
     spec = request.to_spec()
     views = [TrialView.model_validate(trial) for trial in found]
@@ -56,9 +56,9 @@ def _search(service: Backend, record: JobRecord) -> Store | None:
     """Reads a search; None before it has begun."""
     if record.kind is not JobKind.SEARCH:
         raise HTTPException(404, f"Job '{record.id}' is a training job; it has no trials.")
-    with service.store.reading() as connection:
-        if not overview.has_begun(connection, record.id):
+    with service.store.database.reading() as connection:
+        if not queries.has_begun(connection, record.id):
             return None
-    store = Store(service.store.url, engine=service.store.engine)
+    store = Store(service.store.database.url, engine=service.store.database.engine)
     store.open_search(record.id)
     return store

@@ -95,6 +95,11 @@ export async function get(path, query, signal) {
   return (await answer(search ? `${path}?${search}` : path, { signal: patient(signal) })).json();
 }
 
+/** GETs a file. */
+export async function getBlob(path, query) {
+  return (await answer(`${path}?${new URLSearchParams(query)}`, {})).blob();
+}
+
 /** GETs lines of JSON. */
 export async function getLines(path, query, signal) {
   const headers = { Accept: "application/x-ndjson" };

@@ -29,6 +29,18 @@ export function counted(number, one) {
   return `${figure(Math.round(100 * number) / 100)} ${one}${number === 1 ? "" : "s"}`;
 }
 
+/** A size in bytes as `12 B`, `3.4 KiB`. */
+export function bytes(size) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let amount = size;
+  let unit = 0;
+  while (amount >= 1024 && unit < units.length - 1) {
+    amount /= 1024;
+    unit += 1;
+  }
+  return `${unit ? amount.toFixed(1) : amount} ${units[unit]}`;
+}
+
 const IN_MIB = ["mem", "disk"];
 
 /** An amount of a resource; memory and disk come in MiB. */

@@ -5,6 +5,7 @@ import { get, post, useLive } from "./api.js";
 import { AgentBoxes } from "./agents.js";
 import { Curves } from "./curves.js";
 import { Explain } from "./explain.js";
+import { Files } from "./files.js";
 import { Ago, Clock, duration, figure } from "./format.js";
 import { Output } from "./output.js";
 import { Badge, Confirm, ENDED, FactList, Pending } from "./parts.js";
@@ -184,6 +185,10 @@ export function JobView({ id, cluster }) {
       html`<section aria-labelledby="output">
         <h2 id="output">Output</h2>
         <${Output} id=${id} active=${active} />
+      </section>
+      <section aria-labelledby="files">
+        <h2 id="files">Files written</h2>
+        <${Files} id=${id} active=${active} />
       </section>`
     }`;
 }

@@ -18,6 +18,7 @@ from framework.simulation.jobs.allocation import (
 )
 from framework.simulation.jobs.machines import Counts, Hosts, Machines, counts_of
 from framework.simulation.jobs.placement import Place, best_fit, fewest_machines, spread, used_by
+from framework.simulation.jobs.schedulers import SCHEDULERS
 from solver.jobs.free_capacity import Amounts, plus
 
 ALLOCATIONS: dict[str, Allocate] = {
@@ -29,13 +30,6 @@ ALLOCATIONS: dict[str, Allocate] = {
 }
 PLACEMENTS: dict[str, Place] = {"fewest": fewest_machines, "spread": spread, "best-fit": best_fit}
 SHARDINGS = {"balanced": True, "in-turn": False}
-SCHEDULERS = {
-    "dike": "relative-gain/fewest/balanced",
-    "optimus": "gain/fewest/balanced",
-    "drf": "drf/spread/in-turn",
-    "tetris": "tetris/best-fit/in-turn",
-    "fifo": "fifo/spread/in-turn",
-}
 LEARNING = ("gain", "relative-gain", "tetris")
 """Those that ask how fast a job is and how far it has to go."""
 REFERENCE = "optimus"

@@ -8,6 +8,7 @@ import numpy as np
 
 from dike.profile import Api, ModelProfile
 from framework.simulation.jobs.machines import Layout, Machines, TaskNeeds, even_layout
+from solver.choices import Sharding
 from solver.evaluation import evaluate
 from solver.hardware import Hardware, known_hardware
 from solver.jobs.free_capacity import amounts
@@ -15,7 +16,7 @@ from solver.options import cpus_per_gpu
 from solver.placement.naming import Assignment
 from solver.resources import CPU_STEP, WorkerShape
 from solver.scenario import Scenario
-from solver.shards import Sharding, useful_ps_count
+from solver.shards import useful_ps_count
 
 BATCH_FACTORS = (4, 8)
 """The global batch of a synchronous job is so many times the model's own, which is that of an asynchronous worker."""

@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 
 from dike import task as tasks
+from dike.process import termination
 from dike.reporting import reporter
 from dike.roles import fencing
-from dike.roles.process import termination
 
 SAVE_STEPS = 10
 steps, pause_s, diary = int(sys.argv[1]), float(sys.argv[2]), Path(sys.argv[3])
@@ -47,7 +47,7 @@ def train() -> None:
         time.sleep(pause_s)
         step, loss = step + 1, loss * 0.99
         with diary.open("a") as file:
-            file.write(f"{task.attempt} {os.getpid()} {step} {loss.hex()}\n")
+            file.write(f"\n{task.attempt} {os.getpid()} {step} {loss.hex()} .\n")
         reporter().progress(step, loss=loss)
         if step % SAVE_STEPS == 0:
             save(step, loss)

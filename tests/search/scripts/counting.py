@@ -55,5 +55,5 @@ for step in range(start + 1, arguments.steps + 1):
         raise ValueError(f"no further than {step}")
     if arguments.diary:
         with arguments.diary.open("a") as diary:
-            diary.write(f"{arguments.lr} {os.getpid()} {step} {state['loss'].hex()}\n")
+            diary.write(f"\n{arguments.lr} {os.getpid()} {step} {state['loss'].hex()} .\n")
     dike.report(step, loss=state["loss"], accuracy=1 - state["loss"])

@@ -23,7 +23,7 @@ class Diary(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         step = int(self.model.optimizer.iterations)
         with arguments.diary.open("a") as file:
-            file.write(f"{arguments.lr} {os.getpid()} {step} {float(logs['loss']).hex()}\n")
+            file.write(f"\n{arguments.lr} {os.getpid()} {step} {float(logs['loss']).hex()} .\n")
         time.sleep(arguments.pause)
         self.model.stop_training = step >= arguments.steps or end.exists()
 

@@ -40,7 +40,7 @@ class Diary(tf.train.SessionRunHook):
         value, now = run_values.results
         if task is None or task.is_chief:
             with diary.open("a") as file:
-                file.write(f"{task.attempt if task else 0} {os.getpid()} {now} {float(value).hex()}\n")
+                file.write(f"\n{task.attempt if task else 0} {os.getpid()} {now} {float(value).hex()} .\n")
         time.sleep(pause_s)
         if now >= steps or diary.with_name("end-job").exists():
             run_context.request_stop()

@@ -1,0 +1,364 @@
+"""The batches of a `fit`: Keras' own iterator, which knows where it is and can be brought to where it was."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import tensorflow as tf
+from keras.src.backend.tensorflow.trainer import TFEpochIterator
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+from tensorflow.python.data.ops.options import ExternalStatePolicy
+from tensorflow.python.eager import context
+from tensorflow.python.ops import gen_dataset_ops
+
+from dike import randomness
+from dike.keras3.plain_values import Attributes
+
+_ITERATOR = "iterator"
+
+
+@dataclass
+class DataPosition:
+    """Where a `fit` is in its data.
+
+    Attributes:
+        made: iterators over the data set that have been made, the current one included. A data set that shuffles
+            gives each of them another order.
+        drawn: batches taken from the current one.
+        kept: whether the next epoch goes on with the current one.
+        seen: Keras' count of batches taken from it.
+        per_epoch: batches in an epoch; None if that is not known yet.
+        attributes: attributes of a `PyDataset`, packed: when the current iterator was made if that will be needed
+            again, else now.
+        randomness: the random state when the current iterator was made.
+    """
+
+    made: int = 0
+    drawn: int = 0
+    kept: bool = False
+    seen: int = 0
+    per_epoch: int | None = None
+    attributes: dict[str, Any] = field(default_factory=dict)
+    randomness: dict[str, Any] = field(default_factory=dict)
+
+
+class Watcher(Protocol):
+    """Who wants to know where in an epoch the training is."""
+
+    def entered(self) -> None:
+        """The callbacks know of the epoch; its first batch, or the first after an interruption, is due."""
+
+    def between_steps(self, batch: int) -> None:
+        """`batch` batches of the epoch are done, and there may be another."""
+
+
+class Batches(TFEpochIterator):
+    """Keras' iterator over the batches of an epoch; one that nobody tracks or counts does the same as Keras' own."""
+
+    _watcher: Watcher | None = None
+    _attributes: Attributes | None = None
+    _is_counted = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._at = DataPosition()
+        self._arrays: list[Any] = []
+        self._skip = 0
+        self._to_resume: Callable[[], Any] | None = None
+        self._randomness_used: dict[str, Any] | None = None
+        self._iterator: Any = None
+        if _takers:
+            _takers[-1](self)
+
+    @property
+    def made(self) -> int:
+        """Iterators made since it is counted."""
+        return self._at.made
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples of a batch; None where neither the arguments of `fit` nor the data say."""
+        size: int | None = self.data_adapter.batch_size
+        if size is None:
+            # A part that is None has no shape.
+            specs = tf.nest.flatten(self._distributed_dataset.element_spec)
+            shapes = [spec.shape for spec in specs if isinstance(spec, tf.TensorSpec)]
+            size = next((shape[0] for shape in shapes if shape.rank), None)
+        return size
+
+    @property
+    def is_python(self) -> bool:
+        """Whether Python code makes the batches, maybe with Python's random numbers, and ahead of the training."""
+        return self._is_py_dataset or self.is_generator
+
+    @property
+    def is_generator(self) -> bool:
+        """Whether a Python generator makes the batches."""
+        return isinstance(self.data_adapter, GeneratorDataAdapter)
+
+    @property
+    def is_array(self) -> bool:
+        """Whether the data are arrays."""
+        return isinstance(self.data_adapter, ArrayDataAdapter)
+
+    @property
+    def is_seeded(self) -> bool:
+        """Whether the script has given TensorFlow a seed, so that it shuffles in the same order in another process."""
+        return context.global_seed() is not None
+
+    @property
+    def _is_py_dataset(self) -> bool:
+        return isinstance(self.data_adapter, PyDatasetAdapter)
+
+    def count(self, made: int = 0) -> None:
+        """Counts the iterators made from now on; begins as if `made` had been."""
+        self._is_counted = True
+        self._at.made = made
+        self._pass_over(made)
+
+    def _pass_over(self, count: int) -> None:
+        """Does as if `count` more iterators had been made. Only those over a user's data set depend on how many."""
+        for _ in range(0 if self.is_python or self.is_array else count):
+            iter(self._distributed_dataset)
+
+    def track(self, watcher: Watcher) -> None:
+        """Keeps its position from now on and tells `watcher` about every batch."""
+        self._is_counted = True
+        self._watcher = watcher
+        if self._is_py_dataset:
+            self._attributes = Attributes(self.data_adapter.py_dataset)
+
+    def position(self, batch: int, arrays: list[Any]) -> DataPosition:
+        """Where it is, between two steps or two epochs.
+
+        Args:
+            batch: batches of the running epoch that are done; 0 between two epochs.
+            arrays: gets the arrays among a `PyDataset`'s attributes.
+        """
+        at = self._at
+        at.kept = self._current_iterator is not None and self.steps_per_epoch is not None
+        # In an epoch Keras has already counted the batches of the step that is due.
+        at.seen = self._steps_seen - (self.steps_per_execution if batch else 0)
+        at.per_epoch = self._num_batches
+        if self._attributes is not None and not (batch or at.kept):
+            self._snapshot(self._attributes)
+        arrays.extend(self._arrays)
+        return at
+
+    def iterator_files(self, batch: int, *, even_seeded: bool = False) -> dict[str, bytes]:
+        """The state of the current iterator, where passing over what it has given would not do, or take too long.
+
+        Args:
+            batch: as in `position`.
+            even_seeded: in the middle of an epoch also where the order depends on a seed.
+        """
+        by_state = even_seeded or not self.is_seeded
+        if self.is_python or not (self._at.kept or (batch and by_state)):
+            return {}
+        files = _save_iterator(self._iterator, without_random_ops=False)
+        if files is None and by_state:
+            # Keras shuffles arrays by a random op, but has done so for an epoch when its first batch is there.
+            files = _save_iterator(self._iterator, without_random_ops=True) if self.is_array else None
+        return files or {}
+
+    def resume(
+        self, position: DataPosition, arrays: list[Any], files: Mapping[str, bytes], batch: int
+    ) -> Iterator[Any]:
+        """Goes back to a position.
+
+        Args:
+            position: what `position` returned.
+            arrays: the arrays it gave.
+            files: what `iterator_files` returned.
+            batch: batches of the running epoch that are done; 0 between two epochs.
+
+        Returns:
+            Batches for one call of the training function, whose effects are to be undone.
+        """
+        self._at, self._arrays = position, arrays
+        self._num_batches = position.per_epoch
+        self._skip = batch
+        goes_on = bool(batch) or position.kept
+        if self.is_python:
+            self._to_resume = self._remake if goes_on else None
+            position.made -= goes_on
+            batches = self._first_batches()
+            if self._attributes is not None:
+                self._attributes.restore(position.attributes, arrays)
+            return batches
+        self._pass_over(position.made - 2)
+        earlier = iter(self._distributed_dataset) if position.made > 1 or files else None
+        current = iter(self._distributed_dataset)
+        self._to_resume = (lambda: current) if goes_on else None
+        position.made -= goes_on
+        if files:
+            _restore_iterator(current, files)
+        else:
+            _draw(current, position.drawn - (self.steps_per_execution if earlier is None else 0))
+        return current if earlier is None else earlier
+
+    def _remake(self) -> Iterator[Any]:
+        """The current iterator once more, by the same Python code with the same random numbers."""
+        if self._attributes is not None:
+            self._attributes.restore(self._at.attributes, self._arrays)
+        now = randomness.state()
+        randomness.restore(self._at.randomness)
+        iterator = iter(self._distributed_dataset)
+        _draw(iterator, self._at.drawn)
+        self._randomness_used = randomness.state()
+        randomness.restore(self.unused(now))
+        return iterator
+
+    def first_batch(self) -> Any:
+        """A batch of data that Python code makes, which may make it once more; random states stay as they are."""
+        now = randomness.state()
+        try:
+            return next(self._first_batches())
+        finally:
+            randomness.restore(now)
+
+    def unused(self, random_state: dict[str, Any]) -> dict[str, Any]:
+        """The part of a random state that the data, brought to where it was, has not used.
+
+        Python code makes batches ahead of the training, so where its generators were says little.
+        """
+        used = self._randomness_used
+        return random_state if used is None else _where_equal(random_state, self._at.randomness, used)
+
+    def _first_batches(self) -> Iterator[Any]:
+        """Batches past what is used up, and without a thread that would make more of them."""
+        adapter, count = self.data_adapter, self.steps_per_execution
+        if self._is_py_dataset:
+            length = adapter.num_batches or count
+            batches = [adapter._standardize_batch(adapter.py_dataset[number % length]) for number in range(count)]
+        else:
+            batches = list(itertools.islice(itertools.cycle(adapter._first_batches), count))
+        signature = self._distributed_dataset.element_spec
+        return iter(tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=signature))
+
+    def _get_iterator(self) -> Any:
+        return _Iterable(self._make) if self._is_counted else super()._get_iterator()
+
+    def _make(self) -> Any:
+        to_resume, self._to_resume = self._to_resume, None
+        self._at.made += 1
+        self._iterator = self._make_anew() if to_resume is None else to_resume()
+        return self._iterator
+
+    def _make_anew(self) -> Any:
+        self._at.drawn = 0
+        if self._watcher is not None:
+            self._at.randomness = randomness.state()
+        if self._attributes is not None:
+            self._snapshot(self._attributes)
+        return iter(self._distributed_dataset)
+
+    def _snapshot(self, attributes: Attributes) -> None:
+        self._arrays = []
+        self._at.attributes = attributes.save(self._arrays)
+
+    def _enumerate_iterator(self) -> Iterator[tuple[int, int, Any]]:
+        if self._watcher is None:
+            yield from super()._enumerate_iterator()
+            return
+        skip, self._skip = self._skip, 0
+        # Keras counts from 0 for the iterator it is handed, but that may have been used in epochs before this one.
+        seen = self._at.seen - skip if self._to_resume is not None else 0
+        is_first = True
+        for begin, end, iterator in super()._enumerate_iterator():
+            if begin < skip:
+                continue
+            if is_first:
+                self._steps_seen += seen
+                self._watcher.entered()
+            else:
+                self._watcher.between_steps(begin)
+            is_first = False
+            self._at.drawn += self.steps_per_execution
+            yield begin, end, iterator
+
+
+class _Iterable:
+    """Something whose iterator `make` makes."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+
+    def __iter__(self) -> Any:
+        return self._make()
+
+
+def _where_equal(state: dict[str, Any], before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """Those generators of `state` that are the same before and after."""
+    generators = {
+        key: value
+        for key, value in state["generators"].items()
+        if before["generators"].get(key) == after["generators"].get(key)
+    }
+    others = {key: value for key, value in state.items() if before.get(key) == after.get(key)}
+    return {**others, "generators": generators}
+
+
+def _draw(iterator: Iterator[Any], count: int) -> None:
+    for _ in range(count):
+        next(iterator)
+
+
+def _save_iterator(iterator: Any, *, without_random_ops: bool) -> dict[str, bytes] | None:
+    """Where a `tf.data` iterator is, shuffle buffers included; None if a part of its state cannot be had.
+
+    Args:
+        iterator: an iterator over a data set, eager.
+        without_random_ops: leave out where the random ops are that the data set calls.
+
+    Returns:
+        Name -> content of the files that say it.
+    """
+    policy = ExternalStatePolicy.IGNORE if without_random_ops else ExternalStatePolicy.FAIL
+    try:
+        state = gen_dataset_ops.serialize_iterator(iterator._iterator_resource, external_state_policy=policy.value)
+    except (tf.errors.FailedPreconditionError, tf.errors.UnimplementedError):
+        return None
+    with tempfile.TemporaryDirectory(prefix="dike-iterator-") as folder:
+        tf.raw_ops.SaveV2(
+            prefix=f"{folder}/{_ITERATOR}", tensor_names=[_ITERATOR], shape_and_slices=[""], tensors=[state]
+        )
+        return {name: _read(f"{folder}/{name}") for name in os.listdir(folder)}
+
+
+def _restore_iterator(iterator: Any, files: Mapping[str, bytes]) -> None:
+    """Brings an iterator over the same data set to where `_save_iterator` found the other."""
+    with tempfile.TemporaryDirectory(prefix="dike-iterator-") as folder:
+        for name, content in files.items():
+            with open(f"{folder}/{name}", "wb") as file:
+                file.write(content)
+        (state,) = tf.raw_ops.RestoreV2(
+            prefix=f"{folder}/{_ITERATOR}", tensor_names=[_ITERATOR], shape_and_slices=[""], dtypes=[tf.variant]
+        )
+    gen_dataset_ops.deserialize_iterator(iterator._iterator_resource, state)
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+_takers: list[Callable[[Batches], None]] = []
+
+
+@contextlib.contextmanager
+def handing_to(taker: Callable[[Batches], None]) -> Iterator[None]:
+    """While this lasts, `taker` gets every iterator that Keras makes, and nobody else does."""
+    _takers.append(taker)
+    try:
+        yield
+    finally:
+        _takers.remove(taker)

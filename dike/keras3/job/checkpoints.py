@@ -1,0 +1,342 @@
+"""Checkpoints of a `fit`: all variables by name, and where in the training they were taken.
+
+A `fit` goes on where it is, whatever the size of the next attempt.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.utils.python_utils import pythonify_logs
+
+from dike import randomness
+from dike.exceptions import BadInputError
+from dike.keras3.callbacks import CallbackStates, settle
+from dike.keras3.job.batches import Batches, DataState
+from dike.keras3.model import metric_variables, unique_names
+from dike.keras3.plain_values import dump_groups, load_groups
+from dike.process import termination
+from dike.reporting import reporter
+from dike.roles import fencing
+from dike.roles.cluster import log_restored
+from dike.task import TaskSpec
+
+_STATE_KEY = "state/.ATTRIBUTES/VARIABLE_VALUE"
+_FILES_KEY = "files/.ATTRIBUTES/VARIABLE_VALUE"
+_ARRAYS = "arrays.npz"
+_CALLBACKS, _DATA = "callbacks", "data"
+_KEPT = 3
+
+
+@dataclass
+class Position:
+    """Where a `fit` is.
+
+    Attributes:
+        epoch: the epoch that runs next or is running.
+        batch: batches of that epoch that are done.
+        is_trained: whether all of them are, and only the epoch's end is left: validation and callbacks.
+        step: batches done in all epochs, and in the `fit`s before.
+        epochs: the `epochs` that the script asked for.
+        stopped: whether a callback ended the training before the last epoch.
+        history: what Keras' `History` has recorded: name -> one value for each epoch, a number or a list of them.
+        history_epochs: numbers of those epochs.
+        metrics: state of the metrics in the middle of an epoch: variable's name -> values.
+        logs: the last step's logs.
+        data: where the data is; `DataState.position`.
+        callbacks: of each callback its type's name and its attributes, packed.
+        randomness: the random state (`dike.randomness`).
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    is_trained: bool = False
+    step: int = 0
+    epochs: int = 0
+    stopped: bool = False
+    history: dict[str, list[Any]] = field(default_factory=dict)
+    history_epochs: list[int] = field(default_factory=list)
+    metrics: dict[str, list[float]] = field(default_factory=dict)
+    logs: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+    callbacks: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    randomness: dict[str, Any] = field(default_factory=dict)
+
+    def is_finished(self, epochs: int) -> bool:
+        """Whether a script that asks for `epochs` has nothing left to train."""
+        return self.epoch >= epochs or (self.stopped and self.epochs == epochs)
+
+    def end_epoch(self) -> None:
+        """The next epoch is due."""
+        self.epoch += 1
+        self.batch, self.is_trained = 0, False
+        self.metrics, self.logs = {}, {}
+
+    def last_step(self, per_epoch: int) -> int:
+        """The step at which the `fit` ends, if nothing stops it earlier, with so many batches in an epoch."""
+        begun = per_epoch if self.is_trained else self.batch
+        return self.step - begun + (self.epochs - self.epoch) * per_epoch
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint.
+
+    Attributes:
+        path: its path.
+        position: where the `fit` was.
+        files: name -> content of what belongs to the position and is not plain text.
+    """
+
+    path: str
+    position: Position
+    files: dict[str, bytes]
+
+
+class FitCheckpoint:
+    """Writes and reads the checkpoints of one `fit` of a script.
+
+    Args:
+        task: the chief's task.
+        number: which call of `fit` in the script this is, from 0.
+        variables: name -> local TensorFlow variable.
+    """
+
+    def __init__(self, task: TaskSpec, number: int, variables: Mapping[str, Any]) -> None:
+        self._task = task
+        self._variables = dict(variables)
+        self._saved_s = time.monotonic()
+        self._state = tf.Variable("", dtype=tf.string, trainable=False)
+        self._files = tf.Variable(tf.constant([], tf.string), shape=[None], trainable=False)
+        self._manager = None
+        if task.checkpoint_dir:
+            fencing.claim(task)
+            folder = f"{task.checkpoint_dir.rstrip('/')}/fit-{number}"
+            whole = tf.train.Checkpoint(state=self._state, files=self._files, variables=self._variables)
+            self._manager = tf.train.CheckpointManager(whole, folder, max_to_keep=_KEPT)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the job keeps checkpoints."""
+        return self._manager is not None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the last checkpoint is older than the job's interval."""
+        return time.monotonic() - self._saved_s >= self._task.checkpoint_interval_s
+
+    def write(self, position: Position, files: Mapping[str, bytes]) -> None:
+        """Writes a checkpoint of the local variables."""
+        if self._manager is None:
+            return
+        state = {"position": vars(position), "shapes": self._shapes(), "files": list(files)}
+        self._state.assign(json.dumps(state))
+        self._files.assign(tf.constant(list(files.values()), tf.string))
+        fencing.check(self._task)
+        # A file is never written over: a process that is killed meanwhile would leave none that can be read.
+        newest = self._manager.latest_checkpoint
+        least = 0 if newest is None else int(newest.rpartition("-")[2]) + 1
+        path = self._manager.save(checkpoint_number=max(position.step, least))
+        self._saved_s = time.monotonic()
+        reporter().checkpoint(path, position.step)
+
+    def read(self) -> Saved | None:
+        """The newest checkpoint; None where there is none.
+
+        Raises:
+            BadInputError: if the checkpoint is another model's, or cannot be read by this version.
+        """
+        path = self._manager.latest_checkpoint if self._manager is not None else None
+        if path is None:
+            return None
+        reader = tf.train.load_checkpoint(path)
+        state = json.loads(reader.get_tensor(_STATE_KEY))
+        shapes = self._shapes()
+        if state["shapes"] != shapes:
+            different = sorted(
+                name for name in {*shapes, *state["shapes"]} if shapes.get(name) != state["shapes"].get(name)
+            )
+            raise BadInputError(
+                f"Checkpoint '{path}' is of another model: variable '{different[0]}' differs; "
+                "name another folder with --checkpoint-dir."
+            )
+        if "files" not in state:
+            raise BadInputError(
+                f"Checkpoint '{path}' is of an older Dike, which did not save the order of the data; "
+                "name another folder with --checkpoint-dir."
+            )
+        files = dict(zip(state["files"], (bytes(content) for content in reader.get_tensor(_FILES_KEY)), strict=True))
+        known = {field.name for field in dataclasses.fields(Position)}
+        position = {name: value for name, value in state["position"].items() if name in known}
+        return Saved(path, Position(**position), files)
+
+    def restore(self, saved: Saved) -> None:
+        """Gives the local variables the values that they have in a checkpoint."""
+        status = tf.train.Checkpoint(variables=self._variables).restore(saved.path)
+        status.assert_existing_objects_matched().expect_partial()
+        position = saved.position
+        log_restored(saved.path, position.epoch, position.batch)
+        reporter().resumed(position.step)
+
+    def _shapes(self) -> dict[str, list[int]]:
+        return {name: variable.shape.as_list() for name, variable in self._variables.items()}
+
+
+class FitSaver:
+    """Where one `fit` is, from its first step to its last.
+
+    Args:
+        model: the Keras model.
+        checkpoint: where the `fit` is saved.
+        saved: the checkpoint that it goes on from; None to begin.
+        position: where it is; brought forward by those who train.
+        batches: its data.
+        callbacks: Keras' callbacks.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        checkpoint: FitCheckpoint,
+        saved: Saved | None,
+        position: Position,
+        batches: Batches,
+        callbacks: Any,
+    ) -> None:
+        self.position = position
+        self._model = model
+        self._checkpoint = checkpoint
+        self._saved = saved
+        self._batches = batches
+        self._callbacks = callbacks
+        self._states = CallbackStates(callbacks)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a checkpoint is to be written between two steps."""
+        return termination.requested or self._checkpoint.is_due
+
+    def begin(self) -> None:
+        """All callbacks know that the training begins: their state is what they change from now on, or that saved."""
+        self._batches.track()
+        self._states.begin()
+        if self._saved is not None:
+            position, files = self._saved.position, self._saved.files
+            own = {name: content for name, content in files.items() if name != _ARRAYS}
+            data = DataState(position.data, self._arrays(_DATA), own)
+            self._batches.resume(data, 0 if position.is_trained else position.batch)
+            self._restore()
+
+    def restore_finished(self) -> None:
+        """Puts back what a `fit` that has nothing left to train had come to."""
+        self._states.begin()
+        self._restore()
+
+    def _restore(self) -> None:
+        assert self._saved is not None
+        self._checkpoint.restore(self._saved)
+        self._restore_callbacks()
+        randomness.restore(self._saved.position.randomness)
+
+    def reenter(self) -> None:
+        """The rest of an epoch is due: what its begin does to the callbacks, an earlier attempt has done before."""
+        if self._saved is None:
+            return
+        if self._saved.position.batch:
+            self._restore_callbacks()
+            randomness.restore(self._batches.unused(self._saved.position.randomness))
+        self._saved = None
+
+    def epoch_trained(self, logs: dict[str, Any]) -> None:
+        """All batches of the epoch are done, and only its end is left; `logs` are the last ones."""
+        self.position.is_trained = True
+        self._note(logs)
+
+    def save_within(self, batch: int, logs: dict[str, Any]) -> None:
+        """Saves between two steps of an epoch.
+
+        Args:
+            batch: batches of the epoch that have been read, all of them trained.
+            logs: the last ones.
+        """
+        self._note(logs)
+        self.save(batch)
+
+    def save_if_asked(self) -> None:
+        """Saves and leaves if the process was told to end; while nothing trains."""
+        # One that a callback has stopped has little to do until its last checkpoint.
+        if termination.requested and not self._model.stop_training:
+            self.save()
+
+    def save(self, batch: int = 0) -> None:
+        """Writes a checkpoint, and ends the process if it was told to end.
+
+        Args:
+            batch: as in `save_within`; 0 where the epoch, or all of it but its end, is done.
+        """
+        if self._checkpoint.is_kept:
+            settle(self._callbacks)
+            own: list[Any] = []
+            data = self._batches.state(batch)
+            self.position.data = data.position
+            self.position.callbacks = self._states.save(own)
+            self.position.randomness = randomness.state()
+            arrays = dump_groups({_CALLBACKS: own, _DATA: data.arrays})
+            self._checkpoint.write(self.position, {**data.files, _ARRAYS: arrays})
+        if termination.requested:
+            termination.leave()
+
+    def _note(self, logs: dict[str, Any]) -> None:
+        known = pythonify_logs(logs)
+        self.position.logs = dict(zip(known, plain(known.values()), strict=True))
+        self.position.metrics = metric_state(self._model)
+
+    def _arrays(self, kind: str) -> list[Any]:
+        assert self._saved is not None
+        return load_groups(self._saved.files[_ARRAYS])[kind]
+
+    def _restore_callbacks(self) -> None:
+        assert self._saved is not None
+        self._states.restore(self._saved.position.callbacks, self._arrays(_CALLBACKS))
+
+
+class LeaveValidation(keras.callbacks.Callback):
+    """Lets a validation be interrupted: it changes nothing, and the next attempt does it again.
+
+    Attributes:
+        saver: saves the `fit`; None before it trains.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.saver: FitSaver | None = None
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self.saver is not None:
+            self.saver.save_if_asked()
+
+
+def plain(values: Iterable[Any]) -> list[Any]:
+    """Logs, which may be arrays, as JSON values."""
+    return [np.asarray(value).tolist() for value in values]
+
+
+def metric_state(model: Any) -> dict[str, list[float]]:
+    """The state of the model's metrics, as `Position.metrics` keeps it."""
+    return {name: np.ravel(variable.numpy()).tolist() for name, variable in unique_names(metric_variables(model))}
+
+
+def restore_metrics(model: Any, state: Mapping[str, list[float]]) -> None:
+    """Gives the metrics the state that `metric_state` read; metrics it does not know begin at zero."""
+    for name, variable in unique_names(metric_variables(model)):
+        values = state.get(name)
+        if values is not None and len(values) == int(np.prod(variable.shape)):
+            variable.assign(np.reshape(values, variable.shape))

@@ -1,0 +1,400 @@
+"""One training step: any worker computes what needs no metric's state, the chief what does, with the true state."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+from keras import Variable
+from tensorflow.python.eager.polymorphic_function import autograph_util
+
+from dike.keras3.model import metric_variables
+from dike.roles.rates import computes_several
+
+_SMALL = 1024
+"""Elements of a tensor that is as well sent as what is made of it."""
+
+
+class _Traced(Variable):
+    """A metric's variable while a step is traced: each read and each write of it is one operation, to be found again.
+
+    Between them its value is a tensor of the step.
+    """
+
+    _tensor: Any
+    _marks: dict[str, tuple[Any, bool]]
+    _is_lost = False
+    """Whether an update was made where its tensor cannot be had, such as in a branch of `tf.cond`."""
+
+    @property
+    def value(self) -> Any:
+        with self._tensor.graph.as_default():
+            return self._maybe_autocast(self._mark(self._tensor, is_write=False))
+
+    def _direct_assign(self, value: Any) -> None:
+        value = tf.cast(value, self._tensor.dtype)
+        if getattr(value, "graph", self._tensor.graph) is self._tensor.graph:
+            self._tensor = self._mark(value, is_write=True)
+        else:
+            self._is_lost = True
+
+    def _mark(self, tensor: Any, *, is_write: bool) -> Any:
+        marked = tf.raw_ops.Snapshot(input=tensor)
+        self._marks[marked.op.name] = self, is_write
+        return marked
+
+
+class _Counter(Variable):
+    """A variable that several workers add to: `assign_add` in Keras is a read and a write, between which others may."""
+
+    def assign_add(self, value: Any) -> Any:
+        return self._value.assign_add(tf.cast(value, self._value.dtype))
+
+
+@contextlib.contextmanager
+def _as(variables: Sequence[Any], kind: type) -> Iterator[None]:
+    kinds = [type(variable) for variable in variables]
+    for variable in variables:
+        variable.__class__ = kind
+    try:
+        yield
+    finally:
+        for variable, own in zip(variables, kinds, strict=True):
+            variable.__class__ = own
+
+
+class _Dependent:
+    """The operations of a step that depend on the metrics' state, which the chief runs.
+
+    Most updates add a number to the state: the number is the worker's affair, the addition depends on the state.
+
+    Args:
+        begins: the state that the step begins with, one tensor for each variable.
+        ends: what is wanted: what the step returns and the state that it ends with.
+        marks: name of the operation -> variable that it reads or writes, and whether it writes.
+
+    Attributes:
+        inputs: tensors of the step that these operations take and the worker computes.
+        impure: numbers of the states on which something depends that only the worker can do, such as an update of
+            the weights.
+    """
+
+    def __init__(self, begins: Sequence[Any], ends: Sequence[Any], marks: Mapping[str, tuple[Any, bool]]) -> None:
+        self._marks = dict(marks)
+        self._graph = tf.compat.v1.get_default_graph()
+        # The order in which they were made: inputs first.
+        operations = self._graph.get_operations()
+        dependent = _reached(operations, begins)
+        constant = _constant(operations)
+        known = {tensor.ref() for tensor in begins}
+        needed: set[str] = set()
+        inputs: dict[Any, Any] = {}
+        waiting = list(ends)
+        while waiting:
+            tensor = waiting.pop()
+            name = tensor.op.name
+            if tensor.ref() in known or name in needed:
+                continue
+            if name in dependent or name in constant:
+                needed.add(name)
+                waiting.extend(tensor.op.inputs)
+            else:
+                inputs[tensor.ref()] = tensor
+            if not waiting:
+                # What only they use and is as small is theirs too: TensorFlow optimises `state + (a + b)` as a whole.
+                small = [key for key, tensor in inputs.items() if _is_for(tensor.op, needed)]
+                waiting.extend(inputs.pop(key) for key in small)
+                dependent |= {tensor.op.name for tensor in waiting}
+        self.inputs = list(inputs.values())
+        self._operations = [operation for operation in operations if operation.name in needed]
+        worker_only = {
+            operation.name
+            for operation in operations
+            if operation.name in dependent
+            and (
+                any(tensor.dtype in (tf.resource, tf.variant) for tensor in operation.inputs)
+                or (operation.name in needed and operation._is_stateful)
+            )
+        }
+        self.impure = [
+            number
+            for number, tensor in enumerate(begins)
+            if worker_only and worker_only & _reached(operations, [tensor])
+        ]
+
+    def run(self, inputs: Sequence[Any]) -> dict[Any, Any]:
+        """Puts the operations into the graph that is being traced, and reads and writes the variables there.
+
+        Args:
+            inputs: values of `inputs`.
+
+        Returns:
+            Reference of a tensor of the step -> its value.
+        """
+        values = {tensor.ref(): value for tensor, value in zip(self.inputs, inputs, strict=True)}
+        group: list[Any] = []
+        for operation in self._operations:
+            mark = self._marks.get(operation.name)
+            if mark is None:
+                group.append(operation)
+                continue
+            self._copy(group, values)
+            group = []
+            variable, is_write = mark
+            if is_write:
+                variable._value.assign(values[operation.inputs[0].ref()])
+            else:
+                values[operation.outputs[0].ref()] = variable._value.read_value()
+        self._copy(group, values)
+        return values
+
+    def _copy(self, operations: Sequence[Any], values: dict[Any, Any]) -> None:
+        """Copies operations into the graph that is being traced; adds their results to `values`."""
+        definition = tf.compat.v1.GraphDef()
+        definition.versions.CopyFrom(self._graph.graph_def_versions)
+        own = {operation.name for operation in operations}
+        given: dict[str, Any] = {}
+        for operation in operations:
+            node = definition.node.add()
+            node.CopyFrom(operation.node_def)
+            node.device = ""
+            if "_class" in node.attr:
+                del node.attr["_class"]  # names of operations that it would have to be beside
+            del node.input[:]  # with those that only have to come before: these have no effects
+            for tensor in operation.inputs:
+                if tensor.op.name in own:
+                    node.input.append(tensor.name)
+                else:
+                    name = f"dike_given_{len(given)}"
+                    definition.node.add(name=name, op="Placeholder").attr["dtype"].type = tensor.dtype.as_datatype_enum
+                    given[f"{name}:0"] = values[tensor.ref()]
+                    node.input.append(f"{name}:0")
+        if any(attr.HasField("func") for node in definition.node for attr in node.attr.values()):
+            definition.library.CopyFrom(self._graph.as_graph_def().library)
+        results = [tensor for operation in operations for tensor in operation.outputs]
+        if results:
+            names = [tensor.name for tensor in results]
+            copies = tf.graph_util.import_graph_def(definition, input_map=given, return_elements=names, name="metrics")
+            values.update({tensor.ref(): copy for tensor, copy in zip(results, copies, strict=True)})
+
+
+def _is_for(operation: Any, users: set[str]) -> bool:
+    """Whether an operation does small arithmetic whose results nobody but `users` takes."""
+    sizes = [tensor.shape.num_elements() for tensor in [*operation.outputs, *operation.inputs]]
+    return (
+        bool(operation.inputs)
+        and not operation.control_inputs
+        and not operation._is_stateful
+        and all(size is not None and size <= _SMALL for size in sizes)
+        and max(sizes[len(operation.outputs) :]) <= max(sizes[: len(operation.outputs)])
+        and all(user.name in users for tensor in operation.outputs for user in tensor.consumers())
+    )
+
+
+def _reached(operations: Iterable[Any], tensors: Iterable[Any]) -> set[str]:
+    """Names of the operations whose results depend on `tensors`."""
+    reached = {tensor.op.name for tensor in tensors}
+    for operation in operations:
+        if any(tensor.op.name in reached for tensor in operation.inputs):
+            reached.add(operation.name)
+    return reached
+
+
+def _constant(operations: Iterable[Any]) -> set[str]:
+    """Names of the operations whose results are the same in every step."""
+    constant: set[str] = set()
+    for operation in operations:
+        is_computed = bool(operation.inputs) and not operation.control_inputs and not operation._is_stateful
+        if operation.type == "Const" or (is_computed and all(each.op.name in constant for each in operation.inputs)):
+            constant.add(operation.name)
+    return constant
+
+
+class Step:
+    """The training step of one model.
+
+    On a ps the workers' updates of a metric would overwrite one another. So the state of the metrics is the chief's:
+    it runs the part of each step that depends on it, one step after the other, with what the worker has computed. So
+    every metric, and everything that `train_step` makes of metrics, has the value that it has without a cluster.
+
+    Args:
+        model: a built and compiled Keras model.
+        optimizers: its optimizers.
+        strategy: the parameter server strategy.
+        pack: turns the flat tensors of a batch into the data that `train_step` takes.
+        signature: types of those tensors.
+
+    Attributes:
+        function: the step, which takes the flat tensors of a batch and returns a vector for `add`.
+        count: how many steps to hand out at a time; brought forward by those who do.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        optimizers: Sequence[Any],
+        strategy: Any,
+        pack: Callable[[Sequence[Any]], Any],
+        signature: Sequence[Any],
+    ) -> None:
+        self._model = model
+        self._strategy = strategy
+        self._pack = pack
+        self._counters = [optimizer._iterations for optimizer in optimizers]
+        self._variables = metric_variables(model)
+        self._shared: list[Any] = []
+        self._logs: Any = {}
+        self._results: list[Any] = []
+        self._dependent: _Dependent | None = None
+        self._input_specs: list[Any] = []
+        self._signature = list(signature)
+        self._add: Any = None
+        self._several: dict[int, Any] = {}
+        self.function: Any = None
+        self.count = 1
+
+    def trace(self, share: Callable[[Sequence[Any]], None]) -> list[str]:
+        """Makes `function`. To be called once, while the model's variables are on the ps.
+
+        Args:
+            share: is told of metrics' variables whose updates the chief cannot do; it puts them on a ps.
+
+        Returns:
+            Names of variables that the workers share without Dike's help, so that one may overwrite another's update:
+            those, and variables that no model has.
+        """
+        while True:
+            function = tf.function(
+                lambda *tensors: self._strategy.run(self._train, args=tensors),
+                input_signature=self._signature,
+                autograph=False,
+            )
+            extended = self._strategy.extended
+            with self._strategy.scope():
+                extended._being_scheduled = True  # as a coordinator says, which has nothing else to do with it
+                try:
+                    concrete = function.get_concrete_function()
+                finally:
+                    extended._being_scheduled = False
+            not_ours = self._not_ours()
+            if not not_ours:
+                break
+            share(not_ours)
+            self._shared.extend(not_ours)
+            known = {id(variable) for variable in not_ours}
+            self._variables = [variable for variable in self._variables if id(variable) not in known]
+        self.function = concrete
+        add = tf.function(self._add_inputs, input_signature=[tf.TensorSpec([None], tf.string)], autograph=False)
+        self._add = add.get_concrete_function()
+        return [*(variable.path for variable in self._shared), *_updated_on_chief(concrete.graph)]
+
+    @property
+    def can_repeat(self) -> bool:
+        """Whether there can be `several`: the parts of a batch are plain tensors."""
+        return all(isinstance(spec, tf.TensorSpec) for spec in self._signature)
+
+    def several(self, count: int) -> Any:
+        """As `function`, for so many batches one after the other; returns one vector for each."""
+        if count not in self._several:
+            steps = tf.function(
+                functools.partial(self._loop, count), input_signature=self._signature * count, autograph=False
+            )
+            with self._strategy.scope():
+                self._several[count] = steps.get_concrete_function()
+            computes_several(self._several[count], count)
+        return self._several[count]
+
+    def _loop(self, count: int, *tensors: Any) -> Any:
+        """Calls `function` in a loop, which takes no longer to make for a worker than the function itself."""
+        batches = []
+        for part, spec in enumerate(self._signature):
+            array = tf.TensorArray(
+                spec.dtype, count, element_shape=spec.shape, infer_shape=False, clear_after_read=True
+            )
+            for number in range(count):
+                array = array.write(number, tensors[number * len(self._signature) + part])
+            batches.append(array)
+
+        def step(number: Any, results: Any) -> tuple[Any, Any]:
+            return number + 1, results.write(number, self.function(*(array.read(number) for array in batches)))
+
+        results = tf.TensorArray(tf.string, count, element_shape=[len(self._input_specs)])
+        _, results = tf.while_loop(lambda number, _: number < count, step, [0, results], parallel_iterations=1)
+        return results.stack()
+
+    def _not_ours(self) -> list[Any]:
+        """Variables of metrics, after a trace, whose updates the chief cannot do."""
+        assert self._dependent is not None
+        impure = set(self._dependent.impure)
+        return [
+            variable
+            for number, variable in enumerate(self._variables)
+            if number in impure or variable.__dict__.pop("_is_lost", False)
+        ]
+
+    def _train(self, *tensors: Any) -> Any:
+        """Computes one step; returns all that the chief needs of it as one vector, so that one message brings it."""
+        variables = self._variables
+        begins = []
+        marks: dict[str, tuple[Any, bool]] = {}
+        for variable in variables:
+            shape, dtype = variable.shape, variable._value.dtype
+            # Not a constant: what looks at its value while it traces would find the zeros.
+            variable._tensor = tf.compat.v1.placeholder_with_default(tf.zeros(shape, dtype), shape)
+            variable._marks = marks
+            begins.append(variable._tensor)
+        with _as(variables, _Traced), _as([*self._counters, *self._shared], _Counter):
+            logs = _train_step(self._model)(self._pack(tensors))
+            # Flat, and with None where there is none.
+            self._logs = logs if isinstance(logs, dict) else {}
+            flat = [None if log is None else tf.convert_to_tensor(log) for log in tf.nest.flatten(self._logs)]
+        ends = [variable._tensor for variable in variables]
+        for variable in variables:
+            del variable._tensor, variable._marks
+        self._logs = tf.nest.pack_sequence_as(self._logs, [log is not None for log in flat])
+        self._results = [log for log in flat if log is not None]
+        written = [end for begin, end in zip(begins, ends, strict=True) if end is not begin]
+        self._dependent = _Dependent(begins, [*self._results, *written], marks)
+        inputs = self._dependent.inputs
+        self._input_specs = [(tensor.dtype, tensor.shape) for tensor in inputs]
+        return tf.stack([tf.io.serialize_tensor(tensor) for tensor in inputs]) if inputs else tf.constant([], tf.string)
+
+    def add(self, result: Any) -> Any:
+        """Brings the model's metrics forward by a step; returns the logs up to now, as Keras' `fit` has them.
+
+        Args:
+            result: the vector that the step returned.
+        """
+        waiting = iter(self._add(tf.constant(result, tf.string)))
+        return tf.nest.map_structure(lambda is_known: next(waiting) if is_known else None, self._logs)
+
+    def _add_inputs(self, result: Any) -> list[Any]:
+        assert self._dependent is not None
+        inputs = []
+        for number, (dtype, shape) in enumerate(self._input_specs):
+            inputs.append(tf.ensure_shape(tf.io.parse_tensor(result[number], dtype), shape))
+        values = self._dependent.run(inputs)
+        return [values[log.ref()] for log in self._results]
+
+
+def _updated_on_chief(graph: Any) -> list[str]:
+    """Names of variables on the chief that a step updates, or hands to a function that may."""
+    inside = {id(outer): inner for outer, inner in graph.captures}
+    only_read = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape"}
+    return [
+        variable.name.partition(":")[0]
+        for variable in graph.variables
+        if "/job:ps/" not in variable.device
+        and id(variable.handle) in inside
+        and any(operation.type not in only_read for operation in inside[id(variable.handle)].consumers())
+    ]
+
+
+def _train_step(model: Any) -> Callable[[Any], Any]:
+    """The model's `train_step`; without its `tf.function`, in which updates of metrics could not be followed."""
+    own = model.train_step
+    python_function = getattr(own, "python_function", None)
+    return own if python_function is None else autograph_util.py_func_from_autograph(python_function)

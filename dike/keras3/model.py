@@ -1,0 +1,135 @@
+"""A Keras 3 model: its variables by name, their values, and what it must not ask for in a distributed job.
+
+Needs no Keras until it is given a model.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from dike.exceptions import BadInputError
+
+
+def named_variables(model: Any) -> list[tuple[str, Any]]:
+    """Each variable of a Keras or tf_keras model with its unique name, in the order of `model.variables`.
+
+    The name is Keras' path (`conv2d/kernel`), in tf_keras the name without `:0`. Where several variables have
+    the same, the second and later ones get `#1`, `#2`, ...
+    """
+    return unique_names(model.variables)
+
+
+def unique_names(variables: Iterable[Any]) -> list[tuple[str, Any]]:
+    """As `named_variables`, for any variables in a stable order."""
+    seen: Counter[str] = Counter()
+    named = []
+    for variable in variables:
+        path = getattr(variable, "path", None) or variable.name.partition(":")[0]
+        named.append((f"{path}#{seen[path]}" if seen[path] else path, variable))
+        seen[path] += 1
+    return named
+
+
+def metric_variables(model: Any) -> list[Any]:
+    """The variables of all metrics of a Keras 3 model; also of those that its own `metrics` leaves out."""
+    metrics = [*model.metrics, *(metric for layer in model._flatten_layers() for metric in layer._metrics)]
+    return list({id(variable): variable for metric in metrics for variable in metric.variables}.values())
+
+
+def optimizers_of(model: Any) -> list[Any]:
+    """The compiled optimizer and those that the model's own `train_step` uses."""
+    import keras
+
+    optimizers = [] if model.optimizer is None else [model.optimizer]
+    for value in vars(model).values():
+        if isinstance(value, keras.optimizers.Optimizer) and all(value is not known for known in optimizers):
+            optimizers.append(value)
+    return optimizers
+
+
+def check_distributable(model: Any) -> None:
+    """Makes sure that a compiled model can be trained on a cluster; before a launch, and again by the chief.
+
+    Raises:
+        BadInputError: naming what cannot be done there.
+    """
+    if model._distribute_strategy is not None:
+        raise BadInputError(
+            "The model was made under the script's own tf.distribute strategy; make it outside of its scope()."
+        )
+    if model.run_eagerly:
+        raise BadInputError("compile(run_eagerly=True) is not supported in a distributed job; remove it.")
+    optimizers = optimizers_of(model)
+    if not optimizers:
+        raise BadInputError("Model.fit needs an optimizer in a distributed job; give one to compile().")
+    for optimizer in optimizers:
+        if optimizer.gradient_accumulation_steps:
+            raise BadInputError(
+                "gradient_accumulation_steps is not supported in a distributed job: its workers share one "
+                "accumulator; remove it and raise batch_size."
+            )
+        if optimizer.use_ema and optimizer.ema_overwrite_frequency:
+            raise BadInputError(
+                "ema_overwrite_frequency is not supported in a distributed job: a worker cannot replace weights "
+                "that others train; remove it, and the averages replace them at the end."
+            )
+
+
+def _variables_of(model: Any) -> dict[str, Any]:
+    """Name -> variable, in an order that is the same in every process that builds the same model.
+
+    Besides those that Keras knows of, the TensorFlow variables among the model's own attributes.
+    """
+    import tensorflow as tf
+    from keras.src.backend.common import global_state
+    from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
+
+    groups = [model.variables, *(optimizer.variables for optimizer in optimizers_of(model)), model.metrics_variables]
+    own = [value for value in vars(model).values() if isinstance(value, tf.Variable)]
+    groups.append([value for value in own if value.dtype.is_numpy_compatible and value.dtype != tf.string])
+    unique = {id(variable): variable for group in groups for variable in group}
+    named = dict(unique_names(unique.values()))
+    seeds = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+    return named if seeds is None else {**named, GLOBAL_SEED_GENERATOR: seeds.state}
+
+
+def values_of(model: Any) -> dict[str, Any]:
+    """Name -> array."""
+    import numpy as np
+
+    return {name: np.asarray(variable) for name, variable in _variables_of(model).items()}
+
+
+def restore_values(model: Any, values: Mapping[str, Any], path: str) -> None:
+    """Gives the model, built and compiled, the values that `values_of` read.
+
+    Args:
+        model: the model.
+        values: name -> array.
+        path: the checkpoint they are from, for messages.
+
+    Raises:
+        BadInputError: if the values are another model's.
+    """
+    from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, global_seed_generator
+
+    if GLOBAL_SEED_GENERATOR in values:
+        global_seed_generator()  # made when it is first needed, which may not have been here yet
+    variables = _variables_of(model)
+    variables = {name: value for name, value in variables.items() if name in values or name != GLOBAL_SEED_GENERATOR}
+    shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
+    saved = {name: tuple(value.shape) for name, value in values.items()}
+    if shapes != saved:
+        name = next(name for name in {**shapes, **saved} if shapes.get(name) != saved.get(name))
+        raise BadInputError(
+            f"Checkpoint '{path}' does not fit the model: variable '{name}' has {_shape(saved.get(name))} there and "
+            f"{_shape(shapes.get(name))} here; undo the change to the script, or begin a search of another name."
+        )
+    for name, variable in variables.items():
+        variable.assign(values[name])
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "no value" if shape is None else f"shape {list(shape)}"

@@ -1,0 +1,150 @@
+"""Plain values - numbers, text, arrays and containers of these - as JSON with the arrays beside it, without pickle."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+_LIMIT_BYTES = 1 << 26
+"""A larger array is taken for data that the script reads again."""
+
+_ARRAY, _TUPLE, _DICT, _SCALAR = "array", "tuple", "dict", "scalar"
+
+
+class NotPlainError(TypeError):
+    """The value is, or holds, something else."""
+
+
+def pack(value: Any, arrays: list[Any]) -> Any:
+    """The value as JSON values.
+
+    Args:
+        value: the value.
+        arrays: gets the arrays that it holds, which the result refers to by number.
+
+    Raises:
+        NotPlainError: if it is, or holds, anything that is not plain.
+    """
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, np.ndarray | np.generic):
+        if value.dtype.hasobject or value.nbytes > _LIMIT_BYTES:
+            raise NotPlainError("an array of objects, or a large one")
+        arrays.append(np.array(value))
+        return {_ARRAY if isinstance(value, np.ndarray) else _SCALAR: len(arrays) - 1}
+    if type(value) is list:
+        return [pack(part, arrays) for part in value]
+    if type(value) is tuple:
+        return {_TUPLE: [pack(part, arrays) for part in value]}
+    if type(value) is dict:
+        return {_DICT: [[pack(key, arrays), pack(part, arrays)] for key, part in value.items()]}
+    raise NotPlainError(type(value).__name__)
+
+
+def unpack(packed: Any, arrays: list[Any]) -> Any:
+    """The value that `pack` was given."""
+    if isinstance(packed, list):
+        return [unpack(part, arrays) for part in packed]
+    if not isinstance(packed, dict):
+        return packed
+    ((kind, content),) = packed.items()
+    if kind == _ARRAY:
+        return arrays[content].copy()
+    if kind == _SCALAR:
+        return arrays[content][()]
+    if kind == _TUPLE:
+        return tuple(unpack(part, arrays) for part in content)
+    return {unpack(key, arrays): unpack(part, arrays) for key, part in content}
+
+
+def digest(value: Any) -> str | None:
+    """Differs for values that differ; None for one that is not plain."""
+    arrays: list[Any] = []
+    try:
+        text = json.dumps(pack(value, arrays))
+    except NotPlainError:
+        return None
+    found = hashlib.blake2b(text.encode())
+    for array in arrays:
+        found.update(f"{array.dtype}{array.shape}".encode())
+        found.update(array.tobytes())
+    return found.hexdigest()
+
+
+class Attributes:
+    """Those attributes of an object that are plain, and change.
+
+    Args:
+        target: the object, as the script has made it.
+    """
+
+    def __init__(self, target: Any) -> None:
+        self._target = target
+        self._before = {name: digest(value) for name, value in vars(target).items()}
+
+    def save(self, arrays: list[Any]) -> dict[str, Any]:
+        """What has changed since this was made, packed."""
+        changed = {}
+        for name, value in vars(self._target).items():
+            now = digest(value)
+            if now is not None and (name not in self._before or now != self._before[name]):
+                changed[name] = pack(value, arrays)
+        return changed
+
+    def restore(self, saved: Mapping[str, Any], arrays: list[Any]) -> None:
+        """Puts back what `save` returned."""
+        for name, value in saved.items():
+            setattr(self._target, name, unpack(value, arrays))
+
+
+def dump_arrays(arrays: Mapping[str, Any]) -> bytes:
+    """Arrays of any numeric type as one file."""
+    file = io.BytesIO()
+    # A type that NumPy itself does not know, such as bfloat16, would lose its name in the file.
+    np.savez(file, **{f"{array.dtype.name}:{name}": _raw(array) for name, array in arrays.items()})
+    return file.getvalue()
+
+
+def load_arrays(content: bytes) -> dict[str, Any]:
+    """What `dump_arrays` was given."""
+    found = {}
+    with np.load(io.BytesIO(content), allow_pickle=False) as file:
+        for key in file.files:
+            dtype, _, name = key.partition(":")
+            array = file[key]
+            found[name] = array.view(_dtype(dtype)) if array.dtype.name != dtype else array
+    return found
+
+
+def dump_groups(groups: Mapping[str, Sequence[Any]]) -> bytes:
+    """As `dump_arrays`, for lists of arrays by name."""
+    return dump_arrays(
+        {f"{name}-{number}": array for name, group in groups.items() for number, array in enumerate(group)}
+    )
+
+
+def load_groups(content: bytes) -> Mapping[str, list[Any]]:
+    """What `dump_groups` was given, empty lists for names that it was not."""
+    groups: defaultdict[str, list[Any]] = defaultdict(list)
+    named = load_arrays(content)
+    for key in sorted(named, key=lambda key: int(key.rpartition("-")[2])):
+        groups[key.rpartition("-")[0]].append(named[key])
+    return groups
+
+
+def _raw(array: Any) -> Any:
+    if array.dtype.kind != "V":
+        return array
+    return np.ascontiguousarray(array).reshape(array.shape).view(np.dtype(f"u{array.dtype.itemsize}"))
+
+
+def _dtype(name: str) -> Any:
+    import ml_dtypes
+
+    return np.dtype(getattr(ml_dtypes, name))

@@ -1,0 +1,325 @@
+"""The `fit`s of a trial: Keras' own loop, observed, saved between two steps and brought to where it was."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from keras.src.callbacks import CallbackList
+from keras.src.utils.python_utils import pythonify_logs
+
+from dike import randomness
+from dike.keras3.callbacks import CallbackStates, append_logs, settle
+from dike.keras3.data import Batches, handing_to
+from dike.keras3.fit_call import figures, loss_of, validates
+from dike.keras3.model import restore_values, values_of
+from dike.keras3.trial import checkpoints
+from dike.keras3.trial.checkpoints import FitCheckpoint, FitState
+from dike.keras3.trial.reports import KerasReports
+from dike.trial.runtime import TrialRuntime
+
+
+class KerasScript:
+    """The script of a trial.
+
+    Args:
+        runtime: the trial.
+
+    Attributes:
+        runtime: the one given.
+        reports: where its training loops report.
+        finished: `fit`s that have returned, and the name of the checkpoint at the end of each.
+    """
+
+    def __init__(self, runtime: TrialRuntime) -> None:
+        self.runtime = runtime
+        self.reports = KerasReports(runtime)
+        self.finished: dict[str, str] = {}
+        self._fits = 0
+
+    @functools.cached_property
+    def _target(self) -> FitCheckpoint | None:
+        """The checkpoint that this run goes on from."""
+        target = checkpoints.find(self.runtime.spec)
+        if target is not None:
+            self.finished = dict(target.state.finished)
+            if target.state.is_finished:
+                self.finished[str(target.state.fit)] = target.path.rpartition("/")[2]
+        return target
+
+    def next_fit(self) -> tuple[int, FitCheckpoint | None]:
+        """A `fit` is called: its number, and what it goes on from; None to train from its beginning.
+
+        Raises:
+            BadInputError: if its checkpoint is gone.
+        """
+        number, self._fits = self._fits, self._fits + 1
+        target = self._target
+        if target is None or number > target.state.fit:
+            return number, None
+        if number == target.state.fit:
+            return number, target
+        name = target.state.finished.get(str(number))
+        folder = target.path.rpartition("/")[0]
+        return number, None if name is None else checkpoints.read(f"{folder}/{name}")
+
+    def has_restored(self, checkpoint: FitCheckpoint) -> None:
+        """A `fit` is where the checkpoint says."""
+        if checkpoint is self._target:
+            self.runtime.restored(checkpoint.path, checkpoint.state.step, checkpoint.train_s)
+
+
+class Listener(Protocol):
+    """Who wants to know how far the training is."""
+
+    @property
+    def is_skipped(self) -> bool:
+        """Whether an earlier run has done all of it, and told the callbacks."""
+
+    @property
+    def batches_per_epoch(self) -> int | None:
+        """None if that is not known yet."""
+
+    def begin(self) -> None:
+        """The training is about to begin; all callbacks know of it."""
+
+    def step_done(self, last_batch: int, logs: Any) -> None:
+        """The batches up to `last_batch` of the epoch are done."""
+
+    def epoch_logs(self, logs: dict[str, float]) -> dict[str, float]:
+        """An epoch's results, of which Keras knows `logs`."""
+
+    def epoch_done(self, epoch: int, logs: dict[str, float]) -> None:
+        """An epoch is done; all callbacks know of it."""
+
+
+class TrialCallbacks(CallbackList):
+    """The callbacks of one `fit`.
+
+    Keras makes its own list when it knows how many batches an epoch has; so this one, made earlier, tells the
+    callbacks of model and parameters only when the training begins. Nothing is called in between.
+
+    Args:
+        arguments: all arguments of `fit`.
+        model: the model.
+        listener: is told of everything last.
+        appends: whether logs that the callbacks write go on with what is in them.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any], model: Any, listener: Listener, *, appends: bool) -> None:
+        given, verbose = arguments["callbacks"], arguments["verbose"]
+        is_list = isinstance(given, CallbackList)
+        super().__init__(
+            list(given.callbacks) if is_list else given,
+            add_history=not is_list,
+            add_progbar=not is_list and verbose != 0,
+        )
+        self._given_params = given.params if is_list else None
+        self._arguments = arguments
+        self._trained_model = model
+        self._listener = listener
+        if appends:
+            append_logs(self)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        own = {key: self._arguments[key] for key in ("verbose", "epochs")}
+        self.set_model(self._trained_model)
+        self.set_params(self._given_params or {**own, "steps": self._listener.batches_per_epoch})
+        super().on_train_begin(logs)
+        self._listener.begin()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        super().on_train_batch_end(batch, logs)
+        self._listener.step_done(batch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        known = self._listener.epoch_logs(pythonify_logs(logs))
+        super().on_epoch_end(epoch, known)
+        self._listener.epoch_done(epoch, known)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        if self._listener.is_skipped:
+            self._on_end()
+        else:
+            super().on_train_end(logs)
+
+
+class Fit:
+    """One call of `fit`.
+
+    Args:
+        script: the script it is in.
+        model: the Keras model.
+        arguments: all arguments of `fit`.
+    """
+
+    def __init__(self, script: KerasScript, model: Any, arguments: dict[str, Any]) -> None:
+        self._script = script
+        self._runtime = script.runtime
+        self._reports = script.reports
+        self._model = model
+        self._arguments = arguments
+        self._number, self._saved = script.next_fit()
+        self._callbacks = TrialCallbacks(arguments, model, self, appends=self._saved is not None)
+        self._batches: Batches | None = None
+        self._evaluations: list[Batches] = []
+        self._states = CallbackStates(self._callbacks)
+        self._steps_before = self._reports.step
+        self._epoch = arguments["initial_epoch"]
+        self._logs: Any = {}
+        self._is_reentering = self._saved is not None and self._saved.state.batch > 0
+        self._has_stepped = False
+
+    @property
+    def is_skipped(self) -> bool:
+        """See `Listener`."""
+        return self._saved is not None and self._saved.state.is_finished
+
+    @property
+    def batches_per_epoch(self) -> int | None:
+        """See `Listener`."""
+        return None if self._batches is None else self._batches.num_batches
+
+    def run(self, own_fit: Callable[..., Any]) -> Any:
+        """Trains, or restores what has been trained; returns Keras' `History`.
+
+        Args:
+            own_fit: the method of Keras.
+        """
+        arguments = {**self._arguments, "callbacks": self._callbacks}
+        if self._saved is not None:
+            self._epoch = self._saved.state.epoch
+            arguments["initial_epoch"] = arguments["epochs"] if self.is_skipped else self._epoch
+        with handing_to(self._take):
+            history = own_fit(self._model, **arguments)
+        if self.is_skipped:
+            self._restore()  # once more: Keras ends a training with making the averages of the weights final
+        elif self._has_stepped or self._saved is not None:
+            path = self._save(0, is_finished=True)
+            self._script.finished[str(self._number)] = path.rpartition("/")[2]
+            if self._runtime.suspend_requested:
+                self._runtime.suspend(path, self._reports.step)
+        return history
+
+    def _take(self, batches: Batches) -> None:
+        """Keras has made an iterator: the first is over the training data."""
+        validation = self._arguments["validation_data"]
+        if self._batches is None:
+            self._batches = batches
+            batches.track(self)
+        elif validation is not None and getattr(batches.data_adapter, "_dataset", None) is validation:
+            batches.count(0 if self._evaluations else self._evaluations_before)
+            self._evaluations.append(batches)
+
+    @property
+    def _evaluations_before(self) -> int:
+        return 0 if self._saved is None else self._saved.state.evaluations
+
+    def begin(self) -> None:
+        """See `Listener`."""
+        assert self._batches is not None
+        self._states.begin()
+        if self._saved is None:
+            return
+        # Keras' own BackupAndRestore may have had other plans.
+        self._model._initial_epoch = None
+        state = self._saved.state
+        # Most variables of models, metrics and optimizers are made by a first step; what it does to them is undone.
+        position = copy.deepcopy(state.data)
+        data = self._batches.resume(position, self._saved.data_arrays, self._saved.iterator_files, state.batch)
+        self._model.train_function(data)
+        del data
+        self._restore()
+        self._logs = state.logs
+        self._reports.step = state.step
+        self._steps_before = state.step - state.batch
+        self._script.has_restored(self._saved)
+
+    def _restore(self, random_state: dict[str, Any] | None = None) -> None:
+        """Puts back what has been saved.
+
+        Args:
+            random_state: another random state than that.
+        """
+        assert self._saved is not None
+        restore_values(self._model, self._saved.values, self._saved.path)
+        self._states.restore(self._saved.state.callbacks, self._saved.arrays)
+        randomness.restore(random_state or self._saved.state.randomness)
+
+    def entered(self) -> None:
+        """See `Watcher`."""
+        assert self._batches is not None
+        if self._saved is not None and self._is_reentering:
+            # What Keras and the callbacks do as an epoch begins has been done before, by an earlier run.
+            self._is_reentering = False
+            self._restore(self._batches.unused(self._saved.state.randomness))
+        self._reports.training(preemptible=True, batch_size=self._batches.batch_size)
+
+    def step_done(self, last_batch: int, logs: Any) -> None:
+        """See `Listener`."""
+        self._has_stepped = True
+        self._logs = logs
+        done = last_batch + 1
+        if self.batches_per_epoch is not None:
+            done = min(done, self.batches_per_epoch)
+        self._reports.step_done(self._steps_before + done, loss_of(logs))
+
+    def between_steps(self, batch: int) -> None:
+        """See `Watcher`."""
+        if self._runtime.suspend_requested or self._runtime.checkpoint_due:
+            self._save(batch)
+
+    def epoch_logs(self, logs: dict[str, float]) -> dict[str, float]:
+        """See `Listener`."""
+        # Nothing was left of the epoch, which nobody could know before it was looked for.
+        return logs if self._has_stepped else {**figures(self._logs), **logs}
+
+    def epoch_done(self, epoch: int, logs: dict[str, float]) -> None:
+        """See `Listener`."""
+        has_validated = any(name.startswith("val_") for name in logs)
+        self._steps_before = self._reports.step
+        self._reports.epoch_done(figures(logs), is_all=has_validated or not validates(self._arguments))
+        self._epoch = epoch + 1
+        is_last = self._model.stop_training or self._epoch >= self._arguments["epochs"]
+        if not is_last and (self._runtime.suspend_requested or self._runtime.checkpoint_due):
+            self._save(0)
+
+    def _save(self, batch: int, *, is_finished: bool = False) -> str:
+        """Writes a checkpoint, and ends the process after one that is not the last if it shall be suspended."""
+        assert self._batches is not None
+        if not is_finished:
+            settle(self._callbacks)
+        self._reports.flush()
+        arrays: list[Any] = []
+        data_arrays: list[Any] = []
+        state = FitState(
+            fit=self._number,
+            is_finished=is_finished,
+            epoch=self._epoch,
+            batch=batch,
+            step=self._reports.step,
+            data=self._batches.position(batch, data_arrays),
+            evaluations=sum(each.made for each in self._evaluations) or self._evaluations_before,
+            logs=figures(pythonify_logs(self._logs)),
+            callbacks=self._states.save(arrays),
+            randomness=randomness.state(),
+            finished=dict(self._script.finished),
+        )
+        path = self._runtime.spec.checkpoint_path(state.step)
+        checkpoints.write(
+            FitCheckpoint(
+                path=path,
+                train_s=self._runtime.train_s,
+                state=state,
+                values=values_of(self._model),
+                arrays=arrays,
+                data_arrays=data_arrays,
+                iterator_files={} if is_finished else self._batches.iterator_files(batch),
+            )
+        )
+        self._runtime.checkpoint_written(path, state.step)
+        if self._runtime.suspend_requested and not is_finished:
+            self._runtime.suspend(path, state.step)
+        return path

@@ -1,0 +1,129 @@
+"""What the training loops of Keras 3 and tf_keras report: the loss of every step, and each epoch's results."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dike.keras3.fit_call import arguments_of, figures, loss_of, validates
+from dike.reporting import PROGRESS_INTERVAL_S
+from dike.trial.runtime import TrialRuntime
+
+_MOST_PENDING = 1000
+
+
+class KerasReports:
+    """Reports of all training loops of a script, which share one count of steps.
+
+    Losses are read in bulk now and then: asking for one makes the training wait for the device.
+
+    Args:
+        runtime: the trial.
+
+    Attributes:
+        step: batches trained.
+    """
+
+    def __init__(self, runtime: TrialRuntime) -> None:
+        self._runtime = runtime
+        self._pending: list[tuple[int, Any]] = []
+        self._read_s = 0.0
+        self._announced: tuple[bool, int | None] | None = None
+        self._is_metric_checked = False
+        self.step = 0
+
+    def training(self, *, preemptible: bool, batch_size: int | None = None) -> None:
+        """A loop is about to take its first step.
+
+        Args:
+            preemptible: whether it can be suspended.
+            batch_size: samples of a step; None where that is not known.
+        """
+        if (preemptible, batch_size) != self._announced:
+            self._announced = (preemptible, batch_size)
+            self._runtime.training(preemptible=preemptible, batch_size=batch_size)
+
+    def step_done(self, step: int, loss: Any) -> None:
+        """A step is done.
+
+        Args:
+            step: batches trained by all loops.
+            loss: a number, or a tensor that will become one; None if the step has none.
+        """
+        self.step = step
+        self._pending.append((step, loss))
+        now_s = time.monotonic()
+        if now_s - self._read_s >= PROGRESS_INTERVAL_S or len(self._pending) >= _MOST_PENDING:
+            self._read_s = now_s
+            self.flush()
+
+    def epoch_done(self, logs: Mapping[str, float], *, is_all: bool) -> None:
+        """An epoch is done.
+
+        Args:
+            logs: its results.
+            is_all: whether an epoch never has more of them, such as those of a validation.
+
+        Raises:
+            BadInputError: if the search's metric is not among those of the first whole epoch.
+        """
+        self.flush()
+        metric = self._runtime.spec.metric
+        self._runtime.progress(self.step, metrics=logs, value=logs.get(metric))
+        if is_all and not self._is_metric_checked:
+            self._is_metric_checked = True
+            self._runtime.check_metric(logs)
+
+    def flush(self) -> None:
+        """Reads the losses of the steps done."""
+        pending, self._pending = self._pending, []
+        for step, loss in pending:
+            self._runtime.progress(step, loss=None if loss is None else float(loss))
+
+
+def reporting_fit(fit: Callable[..., Any], reports: KerasReports, callback_class: Any) -> Callable[..., Any]:
+    """A `fit` that reports and cannot be suspended.
+
+    Args:
+        fit: the method of the library.
+        reports: where to report.
+        callback_class: the library's `Callback`.
+    """
+
+    class Report(callback_class):
+        _supports_tf_logs = True  # tf_keras would otherwise read every figure of every step
+        async_safe = False
+
+        def __init__(self, arguments: Mapping[str, Any]) -> None:
+            super().__init__()
+            self._validates = validates(arguments)
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self._steps_before = reports.step
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            reports.step_done(self._steps_before + batch + 1, loss_of(logs))
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            has_validated = any(name.startswith("val_") for name in logs or {})
+            reports.epoch_done(figures(logs), is_all=has_validated or not self._validates)
+
+    @functools.wraps(fit)
+    def reporting(self: Any, *args: Any, **kwargs: Any) -> Any:
+        arguments = arguments_of(fit, self, args, kwargs)
+        callbacks = arguments["callbacks"]
+        report = Report(arguments)
+        if hasattr(callbacks, "callbacks"):  # a CallbackList
+            report.set_model(self)
+            callbacks.callbacks.append(report)
+        else:
+            given = [] if callbacks is None else callbacks if isinstance(callbacks, list | tuple) else [callbacks]
+            arguments["callbacks"] = [*given, report]
+        reports.training(preemptible=False, batch_size=arguments["batch_size"])
+        result = fit(self, **arguments)
+        reports.flush()
+        return result
+
+    return reporting

@@ -1,0 +1,147 @@
+"""The process itself: it dies with its parent, SIGTERM lets a chief save first, and its end does not hang."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import NoReturn
+
+EXIT_CODE_TERMINATED = 128 + signal.SIGTERM
+EXIT_CODE_FENCED = 76
+"""Of a chief that has found its checkpoint folder taken over (`dike.roles.fencing`)."""
+SAVE_TIMEOUT_S = 5.0
+"""How long a chief has after SIGTERM to end its step and save."""
+
+SAVE_TIMEOUT_VARIABLE = "DIKE_SAVE_TIMEOUT_S"
+"""Optional environment variable: seconds in the place of SAVE_TIMEOUT_S."""
+
+TEARDOWN_TIMEOUT_S = 10.0
+"""How long TensorFlow's own functions may take at the end of a process."""
+
+PARENT_VARIABLE = "DIKE_PARENT_PID"
+"""Optional environment variable: the process that must be alive for this one to live."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent: int | None = None) -> None:
+    """Makes the kernel kill this process when the thread that started it ends; Linux only.
+
+    Args:
+        parent: the process that must be alive for this one to live; None for the one that `PARENT_VARIABLE` names.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    import ctypes  # the `dike` command, which needs only `end_process`, starts without it
+
+    if parent is None:
+        parent = int(os.environ.get(PARENT_VARIABLE, os.getppid()))
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it ended before the call
+        os._exit(EXIT_CODE_TERMINATED)
+
+
+def end_process(code: int) -> NoReturn:
+    """Ends the process at once, its output written: TensorFlow's own teardown takes a second, if it ends at all."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            continue  # nobody reads it any more
+    os._exit(code)
+
+
+class Termination:
+    """Remembers SIGTERM, so that a training loop can save between two steps.
+
+    A loop asks `requested` after each step, saves and calls `leave`. A thread ends the process when the loop has not
+    done so in time: a Python handler alone would never run while a step blocks inside TensorFlow.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._received = False
+        self._armed = threading.Event()
+
+    def install(self) -> None:
+        """Handles SIGTERM from now on. Must be called in the main thread."""
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        signal.signal(signal.SIGTERM, self._handle)
+        threading.Thread(target=self._watch, args=(reader,), name="dike-sigterm", daemon=True).start()
+
+    def leave(self) -> NoReturn:
+        """Ends the process after a save."""
+        from dike.reporting import reporter
+
+        reporter().close()
+        end_process(EXIT_CODE_TERMINATED)
+
+    @property
+    def is_the_scripts(self) -> bool:
+        """Whether SIGTERM has come and a handler of the script's own has dealt with it."""
+        return self._received and not self._is_ours()
+
+    def can_save(self) -> None:
+        """Says that a training loop is running that asks `requested`; before, SIGTERM ends the process at once."""
+        self._armed.set()
+
+    def _handle(self, _signal: int, _frame: FrameType | None) -> None:
+        self.requested = True
+        if not self._is_ours():
+            # The script's own handler called the one before it.
+            threading.Thread(target=self._end, name="dike-sigterm-end", daemon=True).start()
+
+    def _is_ours(self) -> bool:
+        """Whether the script has left SIGTERM to us."""
+        return signal.getsignal(signal.SIGTERM) == self._handle
+
+    def _watch(self, reader: int) -> None:
+        while True:
+            # Other signals write here too.
+            if signal.SIGTERM in os.read(reader, 64):
+                self._received = True
+                if self._is_ours():
+                    break
+        self.requested = True
+        self._end()
+
+    def _end(self) -> None:
+        if self._armed.is_set():
+            threading.Event().wait(float(os.environ.get(SAVE_TIMEOUT_VARIABLE, SAVE_TIMEOUT_S)))
+        os._exit(EXIT_CODE_TERMINATED)
+
+
+class Teardown:
+    """Ends a process whose teardown hangs.
+
+    Attributes:
+        exit_code: the exit code of the process.
+    """
+
+    def __init__(self, timeout_s: float = TEARDOWN_TIMEOUT_S) -> None:
+        self.exit_code = 0
+        self._timeout_s = timeout_s
+        self._deadline: threading.Timer | None = None
+
+    def begin(self) -> None:
+        """The time begins to count."""
+        self._deadline = threading.Timer(self._timeout_s, lambda: os._exit(self.exit_code))
+        self._deadline.daemon = True
+        self._deadline.start()
+
+    def end(self) -> None:
+        """It did not hang."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+
+
+termination = Termination()
+"""The one of this process."""
+
+teardown = Teardown()
+"""The one of this process."""

@@ -1,0 +1,1 @@
+"""tf_keras: its `fit`, in jobs and in trials."""

@@ -1,0 +1,188 @@
+"""Saves and restores the `fit` of a tf_keras model, and reports its steps."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dike.process import termination
+from dike.reporting import reporter
+from dike.roles import fencing
+from dike.roles.cluster import Cluster, log_restored, placed
+
+_KEPT = 3
+_AHEAD_PER_WORKER = 3
+"""Steps handed out and not yet done, for each worker."""
+
+_POLL_INTERVAL_S = 0.2
+
+
+class SavedFit:
+    """Saves and restores one `fit` of a script: after each epoch, and within one by the job's interval or on SIGTERM.
+
+    Args:
+        cluster: the job's cluster.
+        model: the tf_keras model.
+        number: which call of `fit` in the script this is, from 0.
+        per_epoch: batches that make an epoch.
+
+    Attributes:
+        epoch: the epoch that runs next or is running.
+        batch: batches of that epoch that are done.
+    """
+
+    def __init__(self, cluster: Cluster, model: Any, number: int, per_epoch: int) -> None:
+        import tensorflow as tf
+
+        task = cluster.task
+        self._cluster = cluster
+        self._interval_s = task.checkpoint_interval_s
+        self._saved_s = time.monotonic()
+        self._scheduled: deque[Any] = deque()
+        self._limit = _AHEAD_PER_WORKER * task.worker_count
+        self._per_epoch = per_epoch
+        self._history: dict[str, list[float]] = {}
+        self._history_epochs: list[int] = []
+        self._state = tf.Variable("", dtype=tf.string, trainable=False)
+        self._checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer, state=self._state)
+        # The chief reads and writes; by default each ps would, on its own machine.
+        self._options = tf.train.CheckpointOptions(experimental_io_device="/job:chief/replica:0/task:0/device:CPU:0")
+        self._manager = None
+        self._model = model
+        self._done = 0
+        self._placed = False
+        self.epoch = self.batch = 0
+        if task.checkpoint_dir:
+            fencing.claim(task)
+            folder = f"{task.checkpoint_dir.rstrip('/')}/fit-{number}"
+            self._manager = tf.train.CheckpointManager(self._checkpoint, folder, max_to_keep=_KEPT)
+
+    @property
+    def _step(self) -> int:
+        return int(self._model.optimizer.iterations.numpy())
+
+    def restore(self) -> bool:
+        """Restores the newest checkpoint; whether there is one."""
+        path = self._manager.latest_checkpoint if self._manager is not None else None
+        if path is None:
+            return False
+        self._checkpoint.restore(path, options=self._options)
+        state = json.loads(self._state.numpy())
+        self.epoch, self.batch = state["epoch"], state.get("batch", 0)
+        self._history, self._history_epochs = state["history"], state["history_epochs"]
+        log_restored(path, self.epoch, self.batch)
+        reporter().resumed(self._step)
+        return True
+
+    def report_total(self, first: int, epochs: int) -> None:
+        """Reports the step at which epoch `first` and those after it will be done."""
+        reporter().total(self._step + max(0, epochs - first) * self._per_epoch - self.batch)
+
+    def with_all_epochs(self, history: Any) -> Any:
+        """Gives the `History` of `fit` what was recorded before a restart."""
+        history.history = {name: list(values) for name, values in self._history.items()}
+        history.epoch = list(self._history_epochs)
+        return history
+
+    def epoch_begins(self, epoch: int) -> None:
+        """The epoch of that number begins."""
+        if not self._placed:
+            self._placed = True
+            reporter().placement(placed)
+        termination.can_save()
+        self.epoch = epoch
+        self._done = self._step
+        self._scheduled.clear()
+
+    def batch_due(self, batch: int) -> None:
+        """The step that begins with that batch is next.
+
+        An epoch's last one waits for all others, for `fit` reports its logs: what it reads of the metrics, whose state
+        the workers add up on the ps, has then all of them.
+        """
+        per_execution = self._model._steps_per_execution
+        if batch + (1 if per_execution is None else int(per_execution.numpy())) >= self._per_epoch:
+            self._wait(0)
+
+    def batch_scheduled(self, batch: int, result: Any) -> None:
+        """Waits until few steps are under way, so that a save is never far off; saves when it is time.
+
+        Args:
+            batch: number of the step just handed out in its epoch, from 0.
+            result: its `RemoteValue`.
+        """
+        self._scheduled.append(result)
+        self._wait(self._limit)
+        is_due = time.monotonic() - self._saved_s >= self._interval_s and batch + 1 < self._per_epoch
+        if termination.requested or is_due:
+            self._wait(0)
+            # tf_keras cannot begin with an epoch that has no batch left.
+            self.batch = min(batch + 1, self._per_epoch - 1)
+            self._save()
+
+    def _wait(self, limit: int) -> None:
+        """Waits until no more than `limit` steps are under way."""
+        while len(self._scheduled) > limit:
+            if self._scheduled[0]._status_available_event.wait(_POLL_INTERVAL_S):
+                logs = self._scheduled.popleft().get()
+                self._done += 1
+                loss = logs.get("loss") if isinstance(logs, Mapping) else None
+                mean = None if loss is None else float(np.mean(loss))
+                reporter().progress(self._done, loss=mean, epoch=self.epoch + 1)
+            else:
+                self._cluster.coordinator.done()  # raises what ended the training, such as the loss of a ps
+
+    def _save(self) -> None:
+        step = self._step
+        if self._manager is not None:
+            position = {"epoch": self.epoch, "batch": self.batch}
+            state = {**position, "history": self._history, "history_epochs": self._history_epochs}
+            self._state.assign(json.dumps(state))
+            fencing.check(self._cluster.task)
+            path = self._manager.save(checkpoint_number=step, options=self._options)
+            self._saved_s = time.monotonic()
+            reporter().checkpoint(path, step)
+        if termination.requested:
+            termination.leave()
+
+    def epoch_ended(self, epoch: int, logs: dict[str, Any] | None) -> None:
+        """Saves after the epoch of that number."""
+        loss = (logs or {}).get("loss")
+        reporter().progress(self._step, loss=None if loss is None else float(loss), epoch=epoch + 1)
+        for name, value in (logs or {}).items():
+            self._history.setdefault(name, []).append(float(value))
+        self._history_epochs.append(epoch)
+        self.epoch, self.batch = epoch + 1, 0
+        self._save()
+
+    def callback(self) -> Any:
+        """Tells this where the training is."""
+        import tf_keras
+
+        saver = self
+
+        class Save(tf_keras.callbacks.Callback):
+            """See `SavedFit.callback`."""
+
+            def __init__(self) -> None:
+                super().__init__()
+                self._supports_tf_logs = True  # a step's logs come as they are: not yet computed
+
+            def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+                saver.epoch_begins(epoch)
+
+            def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+                saver.batch_due(batch)
+
+            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                saver.batch_scheduled(batch, logs)
+
+            def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+                saver.epoch_ended(epoch, logs)
+
+        return Save()

@@ -1,0 +1,35 @@
+"""TensorFlow 1 sessions, replicated between graphs: every worker runs the whole script against the shared ps."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from dike.exceptions import BadInputError
+from dike.task import TaskSpec
+
+
+def install(task: TaskSpec) -> None:
+    """Makes the script's sessions, devices and optimizers those of the task. Called when TensorFlow is imported."""
+    # These modules import TensorFlow at their top, so they cannot be imported before the script has done so.
+    from dike.v1 import training
+    from dike.v1.job import cluster, monitored, plain, progress, synchronous
+
+    cluster.install(task)
+    training.install(synchronous=True)
+    synchronous.install(task)
+    progress.count_from_first_start(task)
+    monitored.install(task)
+    plain.install(task)
+    _refuse_supervisors()
+
+
+def _refuse_supervisors() -> None:
+    from tensorflow.python.training import supervisor
+
+    def refuse(_self: Any, *_args: Any, **_kwargs: Any) -> NoReturn:
+        raise BadInputError(
+            "tf.compat.v1.train.Supervisor is not supported in a distributed job; "
+            "use tf.compat.v1.train.MonitoredTrainingSession."
+        )
+
+    supervisor.Supervisor.__init__ = refuse

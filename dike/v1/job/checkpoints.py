@@ -1,0 +1,78 @@
+"""The job's checkpoints, and a script's own `Saver`s: the variables are shared, so one process saves them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from dike.exceptions import BadInputError
+from dike.reporting import reporter
+from dike.task import TaskSpec
+
+
+def write(task: TaskSpec, saver: Any, session: Any, step: int) -> None:
+    """Writes the job's checkpoint of a step; called by the chief, once `fencing.check` has let it."""
+    tf.io.gfile.makedirs(task.checkpoint_dir)
+    path = saver.save(session, f"{task.checkpoint_dir.rstrip('/')}/model.ckpt", global_step=step)
+    if path is not None:
+        reporter().checkpoint(path, step)
+
+
+def step_of(path: str) -> int:
+    """The step at which the job wrote the checkpoint `path`; 0 if the name of one from elsewhere does not say."""
+    step = path.rpartition("-")[2]
+    return int(step) if step.isdecimal() else 0
+
+
+def check_newest(task: TaskSpec) -> str | None:
+    """Path of the job's newest checkpoint, None where there is none; it has all variables of the default graph.
+
+    Raises:
+        BadInputError: if a variable is missing in the checkpoint or has another shape there.
+    """
+    path = tf.train.latest_checkpoint(task.checkpoint_dir)
+    if path is None:
+        return None
+    stored = dict(tf.train.list_variables(path))
+    for variable in tf.compat.v1.global_variables():
+        part = variable._save_slice_info
+        name = variable.op.name if part is None else part.full_name
+        shape = variable.shape.as_list() if part is None else list(part.full_shape)
+        if stored.get(name) != shape:
+            raise BadInputError(
+                f"Checkpoint '{path}' is of another model: variable '{name}' "
+                f"{'differs' if name in stored else 'is missing'}; name another folder with --checkpoint-dir."
+            )
+    return str(path)
+
+
+def say_where_checkpoints_go(task: TaskSpec, named: str | None) -> None:
+    """Tells the user when the script named a folder that the job does not use."""
+    if named and task.is_chief and named.rstrip("/") != task.checkpoint_dir.rstrip("/"):
+        print(f"dike: checkpoints go to '{task.checkpoint_dir}', not to '{named}'.", file=sys.stderr)
+
+
+def share_savers(task: TaskSpec) -> None:
+    """Only the chief writes the variables to a file, and reads them; called after sessions are watched."""
+    base = tf.compat.v1.train.Saver
+    save, restore = base.save, base.restore
+
+    def own_save(self: Any, sess: Any, save_path: Any, *args: Any, **kwargs: Any) -> Any:
+        return save(self, sess, save_path, *args, **kwargs) if task.is_chief else save_path
+
+    def own_restore(self: Any, sess: Any, save_path: Any) -> None:
+        added = getattr(sess, "_dike", None)
+        if added is None or added.is_inside:
+            restore(self, sess, save_path)
+            return
+        with sess.graph.as_default():
+            every = tf.compat.v1.global_variables()
+        listed = self._var_list.values() if isinstance(self._var_list, Mapping) else self._var_list
+        named = None if listed is None else {id(variable) for variable in listed}
+        chosen = [variable for variable in every if named is None or id(variable) in named]
+        added.restore(lambda: restore(self, sess, save_path), chosen)
+
+    base.save, base.restore = own_save, own_restore

@@ -1,0 +1,238 @@
+"""Monitored sessions: connected to the cluster, initialised by the chief, saved where the job keeps its checkpoints."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.training import monitored_session, session_manager, training
+
+from dike.process import termination
+from dike.reporting import reporter
+from dike.roles import fencing
+from dike.task import TaskSpec
+from dike.v1 import training as trained
+from dike.v1.job import checkpoints, cluster, plain
+from dike.v1.job.cluster import actual_devices
+from dike.v1.job.progress import StepReports, last_step
+from dike.v1.job.synchronous import CloseTokens
+
+_RECOVERY_WAIT_S = 0.2
+"""How often a worker asks whether the chief has initialised; TensorFlow's 30 s would often be all of a short job."""
+
+_RESTORED = "_dike_restored"
+"""Attribute of a session creator: the job's checkpoint that its session was restored from."""
+
+_STOP_GRACE_S = 2
+"""The chief's thread that feeds a synchronous job's tokens never ends by itself."""
+
+
+class ProgressHook(tf.compat.v1.train.SessionRunHook):
+    """Reports step and loss of every training run; the chief's also saves.
+
+    It saves when a session begins that was not restored, every interval, when the process is told to end, and when the
+    session ends.
+
+    Args:
+        task: the process' task.
+        creator: what makes the session; its scaffold has the saver.
+        others: the session's other hooks.
+    """
+
+    def __init__(self, task: TaskSpec, creator: Any, others: Sequence[Any]) -> None:
+        self._task = task
+        self._creator = creator
+        self._others = others
+        self._reports = StepReports(task.index)
+        self._samples: int | None = None
+        self._begun_s = 0.0
+        self._last: dict[str, Any] | None = None
+        self._saver: Any = None
+        self._steps = 0
+        self._saved_s = 0.0
+        self._saved_step = -1
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        """Reports where the variables are, and where the training goes on and ends."""
+        if not _keeps(self._task, self._creator):
+            return
+        restored = getattr(self._creator, _RESTORED, None)
+        if restored is not None:
+            self._steps = checkpoints.step_of(restored)
+            self._saved_step, self._saved_s = self._step(session), time.monotonic()
+            reporter().resumed(self._saved_step)
+        end = last_step(self._others)
+        if end is not None:
+            reporter().total(end)
+        reporter().placement(actual_devices(tf.compat.v1.global_variables()))
+        self._saver = _saver_of(self._creator)
+        if self._saver is not None:
+            if restored is None:
+                self._save(session)
+            termination.can_save()
+
+    def before_run(self, run_context: Any) -> Any:
+        """Asks for step and loss where the run trains."""
+        graph = run_context.session.graph
+        arguments = run_context.original_args
+        observed = trained.of(graph).observed(graph, arguments.fetches)
+        if observed is None:
+            return None
+        self._samples = trained.samples_in(arguments.feed_dict)
+        self._begun_s = time.time()
+        return tf.compat.v1.train.SessionRunArgs(observed)
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        """Reports what came back."""
+        if run_values.results is not None:
+            self._steps += 1
+            self._last = {"step": self._steps, **run_values.results}
+            self._reports.step(self._last, self._samples, self._begun_s)
+        if self._saver is None:
+            return
+        if termination.requested:
+            self._save(run_context.session)
+            termination.leave()
+        if time.monotonic() - self._saved_s >= self._task.checkpoint_interval_s:
+            self._save(run_context.session)
+
+    def end(self, session: Any) -> None:
+        """Reports the last step: a run reads the step while other workers, and itself, still count it up."""
+        step = self._step(session)
+        if self._last is not None:
+            loss = self._last.get("loss")
+            reporter().progress(step, loss=float(loss.mean()) if loss is not None else None)
+        if self._saver is not None and step != self._saved_step:
+            self._save(session)
+
+    def _step(self, session: Any) -> int:
+        """The step of all workers; without a global step the training runs of this one."""
+        step = tf.compat.v1.train.get_global_step(session.graph)
+        return int(session.run(step)) if step is not None else self._steps
+
+    def _save(self, session: Any) -> None:
+        fencing.check(self._task)
+        step = self._step(session)
+        checkpoints.write(self._task, self._saver, session, step)
+        self._saved_s = time.monotonic()
+        self._saved_step = step
+
+
+def _keeps(task: TaskSpec, creator: Any) -> bool:
+    """Whether the state of the creator's session is the job's: not that of a session that only evaluates."""
+    if not task.is_chief or not task.checkpoint_dir:
+        return False
+    trains = bool(trained.of(tf.compat.v1.get_default_graph()).updates)
+    return trains or getattr(creator, "_checkpoint_dir", None) == task.checkpoint_dir
+
+
+def _saver_of(creator: Any) -> Any:
+    """The saver of the creator's scaffold; without a scaffold that of the graph, if it has one."""
+    scaffold = getattr(creator, "_scaffold", None)
+    if scaffold is not None:
+        return scaffold.saver
+    savers = tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.SAVERS)
+    return savers[0] if savers else None
+
+
+def install(task: TaskSpec) -> None:
+    """Replaces how monitored sessions are made."""
+    _find_chief_fast()
+    _connect_creators(task)
+    _add_hooks(task)
+    make = monitored_session.MonitoredTrainingSession
+
+    signature = inspect.signature(make)
+
+    def make_for_task(*args: Any, **kwargs: Any) -> Any:
+        options = signature.bind(*args, **kwargs).arguments
+        named = options.get("checkpoint_dir")
+        checkpoints.say_where_checkpoints_go(task, named)
+        if named is None and "summary_dir" not in options:
+            # Without a folder the script would have written no summaries either.
+            options.setdefault("save_summaries_steps", None)
+            options.setdefault("save_summaries_secs", None)
+            options.setdefault("log_step_count_steps", None)
+        # TensorFlow's own hook needs a global step, which not every script has; ProgressHook saves.
+        options["save_checkpoint_secs"] = options["save_checkpoint_steps"] = None
+        options["stop_grace_period_secs"] = _STOP_GRACE_S
+        options["is_chief"] = task.is_chief
+        options["checkpoint_dir"] = task.checkpoint_dir or None
+        return make(**options)
+
+    for module in (tf.compat.v1.train, monitored_session, training):
+        module.MonitoredTrainingSession = make_for_task
+
+
+def _find_chief_fast() -> None:
+    initialise = session_manager.SessionManager.__init__
+
+    def own_initialise(self: Any, *args: Any, **kwargs: Any) -> None:
+        kwargs["recovery_wait_secs"] = _RECOVERY_WAIT_S
+        initialise(self, *args, **kwargs)
+
+    session_manager.SessionManager.__init__ = own_initialise
+
+
+def _give_saver(scaffold: Any) -> None:
+    """The chief writes and reads the whole checkpoint; by default each ps writes a part of it, on its own machine."""
+    key = tf.compat.v1.GraphKeys.SAVERS
+    if scaffold._saver is None and not tf.compat.v1.get_collection(key):
+        scaffold._saver = tf.compat.v1.train.Saver(sharded=False, allow_empty=True)
+        tf.compat.v1.add_to_collection(key, scaffold._saver)  # for a later session on the same, finalised graph
+
+
+def _connect_creators(task: TaskSpec) -> None:
+    chief, worker = monitored_session.ChiefSessionCreator, monitored_session.WorkerSessionCreator
+    create_as_chief, create_as_worker = chief.create_session, worker.create_session
+
+    def connected(creator: Any) -> Any:
+        creator._master = cluster.server(task).target
+        creator._config = cluster.session_config(task, creator._config)
+        return creator
+
+    def create(creator: Any) -> Any:
+        with plain.not_plain():
+            scaffold = creator._scaffold
+            has_own_saver = scaffold._saver is not None
+            _give_saver(scaffold)
+            if not task.is_chief:
+                return create_as_worker(connected(worker(scaffold=scaffold, config=creator._config)))
+            as_chief = connected(chief(scaffold=scaffold, config=creator._config))
+            named = getattr(creator, "_checkpoint_filename_with_path", None)
+            if _keeps(task, creator):
+                fencing.claim(task)
+                if not has_own_saver:
+                    checkpoints.check_newest(task)
+                newest = tf.train.latest_checkpoint(task.checkpoint_dir)
+                setattr(creator, _RESTORED, newest)
+                if named is None or newest is not None:
+                    named = None
+                    as_chief._checkpoint_dir = task.checkpoint_dir
+            elif named is None and getattr(creator, "_checkpoint_dir", None):
+                as_chief._checkpoint_dir = task.checkpoint_dir or creator._checkpoint_dir
+            as_chief._checkpoint_filename_with_path = named
+            return create_as_chief(as_chief)
+
+    chief.create_session = create
+    worker.create_session = create
+
+
+def _add_hooks(task: TaskSpec) -> None:
+    base = monitored_session._MonitoredSession
+    initialise = base.__init__
+    saver_hook = tf.compat.v1.train.CheckpointSaverHook
+
+    def own_initialise(
+        self: Any, session_creator: Any, hooks: Any, should_recover: bool, stop_grace_period_secs: float = _STOP_GRACE_S
+    ) -> None:
+        creator = session_creator or monitored_session.ChiefSessionCreator()
+        # All workers' hooks would write the same files.
+        given = [hook for hook in hooks or () if task.is_chief or not isinstance(hook, saver_hook)]
+        hooks = [*given, CloseTokens(), ProgressHook(task, creator, given)]
+        initialise(self, creator, hooks, should_recover, _STOP_GRACE_S)
+
+    base.__init__ = own_initialise

@@ -1,0 +1,72 @@
+"""What a worker that runs the script reports of its steps, and how many of them the script has the job train."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from dike import checkpoints
+from dike.reporting import reporter
+from dike.roles.rates import WorkerRates
+from dike.task import TaskSpec
+
+
+class StepReports:
+    """Reports the training steps of one session.
+
+    Args:
+        worker: this worker's index.
+    """
+
+    def __init__(self, worker: int) -> None:
+        self._worker = worker
+        self._rates = WorkerRates()
+        self._last_s: float | None = None
+
+    def step(self, results: Mapping[str, Any], samples: int | None, begun_s: float) -> None:
+        """Reports one step.
+
+        Args:
+            results: values of `step` and, where known, of `loss` and `arrived` (`TrainingGraph.observed`).
+            samples: samples in the step.
+            begun_s: when its run began, on the clock of `time.time`, which TensorFlow's own timestamps are on.
+        """
+        now_s = time.time()
+        # What the script does between two steps, such as reading its data, is a part of its speed. In a synchronous
+        # step the time after its gradients have arrived is spent waiting for other workers.
+        busy_s = max(results.get("arrived", ()), default=now_s) - (self._last_s or begun_s)
+        if busy_s > 0:  # else the clock was set back
+            self._rates.done(self._worker, float(busy_s))
+        elapsed_s = now_s - self._last_s if self._last_s is not None else 0.0
+        self._last_s = now_s
+        rate = 1.0 / elapsed_s if elapsed_s > 0 else None
+        loss = results.get("loss")
+        reporter().progress(
+            int(results["step"]),
+            loss=float(loss.mean()) if loss is not None else None,
+            steps_per_s=rate,
+            samples_per_s=rate * samples if rate is not None and samples is not None else None,
+        )
+
+
+def last_step(hooks: Iterable[Any]) -> int | None:
+    """The global step at which the first of the hooks will end the training; None if none of them says one yet."""
+    ends = [hook._last_step for hook in hooks if isinstance(hook, tf.compat.v1.train.StopAtStepHook)]
+    return min((int(end) for end in ends if end is not None), default=None)
+
+
+def count_from_first_start(task: TaskSpec) -> None:
+    """A job that is started again trains a `StopAtStepHook`'s `num_steps` in all, not as many again."""
+    base = tf.compat.v1.train.StopAtStepHook
+    after_create_session = base.after_create_session
+
+    def own_after_create_session(self: Any, session: Any, coord: Any) -> None:
+        if self._last_step is None and task.checkpoint_dir:
+            now = int(session.run(self._global_step_tensor))
+            self._last_step = checkpoints.first_step(task, now) + self._num_steps
+        after_create_session(self, session, coord)
+
+    base.after_create_session = own_after_create_session

@@ -1,0 +1,106 @@
+"""Checkpoints of trials that train with TensorFlow 1 sessions.
+
+A folder `session-N` for each session that is open, the script's N-th; the random state; for a script that is to be
+replayed, the results of its runs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from dike import randomness
+from dike.exceptions import BadInputError
+from dike.trial import folders
+from dike.trial.runtime import TrialRuntime
+from dike.trial.spec import TrialSpec
+from dike.v1.trial.runs import RunLog
+
+KIND = "graph"
+RUNS = "runs.jsonl"
+_RANDOMNESS = "randomness.json"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint to go on from.
+
+    Attributes:
+        path: its folder.
+        meta: what `write` noted.
+        read: content of one of its files, by name.
+    """
+
+    path: str
+    meta: dict[str, Any]
+    read: Callable[[str], bytes]
+
+    def restore(self, sessions: Mapping[int, Any]) -> None:
+        """Restores the sessions that were open, and the random state.
+
+        Raises:
+            BadInputError: if a session is missing, or its graph is another.
+        """
+        for number, saved in self.meta["sessions"].items():
+            session = sessions.get(int(number))
+            if session is None:
+                raise BadInputError(
+                    f"Checkpoint '{self.path}' holds a session that the script does not make any more; "
+                    "undo the change, or begin a search of another name."
+                )
+            tracked = session._dike_trial
+            tracked.state.restore(session, f"{self.path}/session-{number}", saved)
+            tracked.counts = saved["counts"]
+        randomness.restore(json.loads(self.read(_RANDOMNESS)))
+
+
+def write(
+    runtime: TrialRuntime, step: int, losses: Mapping[str, Any], sessions: Mapping[int, Any], log: RunLog | None
+) -> str:
+    """Writes a checkpoint.
+
+    Args:
+        runtime: the trial.
+        step: its step.
+        losses: of what its value is made (`LastLosses.state`).
+        sessions: number -> session, those whose state is needed.
+        log: what all runs returned, if the script is to be replayed.
+
+    Returns:
+        The checkpoint's path.
+    """
+    path = runtime.spec.checkpoint_path(step)
+    random_state = json.dumps(randomness.state()).encode()
+    saved = {}
+    for number, session in sessions.items():
+        folder = f"{path}/session-{number}"
+        tf.io.gfile.makedirs(folder)
+        tracked = session._dike_trial
+        saved[str(number)] = {**tracked.state.save(session, folder), "counts": tracked.counts}
+    files = {_RANDOMNESS: random_state}
+    meta: dict[str, Any] = {
+        "kind": KIND,
+        "step": step,
+        "train_s": runtime.train_s,
+        "losses": dict(losses),
+        "sessions": saved,
+    }
+    if log is not None:
+        files[RUNS] = log.dumps()
+        meta["runs"] = len(log)
+    folders.write(path, files, meta)
+    folders.prune(path)
+    return path
+
+
+def find(spec: TrialSpec) -> Checkpoint | None:
+    """The checkpoint that a run of the trial goes on from; None to begin anew."""
+    path = folders.to_resume(spec)
+    if path is None:
+        return None
+    meta, read = folders.read(path)
+    return Checkpoint(path, meta, read) if meta["kind"] == KIND else None

@@ -1,0 +1,163 @@
+"""Lets every session's runs pass through the trial: those of plain sessions, and of monitored ones with their hooks."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.checkpoint import checkpoint_management
+from tensorflow.python.client import session as sessions
+from tensorflow.python.training import monitored_session
+from tensorflow.python.training import training as exported
+
+from dike.trial.spec import TrialSpec
+from dike.v1 import training
+from dike.v1.trial.sessions import GraphTrial, TrackedSession
+
+
+def install(trial: GraphTrial, spec: TrialSpec) -> None:
+    """Wraps the methods that all kinds of TensorFlow 1 sessions share, and the functions that make monitored ones."""
+    _watch_sessions(trial)
+    _watch_monitored_sessions(trial)
+    _move_checkpoints(spec)
+
+
+def _watch_sessions(trial: GraphTrial) -> None:
+    """Wraps the methods that all kinds of TensorFlow 1 sessions share."""
+    base = sessions.BaseSession
+    initialise, run, do_run, close, set_up_partial_run = (
+        base.__init__,
+        base.run,
+        base._do_run,
+        base.close,
+        base.partial_run_setup,
+    )
+
+    def own_initialise(self: Any, *args: Any, **kwargs: Any) -> None:
+        self._dike_trial = None
+        initialise(self, *args, **kwargs)
+        self._dike_trial = trial.opened(self)
+
+    def own_run(self: Any, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
+        if not trial.settles(self):
+            return run(self, fetches, feed_dict, options, run_metadata)
+        trial.leave_if_saved()
+        results = run(self, fetches, feed_dict, options, run_metadata)
+        trial.settle(self)
+        return results
+
+    def own_do_run(
+        self: Any, handle: Any, targets: list[Any], fetches: list[Any], feeds: Any, options: Any, metadata: Any
+    ) -> Any:
+        if handle is not None:
+            return do_run(self, handle, targets, fetches, feeds, options, metadata)
+        return trial.run(
+            self, targets, fetches, lambda more: do_run(self, None, targets, fetches + more, feeds, options, metadata)
+        )
+
+    def own_make_callable(self: Any, fetches: Any, feed_list: Any = None, accept_options: bool = False) -> Any:
+        # TensorFlow's own callables go around `run`.
+        return lambda *values, **options: self.run(
+            fetches, dict(zip(feed_list or (), values, strict=True)), **(options if accept_options else {})
+        )
+
+    def own_set_up_partial_run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        trial.give_up("the script uses Session.partial_run")
+        return set_up_partial_run(self, *args, **kwargs)
+
+    def own_close(self: Any) -> None:
+        tracked: TrackedSession | None = getattr(self, "_dike_trial", None)
+        if tracked is not None:
+            if trial.settles(self) and sys.exc_info()[0] is None:
+                trial.finish(self)
+            self._dike_trial = None
+            trial.closed(tracked)
+        close(self)
+
+    base.__init__, base.run, base._do_run, base.close = own_initialise, own_run, own_do_run, own_close
+    base.make_callable, base.partial_run_setup = own_make_callable, own_set_up_partial_run
+
+
+class RestoreHook(tf.compat.v1.train.SessionRunHook):
+    """Comes first, so that other hooks see the restored session."""
+
+    def __init__(self, trial: GraphTrial) -> None:
+        self._trial = trial
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        """Restores the session."""
+        self._trial.monitored(session)
+
+
+class SettleHook(tf.compat.v1.train.SessionRunHook):
+    """Comes last: the other hooks have seen the step."""
+
+    def __init__(self, trial: GraphTrial) -> None:
+        self._trial = trial
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        """Saves if it is time to."""
+        self._trial.settle(run_context.session)
+
+    def end(self, session: Any) -> None:
+        """Saves what has been trained."""
+        self._trial.finish(session)
+
+
+def _watch_monitored_sessions(trial: GraphTrial) -> None:
+    """Wraps the class that all kinds of monitored sessions share, and the function that makes most of them."""
+    base = monitored_session._MonitoredSession
+    initialise, run, run_step_fn = base.__init__, base.run, base.run_step_fn
+
+    def own_initialise(self: Any, session_creator: Any, hooks: Any, *args: Any, **kwargs: Any) -> None:
+        if training.of(tf.compat.v1.get_default_graph()).updates:
+            hooks = [RestoreHook(trial), *(hooks or ()), SettleHook(trial)]
+        initialise(self, session_creator, hooks, *args, **kwargs)
+
+    def own_run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        trial.leave_if_saved()
+        return run(self, *args, **kwargs)
+
+    def own_run_step_fn(self: Any, step_fn: Any) -> Any:
+        trial.leave_if_saved()
+        result = run_step_fn(self, step_fn)
+        trial.settle(self._tf_sess())  # the function may train without hooks
+        return result
+
+    base.__init__, base.run, base.run_step_fn = own_initialise, own_run, own_run_step_fn
+
+
+def _move_checkpoints(spec: TrialSpec) -> None:
+    """Gives every run of every trial a folder of its own for what `MonitoredTrainingSession` saves and restores.
+
+    Trials that run the same script name the same folder, and would go on from each other's checkpoints.
+    """
+    make = monitored_session.MonitoredTrainingSession
+    get_state = checkpoint_management.get_checkpoint_state
+    signature = inspect.signature(make)
+    moved: dict[str, str] = {}
+
+    @functools.wraps(make)
+    def own_make(*args: Any, **kwargs: Any) -> Any:
+        options = signature.bind(*args, **kwargs).arguments
+        named = options.get("checkpoint_dir")
+        intervals = ("save_checkpoint_secs", "save_checkpoint_steps")
+        only_restores = all(name in options and options[name] is None for name in intervals)
+        if named and not only_restores:
+            if named not in moved:
+                moved[named] = f"{spec.folder.rstrip('/')}/run-{spec.run}-script-{len(moved)}"
+                print(f"dike: checkpoints for '{named}' go to '{moved[named]}'.", file=sys.stderr, flush=True)
+            options["checkpoint_dir"] = moved[named]
+        return make(**options)
+
+    @functools.wraps(get_state)
+    def own_get_state(checkpoint_dir: Any, latest_filename: Any = None) -> Any:
+        return get_state(moved.get(checkpoint_dir, checkpoint_dir), latest_filename)
+
+    for module in (tf.compat.v1.train, monitored_session, exported):
+        module.MonitoredTrainingSession = own_make
+    for module in (tf.compat.v1.train, tf.train, checkpoint_management, exported):
+        module.get_checkpoint_state = own_get_state

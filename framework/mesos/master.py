@@ -1,0 +1,302 @@
+"""Finding the Mesos master a user named, and what it says of its agents."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import httpx
+from kazoo.exceptions import KazooException
+from kazoo.handlers.threading import KazooTimeoutError
+
+from dike.exceptions import BadInputError
+from executor.driver import pymesos
+from framework.mesos.offers import attribute_text, node_class, node_names
+from solver import NodeClass
+
+DEFAULT_PORT = 5050
+RETRY_S = 0.5
+REQUEST_TIMEOUT_S = 5.0
+Credentials = tuple[str, str]
+"""Principal and secret, for HTTP basic authentication."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Master:
+    """A master that has answered.
+
+    Attributes:
+        uri: what to give to the driver: `host:port` or a `zk://` URI.
+        host, port: the leading master's address.
+        version: its Mesos version.
+        credentials: who asks, for masters that answer only whom they know.
+    """
+
+    uri: str
+    host: str
+    port: int
+    version: str
+    credentials: Credentials | None = field(default=None, repr=False)
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    def ask(self, path: str) -> dict[str, Any] | None:
+        """The JSON object that the master answers a GET with; None where it does not tell."""
+        try:
+            answer = _get(f"http://{self.address}{path}", credentials=self.credentials)
+            answer.raise_for_status()
+            values = answer.json()
+        except (httpx.HTTPError, ValueError) as error:
+            logger.info("the master does not answer %s: %s", path, error)
+            return None
+        return values if isinstance(values, dict) else None
+
+    def agents(self, admits: Callable[[Mapping[str, str], str], bool] = lambda *_: True) -> list[NodeClass] | None:
+        """Every registered agent with all its resources, used or not; None where the master does not tell.
+
+        Args:
+            admits: from an agent's attributes and host name, whether it is wanted.
+        """
+        answer = self.ask("/slaves")
+        if answer is None:
+            return None
+        slaves: list[dict[str, Any]] = [slave for slave in answer.get("slaves", []) if slave.get("active")]
+        names = node_names({slave["id"]: slave["hostname"] for slave in slaves})
+        nodes = []
+        for slave in slaves:
+            attributes = {name: attribute_text(value) for name, value in slave.get("attributes", {}).items()}
+            if not admits(attributes, slave["hostname"]):
+                continue
+            scalars = {key: float(slave["resources"].get(key, 0)) for key in ("cpus", "mem", "disk", "gpus")}
+            nodes.append(node_class(names[slave["id"]], scalars, attributes))
+        return nodes
+
+
+class LeadingMaster:
+    """The master that leads now; may be asked from any thread.
+
+    Args:
+        found: the one that led at the beginning.
+    """
+
+    def __init__(self, found: Master) -> None:
+        self._now = found
+
+    @property
+    def uri(self) -> str:
+        """What to give to the driver: `host:port` or a `zk://` URI."""
+        return self._now.uri
+
+    @property
+    def host(self) -> str:
+        """Its host."""
+        return self._now.host
+
+    @property
+    def port(self) -> int:
+        """Its port."""
+        return self._now.port
+
+    @property
+    def address(self) -> str:
+        """Its `host:port`."""
+        return self._now.address
+
+    @property
+    def version(self) -> str:
+        """Its Mesos version."""
+        return self._now.version
+
+    def subscribed_at(self, address: str, version: str) -> None:
+        """A master has taken us in.
+
+        Where the user named one master by its address we stay with that: what a master calls itself need not be
+        reachable from here, and one that does not lead any more names its successor.
+
+        Args:
+            address: its `host:port`.
+            version: its Mesos version; empty where it has not told.
+        """
+        now = dataclasses.replace(self._now, version=version or self._now.version)
+        if now.uri.startswith("zk://"):
+            host, _, port = address.rpartition(":")
+            now = dataclasses.replace(now, host=host, port=int(port))
+        self._now = now
+
+    def ask(self, path: str) -> dict[str, Any] | None:
+        """As `Master.ask`."""
+        return self._now.ask(path)
+
+    def agents(self, admits: Callable[[Mapping[str, str], str], bool] = lambda *_: True) -> list[NodeClass] | None:
+        """As `Master.agents`."""
+        return self._now.agents(admits)
+
+
+def connect(uri: str, timeout_s: float, credentials: Credentials | None = None) -> Master:
+    """Waits until a Mesos master answers.
+
+    Args:
+        uri: `host`, `host:port` or `zk://host:port[,host:port...]/path`.
+        timeout_s: how long to wait, in seconds.
+        credentials: for what it will be asked.
+
+    Raises:
+        BadInputError: if the address makes no sense, nothing answers in time, or what answers is not Mesos.
+    """
+    deadline = time.monotonic() + timeout_s
+    is_elected = uri.startswith("zk://")
+    address = None if is_elected else _split(uri)
+    reason = "no answer"
+    while True:
+        if is_elected:
+            # Looked up for each try: ZooKeeper names a master that is gone for some seconds more.
+            address = _leader(uri, deadline) or address
+        if address is None:
+            raise BadInputError(f"{uri} named no leading Mesos master within {timeout_s:g} s; check --master.")
+        host, port = address
+        try:
+            answer = _get(f"http://{host}:{port}/version", min(REQUEST_TIMEOUT_S, max(timeout_s, 0.1)))
+        except httpx.TransportError as error:
+            reason = str(error) or type(error).__name__
+        else:
+            version = _mesos_version(answer)
+            if version is not None and _is_master(host, port):
+                return Master(uri if "://" in uri else f"{host}:{port}", host, port, version, credentials)
+            # A Mesos master that is just starting has its version up before the rest.
+            if answer.status_code < httpx.codes.INTERNAL_SERVER_ERROR and (version is None or _is_agent(host, port)):
+                raise BadInputError(
+                    f"What answers at {host}:{port} is not a Mesos master; check --master (its port is usually 5050)."
+                )
+            reason = f"HTTP {answer.status_code}"
+        if time.monotonic() >= deadline:
+            raise BadInputError(
+                f"No Mesos master answered at {host}:{port} within {timeout_s:g} s ({reason}); check --master, or "
+                "leave it out to use a private Mesos on this machine."
+            )
+        time.sleep(RETRY_S)
+
+
+def leading_for_s(address: str, credentials: Credentials | None = None) -> float | None:
+    """For how long a master has been the leading one, by its own clock; None where it does not tell.
+
+    Args:
+        address: its `host:port`.
+        credentials: who asks.
+    """
+    try:
+        answer = httpx.post(
+            f"http://{address}/api/v1",
+            json={"type": "GET_MASTER"},
+            headers={"Accept": "application/json"},
+            auth=credentials,
+            timeout=REQUEST_TIMEOUT_S,
+            trust_env=False,
+        )
+        answer.raise_for_status()
+        elected_s = float(answer.json()["get_master"]["elected_time"])
+        now_s = parsedate_to_datetime(answer.headers["Date"]).timestamp()
+    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+        logger.info("the master does not tell since when it leads: %s", error)
+        return None
+    return max(0.0, now_s - elected_s)
+
+
+def _get(url: str, timeout_s: float = REQUEST_TIMEOUT_S, credentials: Credentials | None = None) -> httpx.Response:
+    # Not through a proxy of the environment: masters are in the cluster's own network, or on this machine.
+    return httpx.get(url, auth=credentials, timeout=timeout_s, follow_redirects=True, trust_env=False)
+
+
+def _mesos_version(answer: httpx.Response) -> str | None:
+    """The version, if it is a Mesos that answered."""
+    try:
+        data = answer.json()
+    except ValueError:
+        return None
+    if isinstance(data, dict) and "build_user" in data and isinstance(data.get("version"), str):
+        return str(data["version"])
+    return None
+
+
+def _is_master(host: str, port: int) -> bool:
+    return _healthy(f"http://{host}:{port}/master/health")
+
+
+def _is_agent(host: str, port: int) -> bool:
+    return _healthy(f"http://{host}:{port}/slave(1)/health")
+
+
+def _healthy(url: str) -> bool:
+    try:
+        return _get(url).is_success
+    except httpx.TransportError:
+        return False
+
+
+def _split(uri: str) -> tuple[str, int]:
+    # Not a URL parser: only what people paste.
+    host, separator, port = uri.removeprefix("http://").rstrip("/").rpartition(":")
+    if not separator:
+        host, port = port, str(DEFAULT_PORT)
+    if not re.fullmatch(r"[\w.-]+", host) or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 2**16:
+        raise _not_an_address(uri)
+    return host, int(port)
+
+
+def _not_an_address(uri: str) -> BadInputError:
+    return BadInputError(f"'{uri}' is not the address of a master; --master takes HOST:PORT or zk://HOST:PORT/PATH.")
+
+
+class _Found:
+    """What pymesos' detector calls back."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Event()
+        self.address: tuple[str, int] | None = None
+
+    def onNewMasterDetectedMessage(self, data: bytes) -> None:  # noqa: N802 (pymesos' name)
+        try:
+            address = json.loads(data)["address"]
+            self.address = (str(address["ip"]), int(address["port"]))
+        except (ValueError, KeyError, TypeError) as error:
+            logger.warning("ZooKeeper holds something that is not a Mesos master: %s", error)
+            return
+        self.changed.set()
+
+    def onNoMasterDetectedMessage(self) -> None:  # noqa: N802 (pymesos' name)
+        logger.info("ZooKeeper knows no leading Mesos master yet")
+
+
+def _leader(uri: str, deadline: float) -> tuple[str, int] | None:
+    """Asks ZooKeeper for the leading master; None where it names none in time.
+
+    Raises:
+        BadInputError: if the address makes no sense.
+    """
+    if not re.fullmatch(r"zk://[\w.-]+:[0-9]+(,[\w.-]+:[0-9]+)*/\S+", uri):
+        raise _not_an_address(uri)
+    found = _Found()
+    detector = pymesos.detector.MasterDetector(uri.partition("://")[2], found)
+    starting = threading.Thread(target=_start_detector, args=(detector,), daemon=True)
+    starting.start()
+    found.changed.wait(max(0.0, deadline - time.monotonic()))
+    detector.stop()
+    return found.address
+
+
+def _start_detector(detector: pymesos.detector.MasterDetector) -> None:
+    try:
+        detector.start()
+    except (KazooTimeoutError, KazooException) as error:
+        logger.info("ZooKeeper did not answer: %s", error)

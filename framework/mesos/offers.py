@@ -1,0 +1,163 @@
+"""Offers: what each agent has on the table, and the solver's view of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from framework.mesos.resources import ResourcePool, usable_amounts
+from solver import Cluster, NodeClass
+
+MIB = 2**20
+NO_OFFER_S = 10.0
+"""After so long without any offer the user is told."""
+DEFAULT_NETWORK_GBPS = 10.0
+DEFAULT_WITHIN_NODE_GBPS = 64.0
+
+
+@dataclass
+class AgentOffer:
+    """All that one agent offers at the moment; several offers of one agent count as one.
+
+    Attributes:
+        agent_id: Mesos' id of the agent.
+        node: the agent's name in plans: its host name, with a part of the id where that is not unique.
+        address: host or IP address under which the agent's tasks can be reached.
+        attributes: the agent's attributes as text.
+        offer_ids: the offers behind it.
+        pool: the resources.
+    """
+
+    agent_id: str
+    node: str
+    address: str
+    attributes: dict[str, str]
+    offer_ids: list[str] = field(default_factory=list)
+    resources: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def pool(self) -> ResourcePool:
+        """A fresh pool of everything offered."""
+        return ResourcePool(self.resources)
+
+    @property
+    def amounts(self) -> dict[str, float]:
+        """Resource -> how much of it is offered (`usable_amounts`)."""
+        return usable_amounts(self.resources)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that it may be called in plans."""
+        return _names(self.node.partition("/")[0], self.agent_id)
+
+    def node_class(self) -> NodeClass:
+        """The agent as the solver sees it."""
+        return node_class(self.node, self.amounts, self.attributes)
+
+
+def by_agent(offers: Iterable[dict[str, Any]]) -> list[AgentOffer]:
+    """Offers in Mesos' JSON form, put together by agent; by name of the agent."""
+    agents: dict[str, AgentOffer] = {}
+    for offer in offers:
+        agent_id = offer["agent_id"]["value"]
+        agent = agents.get(agent_id)
+        if agent is None:
+            taken = {one.node for one in agents.values()}
+            agent = agents[agent_id] = AgentOffer(
+                agent_id=agent_id,
+                node=next(name for name in _names(offer["hostname"], agent_id) if name not in taken),
+                address=address_of(offer),
+                attributes=attributes_of(offer.get("attributes", ())),
+            )
+        agent.offer_ids.append(offer["id"]["value"])
+        agent.resources.extend(offer.get("resources", ()))
+    return sorted(agents.values(), key=lambda agent: agent.node)
+
+
+def describe_offers(agents: Iterable[AgentOffer]) -> str:
+    """What is on offer, agent by agent, in words."""
+    texts = []
+    for agent in agents:
+        pool = agent.pool
+        texts.append(
+            f"{agent.node} {pool.scalar('cpus'):g} cpus, {pool.scalar('mem'):g} MiB, {pool.scalar('gpus'):g} gpus, "
+            f"{len(pool.ports())} ports"
+        )
+    return "; ".join(texts) or "nothing"
+
+
+def node_names(hostnames: Mapping[str, str]) -> dict[str, str]:
+    """Names of agents in plans, each its own: the host name, with as much of the id as it takes to tell them apart.
+
+    Args:
+        hostnames: agent's id -> host name.
+
+    Returns:
+        Agent's id -> name; what follows the host name begins with a slash.
+    """
+    count = Counter(name for one, hostname in hostnames.items() for name in _names(hostname, one))
+    return {
+        one: next((name for name in _names(hostname, one) if count[name] == 1), f"{hostname}/{one}")
+        for one, hostname in hostnames.items()
+    }
+
+
+def _names(hostname: str, agent_id: str) -> tuple[str, str, str]:
+    """From short to certainly unique: agents that registered at different masters may all be S0 there."""
+    return hostname, f"{hostname}/{agent_id.rsplit('-', 1)[-1]}", f"{hostname}/{agent_id}"
+
+
+def cluster_of(nodes: Iterable[NodeClass]) -> Cluster:
+    """A solver cluster of these nodes."""
+    return Cluster(nodes=tuple(nodes), within_node_gbps=DEFAULT_WITHIN_NODE_GBPS, across_racks_gbps=None)
+
+
+def node_class(name: str, scalars: dict[str, float], attributes: dict[str, str]) -> NodeClass:
+    """A solver's node from an agent's resources and attributes.
+
+    Attributes it knows: `gpu_model`, `rack`, `network_gbps` (10 where it is not given or not a positive number).
+    """
+    return NodeClass(
+        name=name,
+        count=1,
+        cpus=scalars.get("cpus", 0.0),
+        mem_bytes=int(scalars.get("mem", 0.0) * MIB),
+        gpus=int(scalars.get("gpus", 0.0)),
+        gpu_model=attributes.get("gpu_model"),
+        disk_bytes=int(scalars.get("disk", 0.0) * MIB),
+        network_gbps=_positive(attributes.get("network_gbps")) or DEFAULT_NETWORK_GBPS,
+        rack=attributes.get("rack"),
+    )
+
+
+def attributes_of(attributes: Iterable[dict[str, Any]]) -> dict[str, str]:
+    """Mesos attributes as text, whatever their type."""
+    texts = {}
+    for attribute in attributes:
+        kind = attribute.get("type")
+        if kind == "TEXT":
+            texts[attribute["name"]] = attribute_text(attribute["text"]["value"])
+        elif kind == "SCALAR":
+            texts[attribute["name"]] = attribute_text(attribute["scalar"]["value"])
+    return texts
+
+
+def attribute_text(value: str | float) -> str:
+    """One attribute's value as text; the same for what offers say and for what the master says of agents."""
+    return f"{value:g}" if isinstance(value, float | int) else str(value)
+
+
+def address_of(offer: dict[str, Any]) -> str:
+    """Where the agent's tasks can be reached: its IP address, which needs no name service."""
+    address = offer.get("url", {}).get("address", {})
+    return str(address.get("ip") or address.get("hostname") or offer["hostname"])
+
+
+def _positive(text: str | None) -> float | None:
+    try:
+        value = float(text or "")
+    except ValueError:
+        return None
+    return value if value > 0 else None

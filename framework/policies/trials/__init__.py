@@ -1,0 +1,1 @@
+"""Which trials of a search run, and where."""

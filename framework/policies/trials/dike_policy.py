@@ -1,0 +1,188 @@
+"""Dike's own policy: the greatest chance per second to beat the best loss so far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from framework.policies.trials.bound import Turn
+from framework.policies.trials.interface import Choice, Decision, PolicySettings, SlotView, TrialView
+from framework.policies.trials.progress import Progress
+
+AHEAD = 0.03
+"""So far below the best loss we expect the goal, as a share of what the best trial has come down."""
+PATIENCE = 16
+"""A trial that stands still is worth a quantum in so many times the time it has had, as much as one at the best loss
+that comes down by s in a quantum is worth in one."""
+MARGIN = 1.3
+"""A trial must be worth so many times as much as the one it replaces."""
+
+LONGEST_WAIT = 40
+"""A trial that has been passed over so many times for each trial of the search runs a quantum."""
+
+_FARTHEST = 1e12
+"""Distances are cut off here, so that no loss, however large, overflows."""
+
+
+class DikePolicy:
+    """Runs the trials with the greatest chance per second to come to the goal. docs/policies.md explains it.
+
+    The goal is the loss that the search would be content with; nobody knows it. It is believed to lie an exponentially
+    distributed distance below the best loss that any trial, ended ones included, has reported; the mean s of this
+    distance is 3% of what the best trial has come down from the median first loss. A trial at a s above the best loss
+    that falls v s a second goes down another y s in (a + y) / v seconds, and meets the goal on the way with the
+    probability 1 - exp(-y). The greatest ratio of the two is v / (1 + a + z) (an index as in Gittins, 'Bandit
+    Processes and Dynamic Allocation Indices', J. R. Stat. Soc. B 41, 1979, section 4). How fast a loss falls says much
+    about a learning rate and little about how far the trial will come, so the speed counts with its square root:
+
+        worth = sqrt(v) / (1 + a + z), where exp(z) = 1 + a + z
+
+    v is the geometric mean of its speed since its beginning and in the second half of its time, by the quantum. sqrt(v)
+    counts as (1 + a) quanta / (16 times the time it has had) at least. As this floor falls as 1 / time, trials that
+    stand still share what is given to them by turns that become twice as long as those before, and one that starts late
+    has its chance.
+
+    * Trials are bound to no slot. At the end of a quantum the trial with the greatest worth takes the slot; one that
+      replaces another has to be worth 1.3 times as much.
+    * A trial without a slice so far comes before all others. One that has run and reported nothing is taken to have
+      trained for the quanta it was given, and to stand at the median first loss.
+    * Losses count as the lowest so far, so noise and divergence look like standing still. A trial whose newest loss is
+      NaN or infinite comes last and runs when nothing else can; what it has reached before counts for nobody.
+    * Nobody else starves: a trial that has been passed over 40 times for each trial there is runs a quantum, which
+      takes 2.5% of the slots at most.
+    * One that cannot be suspended goes on.
+
+    Args:
+        settings: the length of a quantum.
+    """
+
+    name = "dike"
+
+    def __init__(self, settings: PolicySettings) -> None:
+        self._quantum_s = settings.quantum_s
+        self._progress: dict[int, Progress] = {}
+        self._turns: dict[int, Turn] = {}
+        self._passed_over: dict[int, int] = {}
+        self._quanta: dict[int, int] = {}
+        """Trial -> how many quanta it has been given."""
+
+    def decide(self, now_s: float, trials: Sequence[TrialView], slots: Sequence[SlotView]) -> Decision:
+        """See `framework.policies.trials.interface.Policy`."""
+        by_id = {trial.id: trial for trial in trials}
+        for trial in trials:
+            self._progress.setdefault(trial.id, Progress()).update(trial)
+        open_slots: dict[int, TrialView | None] = {}
+        turns: dict[int, Turn] = {}
+        for slot in slots:
+            running = by_id.get(slot.trial) if slot.trial is not None else None
+            if slot.busy or (running is None and slot.trial is not None):
+                continue
+            if running is None:
+                open_slots[slot.id] = None
+                continue
+            turn = self._turns.get(slot.id)
+            if turn is None or (turn.trial, turn.since_s) != (running.id, slot.since_s):
+                turn = Turn(running.id, slot.since_s, now_s + self._quantum_s)
+            if now_s >= turn.ends_s:
+                turn = Turn(running.id, slot.since_s, now_s + self._quantum_s)
+                if running.preemptible:
+                    open_slots[slot.id] = running
+            turns[slot.id] = turn
+        self._turns = turns
+        runs = self._fill(open_slots, [trial for trial in trials if trial.runnable]) if open_slots else {}
+        return Decision(runs, min((turn.ends_s for turn in turns.values()), default=None))
+
+    def _fill(self, slots: Mapping[int, TrialView | None], waiting: Sequence[TrialView]) -> dict[int, Choice]:
+        """Gives out slots, the best trial first: the slot it has, else an empty one, else that of the worst.
+
+        Args:
+            slots: slot -> the trial that runs there and may be replaced, None if it is empty.
+            waiting: the trials that can be given a slot.
+        """
+        home = {trial.id: slot for slot, trial in slots.items() if trial is not None}
+        worths = self._worths([*(trial for trial in slots.values() if trial is not None), *waiting])
+        ranks = {
+            trial: (worth * MARGIN if trial in home else worth, trial in home, -trial)
+            for trial, (worth, _) in worths.items()
+        }
+        refused = {trial.id: trial.refused for trial in waiting}
+        # Those that are to lose their trial come last, so that the best trials run on.
+        by_need = sorted(slots, key=lambda slot: (-math.inf,) if (held := slots[slot]) is None else ranks[held.id])
+        # Patience has its end, but not for those that are lost.
+        for view in waiting:
+            self._passed_over[view.id] = self._passed_over.get(view.id, 0) + 1
+            worth, _ = worths[view.id]
+            if self._passed_over[view.id] > LONGEST_WAIT * len(ranks) and worth > -math.inf:
+                ranks[view.id] = (math.inf, False, -view.id)
+                worths[view.id] = (worth, "has waited long")
+        runs: dict[int, Choice] = {}
+        for trial in sorted(ranks, key=lambda trial: ranks[trial], reverse=True):
+            if trial in home:
+                slot = home[trial] if home[trial] not in runs else None
+            else:
+                slot = next((slot for slot in by_need if slot not in runs and slot not in refused[trial]), None)
+            if slot is not None:
+                worth, reason = worths[trial]
+                runs[slot] = Choice(trial, reason, worth if math.isfinite(worth) else None)
+                self._passed_over[trial] = 0
+                self._quanta[trial] = self._quanta.get(trial, 0) + 1
+                if len(runs) == len(slots):
+                    break
+        return runs
+
+    def _worths(self, trials: Sequence[TrialView]) -> dict[int, tuple[float, str]]:
+        """Trial -> what a second of it is worth, and why; inf for those that never ran, -inf for those that are lost.
+
+        A worth is the chance to come to the goal, per second.
+        """
+        sound = [progress for progress in self._progress.values() if progress.first_loss is not None]
+        first = median([progress.first_loss for progress in sound if progress.first_loss is not None] or [0.0])
+        best = min((progress.loss for progress in sound if not progress.is_lost), default=first)
+        mean_distance = AHEAD * (first - best)
+        worths = {}
+        for trial in trials:
+            progress = self._progress[trial.id]
+            if progress.is_lost:
+                worths[trial.id] = (-math.inf, "no sound trial waits")
+            elif not trial.slices and not trial.readings:
+                worths[trial.id] = (math.inf, "first slice")
+            else:
+                worths[trial.id] = self._worth(trial, first, best, mean_distance)
+        return worths
+
+    def _worth(self, trial: TrialView, first: float, best: float, mean_distance: float) -> tuple[float, str]:
+        progress = self._progress[trial.id]
+        quanta = 1 if trial.readings else max(len(trial.slices), self._quanta.get(trial.id, 0))
+        had_s = max(progress.train_s, self._quantum_s * quanta)
+        if mean_distance <= 0:
+            return 1 / (PATIENCE * had_s), "least trained"
+        loss = first if progress.first_loss is None else progress.loss
+        above = min((loss - best) / mean_distance, _FARTHEST)
+        # Both by the quantum, so that they are numbers without a unit.
+        speed = 0.0
+        if loss < first and (fall := progress.recent_fall()) > 0:
+            ever, lately = (first - loss) / mean_distance, fall / mean_distance / 0.5
+            speed = math.sqrt(ever) * math.sqrt(lately) * self._quantum_s / had_s
+        least = (1 + above) * self._quantum_s / (PATIENCE * had_s)
+        reason = "best chance to beat the best" if math.sqrt(speed) > least else "may start late"
+        return max(math.sqrt(speed), least) / (1 + above + way_beyond(above)), reason
+
+
+def way_beyond(above: float) -> float:
+    """How far beyond the best loss so far the ratio of chance and time is greatest.
+
+    Args:
+        above: how far a trial is above the best loss; at least 0, in units of the goal's mean distance below it.
+
+    Returns:
+        The z of exp(z) = 1 + above + z, in the same units.
+    """
+    # Newton's method from above the root, where it converges from one side: the function is convex.
+    way = math.log1p(above + math.sqrt(2 * above)) + math.sqrt(above) / (1 + above)
+    for _ in range(6):
+        slope = math.expm1(way)
+        if slope <= 0:
+            break
+        way -= (slope - above - way) / slope
+    return way

@@ -1,0 +1,171 @@
+"""What a policy sees of a search and what it answers.
+
+The same objects decide in a real search (`framework.search`) and in virtual time (`framework.simulation`). A policy
+decides for all slots at once; one that binds trials to slots, as the paper 'Hermes' does, keeps the binding itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a trial reported of a stretch of its training.
+
+    Attributes:
+        train_s: seconds the trial had trained in all its slices when the stretch ended; time spent suspended, starting
+            or restoring does not count.
+        step: training steps it had done then.
+        loss: mean of the losses of the stretch, or what stands for a loss: an objective to be maximised comes negated.
+            NaN and infinities are passed on as they are.
+        low, high: least and greatest loss of the stretch; NaN if one of its losses was.
+        count: how many losses the stretch holds, at least 1.
+    """
+
+    train_s: float
+    step: int
+    loss: float
+    low: float
+    high: float
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class TrialView:
+    """A trial that has not ended, as a policy sees it.
+
+    Attributes:
+        id: its number, unique in the search; trials arrive in the order of their numbers.
+        arrived_s: when it entered the search, on the policy's clock.
+        readings: all it has reported, oldest first; the older ones are merged as they become many.
+        slices: for each time slice it has had, the current one included, the number of readings before it.
+        runnable: whether it can be given a slot now; a trial in the middle of a suspension or a start is not, nor is
+            one that is running.
+        preemptible: whether it can be suspended; it is said of running trials and believed of others.
+        refused: slots it must not be given (it failed there).
+        batch_size: samples of one of its steps; 1 where that is not known.
+        speeds: kind of slot -> samples a second that it was measured to train there; kinds it never ran on are missing.
+    """
+
+    id: int
+    arrived_s: float
+    readings: Sequence[Reading] = ()
+    slices: Sequence[int] = ()
+    runnable: bool = True
+    preemptible: bool = True
+    refused: frozenset[int] = frozenset()
+    batch_size: float = 1.0
+    speeds: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SlotView:
+    """A slot: one GPU, or a share of CPUs, that holds one running trial.
+
+    Attributes:
+        id: its number, unique in the search.
+        trial: the trial that runs in it; None if it is empty.
+        since_s: when that trial's slice began, on the policy's clock.
+        busy: whether it is being emptied or filled at the moment; a policy leaves it alone, and is asked again when
+            that is over.
+        kind: what it computes on, such as `v100`; slots of one kind are equally fast. Empty where that is not known.
+    """
+
+    id: int
+    trial: int | None = None
+    since_s: float = 0.0
+    busy: bool = False
+    kind: str = ""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Why a trial was given a slot.
+
+    Attributes:
+        trial: its number.
+        reason: a few words for people, such as `first slice` or `fastest convergence`.
+        score: what it was compared by (convergence, expected time, ...), greater is better; None without comparison.
+    """
+
+    trial: int
+    reason: str
+    score: float | None = None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a policy wants now.
+
+    Attributes:
+        runs: slot -> the trial that is to hold it from now on. Naming the trial that runs there lets it go on; a slot
+            that is not named keeps what it has, and stays empty if it has nothing.
+        wake_at_s: when to ask again if nothing happens before; None if only an event can change the answer.
+        suspends: slots whose trial is to be suspended with none in its place; once it is out it can be given any slot.
+    """
+
+    runs: Mapping[int, Choice] = field(default_factory=dict)
+    wake_at_s: float | None = None
+    suspends: frozenset[int] = frozenset()
+
+
+class Policy(Protocol):
+    """Decides which trials run.
+
+    `decide` is called when a trial arrives or ends, when a slot comes, goes, or has been emptied or filled, and at the
+    time it asked for. It must not:
+        * give one trial two slots, or a busy slot anything;
+        * name a trial that is neither runnable nor running in that very slot (trials do not hop from one slot to
+          another while they run), or that refuses the slot;
+        * replace or suspend a running trial that is not preemptible, or both vacate a slot and give it a trial.
+    Given the same calls it gives the same answers; what is random in it comes from a seed.
+    """
+
+    name: str
+
+    def decide(self, now_s: float, trials: Sequence[TrialView], slots: Sequence[SlotView]) -> Decision:
+        """Which trial is to hold which slot.
+
+        Args:
+            now_s: the time, on any clock that only moves forward.
+            trials: all trials that have arrived and not ended, by number.
+            slots: all slots there are, by number.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Milestone:
+    """From some decrease of a trial's loss on, its quantum is longer (paper 'Hermes', section 4.3).
+
+    Attributes:
+        decrease: share of its first loss that a trial has to have lost, between 0 and 1.
+        quantum_s: its quantum from then on, in seconds.
+    """
+
+    decrease: float
+    quantum_s: float
+
+
+@dataclass(frozen=True)
+class PolicySettings:
+    """What a search tells its policy; each policy takes what concerns it.
+
+    Attributes:
+        quantum_s: seconds between two decisions on a slot.
+        jobs_per_slot: how many trials are bound to one slot at most (the paper's G_thres).
+        milestones: longer quanta for trials that have come far, by ascending decrease.
+        seed: for policies with something random in them.
+        switch_s: seconds that replacing a trial on a slot takes, as far as is known.
+        move_s: how many seconds more it takes if the trial ran in another slot before: its checkpoint moves.
+    """
+
+    quantum_s: float = 10.0
+    jobs_per_slot: int = 4
+    milestones: tuple[Milestone, ...] = ()
+    seed: int = 0
+    switch_s: float = 1.0
+    move_s: float = 0.0

@@ -1,0 +1,29 @@
+"""Follows what a trial reports."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from framework.policies.trials.interface import Reading
+
+
+class NewReadings:
+    """Tells which readings of one trial are new; the older ones may have been merged in the meantime."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._last: Reading | None = None
+
+    def places(self, readings: Sequence[Reading]) -> range:
+        """Where those are that have come since the last call.
+
+        Args:
+            readings: all that the trial has reported, oldest first.
+        """
+        last, first_new = self._last, self._count
+        if last is not None and (first_new > len(readings) or readings[first_new - 1] is not last):
+            first_new = bisect_right(readings, last.step, key=lambda reading: reading.step)
+        self._count = len(readings)
+        self._last = readings[-1] if readings else None
+        return range(first_new, len(readings))

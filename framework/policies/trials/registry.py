@@ -1,0 +1,35 @@
+"""The policies by name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+
+from dike.exceptions import BadInputError
+from framework.policies.trials.asha import AshaPolicy
+from framework.policies.trials.dike_policy import DikePolicy
+from framework.policies.trials.fifo import FifoPolicy
+from framework.policies.trials.hermes import HermesPolicy
+from framework.policies.trials.hermes2 import Hermes2Policy
+from framework.policies.trials.interface import Policy, PolicySettings
+from framework.policies.trials.round_robin import RoundRobinPolicy
+from framework.policies.trials.slaq import SlaqPolicy
+
+POLICIES: dict[str, Callable[[PolicySettings], Policy]] = {
+    policy.name: policy
+    for policy in (DikePolicy, HermesPolicy, Hermes2Policy, FifoPolicy, RoundRobinPolicy, SlaqPolicy, AshaPolicy)
+}
+"""Name -> what makes the policy; one object serves one search."""
+
+
+def make_policy(name: str, settings: PolicySettings) -> Policy:
+    """A new policy for one search.
+
+    Raises:
+        BadInputError: if there is none of that name.
+    """
+    if name not in POLICIES:
+        near = difflib.get_close_matches(name.lower(), POLICIES, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise BadInputError(f"There is no policy '{name}'; {hint}choose one of {', '.join(sorted(POLICIES))}.")
+    return POLICIES[name](settings)

@@ -1,0 +1,87 @@
+"""The greatest predicted progress first, as in 'SLAQ' (SoCC 2017)."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+from framework.policies.trials.interface import PolicySettings, TrialView
+from framework.policies.trials.new_readings import NewReadings
+from framework.policies.trials.scored import ScoredPolicy
+
+WINDOW = 20
+"""So many of the newest readings are fitted."""
+LEAST = 3
+"""With fewer readings no curve is fitted."""
+
+
+class LossPrediction:
+    """How far one trial's loss will fall in its next quantum.
+
+    As in the paper two families of curves are fitted to the newest losses, the newer the heavier:
+    a / (t + b) + c for sublinear convergence (the paper's quadratic term is left out) and a * exp(-t / b) + c for
+    linear convergence; a and c by weighted least squares for each b of a small grid. The curve with the least error
+    predicts. t is training time in place of the paper's iterations, so trials with steps of different length can be
+    compared. What it predicts is normalised by the greatest change of loss between two readings of the trial so far.
+
+    Args:
+        settings: the length of a quantum.
+    """
+
+    def __init__(self, settings: PolicySettings) -> None:
+        self.quantum_s = settings.quantum_s
+        self._new = NewReadings()
+        self._recent: deque[tuple[float, float]] = deque(maxlen=WINDOW)
+        self._greatest_change = 0.0
+        self._score: float | None = None
+
+    @property
+    def score(self) -> float | None:
+        """The normalised fall predicted for the next quantum; negative where the loss will rise.
+
+        None with less than three readings, -inf if the newest loss is NaN or infinite, 0 where no curve can be fitted.
+        """
+        return self._score
+
+    def update(self, trial: TrialView) -> None:
+        """Takes in what is new."""
+        new = self._new.places(trial.readings)
+        if not new:
+            return
+        for reading in trial.readings[new.start :]:
+            if self._recent and math.isfinite(change := abs(reading.loss - self._recent[-1][1])):
+                self._greatest_change = max(self._greatest_change, change)
+            self._recent.append((reading.train_s, reading.loss))
+        self._score = self._predict()
+
+    def _predict(self) -> float | None:
+        if not math.isfinite(self._recent[-1][1]):
+            return -math.inf
+        points = [point for point in self._recent if math.isfinite(point[1])]
+        if len(self._recent) < LEAST:
+            return None if len(points) == len(self._recent) else 0.0
+        if len(points) < LEAST or not self._greatest_change:
+            return 0.0
+        span_s = points[-1][0] - points[0][0]
+        lowest = min(loss for _, loss in points)
+        heights = [(loss - lowest) / self._greatest_change for _, loss in points]
+        if span_s <= 0 or not all(map(math.isfinite, heights)):
+            return 0.0
+        times = [(time_s - points[0][0]) / span_s for time_s, _ in points]
+        # Late: who only names the policies needs no numpy.
+        from framework.policies.trials.slaq_curves import predicted_fall
+
+        return predicted_fall(times, heights, self.quantum_s / span_s)
+
+
+class SlaqPolicy(ScoredPolicy):
+    """Trials are bound to slots (`Binding`); in each slot the one runs whose loss will fall most in the next quantum.
+
+    SLAQ gives out cores, and one at least to each job; here a slot goes to one trial at a time, and `ScoredPolicy` sees
+    to it that nobody starves.
+    """
+
+    name = "slaq"
+
+    def __init__(self, settings: PolicySettings) -> None:
+        super().__init__(settings, LossPrediction, "greatest predicted fall")

@@ -1,0 +1,277 @@
+"""Gets the profile of a model: from a saved file, or from a child process that imports TensorFlow in our place."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from dike.exceptions import BadInputError
+from dike.profile import ModelProfile
+from framework.project import tensorflow_noise
+from framework.project.entry_point import EntryPoint, find_entry_point, hint, planning_environment
+from framework.project.kept_profiles import kept_profile
+from solver.cli.profiles import load_saved_profile
+from solver.text_files import read_text
+
+_KERAS_PREFIX = "keras:"
+_STDERR = 2
+PRINTS_DRAIN_S = 2.0
+SHOWN_AFTER_S = 10.0
+"""When it is shown what a script prints that takes long to come to its training."""
+
+
+def load_profile(
+    model: str,
+    script_args: Sequence[str] = (),
+    batch_size: int | None = None,
+    timeout_s: float | None = None,
+    *,
+    is_module: bool = False,
+) -> ModelProfile:
+    """The profile of `model`, read where we are: a script runs in the working folder, and its output is shown.
+
+    Args:
+        model: a training script, `keras:NAME`, whose profile is kept, or a saved profile (`.json`).
+        script_args: the script's own arguments.
+        batch_size: samples per step of one worker; None for the script's own.
+        timeout_s: how long a script may take to come to its training; None for as long as it likes.
+        is_module: whether `model` is the name of a module, as for `python -m`.
+
+    Raises:
+        BadInputError: if there is no profile to be had; the message says why in one sentence.
+    """
+    _check_batch_size(batch_size)
+    if is_module:
+        entry = find_entry_point(model, is_module=True)
+        environment = _environment({**os.environ, **entry.environment})
+        return _Reading(str(entry.script), script_args, batch_size, environment).profile(timeout_s)
+    if model.endswith(".json"):
+        return load_saved_profile(model, batch_size)
+    if model.startswith(_KERAS_PREFIX):
+        reading = _Reading(model, (), batch_size, _environment(os.environ))
+        name = model.removeprefix(_KERAS_PREFIX)
+        return kept_profile(name, batch_size, functools.partial(reading.profile, timeout_s))
+    _check_readable(model)
+    return _Reading(model, script_args, batch_size, _environment(os.environ)).profile(timeout_s)
+
+
+def profile_of_job(
+    entry: EntryPoint,
+    archive: bytes,
+    arguments: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    batch_size: int | None = None,
+    checkpoint_dir: str | None = None,
+) -> ModelProfile:
+    """The profile of a script that is about to run as a job: read in the world that its tasks will see.
+
+    It runs in a copy of the folder that travels, with the variables that travel. What it prints until its training
+    begins is shown if it fails or takes long: its chief will print it again.
+
+    Args:
+        entry: the script.
+        archive: what travels (`framework.project.bundle.pack`).
+        arguments: the script's own.
+        environment: what its tasks get (`framework.project.entry_point.environment_for_tasks`).
+        batch_size: samples per step of one worker; None for the script's own.
+        checkpoint_dir: an earlier run's folder: what that has written is there again.
+
+    Raises:
+        BadInputError: if there is no profile to be had; the message says why in one sentence, and what may help.
+    """
+    # Late: a saved profile travels nowhere.
+    from executor import bundle, outputs
+
+    _check_batch_size(batch_size)
+    for_tasks = dict(environment or {})
+    with tempfile.TemporaryDirectory(prefix="dike-world-") as world:
+        folder = Path(world).resolve() / (entry.folder.name or "folder")
+        checkpoints = Path(world).resolve() / "checkpoints"
+        try:
+            folder.mkdir()
+            checkpoints.mkdir()
+            bundle.unpack(io.BytesIO(archive), folder)
+            if checkpoint_dir is not None:
+                outputs.restore_into(folder, checkpoint_dir)
+        except (OSError, bundle.BundleError) as error:
+            raise BadInputError(f"The script's folder cannot be copied to {world}: {error}.") from error
+        own = {
+            **planning_environment(for_tasks),
+            outputs.OUTPUT_DIR_VARIABLE: str(folder),
+            "DIKE_CHECKPOINT_DIR": str(checkpoints),
+        }
+        shown_as = (os.fsencode(folder), os.fsencode(entry.folder))
+        reading = _Reading(entry.path, arguments, batch_size, _environment(own), folder, shown_as)
+        try:
+            return reading.profile(None)
+        except BadInputError as error:
+            said = str(error).replace(str(folder), str(entry.folder))
+            raise BadInputError(f"{said} {hint(said, entry, for_tasks)}".rstrip()) from None
+
+
+def _check_batch_size(batch_size: int | None) -> None:
+    if batch_size is not None and batch_size < 1:
+        raise BadInputError(f"The batch size must be at least 1, not {batch_size}.")
+
+
+def _check_readable(model: str) -> None:
+    if not os.path.exists(model):
+        raise BadInputError(f"There is no file {model}; give a training script, a saved profile (.json) or keras:NAME.")
+    if os.path.isdir(model):
+        raise BadInputError(f"{model} is a folder; give the training script in it.")
+    read_text(Path(model), "training script")
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """A child process that runs a script up to its training.
+
+    Attributes:
+        model: a script or `keras:NAME`.
+        arguments: the script's own.
+        batch_size: samples per step of one worker; None for the script's own.
+        environment: the child's.
+        folder: its working folder; None for ours.
+        shown_as: what its output calls that folder, and what it is shown as; None shows all output as it comes.
+    """
+
+    model: str
+    arguments: Sequence[str]
+    batch_size: int | None
+    environment: Mapping[str, str]
+    folder: Path | None = None
+    shown_as: tuple[bytes, bytes] | None = None
+
+    def profile(self, timeout_s: float | None) -> ModelProfile:
+        """What the child has found.
+
+        Raises:
+            BadInputError: if it has found none.
+        """
+        with tempfile.TemporaryDirectory(prefix="dike-profile-") as folder:
+            output = Path(folder) / "profile.json"
+            # -P: a script's folder may hold files named as our packages or as Python's own.
+            command = [sys.executable, "-P", "-u", "-m", "dike.capture", "--output", str(output)]
+            if self.batch_size is not None:
+                command += ["--batch-size", str(self.batch_size)]
+            prints = _Prints(self.shown_as, os.path.basename(self.model))
+            code = self._run([*command, self.model, *self.arguments], timeout_s, prints)
+            try:
+                data = json.loads(output.read_text(encoding="utf-8"))
+            except (FileNotFoundError, json.JSONDecodeError):
+                data = {
+                    "error": f"{os.path.basename(self.model)} ended its own process before its training began "
+                    f"(exit code {code})."
+                }
+        if "error" in data:
+            prints.show()
+            raise BadInputError(data["error"])
+        return ModelProfile.from_json(data)
+
+    def _run(self, command: list[str], timeout_s: float | None, prints: _Prints) -> int:
+        """Runs the child; what it prints goes to standard error, for standard output may be wanted for JSON."""
+        # A session of its own: whatever processes the script has started can then be ended with it.
+        child = subprocess.Popen(
+            command,
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=dict(self.environment),
+            start_new_session=True,
+        )
+        assert child.stdout is not None
+        # A thread, so that the time-out holds for a script that prints nothing.
+        printer = threading.Thread(target=prints.follow, args=(child.stdout,), daemon=True)
+        printer.start()
+        patience = threading.Timer(SHOWN_AFTER_S, prints.show_late)
+        patience.daemon = True
+        patience.start()
+        try:
+            return child.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            prints.show()
+            raise BadInputError(
+                f"{os.path.basename(self.model)} did not come to its training within {timeout_s:.0f} s."
+            ) from None
+        except KeyboardInterrupt:
+            prints.show()
+            raise
+        finally:
+            patience.cancel()
+            with contextlib.suppress(ProcessLookupError):  # where all of them have ended
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+            # A daemon that the script has started in a session of its own may hold the pipe open for ever.
+            printer.join(PRINTS_DRAIN_S)
+
+
+class _Prints:
+    """What the child prints: shown as it comes, or kept until it is known whether somebody has to see it.
+
+    Args:
+        shown_as: see `_Reading`.
+        name: the script's.
+    """
+
+    def __init__(self, shown_as: tuple[bytes, bytes] | None, name: str) -> None:
+        self._shown_as = shown_as
+        self._name = name
+        self._kept: list[bytes] = []
+        self._is_shown = shown_as is None
+        self._lock = threading.Lock()
+
+    def follow(self, prints: BinaryIO) -> None:
+        """Takes lines in until their source ends."""
+        tensorflow_noise.forward(prints, self)
+
+    def write(self, line: bytes) -> None:
+        """Takes one line in."""
+        if self._shown_as is not None:
+            line = line.replace(*self._shown_as)
+        with self._lock:
+            self._kept.append(line)
+            if self._is_shown:
+                self._flush()
+
+    def flush(self) -> None:
+        """Lines are shown at once, or later on purpose."""
+
+    def show_late(self) -> None:
+        """Shows the same, of a script that takes long."""
+        with self._lock:
+            if not self._is_shown:
+                self._kept.insert(0, f"dike: {self._name} has not come to its training yet; it prints\n".encode())
+        self.show()
+
+    def show(self) -> None:
+        """Shows what was kept back, and whatever comes."""
+        with self._lock:
+            self._is_shown = True
+            self._flush()
+
+    def _flush(self) -> None:
+        with open(_STDERR, "wb", closefd=False) as target:
+            target.writelines(self._kept)
+        self._kept.clear()
+
+
+def _environment(values: Mapping[str, str]) -> dict[str, str]:
+    """A child's environment, with what it needs besides."""
+    environment = {key: value for key, value in values.items() if key not in ("DIKE_MASTER", "DIKE_TASK")}
+    environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    # Reading a model needs no GPU memory; TensorFlow would take all of it.
+    environment.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+    return environment

@@ -1,0 +1,201 @@
+"""What a script's source tells a search: how its flags are spelled, and which libraries it will import.
+
+The script, and the modules that travel with it and that it imports, are parsed, never run.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dike.exceptions import BadInputError
+from framework.project.entry_point import EntryPoint
+
+_TENSORFLOW = ("tensorflow", "keras", "tf_keras")
+PRELOADED = (*_TENSORFLOW, "numpy", "scipy", "pandas", "sklearn", "torch", "torchvision", "matplotlib", "PIL", "h5py")
+"""Libraries that are slow to import, and whose import starts no thread that a fork would lose and touches no GPU."""
+_DIKES_OWN = frozenset({"tune", "grid_search", "report", "checkpoint", "params"})
+"""What scripts ask of `dike` that is not TensorFlow's."""
+_TENSORFLOW_SETTING = re.compile(r"TF_[A-Z0-9_]+|KERAS_BACKEND|KERAS_HOME|XLA_FLAGS")
+"""Environment variables that TensorFlow or Keras reads as it is imported; a script that sets one must do so first."""
+
+
+@dataclass(frozen=True)
+class ScriptFacts:
+    """What is known of a script without running it.
+
+    Attributes:
+        flags: parameter -> the flag that carries it, such as `--batch-size`.
+        preload: modules that a zygote may import before it forks trials.
+    """
+
+    flags: dict[str, str]
+    preload: tuple[str, ...]
+
+
+def script_facts(entry: EntryPoint, names: Sequence[str]) -> ScriptFacts:
+    """Reads a script.
+
+    Args:
+        entry: the script.
+        names: parameters of the search.
+
+    Raises:
+        BadInputError: if the script cannot be read or is not Python.
+    """
+    trees = _trees(entry)
+    literals = {
+        node.value
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    sets_up_tensorflow = any(map(_TENSORFLOW_SETTING.fullmatch, literals))
+    modules = dict.fromkeys(name for tree in trees for name in _preloadable(tree))
+    preload = [
+        name
+        for name in modules
+        if not _files_of(name.partition(".")[0], entry.root)
+        and not (sets_up_tensorflow and name.partition(".")[0] in _TENSORFLOW)
+    ]
+    return ScriptFacts({name: _flag(name, literals) for name in names}, tuple(preload))
+
+
+def _flag(name: str, literals: set[str]) -> str:
+    """The spelling of a parameter's flag that stands in the source; else the plain one."""
+    spelled = [name, name.replace("_", "-"), name.replace("-", "_")]
+    spellings = [f"-{name}", f"--{name}"] if len(name) == 1 else [f"--{spelling}" for spelling in spelled]
+    return next((spelling for spelling in spellings if spelling in literals), f"--{name}")
+
+
+def _trees(entry: EntryPoint) -> list[ast.Module]:
+    """The script and the modules below its root that it imports, in the order in which they are met."""
+    root = entry.root
+    paths = [*_files_of(_package(entry.script, root), root), entry.script]
+    trees: list[ast.Module] = []
+    for path in paths:  # grows as modules are found
+        tree = _parse(path)
+        trees.append(tree)
+        for name, members in _imports(tree, _package(path, root)):
+            for module in (name, *(f"{name}.{member}" for member in members)):
+                paths += [file for file in _files_of(module, root) if file not in paths]
+    return trees
+
+
+def _package(path: Path, root: Path) -> str:
+    """The package that a module's file is in, empty for none."""
+    return ".".join(path.parent.relative_to(root).parts)
+
+
+def _files_of(module: str, root: Path) -> list[Path]:
+    """The files below `root` of a module and the packages that it is in, which Python takes before installed ones."""
+    parts = module.split(".") if module else []
+    places = [root.joinpath(*parts[: count + 1]) for count in range(len(parts))]
+    inits = [place / "__init__.py" for place in places]
+    return [file for file in (*inits, *(place.with_suffix(".py") for place in places[-1:])) if file.is_file()]
+
+
+def _parse(path: Path) -> ast.Module:
+    try:
+        return ast.parse(path.read_bytes(), filename=str(path))
+    except OSError as error:
+        raise BadInputError(f"The script {path} cannot be read: {error.strerror}.") from error
+    except SyntaxError as error:
+        line = f", line {error.lineno}" if error.lineno else ""
+        raise BadInputError(f"{path}{line}: this is not Python: {error.msg}.") from error
+    except ValueError as error:
+        raise BadInputError(f"{path}: this is not Python: {error}.") from error
+
+
+def _preloadable(tree: ast.Module) -> Iterator[str]:
+    """The libraries a module imports, as far as they are worth preloading and installed here."""
+    imports = list(_imports(tree))
+    uses_tensorflow = _uses_tensorflow_as_dike(tree)
+    for name, members in imports:
+        top = name.partition(".")[0]
+        if top == "tensorflow":
+            uses_tensorflow = True
+        elif top in PRELOADED and _is_installed(top):
+            candidates = [name, *(f"{name}.{member}" for member in members)]
+            yield from (candidate for candidate in candidates if _is_module(candidate))
+    if uses_tensorflow and _is_installed("tensorflow"):
+        yield "tensorflow"
+        # Left to itself TensorFlow imports Keras when it is first asked for it, in every trial anew.
+        if _mentions_keras(tree):
+            yield "keras"
+
+
+def _imports(tree: ast.AST, package: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Module and imported members of what is imported as the module is loaded, in its order.
+
+    Args:
+        tree: the module.
+        package: the package that it is in; without one, relative imports are left out.
+    """
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, ()) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".") if package and node.level else []
+            base = parents[: max(0, len(parents) - node.level + 1)]
+            if base or not node.level:
+                yield ".".join([*base, *filter(None, [node.module])]), tuple(alias.name for alias in node.names)
+        elif isinstance(node, ast.If | ast.Try | ast.With | ast.ExceptHandler) and not _is_for_type_checkers(node):
+            yield from _imports(node, package)
+
+
+def _is_for_type_checkers(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def _uses_tensorflow_as_dike(tree: ast.Module) -> bool:
+    """Whether `dike` stands for TensorFlow: whether anything is asked of it that is not its own."""
+    aliases: set[str] = set()
+    asked: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                top, _, rest = alias.name.partition(".")
+                if top == "dike":
+                    aliases.add(alias.asname or top)
+                    asked.add(rest.partition(".")[0])
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            top, _, rest = node.module.partition(".")
+            if top == "dike":
+                asked |= {rest.partition(".")[0]} if rest else {alias.name for alias in node.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in aliases:
+            asked.add(node.attr)
+    return any(not _is_dikes_own(name) for name in asked if name)
+
+
+def _mentions_keras(tree: ast.Module) -> bool:
+    return any(
+        (isinstance(node, ast.Attribute) and node.attr == "keras")
+        or (isinstance(node, ast.alias) and "keras" in node.name.split("."))
+        or (isinstance(node, ast.ImportFrom) and "keras" in (node.module or "").split("."))
+        for node in ast.walk(tree)
+    )
+
+
+def _is_dikes_own(name: str) -> bool:
+    return name in _DIKES_OWN or _is_module(f"dike.{name}")
+
+
+def _is_installed(top: str) -> bool:
+    return top not in sys.stdlib_module_names and importlib.util.find_spec(top) is not None
+
+
+def _is_module(name: str) -> bool:
+    """Whether there is a module of this name. Found without importing its parent, as Python's own search would."""
+    top, *parts = name.split(".")
+    spec = importlib.util.find_spec(top)
+    if spec is None or not parts:
+        return spec is not None
+    paths = [Path(folder, *parts) for folder in spec.submodule_search_locations or ()]
+    return any((path / "__init__.py").is_file() or path.with_suffix(".py").is_file() for path in paths)

@@ -1,0 +1,135 @@
+"""What other frameworks hold and want, and what a fair share of the cluster is (dominant resource fairness)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from framework.mesos.master import LeadingMaster
+from framework.mesos.offers import MIB
+from framework.scheduler.amounts import SHARED, Amounts
+
+
+@dataclass(frozen=True)
+class FrameworkUse:
+    """One framework as the master sees it.
+
+    Attributes:
+        id, name: Mesos' id of it, and its name for people.
+        used: what its tasks hold.
+        wants: whether it is to be offered resources: connected and not suppressed.
+    """
+
+    id: str
+    name: str
+    used: Amounts
+    wants: bool
+
+    @property
+    def waits(self) -> bool:
+        """Whether it wants resources and holds none."""
+        return self.wants and not any(self.used.get(name, 0) > 0 for name in SHARED)
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Who shares the cluster.
+
+    Attributes:
+        total: all agents' resources.
+        others: the other frameworks.
+        ours: what all tasks of the framework that asks hold.
+    """
+
+    total: Amounts
+    others: Sequence[FrameworkUse] = field(default=())
+    ours: Amounts = field(default_factory=dict)
+
+    @classmethod
+    def among(cls, total: Amounts, uses: Iterable[FrameworkUse], own_id: str) -> Demand:
+        """Who shares the cluster with the framework of this id, which may be among those given."""
+        all_uses = list(uses)
+        ours = next((one.used for one in all_uses if one.id == own_id), {})
+        return cls(total, [one for one in all_uses if one.id != own_id], ours)
+
+    @property
+    def waiting(self) -> list[FrameworkUse]:
+        """Those that want resources and hold none."""
+        return [one for one in self.others if one.waits]
+
+    def fair_workers(self, workers: int, worker: Amounts, rest: Amounts) -> int | None:
+        """Most workers with which our dominant share is not above that of each framework that holds or wants any.
+
+        Where we hold more than that, each of our jobs may keep as much of the share as it has of what we hold;
+        where we hold less, it may have all of what is missing.
+
+        Args:
+            workers: how many the job has.
+            worker: what one worker takes.
+            rest: what the job's other tasks take together.
+
+        Returns:
+            At least 0; None if no other framework wants anything.
+        """
+        if not any(one.wants for one in self.others):
+            return None
+        sharing = 1 + sum(one.wants or any(one.used.get(name, 0) > 0 for name in SHARED) for one in self.others)
+        most = math.inf
+        for name in SHARED:
+            if worker.get(name, 0) > 0 and self.total.get(name, 0) > 0:
+                share = self.total[name] / sharing
+                own = workers * worker[name] + rest.get(name, 0)
+                # The master's answer may be older than the job's tasks.
+                ours = max(own, self.ours.get(name, 0))
+                part = share * own / ours if ours > share else own + share - ours
+                most = min(most, (part - rest.get(name, 0)) / worker[name] + 1e-9)
+        return max(0, math.floor(most)) if math.isfinite(most) else None
+
+
+def demand_on(master: LeadingMaster, own_id: str) -> Demand | None:
+    """What the master says of the other frameworks; None where it does not tell.
+
+    Args:
+        master: whom to ask.
+        own_id: Mesos' id of the framework that asks.
+    """
+    # One that does not answer is not waited for again.
+    nodes = master.agents()
+    uses = framework_uses(master.ask) if nodes else None
+    if not nodes or uses is None:
+        return None
+    total = {
+        "cpus": sum(node.cpus for node in nodes),
+        "mem": sum(node.mem_bytes for node in nodes) / MIB,
+        "gpus": float(sum(node.gpus for node in nodes)),
+    }
+    return Demand.among(total, uses, own_id)
+
+
+def framework_uses(ask: Callable[[str], dict[str, Any] | None]) -> list[FrameworkUse] | None:
+    """All frameworks, ours too; None where the master does not tell.
+
+    Args:
+        ask: path -> what the master answers, None where it does not (`framework.mesos.master.Master.ask`).
+    """
+    frameworks = ask("/frameworks")
+    # Mesos tells in its metrics alone whether a framework has suppressed its offers.
+    metrics = None if frameworks is None else ask("/metrics/snapshot")
+    if frameworks is None or metrics is None:
+        return None
+    return [_use(one, metrics) for one in frameworks.get("frameworks", ())]
+
+
+def _use(framework: Mapping[str, Any], metrics: Mapping[str, float]) -> FrameworkUse:
+    name = str(framework.get("id"))
+    flags = [value for key, value in metrics.items() if key.endswith("/suppressed") and f"/{name}/" in key]
+    connected = bool(framework.get("active")) and bool(framework.get("connected"))
+    used = framework.get("used_resources", {})
+    return FrameworkUse(
+        id=name,
+        name=str(framework.get("name")),
+        used={resource: float(used.get(resource, 0)) for resource in SHARED},
+        wants=connected and not (flags and all(flags)),
+    )

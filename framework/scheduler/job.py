@@ -1,0 +1,267 @@
+"""A job as the scheduler sees it: a state machine that is fed events, asked about offers, and can be taken up again."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from framework.mesos import events
+from framework.mesos.driver import CallRefusedError, MasterUnavailableError
+from framework.mesos.offers import AgentOffer
+from framework.scheduler.background import AtOnce, Background
+from framework.scheduler.constraints import parse_constraints
+from framework.scheduler.feasibility import Sizing
+from framework.scheduler.offer_pool import Offer
+from framework.scheduler.records import JobState, TaskRecord
+
+CANCELLED = "cancelled"
+INTERRUPTED = "interrupted"
+"""Failures of a training job and of a search that did nothing wrong, and that somebody has ended."""
+
+
+LOOK_AGAIN_S = 10.0
+"""So soon a job looks again at offers that it could not use: something else may have changed."""
+
+
+class Need(enum.IntEnum):
+    """What a job wants offers for; the smaller, the sooner it is served."""
+
+    COME_BACK = 0
+    """A job that has run wants back what it has lost, unless it fails again and again."""
+    START = 1
+    """Its first tasks, or one more slot."""
+    GROW = 2
+    """It runs well, and looks whether more would pay."""
+    NOTHING = 3
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended.
+
+    Attributes:
+        state: one that `has_ended`.
+        failure: why it failed or ended early, in one sentence; empty if it did neither.
+        result: as `dike run --format json` or `dike tune --format json` prints it; None where there is none.
+    """
+
+    state: JobState
+    failure: str = ""
+    result: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Launch these tasks: they are part of the job's state by now.
+
+    Attributes:
+        operations: agent's id -> Mesos' LAUNCH operation, on all that the agent offers.
+    """
+
+    operations: Mapping[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Decline:
+    """There is no use for these offers.
+
+    Attributes:
+        again_s: after how many seconds the job wants to look at the very same ones again.
+    """
+
+    again_s: float = LOOK_AGAIN_S
+
+
+@dataclass(frozen=True)
+class Later:
+    """The job plans; the offers are locked for it meanwhile, and it is asked again and again."""
+
+
+Answer = Launch | Decline | Later
+
+
+@dataclass(frozen=True)
+class Message:
+    """What an executor is to be told; it may get lost.
+
+    Attributes:
+        task_id: its task's id, and its own.
+        agent_id: where it is.
+        data: what to tell it.
+    """
+
+    task_id: str
+    agent_id: str
+    data: str
+
+
+class Job(Protocol):
+    """A job's state machine: of training (`framework.training.controller`) or a search (`framework.search.controller`).
+
+    All of it runs on the scheduler's thread. The scheduler asks, the job answers; it never calls the
+    scheduler. What it answers is written down, with its state, before the master hears of it.
+    """
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing of it runs any more."""
+
+    @property
+    def need(self) -> Need:
+        """What it wants offers for at the moment."""
+
+    @property
+    def demand_key(self) -> Hashable:
+        """Jobs of equal keys that want to start fit the same offers or do not; None for one like no other."""
+
+    def wanted_tasks(self) -> Set[str]:
+        """Ids of the tasks that it wants to run or to go on running; the scheduler ends all its others."""
+
+    def handle(self, event: events.Event) -> None:
+        """Takes one event in: those that concern its own tasks and the connection."""
+
+    def consider(self, agents: Sequence[AgentOffer]) -> Answer:
+        """What it launches on these offers, which have settled.
+
+        A job that has answered `Later` is asked again with those of the offers that are still there, which may be none.
+        After a `Launch` it hears at once, by `launched` or `refused`, how that went.
+        """
+
+    def launched(self) -> None:
+        """The master has taken its launch."""
+
+    def refused(self, error: MasterUnavailableError | CallRefusedError) -> None:
+        """The master has not taken all of its launch, as far as is known; some of the tasks may run all the same."""
+
+    def messages(self) -> list[Message]:
+        """What its executors are to be told; each message is handed over once."""
+
+    def tick(self) -> None:
+        """Does what is due by time."""
+
+    def cancel(self) -> None:
+        """Ends all its tasks; `done` follows."""
+
+    def to_state(self) -> dict[str, Any]:
+        """What it needs to go on after a restart of the service, as JSON values; small enough to write often."""
+
+    def outcome(self) -> Outcome:
+        """How it ended; asked once it is `done`."""
+
+    def close(self) -> None:
+        """Lets go of what it holds, such as a lease; called once, when its handle is gone, `done` or not."""
+
+
+@runtime_checkable
+class Preemptible(Protocol):
+    """A job that can leave agents to others without losing anything."""
+
+    def preemptible_tasks(self) -> frozenset[str]:
+        """Ids of the tasks that it would end at the moment if it were asked to, and of those that it is ending."""
+
+    def preempt(self, agent_ids: frozenset[str]) -> None:
+        """Gives back what it holds on these agents, as soon as it can; may be asked for again and again."""
+
+
+@dataclass(frozen=True)
+class Reclaimable:
+    """What an elastic job could give up.
+
+    Attributes:
+        task_ids: tasks that it could do without, those that it misses least first.
+        most: how many of them at the same time.
+        leaving: tasks that it is giving up already.
+    """
+
+    task_ids: tuple[str, ...] = ()
+    most: int = 0
+    leaving: frozenset[str] = frozenset()
+
+
+@runtime_checkable
+class Resizable(Protocol):
+    """A job that can go on with fewer tasks."""
+
+    def reclaimable(self) -> Reclaimable:
+        """What it could give up now, or soon."""
+
+    def reclaim(self, task_ids: frozenset[str], reason: str) -> None:
+        """Asks it to end these tasks as soon as it can, and not to grow meanwhile; may be asked again and again.
+
+        Args:
+            task_ids: which; those that have ended may be among them. None: it is not asked any more.
+            reason: whose wish that is, as a sentence for its user.
+        """
+
+
+@runtime_checkable
+class Excluding(Protocol):
+    """A job that leaves agents out for a while after failures there."""
+
+    def excluded_agents(self) -> dict[str, float]:
+        """Id of each such agent -> for how many seconds it still is left out."""
+
+
+@runtime_checkable
+class Holder(Protocol):
+    """A job that holds something in the name of this service, such as a lease."""
+
+    def leave(self) -> None:
+        """Lets go of it: another service goes on with the job. Nothing else is called after that."""
+
+
+class JobHandle:
+    """What the scheduler knows of one job; made by the scheduler.
+
+    Attributes:
+        job_id, user: whose it is.
+        number: order of arrival.
+        constraints: which agents it may use (`JobRecord.constraints`).
+        admitted: the same, read.
+        job: its state machine.
+        sizing: what it takes; None where nobody has said. Whoever makes the job sets it.
+        background: where the job may do what takes long.
+        tasks: id -> task, those that have not ended.
+        locked_offers: id -> offer that is locked for it while it plans.
+        seen_generation: the pool's generation that it has looked at last.
+        retry_s: when it wants to look at that again, on the scheduler's clock.
+        must_save: whether its state has to be written down.
+        saved: its state as it was written down last.
+        is_overtaken: whether a job behind it has launched since it began to wait.
+        is_ending: whether its end was asked for.
+
+    Raises:
+        BadInputError: if the constraints make no sense.
+    """
+
+    def __init__(
+        self,
+        job_id: str,
+        user: str,
+        number: int,
+        constraints: Sequence[str] = (),
+        tasks: Iterable[TaskRecord] = (),
+        background: Background | None = None,
+    ) -> None:
+        self.job_id = job_id
+        self.user = user
+        self.number = number
+        self.constraints = tuple(constraints)
+        self.admitted = parse_constraints(constraints)
+        self.job: Job
+        self.sizing: Sizing | None = None
+        self.background = background or AtOnce()
+        self.tasks = {task.task_id: task for task in tasks}
+        self.locked_offers: dict[str, Offer] = {}
+        self.seen_generation: int | None = None
+        self.retry_s = 0.0
+        self.must_save = False
+        self.saved: dict[str, Any] | None = None
+        self.is_overtaken = False
+        self.is_ending = False
+
+    @property
+    def has_tasks(self) -> bool:
+        return bool(self.tasks)

@@ -1,0 +1,444 @@
+"""Offers and jobs: who looks at which offers, in which order, what is held for whom, what is given back.
+
+Jobs that want offers look at all that they may use, one after the other (`fair_share.py`), and take what
+they can; one that plans on them in the background has them locked for it meanwhile. What a job launches is written down
+before the master hears of it, and the job hears at once how that went. Only when all have looked, the rest is given
+back: at once if nobody could use more of it, after a short while if a job of several tasks waits for more agents, after
+a longer one if it has a reservation (`framework.scheduler.reservation`). What is given back carries a finite filter, so
+that it is soon offered again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from framework.mesos import events
+from framework.mesos.driver import CallRefusedError, MasterUnavailableError, MesosCalls, try_now
+from framework.mesos.offers import AgentOffer, attributes_of, by_agent
+from framework.scheduler.amounts import total
+from framework.scheduler.job import LOOK_AGAIN_S, Answer, Decline, JobHandle, Later, Launch, Need
+from framework.scheduler.metrics import Metrics
+from framework.scheduler.offer_pool import Offer, OfferPool, Supply, agent_id, is_within, offer_id
+from framework.scheduler.pending_queue import PendingQueue
+from framework.scheduler.reservation import Reservations
+from framework.scheduler.task_tracker import TaskTracker
+
+logger = logging.getLogger(__name__)
+
+REFUSE_S = 2.0
+"""How long Mesos keeps back what was declined while some job wants more."""
+GANG_HOLD_S = 3.0
+"""How long offers are held at most while a job that needs several agents at a time waits for more of them."""
+GANG_REFUSE_S = 5.0
+"""How long Mesos keeps back what was held so: others have it longer than we do."""
+ROUND_S = 0.5
+"""How long jobs may look at offers before events are seen to again."""
+REVIVE_PAUSE_S = 1.0
+REVIVE_AGAIN_S = 60.0
+"""After so long without an offer Mesos is told again that we want some."""
+PLANNING_LOCK_S = 120.0
+"""So long offers are locked for a job that plans: solvers keep their limit only roughly (`solver.milp.solve`)."""
+FORGET_S = 120.0
+"""After so long a job may look again at offers that one like it could not use: it may have changed."""
+REMEMBERED = 4
+"""How many different supplies are remembered that a kind of job could not use."""
+
+Isolated = Callable[..., Any]
+"""Makes a call of a job's state machine; see `Scheduler`."""
+
+
+@dataclass(frozen=True)
+class _Look:
+    """A job looks at offers.
+
+    Attributes:
+        key: of the job (`Job.demand_key`).
+        supply: what the offers hold together.
+        offers: their ids.
+        passed: the jobs before it that wanted none of them.
+        begun_s: when it began, monotonic.
+    """
+
+    key: Hashable
+    supply: Supply
+    offers: tuple[str, ...]
+    passed: tuple[JobHandle, ...]
+    begun_s: float
+
+
+@dataclass
+class _Planned:
+    """A look that lasts, for its job plans.
+
+    Attributes:
+        look: the look.
+        until_s: until when the offers are locked for it.
+        seen_by: the jobs that have seen these offers already; to all others it is as if there were none.
+        was_stopped: whether it took too long, which says nothing of what jobs like it can use.
+    """
+
+    look: _Look
+    until_s: float
+    seen_by: frozenset[JobHandle]
+    was_stopped: bool = False
+
+
+@dataclass(frozen=True)
+class _View:
+    """What jobs that may use the same offers see.
+
+    Attributes:
+        version: of the pool.
+        offers: those that are not locked.
+        agents: the same, by agent.
+        supply: what they hold.
+    """
+
+    version: int = -1
+    offers: Sequence[Offer] = ()
+    agents: Sequence[AgentOffer] = ()
+    supply: Supply = field(default_factory=dict)
+
+
+class NegativeCache:
+    """Looks at offers after which nothing was launched, by kind of job (`Job.demand_key`)."""
+
+    def __init__(self) -> None:
+        self._looks: dict[Hashable, deque[tuple[Supply, float]]] = {}
+
+    def remember(self, key: Hashable, supply: Supply, now_s: float) -> None:
+        """A job of this kind had no use for this supply."""
+        self._looks.setdefault(key, deque(maxlen=REMEMBERED)).append((supply, now_s))
+
+    def is_known_useless(self, key: Hashable, supply: Supply, now_s: float) -> bool:
+        """Whether a job of this kind could not use as much before; never for one like no other (None)."""
+        return any(
+            now_s - time_s < FORGET_S and is_within(supply, looked_at) for looked_at, time_s in self._looks.get(key, ())
+        )
+
+    def forget(self, now_s: float) -> None:
+        """Forgets what is long ago."""
+        self._looks = {key: looks for key, looks in self._looks.items() if now_s - looks[-1][1] < FORGET_S}
+
+
+class OfferMatcher:
+    """Deals offers out to jobs.
+
+    Args:
+        mesos: the master.
+        jobs: the jobs, by id; the scheduler's own.
+        queue: how the jobs stand towards each other.
+        reservations: who has the reservation.
+        tracker: the tasks.
+        isolated: makes a call of a job's state machine.
+        metrics: counts what happens.
+        clock: seconds, monotonic.
+
+    Attributes:
+        pool: the offers in hand.
+    """
+
+    def __init__(
+        self,
+        mesos: MesosCalls,
+        jobs: Mapping[str, JobHandle],
+        queue: PendingQueue,
+        reservations: Reservations,
+        tracker: TaskTracker,
+        isolated: Isolated,
+        metrics: Metrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self._mesos = mesos
+        self._jobs = jobs
+        self._queue = queue
+        self._reservations = reservations
+        self._tracker = tracker
+        self._isolated = isolated
+        self._metrics = metrics
+        self._clock = clock
+        self._to_decline: dict[float, list[str]] = {}
+        self._suppressed = False
+        self._must_revive = False
+        self._revived_s = clock() - REVIVE_PAUSE_S
+        self._offered_s = clock()
+        self.pool = OfferPool()
+        self._negative_cache = NegativeCache()
+        self._planning: dict[JobHandle, _Planned] = {}
+
+    # What Mesos says.
+
+    def subscribed(self) -> None:
+        """Mesos makes offers from now on."""
+        self._suppressed = False
+        self._offered_s = self._clock()
+
+    def disconnected(self) -> None:
+        """The connection is gone, and all offers with it."""
+        self.pool.clear()
+        self._to_decline.clear()
+        for handle in self._jobs.values():
+            handle.locked_offers.clear()
+
+    def arrived(self, event: events.OffersArrived) -> None:
+        """Offers have come."""
+        self._offered_s = self._clock()
+        self._metrics.offers_received(len(event.offers))
+        self.pool.add(event.offers, self._offered_s)
+
+    def rescinded(self, event: events.OfferRescinded) -> None:
+        """An offer is void, whether or not it is locked for a job."""
+        self.pool.void(event.offer_id)
+        for handle in self._jobs.values():
+            handle.locked_offers.pop(event.offer_id, None)
+
+    def is_planning(self, handle: JobHandle) -> bool:
+        """Whether a job plans on what it has looked at, in the background."""
+        return handle in self._planning
+
+    def remove(self, handle: JobHandle) -> None:
+        """A job has ended."""
+        if handle in self._planning:
+            self._end_planning(handle)
+
+    def revive(self) -> None:
+        """Filters of earlier refusals must not hold back what can be used now."""
+        self._must_revive = True
+
+    def forget(self, now_s: float) -> None:
+        """Forgets what jobs could not use long ago."""
+        self._negative_cache.forget(now_s)
+
+    # What is due by time.
+
+    def tick(self, now_s: float, *, connected: bool) -> None:
+        """Lets jobs look at offers, gives back what is not wanted, asks for more or for none."""
+        for handle in self._jobs.values():
+            if handle.job.need is Need.NOTHING:
+                # Once it wants some again, it looks at all there is.
+                handle.seen_generation = None
+        self._ask_planning(now_s)
+        if self.pool.settled(now_s) and self._offer_to_all(now_s):
+            self.pool.settle()
+            self._hold_or_refuse(now_s)
+        if connected:
+            self._revive_or_suppress(now_s)
+        self._decline_unwanted()
+        self._metrics.offers_held(len(self.pool))
+
+    # Who looks at what.
+
+    def _offer_to_all(self, now_s: float) -> bool:
+        """Lets jobs look, one after the other, as long as there is time; whether all have looked."""
+        until_s = time.monotonic() + ROUND_S
+        views: dict[Hashable, _View] = {}
+        passed: list[JobHandle] = []
+        pending = self._pending(now_s)
+        while pending:
+            handle = pending.popleft()
+            # An earlier look may have ended this job, or changed its mind.
+            if handle.job_id not in self._jobs or handle.job.need is Need.NOTHING:
+                continue
+            if self._has_seen(handle, now_s):
+                # In an earlier round, or before another job has launched.
+                passed.append(handle)
+                continue
+            key = (handle.constraints, self._is_bound(handle), handle.job_id if self._has_reservation(handle) else None)
+            view = views.get(key, _View())
+            if view.version != self.pool.version:
+                offers = [offer for offer in self.pool.offers if self._may_use(handle, offer)]
+                view = views[key] = _View(self.pool.version, offers, by_agent(offers), self.pool.supply(offers))
+            if not view.offers or self._negative_cache.is_known_useless(handle.job.demand_key, view.supply, now_s):
+                self._mark_seen(handle, now_s)
+                passed.append(handle)
+                continue
+            if time.monotonic() >= until_s:
+                return False
+            if self._offer_to(handle, view, passed, now_s):
+                passed.clear()
+                # Its user has a larger share now.
+                pending = self._pending(now_s)
+            else:
+                passed.append(handle)
+        return True
+
+    def _offer_to(self, handle: JobHandle, view: _View, passed: Sequence[JobHandle], now_s: float) -> bool:
+        """Lets one job look; whether it has launched anything."""
+        # One of which nothing runs may not have been looked after for long.
+        self._isolated(handle, handle.job.tick)
+        if self._jobs.get(handle.job_id) is not handle or handle.job.need is Need.NOTHING:
+            return False
+        ids = tuple(offer_id(offer) for offer in view.offers)
+        look = _Look(handle.job.demand_key, view.supply, ids, tuple(passed), time.monotonic())
+        self._mark_seen(handle, now_s)
+        answer = self._isolated(handle, handle.job.consider, view.agents)
+        if isinstance(answer, Later):
+            self.pool.lock(view.offers)
+            handle.locked_offers.update(zip(ids, view.offers, strict=True))
+            seen_by = (one for one in self._jobs.values() if one.seen_generation == self.pool.generation)
+            self._planning[handle] = _Planned(look, now_s + PLANNING_LOCK_S, frozenset(seen_by))
+            return False
+        return self._carry_out(handle, look, answer, view.offers, now_s)
+
+    def _ask_planning(self, now_s: float) -> None:
+        """Asks those that plan on what they have looked at for their answers."""
+        for handle, planned in list(self._planning.items()):
+            if handle.locked_offers and now_s >= planned.until_s:
+                logger.info("job %s has kept %d offers too long", handle.job_id, len(handle.locked_offers))
+                self._unlock(handle)
+                planned.was_stopped = True
+            answer = self._isolated(handle, handle.job.consider, by_agent(handle.locked_offers.values()))
+            if isinstance(answer, Later) or handle not in self._planning:
+                continue
+            offers = self._end_planning(handle)
+            handle.retry_s = now_s + LOOK_AGAIN_S
+            if isinstance(answer, Launch) or not (handle.is_ending or planned.was_stopped):
+                self._carry_out(handle, planned.look, answer, offers, now_s)
+
+    def _carry_out(
+        self, handle: JobHandle, look: _Look, answer: Answer | None, offers: Sequence[Offer], now_s: float
+    ) -> bool:
+        """Does what a job has answered; whether that was a launch."""
+        if isinstance(answer, Launch):
+            self._launch(handle, answer, offers, now_s)
+            handle.is_overtaken = False
+            for other in look.passed:
+                other.is_overtaken = not other.has_tasks
+            self._metrics.placed(time.monotonic() - look.begun_s)
+            return True
+        if isinstance(answer, Decline):
+            handle.retry_s = now_s + answer.again_s
+            if look.key is not None and all(one in self.pool for one in look.offers):
+                self._negative_cache.remember(look.key, look.supply, now_s)
+        return False
+
+    def _launch(self, handle: JobHandle, launch: Launch, offers: Sequence[Offer], now_s: float) -> None:
+        """Writes tasks down, has the master launch them, and tells their job."""
+        offered: dict[str, list[Offer]] = {}
+        for offer in offers:
+            offered.setdefault(agent_id(offer), []).append(offer)
+        state = self._isolated(handle, handle.job.to_state)
+        if state is None:
+            return
+        tasks = self._tracker.record_launch(handle, state, offered, launch.operations, now_s)
+        for agent, operation in launch.operations.items():
+            here = [task.resources for task in tasks if task.agent_id == agent]
+            ids = [offer_id(offer) for offer in offered[agent]]
+            self.pool.used(offered[agent], total(here))
+            try:
+                # No filter: another job may want the rest at once.
+                self._mesos.acceptOffers([{"value": one} for one in ids], [operation], {"refuse_seconds": 0.0})
+            except (MasterUnavailableError, CallRefusedError) as error:
+                # It may still hold the offers for us, and does not mind if not.
+                self._to_decline.setdefault(REFUSE_S, []).extend(ids)
+                handle.seen_generation = None
+                self._isolated(handle, handle.job.refused, error)
+                return
+            self._metrics.launched(len(here))
+        self._isolated(handle, handle.job.launched)
+
+    def _end_planning(self, handle: JobHandle) -> list[Offer]:
+        """A job does not plan any more; the offers that were locked for it, which are in hand again."""
+        offers = list(handle.locked_offers.values())
+        self._unlock(handle)
+        del self._planning[handle]
+        return offers
+
+    def _unlock(self, handle: JobHandle) -> None:
+        """What was locked for a job that plans is there for all others that have not seen it."""
+        if not handle.locked_offers:
+            return
+        self.pool.unlock(handle.locked_offers.values())
+        handle.locked_offers.clear()
+        # It has waited long enough, although more may have come just now.
+        self.pool.settle()
+        for other in self._jobs.values():
+            if other not in self._planning[handle].seen_by:
+                other.seen_generation = None
+
+    def _pending(self, now_s: float) -> deque[JobHandle]:
+        """The jobs in their order, if any has to look at what there is yet."""
+        jobs = list(self._jobs.values())
+        if not self.pool or all(self._has_seen(handle, now_s) or handle.job.need is Need.NOTHING for handle in jobs):
+            return deque()
+        return deque(self._queue.order(jobs))
+
+    def _mark_seen(self, handle: JobHandle, now_s: float) -> None:
+        handle.seen_generation = self.pool.generation
+        handle.retry_s = now_s + LOOK_AGAIN_S
+
+    def _has_seen(self, handle: JobHandle, now_s: float) -> bool:
+        is_new = handle.seen_generation != self.pool.generation or now_s >= handle.retry_s
+        return self.is_planning(handle) or not is_new
+
+    def _is_bound(self, handle: JobHandle) -> bool:
+        """Whether it has to leave alone what is kept for others."""
+        return handle.job.need in (Need.START, Need.GROW)
+
+    def _has_reservation(self, handle: JobHandle) -> bool:
+        current = self._reservations.current
+        return current is not None and current.job_id == handle.job_id
+
+    def _may_use(self, handle: JobHandle, offer: Offer) -> bool:
+        if self._is_bound(handle) and self._reservations.keeps_from(handle.job_id, agent_id(offer)):
+            return False
+        if not handle.admitted.all:
+            return True
+        return handle.admitted.admits(attributes_of(offer.get("attributes", ())), offer["hostname"])
+
+    def _hold_or_refuse(self, now_s: float) -> None:
+        """Everyone has looked: decides what is held on to, and for how long the rest is refused."""
+        reservation = self._reservations.current
+        gang_waits = self._queue.gang_waits
+        others_since_s = min(
+            (
+                self.pool.held_since_s(offer)
+                for offer in self.pool.offers
+                if reservation is None or agent_id(offer) not in reservation.agents
+            ),
+            default=now_s,
+        )
+        if reservation is not None and not reservation.is_holding(now_s):
+            self._refuse(lambda offer: agent_id(offer) in reservation.agents, max(REFUSE_S, reservation.turns_s(now_s)))
+        # All at once, so that they are offered again at once too, whenever each of them came.
+        if not gang_waits or now_s - others_since_s >= GANG_HOLD_S:
+            self._refuse(
+                lambda offer: reservation is None or agent_id(offer) not in reservation.agents,
+                GANG_REFUSE_S if gang_waits else REFUSE_S,
+            )
+
+    def _refuse(self, which: Callable[[Offer], bool], refuse_s: float) -> None:
+        ids = self.pool.take(which)
+        if ids:
+            self._to_decline.setdefault(refuse_s, []).extend(ids)
+
+    def _revive_or_suppress(self, now_s: float) -> None:
+        """Asks for offers while any job wants some, and for none otherwise."""
+        if not any(handle.job.need is not Need.NOTHING for handle in self._jobs.values()):
+            self._refuse(lambda offer: True, REFUSE_S)
+            if not self._suppressed and try_now(self._mesos.suppressOffers):
+                self._suppressed = True
+            return
+        silent = not self.pool and now_s - max(self._offered_s, self._revived_s) >= REVIVE_AGAIN_S
+        wanted = self._suppressed or self._must_revive or silent
+        if wanted and now_s - self._revived_s >= REVIVE_PAUSE_S and try_now(self._mesos.reviveOffers):
+            self._suppressed = self._must_revive = False
+            self._revived_s = now_s
+
+    def _decline_unwanted(self) -> None:
+        """Declines what is not wanted; what the master did not take stays noted for the next time."""
+        for refuse_s, ids in list(self._to_decline.items()):
+            try:
+                self._mesos.declineOffer([{"value": one} for one in ids], {"refuse_seconds": refuse_s})
+            except MasterUnavailableError as error:
+                logger.info("%s", error)
+                return
+            except CallRefusedError as error:
+                # Void offers: a master that was just restarted does not know the subscription they came by.
+                logger.info("%s", error)
+            del self._to_decline[refuse_s]

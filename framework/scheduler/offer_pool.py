@@ -1,0 +1,190 @@
+"""The offers that a framework holds for its jobs, whole as they came."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from framework.mesos.resources import usable_amounts
+from framework.scheduler.amounts import covers, left, totals
+
+Offer = dict[str, Any]
+"""An offer in Mesos' JSON form."""
+
+Supply = Mapping[str, Mapping[str, float]]
+"""Agent -> resource -> amount that it offers: `cpus`, `mem` and `disk` in MiB, `gpus`, number of `ports`."""
+
+SETTLE_S = 0.6
+"""Offers count as complete when none has come for so long."""
+COLLECT_S = 5.0
+"""They are looked at at the latest so long after the first."""
+LATELY_S = 60.0
+"""An agent that nobody knows may be so new that it is known only later."""
+LONG_AGO_S = 24 * 3600.0
+
+
+@dataclass(frozen=True)
+class LastOffer:
+    """What an agent offered last.
+
+    Attributes:
+        free: resource -> amount, less what was launched on it since.
+        time_s: when that was, in seconds since the epoch.
+    """
+
+    free: Mapping[str, float]
+    time_s: float
+
+
+def offer_id(offer: Offer) -> str:
+    return str(offer["id"]["value"])
+
+
+def agent_id(offer: Offer) -> str:
+    return str(offer["agent_id"]["value"])
+
+
+def amounts_of(offer: Offer) -> dict[str, float]:
+    """Resource -> amount in an offer that jobs can use."""
+    return usable_amounts(offer.get("resources", ()))
+
+
+def is_within(supply: Supply, other: Supply) -> bool:
+    """Whether nothing is offered that the other does not offer as well."""
+    return all(agent in other and covers(other[agent], amounts) for agent, amounts in supply.items())
+
+
+@dataclass
+class _Held:
+    offer: Offer
+    amounts: Mapping[str, float]
+    since_s: float
+    is_locked: bool = False
+
+
+class OfferPool:
+    """Offers in hand, those that a job looks at just now set apart.
+
+    Attributes:
+        generation: grows whenever there is something new to look at.
+        version: grows whenever anything changes.
+        last: agent -> what it offered last, whether or not that is in hand.
+        last_offer_s: when the last offer came, in seconds since the epoch; None before the first.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[str, _Held] = {}
+        self._new_since_s: float | None = None
+        self._newest_s = 0.0
+        self.generation = 0
+        self.version = 0
+        self.last: dict[str, LastOffer] = {}
+        self.last_offer_s: float | None = None
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __contains__(self, one: str) -> bool:
+        """Whether an offer of this id is in hand."""
+        return one in self._held
+
+    @property
+    def offers(self) -> list[Offer]:
+        """All that are not locked, oldest first."""
+        return [held.offer for held in self._held.values() if not held.is_locked]
+
+    def held_since_s(self, offer: Offer) -> float:
+        """When an offer in hand came."""
+        return self._held[offer_id(offer)].since_s
+
+    def supply(self, offers: Iterable[Offer]) -> Supply:
+        """What these offers in hand hold together."""
+        return totals((agent_id(offer), self._held[offer_id(offer)].amounts) for offer in offers)
+
+    def add(self, offers: Sequence[Offer], now_s: float) -> None:
+        """Takes in what has come from Mesos."""
+        for offer in offers:
+            self._held[offer_id(offer)] = _Held(offer, amounts_of(offer), now_s)
+        agents = {agent_id(offer) for offer in offers}
+        there = self.supply(held.offer for held in self._held.values() if agent_id(held.offer) in agents)
+        self.last.update({agent: LastOffer(free, time.time()) for agent, free in there.items()})
+        if self._new_since_s is None:
+            self._new_since_s = now_s
+        self._newest_s = now_s
+        self.last_offer_s = time.time()
+        self.generation += 1
+        self.version += 1
+
+    def settled(self, now_s: float) -> bool:
+        """Whether there are offers, and waiting for more of them is not worth while."""
+        if not self._held:
+            return False
+        first_s = self._new_since_s
+        return first_s is None or now_s - self._newest_s >= SETTLE_S or now_s - first_s >= COLLECT_S
+
+    def settle(self) -> None:
+        """What there is need not wait for more; the next offers are gathered anew."""
+        self._new_since_s = None
+
+    def lock(self, offers: Sequence[Offer]) -> None:
+        """Sets offers apart that a job is going to look at; they come back by `put_back`, or are used."""
+        for offer in offers:
+            self._held[offer_id(offer)].is_locked = True
+        self.version += 1
+
+    def unlock(self, offers: Iterable[Offer]) -> None:
+        """Takes back what a job has looked at and does not want."""
+        for offer in offers:
+            self._held[offer_id(offer)].is_locked = False
+        self.version += 1
+
+    def used(self, offers: Sequence[Offer], amounts: Mapping[str, float]) -> None:
+        """Forgets offers of one agent on which these amounts have been launched; the rest is offered again."""
+        agent = agent_id(offers[0])
+        for offer in offers:
+            del self._held[offer_id(offer)]
+        last = self.last[agent]
+        self.last[agent] = LastOffer(left(last.free, amounts), last.time_s)
+        self._changed()
+
+    def void(self, one: str) -> None:
+        """Forgets an offer that has been rescinded."""
+        if self._held.pop(one, None) is not None:
+            self._changed()
+
+    def take(self, which: Callable[[Offer], bool]) -> list[str]:
+        """Takes out all that match and are not locked, to be declined; returns their ids."""
+        ids = [one for one, held in self._held.items() if not held.is_locked and which(held.offer)]
+        for one in ids:
+            del self._held[one]
+        if ids:
+            self._changed()
+        return ids
+
+    def forget(self, known: Collection[str] | None) -> None:
+        """Forgets what agents offered last that are gone.
+
+        Args:
+            known: the agents there are; None where that is not known: all are there that made an offer in a day.
+        """
+        in_hand = {agent_id(held.offer) for held in self._held.values()}
+        now_s = time.time()
+        self.last = {
+            agent: last
+            for agent, last in self.last.items()
+            if agent in in_hand
+            or now_s - last.time_s < LATELY_S
+            or (now_s - last.time_s < LONG_AGO_S if known is None else agent in known)
+        }
+
+    def clear(self) -> None:
+        """The connection is gone, and offers do not outlive it."""
+        self._held.clear()
+        self._changed()
+
+    def _changed(self) -> None:
+        self.version += 1
+        if not self._held:
+            self._new_since_s = None

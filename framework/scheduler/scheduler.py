@@ -1,0 +1,312 @@
+"""One subscription for many jobs: routes events to them, lets them deal with offers, writes down before it acts.
+
+A launch is written down before the master hears of it, and a status update is acknowledged after what follows from it
+has been written down; so a service that is killed at any moment can be taken up again, and nothing runs that the
+database does not know.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from framework.mesos import events
+from framework.mesos.connection import Connection
+from framework.mesos.driver import MesosCalls, try_now
+from framework.mesos.master import LeadingMaster
+from framework.scheduler.agents import AgentDirectory
+from framework.scheduler.background import AtOnce, Background
+from framework.scheduler.fair_share import FairQueue
+from framework.scheduler.job import Job, JobHandle, Need
+from framework.scheduler.journal import Journal, StorageUnavailableError
+from framework.scheduler.lease import ServiceLeaseLostError
+from framework.scheduler.metrics import Metrics
+from framework.scheduler.offer_matcher import OfferMatcher
+from framework.scheduler.offer_pool import OfferPool
+from framework.scheduler.pending_queue import PendingQueue
+from framework.scheduler.records import TaskRecord
+from framework.scheduler.reservation import Reservations
+from framework.scheduler.snapshot import Snapshot
+from framework.scheduler.task_tracker import TaskTracker
+
+logger = logging.getLogger(__name__)
+
+IDLE_TICKS = 5
+"""How many jobs of which nothing runs are looked after in one tick."""
+REVIEW_S = 1.0
+"""How often it is looked how jobs stand towards each other."""
+
+
+class Scheduler:
+    """The jobs of one framework.
+
+    Feed it every event with `handle` and call `tick` a few times a second, from one thread (`session.Work`).
+
+    Args:
+        mesos: the master.
+        journal: keeps what has to outlive us.
+        log: tells whoever watches something that concerns no job in particular.
+        ended: called when nothing of a job runs any more; the scheduler does not know it any more then.
+        failed: called when a job's state machine has raised; may raise. Its tasks are killed.
+        notify: tells those who watch a job something, by the job's id.
+        metrics: counts what happens.
+        queue: who is served first.
+        agents: knows the agents; None where nobody needs to.
+        reservations: decides for whom agents are kept.
+        master: hears which master leads; None where nobody needs to know.
+        background: where what takes long is done; None: at once.
+        clock: seconds, monotonic.
+
+    Attributes:
+        snapshot: how everything stood about a second ago; may be read from any thread.
+    """
+
+    def __init__(
+        self,
+        mesos: MesosCalls,
+        *,
+        journal: Journal,
+        log: Callable[[str], None],
+        ended: Callable[[JobHandle], None],
+        failed: Callable[[JobHandle, Exception], None],
+        notify: Callable[[str, str], None] = lambda job_id, text: None,
+        metrics: Metrics | None = None,
+        queue: FairQueue | None = None,
+        agents: AgentDirectory | None = None,
+        reservations: Reservations | None = None,
+        master: LeadingMaster | None = None,
+        background: Background | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._mesos = mesos
+        self._journal = journal
+        self._ended = ended
+        self._failed = failed
+        self._metrics = metrics or Metrics()
+        self._master = master
+        self._background = background or AtOnce()
+        self._clock = clock
+        self._connection = Connection(log)
+        self._jobs: dict[str, JobHandle] = {}
+        self._tracker = TaskTracker(mesos, journal, self._metrics, clock())
+        reservations = reservations or Reservations()
+        self._queue = PendingQueue(
+            self._jobs, queue or FairQueue(), agents, reservations, self._isolated, notify, clock
+        )
+        self._matcher = OfferMatcher(
+            mesos, self._jobs, self._queue, reservations, self._tracker, self._isolated, self._metrics, clock
+        )
+        self._next_idle = 0
+        self._reviewed_s = clock()
+        self._framework_id = ""
+        self.snapshot = Snapshot(time.time())
+
+    @property
+    def jobs(self) -> list[JobHandle]:
+        """The jobs that have not ended, in the order of their arrival."""
+        return sorted(self._jobs.values(), key=lambda handle: handle.number)
+
+    @property
+    def done(self) -> bool:
+        """Whether no job is left."""
+        return not self._jobs
+
+    @property
+    def pool(self) -> OfferPool:
+        """The offers in hand."""
+        return self._matcher.pool
+
+    def job(self, job_id: str) -> JobHandle | None:
+        """A job that has not ended; None if it has, or never was."""
+        return self._jobs.get(job_id)
+
+    def admit(
+        self,
+        job_id: str,
+        user: str,
+        number: int,
+        make: Callable[[JobHandle], Job],
+        *,
+        constraints: Sequence[str] = (),
+        tasks: Sequence[TaskRecord] = (),
+    ) -> JobHandle:
+        """Takes a job in.
+
+        Args:
+            job_id: unique.
+            user: whose share it counts to.
+            number: order of arrival.
+            make: makes the job's state machine.
+            constraints: which agents it may use.
+            tasks: those of its tasks that may still run, of a job that goes on.
+
+        Raises:
+            BadInputError: if the constraints make no sense; whatever `make` raises.
+        """
+        handle = JobHandle(job_id, user, number, constraints, tasks, self._background)
+        handle.job = make(handle)
+        self._jobs[job_id] = handle
+        self._tracker.assign(handle, handle.tasks)
+        if self._connection.connected:
+            self._isolated(handle, handle.job.handle, events.Subscribed(self._framework_id, ""))
+        # Filters of earlier refusals must not hold back what a new job could use.
+        self._matcher.revive()
+        return handle
+
+    def disown(self, tasks: Sequence[TaskRecord]) -> None:
+        """Ends tasks that may still run and whose jobs have ended; how they end is written down."""
+        self._tracker.disown(tasks)
+
+    # Events.
+
+    def handle(self, event: events.Event) -> None:
+        """Takes one event in.
+
+        Raises:
+            BadInputError: if the master refuses the framework.
+            JobFailedError: if the master has thrown the framework out.
+        """
+        match event:
+            case events.Subscribed():
+                self._subscribed(event)
+            case events.Disconnected():
+                self._disconnected(event)
+            case events.OffersArrived():
+                self._matcher.arrived(event)
+            case events.OfferRescinded():
+                self._matcher.rescinded(event)
+            case events.StatusUpdate():
+                self._status_updates(self._tracker.filtered(event, self._clock()))
+            case events.MessageArrived():
+                if (handle := self._tracker.owner(event.executor_id)) is not None:
+                    self._isolated(handle, handle.job.handle, event)
+            case events.Refused():
+                self._connection.refused(event)
+            case events.AgentLost() | events.ExecutorLost():
+                event.log(logger)
+
+    def tick(self) -> None:
+        """Does what is due by time, and writes down what has changed."""
+        now_s = self._clock()
+        if self._connection.connected:
+            self._tracker.reconcile(now_s)
+            self._status_updates(self._tracker.overdue(now_s))
+        self._tick_jobs()
+        if now_s - self._reviewed_s >= REVIEW_S:
+            self._reviewed_s = now_s
+            self._review(now_s)
+        self._matcher.tick(now_s, connected=self._connection.connected)
+        self.save()
+        if self._connection.connected:
+            self._tracker.kill_unwanted(self.jobs, now_s)
+
+    def cancel(self) -> None:
+        """Ends all jobs; `done` follows when their tasks have ended."""
+        for handle in self.jobs:
+            self.cancel_job(handle.job_id)
+
+    def cancel_job(self, job_id: str) -> None:
+        """Ends one job, if it has not ended."""
+        handle = self._jobs.get(job_id)
+        if handle is not None:
+            handle.must_save = handle.is_ending = True
+            self._isolated(handle, handle.job.cancel)
+
+    def save(self) -> None:
+        """Writes down what has changed, then acknowledges the status updates behind it."""
+        self._tracker.save(self.jobs, self._clock(), self._isolated)
+        self._remove_ended()
+
+    # The connection.
+
+    def _subscribed(self, event: events.Subscribed) -> None:
+        self._framework_id = event.framework_id
+        if self._master is not None:
+            self._master.subscribed_at(event.master, event.version)
+        self._journal.subscribed(event.framework_id)
+        self._connection.subscribed()
+        self._metrics.connected(True)
+        self._matcher.subscribed()
+        self._tracker.subscribed(self._clock(), event.master_age_s)
+        for handle in self.jobs:
+            self._isolated(handle, handle.job.handle, event)
+
+    def _disconnected(self, event: events.Disconnected) -> None:
+        self._connection.disconnected()
+        self._metrics.connected(False)
+        self._matcher.disconnected()
+        for handle in self.jobs:
+            self._isolated(handle, handle.job.handle, event)
+
+    def _status_updates(self, sifted: Sequence[events.StatusUpdate]) -> None:
+        for event in sifted:
+            if (handle := self._tracker.heard(event)) is not None:
+                self._isolated(handle, handle.job.handle, event)
+                # It may have use now for what it had none for.
+                handle.seen_generation = None
+            self._tracker.acknowledge(event.status)
+
+    # Jobs.
+
+    def _review(self, now_s: float) -> None:
+        if self._queue.review(self.pool, now_s):
+            for handle in self._jobs.values():
+                handle.seen_generation = None
+            self._matcher.revive()
+        self._matcher.forget(now_s)
+        self.snapshot = self._queue.snapshot(self.pool, now_s, connected=self._connection.connected)
+
+    def _tick_jobs(self) -> None:
+        """Looks after all jobs of which something runs, and in turn after the others, one of those alike."""
+        idle: dict[Hashable, JobHandle] = {}
+        for handle in self.jobs:
+            is_busy = handle.has_tasks or self._matcher.is_planning(handle)
+            if is_busy or handle.job.need is Need.NOTHING:
+                self._isolated(handle, handle.job.tick)
+            else:
+                key = handle.job.demand_key
+                idle.setdefault(handle.job_id if key is None else (key, handle.constraints), handle)
+        waiting = list(idle.values())
+        for _ in range(min(IDLE_TICKS, len(waiting))):
+            self._next_idle = (self._next_idle + 1) % len(waiting)
+            self._isolated(waiting[self._next_idle], waiting[self._next_idle].job.tick)
+
+    def _isolated(self, handle: JobHandle, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Makes a call of a job's state machine, and sends what its executors are to be told.
+
+        Whatever the call raises ends that job only. A service that can write nothing any more is no fault of the job's,
+        which goes on without it.
+
+        Returns:
+            What the call returns; None if the job has ended.
+        """
+        if self._jobs.get(handle.job_id) is not handle:
+            # An earlier call has ended it.
+            return None
+        try:
+            answer = call(*arguments)
+        except (StorageUnavailableError, ServiceLeaseLostError):
+            raise
+        except Exception as error:
+            logger.info("job %s has raised", handle.job_id, exc_info=True)
+            self._remove(handle)
+            self._failed(handle, error)
+            return None
+        for message in handle.job.messages():
+            where = {"value": message.task_id}, {"value": message.agent_id}
+            try_now(self._mesos.sendFrameworkMessage, *where, message.data)
+        return answer
+
+    def _remove_ended(self) -> None:
+        for handle in self.jobs:
+            if handle.job.done:
+                self._remove(handle)
+                self._ended(handle)
+
+    def _remove(self, handle: JobHandle) -> None:
+        del self._jobs[handle.job_id]
+        self._tracker.remove(handle)
+        self._matcher.remove(handle)
+        handle.job.close()

@@ -1,0 +1,97 @@
+"""One job with a scheduler of its own that ends with it: what `dike run` and `dike tune` have inside."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from framework.mesos import events
+from framework.mesos.driver import Driver
+from framework.mesos.master import LeadingMaster
+from framework.scheduler.background import Threads
+from framework.scheduler.job import Job, JobHandle
+from framework.scheduler.journal import Journal
+from framework.scheduler.scheduler import Scheduler
+from framework.scheduler.session import MesosAccess, drive
+
+logger = logging.getLogger(__name__)
+
+Kind = TypeVar("Kind", bound=Job)
+
+
+@dataclass(frozen=True)
+class StandaloneJob(Generic[Kind]):
+    """A job without a service.
+
+    Attributes:
+        job_id: unique.
+        make: makes its state machine.
+        cancel_timeout_s: how long it may take to end after Ctrl-C.
+        subscribed: called with the framework's id once the master has taken it in.
+        interrupted: called after Ctrl-C, before the job is cancelled.
+        constraints: which agents it may use.
+    """
+
+    job_id: str
+    make: Callable[[JobHandle], Kind]
+    cancel_timeout_s: float
+    subscribed: Callable[[str], None]
+    interrupted: Callable[[], None]
+    constraints: tuple[str, ...] = ()
+
+
+def run_standalone(job: StandaloneJob[Kind], mesos: MesosAccess, master: LeadingMaster, **settings: Any) -> Kind:
+    """Runs a job to its end, under a framework of its own.
+
+    Args:
+        job: what to run.
+        mesos: how to subscribe.
+        master: where; hears which one leads after an election.
+        settings: further fields of `framework.mesos.driver.FrameworkSettings`.
+
+    Returns:
+        Its state machine, done and closed.
+
+    Raises:
+        BadInputError, JobFailedError: what the job raises, or if the master refuses the framework or throws it out.
+        KeyboardInterrupt: after Ctrl-C, when the job has been cancelled.
+    """
+    callbacks = events.EventScheduler()
+    driver = Driver(mesos.settings(f"dike {job.job_id}", **settings), master.uri, callbacks)
+    # Connections lost and found are told by the job itself.
+    scheduler = Scheduler(
+        driver,
+        journal=Journal(),
+        log=logger.info,
+        ended=_has_ended,
+        failed=_raise,
+        master=master,
+        background=Threads(lambda: callbacks.events.put(events.WorkDone())),
+    )
+    made: list[Kind] = []
+
+    def make(handle: JobHandle) -> Kind:
+        made.append(job.make(handle))
+        return made[0]
+
+    scheduler.admit(job.job_id, user="", number=0, make=make, constraints=job.constraints)
+    drive(
+        scheduler,
+        driver,
+        callbacks,
+        master,
+        subscribed=job.subscribed,
+        interrupted=job.interrupted,
+        cancel_timeout_s=job.cancel_timeout_s,
+    )
+    return made[0]
+
+
+def _has_ended(handle: JobHandle) -> None:
+    logger.info("%s has ended", handle.job_id)
+
+
+def _raise(handle: JobHandle, error: Exception) -> None:
+    raise error

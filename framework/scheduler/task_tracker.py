@@ -1,0 +1,391 @@
+"""The tasks of all jobs: whose each one is, what has to be written down of it, and how those end that nobody wants."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from framework.mesos import events
+from framework.mesos.driver import MesosCalls, try_now
+from framework.mesos.offers import address_of
+from framework.mesos.tasks import TaskState
+from framework.scheduler.job import JobHandle
+from framework.scheduler.journal import Journal
+from framework.scheduler.metrics import Metrics
+from framework.scheduler.offer_pool import Offer
+from framework.scheduler.reconciler import Reconciler
+from framework.scheduler.records import INTENDED, TaskRecord
+
+logger = logging.getLogger(__name__)
+
+NOT_NEEDED = "its job no longer needs it"
+"""Message of a task that was ended without anybody having asked for its job's end."""
+SAVE_S = 1.0
+"""How often jobs' states are looked at for changes that came with time alone."""
+WITHHOLD_S = 30.0
+"""An agent sends what it holds as soon as the framework is back, and what gets lost on its way 10 s later."""
+KILL_AGAIN_S = 5.0
+LOST_REMEMBERED = 10_000
+"""How many lost tasks are remembered that may come back with their agents."""
+
+
+class TaskTracker:
+    """Keeps account of tasks.
+
+    Args:
+        mesos: the master.
+        journal: keeps what has to outlive us.
+        metrics: counts what happens.
+        now_s: the time, on any clock that only moves forward.
+    """
+
+    def __init__(self, mesos: MesosCalls, journal: Journal, metrics: Metrics, now_s: float) -> None:
+        self._mesos = mesos
+        self._journal = journal
+        self._metrics = metrics
+        self._owners: dict[str, JobHandle] = {}
+        self._kills = KillService(mesos)
+        self._orphans = Orphans(self._kills, journal)
+        self._reconciler = Reconciler(mesos)
+        self._filter = UpdateFilter()
+        self._unsaved: dict[str, TaskRecord] = {}
+        self._acknowledgements: list[dict[str, Any]] = []
+        self._saved_s = now_s
+
+    # Whose a task is.
+
+    def owner(self, task_id: str) -> JobHandle | None:
+        """The job of a task, or of the executor of that id; None if it is none's any more."""
+        return self._owners.get(task_id)
+
+    def assign(self, handle: JobHandle, task_ids: Iterable[str]) -> None:
+        """A job has these tasks; it hears what the master says of them."""
+        for task_id in task_ids:
+            self._owners[task_id] = handle
+
+    def disown(self, tasks: Sequence[TaskRecord]) -> None:
+        """Ends tasks whose jobs have ended; how they end is written down."""
+        self._orphans.take_in(tasks)
+
+    def remove(self, handle: JobHandle) -> None:
+        """A job has ended; what still runs of it is ended too."""
+        for task_id in [task_id for task_id, owner in self._owners.items() if owner is handle]:
+            del self._owners[task_id]
+        self.disown(list(handle.tasks.values()))
+
+    # What happens to tasks.
+
+    def record_launch(
+        self,
+        handle: JobHandle,
+        state: dict[str, Any],
+        offers: Mapping[str, Sequence[Offer]],
+        operations: Mapping[str, dict[str, Any]],
+        now_s: float,
+    ) -> list[TaskRecord]:
+        """Writes down the tasks that a job is about to launch.
+
+        Args:
+            handle: the job.
+            state: its state, with these tasks.
+            offers: agent's id -> its offers.
+            operations: agent's id -> what is launched on them.
+            now_s: the time.
+        """
+        tasks = _intended_tasks(handle.job_id, offers, operations)
+        self._journal.intends(handle.job_id, tasks, state)
+        handle.saved = state
+        for task in tasks:
+            handle.tasks[task.task_id] = task
+            self._owners[task.task_id] = handle
+        # Should nothing be heard of them, the master is asked.
+        self._reconciler.doubt((task.task_id for task in tasks), now_s)
+        return tasks
+
+    def filtered(self, event: events.StatusUpdate, now_s: float) -> list[events.StatusUpdate]:
+        """What of a status update is to be taken in now; nothing if a better one is to come (`UpdateFilter`)."""
+        self._reconciler.heard(event.task_id, now_s)
+        return self._filter.passed(event, now_s)
+
+    def overdue(self, now_s: float) -> list[events.StatusUpdate]:
+        """Status updates to be taken in after all, since no better ones have come; there is a connection."""
+        return self._filter.overdue(now_s)
+
+    def heard(self, event: events.StatusUpdate) -> JobHandle | None:
+        """Takes in what Mesos says of a task.
+
+        Returns:
+            Whose it is, who has to hear of it.
+        """
+        handle = self._owners.get(event.task_id)
+        state = TaskState.of(event.state)
+        if state.is_terminal():
+            self._kills.has_ended(event.task_id)
+        if handle is None:
+            changed = self._orphans.heard(event, state)
+            if changed is not None:
+                self._unsaved[event.task_id] = changed
+            return None
+        changed = handle.tasks[event.task_id] = _updated(handle.tasks[event.task_id], event, state)
+        self._unsaved[event.task_id] = changed
+        if state.is_terminal():
+            del handle.tasks[event.task_id]
+            del self._owners[event.task_id]
+            if state not in (TaskState.FINISHED, TaskState.KILLED):
+                self._metrics.task_failed()
+            if state is TaskState.LOST:
+                self._orphans.may_come_back(changed)
+        handle.must_save = True
+        return handle
+
+    def acknowledge(self, status: dict[str, Any]) -> None:
+        """What follows from a status update has been done; the agent hears of it once that is written down."""
+        self._acknowledgements.append(status)
+
+    # What is due.
+
+    def subscribed(self, now_s: float, master_age_s: float | None) -> None:
+        """The master has taken us in, for the first time or again."""
+        self._reconciler.begin([*self._owners, *self._kills.agents], now_s, master_age_s)
+        self._filter.subscribed(now_s)
+
+    def reconcile(self, now_s: float) -> None:
+        """Asks the master what is to be asked; there is a connection to it."""
+        self._reconciler.tick(now_s, self._agents)
+
+    def kill_unwanted(self, jobs: Iterable[JobHandle], now_s: float) -> None:
+        """Sees to the end of all tasks that their jobs do not want any more, and of those that are no job's."""
+        for handle in jobs:
+            if handle.tasks:
+                wanted = handle.job.wanted_tasks()
+                for task_id in [task_id for task_id in handle.tasks if task_id not in wanted]:
+                    self._end(handle, task_id)
+        self._kills.tick(now_s)
+
+    def _agents(self) -> dict[str, str]:
+        of_jobs = {task_id: handle.tasks[task_id].agent_id for task_id, handle in self._owners.items()}
+        return {**self._kills.agents, **of_jobs}
+
+    def _end(self, handle: JobHandle, task_id: str) -> None:
+        if task_id in self._kills:
+            return
+        task = handle.tasks[task_id]
+        if not handle.is_ending:
+            handle.tasks[task_id] = dataclasses.replace(task, message=NOT_NEEDED)
+        self._kills.end(task_id, task.agent_id)
+
+    def save(self, jobs: Collection[JobHandle], now_s: float, isolated: Callable[..., None]) -> None:
+        """Writes down what has changed, then acknowledges the status updates behind it.
+
+        Args:
+            jobs: all of them.
+            now_s: the time.
+            isolated: makes a call of a job's state machine.
+        """
+        look_at_all = now_s - self._saved_s >= SAVE_S
+        if look_at_all:
+            self._saved_s = now_s
+        looked_at = [handle for handle in jobs if handle.must_save or (look_at_all and handle.has_tasks)]
+        states: dict[JobHandle, dict[str, Any]] = {}
+        for handle in looked_at:
+            isolated(handle, _collect_state, handle, states)
+        if states or self._unsaved:
+            tasks = list(self._unsaved.values())
+            self._journal.changed(tasks, {handle.job_id: state for handle, state in states.items()})
+            self._unsaved.clear()
+        for handle, state in states.items():
+            handle.saved = state
+        for handle in looked_at:
+            handle.must_save = False
+        for status in self._acknowledgements:
+            # What is not delivered is sent by the agent again.
+            try_now(self._mesos.acknowledgeStatusUpdate, status)
+        self._acknowledgements.clear()
+
+
+class KillService:
+    """Sees to the end of tasks that nobody wants: each is killed, and again and again until it has ended.
+
+    Args:
+        mesos: the master.
+    """
+
+    def __init__(self, mesos: MesosCalls) -> None:
+        self._mesos = mesos
+        self._agents: dict[str, str] = {}
+        self._due_s: dict[str, float] = {}
+
+    def __contains__(self, task_id: str) -> bool:
+        """Whether a task is to end and has not."""
+        return task_id in self._agents
+
+    @property
+    def agents(self) -> Mapping[str, str]:
+        """Task -> its agent, of those that are to end."""
+        return self._agents
+
+    def end(self, task_id: str, agent_id: str) -> None:
+        """A task is to end; it may never have been launched, and then the master says so."""
+        self._agents.setdefault(task_id, agent_id)
+        self._due_s.setdefault(task_id, 0.0)
+
+    def has_ended(self, task_id: str) -> None:
+        """A task has ended, whether or not it was to."""
+        self._agents.pop(task_id, None)
+        self._due_s.pop(task_id, None)
+
+    def tick(self, now_s: float) -> None:
+        """Kills what is to end, and again what has not ended; there is a connection to the master."""
+        for task_id in [task_id for task_id, due_s in self._due_s.items() if now_s >= due_s]:
+            self._due_s[task_id] = now_s + KILL_AGAIN_S
+            try_now(self._mesos.kill, task_id, self._agents[task_id])
+
+
+class Orphans:
+    """Tasks that belong to no job any more, and all of which are to end.
+
+    Args:
+        kills: ends them.
+        journal: is told of tasks that nobody has ever heard of.
+    """
+
+    def __init__(self, kills: KillService, journal: Journal) -> None:
+        self._kills = kills
+        self._journal = journal
+        self._records: dict[str, TaskRecord] = {}
+        self._lost: OrderedDict[str, TaskRecord] = OrderedDict()
+
+    def take_in(self, tasks: Iterable[TaskRecord]) -> None:
+        """Ends tasks whose job has ended, or failed."""
+        for task in tasks:
+            self._records[task.task_id] = task
+            self._kills.end(task.task_id, task.agent_id)
+
+    def may_come_back(self, task: TaskRecord) -> None:
+        """A task is lost; if only its agent was cut off, it will be there again one day."""
+        self._lost[task.task_id] = task
+        if len(self._lost) > LOST_REMEMBERED:
+            self._lost.popitem(last=False)
+
+    def heard(self, event: events.StatusUpdate, state: TaskState) -> TaskRecord | None:
+        """Takes in what Mesos says of a task that is no job's.
+
+        Returns:
+            What to write down of it; None for a task that was never written down.
+        """
+        task_id = event.task_id
+        known = self._records.get(task_id) or self._lost.get(task_id)
+        if state.is_terminal():
+            self._records.pop(task_id, None)
+            known = None if known is None else _updated(known, event, state)
+            if known is not None and state is TaskState.LOST:
+                self.may_come_back(known)
+            return known
+        agent_id = event.status.get("agent_id", {}).get("value") or (known.agent_id if known is not None else "")
+        if known is not None:
+            self._lost.pop(task_id, None)
+            known = self._records[task_id] = _updated(known, event, state)
+        elif task_id not in self._kills:
+            logger.warning("task %s on agent %s is not ours: ending it", task_id, agent_id)
+            self._journal.unknown(task_id, agent_id)
+        if agent_id:
+            self._kills.end(task_id, agent_id)
+        return known
+
+
+class UpdateFilter:
+    """Withholds ends of tasks that only the master has told of yet, whose agents still have to deliver them.
+
+    An agent sends the last status update of a task, with what the executor put into it, until it is acknowledged. The
+    master knows from it how the task stands; asked for that, it may answer before the update itself is here, and that
+    answer has neither the task's outcome nor the end of its output.
+    """
+
+    def __init__(self) -> None:
+        self._withheld: dict[str, tuple[events.StatusUpdate, float]] = {}
+
+    def subscribed(self, now_s: float) -> None:
+        """Agents could not deliver anything before."""
+        self._withheld = {task_id: (event, now_s) for task_id, (event, _) in self._withheld.items()}
+
+    def passed(self, event: events.StatusUpdate, now_s: float) -> list[events.StatusUpdate]:
+        """What of a status update is to be taken in now; nothing if a better one is to come."""
+        state = TaskState.of(event.state)
+        if _is_answer(event) and state in (TaskState.FINISHED, TaskState.FAILED, TaskState.KILLED):
+            self._withheld.setdefault(event.task_id, (event, now_s))
+            return []
+        if not state.is_terminal() or event.task_id not in self._withheld:
+            return [event]
+        told, _ = self._withheld.pop(event.task_id)
+        # Where the agent is gone with its update, it is still known how the task had ended.
+        return [told if state is TaskState.LOST and "uuid" not in event.status else event]
+
+    def overdue(self, now_s: float) -> list[events.StatusUpdate]:
+        """Those that have been withheld long enough; they are not any more."""
+        due = [event for event, since_s in self._withheld.values() if now_s - since_s >= WITHHOLD_S]
+        for event in due:
+            del self._withheld[event.task_id]
+        return due
+
+
+def _collect_state(handle: JobHandle, states: dict[JobHandle, dict[str, Any]]) -> None:
+    state = handle.job.to_state()
+    if state != handle.saved:
+        states[handle] = state
+
+
+def _intended_tasks(
+    job_id: str, offers: Mapping[str, Sequence[Offer]], operations: Mapping[str, dict[str, Any]]
+) -> list[TaskRecord]:
+    """The tasks that operations launch.
+
+    Args:
+        job_id: whose they are.
+        offers: agent's id -> its offers.
+        operations: agent's id -> what is launched on them.
+    """
+    return [
+        TaskRecord(
+            task_id=info["task_id"]["value"],
+            job_id=job_id,
+            agent_id=agent,
+            node=offers[agent][0]["hostname"],
+            address=address_of(offers[agent][0]),
+            name=info["name"].rpartition(f"{job_id} ")[2],
+            state=INTENDED,
+            resources=_amounts([*info.get("resources", ()), *info.get("executor", {}).get("resources", ())]),
+            launched_s=time.time(),
+        )
+        for agent, operation in operations.items()
+        for info in operation["launch"]["task_infos"]
+    ]
+
+
+def _updated(task: TaskRecord, event: events.StatusUpdate, state: TaskState) -> TaskRecord:
+    """The task as a status update has it."""
+    is_ours = task.message == NOT_NEEDED and state in (TaskState.KILLING, TaskState.KILLED)
+    return dataclasses.replace(
+        task,
+        state=event.state.removeprefix("TASK_").lower(),
+        message=NOT_NEEDED if is_ours else str(event.status.get("message", "")),
+        ended_s=time.time() if state.is_terminal() else None,
+    )
+
+
+def _amounts(pieces: Iterable[dict[str, Any]]) -> dict[str, float]:
+    amounts: dict[str, float] = {}
+    for piece in pieces:
+        if "scalar" in piece:
+            amounts[piece["name"]] = round(amounts.get(piece["name"], 0.0) + float(piece["scalar"]["value"]), 3)
+        elif piece["name"] == "ports":
+            count = sum(int(one["end"]) - int(one["begin"]) + 1 for one in piece["ranges"]["range"])
+            amounts["ports"] = amounts.get("ports", 0.0) + count
+    return amounts
+
+
+def _is_answer(event: events.StatusUpdate) -> bool:
+    return event.status.get("source") == "SOURCE_MASTER" and event.status.get("reason") == "REASON_RECONCILIATION"

@@ -1,0 +1,185 @@
+"""What a search hands on to the service after the one that runs it: its slots, and the runs in them.
+
+Which run is in which slot is in the trials' records, written before a slot is told; how far it has come the slot says
+itself (`Slot.adopt`). So the state that is handed on is small, and changes only when slots come and go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dike.trial.spec import Value
+from framework.mesos.tasks import TaskState
+from framework.policies.trials.interface import Choice
+from framework.search.records import SearchSpec, SliceRecord, TrialRecord, TrialState
+from framework.search.slots import ActiveRun, Slot
+from framework.search.speeds import rate_of
+from framework.search.store import Store
+from framework.search.trials import TrialTracker, trial_run
+
+
+@dataclass(frozen=True)
+class SearchState:
+    """Where a search stands, as a service writes it down.
+
+    Attributes:
+        began_s: when it began, seconds since the epoch.
+        next_slot: number of the next slot.
+        ending: why it is being ended; None if it is not.
+        cancelled: whether somebody wanted its end.
+        slots: those that may still run.
+        first_slot_s: when it had its first slot since it began, seconds since the epoch; None before.
+    """
+
+    began_s: float
+    next_slot: int
+    ending: str | None
+    cancelled: bool
+    slots: tuple[Slot, ...]
+    first_slot_s: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "began_s": self.began_s,
+            "next_slot": self.next_slot,
+            "ending": self.ending,
+            "cancelled": self.cancelled,
+            "slots": [{name: _plain(getattr(slot, name)) for name in _SLOT_FIELDS} for slot in self.slots],
+            "first_slot_s": self.first_slot_s,
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> SearchState:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            KeyError, TypeError, ValueError: if it is something else.
+        """
+        return cls(
+            began_s=float(values["began_s"]),
+            next_slot=int(values["next_slot"]),
+            ending=values["ending"],
+            cancelled=bool(values["cancelled"]),
+            slots=tuple(_slot(each) for each in values["slots"]),
+            # Earlier versions had no such time.
+            first_slot_s=values.get("first_slot_s", values["began_s"]),
+        )
+
+
+_SLOT_FIELDS = (
+    "id",
+    "task_id",
+    "agent_id",
+    "node",
+    "address",
+    "gpu_devices",
+    "kind",
+    "state",
+    "executor_seen",
+    "leaving",
+    "has_trained",
+)
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _slot(values: Mapping[str, Any]) -> Slot:
+    known = {name: values[name] for name in _SLOT_FIELDS}
+    devices = tuple(int(device) for device in known["gpu_devices"])
+    return Slot(**{**known, "gpu_devices": devices, "state": TaskState(known["state"])}, inherited=True)
+
+
+def trials_to_resume(
+    records: list[TrialRecord], asked: Mapping[int, dict[str, Value]], live_slots: Collection[int] = ()
+) -> list[TrialRecord]:
+    """The trials of an interrupted search, ready to go on: what ran is suspended at its last checkpoint.
+
+    Args:
+        records: what was written of them.
+        asked: number -> parameters of every trial that the sampler gave; the last may have left no record.
+        live_slots: numbers of slots that may still run; what ran there still does.
+    """
+    known = {record.number for record in records}
+    records = [*records, *(TrialRecord(number, point) for number, point in asked.items() if number not in known)]
+    for record in records:
+        if record.state is TrialState.RUNNING and record.slot not in live_slots:
+            record.state = TrialState.WAITING if record.checkpoint is None else TrialState.SUSPENDED
+            record.slot = None
+    return records
+
+
+def close_open_slices(store: Store, last_sign_s: float | None, live_slots: Collection[int] = ()) -> None:
+    """Ends the time slices that a killed process has left open, when it gave its last sign of life.
+
+    Args:
+        store: has the search open.
+        last_sign_s: when that was, seconds since the epoch; None if it never gave one.
+        live_slots: numbers of slots that may still run; slices of runs that are there stay open.
+    """
+    trials = {record.number: record for record in store.load_trials(readings=False)}
+    left_open = [
+        piece for piece in store.load_slices() if piece.end_s is None and not _lives(piece, trials, live_slots)
+    ]
+    if not left_open:
+        return
+    reports = store.load_losses()
+    for piece in left_open:
+        piece.end_s = max(piece.start_s, last_sign_s or piece.start_s)
+        piece.outcome = "lost"
+        of_run = [report for report in reports.get(piece.trial, ()) if report["run"] == piece.run]
+        rate = rate_of(of_run)
+        if rate is not None:
+            piece.to_step = of_run[-1]["step"]
+            piece.samples_per_s = rate * trials[piece.trial].samples_per_step
+        store.save_slice(piece)
+
+
+def _lives(piece: SliceRecord, trials: Mapping[int, TrialRecord], live_slots: Collection[int]) -> bool:
+    trial = trials[piece.trial]
+    return piece.slot in live_slots and trial.state is TrialState.RUNNING and piece.run == trial.runs - 1
+
+
+def restore_runs(
+    spec: SearchSpec,
+    slots: Iterable[Slot],
+    trials: TrialTracker,
+    slices: Iterable[SliceRecord],
+    now_s: float,
+    wall_s: float,
+) -> None:
+    """Puts the runs that the records name back into inherited slots.
+
+    Args:
+        spec: the search.
+        slots: the slots.
+        trials: its trials.
+        slices: all time slices of the search.
+        now_s: the time on the search's clock.
+        wall_s: the time in seconds since the epoch.
+    """
+    by_id = {slot.id: slot for slot in slots}
+    # Of a run whose end was half written down the slice is closed already; it ends once more.
+    begun = {(piece.trial, piece.run): piece for piece in slices}
+    for record in trials.open:
+        slot = by_id.get(record.slot) if record.slot is not None else None
+        if record.state is not TrialState.RUNNING or slot is None:
+            continue
+        run = ActiveRun(record, trial_run(spec, record, record.runs - 1), Choice(record.number, "", record.convergence))
+        run.known = record.reports
+        run.slice = begun.get(run.key)
+        trials.speeds.begin_run(*run.key, slot.kind)
+        if run.slice is None:
+            # It has not got the slot yet: another run was still being suspended there.
+            slot.next = run
+            continue
+        run.since_s = now_s - (wall_s - (run.slice.first_step_s or run.slice.start_s))
+        run.training = run.slice.first_step_s is not None
+        slot.current = run
+    for slot in by_id.values():
+        if slot.current is None:
+            slot.current, slot.next = slot.next, None

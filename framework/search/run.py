@@ -1,0 +1,203 @@
+"""Runs a search from its request to its result: records, Mesos, bundle, driver, events."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from dike.exceptions import BadInputError, InterruptedByUserError, JobFailedError
+from framework.mesos.containers import own_container
+from framework.mesos.master import LeadingMaster
+from framework.policies.trials.registry import make_policy
+from framework.project import bundle
+from framework.project.script_facts import script_facts
+from framework.scheduler.agents import admitted_agents
+from framework.scheduler.journal import StorageUnavailableError
+from framework.scheduler.session import MesosAccess, is_on_this_machine, sigterm_as_interrupt
+from framework.scheduler.standalone import StandaloneJob, run_standalone
+from framework.search.controller import SearchController
+from framework.search.database import database_files, open_database, wait_for_server
+from framework.search.migration_cost import with_measured_migration_cost
+from framework.search.observer import SearchObserver
+from framework.search.optuna_study import Study
+from framework.search.records import SearchResult, SearchSpec
+from framework.search.recovery import close_open_slices, trials_to_resume
+from framework.search.slot_pool import SlotLaunch
+from framework.search.store import Store
+from framework.search.tensorboard import TensorBoardLog
+from framework.search.trials import TrialTracker
+
+logger = logging.getLogger(__name__)
+
+CANCEL_MARGIN_S = 15.0
+TEARDOWN_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True)
+class SearchRequest:
+    """What `dike tune` was asked to do.
+
+    Attributes:
+        spec: the search; for one that goes on, as it was first asked for.
+        storage: URL of the database.
+        resume: whether the search is in the database already.
+        mesos: where to run it.
+        logdir: folder for TensorBoard; None for none.
+        constraints: which agents it may use (`framework.scheduler.constraints`).
+        volumes: folders of the agents for its containers (`framework.mesos.containers.parse_volume`).
+    """
+
+    spec: SearchSpec
+    storage: str
+    resume: bool = False
+    mesos: MesosAccess = field(default_factory=MesosAccess)
+    logdir: Path | None = None
+    constraints: tuple[str, ...] = ()
+    volumes: tuple[str, ...] = ()
+
+
+def run_search(request: SearchRequest, observer: SearchObserver) -> SearchResult:
+    """Runs a search to its end.
+
+    Raises:
+        BadInputError: if the input cannot be used, or the script does not take it.
+        JobFailedError: if the master ended the framework, or the database is away for long.
+        InterruptedByUserError: after Ctrl-C or SIGTERM, when every trial has been suspended.
+    """
+    spec = request.spec
+    engine = open_database(request.storage)
+    with sigterm_as_interrupt(), contextlib.closing(Store(request.storage, engine=engine)) as store:
+        if request.resume:
+            store.open_search(spec.name)
+        else:
+            store.create_search(spec)
+        wait_for_server(engine, observer.notify)
+        try:
+            return _run_locked(request, store, observer)
+        except StorageUnavailableError as error:
+            raise JobFailedError(
+                f"{error} Every trial is saved up to its last checkpoint: dike tune --resume {spec.name} goes on."
+            ) from error
+
+
+def _run_locked(request: SearchRequest, store: Store, observer: SearchObserver) -> SearchResult:
+    spec = request.spec
+    last_sign_s = store.last_heartbeat_s(spec.name)
+    with store.lock(spec.name):
+        study: Study | None = None
+        try:
+            study = (Study.open if request.resume else Study.create)(request.storage, spec)
+            study.wait_for_server(observer.notify)
+            if request.resume:
+                close_open_slices(store, last_sign_s)
+            return _run(request, store, study, observer)
+        except StorageUnavailableError:
+            raise
+        except BadInputError:
+            if not request.resume and not any(record.readings for record in store.load_trials()):
+                # The same name is free for the next attempt.
+                if study is not None:
+                    study.delete()
+                store.delete_search()
+            raise
+        except KeyboardInterrupt:
+            raise InterruptedByUserError(
+                f"Interrupted; every trial is saved up to its last checkpoint: dike tune --resume {spec.name} goes on."
+            ) from None
+
+
+def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObserver) -> SearchResult:
+    spec = request.spec
+    records = trials_to_resume(store.load_trials(), study.asked()) if request.resume else []
+    for record in records:
+        store.save_trial(record)
+    with contextlib.ExitStack() as stack:
+        log = stack.enter_context(contextlib.closing(TensorBoardLog(request.logdir, spec))) if request.logdir else None
+        trials = TrialTracker(spec, store, study, records, log)
+        if request.resume and not trials.open and not trials.unsampled:
+            observer.notify(f"the search {spec.name} is complete; nothing is left to run")
+            return SearchResult(spec.name, True, trials.all, spec.mode, spec.checkpoint_dir)
+        observer.notify(f"search {spec.name}: {spec.trial_count} trials, policy {spec.policy}")
+        container = own_container(request.mesos.image, request.volumes, spec.checkpoint_dir)
+        entry = spec.entry
+        if not entry.script.is_file():
+            raise BadInputError(
+                f"There is no script {entry.script} any more, and the search {spec.name} is not complete."
+            )
+        facts = script_facts(entry, [parameter.name for parameter in spec.space])
+        archive = bundle.pack(entry.script, entry.folder, without=database_files(request.storage))
+        earlier = store.load_slices()
+        policy = make_policy(spec.policy, with_measured_migration_cost(spec.settings, earlier))
+        if request.mesos.master is None:
+            _make_folder(spec.checkpoint_dir)
+        master = stack.enter_context(request.mesos.connect())
+        token = bundle.new_token()
+        server = stack.enter_context(request.mesos.bundle_server({token: archive}.get, master))
+        if request.resume:
+            _end_predecessor(store.framework_id(spec.name), master, request.mesos)
+        launch = SlotLaunch(
+            spec=spec,
+            bundle_url=server.url(token),
+            script=entry.path,
+            preload=facts.preload,
+            python=request.mesos.python(master),
+            container=container,
+            hand_out_gpus=is_on_this_machine(master),
+        )
+        first_slot = max((piece.slot for piece in earlier), default=-1) + 1
+        agents = functools.partial(admitted_agents, master, request.constraints)
+        job = StandaloneJob(
+            job_id=spec.name,
+            make=lambda handle: SearchController(launch, policy, observer, trials, store, agents, first_slot),
+            cancel_timeout_s=spec.suspend_timeout_s + CANCEL_MARGIN_S,
+            subscribed=lambda framework_id: store.set_framework_id(spec.name, framework_id),
+            interrupted=lambda: observer.notify("interrupted: suspending all trials (Ctrl-C again stops them)"),
+            constraints=request.constraints,
+        )
+        search = run_standalone(job, request.mesos, master)
+        store.finish_search(search.result.failure)
+        return search.result
+
+
+def _make_folder(path: str) -> None:
+    """Makes the folder for checkpoints, where the trials run on this machine.
+
+    Raises:
+        BadInputError: if nothing can be written there.
+    """
+    if "://" in path:
+        return
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise BadInputError(
+            f"Checkpoints cannot be written to {path}: {error.strerror}; name another folder with --checkpoint-dir."
+        ) from error
+
+
+def _end_predecessor(framework_id: str | None, master: LeadingMaster, mesos: MesosAccess) -> None:
+    """Ends the framework of a `dike tune` that was killed: its slots hold GPUs until Mesos gives it up."""
+    if framework_id is None:
+        return
+    auth = (mesos.principal, mesos.secret or "") if mesos.principal is not None else None
+    try:
+        answer = httpx.post(
+            f"http://{master.address}/master/teardown",
+            data={"frameworkId": framework_id},
+            auth=auth,
+            timeout=TEARDOWN_TIMEOUT_S,
+            trust_env=False,
+        )
+        # Mesos says 400 for a framework it does not know, which is what was wanted.
+        logger.info("teardown of %s: HTTP %d", framework_id, answer.status_code)
+    except httpx.HTTPError as error:
+        # No harm to the trials: runs never write to each other's files.
+        logger.warning("the framework %s of the interrupted search was not ended: %s", framework_id, error)

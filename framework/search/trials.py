@@ -1,0 +1,365 @@
+"""The trials of a search: who is there, what they reported, how their runs ended. Every change goes to the database."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from dike.trial.spec import TrialSpec
+from executor.trial_messages import Losses, RunEnd, TrialRun
+from framework.policies.trials.interface import TrialView
+from framework.project.last_words import last_words, why_hopeless
+from framework.search.objective import Objective, news_of
+from framework.search.optuna_study import Study
+from framework.search.records import SearchSpec, TrialRecord, TrialState
+from framework.search.speeds import Speeds
+from framework.search.store import Store
+from framework.search.tensorboard import TensorBoardLog
+
+logger = logging.getLogger(__name__)
+
+MAX_FAILURES = 3
+"""Failures in a row, without a new checkpoint between them, after which a trial is given up (as in Hops).
+
+One whose script is wrong itself is given up before.
+"""
+ADMISSION_S = 0.2
+"""How long the sampler may be asked for trials at a time: Optuna takes the longer the more trials are open."""
+MAX_LOSSES = 10
+"""How often in a row, without a new checkpoint, a trial may go down with its slot before it is taken for the cause."""
+
+
+class Remedy(enum.Enum):
+    """What is to be done about the place where a run ended."""
+
+    NONE = enum.auto()
+    REPLACE_SLOT = enum.auto()
+    """A trial has failed for the first time: another executor gets it."""
+    AVOID_AGENT = enum.auto()
+    """It has failed again: another agent gets it."""
+
+
+class TrialTracker:
+    """The trials of one search.
+
+    Args:
+        spec: the search.
+        store: keeps the records.
+        study: gives points of the space and is told the results.
+        records: trials of an interrupted search that goes on.
+        log: gets what TensorBoard shows; None for nothing.
+
+    Attributes:
+        records: the trials by number.
+        speeds: how fast they train.
+    """
+
+    def __init__(
+        self,
+        spec: SearchSpec,
+        store: Store,
+        study: Study,
+        records: Iterable[TrialRecord] = (),
+        log: TensorBoardLog | None = None,
+    ) -> None:
+        self._spec = spec
+        self._store = store
+        self._study = study
+        self._log = log
+        self._objective = Objective(spec.metric, spec.mode)
+        self.records: dict[int, TrialRecord] = {record.number: record for record in records}
+        self.speeds = Speeds(store.load_slices(), self.records)
+        self._arrived_s: dict[int, float] = {}
+        # Trial -> how often it was lost at its checkpoint, and that checkpoint's step.
+        self._lost: dict[int, tuple[int, int]] = {}
+        # Trial -> the checkpoint's step and the agent that its last failure was at.
+        self._failed_at: dict[int, tuple[int, str]] = {}
+        self._unsaved: dict[int, list[tuple[int, dict[str, Any]]]] = {}
+        self._received = {record.number: record.reports for record in self.records.values()}
+        """Trial -> how many reports of its newest run have come, written down or not."""
+        for record in self.records.values():
+            if record.state.has_ended():
+                # Its process may have been killed before the study heard of it.
+                self._tell_study(record)
+
+    @property
+    def all(self) -> list[TrialRecord]:
+        """All trials, by number."""
+        return [self.records[number] for number in sorted(self.records)]
+
+    @property
+    def open(self) -> list[TrialRecord]:
+        """The trials that have not ended, by number."""
+        return [record for record in self.all if not record.state.has_ended()]
+
+    @property
+    def has_readings(self) -> bool:
+        """Whether any trial has ever reported the objective."""
+        return any(record.value is not None for record in self.records.values())
+
+    @property
+    def unsampled(self) -> int:
+        """How many trials the sampler has yet to give."""
+        return self._study.remaining
+
+    def admit(self, limit: int, now_s: float, wall_s: float) -> bool:
+        """Asks the sampler for trials until `limit` are open; whether any came.
+
+        Args:
+            limit: how many may be open at a time.
+            now_s: the time on the search's clock.
+            wall_s: the time in seconds since the epoch.
+        """
+        open_count, came = len(self.open), False
+        until_s = time.monotonic() + ADMISSION_S
+        # One comes at any rate: a search without any would be taken for one that has ended.
+        while open_count < limit and self._study.remaining > 0 and (not came or time.monotonic() < until_s):
+            number, parameters = self._study.ask()
+            record = TrialRecord(number, parameters, created_s=wall_s)
+            self._store.save_trial(record)
+            self.records[number] = record
+            open_count += 1
+            came = True
+        for record in self.open:
+            self._arrived_s.setdefault(record.number, now_s)
+        return came
+
+    def views(self, preemptible: dict[int, bool]) -> list[TrialView]:
+        """What a policy sees of the open trials.
+
+        Args:
+            preemptible: trial that holds a slot -> whether it can be suspended.
+        """
+        return [
+            TrialView(
+                id=record.number,
+                arrived_s=self._arrived_s.get(record.number, 0.0),
+                readings=record.readings,
+                slices=record.slices,
+                runnable=record.state is not TrialState.RUNNING,
+                preemptible=preemptible.get(record.number, True),
+                batch_size=record.samples_per_step,
+                speeds=self.speeds.of(record),
+            )
+            for record in self.open
+        ]
+
+    def start(self, record: TrialRecord, slot: int, agent: str, score: float | None, kind: str = "") -> int:
+        """Writes down that a trial is about to be started, before anything happens; returns the number of its run.
+
+        Args:
+            record: the trial.
+            slot: number of its slot.
+            agent: name of the slot's agent.
+            score: what the policy has compared the trial by; None without comparison.
+            kind: what the slot computes on.
+        """
+        run = record.runs
+        record.runs += 1
+        record.reports = self._received[record.number] = 0
+        record.state = TrialState.RUNNING
+        record.slot, record.agent = slot, agent
+        record.convergence = score if score is not None else record.convergence
+        record.slices.append(len(record.readings))
+        self.speeds.begin_run(record.number, run, kind)
+        self._store.save_trial(record)
+        return run
+
+    def receive(self, record: TrialRecord, losses: Losses) -> bool:
+        """Takes in what a slot has sent of a trial's reports; each of them counts once, however often it is sent.
+
+        Returns:
+            False, with nothing taken in, if some before them are missing that the slot still has.
+        """
+        if losses.run != record.runs - 1:
+            return True  # what was not taken in of a run that is over for us is trained again
+        known = self._received.get(record.number, 0)
+        if losses.first > max(known, losses.oldest):
+            return False
+        if losses.first > known:
+            logger.warning("%d reports of trial %d are lost", losses.first - known, record.number)
+        self.add_reports(record, losses.run, losses.reports[max(0, known - losses.first) :])
+        self._received[record.number] = max(known, losses.first + len(losses.reports))
+        return True
+
+    def lacks_reports(self, record: TrialRecord, end: RunEnd) -> bool:
+        """Whether a run that has ended reported more than has come."""
+        return end.run == record.runs - 1 and self._received.get(record.number, 0) < end.reports
+
+    def add_reports(self, record: TrialRecord, run: int, reports: Sequence[dict[str, Any]]) -> None:
+        """Takes `progress` reports in; malformed ones are logged and left out."""
+        for report in reports:
+            newest = record.readings[-1:]
+            try:
+                self._objective.take(record, report)
+            except ValueError as error:
+                logger.warning("report of trial %d ignored: %s", record.number, error)
+                continue
+            self.speeds.add_report(record, run, record.step, record.train_s)
+            self._unsaved.setdefault(record.number, []).append((run, report))
+            if record.value is not None and record.readings[-1:] != newest:
+                self._study.report(record.number, record.step, record.value)
+            if self._log is not None:
+                self._log.reported(record, [report])
+
+    def save_progress(self) -> None:
+        """Writes what was reported since the last time."""
+        for number, reports in self._unsaved.items():
+            record = self.records[number]
+            record.reports = self._received.get(number, 0)
+            self._store.save_progress(record, reports)
+        self._unsaved.clear()
+
+    def set_checkpoint(self, record: TrialRecord, path: str | None, step: int) -> None:
+        """A trial's newest checkpoint is there."""
+        if path is not None and path != record.checkpoint:
+            record.checkpoint, record.checkpoint_step = path, step
+            self._store.save_trial(record)
+
+    def set_batch_size(self, record: TrialRecord, samples: float | None) -> None:
+        """What a trial's process says of its batch size; None if it cannot tell."""
+        if samples is not None and samples != record.batch_size:
+            record.batch_size = samples
+            self._store.save_trial(record)
+
+    def why_hopeless(self, record: TrialRecord, end: RunEnd, is_only_agent: Callable[[], bool]) -> str:
+        """Why a trial whose run has just failed need not be tried again; empty if it may succeed.
+
+        Args:
+            record: the trial; `run_ended` has not been called yet.
+            end: of its run.
+            is_only_agent: says whether it could be tried on no other agent.
+        """
+        if (end.exit_code or 0) <= 0:
+            return ""
+        _, failed_on = self._failed_at.get(record.number, (0, ""))
+        is_same = record.failures > 0 and last_words(end.tail or end.message) == last_words(record.error)
+        return why_hopeless(
+            end.tail,
+            has_ever_trained=bool(record.step or end.reports or end.checkpoint),
+            stepped=end.reports > 0,
+            # What fails again on one agent may be that agent's fault.
+            again=is_same and not self._got_on(record, end) and (record.agent != failed_on or is_only_agent()),
+        )
+
+    def _got_on(self, record: TrialRecord, end: RunEnd) -> bool:
+        """Whether there is a newer checkpoint than at the trial's last failure."""
+        # The end names the checkpoint that the run went on from, if it wrote none itself.
+        failed_from, _ = self._failed_at.get(record.number, (-1, ""))
+        return end.checkpoint is not None and end.step > failed_from
+
+    def run_ended(self, record: TrialRecord, end: RunEnd, wall_s: float, *, is_hopeless: bool = False) -> Remedy:
+        """A run has ended; the trial ends with it, or waits for another slot.
+
+        Args:
+            record: the trial.
+            end: of its run.
+            wall_s: the time in seconds since the epoch.
+            is_hopeless: whether a trial that has failed is not to be tried again.
+
+        Returns:
+            What is to be done about the place.
+        """
+        progressed = self._got_on(record, end)
+        self.set_checkpoint(record, end.checkpoint, end.step)
+        news = news_of(record, end.last)
+        if news.keys() - {"type", "step", "train_s"}:
+            self.add_reports(record, end.run, [news])
+        self.save_progress()
+        remedy = Remedy.NONE
+        if end.outcome == "finished":
+            self._finish(record, wall_s)
+        elif end.outcome in ("suspended", "stopped"):
+            self._requeue(record)
+        elif end.outcome == "bad_input":
+            self._fail(record, end, wall_s)
+        else:
+            record.failures = 1 if progressed else record.failures + 1
+            self._failed_at[record.number] = (record.checkpoint_step if record.checkpoint else 0, record.agent)
+            if is_hopeless or record.failures >= MAX_FAILURES:
+                self._fail(record, end, wall_s)
+            else:
+                record.error = end.tail or end.message
+                self._requeue(record)
+            if record.state is not TrialState.FAILED:
+                remedy = Remedy.REPLACE_SLOT if record.failures == 1 else Remedy.AVOID_AGENT
+        self._run_is_over(record)
+        return remedy
+
+    def run_lost(self, record: TrialRecord, reason: str, wall_s: float) -> None:
+        """A trial's slot is gone, and its run with it."""
+        times, at_step = self._lost.get(record.number, (0, 0))
+        times = times + 1 if record.checkpoint_step <= at_step else 1
+        self._lost[record.number] = times, record.checkpoint_step
+        self.save_progress()
+        if times >= MAX_LOSSES:
+            end = RunEnd(record.number, record.runs - 1, "failed", message=f"{reason} ({MAX_LOSSES} times)")
+            self._fail(record, end, wall_s)
+        else:
+            self._requeue(record)
+        self._run_is_over(record)
+
+    def _run_is_over(self, record: TrialRecord) -> None:
+        # Ours first: what only the study knows would be trained again by a search that goes on.
+        self._store.save_trial(record)
+        if record.state.has_ended():
+            self._tell_study(record)
+        else:
+            self._study.annotate(record.number, _study_attributes(record))
+        if self._log is not None:
+            self._log.run_ended(record)
+
+    def _requeue(self, record: TrialRecord) -> None:
+        record.state = TrialState.SUSPENDED if record.checkpoint is not None else TrialState.WAITING
+        record.slot = None
+
+    def _finish(self, record: TrialRecord, wall_s: float) -> None:
+        record.state, record.slot, record.ended_s, record.error = TrialState.FINISHED, None, wall_s, ""
+
+    def _tell_study(self, record: TrialRecord) -> None:
+        record.readings.clear()  # they are in the database; no policy looks at them any more
+        value = None if record.state is TrialState.FAILED else record.value
+        self._study.tell(
+            record.number, value, failed=value is None or math.isnan(value), attributes=_study_attributes(record)
+        )
+
+    def _fail(self, record: TrialRecord, end: RunEnd, wall_s: float) -> None:
+        record.state, record.slot, record.ended_s = TrialState.FAILED, None, wall_s
+        record.error = f"{end.message}\n{end.tail}".strip()
+
+
+def _study_attributes(record: TrialRecord) -> dict[str, Any]:
+    """What someone who looks at the study with Optuna's tools is told of a trial besides."""
+    return {"state": str(record.state), "checkpoint": record.checkpoint}
+
+
+def trial_arguments(spec: SearchSpec, trial: TrialRecord) -> tuple[str, ...]:
+    """The script's arguments in a trial: those that all trials get, then its parameters behind their flags."""
+    flags = [
+        part
+        for name, value in trial.parameters.items()
+        if name in spec.flags
+        for part in (spec.flags[name], str(value).lower() if isinstance(value, bool) else str(value))
+    ]
+    return (*spec.arguments, *flags)
+
+
+def trial_run(spec: SearchSpec, trial: TrialRecord, run: int) -> TrialRun:
+    """What an executor is sent of a run of a trial, which goes on from the trial's newest checkpoint."""
+    order = TrialSpec(
+        search=spec.name,
+        number=trial.number,
+        run=run,
+        parameters=trial.parameters,
+        folder=f"{spec.checkpoint_dir.rstrip('/')}/trial-{trial.number}",
+        resume_from=trial.checkpoint,
+        checkpoint_interval_s=spec.checkpoint_interval_s,
+        metric=spec.metric,
+        call=spec.call,
+        earlier_results=spec.earlier_results,
+    )
+    return TrialRun(order, trial_arguments(spec, trial))

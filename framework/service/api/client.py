@@ -1,0 +1,235 @@
+"""A client of a service's REST API (`framework.service.api.app`)."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from framework.scheduler.records import JobState, OutputChunk, TaskRecord
+from framework.service.api.client_http import ServiceHttp, ServiceUnavailableError
+from framework.service.api.cluster_schemas import ClusterView
+from framework.service.api.schemas import (
+    EventList,
+    EventView,
+    JobDetails,
+    JobList,
+    JobView,
+    Me,
+    OutputList,
+    PlanView,
+    Submitted,
+    TaskList,
+    TrialList,
+)
+from framework.service.explanation import Explanation
+
+if TYPE_CHECKING:
+    from framework.service.requests import SearchJobRequest, TrainingRequest
+
+PATIENCE_S = 600.0
+"""How long a follower waits for a service that is away."""
+RECONNECT_PAUSE_S = 1.0
+POLL_S = 0.5
+"""How often is asked whether a job has ended."""
+PAGE = 200
+
+
+class ServiceClient:
+    """What `dike submit`, `jobs`, `logs`, `kill` and `explain` ask of a service.
+
+    Args:
+        url: where it listens, such as `http://127.0.0.1:8680`.
+        token: who we are; None to ask without.
+
+    Raises:
+        BadInputError: from every method, if no service answers, or it refuses what was asked.
+        DikeError: from every method, if it has failed.
+    """
+
+    def __init__(self, url: str, token: str | None) -> None:
+        self._http = ServiceHttp(url, token)
+
+    def __enter__(self) -> ServiceClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._http.close()
+
+    @property
+    def url(self) -> str:
+        """Where the service is."""
+        return self._http.url
+
+    def me(self) -> Me:
+        """Who the token belongs to."""
+        return self._http.get("/me", Me)
+
+    def submit(self, request: TrainingRequest | SearchJobRequest, bundle: bytes) -> Submitted:
+        """Hands a job in, with its bundle; it is durable when this returns."""
+        return self._http.post(
+            "/jobs",
+            Submitted,
+            data={"request": request.model_dump_json()},
+            files={"bundle": ("bundle.tar.gz", io.BytesIO(bundle), "application/gzip")},
+        )
+
+    def resume(self, job_id: str, constraints: Sequence[str] | None = None) -> Submitted:
+        """Has the service go on with a search that was killed or has failed.
+
+        Args:
+            job_id: the search's job.
+            constraints: which agents it may use from now on; None for those that it might use before.
+        """
+        asked = {"constraints": None if constraints is None else list(constraints)}
+        return self._http.post(f"{_path(job_id)}/resume", Submitted, json=asked)
+
+    def jobs(self, *, user: str | None = None, states: tuple[JobState, ...] = ()) -> Iterator[JobView]:
+        """Jobs, the newest first.
+
+        Args:
+            user: only this user's; None for everybody's.
+            states: only those in one of these; none for all.
+        """
+        wanted: dict[str, Any] = {"limit": PAGE, "state": [str(state) for state in states]}
+        if user is not None:
+            wanted["user"] = user
+        while True:
+            page = self._http.get("/jobs", JobList, wanted)
+            yield from page.jobs
+            if page.before is None:
+                return
+            wanted["before"] = page.before
+
+    def job(self, job_id: str) -> JobDetails:
+        """One job."""
+        return self._http.get(_path(job_id), JobDetails)
+
+    def find(self, job_id: str) -> JobDetails | None:
+        """One job; None if there is none of that id."""
+        return self._http.get_if_any(_path(job_id), JobDetails)
+
+    def kill(self, job_id: str) -> JobView:
+        """Asks for a job's end."""
+        return self._http.post(f"{_path(job_id)}/kill", JobView)
+
+    def tasks(self, job_id: str) -> list[TaskRecord]:
+        """A job's tasks, in the order of their launch."""
+        return self._http.get(f"{_path(job_id)}/tasks", TaskList).tasks
+
+    def events(self, job_id: str, *, after: int = 0) -> list[EventView]:
+        """What happened in a job after the event of a number, oldest first."""
+        found: list[EventView] = []
+        while True:
+            page = self._http.get(f"{_path(job_id)}/events", EventList, {"after": after, "limit": PAGE})
+            found += page.events
+            if not page.events:
+                return found
+            after = page.after
+
+    def plan(self, job_id: str) -> dict[str, Any] | None:
+        """The plan that a training job follows; None if there is none yet."""
+        return self._http.get(f"{_path(job_id)}/plan", PlanView).plan
+
+    def trials(self, job_id: str) -> TrialList:
+        """A search's trials."""
+        return self._http.get(f"{_path(job_id)}/trials", TrialList)
+
+    def outputs(self, job_id: str) -> OutputList:
+        """The files that a job's script has written."""
+        return self._http.get(f"{_path(job_id)}/outputs", OutputList)
+
+    def output_content(self, job_id: str, path: str) -> Iterator[bytes]:
+        """One of these files, piece by piece."""
+        return self._http.blocks(f"{_path(job_id)}/outputs/content", {"path": path})
+
+    def cluster(self) -> ClusterView:
+        """The service and the agents of its cluster."""
+        return self._http.get("/cluster", ClusterView)
+
+    def runs_here(self) -> bool:
+        """Whether the service's tasks run on this machine, under this account."""
+        # Late: only who submits a job asks.
+        from framework.scheduler.session import this_machine
+
+        return self.cluster().machine == this_machine()
+
+    def explain(self, job_id: str) -> Explanation:
+        """What stands in a job's way."""
+        return self._http.get(f"{_path(job_id)}/explain", Explanation)
+
+    def logs(
+        self,
+        job_id: str,
+        *,
+        task: str | None = None,
+        after: int = 0,
+        follow: bool = False,
+        note: Callable[[str], None] | None = None,
+    ) -> Iterator[OutputChunk]:
+        """A job's output, each piece once.
+
+        Args:
+            job_id: whose.
+            task: only this task's, such as `worker:0`.
+            after: only what came after the piece of this number.
+            follow: whether to go on until the job has ended; a service that is away is waited for.
+            note: told when the connection is lost, and when it is back.
+        """
+        tell = note or (lambda text: None)
+        lost_s: float | None = None
+        while True:
+            wanted = {"after": after, "follow": follow, **({} if task is None else {"task": task})}
+            try:
+                for line in self._http.lines(f"{_path(job_id)}/logs", wanted):
+                    if lost_s is not None:
+                        tell("the service is back")
+                        lost_s = None
+                    if "ended" in line:
+                        return
+                    if line:
+                        after = int(line["number"])
+                        yield OutputChunk(after, line["task"], line["stream"], line["text"])
+                if not follow:
+                    return
+            except ServiceUnavailableError:
+                if not follow or (lost_s is not None and time.monotonic() - lost_s > PATIENCE_S):
+                    raise
+            if lost_s is None:
+                lost_s = time.monotonic()
+                tell(f"the connection to the service at {self.url} is lost; trying again")
+            time.sleep(RECONNECT_PAUSE_S)
+
+    def wait_for_end(self, job_id: str, note: Callable[[str], None]) -> JobDetails:
+        """A job once it has ended; a service that is away is waited for.
+
+        Args:
+            job_id: which.
+            note: told when the service is away, and when it is back.
+        """
+        lost_s: float | None = None
+        while True:
+            try:
+                job = self.job(job_id)
+            except ServiceUnavailableError:
+                if lost_s is None:
+                    lost_s = time.monotonic()
+                    note(f"the service at {self.url} does not answer; trying again")
+                elif time.monotonic() - lost_s > PATIENCE_S:
+                    raise
+            else:
+                if lost_s is not None:
+                    note("the service is back")
+                    lost_s = None
+                if job.state.has_ended():
+                    return job
+            time.sleep(POLL_S)
+
+
+def _path(job_id: str) -> str:
+    return f"/jobs/{quote(job_id, safe='')}"

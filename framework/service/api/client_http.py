@@ -1,0 +1,206 @@
+"""HTTP towards a service: good answers as objects, everything else as one sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import time
+from collections.abc import Iterator, Mapping
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+import httpx
+from pydantic import TypeAdapter, ValidationError
+
+from dike.exceptions import BadInputError, DikeError
+from framework.service.api.schemas import Problem
+
+API = "/api/v1"
+TIMEOUT = httpx.Timeout(30.0, connect=10.0, write=60.0)
+SILENCE_S = 60.0
+"""A stream in which not even a blank line has come for so long is broken."""
+PAUSES_S = (0.2, 0.5, 1.0)
+"""Before a question is asked again."""
+AGAIN_S = 10.0
+"""A question that took longer is not asked again: who has been silent for so long would be silent once more."""
+NDJSON = "application/x-ndjson"
+
+_AWAY = (HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT)
+Answer = TypeVar("Answer")
+
+
+class ServiceUnavailableError(BadInputError):
+    """No service answers at the address, or it cannot at the moment."""
+
+
+class ServiceHttp:
+    """A connection to a service.
+
+    Args:
+        url: where it listens, such as `http://127.0.0.1:8680`.
+        token: who we are; None to ask without.
+
+    Raises:
+        ServiceUnavailableError: from every method, if no service answers.
+        BadInputError: from every method, if it refuses what was asked.
+        DikeError: from every method, if it has failed.
+    """
+
+    def __init__(self, url: str, token: str | None) -> None:
+        self.url = str(_parse(url)).rstrip("/")
+        self._has_token = token is not None
+        headers = {} if token is None else {"Authorization": f"Bearer {_checked(token)}"}
+        self._http = httpx.Client(
+            base_url=f"{self.url}{API}",
+            headers=headers,
+            timeout=TIMEOUT,
+            # Without TLS nothing is verified, and to read all certificates takes a while.
+            verify=self.url.startswith("https:"),
+            # A proxy that the environment names does not lead to this machine.
+            trust_env=not leads_to_this_machine(url),
+        )
+
+    def close(self) -> None:
+        """Closes all connections."""
+        self._http.close()
+
+    def get(self, path: str, form: type[Answer], wanted: Mapping[str, Any] | None = None) -> Answer:
+        """What a question is answered with."""
+        answer = self.get_if_any(path, form, wanted)
+        if answer is None:
+            raise BadInputError(f"The service at {self.url} has no {path}.")
+        return answer
+
+    def get_if_any(self, path: str, form: type[Answer], wanted: Mapping[str, Any] | None = None) -> Answer | None:
+        """The same; None where there is nothing."""
+        answer = self._ask(path, wanted)
+        return None if answer.status_code == HTTPStatus.NOT_FOUND else self._read(answer, form)
+
+    def post(self, path: str, form: type[Answer], **content: Any) -> Answer:
+        """What a request is answered with; it is made once."""
+        return self._read(self._send("POST", path, **content), form)
+
+    def lines(self, path: str, wanted: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """A stream of JSON objects, one a line, as they come; empty ones are signs of life."""
+        headers = {"Accept": NDJSON}
+        timeout = httpx.Timeout(30.0, read=SILENCE_S)
+        with (
+            self._transport_errors(),
+            self._http.stream("GET", path, params=dict(wanted), headers=headers, timeout=timeout) as answer,
+        ):
+            if answer.status_code != HTTPStatus.OK:
+                answer.read()
+                self._check(answer)
+            for text in answer.iter_lines():
+                yield self._object(text) if text else {}
+
+    def blocks(self, path: str, wanted: Mapping[str, Any]) -> Iterator[bytes]:
+        """The content of a file, as it comes."""
+        timeout = httpx.Timeout(30.0, read=SILENCE_S)
+        with (
+            self._transport_errors(),
+            self._http.stream("GET", path, params=dict(wanted), timeout=timeout) as answer,
+        ):
+            if answer.status_code != HTTPStatus.OK:
+                answer.read()
+                self._check(answer)
+            yield from answer.iter_bytes()
+
+    def _ask(self, path: str, wanted: Mapping[str, Any] | None) -> httpx.Response:
+        """Asks a question, again if need be: that does no harm."""
+        for pause_s in PAUSES_S:
+            begun_s = time.monotonic()
+            try:
+                answer = self._send("GET", path, params=wanted)
+                if answer.status_code not in _AWAY:
+                    return answer
+            except ServiceUnavailableError:
+                # Otherwise the last attempt says what is wrong.
+                if time.monotonic() - begun_s >= AGAIN_S:
+                    raise
+            time.sleep(pause_s)
+        return self._send("GET", path, params=wanted)
+
+    def _send(self, method: str, path: str, **content: Any) -> httpx.Response:
+        with self._transport_errors():
+            return self._http.request(method, path, **content)
+
+    def _read(self, answer: httpx.Response, form: type[Answer]) -> Answer:
+        self._check(answer)
+        try:
+            return TypeAdapter(form).validate_json(answer.content)
+        except ValidationError as error:
+            raise self._not_ours() from error
+
+    def _object(self, text: str) -> dict[str, Any]:
+        try:
+            return dict(json.loads(text))
+        except (ValueError, TypeError) as error:
+            raise self._not_ours() from error
+
+    def _check(self, answer: httpx.Response) -> None:
+        status = answer.status_code
+        if status < HTTPStatus.MULTIPLE_CHOICES:
+            return
+        if status == HTTPStatus.UNAUTHORIZED:
+            wrong = "does not know this token; give the right one" if self._has_token else "wants a token; give yours"
+            raise BadInputError(f"The service at {self.url} {wrong} with --token-file or in $DIKE_TOKEN.")
+        try:
+            detail = Problem.model_validate_json(answer.content).detail
+        except ValidationError as error:
+            if status in _AWAY:
+                raise self._unavailable(f"HTTP {status}") from error
+            raise self._not_ours() from error
+        if status in _AWAY:
+            raise ServiceUnavailableError(f"The service at {self.url} cannot answer at the moment: {detail}")
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            raise DikeError(f"The service at {self.url} has failed: {detail}")
+        raise BadInputError(detail)
+
+    @contextlib.contextmanager
+    def _transport_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx.TransportError as error:
+            raise self._unavailable(str(error) or type(error).__name__) from error
+
+    def _unavailable(self, reason: str) -> ServiceUnavailableError:
+        return ServiceUnavailableError(
+            f"No Dike service answers at {self.url} ({reason}); start one with dike serve, or name another with "
+            "--service."
+        )
+
+    def _not_ours(self) -> BadInputError:
+        return BadInputError(
+            f"What answers at {self.url} is not a Dike service, or one of a version that this dike does not understand."
+        )
+
+
+def _parse(url: str) -> httpx.URL:
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise BadInputError(f"'{url}' is no address of a service: {error}.") from error
+    if parsed.scheme not in ("http", "https") or not parsed.host or parsed.userinfo:
+        raise BadInputError(f"'{url}' is no address of a service; write http://HOST:PORT.")
+    return parsed
+
+
+def _checked(token: str) -> str:
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise BadInputError("The token is not one word of ASCII characters; take it over as it was given to you.")
+    return token
+
+
+def leads_to_this_machine(url: str) -> bool:
+    """Whether a service's address is on loopback.
+
+    Raises:
+        BadInputError: if it is no address.
+    """
+    host = _parse(url).host
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,133 @@
+"""What the scripts of jobs have written below their working folders (`executor.outputs`), handed out."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any, BinaryIO
+from urllib.parse import quote
+
+from fastapi import APIRouter, HTTPException, Query
+from fastapi.responses import StreamingResponse
+
+from executor import outputs
+from executor.outputs import shown
+from framework.scheduler.records import JobKind, JobRecord
+from framework.search.store import Store
+from framework.service import queries
+from framework.service.api.backend import Backend, OwnJob, Service
+from framework.service.api.schemas import OutputFileView, OutputList
+from framework.training.state import stored_checkpoint_dir
+
+MAX_FILES = 10_000
+"""How many files are listed."""
+BLOCK_BYTES = 1 << 18
+_TRIAL = re.compile(r"trial-\d{1,9}")
+
+router = APIRouter(tags=["jobs"])
+
+
+@router.get("/jobs/{job_id}/outputs")
+def list_outputs(service: Service, record: OwnJob) -> OutputList:
+    """What a job's script has written, brought back at its checkpoints and at its end."""
+    folder = _folder(service, record)
+    if folder is None:
+        return OutputList(folder="", files=[], unreachable=f"Job '{record.id}' has not begun.")
+    if outputs.is_remote(folder):
+        told = f"The outputs are in {folder}; the service does not read there."
+        return OutputList(folder=folder, files=[], unreachable=told)
+    files: list[OutputFileView] = []
+    left: dict[str, str] = {}
+    reached, other = False, ""
+    for prefix, run_folder in _runs(record, folder):
+        known = outputs.read_record(run_folder)
+        if known is None or known.owner != _owner(record):
+            other = other or ("" if known is None else known.owner)
+            continue
+        reached = True
+        left |= {shown(prefix + path): why for path, why in known.left_behind.items()}
+        files += [
+            OutputFileView(path=prefix + path, size_bytes=size, modified_s=time_ns / 1e9)
+            for path, (time_ns, size) in sorted(known.kept.items())[: MAX_FILES + 1 - len(files)]
+            if shown(path) == path
+        ]
+    told = "" if reached else f"Nothing has been brought back yet, or {folder} is not to be seen from the service."
+    if other and not reached:
+        told = f"Another job writes to {folder} now."
+    more = len(files) > MAX_FILES
+    return OutputList(folder=folder, files=files[:MAX_FILES], more=more, left_behind=left, unreachable=told)
+
+
+@router.get(
+    "/jobs/{job_id}/outputs/content",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}},
+)
+def output_content(
+    service: Service,
+    record: OwnJob,
+    path: Annotated[str, Query(max_length=4096, pattern=r"^[^\x00]+$", description="As the list has it.")],
+) -> StreamingResponse:
+    """One of those files."""
+    folder = _folder(service, record)
+    run_folder, inside = folder, path
+    if folder is not None and record.kind is JobKind.SEARCH:
+        trial, _, inside = path.partition("/")
+        run_folder = f"{folder}/{trial}" if _TRIAL.fullmatch(trial) else None
+    if run_folder is None:
+        raise _nothing(record, path)
+    try:
+        file = outputs.open_output(run_folder, inside, _owner(record))
+    except FileNotFoundError:
+        raise _nothing(record, path) from None
+    # It may grow or shrink meanwhile: what was promised is what is sent.
+    size = os.fstat(file.fileno()).st_size
+    headers = {
+        "Content-Length": str(size),
+        "Content-Disposition": f"attachment; filename*=UTF-8''{quote(inside.rpartition('/')[2])}",
+    }
+    return StreamingResponse(_blocks(file, size), media_type="application/octet-stream", headers=headers)
+
+
+def _blocks(file: BinaryIO, size: int) -> Iterator[bytes]:
+    with file:
+        left = size
+        while left and (block := file.read(min(BLOCK_BYTES, left))):
+            left -= len(block)
+            yield block
+
+
+def _nothing(record: JobRecord, path: str) -> HTTPException:
+    return HTTPException(404, f"Job '{record.id}' has no output '{path}'.")
+
+
+def _folder(service: Backend, record: JobRecord) -> str | None:
+    """A job's checkpoint folder; None while nobody has chosen one."""
+    if record.kind is JobKind.SEARCH:
+        with service.store.database.reading() as connection:
+            if not queries.has_begun(connection, record.id):
+                return None
+        store = Store(service.store.database.url, engine=service.store.database.engine)
+        return store.open_search(record.id).checkpoint_dir.rstrip("/")
+    result: dict[str, Any] = record.result or {}
+    found = record.request.get("checkpoint_dir") or stored_checkpoint_dir(record.state_data)
+    return found or result.get("checkpoint_dir") or None
+
+
+def _runs(record: JobRecord, folder: str) -> Iterator[tuple[str, str]]:
+    """What stands before the paths of a run's outputs, and the run's folder: a search has one a trial."""
+    if record.kind is not JobKind.SEARCH:
+        yield "", folder
+        return
+    try:
+        names = sorted((name for name in os.listdir(folder) if _TRIAL.fullmatch(name)), key=lambda name: int(name[6:]))
+    except OSError:
+        return
+    for name in names:
+        yield f"{name}/", f"{folder}/{name}"
+
+
+def _owner(record: JobRecord) -> str:
+    """Who writes a job's outputs: users can name any folder, and are handed none but their own files."""
+    return record.id if record.kind is JobKind.SEARCH else record.claims_as

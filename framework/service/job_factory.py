@@ -1,0 +1,299 @@
+"""From what the database has of a job to its state machine, for a new job and for one that goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dike.exceptions import BadInputError, DikeError
+from framework.mesos import events
+from framework.mesos.containers import Volume
+from framework.mesos.offers import AgentOffer
+from framework.policies.trials.registry import make_policy
+from framework.scheduler.agents import AllAgents
+from framework.scheduler.demand import Demand
+from framework.scheduler.job import Answer, Job, JobHandle
+from framework.scheduler.journal import StorageUnavailableError
+from framework.scheduler.lease import HEARTBEAT_S, STALE_S, Heartbeat, LeaseLostError
+from framework.scheduler.records import JobKind, JobRecord
+from framework.search.controller import SearchController
+from framework.search.migration_cost import with_measured_migration_cost
+from framework.search.optuna_study import Study
+from framework.search.records import SearchSpec, TrialRecord, TrialState
+from framework.search.recovery import SearchState, close_open_slices, trials_to_resume
+from framework.search.slot_pool import SearchSizing, SlotLaunch
+from framework.search.store import Store
+from framework.search.trials import TrialTracker
+from framework.service.mounts import Mounts
+from framework.service.recorder import JobRecorder, SearchRecorder, TrainingRecorder
+from framework.service.requests import SearchJobRequest, TrainingRequest, is_own_search, stored_request
+from framework.service.store import ServiceStore
+from framework.training.controller import TrainingJob
+from framework.training.planning import TrainingSizing
+from framework.training.state import stored_checkpoint_dir
+
+
+@dataclass(frozen=True)
+class JobContext:
+    """What a service gives to each of its jobs.
+
+    Attributes:
+        store: the service's database.
+        bundle_url: bundle token -> where executors fetch that bundle.
+        python: interpreter on the agents.
+        image: container image for the tasks; None for the agent's own file system.
+        allowed_volumes: what users may ask for in their containers.
+        hand_out_gpus: whether we count GPU devices out, for agents that neither isolate nor announce them.
+        checkpoint_root: folder for the checkpoints of jobs that name none; the same path on all agents.
+        agents: constraints -> lists the agents that meet them (`framework.training.planning.AllAgents`).
+        demand: what other frameworks than the one of this id hold and want, None where that is not known; at once.
+    """
+
+    store: ServiceStore
+    bundle_url: Callable[[str], str]
+    python: str
+    image: str | None
+    hand_out_gpus: bool
+    checkpoint_root: str
+    agents: Callable[[tuple[str, ...]], AllAgents]
+    demand: Callable[[str], Demand | None]
+    allowed_volumes: tuple[Volume, ...] = ()
+
+    @property
+    def mounts(self) -> Mounts:
+        """What its jobs find in their containers."""
+        return Mounts(self.image, self.checkpoint_root, self.allowed_volumes)
+
+
+def make_job(record: JobRecord, handle: JobHandle, recorder: JobRecorder, context: JobContext) -> Job:
+    """A job's state machine; it goes on where `record.state_data` says.
+
+    Raises:
+        BadInputError: if what the database has of it cannot be used any more.
+    """
+    if record.kind is JobKind.SEARCH:
+        return make_search(record, handle, recorder, context)
+    return _training(record, handle, recorder, context)
+
+
+def _training(record: JobRecord, handle: JobHandle, recorder: JobRecorder, context: JobContext) -> TrainingJob:
+    request = stored_request(record)
+    assert isinstance(request, TrainingRequest)
+    never_before = record.claims_as
+    # Where it has checkpoints already it stays, should this service have another root.
+    folder = request.checkpoint_dir or stored_checkpoint_dir(record.state_data)
+    folder = folder or f"{context.checkpoint_root.rstrip('/')}/{never_before}"
+    with _still_understood():
+        spec = request.to_spec(
+            job_id=record.id,
+            claims_as=never_before,
+            checkpoint_dir=folder,
+            bundle_url=context.bundle_url(record.bundle_token),
+            python=context.python,
+            container=context.mounts.container(request, folder),
+            hand_out_gpus=context.hand_out_gpus,
+        )
+    handle.sizing = TrainingSizing(spec)
+    if spec.elastic is not None:
+        # It is found out in the background, from now on.
+        context.demand("")
+    observer = TrainingRecorder(recorder, spec.is_chief)
+    state = record.state_data and {**record.state_data, "received": context.store.history.received(record.id)}
+    job = TrainingJob(
+        spec,
+        observer,
+        context.agents(record.constraints),
+        demand=context.demand,
+        state=state,
+        launched=handle.tasks.keys(),
+        patient=True,
+        background=handle.background,
+    )
+    last = context.store.history.last_progress(record.id) if record.state_data is not None else None
+    if last is not None and job.result.steps is None:
+        job.result.steps, job.result.loss = last.step, last.loss
+    return job
+
+
+@contextlib.contextmanager
+def _still_understood() -> Iterator[None]:
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        said = (str(error).splitlines() or [repr(error)])[0].rstrip(".")
+        raise BadInputError(f"What the database has of the job is not understood any more: {said}.") from error
+
+
+class ServiceSearch(SearchController):
+    """A search that has its lease with it.
+
+    Args:
+        resources: closed with it.
+        records: where its end is noted.
+        arguments, more: of `framework.search.controller.SearchController`.
+    """
+
+    def __init__(self, resources: contextlib.ExitStack, records: Store, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._resources = resources
+        self._records = records
+        self._error = ""
+
+    def handle(self, event: events.Event) -> None:
+        """See `SearchController.handle`."""
+        with self._remembering():
+            super().handle(event)
+
+    def tick(self) -> None:
+        """See `SearchController.tick`."""
+        with self._remembering():
+            super().tick()
+
+    def consider(self, agents: Sequence[AgentOffer]) -> Answer:
+        """See `SearchController.consider`."""
+        with self._remembering():
+            return super().consider(agents)
+
+    def close(self) -> None:
+        """Notes that the search is over, and gives its lease back: `dike tune --resume` may go on with it."""
+        # Whoever has taken the search over says how it ends.
+        with self._resources, contextlib.suppress(LeaseLostError):
+            self._records.finish_search(self._error or self.result.failure)
+
+    def leave(self) -> None:
+        """Gives the lease back, the search being gone on with by another service."""
+        self._resources.close()
+
+    @contextlib.contextmanager
+    def _remembering(self) -> Iterator[None]:
+        try:
+            yield
+        except DikeError as error:
+            self._error = str(error)
+            raise
+
+
+def make_search(record: JobRecord, handle: JobHandle, recorder: JobRecorder, context: JobContext) -> ServiceSearch:
+    """A search's state machine; it goes on with what `record.state_data` and the database of searches have of it.
+
+    Raises:
+        BadInputError: if the request cannot be read any more, or there is a search of that name already.
+    """
+    request = stored_request(record)
+    assert isinstance(request, SearchJobRequest)
+    with _still_understood():
+        spec = request.to_spec()
+    folder = spec.checkpoint_dir or f"{context.checkpoint_root.rstrip('/')}/{record.id}"
+    spec = dataclasses.replace(spec, checkpoint_dir=folder)
+    state = _state(record, handle)
+    live_slots = [] if state is None else [slot.id for slot in state.slots]
+    database = context.store.database
+    with contextlib.ExitStack() as undo:
+        resources = undo.enter_context(contextlib.ExitStack())
+        store = Store(database.url, engine=database.engine)
+        is_new = _open(store, spec, record)
+        # Where it keeps its checkpoints already it stays, should this service have another root.
+        spec = store.spec
+        last_sign_s = store.last_heartbeat_s(spec.name)
+        resources.enter_context(_locked(store, spec.name, database.shared.heartbeat))
+        study = (Study.create if is_new else Study.open)(database.url, spec, database.shared.storage())
+        resources.callback(study.close)
+        close_open_slices(store, last_sign_s, live_slots)
+        records = trials_to_resume(store.load_trials(), study.asked(), live_slots)
+        state = _ending_with(spec, state, records)
+        for trial in records:
+            store.save_trial(trial)
+        slices = store.load_slices()
+        first_slot = max((piece.slot for piece in slices), default=-1) + 1
+        if state is not None:
+            # `dike tune --resume` may have had slots of its own meanwhile.
+            state = dataclasses.replace(state, next_slot=max(state.next_slot, first_slot))
+        launch = SlotLaunch(
+            spec=spec,
+            bundle_url=context.bundle_url(record.bundle_token),
+            script=spec.script,
+            preload=tuple(request.preload),
+            python=context.python,
+            container=context.mounts.container(request, spec.checkpoint_dir),
+            hand_out_gpus=context.hand_out_gpus,
+        )
+        handle.sizing = SearchSizing(spec)
+        search = ServiceSearch(
+            resources,
+            store,
+            launch,
+            make_policy(spec.policy, with_measured_migration_cost(spec.settings, slices)),
+            SearchRecorder(recorder),
+            TrialTracker(spec, store, study, records),
+            store,
+            context.agents(record.constraints),
+            first_slot=first_slot,
+            state=state,
+            patient=True,
+        )
+        undo.pop_all()
+        return search
+
+
+def _state(record: JobRecord, handle: JobHandle) -> SearchState | None:
+    """Where the service before this one has left the search, less the slots that have ended since."""
+    if record.state_data is None:
+        return None
+    state = SearchState.from_json(record.state_data)
+    return dataclasses.replace(state, slots=tuple(slot for slot in state.slots if slot.task_id in handle.tasks))
+
+
+def _ending_with(spec: SearchSpec, state: SearchState | None, records: Iterable[TrialRecord]) -> SearchState | None:
+    """The state, of a search that ends if a trial failed that should end it: the trial was written down before it.
+
+    What failed before the search was gone on with has ended it once.
+    """
+    if spec.on_failure != "abort" or state is None or state.ending is not None:
+        return state
+    since_s = state.began_s
+    failed = next((one for one in records if one.state is TrialState.FAILED and (one.ended_s or 0.0) >= since_s), None)
+    if failed is None:
+        return state
+    reason, _, _ = failed.error.partition("\n")
+    return dataclasses.replace(state, ending=f"trial {failed.number} failed: {reason}")
+
+
+def _open(store: Store, spec: SearchSpec, record: JobRecord) -> bool:
+    """Opens the job's search, or makes it; whether it is new.
+
+    Raises:
+        BadInputError: if there is one of that name that is not this job's.
+    """
+    try:
+        store.create_search(spec)
+    except StorageUnavailableError:
+        raise
+    except BadInputError:
+        if not is_own_search(record, *store.searches(spec.name)):
+            raise
+        store.open_search(spec.name)
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _locked(store: Store, name: str, heartbeat: Heartbeat) -> Iterator[None]:
+    """Holds the search's lease; a predecessor on another machine may seem to hold it for a while after its death."""
+    deadline_s = time.monotonic() + STALE_S + HEARTBEAT_S
+    while True:
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(store.lock(name, heartbeat))
+            except StorageUnavailableError:
+                raise
+            except BadInputError:
+                if time.monotonic() >= deadline_s:
+                    raise
+                time.sleep(HEARTBEAT_S)
+                continue
+            yield
+            return

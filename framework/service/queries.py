@@ -1,0 +1,129 @@
+"""What clients ask of many jobs, or of much data, in one query each."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy import JSON, ColumnElement, cast, func, select
+from sqlalchemy.engine import Connection
+
+from framework.scheduler.records import JobKind, JobState, OutputChunk, ProgressPoint
+from framework.search.records import TrialState
+from framework.search.tables import SEARCHES, TRIALS
+from framework.service.tables import JOBS, OUTPUT, PROGRESS, TASKS
+
+_POINT = (PROGRESS.c.step, PROGRESS.c.time_s, PROGRESS.c.loss, PROGRESS.c.samples_per_s)
+
+
+def live_tasks(connection: Connection, job_ids: Sequence[str]) -> dict[str, int]:
+    """Job -> how many of its tasks have not ended; jobs without any are left out."""
+    query = select(TASKS.c.job_id, func.count()).where(TASKS.c.job_id.in_(job_ids), TASKS.c.ended_s.is_(None))
+    return {str(job_id): int(count) for job_id, count in connection.execute(query.group_by(TASKS.c.job_id))}
+
+
+def last_progress(connection: Connection, job_ids: Sequence[str]) -> dict[str, ProgressPoint]:
+    """Job -> the last that its chief reported; jobs that have reported nothing are left out."""
+    last = select(PROGRESS.c.job_id, func.max(PROGRESS.c.step).label("step")).where(PROGRESS.c.job_id.in_(job_ids))
+    newest = last.group_by(PROGRESS.c.job_id).subquery()
+    query = select(PROGRESS.c.job_id, *_POINT).join(
+        newest, (newest.c.job_id == PROGRESS.c.job_id) & (newest.c.step == PROGRESS.c.step)
+    )
+    return {job_id: ProgressPoint(*point) for job_id, *point in connection.execute(query)}
+
+
+def trial_states(connection: Connection, searches: Sequence[str]) -> dict[str, dict[TrialState, int]]:
+    """Search -> state -> how many of its trials are in it; searches that have not begun are left out."""
+    query = select(SEARCHES.c.name, TRIALS.c.state, func.count()).join(TRIALS, TRIALS.c.search_id == SEARCHES.c.id)
+    counts: dict[str, dict[TrialState, int]] = {}
+    grouped = query.where(SEARCHES.c.name.in_(searches)).group_by(SEARCHES.c.name, TRIALS.c.state)
+    for name, state, count in connection.execute(grouped):
+        counts.setdefault(name, {})[TrialState(state)] = count
+    return counts
+
+
+def search_modes(connection: Connection, searches: Sequence[str]) -> dict[str, str]:
+    """Search -> whether its least (`min`) or greatest (`max`) value is best; those that have not begun are left out."""
+    # The rest of it may be long.
+    if connection.dialect.name == "sqlite":
+        mode: ColumnElement[str] = func.json_extract(SEARCHES.c.spec, "$.mode")
+    else:
+        mode = cast(SEARCHES.c.spec, JSON)["mode"].as_string()
+    rows = connection.execute(select(SEARCHES.c.name, mode).where(SEARCHES.c.name.in_(searches)))
+    return {str(name): str(found) for name, found in rows}
+
+
+def best_values(connection: Connection, modes: Mapping[str, str]) -> dict[str, float]:
+    """Search -> the best value of its trials that have not failed; searches without any are left out.
+
+    Args:
+        connection: to the database.
+        modes: search -> `min` or `max`.
+    """
+    # What is no number sorts behind all numbers (`framework.search.tables.Number`).
+    is_finite = TRIALS.c.value.between(-sys.float_info.max, sys.float_info.max)
+    query = select(SEARCHES.c.name, func.min(TRIALS.c.value), func.max(TRIALS.c.value))
+    query = query.join(TRIALS, TRIALS.c.search_id == SEARCHES.c.id).where(SEARCHES.c.name.in_(modes), is_finite)
+    grouped = query.where(TRIALS.c.state != TrialState.FAILED).group_by(SEARCHES.c.name)
+    rows = connection.execute(grouped)
+    return {str(name): float(high if modes[name] == "max" else low) for name, low, high in rows}
+
+
+def thinned_progress(connection: Connection, job_id: str, after_step: int, limit: int) -> list[ProgressPoint]:
+    """Progress of a job after a step: at most about `limit` points, evenly chosen, the last one among them."""
+    ours = (PROGRESS.c.job_id == job_id) & (PROGRESS.c.step > after_step)
+    count = connection.execute(select(func.count()).where(ours)).scalar_one()
+    stride = max(1, math.ceil(count / limit))
+    from_the_end = func.row_number().over(order_by=PROGRESS.c.step.desc()) - 1
+    numbered = select(*_POINT, from_the_end.label("number")).where(ours).subquery()
+    query = select(numbered).where(numbered.c.number % stride == 0).order_by(numbered.c.step)
+    return [ProgressPoint(*point) for *point, _ in connection.execute(query)]
+
+
+def output(
+    connection: Connection, job_id: str, *, after: int, task: str | None, limit: int | None
+) -> list[OutputChunk]:
+    """Output of a job, or of one of its tasks, with numbers above `after`, oldest first."""
+    wanted: list[ColumnElement[bool]] = [OUTPUT.c.job_id == job_id, OUTPUT.c.number > after]
+    if task is not None:
+        wanted.append(OUTPUT.c.task == task)
+    query = select(OUTPUT.c.number, OUTPUT.c.task, OUTPUT.c.stream, OUTPUT.c.text)
+    rows = connection.execute(query.where(*wanted).order_by(OUTPUT.c.number).limit(limit)).mappings().all()
+    return [OutputChunk(**row) for row in rows]
+
+
+def job_counts(connection: Connection) -> dict[tuple[JobKind, JobState], int]:
+    """(Kind, state) -> number of jobs."""
+    query = select(JOBS.c.kind, JOBS.c.state, func.count()).group_by(JOBS.c.kind, JOBS.c.state)
+    return {(JobKind(kind), JobState(state)): count for kind, state, count in connection.execute(query)}
+
+
+def task_counts(connection: Connection) -> dict[str, int]:
+    """State -> number of tasks."""
+    query = select(TASKS.c.state, func.count()).group_by(TASKS.c.state)
+    return {str(state): int(count) for state, count in connection.execute(query)}
+
+
+def trial_counts(connection: Connection) -> dict[TrialState, int]:
+    """State -> number of trials of this service's searches."""
+    query = select(TRIALS.c.state, func.count()).join(SEARCHES, TRIALS.c.search_id == SEARCHES.c.id)
+    grouped = query.where(SEARCHES.c.name.in_(select(JOBS.c.id))).group_by(TRIALS.c.state)
+    return {TrialState(state): count for state, count in connection.execute(grouped)}
+
+
+def newest_ids(connection: Connection, limit: int = 1000) -> list[str]:
+    """Jobs' ids, the newest first."""
+    query = select(JOBS.c.id).order_by(JOBS.c.number.desc()).limit(limit)
+    return list(connection.execute(query).scalars())
+
+
+def has_begun(connection: Connection, search: str) -> bool:
+    """Whether there is anything of a search yet."""
+    return connection.execute(select(SEARCHES.c.id).where(SEARCHES.c.name == search)).first() is not None
+
+
+def state_of(connection: Connection, job_id: str) -> JobState | None:
+    """A job's state; None if there is none of that id."""
+    state = connection.execute(select(JOBS.c.state).where(JOBS.c.id == job_id)).scalar()
+    return None if state is None else JobState(state)

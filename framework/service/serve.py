@@ -1,0 +1,172 @@
+"""Runs a service from its options to its end: database, master, bundles, subscription, API."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dike.exceptions import BadInputError
+from framework.mesos import events
+from framework.mesos.connection import FrameworkRemovedError
+from framework.mesos.containers import Volume
+from framework.mesos.driver import Driver
+from framework.mesos.master import LeadingMaster, leading_for_s
+from framework.scheduler.agents import AgentDirectory, AllAgents, no_agent_meets
+from framework.scheduler.background import Threads
+from framework.scheduler.constraints import parse_constraints
+from framework.scheduler.fair_share import FairQueue
+from framework.scheduler.session import MesosAccess, drive, is_on_this_machine
+from framework.search.optuna_study import load_optuna
+from framework.service.election import elected, end_at_once
+from framework.service.job_factory import JobContext
+from framework.service.mounts import Mounts
+from framework.service.retention import removing_old_jobs
+from framework.service.service import Service
+from framework.service.store import ServiceStore
+from framework.service.submission import Submissions
+from framework.training.run import absolute_folder
+from solver import NodeClass
+
+logger = logging.getLogger(__name__)
+
+WEEK_S = 7 * 24 * 3600.0
+CANCEL_TIMEOUT_S = 5.0
+NAME = "dike"
+LEAVES = "ending; tasks go on and are found again by the next service"
+LEAVES_WITH_MESOS = (
+    "ending, and the Mesos that was started for this service with it: tasks end too, and with the next service their "
+    "jobs start again from their checkpoints"
+)
+
+
+@dataclass(frozen=True)
+class ServeRequest:
+    """What `dike serve` was asked to do.
+
+    Attributes:
+        state: URL of the database.
+        mesos: where jobs run.
+        checkpoint_root: folder for the checkpoints of jobs that name none; the same path on all agents.
+        failover_timeout_s: how long Mesos keeps tasks while no service is there.
+        webui_url: where the web page is; None if there is none.
+        ha: ZooKeeper of an election between several services (`framework.service.election`); None without election.
+        standby: whether to wait while another service runs on the database; with `ha` that is so anyway.
+        weight: user -> weight in the queue.
+        allowed_volumes: what users may ask for in their containers.
+        keep_s: how long jobs that have ended are kept; None for ever.
+    """
+
+    state: str
+    mesos: MesosAccess = field(default_factory=MesosAccess)
+    checkpoint_root: str = "dike-runs"
+    failover_timeout_s: float = WEEK_S
+    webui_url: str | None = None
+    ha: str | None = None
+    standby: bool = False
+    weight: Callable[[str], float] = lambda user: 1.0
+    allowed_volumes: tuple[Volume, ...] = ()
+    keep_s: float | None = None
+
+
+Front = Callable[[Submissions, Service, LeadingMaster], AbstractContextManager[None]]
+"""What clients talk to, while the service runs."""
+
+
+def serve(request: ServeRequest, front: Front, note: Callable[[str], None]) -> None:
+    """Runs a service until SIGTERM or Ctrl-C; its tasks go on, for the next service on the same database.
+
+    Args:
+        request: the options.
+        front: entered before the subscription, left after it.
+        note: tells the operator something.
+
+    Raises:
+        BadInputError: if database or master cannot be used.
+        JobFailedError: if the master has ended the framework, or another service has taken it over.
+        KeyboardInterrupt: when it was told to end.
+    """
+    checkpoint_root = absolute_folder(request.checkpoint_root)
+    if "://" not in checkpoint_root and Path(checkpoint_root).is_file():
+        raise BadInputError(f"The checkpoint root {checkpoint_root} is a file; name a folder with --checkpoint-root.")
+    Mounts(request.mesos.image, checkpoint_root, request.allowed_volumes)  # Refused before anything is started.
+    while True:
+        try:
+            _serve_as_one_framework(request, checkpoint_root, front, note)
+            return
+        except FrameworkRemovedError as error:
+            note(f"{error} Its tasks are gone: going on as a new framework, jobs start again from their checkpoints")
+
+
+def _serve_as_one_framework(
+    request: ServeRequest, checkpoint_root: str, front: Front, note: Callable[[str], None]
+) -> None:
+    load_optuna()
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(contextlib.closing(ServiceStore(request.state)))
+        stack.enter_context(elected(request.ha, note, end_at_once))
+        lease = stack.enter_context(store.database.lock(end_at_once, note if request.standby or request.ha else None))
+        master = stack.enter_context(request.mesos.connect())
+        bundles = stack.enter_context(request.mesos.bundle_server(store.bundle, master))
+        scheduler = events.EventScheduler(functools.partial(leading_for_s, credentials=request.mesos.credentials))
+        settings = request.mesos.settings(
+            NAME,
+            framework_id=store.framework_id(),
+            failover_timeout_s=request.failover_timeout_s,
+            webui_url=request.webui_url,
+            checkpoint=True,
+        )
+        driver = Driver(settings, master.uri, scheduler, lease.is_certain)
+        directory = stack.enter_context(contextlib.closing(AgentDirectory(master.ask, request.mesos.role)))
+        directory.refresh()
+        context = JobContext(
+            store=store,
+            bundle_url=bundles.url,
+            python=request.mesos.python(master),
+            image=request.mesos.image,
+            hand_out_gpus=is_on_this_machine(master),
+            checkpoint_root=checkpoint_root,
+            agents=functools.partial(agents_for, directory),
+            demand=directory.demand,
+            allowed_volumes=request.allowed_volumes,
+        )
+        background = Threads(lambda: scheduler.events.put(events.WorkDone()))
+        service = Service(context, driver, FairQueue(request.weight), directory, master, background)
+        if count := len(service.scheduler.jobs):
+            note(f"going on with {count} {'job' if count == 1 else 'jobs'}")
+        if request.keep_s is not None:
+            stack.enter_context(removing_old_jobs(store, request.keep_s))
+        stack.enter_context(front(Submissions(store, scheduler.events, context.mounts), service, master))
+        drive(
+            service,
+            driver,
+            scheduler,
+            master,
+            subscribed=lambda framework_id: note(f"subscribed at {master.address} as {framework_id}"),
+            interrupted=lambda: note(LEAVES if request.mesos.master else LEAVES_WITH_MESOS),
+            cancel_timeout_s=CANCEL_TIMEOUT_S,
+            keep_tasks=True,
+        )
+
+
+def agents_for(directory: AgentDirectory, constraints: Sequence[str]) -> AllAgents:
+    """Lists what a job with these constraints may use."""
+    admitted = parse_constraints(constraints)
+
+    def all_agents() -> list[NodeClass] | None:
+        nodes = directory.nodes(admitted)
+        if nodes == [] and directory.current():
+            raise no_agent_meets(constraints)
+        return nodes
+
+    return all_agents
+
+
+@contextlib.contextmanager
+def no_front(submissions: Submissions, service: Service, master: LeadingMaster) -> Iterator[None]:
+    """Nobody but this process can ask for anything."""
+    yield

@@ -1,0 +1,145 @@
+"""What clients can ask of a service, from any thread: written to the database first, then told to the loop."""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dike.exceptions import BadInputError
+from framework.mesos import events
+from framework.project.bundle import check, new_token
+from framework.scheduler.records import NEWEST, JobKind, JobRecord
+from framework.search.recovery import SearchState
+from framework.search.store import Store
+from framework.service.mounts import NO_CONTAINERS, Mounts
+from framework.service.requests import SearchJobRequest, TrainingRequest, is_own_search
+from framework.service.store import ServiceStore
+from framework.training.run import new_job_id
+
+
+class Submissions:
+    """Takes clients' wishes in.
+
+    Args:
+        store: the service's database.
+        inbox: what the service's loop reads (`framework.mesos.events.EventScheduler.events`).
+        mounts: what jobs may ask for in their containers.
+    """
+
+    def __init__(
+        self,
+        store: ServiceStore,
+        inbox: queue.SimpleQueue[events.Event],
+        mounts: Mounts = NO_CONTAINERS,
+    ) -> None:
+        self.store = store
+        self._inbox = inbox
+        self._mounts = mounts
+
+    @property
+    def has_containers(self) -> bool:
+        """Whether tasks run in an image, and so do not see the agents' own files."""
+        return self._mounts.image is not None
+
+    def submit(self, request: TrainingRequest | SearchJobRequest, bundle: bytes, user: str) -> JobRecord:
+        """Takes a job in; it is durable when this returns.
+
+        Raises:
+            BadInputError: if no job can have that name, or one has it already, the bundle is none, or the job asks for
+                folders that it must not have.
+        """
+        asked = request.to_spec() if isinstance(request, SearchJobRequest) else request
+        script, name = asked.script, asked.name
+        check(bundle, script)
+        self._mounts.check(request)
+        if name == NEWEST:
+            raise BadInputError(f"'{NEWEST}' is what commands call your newest job; choose another --name.")
+        record = JobRecord(
+            id=name or new_job_id(Path(script)),
+            kind=JobKind(request.kind),
+            user=user,
+            script=script,
+            request=request.model_dump(mode="json"),
+            constraints=tuple(request.constraints),
+            submitted_s=time.time(),
+            bundle_token=new_token(),
+        )
+        self.store.add_job(record, bundle)
+        self._inbox.put(events.JobSubmitted(record.id))
+        return record
+
+    def resume(self, record: JobRecord, user: str, constraints: Sequence[str] | None = None) -> None:
+        """Has the service go on with a search that has ended, in a user's name; durable when this returns.
+
+        Args:
+            record: the search's job.
+            user: who asks.
+            constraints: which agents it may use from now on; None for those that it might use before.
+
+        Raises:
+            BadInputError: if that cannot be; see `reopen_search`.
+        """
+        reopen_search(self.store, record, user, constraints)
+        self._inbox.put(events.JobSubmitted(record.id))
+
+    def kill(self, record: JobRecord, user: str = "") -> None:
+        """Asks for a job's end in a user's name; nothing happens to one that has ended."""
+        if not record.state.has_ended():
+            self.store.change_job(record.id, kill_requested=True)
+            self._inbox.put(events.KillRequested(record.id, user))
+
+
+def reopen_search(store: ServiceStore, record: JobRecord, user: str, constraints: Sequence[str] | None) -> None:
+    """Lets the job of a search that has ended wait for its turn again, with all trials that there are.
+
+    Args:
+        store: the service's database.
+        record: the job.
+        user: who asks for it.
+        constraints: which agents it may use from now on; None for those that it might use before.
+
+    Raises:
+        BadInputError: if it is no search, has not ended, has nothing left to run, or somebody else runs it.
+    """
+    name = record.id
+    if record.kind is not JobKind.SEARCH:
+        raise BadInputError(
+            f"Job '{name}' is a training job: it goes on from its checkpoints when it is submitted again with "
+            "--checkpoint-dir."
+        )
+    if not record.state.has_ended():
+        then = "ask again when it has ended" if record.kill_requested else "it goes on by itself"
+        raise BadInputError(f"The search '{name}' is {record.state}; {then}.")
+    changes: dict[str, Any] = {}
+    if constraints is not None:
+        allowed = list(constraints)
+        changes = {"constraints": allowed, "request": {**record.request, "constraints": allowed}}
+    searches = Store(store.database.url, engine=store.database.engine)
+    if record.state_data is None and not searches.searches(name):
+        # The job has ended before its search was made; that is done when the job is taken up.
+        _reopen(store, name, user, changes)
+        return
+    # Nobody runs it meanwhile, and nobody removes it.
+    with searches.lock(name):
+        (search,) = searches.searches(name)
+        if not is_own_search(record, search):
+            raise BadInputError(f"The search '{name}' in the database is another than the job's, which has left none.")
+        ended = sum(count for state, count in search.states.items() if state.has_ended())
+        if ended >= search.spec.trial_count:
+            raise BadInputError(f"The search '{name}' is complete; nothing is left to run.")
+        if record.state_data is not None:
+            left = SearchState.from_json(record.state_data)
+            begun = dataclasses.replace(
+                left, began_s=time.time(), ending=None, cancelled=False, slots=(), first_slot_s=None
+            )
+            changes["state_data"] = begun.to_json()
+        _reopen(store, name, user, changes)
+
+
+def _reopen(store: ServiceStore, name: str, user: str, changes: dict[str, Any]) -> None:
+    if not store.reopen_job(name, f"{user} has asked that it goes on", **changes):
+        raise BadInputError(f"The search '{name}' goes on already.")

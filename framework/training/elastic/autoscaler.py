@@ -1,0 +1,454 @@
+"""Which size a running job should have: what is known of it, of the cluster and of others, and the decision.
+
+As in Optimus (EuroSys 2018, section 4.2; its costs: section 5.4). A change is worth while if the time it saves exceeds
+what it costs: the job is saved, stopped and started again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from dike.task import Role
+from framework.mesos.offers import AgentOffer, cluster_of
+from framework.scheduler.demand import Demand, FrameworkUse
+from framework.scheduler.exclusions import Exclusions
+from framework.training.elastic.layout import Layout, Size, layout, replacement, size_of
+from framework.training.spec import JobSpec, JobTask
+from framework.training.state import JobRun
+from solver import NodeClass, Plan
+from solver.hardware import known_hardware
+from solver.jobs.speed import SpeedTable, TaskNeeds
+from solver.online import ConvergenceModel, SpeedModel
+from solver.resources import TaskResources, WorkerShape
+from solver.scenario import Scenario
+from solver.shards import useful_ps_count
+
+DEFAULT_COST_S = 10.0
+"""What a change is taken to cost before one was made."""
+LEAST_GAIN = 0.05
+"""Another size must be faster by this share: less is within the error of what is known of speeds."""
+ALIKE = 0.02
+"""Of sizes whose speeds differ by less, the one with fewer tasks is taken."""
+AVOID_S = 600.0
+"""How long an agent gets no new tasks on which a worker was a straggler, or a new task has failed."""
+FRESH_S = 0.5
+"""How long the master's answer counts as new."""
+NEAR = 8
+"""All numbers of workers that differ by no more from what there is are considered."""
+FAR = 1.2
+"""Ratio of neighbours among the others."""
+LEAST_PATIENCE_S = 30.0
+PATIENCE_INTERVALS = 3
+"""So many intervals between changes others have to take what was given up for them."""
+WINDOW_S = 60.0
+"""Speed is measured over so long at most."""
+LEAST_S = 2.0
+"""And over so long at least, after `WARM_UP_S`."""
+LEAST_POINTS = 3
+"""Steps may take minutes."""
+WARM_UP_S = 1.0
+"""The first steps also pay for what is traced and cached."""
+MOST_PS = 64
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A size to change to.
+
+    Attributes:
+        size: the size.
+        reason: why, as a sentence for the user.
+        beneficiaries: ids of the frameworks for whose sake the job shrinks.
+    """
+
+    size: Size
+    reason: str
+    beneficiaries: tuple[str, ...] = ()
+
+
+class Autoscaler:
+    """Decides upon the size of a job, over all its attempts.
+
+    Args:
+        spec: the job.
+        run: what runs of it.
+        demand: says what other frameworks hold and want; None where that is not known.
+
+    Attributes:
+        cost_s: what a change costs, in seconds: what the last one did.
+        total_steps: how long the script trains; None as long as it has not said.
+    """
+
+    def __init__(self, spec: JobSpec, run: JobRun, demand: Callable[[], Demand | None]) -> None:
+        self._spec = spec
+        self._run = run
+        self._demand = demand
+        self._room = ShrinkHistory(max(LEAST_PATIENCE_S, PATIENCE_INTERVALS * spec.resize_interval_s))
+        self._asked_s = -math.inf
+        self._known_demand: Demand | None = None
+        self._avoided = Exclusions(AVOID_S)
+        self._models: JobModels | None = None
+        self._least_ps = 1
+        self.cost_s = DEFAULT_COST_S
+        self.total_steps: int | None = None
+
+    def launched(self, plan: Plan, nodes: Sequence[NodeClass]) -> None:
+        """A plan has been launched whose tasks may be shaped otherwise than those before.
+
+        Args:
+            plan: the plan.
+            nodes: the machines that it was made for.
+        """
+        self._room.lost()
+        # A ps was given memory for its shard; with fewer of them shards are larger.
+        self._least_ps = plan.option.ps
+        known = self._models
+        if known is None or known.worker != plan.option.worker or plan.option.ps > known.max_ps:
+            self._models = known = JobModels(self._spec, plan, nodes)
+        known.restarted()
+
+    def restarted(self) -> None:
+        """The same tasks, or some of them, have been started again."""
+        if self._models is not None:
+            self._models.restarted()
+
+    def progressed(self, now_s: float, step: int, loss: float | None) -> None:
+        """The chief has reported a step."""
+        if self._models is not None:
+            self._models.progressed(now_s, step, loss)
+
+    def measure(self) -> bool:
+        """Learns from the speed of the job as it is; whether that has been measured."""
+        return self._models is not None and self._models.measure(size_of(self._plan))
+
+    def choose(self, sizes: Collection[Size], now_s: float) -> Decision | None:
+        """The best of these sizes; None to stay."""
+        assert self._models is not None
+        demand = self._newest_demand(now_s)
+        fair, waiting = None, list[FrameworkUse]()
+        if demand is not None:
+            demand = self._room.still_useful(demand, now_s)
+            fair = demand.fair_workers(size_of(self._plan).workers, *_worker_and_rest(self._run.members))
+            waiting = demand.waiting
+        now = size_of(self._plan)
+        situation = Situation(
+            now=now,
+            sizes=sizes,
+            samples_left=self._models.samples_left(self.total_steps),
+            cost_s=self.cost_s,
+            fair_workers=fair,
+            waiting=tuple(one.name for one in waiting),
+        )
+        decision = decide(situation, self._models.samples_per_s)
+        if decision is None:
+            return None
+        for_others = waiting if decision.size.workers < now.workers else []
+        return dataclasses.replace(decision, beneficiaries=tuple(one.id for one in for_others))
+
+    def _newest_demand(self, now_s: float) -> Demand | None:
+        # A change is thought of and decided on within moments, and a busy master takes its time to answer.
+        if now_s - self._asked_s >= FRESH_S:
+            self._asked_s, self._known_demand = now_s, self._demand()
+        return self._known_demand
+
+    def applied(self, decision: Decision, now_s: float) -> None:
+        """The decision is being carried out."""
+        self._room.made_for(decision.beneficiaries, now_s)
+
+    def sizes(self) -> list[Size]:
+        """Sizes between the user's bounds that the job does not have, wherever there may be room."""
+        assert self._spec.elastic is not None
+        assert self._models is not None
+        now, (least, most) = size_of(self._plan), self._spec.elastic
+        sizes = []
+        for workers in worker_counts(now.workers, least, most, self._spec.replicas):
+            lowest = now.ps if workers >= now.workers else max(self._least_ps, now.ps - 1)
+            highest = now.ps if workers <= now.workers else min(self._models.max_ps, now.ps + 1)
+            sizes += [Size(workers, ps) for ps in range(lowest, highest + 1)]
+        return [size for size in sizes if size != now]
+
+    def layouts(self, agents: Sequence[AgentOffer], now_s: float) -> dict[Size, Layout]:
+        """Those sizes that there is room for, with the offers of these agents."""
+        usable = [agent for agent in agents if not self._avoided.excludes(agent.agent_id, now_s)]
+        members = self._run.members
+        found = {size: layout(self._spec, self._plan, members, size, usable) for size in self.sizes()}
+        return {size: target for size, target in found.items() if target is not None}
+
+    def replacement(self, worker: JobTask, agents: Sequence[AgentOffer], now_s: float) -> Layout | None:
+        """The job with another worker in the place of this one, on another agent; None if none has room."""
+        others = [agent for agent in agents if agent.agent_id != worker.agent_id]
+        usable = [agent for agent in others if not self._avoided.excludes(agent.agent_id, now_s)]
+        target = replacement(self._spec, self._plan, self._run.members, worker, usable)
+        if target is not None:
+            self.avoid(worker.agent_id, now_s)
+        return target
+
+    def avoid(self, agent_id: str, now_s: float) -> None:
+        """An agent gets no new tasks for a while."""
+        self._avoided.exclude(agent_id, now_s)
+
+    @property
+    def _plan(self) -> Plan:
+        assert self._run.plan is not None
+        return self._run.plan
+
+
+def worker_counts(now: int, least: int, most: int, replicas: int | None) -> list[int]:
+    """Numbers of workers worth a thought: all that are near, of large ones those that make a difference."""
+    counts = {least, most, *range(max(least, now - NEAR), min(most, now + NEAR) + 1)}
+    far = float(least)
+    while far < most:
+        counts.add(math.ceil(far))
+        far *= FAR
+    if replicas is not None:
+        counts.update(count for count in range(least, most + 1) if replicas % count == 0)
+    return sorted(counts)
+
+
+def _worker_and_rest(tasks: Iterable[JobTask]) -> tuple[Mapping[str, float], Mapping[str, float]]:
+    """What one worker takes, and all that are no workers together."""
+    worker: dict[str, float] = {}
+    rest = {"cpus": 0.0, "mem": 0.0, "gpus": 0.0}
+    for task in tasks:
+        planned = task.planned
+        amounts = {"cpus": planned.cpus, "mem": float(planned.mem_mb), "gpus": float(planned.gpus)}
+        if planned.role == Role.WORKER:
+            worker = amounts
+        else:
+            rest = {name: rest[name] + amount for name, amount in amounts.items()}
+    return worker, rest
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What a decision depends on.
+
+    Attributes:
+        now: the job's size.
+        sizes: other sizes that there is room for, all between the user's bounds.
+        samples_left: samples still to train; as many as were trained already where nobody knows.
+        cost_s: what a change costs, in seconds.
+        fair_workers: most workers of a fair share, where other frameworks want resources; None where none does.
+        waiting: names of frameworks that hold nothing at all and wait.
+    """
+
+    now: Size
+    sizes: Collection[Size]
+    samples_left: float
+    cost_s: float
+    fair_workers: int | None = None
+    waiting: tuple[str, ...] = ()
+
+
+def decide(situation: Situation, samples_per_s: Callable[[Size], float]) -> Decision | None:
+    """The size to change to; None to stay.
+
+    While others wait, a job that holds more than its fair share gives the rest up, whatever that costs it. Otherwise it
+    grows, up to its share as long as others want anything, or shrinks, where that saves time.
+
+    Args:
+        situation: what is known.
+        samples_per_s: predicted speed of a size.
+    """
+    now, fair = situation.now, situation.fair_workers
+    if situation.waiting and fair is not None and fair < now.workers:
+        return _shrink(situation, fair, samples_per_s)
+    most = math.inf if fair is None else max(fair, now.workers)
+    speeds = {size: samples_per_s(size) for size in situation.sizes if size.workers <= most}
+    present = samples_per_s(now)
+    better = {size: speed for size, speed in speeds.items() if speed >= (1 + LEAST_GAIN) * present}
+    if not better:
+        return None
+    best = max(better.values())
+    size = min((size for size in better if better[size] >= (1 - ALIKE) * best), key=lambda s: (s.workers + s.ps, s))
+    saving_s = situation.samples_left * (1 / present - 1 / better[size])
+    if saving_s <= situation.cost_s:
+        return None
+    return Decision(
+        size,
+        f"{better[size] / present:.2g} times as fast is predicted, which saves {saving_s:.0f} s of the time left; the "
+        f"change costs about {situation.cost_s:.1f} s",
+    )
+
+
+def _shrink(situation: Situation, fair: int, samples_per_s: Callable[[Size], float]) -> Decision | None:
+    now = situation.now
+    fitting = [size for size in situation.sizes if size.workers < now.workers and size.ps <= now.ps]
+    # Where nothing is as small as the fair share, the smallest comes nearest to it.
+    small = [size for size in fitting if size.workers <= fair] or sorted(fitting)[:1]
+    if not small:
+        return None
+    size = max(small, key=lambda s: (samples_per_s(s), -s.ps))
+    names = ", ".join(situation.waiting)
+    return Decision(size, f"{names} waits for resources, and this job holds more than its fair share")
+
+
+def evenness(replicas: int | None, size: Size) -> float:
+    """Share of their time in which a synchronous job's workers compute if a step is a fixed number of gradients.
+
+    Where the workers do not divide it evenly, some compute one gradient more than others, who wait for them.
+
+    Args:
+        replicas: gradients of one step; None for a job without such steps.
+        size: how many workers there are.
+    """
+    if replicas is None:
+        return 1.0
+    each = replicas / size.workers
+    return each / math.ceil(each)
+
+
+class JobModels:
+    """Speed and time left of one job, in samples.
+
+    Args:
+        spec: the job.
+        plan: its first plan; its speed is believed until something is measured.
+        nodes: machines it may run on.
+    """
+
+    def __init__(self, spec: JobSpec, plan: Plan, nodes: Sequence[NodeClass]) -> None:
+        assert spec.elastic is not None
+        self._spec = spec
+        self._meter = SpeedMeter()
+        self._losses = ConvergenceModel()
+        self._step = 0
+        self.worker = plan.option.worker
+        most = spec.elastic[1]
+        self.max_ps = max(plan.option.ps, useful_ps_count(spec.profile, min(most, MOST_PS)))
+        table = _predicted(plan, nodes, most, self.max_ps)
+        self._speed = SpeedModel(
+            lambda workers, ps: 1 / table.s_per_sample(workers, ps),
+            # A step of a fixed number of gradients makes no worker's batch smaller, as Optimus' form would have.
+            synchronous=False,
+            max_workers=most,
+            max_ps=self.max_ps,
+        )
+
+    def restarted(self) -> None:
+        """The job was started again, at whatever size."""
+        self._meter.restart()
+
+    def progressed(self, now_s: float, step: int, loss: float | None) -> None:
+        """The chief has reported a step."""
+        self._step = step
+        self._meter.add(now_s, step)
+        if loss is not None:
+            self._losses.add(step, loss)
+
+    def measure(self, size: Size) -> bool:
+        """Learns from the speed at the size the job has; whether anything was measured."""
+        rate = self._meter.steps_per_s
+        if rate is None:
+            return False
+        self._speed.observe(size.workers, size.ps, rate * self._samples_per_step / evenness(self._spec.replicas, size))
+        return True
+
+    def samples_per_s(self, size: Size) -> float:
+        """Predicted speed."""
+        return self._speed.samples_per_s(size.workers, size.ps) * evenness(self._spec.replicas, size)
+
+    def samples_left(self, total_steps: int | None) -> float:
+        """Samples still to train: what the script or its losses say, else as many as there were so far.
+
+        Args:
+            total_steps: how long the script trains, where it says so.
+        """
+        steps: float = self._step
+        if total_steps is not None:
+            steps = total_steps - self._step
+        elif (left := self._losses.steps_left()).known and math.isfinite(left.steps):
+            steps = left.steps
+        return max(0.0, steps) * self._samples_per_step
+
+    @property
+    def _samples_per_step(self) -> int:
+        return self._spec.profile.batch_size * (self._spec.replicas or 1)
+
+
+class SpeedMeter:
+    """Steps a second of a job whose size does not change."""
+
+    def __init__(self) -> None:
+        self._first_s: float | None = None
+        self._points: deque[tuple[float, int]] = deque()
+
+    def restart(self) -> None:
+        """The job has another size, or was started again."""
+        self._first_s = None
+        self._points.clear()
+
+    def add(self, now_s: float, step: int) -> None:
+        """Takes the newest step in."""
+        if self._first_s is None:
+            self._first_s = now_s
+        if now_s - self._first_s < WARM_UP_S:
+            return
+        self._points.append((now_s, step))
+        while len(self._points) > LEAST_POINTS and now_s - self._points[0][0] > WINDOW_S:
+            self._points.popleft()
+
+    @property
+    def steps_per_s(self) -> float | None:
+        """The mean; None as long as too little was seen."""
+        if len(self._points) < 2:
+            return None
+        (first_s, first), (last_s, last) = self._points[0], self._points[-1]
+        return (last - first) / (last_s - first_s) if last_s - first_s >= LEAST_S and last > first else None
+
+
+def _predicted(plan: Plan, nodes: Sequence[NodeClass], max_workers: int, max_ps: int) -> SpeedTable:
+    """The solver's speeds of all sizes, on machines like the largest one."""
+    profile, worker = plan.profile, plan.option.worker
+    scenario = Scenario.of(profile, cluster_of(nodes), known_hardware())
+    kind = max(scenario.kinds, key=lambda kind: (kind.gpus, kind.cpu_millis))
+    needs = TaskNeeds(
+        worker=_amounts(worker),
+        ps=(_amounts(plan.option.ps_task),) * max_ps,
+        chief=(0, 0, 0, 0) if plan.option.chief is None else _amounts(plan.option.chief),
+    )
+    return SpeedTable(
+        scenario.model(WorkerShape(worker.gpus, worker.cpus)),
+        kind,
+        needs,
+        lambda ps: scenario.shards(ps).sizes[0],
+        max_workers,
+        _amounts(worker),
+    )
+
+
+def _amounts(task: TaskResources) -> tuple[int, int, int, int]:
+    return task.cpu_millis, task.mem_mb, task.disk_mb, task.gpus
+
+
+class ShrinkHistory:
+    """Remembers for whom a job has shrunk: who could not use what was given up is not given way to again.
+
+    Args:
+        patience_s: how long another framework may take to use it.
+    """
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._since_s: dict[str, float] = {}
+
+    def lost(self) -> None:
+        """The room made is not there any more: the job may have taken it again."""
+        self._since_s.clear()
+
+    def made_for(self, ids: Iterable[str], now_s: float) -> None:
+        """Room has been made for these frameworks."""
+        for name in ids:
+            self._since_s.setdefault(name, now_s)
+
+    def still_useful(self, demand: Demand, now_s: float) -> Demand:
+        """The demand without those who wait in spite of the room made for them."""
+        waiting = {one.id for one in demand.waiting}
+        # Whoever got something may wait for more some other day.
+        self._since_s = {name: since_s for name, since_s in self._since_s.items() if name in waiting}
+        hopeless = {name for name, since_s in self._since_s.items() if now_s - since_s >= self._patience_s}
+        return dataclasses.replace(demand, others=[one for one in demand.others if one.id not in hopeless])

@@ -1,0 +1,170 @@
+"""Where the tasks of a job go when it changes its size: those there are stay, further ones go where there is room.
+
+As in Optimus (EuroSys 2018, section 4.3) the fewest machines are used: new tasks go to machines of the job first, then
+to those with most room; what is given up is where the job has least.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from dike.task import Role
+from framework.mesos.offers import AgentOffer
+from framework.training.launch import fits
+from framework.training.spec import JobSpec, JobTask
+from solver import Plan, PlannedTask
+from solver.shards import shard
+
+
+@dataclass(frozen=True, order=True)
+class Size:
+    """Counts of a job's tasks."""
+
+    workers: int
+    ps: int
+
+    def __str__(self) -> str:
+        return f"{self.workers} worker{'s' if self.workers > 1 else ''} and {self.ps} ps"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A job at another size.
+
+    Attributes:
+        plan: what is to be followed.
+        stays: id of a task that goes on -> its line of the plan.
+        new: lines of the plan that have no task yet.
+        surplus: ids of tasks that are given up.
+    """
+
+    plan: Plan
+    stays: dict[str, PlannedTask]
+    new: tuple[PlannedTask, ...]
+    surplus: frozenset[str]
+
+    @property
+    def size(self) -> Size:
+        return Size(self.plan.option.workers, self.plan.option.ps)
+
+
+def size_of(plan: Plan) -> Size:
+    """The counts of a plan."""
+    return Size(plan.option.workers, plan.option.ps)
+
+
+def layout(
+    spec: JobSpec, plan: Plan, tasks: Sequence[JobTask], size: Size, agents: Sequence[AgentOffer]
+) -> Layout | None:
+    """The job at another size, its tasks shaped as they are; None if there is no room for it.
+
+    Args:
+        spec: the job.
+        plan: what it follows now.
+        tasks: what it has now.
+        size: what it is to have.
+        agents: offers that it may use.
+    """
+    return _Layouter(spec, plan, tasks, agents).to(size)
+
+
+def replacement(
+    spec: JobSpec, plan: Plan, tasks: Sequence[JobTask], lost: JobTask, agents: Sequence[AgentOffer]
+) -> Layout | None:
+    """The same size with another task in the place of one; None if there is no room for it.
+
+    Args:
+        spec: the job.
+        plan: what it follows now.
+        tasks: what it has now.
+        lost: the task to replace.
+        agents: offers that may be used.
+    """
+    return _Layouter(spec, plan, [task for task in tasks if task is not lost], agents).to(size_of(plan), lost)
+
+
+def without(spec: JobSpec, plan: Plan, tasks: Sequence[JobTask], surplus: frozenset[str]) -> Layout:
+    """The job less some of its workers.
+
+    Args:
+        spec: the job.
+        plan: what it follows now.
+        tasks: what it has now.
+        surplus: ids of the workers that it gives up.
+    """
+    size = dataclasses.replace(size_of(plan), workers=size_of(plan).workers - len(surplus))
+    target = _Layouter(spec, plan, [task for task in tasks if task.task_id not in surplus], ()).to(size)
+    # There is always room for less.
+    assert target is not None
+    return dataclasses.replace(target, surplus=surplus)
+
+
+class _Layouter:
+    def __init__(self, spec: JobSpec, plan: Plan, tasks: Sequence[JobTask], agents: Sequence[AgentOffer]) -> None:
+        self._spec = spec
+        self._plan = plan
+        self._tasks = tasks
+        self._here = Counter(task.agent_id for task in tasks)
+        self._pools = {agent.agent_id: agent.pool for agent in agents}
+        self._agents = sorted(agents, key=lambda agent: (-self._here[agent.agent_id], -agent.pool.scalar("cpus")))
+
+    def to(self, size: Size, lost: JobTask | None = None) -> Layout | None:
+        stays: dict[str, PlannedTask] = {}
+        new: list[PlannedTask] = []
+        for role, count in ((Role.PS, size.ps), (Role.WORKER, size.workers), (Role.CHIEF, None)):
+            staying = self._staying(role, count)
+            free = [lost.planned.index] if lost is not None and lost.planned.role == role else []
+            # The others keep their order and close the gaps.
+            indices = [index for index in range(len(staying) + len(free)) if index not in free]
+            numbers = zip(staying, indices, strict=True)
+            stays |= {task.task_id: dataclasses.replace(task.planned, index=index) for task, index in numbers}
+            wanted = [*free, *range(len(staying) + len(free), count or 0)]
+            placed = self._placed(role, wanted)
+            if placed is None:
+                return None
+            new += placed
+        return Layout(
+            plan=self._plan_of(size, [*stays.values(), *new]),
+            stays=stays,
+            new=tuple(new),
+            surplus=frozenset(
+                {task.task_id for task in self._tasks} - stays.keys() | ({lost.task_id} if lost else set())
+            ),
+        )
+
+    def _staying(self, role: Role, count: int | None) -> list[JobTask]:
+        tasks = sorted((t for t in self._tasks if t.planned.role == role), key=lambda task: task.planned.index)
+        while count is not None and len(tasks) > count:
+            spare = [task for task in tasks if not self._spec.is_chief(task.planned)]
+            last = min(spare, key=lambda task: (self._here[task.agent_id], -task.planned.index))
+            self._here[last.agent_id] -= 1
+            tasks.remove(last)
+        return tasks
+
+    def _placed(self, role: Role, indices: Collection[int]) -> list[PlannedTask] | None:
+        """New tasks of these numbers, each as large as the largest there is; None if there is no room."""
+        shape = max((task for task in self._plan.tasks if task.role == role), key=lambda t: t.mem_mb, default=None)
+        placed: list[PlannedTask] = []
+        for index in indices:
+            assert shape is not None
+            agent = next((agent for agent in self._agents if fits(self._pools[agent.agent_id], shape)), None)
+            if agent is None:
+                return None
+            placed.append(dataclasses.replace(shape, index=index, node=agent.node))
+        return placed
+
+    def _plan_of(self, size: Size, tasks: Sequence[PlannedTask]) -> Plan:
+        order = [Role.PS, Role.WORKER, Role.CHIEF]
+        plan = self._plan
+        variables = plan.variables if size.ps == plan.option.ps else shard(plan.profile, size.ps).variables
+        return dataclasses.replace(
+            plan,
+            option=dataclasses.replace(plan.option, workers=size.workers, ps=size.ps),
+            tasks=tuple(sorted(tasks, key=lambda task: (order.index(Role(task.role)), task.index))),
+            variables=variables,
+            # Neither was it planned so from the start, nor is anything proven of it.
+            optimal=False,
+        )

@@ -1,0 +1,77 @@
+"""The options of an elastic job, and what its user is notified of."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import get_args
+
+from dike.exceptions import BadInputError
+from dike.profile import Api
+from framework.training.spec import JobSpec, Stragglers
+
+MOST_WORKERS = 1024
+
+
+def read_bounds(text: str | None, *, max_workers: int | None, has_plan: bool) -> tuple[int, int] | None:
+    """Fewest and most workers, from `MIN:MAX`.
+
+    Args:
+        text: the value of `--elastic`; None if it was not given.
+        max_workers: the value of `--max-workers`.
+        has_plan: whether `--plan` was given.
+
+    Raises:
+        BadInputError: if it cannot be read, makes no sense, or contradicts another option.
+    """
+    if text is None:
+        return None
+    if has_plan:
+        raise BadInputError("A job that follows a plan (--plan) keeps its size; leave --elastic out.")
+    if max_workers is not None:
+        raise BadInputError("--elastic already says how many workers there are at most; leave --max-workers out.")
+    parts = re.fullmatch(r"\s*([0-9]{1,9}):([0-9]{1,9})\s*", text)
+    if parts is None:
+        raise BadInputError(f"'{text}' is not a value of --elastic; say MIN:MAX workers, such as 1:4.")
+    least, most = int(parts[1]), int(parts[2])
+    if not 1 <= least <= most <= MOST_WORKERS:
+        raise BadInputError(
+            f"--elastic {text} makes no sense; it takes MIN:MAX workers with 1 <= MIN <= MAX <= {MOST_WORKERS}."
+        )
+    return least, most
+
+
+def read_stragglers(text: str | None, *, is_elastic: bool) -> Stragglers:
+    """What is done about stragglers.
+
+    Args:
+        text: the value of `--stragglers`; None if it was not given.
+        is_elastic: whether the job can change while it trains.
+
+    Raises:
+        BadInputError: if it is not one of the values, or cannot be done.
+    """
+    if text is None:
+        return "replace" if is_elastic else "report"
+    for value in get_args(Stragglers):
+        if value == text:
+            if value == "replace" and not is_elastic:
+                raise BadInputError("Only an elastic job can replace a worker; add --elastic MIN:MAX.")
+            return value
+    near = difflib.get_close_matches(text, get_args(Stragglers), 1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    raise BadInputError(f"'{text}' is not a value of --stragglers{hint}; say replace, report or ignore.")
+
+
+def elastic_notes(spec: JobSpec) -> list[str]:
+    """What a user should know of an elastic job before it starts."""
+    assert spec.elastic is not None
+    notes = []
+    if spec.replicas is not None:
+        notes.append(
+            f"a step takes {spec.replicas} batches, {spec.replicas * spec.profile.batch_size} samples, whatever the "
+            "number of workers (--elastic)"
+        )
+    if spec.profile.api is Api.COORDINATOR:
+        notes.append("the size of the job stays as it is: its script's own loop cannot be stopped and resumed")
+    return notes

@@ -1,0 +1,213 @@
+"""One change of a running job's size, from the launch of further tasks to the first step of the new attempt.
+
+Further tasks get ready while the job trains. Then the chief saves and ends; its process gone, so do all others; none of
+the old attempt being left, every slot that stays starts its process of the next one. Attempts are numbered, and slots
+start none twice, so no two can ever run side by side.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from framework.mesos.offers import AgentOffer
+from framework.mesos.tasks import TaskState
+from framework.training.elastic.layout import Layout, size_of
+from framework.training.elastic.slots import ElasticSlots
+from framework.training.launch import cluster_spec, launch_operation, place, task_spec
+from framework.training.spec import JobSpec, JobTask, Resize
+from framework.training.state import JobRun
+
+logger = logging.getLogger(__name__)
+
+WARM_UP_TIMEOUT_S = 120.0
+"""How long further tasks may take to get ready."""
+STOP_TIMEOUT_S = 90.0
+"""How long a process may take to save and end; its slot kills it sooner."""
+
+
+class Stage(enum.Enum):
+    """How far a change is."""
+
+    WARMING = enum.auto()
+    """Further tasks get ready; the job trains."""
+    SAVING = enum.auto()
+    """The chief saves and ends."""
+    CLEARING = enum.auto()
+    """All other processes end."""
+    STARTING = enum.auto()
+    """The next attempt has been started and has not made a step."""
+
+
+def further_tasks(
+    spec: JobSpec, run: JobRun, target: Layout, agents: Sequence[AgentOffer]
+) -> tuple[list[JobTask], dict[str, dict[str, Any]]]:
+    """The tasks that a change of size adds, and by agent the operations that launch them.
+
+    Args:
+        spec: the job.
+        run: what runs of it.
+        target: the job after the change.
+        agents: the offers in hand.
+
+    Raises:
+        DoesNotFitError: if there is no room for them.
+    """
+    wanted = dataclasses.replace(target.plan, tasks=target.new)
+    new = place(spec, wanted, agents, run.serial, run.used_ports, run.members)
+    cluster = _next_cluster(run, target, new)
+    for task in new:
+        task.member = False
+    operations = {}
+    for agent in agents:
+        here = [task for task in new if task.agent_id == agent.agent_id]
+        if here:
+            operations[agent.agent_id] = launch_operation(
+                spec, target.plan, here, cluster, agent, run.attempt + 1, standby=True
+            )
+    return new, operations
+
+
+def _next_cluster(run: JobRun, target: Layout, new: Sequence[JobTask]) -> dict[str, list[str]]:
+    """Addresses of the whole job after the change."""
+    stay = [
+        dataclasses.replace(task, planned=target.stays[task.task_id])
+        for task in run.members
+        if task.task_id in target.stays
+    ]
+    return cluster_spec([*stay, *new])
+
+
+class RunningResize:
+    """Carries out one change.
+
+    Args:
+        spec: the job.
+        run: what runs of it; becomes the next attempt.
+        slots: get what to run.
+        target: the job after the change.
+        new: its further tasks, launched already.
+        reason: why, for the user.
+        now_s: the time.
+
+    Attributes:
+        target, new, reason: as given.
+        before: the size there was.
+        stage: how far it is.
+        stopped_s: when the chief was told to stop.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        run: JobRun,
+        slots: ElasticSlots,
+        target: Layout,
+        new: Sequence[JobTask],
+        reason: str,
+        now_s: float,
+    ) -> None:
+        self._spec = spec
+        self._run = run
+        self._slots = slots
+        self._since_s = now_s
+        self.target = target
+        self.new = new
+        self.reason = reason
+        assert run.plan is not None
+        self.before = size_of(run.plan)
+        self.stage = Stage.WARMING
+        self.stopped_s = 0.0
+        for task in new:
+            slots.want(task, None)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the job's processes have been stopped, or are being."""
+        return self.stage is not Stage.WARMING
+
+    def failure(self, now_s: float) -> str:
+        """What takes too long, or which of the further tasks has died too late to do without; empty if none."""
+        if self.stage in (Stage.SAVING, Stage.CLEARING):
+            dead = next((task for task in self.new if task.state.is_terminal()), None)
+            if dead is not None:
+                return f"{dead.failure}{dead.place_of_output}"
+        waited_s = now_s - self._since_s
+        if self.stage is Stage.WARMING and waited_s > WARM_UP_TIMEOUT_S:
+            return f"the further tasks were not ready within {WARM_UP_TIMEOUT_S:g} s"
+        if self.stage in (Stage.SAVING, Stage.CLEARING) and waited_s > STOP_TIMEOUT_S:
+            return f"the job's processes did not end within {STOP_TIMEOUT_S:g} s"
+        return ""
+
+    @property
+    def late(self) -> list[JobTask]:
+        """The further tasks that are not ready."""
+        return [task for task in self.new if not self._is_ready(task)]
+
+    @property
+    def script_has_ended(self) -> bool:
+        """Whether the chief's script came to its own end just when it was to be stopped."""
+        chief = self.chief
+        return self.stage is Stage.SAVING and self._slots.exit_code(chief, self._run.attempt) == 0
+
+    def advance(self, now_s: float) -> Stage | None:
+        """Does the next step if it can be done; returns the stage that it has come to, None if it is still the same."""
+        before = self.stage
+        if self.stage is Stage.WARMING and not self.late:
+            self.stopped_s = now_s
+            self._slots.want(self.chief, None)
+            self._enter(Stage.SAVING, now_s)
+        elif self.stage is Stage.SAVING and self._slots.is_empty(self.chief):
+            # Not before: a synchronous chief needs the others to end its step.
+            for task in self._run.members:
+                if task is not self.chief:
+                    self._slots.want(task, None)
+            self._enter(Stage.CLEARING, now_s)
+        elif self.stage is Stage.CLEARING and all(self._slots.is_empty(task) for task in self._run.members):
+            self._start_next_attempt()
+            self._enter(Stage.STARTING, now_s)
+        return None if self.stage is before else self.stage
+
+    def complete(self, saved_step: int, now_s: float) -> Resize:
+        """What has become of it, now that the next attempt has made a step."""
+        before, after = self.before, self.target.size
+        cost_s = round(now_s - self.stopped_s, 3)
+        return Resize(before.workers, before.ps, after.workers, after.ps, self.reason, saved_step, cost_s)
+
+    def abandon(self) -> None:
+        """Gives the change up before it has begun."""
+        for task in self.new:
+            task.stop_requested = True
+
+    @property
+    def chief(self) -> JobTask:
+        """The chief of the attempt that runs."""
+        return next(task for task in self._run.members if self._spec.is_chief(task.planned))
+
+    def _is_ready(self, task: JobTask) -> bool:
+        return task.state is TaskState.RUNNING and self._slots.is_ready(task)
+
+    def _enter(self, stage: Stage, now_s: float) -> None:
+        logger.info("change of size: %s after %.2f s of %s", stage.name, now_s - self._since_s, self.stage.name)
+        self.stage = stage
+        self._since_s = now_s
+
+    def _start_next_attempt(self) -> None:
+        run, target = self._run, self.target
+        run.attempt += 1
+        run.plan = target.plan
+        for task in run.members:
+            if task.task_id in target.surplus:
+                task.member = False
+                task.stop_requested = True
+            else:
+                task.planned = target.stays[task.task_id]
+        for task in self.new:
+            task.member = True
+        run.sort()
+        run.cluster = cluster_spec(run.members)
+        for task in run.members:
+            self._slots.want(task, task_spec(self._spec, target.plan, task.planned, run.cluster, run.attempt))

@@ -1,0 +1,195 @@
+"""From a plan and the offers behind it to the tasks that Mesos launches."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from dike.checkpoints import fingerprint
+from dike.task import Role, TaskSpec
+from executor.messages import LaunchOrder
+from framework.mesos.offers import AgentOffer
+from framework.mesos.resources import Resource, ResourcePool
+from framework.mesos.tasks import executor_info, take_devices, take_resources
+from framework.training.spec import JobSpec, JobTask
+from solver import Plan, PlannedTask
+
+
+class DoesNotFitError(Exception):
+    """The offers in hand do not hold what the plan wants; the message says what and where."""
+
+
+def place(
+    spec: JobSpec,
+    plan: Plan,
+    agents: Sequence[AgentOffer],
+    serial: int,
+    avoid_ports: Collection[int] = (),
+    held: Iterable[JobTask] = (),
+) -> list[JobTask]:
+    """Gives each of the plan's tasks its agent, its port and its GPU devices.
+
+    Args:
+        spec: the job.
+        plan: tasks on nodes, by name.
+        agents: the offers in hand.
+        serial: number of this launch, part of the tasks' ids.
+        avoid_ports: ports that failed before and are taken only if there is no other.
+        held: tasks of the job that go on; their GPU devices are not given out again.
+
+    Raises:
+        DoesNotFitError: if a node is not on offer or has too little.
+    """
+    # Whoever has written a plan may have known more agents of a host than those that offer something.
+    by_node = {name: agent for agent in agents for name in agent.names} | {agent.node: agent for agent in agents}
+    pools: dict[str, ResourcePool] = {}
+    # By machine, not by agent: a private Mesos runs several agents on one.
+    used_gpus: defaultdict[str, set[int]] = defaultdict(set)
+    for task in held:
+        used_gpus[task.host].update(task.gpu_devices)
+    choose = random.Random(f"{spec.job_id} {serial}")  # noqa: S311 (spreads ports; nothing secret)
+    tasks = []
+    for planned in plan.tasks:
+        agent = by_node.get(planned.node)
+        if agent is None:
+            raise DoesNotFitError(f"agent {planned.node} offers nothing at the moment")
+        pool = pools.setdefault(agent.agent_id, agent.pool)
+        try:
+            _take(pool, planned)
+            port, _ = pool.take_port(avoid_ports, choose)
+            devices, _ = take_devices(pool, planned.gpus, used_gpus[agent.address])
+        except ValueError as error:
+            raise DoesNotFitError(f"agent {planned.node}: {error}") from error
+        used_gpus[agent.address].update(devices)
+        tasks.append(
+            JobTask(
+                task_id=f"{spec.job_id}.{planned.role}-{planned.index}.{serial}",
+                planned=planned,
+                agent_id=agent.agent_id,
+                node=agent.node,
+                host=agent.address,
+                port=port,
+                gpu_devices=devices,
+            )
+        )
+    return tasks
+
+
+def fits(pool: ResourcePool, planned: PlannedTask) -> bool:
+    """Takes a task's part out of the pool, its port included, if all of it is there."""
+    needs = (("cpus", planned.cpus), ("mem", planned.mem_mb), ("disk", planned.disk_mb), ("gpus", planned.gpus))
+    ports = pool.ports()
+    if not ports or any(amount > pool.scalar(name) for name, amount in needs):
+        return False
+    _take(pool, planned)
+    pool.take_ports(ports[:1])
+    return True
+
+
+def cluster_spec(tasks: Sequence[JobTask]) -> dict[str, list[str]]:
+    """TensorFlow's cluster: role -> addresses in the order of the index."""
+    spec: dict[str, list[str]] = {}
+    for role in Role:
+        addresses = [task.address for task in sorted(tasks, key=lambda t: t.planned.index) if task.planned.role == role]
+        if addresses:
+            spec[str(role)] = addresses
+    return spec
+
+
+def launch_operation(
+    spec: JobSpec,
+    plan: Plan,
+    tasks: Sequence[JobTask],
+    cluster: Mapping[str, Sequence[str]],
+    agent: AgentOffer,
+    attempt: int,
+    *,
+    standby: bool = False,
+) -> dict[str, Any]:
+    """Mesos' LAUNCH operation for those of a job's tasks that belong on one agent.
+
+    Args:
+        spec: the job.
+        plan: says where the variables are.
+        tasks: what to launch.
+        cluster: addresses of the whole job.
+        agent: the offers to use.
+        attempt: how many times the job was started before.
+        standby: whether the tasks only get ready (`executor.messages.LaunchOrder`).
+
+    Raises:
+        DoesNotFitError: if the agent's offers do not hold what they need.
+    """
+    pool = agent.pool
+    try:
+        infos = []
+        for task in tasks:
+            process = task_spec(spec, plan, task.planned, cluster, attempt)
+            hands_out = spec.hand_out_gpus or pool.announces_gpu_devices
+            order = _order(spec, task, process, standby=standby, hand_out_gpus=hands_out)
+            infos.append(_task_info(spec, task, order, pool))
+    except ValueError as error:
+        raise DoesNotFitError(f"agent {agent.node}: {error}") from error
+    return {"type": "LAUNCH", "launch": {"task_infos": infos}}
+
+
+def task_spec(
+    spec: JobSpec, plan: Plan, planned: PlannedTask, cluster: Mapping[str, Sequence[str]], attempt: int
+) -> TaskSpec:
+    """What a task's process has to know of the job and of itself."""
+    return TaskSpec(
+        job_id=spec.claims_as or spec.job_id,
+        role=Role(planned.role),
+        index=planned.index,
+        cluster={role: list(addresses) for role, addresses in cluster.items()},
+        api=spec.profile.api,
+        variables=dict(plan.variables),
+        checkpoint_dir=spec.checkpoint_dir,
+        checkpoint_interval_s=spec.checkpoint_interval_s,
+        attempt=attempt,
+        fingerprint=fingerprint(spec.profile),
+        replicas=spec.replicas,
+    )
+
+
+def _take(pool: ResourcePool, planned: PlannedTask) -> tuple[list[Resource], list[Resource]]:
+    return take_resources(pool, cpus=planned.cpus, mem_mib=planned.mem_mb, disk_mib=planned.disk_mb, gpus=planned.gpus)
+
+
+def _task_info(spec: JobSpec, task: JobTask, order: LaunchOrder, pool: ResourcePool) -> dict[str, Any]:
+    planned = task.planned
+    own, rest = _take(pool, planned)
+    rest += pool.take_ports([task.port])
+    if pool.announces_gpu_devices:
+        rest += pool.take_gpu_devices(task.gpu_devices)
+    executor = executor_info(task.task_id, f"dike {task.name}", spec.job_id, spec.python, spec.container, own)
+    return {
+        "name": f"{spec.job_id} {task.name}",
+        "task_id": {"value": task.task_id},
+        "agent_id": {"value": task.agent_id},
+        "executor": executor,
+        "resources": rest,
+        "data": order.encode(),
+        "labels": {
+            "labels": [{"key": "dike.job", "value": spec.job_id}, {"key": "dike.role", "value": str(planned.role)}]
+        },
+    }
+
+
+def _order(spec: JobSpec, task: JobTask, process: TaskSpec, *, standby: bool, hand_out_gpus: bool) -> LaunchOrder:
+    planned = task.planned
+    return LaunchOrder(
+        task=process,
+        bundle_url=spec.bundle_url,
+        script=spec.script,
+        arguments=spec.arguments,
+        environment=spec.environment,
+        cpus=planned.cpus,
+        gpu_devices=task.gpu_devices if hand_out_gpus or not planned.gpus else None,
+        stream_logs=spec.streams(planned),
+        elastic=spec.elastic is not None,
+        standby=standby,
+        preload=spec.preload,
+    )

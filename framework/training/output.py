@@ -1,0 +1,333 @@
+"""What executors say of a job's tasks: progress, checkpoints, placement, and their output.
+
+The output is put together here: each byte once and in its order, whatever gets lost on its way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from dike import typed
+from executor.elastic_messages import ElasticStatus, decode_job_message
+from executor.messages import STREAMS, LogChunk, Outcome, WantedOutput, decode_last_output
+from framework.mesos.tasks import TaskState
+from framework.scheduler.job import Message
+from framework.training.observer import JobObserver
+from framework.training.spec import JobSpec, JobTask
+from framework.training.state import JobRun, TrainingState
+
+logger = logging.getLogger(__name__)
+
+REPEAT_S = 1.0
+"""How soon an executor is asked again that has not answered."""
+LONGEST_REPEAT_S = 60.0
+"""As long as nothing is heard, each time takes twice as long, up to this."""
+PATIENCE_S = 15.0
+"""How long an executor may send on without an answer; one of the version before never answers."""
+AHEAD_BYTES = 2**20
+"""How much of what it sends meanwhile is kept of each stream, the newest."""
+GAP_REPORT_S = 60.0
+"""How often a gap in one stream is reported; one written too fast has a gap each moment."""
+
+
+class ReportListener:
+    """Is called with what concerns the size of a job; this base class ignores it all."""
+
+    def progressed(self, task: JobTask) -> None:
+        """A task has reported a step; `task` has it."""
+
+    def saved(self, step: int) -> None:
+        """A checkpoint was written."""
+
+    def resumed(self, step: int) -> None:
+        """A checkpoint has been restored."""
+
+    def total(self, steps: int) -> None:
+        """The script has said how long it trains."""
+
+    def rates(self, task: JobTask, workers: Mapping[int, float]) -> None:
+        """A task knows its own or others' speed: index of a worker -> steps a second."""
+
+    def status(self, status: ElasticStatus) -> None:
+        """The slot of an elastic job has reported its status."""
+
+
+class ReportReader:
+    """Takes executors' messages in; whoever sends nonsense is logged and otherwise ignored.
+
+    Args:
+        spec: the job.
+        state: gets the chief's progress and checkpoints, the placement, and that a step was made.
+        observer: is notified.
+        listener: is called with what concerns the size of the job.
+        output: gets the output.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        state: TrainingState,
+        observer: JobObserver,
+        listener: ReportListener,
+        output: OutputReader,
+    ) -> None:
+        self._spec = spec
+        self._state = state
+        self._observer = observer
+        self._listener = listener
+        self._output = output
+
+    def read(self, data: str, tasks: Mapping[str, JobTask]) -> None:
+        """Reads one framework message, in base64, from one of `tasks` (by id)."""
+        try:
+            message = decode_job_message(data)
+        except ValueError as error:
+            logger.warning("message ignored: %s", error)
+            return
+        task = tasks.get(message.task_id)
+        if task is None:
+            return
+        if isinstance(message, LogChunk):
+            self._output.read(task, message)
+        elif isinstance(message, ElasticStatus):
+            self._listener.status(message)
+        else:
+            self._report(task, message.content)
+
+    def _report(self, task: JobTask, content: Mapping[str, Any]) -> None:
+        match content.get("type"):
+            case "progress":
+                self._progress(task, content)
+            case "placement":
+                self._state.result.placement.update(
+                    {str(name): str(device) for name, device in _mapping(content.get("variables")).items()}
+                )
+            case "checkpoint":
+                step = _number(content.get("step"), int) or 0
+                self._state.result.checkpoint_step = step
+                self._observer.checkpoint(str(content.get("path", "")), step)
+                self._listener.saved(step)
+            case "resumed":
+                self._listener.resumed(_number(content.get("step"), int) or 0)
+            case "total":
+                if (steps := _number(content.get("steps"), int)) is not None:
+                    self._listener.total(steps)
+            case "rates":
+                self._rates(task, _mapping(content.get("workers")))
+
+    def _progress(self, task: JobTask, content: Mapping[str, Any]) -> None:
+        self._state.stepped = True
+        task.step = _number(content.get("step"), int)
+        task.loss = _number(content.get("loss"), float)
+        task.samples_per_s = _number(content.get("samples_per_s"), float)
+        if self._spec.is_chief(task.planned):
+            self._state.result.steps, self._state.result.loss = task.step, task.loss
+        self._observer.progress(task)
+        self._listener.progressed(task)
+
+    def _rates(self, task: JobTask, workers: Mapping[Any, Any]) -> None:
+        read = {_number(index, int): _number(rate, float) for index, rate in workers.items()}
+        known = {index: rate for index, rate in read.items() if index is not None and rate is not None and rate >= 0}
+        if known:
+            self._listener.rates(task, known)
+
+
+@dataclasses.dataclass
+class _Request:
+    """An executor was asked to send again.
+
+    Attributes:
+        sent_s: when it was asked last.
+        pause_s: how long until it is asked again.
+        ahead_s: when something came first that is of no use yet; None if nothing did.
+        ahead: that, in case nothing better comes.
+    """
+
+    sent_s: float
+    pause_s: float = REPEAT_S
+    ahead_s: float | None = None
+    ahead: deque[LogChunk] = dataclasses.field(default_factory=deque)
+    ahead_bytes: int = 0
+
+    def keep(self, chunk: LogChunk) -> None:
+        """Something came first."""
+        self.ahead.append(chunk)
+        self.ahead_bytes += len(chunk.data)
+        while self.ahead_bytes > AHEAD_BYTES and len(self.ahead) > 1:
+            self.ahead_bytes -= len(self.ahead.popleft().data)
+
+    def is_over(self, now_s: float) -> bool:
+        """Whether it is not to be expected any more that it will be answered."""
+        return self.ahead_s is not None and now_s - self.ahead_s >= PATIENCE_S
+
+
+@dataclasses.dataclass
+class _Gap:
+    """What of a stream has not come: bytes that were not reported yet, and when any last were."""
+
+    missing: int = 0
+    reported_s: float = -math.inf
+
+
+class OutputReader:
+    """Passes output on in its order, and has executors send again what did not come.
+
+    Args:
+        spec: the job.
+        run: what runs of it.
+        outbox: gets the messages for executors, which are delivered or not.
+        observer: gets the output.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self, spec: JobSpec, run: JobRun, outbox: list[Message], observer: JobObserver, clock: Callable[[], float]
+    ) -> None:
+        self._spec = spec
+        self._run = run
+        self._outbox = outbox
+        self._observer = observer
+        self._clock = clock
+        self._requests: dict[tuple[str, str], _Request] = {}
+        self._gaps: dict[tuple[str, str], _Gap] = {}
+
+    def subscribed(self) -> None:
+        """What was sent while nobody listened is lost: all who send output are to say what there is."""
+        self._requests.clear()
+        for task in self._run.tasks.values():
+            if self._spec.streams(task.planned) and not task.state.is_terminal():
+                self._request(task, STREAMS)
+
+    def tick(self) -> None:
+        """Asks those again who have not answered."""
+        now_s = self._clock()
+        for (task_id, stream), gap in list(self._gaps.items()):
+            if task_id not in self._run.tasks:
+                del self._gaps[task_id, stream]
+            elif now_s - gap.reported_s >= GAP_REPORT_S:
+                self._report_gap(self._run.tasks[task_id], stream, gap)
+        due: defaultdict[str, list[str]] = defaultdict(list)
+        for (task_id, stream), request in list(self._requests.items()):
+            task = self._run.tasks.get(task_id)
+            if task is None or task.state.is_terminal():
+                del self._requests[task_id, stream]
+            elif request.is_over(now_s):
+                self._take(task, self._ahead(task, stream))
+            elif now_s - request.sent_s >= request.pause_s:
+                request.sent_s = now_s
+                if request.ahead_s is None:
+                    request.pause_s = min(2 * request.pause_s, LONGEST_REPEAT_S)
+                due[task_id].append(stream)
+        for task_id, streams in due.items():
+            self._send_request(self._run.tasks[task_id], streams)
+
+    def read(self, task: JobTask, chunk: LogChunk) -> None:
+        """Takes in a piece of a task's output."""
+        if chunk.offset - chunk.skipped > task.received.get(chunk.stream, 0):
+            now_s = self._clock()
+            request = self._requests.get((task.task_id, chunk.stream))
+            if request is None or request.ahead_s is None:
+                # Its executor is there, even if it was not when it was asked.
+                self._request(task, [chunk.stream])
+                request = self._requests[task.task_id, chunk.stream]
+                request.ahead_s = now_s
+            request.keep(chunk)
+            if request.is_over(now_s):
+                self._take(task, self._ahead(task, chunk.stream))
+            return
+        # Whatever came ahead of it comes again.
+        self._take(task, [chunk])
+
+    def ended(self, task: JobTask, status: Mapping[str, Any]) -> None:
+        """Takes in the end of a task's output, which has come with its last status update."""
+        chunks = [chunk for stream in STREAMS for chunk in self._ahead(task, stream)]
+        try:
+            chunks += decode_last_output(status["data"]) if status.get("data") else []
+        except ValueError as error:
+            logger.warning("last output of a task not readable: %s", error)
+        self._take(task, chunks)
+        for stream in STREAMS:
+            if (gap := self._gaps.get((task.task_id, stream))) is not None:
+                self._report_gap(task, stream, gap)
+
+    def _ahead(self, task: JobTask, stream: str) -> list[LogChunk]:
+        request = self._requests.get((task.task_id, stream))
+        return list(request.ahead) if request is not None else []
+
+    def _take(self, task: JobTask, chunks: Iterable[LogChunk]) -> None:
+        for chunk in sorted(chunks, key=lambda chunk: chunk.offset):
+            self._take_one(task, chunk)
+
+    def _take_one(self, task: JobTask, chunk: LogChunk) -> None:
+        received = task.received.get(chunk.stream, 0)
+        if chunk.end < received:
+            return
+        self._requests.pop((task.task_id, chunk.stream), None)
+        # Who adopted a task of the version before does not know how much of it was there already.
+        is_known = not task.adopted or chunk.stream in task.received or chunk.skipped
+        if chunk.offset > received and is_known:
+            gap = self._gaps.setdefault((task.task_id, chunk.stream), _Gap())
+            gap.missing += chunk.offset - received
+            if self._clock() - gap.reported_s >= GAP_REPORT_S:
+                self._report_gap(task, chunk.stream, gap)
+        new = chunk.data[max(0, received - chunk.offset) :]
+        task.received[chunk.stream] = chunk.end
+        if new:
+            self._observer.log(task, dataclasses.replace(chunk, offset=chunk.end - len(new), data=new))
+
+    def _report_gap(self, task: JobTask, stream: str, gap: _Gap) -> None:
+        if gap.missing:
+            self._observer.notify(
+                f"{gap.missing} bytes that {task.name} wrote to {stream} have not come here; "
+                f"they are in its sandbox on {task.node}"
+            )
+            gap.missing, gap.reported_s = 0, self._clock()
+
+    def _request(self, task: JobTask, streams: Sequence[str]) -> None:
+        for stream in streams:
+            self._requests[task.task_id, stream] = _Request(self._clock())
+        self._send_request(task, streams)
+
+    def _send_request(self, task: JobTask, streams: Sequence[str]) -> None:
+        wanted = WantedOutput({stream: task.received.get(stream, 0) for stream in streams})
+        self._outbox.append(Message(task.task_id, task.agent_id, wanted.encode()))
+
+
+def take_status(task: JobTask, state: TaskState, status: Mapping[str, Any]) -> bool:
+    """Takes a status update into its task; returns whether the state is another one."""
+    changed = task.state is not state
+    task.state = state
+    task.executor_seen = task.executor_seen or status.get("source") == "SOURCE_EXECUTOR"
+    task.message = status.get("message", "")
+    task.reason = status.get("reason", "")
+    task.finished = task.finished or state is TaskState.FINISHED
+    if status.get("data") and state.is_terminal():
+        task.outcome = _read_outcome(status["data"])
+    return changed
+
+
+def _read_outcome(data: str) -> Outcome | None:
+    """How a process ended, from the data of its last status update; None if that cannot be read."""
+    try:
+        return Outcome.decode(data)
+    except ValueError as error:
+        logger.warning("outcome of a task not readable: %s", error)
+        return None
+
+
+def _mapping(value: Any) -> Mapping[Any, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _number(value: Any, kind: Callable[[Any], Any]) -> Any:
+    """The number that a task has sent; None if it is none, or no database can keep it."""
+    try:
+        number = kind(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return None if isinstance(number, int) and abs(number) > typed.LARGEST else number

@@ -1,0 +1,179 @@
+"""Runs one training job from a script to its result: profile, Mesos, bundle, driver, events."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dike import checkpoints
+from dike.exceptions import InterruptedByUserError
+from dike.profile import Api, ModelProfile
+from framework.mesos.containers import Container, own_container
+from framework.mesos.master import LeadingMaster
+from framework.project import bundle
+from framework.project.entry_point import RUNS_FOLDER, EntryPoint
+from framework.project.script_facts import script_facts
+from framework.scheduler.agents import admitted_agents
+from framework.scheduler.demand import demand_on
+from framework.scheduler.job import JobHandle
+from framework.scheduler.session import MesosAccess, is_on_this_machine, sigterm_as_interrupt
+from framework.scheduler.standalone import StandaloneJob, run_standalone
+from framework.training.controller import TrainingJob
+from framework.training.elastic.options import elastic_notes
+from framework.training.observer import JobObserver
+from framework.training.spec import JobResult, JobSpec, Stragglers
+from solver import Objective, Plan
+
+CANCEL_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """What `dike run` was asked to do.
+
+    Attributes:
+        entry: what is run, and the folder that travels.
+        archive: that folder, packed (`framework.project.bundle.pack`).
+        arguments: the script's own.
+        profile: the model's numbers.
+        mesos: where to run it.
+        checkpoint_dir: where checkpoints go; None makes a new folder below `dike-runs`.
+        checkpoint_interval_s, max_restarts, objective, max_workers, plan, plan_only, stream_all_logs, elastic,
+            resize_interval_s, stragglers: see `JobSpec`.
+        environment: variables for the script's processes.
+        constraints: which agents it may use (`framework.scheduler.constraints`).
+        volumes: folders of the agents for its containers (`framework.mesos.containers.parse_volume`).
+    """
+
+    entry: EntryPoint
+    archive: bytes
+    arguments: tuple[str, ...]
+    profile: ModelProfile
+    mesos: MesosAccess = field(default_factory=MesosAccess)
+    checkpoint_dir: str | None = None
+    checkpoint_interval_s: float = 60.0
+    max_restarts: int = 3
+    objective: Objective = "throughput"
+    max_workers: int | None = None
+    plan: Plan | None = None
+    plan_only: bool = False
+    stream_all_logs: bool = False
+    environment: dict[str, str] = field(default_factory=dict)
+    elastic: tuple[int, int] | None = None
+    resize_interval_s: float = 60.0
+    stragglers: Stragglers = "report"
+    constraints: tuple[str, ...] = ()
+    volumes: tuple[str, ...] = ()
+
+
+def run_training(request: RunRequest, observer: JobObserver) -> JobResult:
+    """Runs a training job to its end.
+
+    Raises:
+        BadInputError: if the input cannot be used; nothing has been launched.
+        JobFailedError: if the master ended the framework.
+        InterruptedByUserError: after Ctrl-C or SIGTERM, when everything launched has ended.
+    """
+    job_id = new_job_id(request.entry.script)
+    checkpoint_dir = absolute_folder(request.checkpoint_dir or f"{RUNS_FOLDER}/{job_id}")
+    container = own_container(request.mesos.image, request.volumes, request.checkpoint_dir and checkpoint_dir)
+    checkpoints.check_folder(checkpoint_dir, request.profile)
+    with sigterm_as_interrupt():
+        try:
+            token = bundle.new_token()
+            with (
+                request.mesos.connect() as master,
+                request.mesos.bundle_server({token: request.archive}.get, master) as server,
+            ):
+                spec = _job_spec(request, job_id, checkpoint_dir, container, server.url(token), master)
+                return _run(request, spec, master, observer)
+        except KeyboardInterrupt:
+            raise InterruptedByUserError(
+                "Interrupted; everything that was started has been told to end. What it has saved and written is in "
+                f"{checkpoint_dir}."
+            ) from None
+
+
+def new_job_id(script: Path) -> str:
+    """A name for a job, unique without asking anyone: script, time and six random digits."""
+    stem = "".join(c if c.isalnum() or c in "-_" else "-" for c in script.stem)
+    return f"{stem}-{datetime.datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+
+
+def absolute_folder(path: str) -> str:
+    """A folder's path as any process understands it; URLs such as `gs://bucket/x` stay as they are."""
+    return path if "://" in path else str(Path(path).absolute())
+
+
+def _job_spec(
+    request: RunRequest,
+    job_id: str,
+    checkpoint_dir: str,
+    container: Container | None,
+    bundle_url: str,
+    master: LeadingMaster,
+) -> JobSpec:
+    return JobSpec(
+        job_id=job_id,
+        script=request.entry.path,
+        arguments=request.arguments,
+        profile=request.profile,
+        checkpoint_dir=checkpoint_dir,
+        bundle_url=bundle_url,
+        python=request.mesos.python(master),
+        checkpoint_interval_s=request.checkpoint_interval_s,
+        max_restarts=request.max_restarts,
+        objective=request.objective,
+        max_workers=request.max_workers,
+        plan=request.plan,
+        container=container,
+        plan_only=request.plan_only,
+        hand_out_gpus=is_on_this_machine(master),
+        stream_all_logs=request.stream_all_logs,
+        environment=request.environment,
+        elastic=request.elastic,
+        resize_interval_s=request.resize_interval_s,
+        stragglers=request.stragglers,
+        preload=script_facts(request.entry, ()).preload if request.elastic else None,
+    )
+
+
+def _run(request: RunRequest, spec: JobSpec, master: LeadingMaster, observer: JobObserver) -> JobResult:
+    def make(handle: JobHandle) -> TrainingJob:
+        all_agents = functools.partial(admitted_agents, master, request.constraints)
+        demand = functools.partial(demand_on, master)
+        return TrainingJob(spec, observer, all_agents, demand=demand, background=handle.background)
+
+    job = StandaloneJob(
+        job_id=spec.job_id,
+        make=make,
+        cancel_timeout_s=CANCEL_TIMEOUT_S,
+        subscribed=lambda _: _notify_before_start(request, spec, observer),
+        interrupted=lambda: observer.notify("interrupted: ending all tasks (Ctrl-C again leaves that to Mesos)"),
+        constraints=request.constraints,
+    )
+    training = run_standalone(job, request.mesos, master)
+    assert isinstance(training, TrainingJob)
+    return training.result
+
+
+def _notify_before_start(request: RunRequest, spec: JobSpec, observer: JobObserver) -> None:
+    if spec.plan_only:
+        return
+    if request.mesos.master is not None and request.checkpoint_dir is None:
+        where = "on the chief's agent" if spec.container is None else "in the chief's container, and go with it"
+        observer.notify(
+            f"checkpoints go to {spec.checkpoint_dir} {where}; name a folder that all agents share "
+            "with --checkpoint-dir, so that a restart can find them anywhere"
+        )
+    if spec.profile.api is Api.COORDINATOR:
+        observer.notify(
+            "the script's own coordinator loop saves and restores by itself, if at all; DIKE_CHECKPOINT_DIR in its "
+            "environment names the folder"
+        )
+    if spec.elastic is not None:
+        for text in elastic_notes(spec):
+            observer.notify(text)

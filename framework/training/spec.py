@@ -1,0 +1,282 @@
+"""A training job's data: what was asked for, its tasks, how it ended."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from dike.process import EXIT_CODE_FENCED
+from dike.profile import ModelProfile
+from dike.task import Role, is_chief
+from executor.messages import Outcome
+from framework.mesos.containers import Container
+from framework.mesos.tasks import TaskState
+from framework.project.last_words import last_words
+from solver import Objective, Plan, PlannedTask
+
+logger = logging.getLogger(__name__)
+
+Stragglers = Literal["replace", "report", "ignore"]
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """What was asked for.
+
+    Attributes:
+        job_id: unique identifier, part of its tasks' names.
+        script, arguments: path of the script inside its bundle, and its arguments.
+        profile: the model's numbers.
+        checkpoint_dir, checkpoint_interval_s: where checkpoints go, the same path on all agents, and every how many s.
+        max_restarts: how many failures are survived without a newer checkpoint in between.
+        objective: what the planner optimises, `throughput` or `traffic`.
+        max_workers: upper bound on workers; None for none.
+        plan: a plan to follow instead of making one; None to make one.
+        bundle_url: where executors fetch the script's folder.
+        python: interpreter that runs the executor on the agents.
+        container: what tasks run in; None for the agent's own file system.
+        plan_only: whether the job ends with its plan, without a launch.
+        hand_out_gpus: whether we count GPU devices out, for agents that neither isolate nor announce them.
+        stream_all_logs: whether every task's output is sent to us, not only the chief's.
+        environment: variables for the script's processes.
+        elastic: fewest and most workers of a job that changes its size while it trains; None for one that does not.
+        resize_interval_s: least seconds between two changes of size.
+        stragglers: what is done about workers that are much slower than the others.
+        preload: what an elastic job's slots may import before its script does; None for what its API needs.
+        claims_as: what its chiefs claim the checkpoint folder as, never another job's; empty for `job_id`.
+    """
+
+    job_id: str
+    script: str
+    arguments: tuple[str, ...]
+    profile: ModelProfile
+    checkpoint_dir: str
+    bundle_url: str
+    python: str
+    checkpoint_interval_s: float = 60.0
+    max_restarts: int = 3
+    objective: Objective = "throughput"
+    max_workers: int | None = None
+    plan: Plan | None = None
+    container: Container | None = None
+    plan_only: bool = False
+    hand_out_gpus: bool = False
+    stream_all_logs: bool = False
+    environment: dict[str, str] = field(default_factory=dict)
+    elastic: tuple[int, int] | None = None
+    resize_interval_s: float = 60.0
+    stragglers: Stragglers = "report"
+    preload: tuple[str, ...] | None = None
+    claims_as: str = ""
+
+    @property
+    def replicas(self) -> int | None:
+        """Gradients that make one step of a synchronous elastic job; None where that is one of each worker."""
+        return self.elastic[1] if self.elastic is not None and self.profile.synchronous else None
+
+    def is_chief(self, planned: PlannedTask) -> bool:
+        """Whether this task's output and progress are the job's."""
+        return is_chief(self.profile.api, planned.role, planned.index)
+
+    def streams(self, planned: PlannedTask) -> bool:
+        """Whether this task's output is sent to us."""
+        return self.stream_all_logs or self.is_chief(planned)
+
+    def computes(self, planned: PlannedTask) -> bool:
+        """Whether this task runs the user's script, and so may end by itself."""
+        return self.is_chief(planned) or (planned.role == Role.WORKER and not self.profile.api.has_separate_chief)
+
+
+@dataclass
+class JobTask:
+    """One Mesos task of a job.
+
+    Attributes:
+        task_id: Mesos' id of it.
+        planned: the plan's line it carries out.
+        agent_id, node: where it runs, for Mesos and for people.
+        host, port: where its TensorFlow server listens.
+        gpu_devices: device indices it was given; empty if none.
+        state: the last one reported.
+        message: what Mesos or the executor said with it.
+        reason: Mesos' reason, such as `REASON_AGENT_REMOVED`; empty if none was given.
+        executor_seen: whether its executor ever reported.
+        stop_requested: whether we asked for its end.
+        outcome: how its process ended; None while it runs, or when nobody could tell.
+        step, loss, samples_per_s: the last progress it reported.
+        received: stream -> bytes of output received here, or given up.
+        member: whether it is part of the job's current attempt; one that waits to join is not yet.
+        finished: whether its process has ended well by itself.
+        adopted: whether it was started by a service before this one.
+    """
+
+    task_id: str
+    planned: PlannedTask
+    agent_id: str
+    node: str
+    host: str
+    port: int
+    gpu_devices: tuple[int, ...] = ()
+    state: TaskState = TaskState.STAGING
+    message: str = ""
+    reason: str = ""
+    executor_seen: bool = False
+    stop_requested: bool = False
+    outcome: Outcome | None = None
+    step: int | None = None
+    loss: float | None = None
+    samples_per_s: float | None = None
+    received: dict[str, int] = field(default_factory=dict)
+    member: bool = True
+    finished: bool = False
+    adopted: bool = False
+
+    @property
+    def name(self) -> str:
+        """Role and index, such as `worker:0`."""
+        return f"{self.planned.role}:{self.planned.index}"
+
+    @property
+    def shown_state(self) -> str:
+        """Its state for people: a task that was ended because its job was over has not been "killed"."""
+        return "ended" if self._was_ended else str(self.state)
+
+    @property
+    def shown_verb(self) -> str:
+        """What has happened to it, after its name in a sentence for people; see `shown_state`."""
+        return "ended" if self._was_ended else self.state.verb
+
+    @property
+    def _was_ended(self) -> bool:
+        return self.stop_requested and self.state is TaskState.KILLED
+
+    @property
+    def address(self) -> str:
+        """`host:port` of its TensorFlow server."""
+        return f"{self.host}:{self.port}"
+
+    @property
+    def logs_complete(self) -> bool:
+        """Whether everything its process wrote, as far as is known, has been received."""
+        if self.outcome is None:
+            return True
+        return all(self.received.get(stream, 0) >= size for stream, size in self.outcome.log_bytes.items())
+
+    @property
+    def was_left_behind(self) -> bool:
+        """Whether a service before this one was about to launch it, or ended before its script could be fetched."""
+        return self.adopted and self.state in (TaskState.STAGING, TaskState.STARTING)
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether it ended because another process uses its checkpoint folder."""
+        return self.outcome is not None and self.outcome.exit_code == EXIT_CODE_FENCED
+
+    @property
+    def own_failure(self) -> str:
+        """What kind of failure this is, if it is the script's or the installation's; empty if it may be chance."""
+        if self.outcome is not None:
+            return f"{self.name} {self.outcome.exit_code} {self.last_words}" if self.ended_itself else ""
+        return "no executor" if self.state is TaskState.FAILED and not self.executor_seen else ""
+
+    @property
+    def ended_itself(self) -> bool:
+        """Whether its process has failed without anybody's doing."""
+        return self.outcome is not None and (self.outcome.exit_code or 0) > 0
+
+    @property
+    def failure(self) -> str:
+        """Why it ended, in one sentence that names task and agent; `place_of_output` may follow."""
+        reason = self.message or self.reason or self.state
+        if self.reason == "REASON_EXECUTOR_TERMINATED" and not self.executor_seen:
+            reason += (
+                "; the executor ended before it could report, so Dike is probably not installed for the Python there "
+                "(--agent-python, --image)"
+            )
+        return f"{self.name} {self.state.verb} on {self.node}: {reason}"
+
+    @property
+    def last_words(self) -> str:
+        """The error that its script has ended with; empty if it has not ended by itself."""
+        # What was written last before a signal has nothing to do with it.
+        return last_words(self.outcome.tail) if self.outcome and self.ended_itself else ""
+
+    @property
+    def place_of_output(self) -> str:
+        """Where all that it wrote is, as the end of a sentence; empty if it never started."""
+        return f"; its output is in {self.outcome.sandbox} on {self.node}" if self.outcome else ""
+
+
+@dataclass(frozen=True)
+class Resize:
+    """One change of a job's size.
+
+    Attributes:
+        from_workers, from_ps: counts before.
+        to_workers, to_ps: counts after.
+        reason: why.
+        step: the step that was saved.
+        cost_s: seconds from the chief's stop to the first step after it.
+    """
+
+    from_workers: int
+    from_ps: int
+    to_workers: int
+    to_ps: int
+    reason: str
+    step: int
+    cost_s: float
+
+
+@dataclass
+class JobResult:
+    """What became of a job; what `dike run --format json` prints.
+
+    Attributes:
+        succeeded: whether the script ran to its end.
+        restarts: how many failures were survived.
+        plan: the last plan followed; None if none was made.
+        addresses: task -> `host:port` of its TensorFlow server in the last attempt.
+        placement: variable -> device it was really found on, as the chief reported.
+        steps, loss: the last progress the chief reported.
+        checkpoint_dir, checkpoint_step: where the checkpoints are, and the newest one's step; None before the first.
+        failure: why it failed; empty if it did not.
+        failed_tail: the end of the failed task's output.
+        last_words: the error in there that the script has ended with; empty if it has not ended by itself.
+        resizes: changes of size, in their order.
+    """
+
+    succeeded: bool = False
+    restarts: int = 0
+    plan: Plan | None = None
+    addresses: dict[str, str] = field(default_factory=dict)
+    placement: dict[str, str] = field(default_factory=dict)
+    steps: int | None = None
+    loss: float | None = None
+    checkpoint_dir: str = ""
+    checkpoint_step: int | None = None
+    failure: str = ""
+    failed_tail: str = ""
+    resizes: list[Resize] = field(default_factory=list)
+    last_words: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as JSON values."""
+        return {
+            "succeeded": self.succeeded,
+            "restarts": self.restarts,
+            "steps": self.steps,
+            "loss": self.loss if self.loss is None or math.isfinite(self.loss) else str(self.loss),
+            "checkpoint_dir": self.checkpoint_dir,
+            "checkpoint_step": self.checkpoint_step,
+            "failure": self.failure,
+            "failed_tail": self.failed_tail,
+            "last_words": self.last_words,
+            "addresses": self.addresses,
+            "placement": self.placement,
+            "resizes": [dataclasses.asdict(resize) for resize in self.resizes],
+            "plan": self.plan.to_json() if self.plan else None,
+        }

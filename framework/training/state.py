@@ -1,0 +1,355 @@
+"""What a training job's state machine knows, and the same as JSON values, so that the next service can go on with it.
+
+What can be learned anew is not written down: steps and losses of a job that runs, offers, speeds. How much of its
+output has been received is kept with the output, and only read here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from dike.exceptions import BadInputError
+from framework.mesos.tasks import TaskState
+from framework.scheduler.job import Outcome
+from framework.scheduler.records import JobState
+from framework.training.spec import JobResult, JobSpec, JobTask, Resize
+from solver import NodeClass, Plan
+
+VERSION: Literal[1] = 1
+_TRANSIENT = ("step", "loss", "samples_per_s", "received", "adopted")
+
+
+class Phase(enum.StrEnum):
+    """Where a job stands."""
+
+    WAITING = "waiting"
+    """Collecting offers."""
+    RUNNING = "running"
+    """All tasks launched."""
+    STOPPING = "stopping"
+    """Ending what still runs, to restart or to finish."""
+    DONE = "done"
+
+
+@dataclass
+class JobRun:
+    """The current attempt, shared by all that start and end tasks of the job.
+
+    Attributes:
+        attempt: how many times the job was started before, at any size.
+        serial: number of the next launch, part of its tasks' ids.
+        plan: what is followed; None before the first plan.
+        tasks: id -> task, those that are not part of the attempt too (`JobTask.member`).
+        cluster: role -> addresses, in the order of the index.
+        used_ports: ports that failed before, to be taken only if there is no other.
+    """
+
+    attempt: int = 0
+    serial: int = 0
+    plan: Plan | None = None
+    tasks: dict[str, JobTask] = field(default_factory=dict)
+    cluster: dict[str, list[str]] = field(default_factory=dict)
+    used_ports: set[int] = field(default_factory=set)
+
+    @property
+    def members(self) -> list[JobTask]:
+        """The tasks of the attempt, in the order of the plan."""
+        return [task for task in self.tasks.values() if task.member]
+
+    def live(self) -> dict[str, str]:
+        """Task -> agent of all that have not ended."""
+        return {task.task_id: task.agent_id for task in self.tasks.values() if not task.state.is_terminal()}
+
+    def stop(self) -> None:
+        """All that has not ended is to end."""
+        for task_id in self.live():
+            self.tasks[task_id].stop_requested = True
+
+    def forget_unlaunched(self, launched: Collection[str]) -> None:
+        """Takes in that of the tasks that have not ended only these were ever launched."""
+        for task_id in self.live().keys() - set(launched):
+            task = self.tasks[task_id]
+            task.state, task.message = TaskState.LOST, "it was never launched, or has ended while no service was there"
+            if not task.member:
+                del self.tasks[task_id]
+
+    def script_has_ended(self, spec: JobSpec) -> bool:
+        """Whether all who run the script have ended well."""
+        return all(task.finished for task in self.members if spec.computes(task.planned))
+
+    def clear(self) -> None:
+        """The attempt is over, and another one will come."""
+        self.attempt += 1
+        for task in self.members:
+            task.member = False
+        self.tasks = {}
+
+    def sort(self) -> None:
+        """Brings the tasks of the attempt into the plan's order, the others behind them."""
+        assert self.plan is not None
+        place = {planned.name: number for number, planned in enumerate(self.plan.tasks)}
+        self.tasks = dict(
+            sorted(self.tasks.items(), key=lambda item: place[item[1].name] if item[1].member else len(place))
+        )
+
+    def add(self, tasks: Iterable[JobTask]) -> None:
+        """Takes tasks in that one launch has started."""
+        self.tasks.update({task.task_id: task for task in tasks})
+        self.serial += 1
+
+
+@dataclass(frozen=True)
+class ElasticState:
+    """What an elastic job has learned that cannot be measured anew.
+
+    Attributes:
+        nodes: the machines that the job was planned for.
+        saved_step: the last checkpoint; None before the first.
+        total_steps: how long the script trains; None as long as it has not said.
+        cost_s: what a change costs, in seconds.
+        is_frozen: whether the script cannot resume, so that the size stays as it is.
+    """
+
+    nodes: tuple[NodeClass, ...]
+    saved_step: int | None
+    total_steps: int | None
+    cost_s: float
+    is_frozen: bool
+
+
+@dataclass
+class TrainingState:
+    """All that a training job's state machine has to know of its past.
+
+    Attributes:
+        run: plan, tasks, how often it was started.
+        result: what has become of it so far.
+        phase: where it stands.
+        comes_back: whether it waits for offers again when it has stopped.
+        cancelled: whether somebody has asked for its end.
+        stepped: whether the attempt has made a step.
+        own_failure: how the attempt before failed, if that may have been the script's own doing.
+        failures: how many there have been since the job last got on.
+        failed_step: which checkpoint was the newest at the last of them; None if there was none.
+        elastic: what an elastic job has learned that cannot be measured anew; None for any other.
+    """
+
+    run: JobRun = field(default_factory=JobRun)
+    result: JobResult = field(default_factory=JobResult)
+    phase: Phase = Phase.WAITING
+    comes_back: bool = False
+    cancelled: bool = False
+    stepped: bool = False
+    own_failure: str = ""
+    failures: int = 0
+    failed_step: int | None = None
+    elastic: ElasticState | None = None
+
+    def may_fail(self, limit: int) -> bool:
+        """Whether one more failure can be survived.
+
+        Args:
+            limit: how many can without a newer checkpoint in between.
+        """
+        return self._failures_in_a_row() < limit
+
+    def count_failure(self) -> None:
+        """Counts one that is survived."""
+        self.failures = self._failures_in_a_row() + 1
+        self.failed_step = self.result.checkpoint_step
+        self.result.restarts += 1
+
+    @property
+    def has_progressed(self) -> bool:
+        """Whether there is a newer checkpoint than at the last failure."""
+        saved = self.result.checkpoint_step
+        return saved is not None and (self.failed_step is None or saved > self.failed_step)
+
+    def _failures_in_a_row(self) -> int:
+        # A job that runs for weeks loses many machines; one that fails by itself does not get on.
+        return 0 if self.has_progressed else self.failures
+
+    def outcome(self) -> Outcome:
+        """How the job ended."""
+        state = JobState.KILLED if self.cancelled else JobState.FAILED
+        if self.result.succeeded:
+            state = JobState.FINISHED
+        return Outcome(state, self.result.failure, self.result.to_json())
+
+
+@dataclass(frozen=True)
+class _StoredResult:
+    succeeded: bool
+    restarts: int
+    steps: int | None
+    loss: float | None
+    addresses: dict[str, str]
+    placement: dict[str, str]
+    failure: str
+    failed_tail: str
+    resizes: list[Resize]
+    last_words: str = ""
+    checkpoint_step: int | None = None
+
+
+@dataclass(frozen=True)
+class _Stored:
+    version: Literal[1]
+    checkpoint_dir: str
+    phase: Phase
+    comes_back: bool
+    cancelled: bool
+    stepped: bool
+    early_failure: str
+    attempt: int
+    serial: int
+    plan: dict[str, Any] | None
+    tasks: list[JobTask]
+    cluster: dict[str, list[str]]
+    used_ports: list[int]
+    result: _StoredResult
+    elastic: ElasticState | None
+    received: dict[str, dict[str, int]] = field(default_factory=dict)
+    failures: int = 0
+    failed_step: int | None = None
+
+
+_STORED = TypeAdapter(_Stored)
+
+
+class StateWriter:
+    """Writes one job's state, many times.
+
+    Args:
+        spec: the job.
+    """
+
+    def __init__(self, spec: JobSpec) -> None:
+        self._spec = spec
+        self._plan: Plan | None = None
+        self._plan_values: dict[str, Any] | None = None
+
+    def write(self, state: TrainingState) -> dict[str, Any]:
+        """The state as JSON values; equal as long as nothing has changed that counts. They are not to be altered."""
+        run = state.run
+        return {
+            "version": VERSION,
+            "checkpoint_dir": self._spec.checkpoint_dir,
+            "phase": str(state.phase),
+            "comes_back": state.comes_back,
+            "cancelled": state.cancelled,
+            "stepped": state.stepped,
+            "early_failure": state.own_failure,
+            "failures": state.failures,
+            "failed_step": state.failed_step,
+            "attempt": run.attempt,
+            "serial": run.serial,
+            "plan": self._written_plan(run.plan),
+            "tasks": [_task_values(task) for task in run.tasks.values()],
+            "cluster": {role: list(addresses) for role, addresses in run.cluster.items()},
+            "used_ports": sorted(run.used_ports),
+            "result": _result_values(state),
+            "elastic": None if state.elastic is None else _elastic_values(state.elastic),
+        }
+
+    def _written_plan(self, plan: Plan | None) -> dict[str, Any] | None:
+        # Plans are large and change seldom.
+        if plan is not self._plan:
+            self._plan = plan
+            self._plan_values = None if plan is None else plan.to_json()
+            if plan is not None and self._plan_values is not None and plan.profile == self._spec.profile:
+                del self._plan_values["profile"]
+        return self._plan_values
+
+
+def read_state(values: Mapping[str, Any], spec: JobSpec) -> TrainingState:
+    """Reads what `StateWriter.write` wrote.
+
+    Args:
+        values: the JSON values, and under `received` how much of each task's output is kept: task -> stream -> bytes.
+        spec: the job.
+
+    Raises:
+        BadInputError: if they are of another version, or malformed.
+    """
+    try:
+        stored = _STORED.validate_python(dict(values))
+        plan = None if stored.plan is None else Plan.from_json({"profile": spec.profile.to_json(), **stored.plan})
+    except (ValidationError, BadInputError) as error:
+        raise BadInputError(
+            f"What the database has of job {spec.job_id} was written by another version of Dike and cannot be read, so "
+            "its tasks are ended; submit it again: it goes on from its checkpoints if it is given the same "
+            f"--checkpoint-dir ({spec.checkpoint_dir})."
+        ) from error
+    run = JobRun(
+        attempt=stored.attempt,
+        serial=stored.serial,
+        plan=plan,
+        tasks={
+            task.task_id: dataclasses.replace(task, adopted=True, received=stored.received.get(task.task_id, {}))
+            for task in stored.tasks
+        },
+        cluster=stored.cluster,
+        used_ports=set(stored.used_ports),
+    )
+    parts = {entry.name: getattr(stored.result, entry.name) for entry in dataclasses.fields(_StoredResult)}
+    result = JobResult(**parts, plan=plan if run.serial else None, checkpoint_dir=spec.checkpoint_dir)
+    return TrainingState(
+        run=run,
+        result=result,
+        phase=stored.phase,
+        comes_back=stored.comes_back,
+        cancelled=stored.cancelled,
+        stepped=stored.stepped,
+        own_failure=stored.early_failure,
+        failures=stored.failures,
+        failed_step=stored.failed_step,
+        elastic=stored.elastic,
+    )
+
+
+def stored_checkpoint_dir(values: Mapping[str, Any] | None) -> str | None:
+    """Where a job that has run keeps its checkpoints; None where no state says so."""
+    found = None if values is None else values.get("checkpoint_dir")
+    return found if isinstance(found, str) else None
+
+
+def _task_values(task: JobTask) -> dict[str, Any]:
+    # By hand: `dataclasses.asdict` takes twenty times as long, and this is called every second for each task.
+    values = {name: value for name, value in vars(task).items() if name not in _TRANSIENT}
+    values["planned"] = dict(vars(task.planned))
+    values["gpu_devices"] = list(task.gpu_devices)
+    values["state"] = str(task.state)
+    values["outcome"] = None if task.outcome is None else dataclasses.asdict(task.outcome)
+    return values
+
+
+def _result_values(state: TrainingState) -> dict[str, Any]:
+    result = state.result
+    # While it runs these change with each report, and the next report brings them back.
+    settled = state.phase is not Phase.RUNNING
+    loss = result.loss if settled and result.loss is not None and math.isfinite(result.loss) else None
+    return {
+        "succeeded": result.succeeded,
+        "restarts": result.restarts,
+        "checkpoint_step": result.checkpoint_step,
+        "steps": result.steps if settled else None,
+        "loss": loss,
+        "addresses": dict(result.addresses),
+        "placement": dict(result.placement),
+        "failure": result.failure,
+        "failed_tail": result.failed_tail,
+        "last_words": result.last_words,
+        "resizes": [dataclasses.asdict(resize) for resize in result.resizes],
+    }
+
+
+def _elastic_values(elastic: ElasticState) -> dict[str, Any]:
+    return {**vars(elastic), "nodes": [dict(vars(node)) for node in elastic.nodes]}

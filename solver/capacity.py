@@ -1,0 +1,58 @@
+"""How many tasks fit on machines, for many machines, tasks and loads at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solver.nodes import NodeKind
+from solver.resources import TaskResources
+
+Ints = NDArray[np.int64]
+
+
+class Machines:
+    """Machines of several kinds as arrays, one row for each kind.
+
+    Attributes:
+        kinds: the kinds.
+        counts: how many machines there are of each.
+        network_bytes_per_s: speed of their network cards, each way.
+    """
+
+    def __init__(self, kinds: Sequence[NodeKind]) -> None:
+        self.kinds = tuple(kinds)
+        self.counts = np.array([kind.count for kind in kinds], dtype=np.int64)
+        self.network_bytes_per_s = np.array([kind.network_bytes_per_s for kind in kinds])
+        self._have = np.array(
+            [(kind.cpu_millis, kind.mem_mb, kind.disk_mb, kind.gpus) for kind in kinds], dtype=np.int64
+        )
+
+    def capacity(self, tasks: Sequence[TaskResources], loads: Sequence[Sequence[TaskResources]] = ((),)) -> Ints:
+        """How many tasks of each size fit on one machine beside each load; as `NodeKind.room_for`.
+
+        Args:
+            tasks: sizes of tasks.
+            loads: what else is on the machine.
+
+        Returns:
+            An array of kinds x tasks x loads; -1 where the load itself does not fit.
+        """
+        taken = np.array([[sum(column) for column in _columns(load)] for load in loads], dtype=np.int64)
+        free = self._have[:, None, :] - taken
+        most = np.empty((len(self.kinds), len(tasks), len(loads)), dtype=np.int64)
+        for index, task in enumerate(tasks):
+            need = np.array(_amounts(task), dtype=np.int64)
+            wanted = need > 0
+            most[:, index] = (free[:, :, wanted] // need[wanted]).min(axis=2)
+        return np.where(free.min(axis=2)[:, None, :] < 0, -1, most)
+
+
+def _columns(load: Sequence[TaskResources]) -> list[tuple[int, ...]]:
+    return list(zip(*(_amounts(task) for task in load), strict=True)) if load else [()] * 4
+
+
+def _amounts(task: TaskResources) -> tuple[int, int, int, int]:
+    return task.cpu_millis, task.mem_mb, task.disk_mb, task.gpus

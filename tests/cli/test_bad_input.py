@@ -1,0 +1,164 @@
+"""Bad input of `dike run`: one sentence on standard error, exit code 2, no traceback, nothing started."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dike import checkpoints
+from dike.profile import Api
+from framework.embedded.agents import AgentSpec
+from framework.embedded.cluster import EmbeddedCluster
+from tests.profiles import made_up_profile
+from tests.running import TIMEOUT_S, dike_command
+
+pytestmark = pytest.mark.integration
+
+Dike = Callable[..., "subprocess.CompletedProcess[str]"]
+
+TRAINS = """
+import dike as tf
+model = tf.keras.Sequential([tf.keras.layers.Input((2,)), tf.keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(tf.zeros((8, 2)), tf.zeros((8, 1)))
+"""
+PROFILE = made_up_profile({"dense/kernel": (2, 1), "dense/bias": (1,)}, api=Api.KERAS, flops=6)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(TRAINS)
+    (tmp_path / "profile.json").write_text(PROFILE.dumps())
+    return path
+
+
+def refused(done: subprocess.CompletedProcess[str], *parts: str) -> None:
+    """Asserts the form of a refusal and what its sentence says."""
+    assert done.returncode == 2, done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("dike: ")
+    assert "dike" not in done.stdout
+    for part in parts:
+        assert part in last
+    assert "framework/" not in done.stderr, "a traceback of ours"
+
+
+def test_a_script_that_is_missing_or_a_folder(dike: Dike, tmp_path: Path) -> None:
+    refused(dike("run", "nothing.py"), "nothing.py")
+    refused(dike("run", tmp_path), str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("shell", "code", "told"),
+    [
+        ("{dike} plan --help > /dev/full", 1, "No space left on device"),
+        ("{dike} --help >&-", 0, ""),
+        ("{dike} tune --help | true; exit ${{PIPESTATUS[0]}}", None, ""),
+        ("DIKE_LOG=/nowhere/log {dike} trials", 2, "DIKE_LOG names /nowhere/log"),
+        ("DIKE_LOG=. {dike} trials", 2, "Is a directory"),
+        ("DIKE_CACHE=train.py {dike} mesos status", 1, "train.py/mesos-cluster.json: Not a directory"),
+        ("mkdir gone && cd gone && rmdir ../gone && {dike} trials", 2, "There is no database of searches"),
+    ],
+)
+def test_what_the_system_refuses_is_one_sentence(
+    script: Path, tmp_path: Path, shell: str, code: int | None, told: str
+) -> None:
+    line = shell.format(dike=shlex.join(dike_command()))
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S)
+    # Who reads no further may be quicker than what is written.
+    assert done.returncode == code if code is not None else done.returncode in (0, 1)
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) == (1 if told else 0)
+
+
+def test_bounds_of_an_elastic_job(dike: Dike, script: Path) -> None:
+    refused(dike("run", "--elastic", "4:1", script), "--elastic 4:1", "MIN <= MAX")
+
+
+def test_an_interval_without_end(dike: Dike, script: Path) -> None:
+    refused(dike("run", "--checkpoint-interval", "inf", script), "--checkpoint-interval inf cannot be")
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(
+    ("content", "parts"),
+    [
+        ("print('hello'\n", ("train.py",)),
+        ("print('hello')\n", ("train.py", "ended without")),
+        (
+            "import tensorflow as tf\nlayers = [tf.keras.layers.Input((2,)), tf.keras.layers.Flatten()]\n"
+            "model = tf.keras.Sequential(layers)\nmodel.compile('sgd', 'mse')\n"
+            "model.fit(tf.zeros((8, 2)), tf.zeros((8, 2)))\n",
+            ("trainable parameters",),
+        ),
+    ],
+    ids=["syntax error", "never trains", "nothing to train"],
+)
+def test_a_script_that_cannot_be_planned(dike: Dike, tmp_path: Path, content: str, parts: tuple[str, ...]) -> None:
+    (tmp_path / "train.py").write_text(content)
+    refused(dike("run", "train.py"), *parts)
+
+
+def test_a_model_in_the_place_of_a_script(dike: Dike) -> None:
+    refused(dike("run", "keras:ResNet50"), "not a training script")
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        (("--master", "127.0.0.1:1", "--connect-timeout", "0.3"), ("127.0.0.1:1", "--master")),
+        (("--master", "a:b:c"), ("--master",)),
+        (("--logs", "some"), ("--logs",)),
+        (("--principal", "ann"), ("--secret-file",)),
+        (("--secret-file", "nothing"), ("--principal",)),
+        (("--principal", "ann", "--secret-file", "nothing"), ("nothing",)),
+        (("--plan", "nothing.json"), ("nothing.json",)),
+        (("--plan", "profile.json"), ("plan",)),
+        (("--resources", "cpus:many"), ("cpus:many",)),
+        (("--resources", "cpus:0.05;mem:64"), ("can never start",)),
+    ],
+)
+def test_options_that_make_no_sense(dike: Dike, script: Path, options: tuple[str, ...], parts: tuple[str, ...]) -> None:
+    refused(dike("run", "--profile", "profile.json", *options, script), *parts)
+
+
+def test_a_misspelt_value_is_explained(dike: Dike, script: Path) -> None:
+    done = dike("run", "--objective", "luck", script)
+    assert done.returncode == 2
+    assert "'luck' is not one of 'throughput', 'traffic'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_checkpoint_folder_of_another_model(dike: Dike, script: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    (folder / "ckpt-1.index").write_bytes(b"")
+    (folder / checkpoints.MARKER).write_text(json.dumps({"fingerprint": "another"}))
+    refused(dike("run", "--profile", "profile.json", "--checkpoint-dir", folder, script), str(folder))
+
+
+@pytest.mark.mesos
+def test_a_wrong_secret(dike: Dike, script: Path, tmp_path: Path) -> None:
+    credentials = tmp_path / "credentials.json"
+    credentials.write_text(json.dumps({"credentials": [{"principal": "ann", "secret": "right"}]}))
+    for secret in ("wrong", "right"):
+        (tmp_path / secret).write_text(f"{secret}\n")
+        (tmp_path / secret).chmod(0o600)
+    (tmp_path / "open").write_text("right\n")
+    (tmp_path / "open").chmod(0o644)
+    opened = dike("run", "--profile", "profile.json", "--principal", "ann", "--secret-file", "open", script)
+    refused(opened, "secret file open; chmod 600 it")
+    agents = [AgentSpec(resources="cpus:4;mem:8192")]
+    with EmbeddedCluster(agents, framework_credentials=credentials) as cluster:
+        cluster.wait_for_agents(60)
+        options = ("--profile", "profile.json", "--plan-only", "--master", cluster.master, "--principal", "ann")
+        refused(dike("run", *options, "--secret-file", "wrong", script), "--secret-file")
+        done = dike("run", *options, "--secret-file", "right", script)
+        assert done.returncode == 0, done.stderr

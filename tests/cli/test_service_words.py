@@ -1,0 +1,174 @@
+"""What the commands of a service say where no service is needed for it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from dike.exceptions import InterruptedByUserError
+from dike.profile import Api
+from framework.cli import main
+from framework.cli.following import last_lines
+from framework.cli.job_tables import last_events
+from framework.project import profiling
+from framework.project.tensorflow_noise import is_noise
+from framework.scheduler.records import OutputChunk
+from framework.service.api.schemas import EventView
+from tests.training.job_stage import profile
+
+PRINTED = ("one\ntwo\nth", "ree\n", "four\nfi", "ve")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the commands are given, with a script."""
+    (tmp_path / "train.py").write_text("print('hello')")
+    (tmp_path / "profile.json").write_text(profile(Api.GRAPH).dumps())
+    monkeypatch.chdir(tmp_path)
+    for name in ("DIKE_MASTER", "DIKE_STATE", "DIKE_STORAGE"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def dike(command: str) -> int:
+    """Gives a command; its exit code."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["dike", *command.split()])
+        try:
+            main()
+        except SystemExit as end:
+            return int(end.code or 0)
+    return 0
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("submit --nope train.py", "There is no option --nope; see dike submit --help."),
+        ("submit --nope=3 train.py", "There is no option --nope; see dike submit --help."),
+        ("run --nope train.py", "There is no option --nope; see dike run --help."),
+        ("submit --env =A train.py", "'=A' is not a value of --env; write NAME=VALUE, or NAME for its value here."),
+        ("submit --env NOT_SET_HERE train.py", "NOT_SET_HERE here, which is not set; write NOT_SET_HERE=VALUE."),
+        ("run --master a:1 --agents 3 train.py", "--agents is for a private Mesos"),
+        ("tune --master a:1 --attributes rack:r1 train.py", "--attributes is for a private Mesos"),
+        ("serve --master a:1 --agents 3 --resources cpus:1", "--agents, --resources is for a private Mesos"),
+        ("serve --listen 127.0.0.1:0 --state sqlite:///none/x.db", "folder none of the database does not exist"),
+        ("submit --name a/b train.py", "'a/b' is no name for a job: it is of up to 200 letters, digits"),
+        ("tune --resume rv --detach --slots 1 train.py", "first asked for; leave out --slots, the script"),
+        ("tune --resume rv --detach --storage sqlite:///x.db", "With --detach the service says where"),
+        (
+            "tune --resume rv --service http://127.0.0.1:1",
+            "--service is for a search that a service runs; add --detach",
+        ),
+        ("tune --token-file t --param lr=1 train.py", "--token-file is for a search that a service runs; add --detach"),
+        ("tune --follow --param lr=1 train.py", "--wait and --follow are for a search that a service runs (--detach)"),
+        (
+            "tune --env =A --param lr=1 train.py",
+            "'=A' is not a value of --env; write NAME=VALUE, or NAME for its value",
+        ),
+        ("tune --resume rv --detach --env A=b", "first asked for; leave out --env"),
+        ("tune --resume rv --detach --volume /data", "first asked for; leave out --volume"),
+        ("tune --image x --master a:1 --param lr=1 train.py", "--image needs --checkpoint-dir"),
+        ("tune --image x --volume /data:ro --master a:1 --param lr=1 train.py", "--image needs --checkpoint-dir"),
+        ("tune --volume /data --param lr=1 train.py", "--volume needs --image"),
+        ("run --volume /data --profile profile.json train.py", "--volume needs --image"),
+        ("submit --volume data train.py", "'data' cannot be mounted in a container"),
+        ("serve --allow-volume /data", "--allow-volume needs --image"),
+        ("serve --image x --master a:1 --allow-volume /data:/mnt", "write FOLDER or FOLDER:ro"),
+        ("serve --image x --master a:1 --allow-volume /a --allow-volume /a/b:ro", "/a/b lies in /a, which jobs can"),
+        ("run --advertise-address here train.py", "--advertise-address needs --master"),
+        ("serve --master a:1 --advertise-address http://x", "'http://x' is not a value of --advertise-address"),
+        ("run --master a:1 --advertise-address [::1] train.py", "write a host name or an IPv4 address"),
+        ("tune --resume rv", "and goes on by dike tune --resume NAME --detach"),
+        ("trials rv", "shown by dike jobs NAME"),
+        ("slices rv", "shown by dike jobs NAME"),
+    ],
+)
+def test_what_is_refused(command: str, said: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert dike(command) == 2
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert last.startswith("dike: ")
+    assert said in last
+    assert "--storage" not in last or "serve" not in command
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--max-restarts 1001", "max_restarts: Input should be less than or equal to 1000"),
+        ("--max-workers 10001", "max_workers: Input should be less than or equal to 10000"),
+        ("--checkpoint-interval 1e10", "checkpoint_interval_s: Input should be less than"),
+        (f"--env X={'x' * 5000}", "environment.X: String should have at most 4096 characters"),
+        ("--env X=\udcff", "environment.X: "),
+        ("--env \udcff=x", "environment."),
+        ("--volume /\udcff", "volumes.0: "),
+        ("--checkpoint-dir /nowhere/\udcff", "checkpoint_dir: "),
+    ],
+)
+def test_what_no_service_takes(options: str, said: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert dike(f"submit {options} --profile profile.json --save saved train.py") == 2
+    assert capfd.readouterr().err.startswith(f"dike: The job cannot be taken: {said}")
+    assert dike("submit --profile profile.json --save saved train.py \udcff") == 2
+    assert capfd.readouterr().err.startswith("dike: The job cannot be taken: arguments.0: ")
+
+
+def test_a_service_named_by_the_environment_is_not_in_the_way(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DIKE_SERVICE", "http://127.0.0.1:1")
+    assert dike("tune --resume rv") == 2
+    assert "There is no database of searches" in capfd.readouterr().err
+
+
+def test_what_is_saved_for_the_page_is_named(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert dike("submit --profile profile.json --env A=b=c --env D= --volume /data:ro --save saved train.py") == 0
+    said = capfd.readouterr().out
+    for name in ("request.json", "bundle.tar.gz"):
+        assert f"wrote saved/{name}" in said
+        assert (folder / "saved" / name).stat().st_size
+    text = (folder / "saved" / "request.json").read_text()
+    assert '"A": "b=c"' in text
+    assert '"D": ""' in text
+    assert '"/data:ro"' in text
+
+
+def test_ctrl_c_while_the_script_is_read(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.setattr(profiling, "profile_of_job", interrupted)
+    assert dike("submit --save saved train.py") == InterruptedByUserError.exit_code
+    said = capfd.readouterr().err.splitlines()
+    assert said == ["dike: reading the model of train.py", "dike: Interrupted; nothing was submitted."]
+
+
+@pytest.mark.parametrize(
+    ("count", "left"), [(0, ""), (1, "five"), (2, "four\nfive"), (3, "three\nfour\nfive"), (9, "".join(PRINTED))]
+)
+def test_the_last_lines_of_an_output(count: int, left: str) -> None:
+    chunks = [OutputChunk(number, "worker:0", "stdout", text) for number, text in enumerate(PRINTED)]
+    assert "".join(chunk.text for chunk in last_lines(chunks, count)) == left
+
+
+def test_the_last_lines_are_whole_and_worth_reading() -> None:
+    noise = "I0000 00:00:1700000000.000000   1 port.cc:153] oneDNN custom operations are on.\n"
+    pieces = [("worker:0", "stdout", "a"), ("worker:1", "stdout", "b\nc"), ("worker:0", "stdout", "a\n")]
+    chunks = [OutputChunk(1, "worker:0", "stderr", f"x\n{noise}"), *(OutputChunk(2, *piece) for piece in pieces)]
+    told = [(chunk.task, chunk.text) for chunk in last_lines(chunks, 4)]
+    assert is_noise(noise.encode())
+    assert told == [("worker:0", "x\n"), ("worker:1", "b\n"), ("worker:0", "aa\n"), ("worker:1", "c")]
+    assert not last_lines([], 3)
+
+
+def test_of_checkpoints_that_follow_one_another_the_newest_is_shown() -> None:
+    kinds = ["planned", "checkpoint", "checkpoint", "task", "checkpoint", "checkpoint", "checkpoint"]
+    events = [EventView(number=number, time_s=0.0, kind=kind, text="") for number, kind in enumerate(kinds)]
+    assert [event.number for event in last_events(events, 20)] == [0, 2, 3, 6]
+    assert [event.number for event in last_events(events, 2)] == [3, 6]

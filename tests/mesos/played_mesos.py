@@ -1,0 +1,88 @@
+"""The master's side of a framework, played: hands out offers, remembers calls."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from framework.mesos.driver import CallRefusedError, MasterUnavailableError
+
+
+def scalar(name: str, value: float) -> dict[str, Any]:
+    return {"name": name, "type": "SCALAR", "scalar": {"value": value}, "role": "*"}
+
+
+class PlayedMesos:
+    """Plays the master: hands out offers, remembers calls."""
+
+    def __init__(self) -> None:
+        self.accepted: list[dict[str, Any]] = []
+        self.declined: list[str] = []
+        self.killed: list[str] = []
+        self.acknowledged: list[dict[str, Any]] = []
+        self.calls: list[str] = []
+        self.reconciled: list[dict[str, str]] = []
+        self.messages: list[tuple[str, str]] = []
+        self.unavailable = False
+        self.refusal = ""
+        self.decline_refusal = ""
+        self._serial = itertools.count()
+
+    def offer(
+        self, agent: int = 0, cpus: float = 2, mem: float = 8192, ports: bool = True, gpus: int = 0
+    ) -> dict[str, Any]:
+        first = 31000 + 100 * agent
+        resources = [scalar("cpus", cpus), scalar("mem", mem), scalar("disk", 10_000)]
+        if gpus:
+            resources.append(scalar("gpus", gpus))
+        if ports:
+            resources.append(
+                {"name": "ports", "type": "RANGES", "ranges": {"range": [{"begin": first, "end": first + 99}]}}
+            )
+        return {
+            "id": {"value": f"O{next(self._serial)}"},
+            "agent_id": {"value": f"S{agent}"},
+            "hostname": f"agent-{agent}",
+            "url": {"address": {"hostname": f"agent-{agent}", "ip": "127.0.0.1", "port": 5051}},
+            "resources": resources,
+        }
+
+    def acceptOffers(self, offer_ids: Any, operations: Any, filters: Any = None) -> None:  # noqa: N802
+        if self.unavailable:
+            raise MasterUnavailableError("gone")
+        if self.refusal:
+            raise CallRefusedError(self.refusal)
+        for operation in operations:
+            self.accepted += operation["launch"]["task_infos"]
+
+    def declineOffer(self, offer_ids: Any, filters: Any = None) -> None:  # noqa: N802
+        assert filters["refuse_seconds"] > 0
+        if self.unavailable:
+            raise MasterUnavailableError("gone")
+        if self.decline_refusal:
+            raise CallRefusedError(self.decline_refusal)
+        self.declined += [offer_id["value"] for offer_id in offer_ids]
+
+    def acknowledgeStatusUpdate(self, status: dict[str, Any]) -> None:  # noqa: N802
+        self.acknowledged.append(status)
+
+    def reviveOffers(self) -> None:  # noqa: N802
+        self.calls.append("revive")
+
+    def suppressOffers(self) -> None:  # noqa: N802
+        self.calls.append("suppress")
+
+    def kill(self, task_id: str, agent_id: str) -> None:
+        self.killed.append(task_id)
+
+    def reconcile(self, tasks: dict[str, str]) -> None:
+        self.reconciled.append(tasks)
+
+    def refuse(self) -> None:
+        """A call that is lost."""
+        raise MasterUnavailableError("gone")
+
+    def sendFrameworkMessage(self, executor_id: Any, agent_id: Any, data: str) -> None:  # noqa: N802
+        if self.unavailable:
+            raise MasterUnavailableError("gone")
+        self.messages.append((executor_id["value"], data))

@@ -1,0 +1,362 @@
+"""Elastic jobs shrink for the job that has a reservation, where it is too little that searches leave."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from executor.elastic_messages import ElasticStatus, WantedProcess
+from executor.messages import LaunchOrder, Report
+from framework.mesos import events
+from framework.mesos.offers import AgentOffer
+from framework.scheduler.feasibility import Fit, FitCache, Nodes
+from framework.scheduler.job import Answer, Decline, JobHandle, Reclaimable
+from framework.scheduler.pending_queue import SOUGHT_S
+from framework.scheduler.preemption import PotentialVictim, Room, select_victims, with_tasks
+from framework.scheduler.records import JobKind, JobRecord, TaskRecord
+from framework.scheduler.reservation import HOLD_S, RECHECK_S, RESERVE_AFTER_S, USELESS_S, Place
+from framework.service.explain import explain
+from framework.service.explanation import Explanation
+from framework.training.controller import TrainingJob
+from framework.training.planning import TrainingSizing
+from framework.training.spec import JobSpec
+from tests.scheduler.played_cluster import STEP_S, PlayedJob, PreemptibleJob, SchedulerStage
+from tests.training.elastic.elastic_stage import ElasticWatcher, PlayedSlot, elastic
+from tests.training.job_stage import spec
+
+
+class ShrinkingJob(PlayedJob):
+    """Can do with one task, and gives others up when a test says so."""
+
+    asked: frozenset[str] = frozenset()
+    leaving: frozenset[str] = frozenset()
+    requests = 0
+
+    def reclaimable(self) -> Reclaimable:
+        left = [task_id for task_id in self.job_handle.tasks if task_id not in self.leaving]
+        return Reclaimable(tuple(reversed(left)), len(left) - 1, self.leaving)
+
+    def reclaim(self, task_ids: frozenset[str], reason: str) -> None:
+        self.requests += task_ids != self.asked
+        self.asked = task_ids
+
+
+def explained(stage: SchedulerStage, job_id: str) -> Explanation:
+    return explain(JobRecord(job_id, JobKind.TRAINING, "", "train.py", {}), stage.scheduler.snapshot)
+
+
+class LeavingSearch(PreemptibleJob):
+    """Holds slots that it can do without."""
+
+    is_gang = False
+
+
+class StubbornJob(PlayedJob):
+    """Never starts, whatever it is offered."""
+
+    def consider(self, agents: Sequence[AgentOffer]) -> Answer:
+        return Decline()
+
+
+def crowded(
+    other: type[PlayedJob] = ShrinkingJob, waiting: type[PlayedJob] = PlayedJob, *, count: int = 1, cpus: float = 2.0
+) -> tuple[SchedulerStage, ShrinkingJob, PlayedJob]:
+    """Two jobs hold an agent each, the user of the first more of it all; a third one has waited for a reservation."""
+    stage = SchedulerStage({"agent-0": 4.0, "agent-1": 4.0}, weight={"rich": 0.5})
+    first = stage.submit("first", 4, 1.0, user="rich", lasts_s=1e6, kind=ShrinkingJob)
+    stage.run(3.0)
+    second = stage.submit("second", 4, 1.0, user="poor", lasts_s=1e6, kind=other)
+    stage.run(3.0)
+    stage.submit("waits", count, cpus, user="late", lasts_s=1e6, kind=waiting)
+    stage.run(RESERVE_AFTER_S + 3)
+    assert isinstance(first, ShrinkingJob)
+    return stage, first, second
+
+
+def leave(stage: SchedulerStage, job: ShrinkingJob) -> None:
+    """The job has done what it was asked for."""
+    for task_id in job.asked & job.job_handle.tasks.keys():
+        stage.update(task_id, "TASK_KILLED")
+
+
+def test_the_user_furthest_above_the_fair_share_makes_way_until_the_other_runs() -> None:
+    stage, first, second = crowded()
+    assert isinstance(second, ShrinkingJob)
+    assert (len(first.asked), second.asked) == (2, frozenset())
+    assert stage.told == [("waits", "job first of rich makes way: it gives up 2 workers")]
+    could_be_freed = explained(stage, "waits").could_be_freed
+    assert could_be_freed[0].endswith("holds 4 cpus, 4096 MiB there. It makes way, and gives up 2 workers.")
+    assert could_be_freed[1].endswith("there.")
+    sentence = explained(stage, "first").sentence
+    assert "makes way for job waits, which has waited long and fits without 2 workers of this one" in sentence
+    assert "makes way" not in explained(stage, "second").sentence
+    # While it saves nobody else is asked, nor it for more.
+    first.leaving = first.asked
+    stage.run(2 * RECHECK_S)
+    assert (first.requests, second.requests) == (1, 0)
+    leave(stage, first)
+    stage.run(3.0)
+    assert "waits" in stage.started_s
+    assert first.asked == frozenset(), "now it may grow again"
+    stage.close()
+
+
+def test_who_waits_no_more_needs_no_room() -> None:
+    stage, first, _ = crowded()
+    stage.scheduler.cancel_job("waits")
+    stage.run(2.0)
+    assert (first.requests, first.asked) == (2, frozenset())
+    stage.close()
+
+
+def test_what_another_job_leaves_meanwhile_need_not_be_given_up() -> None:
+    stage, first, second = crowded()
+    assert first.asked
+    for task_id in list(second.job_handle.tasks)[:2]:
+        stage.update(task_id, "TASK_FINISHED", "S1")
+    stage.run(3.0)
+    assert "waits" in stage.started_s
+    assert (len(first.job_handle.tasks), first.asked) == (4, frozenset())
+    stage.close()
+
+
+@pytest.mark.parametrize(("count", "cpus", "asked"), [(1, 4.0, 0), (2, 3.0, 3)])
+def test_an_elastic_job_shrinks_only_as_far_as_searches_do_not_leave(count: int, cpus: float, asked: int) -> None:
+    stage, first, search = crowded(LeavingSearch, count=count, cpus=cpus)
+    assert "S1" in search.vacated
+    assert len(first.asked) == asked
+    searches = [
+        pending for pending in explained(stage, "waits").could_be_freed if pending.startswith("The search second")
+    ]
+    assert [pending.endswith("It is asked to leave what is kept for this one.") for pending in searches] == [True]
+    leave(stage, first)
+    stage.run(RECHECK_S + 5)
+    assert len(first.asked) == asked, "it is not to grow again yet"
+    for task_id in list(search.job_handle.tasks):
+        stage.update(task_id, "TASK_KILLED", "S1")
+    # What is kept is offered to other frameworks meanwhile.
+    stage.run(HOLD_S + 3)
+    assert "waits" in stage.started_s
+    stage.close()
+
+
+@pytest.mark.slow
+def test_who_could_not_use_what_was_given_up_is_not_given_way_to_again() -> None:
+    stage, first, _ = crowded(PlayedJob, StubbornJob)
+    assert len(first.asked) == 2
+    leave(stage, first)
+    stage.run(3.0)
+    assert stage.scheduler.snapshot.reservation is None
+    assert first.asked == frozenset()
+    stage.submit("again", 2, 1.0, user="again", lasts_s=1e6)
+    stage.run(USELESS_S + RESERVE_AFTER_S + RECHECK_S)
+    assert "again" in stage.started_s
+    assert first.requests == 2
+    stage.close()
+
+
+class SlowToPlace(PlayedJob):
+    """Takes long to say where it would start."""
+
+    plan_s = planned_s = 0.0
+
+    def _fit(self, nodes: Nodes) -> Fit:
+        type(self).planned_s += self.plan_s
+        return super()._fit(nodes)
+
+
+def slowly_placed(monkeypatch: pytest.MonkeyPatch, plan_s: float) -> SchedulerStage:
+    """Two jobs hold an agent each, and another waits for most of both, which is planned on the master's clock."""
+    monkeypatch.setattr(SlowToPlace, "plan_s", plan_s)
+    monkeypatch.setattr(SlowToPlace, "planned_s", 0.0)
+    stage = SchedulerStage({"agent-0": 4.0, "agent-1": 4.0})
+    stage.scheduler._queue._fit_cache = FitCache(lambda: stage.master.now + SlowToPlace.planned_s)
+    for name in ("first", "second"):
+        stage.submit(name, 4, 1.0, user=name, lasts_s=1e6, kind=ShrinkingJob)
+        stage.run(3.0)
+    stage.submit("waits", 2, 3.0, user="late", lasts_s=1e6, kind=SlowToPlace)
+    return stage
+
+
+def test_jobs_make_way_for_one_whose_plans_take_long_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = slowly_placed(monkeypatch, 0.3)
+    stage.run(RESERVE_AFTER_S)
+    reserved = []
+    for _ in range(round(SOUGHT_S / STEP_S)):
+        stage.step()
+        reserved.append(stage.scheduler.snapshot.reservation)
+    assert [kept for kept in reserved if kept is not None and kept.awaits_ends] == []
+    assert sum(len(job.asked) for job in stage.jobs.values() if isinstance(job, ShrinkingJob)) == 6
+    assert SlowToPlace.planned_s > 1.0, "it was not found at once"
+    stage.close()
+
+
+def test_what_is_known_has_to_do_where_plans_take_very_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = slowly_placed(monkeypatch, 10.0)
+    stage.run(RESERVE_AFTER_S + SOUGHT_S / 2)
+    assert stage.scheduler.snapshot.reservation is None
+    deadline_s = stage.master.now + 200.0
+    while stage.scheduler.snapshot.reservation is None and stage.master.now < deadline_s:
+        stage.step()
+    kept = stage.scheduler.snapshot.reservation
+    assert kept is not None
+    assert kept.awaits_ends
+    stage.close()
+
+
+class Played:
+    """Real training jobs at a scheduler, with played slots."""
+
+    def __init__(self) -> None:
+        self.stage = SchedulerStage({"agent-0": 4.0, "agent-1": 4.0})
+        self.watcher = ElasticWatcher()
+        self.slots: dict[str, PlayedSlot] = {}
+        self._heard = self._ended = 0
+
+    def admit(self, job_spec: JobSpec, number: int) -> TrainingJob:
+        def make(handle: JobHandle) -> TrainingJob:
+            handle.sizing = TrainingSizing(job_spec)
+            return TrainingJob(job_spec, self.watcher, lambda: None, lambda: self.stage.master.now)
+
+        job = self.stage.scheduler.admit(job_spec.job_id, job_spec.job_id, number, make).job
+        assert isinstance(job, TrainingJob)
+        return job
+
+    def run(self, seconds: float) -> None:
+        """Time passes; slots do what they are told, tasks that are killed end."""
+        stage = self.stage
+        for _ in range(round(seconds / STEP_S)):
+            stage.step()
+            for info in stage.master.accepted:
+                task_id, order = info["task_id"]["value"], LaunchOrder.decode(info["data"])
+                if order.elastic and task_id not in self.slots:
+                    status = ElasticStatus(task_id, 0, True, order.task.attempt)
+                    self.slots[task_id] = PlayedSlot(order, status, [order.task.attempt])
+            messages, self._heard = stage.master.messages[self._heard :], len(stage.master.messages)
+            for task_id, data in messages:
+                self.slots[task_id].obey(WantedProcess.decode(data))
+                stage.scheduler.handle(events.MessageArrived("S0", task_id, self.slots[task_id].status.encode()))
+            killed, self._ended = stage.master.killed[self._ended :], len(stage.master.killed)
+            for task_id in killed:
+                stage.update(task_id, "TASK_KILLED")
+
+    def report(self, job: TrainingJob, **content: object) -> None:
+        """The job's chief says something."""
+        chief = next(task for task in job.tasks if task.name == "chief:0")
+        report = Report(chief.task_id, content).encode()
+        self.stage.scheduler.handle(events.MessageArrived(chief.agent_id, chief.task_id, report))
+
+
+def test_a_training_job_starts_once_an_elastic_one_has_shrunk_and_that_does_not_grow_before() -> None:
+    played = Played()
+    large = played.admit(dataclasses.replace(elastic(1, 6), job_id="large"), 1)
+    played.run(3.0)
+    before = {task.task_id for task in large.tasks if task.planned.role == "worker"}
+    small = played.admit(spec(job_id="small", max_workers=1), 2)
+    played.report(large, type="progress", step=100, loss=1.0)
+    played.report(large, type="checkpoint", path="p", step=100)
+    played.run(RESERVE_AFTER_S + 10)
+    after = {task.task_id for task in large.tasks if task.planned.role == "worker"}
+    assert len(after) == len(before) - 1
+    assert small.tasks
+    assert [reason for reason in played.watcher.reasons if "job small has waited long" in reason]
+    assert large.result.resizes == []
+    played.report(large, type="resumed", step=100)
+    played.report(large, type="progress", step=101, loss=1.0)
+    assert [(one.to_workers, one.step) for one in large.result.resizes] == [(len(after), 100)]
+    assert len(played.watcher.reasons) == 1
+    assert not played.stage.failed
+    played.stage.close()
+
+
+def potential_victim(job_id: str, share: float, cpus: Mapping[str, float], most: int = 9) -> PotentialVictim:
+    """A job with tasks on agents; names of tasks are agents' names and a letter."""
+    tasks = [
+        TaskRecord(f"{job_id}-{where}", job_id, where[:2], where[:2], "", "worker", "running", {"cpus": amount})
+        for where, amount in cpus.items()
+    ]
+    return PotentialVictim(job_id, share, tasks, most)
+
+
+def needing(count: int, cpus: float) -> Callable[[Room], frozenset[str]]:
+    """A job of so many tasks of so many CPUs each."""
+
+    def fits(room: Room) -> frozenset[str]:
+        places = [agent for agent, free in room.items() for _ in range(int(free["cpus"] // cpus))]
+        return frozenset(places[:count]) if len(places) >= count else frozenset()
+
+    return fits
+
+
+def given_up(place: Place) -> list[str]:
+    return sorted(itertools.chain.from_iterable(place.gives_up.values()))
+
+
+RICH = potential_victim("rich", 0.6, {"S0a": 1.0, "S0b": 1.0, "S1a": 1.0}, most=2)
+FAR = potential_victim("far", 0.9, {"S2a": 1.0})
+POOR = potential_victim("poor", 0.2, {"S0a": 2.0, "S1a": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("jobs", "free", "waits", "asked"),
+    [
+        # The one with the larger share, though the other could do with fewer tasks; and no more than it takes.
+        ([POOR, RICH], {"S0": 0.0, "S1": 0.0}, needing(1, 2.0), ["rich-S0a", "rich-S0b"]),
+        ([POOR, RICH], {"S0": 1.0, "S1": 0.0}, needing(1, 2.0), ["rich-S0a"]),
+        ([RICH], {"S0": 0.0, "S1": 1.0}, needing(1, 2.0), ["rich-S1a"]),
+        # Not more than it can do without, and the other instead if that is too little.
+        ([RICH], {"S0": 0.0, "S1": 0.0}, needing(3, 1.0), []),
+        ([POOR, RICH], {"S0": 0.0, "S1": 0.0}, needing(2, 2.0), ["poor-S0a", "rich-S0a", "rich-S0b"]),
+        # Whose tasks are where they do not help is left alone.
+        ([POOR, FAR], {"S0": 0.0, "S1": 0.0, "S2": 0.0}, needing(1, 2.0), ["poor-S0a"]),
+        ([POOR, RICH], {"S0": 0.0, "S1": 0.0}, needing(1, 9.0), []),
+        ([potential_victim("firm", 0.9, {"S0a": 4.0}, most=0)], {"S0": 0.0}, needing(1, 4.0), []),
+    ],
+)  # fmt: skip
+def test_who_gives_up_what(
+    jobs: Sequence[PotentialVictim],
+    free: Mapping[str, float],
+    waits: Callable[[Room], frozenset[str]],
+    asked: list[str],
+) -> None:
+    place = select_victims(jobs, {agent: {"cpus": cpus} for agent, cpus in free.items()}, waits)
+    assert given_up(place) == asked
+    assert bool(place.agents) is bool(asked)
+    assert {task.rpartition("-")[2][:2] for task in given_up(place)} <= place.agents
+
+
+jobs_strategy = st.lists(
+    st.tuples(
+        st.floats(0.0, 1.0),
+        st.dictionaries(st.sampled_from(["S0a", "S0b", "S1a", "S1b", "S2a"]), st.sampled_from([0.5, 1.0, 2.0])),
+        st.integers(0, 4),
+    ),
+    max_size=3,
+)
+
+
+@given(jobs=jobs_strategy, free=st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=3, max_size=3), data=st.data())
+def test_what_is_given_up_is_enough_and_none_of_it_is_too_much(
+    jobs: list[tuple[float, dict[str, float], int]], free: list[float], data: st.DataObject
+) -> None:
+    able = [potential_victim(f"job{number}", *job) for number, job in enumerate(jobs)]
+    room = {f"S{number}": {"cpus": cpus} for number, cpus in enumerate(free)}
+    fits = needing(data.draw(st.integers(1, 3)), data.draw(st.sampled_from([1.0, 2.0, 3.0])))
+    if fits(room):
+        return
+    place = select_victims(able, room, fits)
+    tasks = {task.task_id: task for job in able for task in job.tasks}
+    asked = [tasks[task_id] for task_id in given_up(place)]
+    if not place.agents:
+        assert not asked
+        assert any(job.most < len(job.tasks) for job in able) or not fits(with_tasks(room, tasks.values()))
+        return
+    assert fits(with_tasks(room, asked)) == place.agents
+    assert all(len(place.gives_up.get(job.job_id, ())) <= job.most for job in able)
+    for task in asked:
+        assert not fits(with_tasks(room, [other for other in asked if other is not task]))

@@ -1,0 +1,436 @@
+"""A search from its first slot to its last trial: what it decides, how runs and slots end, what it does about it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from dike.exceptions import BadInputError
+from executor.trial_messages import RunEnd
+from framework.search.controller import MAX_BARREN
+from framework.search.records import TrialState
+from framework.search.recovery import SearchState, trials_to_resume
+from framework.search.store import Store
+from framework.search.trials import MAX_FAILURES, MAX_LOSSES
+from tests.search.search_stage import QUANTUM_S, SearchStage, fail, node, search_spec, stored
+
+
+@pytest.mark.slow
+def test_a_run_is_written_down_before_its_slot_is_told(begin: Any, storage: str) -> None:
+    stage = begin()
+    send = stage.mesos.sendFrameworkMessage
+    seen = []
+
+    def look(executor_id: Any, agent_id: Any, data: str) -> None:
+        seen.append(stored(storage)[0])
+        send(executor_id, agent_id, data)
+
+    stage.mesos.sendFrameworkMessage = look
+    stage.offer(cpus=1)
+    assert (seen[0].state, seen[0].runs, seen[0].slot) == (TrialState.RUNNING, 1, 0)
+
+
+def test_parameters_become_flags_after_the_common_arguments(begin: Any) -> None:
+    slot = begin().offer(cpus=1)[0]
+    assert slot.wanted.run.arguments == ("--epochs", "2", "--lr", "0.1")
+    assert slot.wanted.run.trial.parameters == {"lr": 0.1}
+    assert slot.wanted.run.trial.resume_from is None
+
+
+def test_a_suspended_trial_goes_on_from_its_checkpoint(begin: Any, storage: str) -> None:
+    stage = begin(trials=2, policy="rr")
+    slot = stage.offer(cpus=1)[0]
+    assert slot.train() == (0, 0)
+    slot.report(5, 2.0)
+    stage.tick(QUANTUM_S + 0.1)
+    assert slot.wanted.run.key == (1, 0)
+    slot.end("suspended", checkpoint="/c/run-0-step-5", step=5, suspend_s=0.2)
+    assert stage.trials[0].state is TrialState.SUSPENDED
+    assert slot.train() == (1, 0)
+    slot.report(4, 1.0)
+    stage.tick(QUANTUM_S + 0.1)
+    assert slot.wanted.run.key == (0, 1)
+    assert slot.wanted.run.trial.resume_from == "/c/run-0-step-5"
+    assert slot.wanted.known_ends == ((0, 0),)
+    record = stored(storage)[0]
+    assert (record.state, record.checkpoint, record.checkpoint_step) == (TrialState.RUNNING, "/c/run-0-step-5", 5)
+    store = Store(storage)
+    store.open_search("s")
+    first = store.load_slices()[0]
+    assert (first.trial, first.outcome, first.suspend_s, first.to_step, first.rss_bytes) == (
+        0,
+        "suspended",
+        0.2,
+        5,
+        1000,
+    )
+    store.close()
+
+
+def test_the_next_run_waits_until_the_slot_is_free(begin: Any) -> None:
+    stage = begin(trials=2, policy="rr")
+    slot = stage.offer(cpus=1)[0]
+    slot.train()
+    slot.report(5, 2.0)
+    stage.tick(QUANTUM_S + 0.1)
+    assert slot.slot.current.record.number == 0
+    assert slot.slot.view().busy
+    stage.tick(5 * QUANTUM_S)
+    assert slot.slot.next.record.number == 1
+    slot.end("suspended", checkpoint="/c/a", step=5)
+    assert slot.slot.current.record.number == 1
+
+
+def test_a_run_that_its_slot_never_heard_of_is_given_out_again(begin: Any) -> None:
+    stage = begin(trials=1)
+    slot = stage.offer(cpus=1)[0]
+    assert slot.wanted.run.key == (0, 0)
+    stage.search.cancel()
+    stage.tick(0.1)
+    # The slot hears only the last wish: hold nothing and leave.
+    slot.say(number=slot.wanted.number)
+    assert stage.trials[0].state is TrialState.WAITING
+    slot.update("TASK_FINISHED")
+    stage.tick(0.1)
+    assert stage.search.done
+
+
+@pytest.mark.slow
+def test_what_the_study_has_not_heard_of_is_told_on_resumption(begin: Any, tmp_path: Path, storage: str) -> None:
+    stage = begin(trials=1)
+    slot = stage.offer(cpus=1)[0]
+    slot.train()
+    slot.report(8, 1.0)
+    # Killed after the record was written and before Optuna was told.
+    record = stage.trials[0]
+    record.state = TrialState.FINISHED
+    stage.store.save_trial(record)
+    resumed = SearchStage(search_spec(tmp_path, trials=1), storage, records=list(stored(storage).values()))
+    assert resumed.tracker.open == []
+    study = optuna.load_study(study_name="s", storage=storage)
+    assert study.trials[0].state is optuna.trial.TrialState.COMPLETE
+
+
+def test_cancel_suspends_everything(begin: Any) -> None:
+    stage = begin(trials=2)
+    slots = stage.offer(cpus=2)
+    for slot in slots:
+        slot.train()
+        slot.report(3, 1.0)
+    stage.search.cancel()
+    stage.tick(0.1)
+    for slot in slots:
+        assert slot.wanted.leave
+        assert slot.wanted.run is None
+        slot.end("suspended", checkpoint="/c/x", step=3)
+        slot.update("TASK_FINISHED")
+    stage.tick(0.1)
+    assert stage.search.done
+    assert {record.state for record in stage.trials.values()} == {TrialState.SUSPENDED}
+
+
+def test_the_timeout_ends_the_search(begin: Any) -> None:
+    stage = begin(trials=1, timeout_s=50.0)
+    slot = stage.offer(cpus=1)[0]
+    slot.train()
+    stage.tick(51)
+    assert slot.wanted.leave
+    assert "--timeout" in stage.search.result.failure
+
+
+def test_waiting_in_a_queue_does_not_count(begin: Any) -> None:
+    stage = begin(trials=1, timeout_s=50.0, patient=True)
+    alike = stage.search.demand_key
+    stage.tick(60)
+    slot = stage.offer(cpus=1)[0]
+    slot.train()
+    stage.tick(40)
+    assert not slot.wanted.leave
+    assert SearchState.from_json(stage.search.to_state()).first_slot_s == pytest.approx(1e9 + stage.now - 40, abs=0.5)
+    # It may have to wait again, for another slot; its time is up whether or not others like it are looked after.
+    assert stage.search.demand_key != alike
+    slot.update("TASK_LOST")
+    stage.tick(11)
+    assert "--timeout" in stage.search.result.failure
+
+
+def test_an_interrupted_search_goes_on(begin: Any, tmp_path: Path, storage: str) -> None:
+    stage = begin(trials=3)
+    first, second = stage.offer(cpus=2)
+    for slot in (first, second):
+        slot.train()
+        slot.report(8, 1.0)
+    first.end("finished")
+    second.say(checkpoint="/c/run-0-step-6", checkpoint_step=6)
+    stage.tick(2)
+    # The process is killed here: nothing more is written.
+    asked = {number: {"lr": round(0.1 * (number + 1), 1)} for number in range(3)}
+    records = trials_to_resume(list(stored(storage).values()), asked)
+    assert [record.state for record in records] == [TrialState.FINISHED, TrialState.SUSPENDED, TrialState.WAITING]
+    resumed = SearchStage(search_spec(tmp_path, trials=3), storage, records=records)
+    slot = resumed.offer(cpus=1)[0]
+    assert slot.wanted.run.key == (1, 1)
+    assert slot.wanted.run.trial.resume_from == "/c/run-0-step-6"
+    assert set(resumed.trials) == {0, 1, 2}
+    assert [reading.step for reading in resumed.trials[1].readings] == [8]
+    slot.train()
+    slot.report(7, 9.0)
+    slot.report(9, 0.5)
+    # What is trained again is not counted again.
+    assert [reading.step for reading in resumed.trials[1].readings] == [8, 9]
+
+
+def test_the_last_words_of_a_slot_are_heard(begin: Any) -> None:
+    stage = begin(trials=1)
+    slot = stage.offer(cpus=1)[0]
+    slot.train()
+    slot.report(9, 0.5)
+    end = RunEnd(0, 0, "finished", last={"step": 9, "train_s": 9.0, "value": 0.5})
+    last = dataclasses.replace(slot.status, run=None, ends=(end,))
+    slot.update("TASK_FINISHED", data=last.encode())
+    assert stage.trials[0].state is TrialState.FINISHED
+
+
+@pytest.mark.slow
+def test_an_end_that_is_repeated_counts_once(begin: Any) -> None:
+    stage = begin(trials=2)
+    slot = stage.offer(cpus=1)[0]
+    slot.train()
+    slot.report(1, 1.0)
+    slot.end("failed", message="boom")
+    for _ in range(3):
+        slot.say()
+    assert stage.trials[0].failures == 1
+
+
+def test_failures_cost_first_the_executor_then_the_agent_then_the_trial(begin: Any) -> None:
+    stage = begin(nodes=[node("agent-0"), node("agent-1")], trials=1, blacklist_s=100.0)
+    slot = stage.offer(cpus=1)[0]
+    fail(stage, slot)
+    assert slot.wanted.leave
+    slot.update("TASK_FINISHED")
+    slot = stage.offer(cpus=1)[0]
+    fail(stage, slot)
+    slot.update("TASK_FINISHED")
+    assert any("agent-0 is left out for 100 s" in note for note in stage.watcher.notes)
+    assert stage.offer(cpus=1) == []
+    slot = stage.offer(cpus=1, first=1)[0]
+    fail(stage, slot)
+    assert stage.trials[0].state is TrialState.FAILED
+    assert stage.trials[0].failures == MAX_FAILURES
+    assert "Traceback" in stage.trials[0].error
+    slot.update("TASK_FINISHED")
+    stage.tick(0.1)
+    assert stage.search.done
+
+
+def traceback(error: str) -> str:
+    return f'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\n{error}\n'
+
+
+@pytest.mark.parametrize("error", ["TypeError: no", "NameError: no"])
+def test_a_mistake_before_the_first_step_is_not_tried_again(begin: Any, error: str) -> None:
+    stage = begin(nodes=[node("agent-0"), node("agent-1")], trials=1)
+    slot = stage.offer(cpus=1)[0]
+    slot.train()
+    slot.end("failed", exit_code=1, message=error, tail=traceback(error))
+    assert (stage.trials[0].state, stage.trials[0].runs) == (TrialState.FAILED, 1)
+    assert error in stage.trials[0].error
+    assert any("given up: it would fail in the same way again" in note for note in stage.watcher.notes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("agents", "errors", "is_over"),
+    [
+        ((0, 1), ("ValueError: no", "ValueError: no"), True),
+        ((0, 0), ("ValueError: no", "ValueError: no"), False),
+        ((0, 1), ("ValueError: no", "ValueError: not now"), False),
+        ((0, 1), ("ConnectionResetError: no", "ConnectionResetError: no"), False),
+    ],
+)
+def test_the_same_error_on_another_agent_is_not_tried_again(
+    begin: Any, agents: tuple[int, int], errors: tuple[str, str], is_over: bool
+) -> None:
+    stage = begin(nodes=[node("agent-0"), node("agent-1")], trials=1)
+    for agent, error in zip(agents, errors, strict=True):
+        slot = stage.offer(cpus=1, first=agent)[0]
+        slot.train()
+        slot.report(1, 1.0)
+        slot.end("failed", exit_code=1, message=error, tail=traceback(error))
+        slot.update("TASK_FINISHED")
+    assert (stage.trials[0].state is TrialState.FAILED) == is_over
+
+
+@pytest.mark.parametrize("step", [10, 20])
+def test_where_there_is_no_other_agent_the_second_time_is_enough_without_a_newer_checkpoint(
+    begin: Any, step: int
+) -> None:
+    stage = begin(nodes=[node("agent-0")], trials=1)
+    for saved in (10, step):
+        slot = stage.offer(cpus=1)[0]
+        slot.train()
+        slot.report(saved, 1.0)
+        more = {"checkpoint": f"/c/{saved}", "step": saved}
+        slot.end("failed", exit_code=1, message="ValueError: no", tail=traceback("ValueError: no"), **more)
+        slot.update("TASK_FINISHED")
+    assert (stage.trials[0].state is TrialState.FAILED) == (step == 10)
+
+
+def test_a_trial_that_is_given_up_costs_no_further_agent(begin: Any) -> None:
+    stage = begin(nodes=[node("agent-0"), node("agent-1")], trials=1)
+    for first in (0, 0, 1):
+        slot = stage.offer(cpus=1, first=first)[0]
+        fail(stage, slot)
+        slot.update("TASK_FINISHED")
+    assert stage.trials[0].state is TrialState.FAILED
+    assert not any("agent-1 is left out" in note for note in stage.watcher.notes)
+
+
+def test_a_trial_that_never_gets_to_a_checkpoint_is_left_to_run(begin: Any) -> None:
+    stage = begin(trials=2, policy="rr")
+    slot = stage.offer(cpus=1)[0]
+    slot.train()
+    slot.report(1, 2.0)
+    stage.tick(QUANTUM_S + 0.1)
+    slot.end("stopped", exit_code=-9)
+    slot.train()
+    slot.report(1, 2.0)
+    stage.tick(QUANTUM_S + 0.1)
+    slot.end("suspended", checkpoint="/c/run-0-step-1", step=1)
+    assert slot.train() == (0, 1)
+    slot.report(1, 2.0)
+    for _ in range(5):
+        stage.tick(QUANTUM_S + 0.1)
+    assert slot.wanted.run.key == (0, 1)
+    assert not slot.slot.suspending
+
+
+@pytest.mark.slow
+def test_failures_after_new_checkpoints_do_not_add_up(begin: Any) -> None:
+    stage = begin(nodes=[node("agent-0")], trials=1)
+    for attempt in range(2 * MAX_FAILURES):
+        slot = stage.offer(cpus=1)[0]
+        fail(stage, slot, checkpoint=f"/c/{attempt}", step=10 * (attempt + 1))
+        slot.update("TASK_FINISHED")
+    assert stage.trials[0].failures == 1
+    assert stage.trials[0].state is TrialState.SUSPENDED
+
+
+def test_on_failure_abort_ends_the_search(begin: Any) -> None:
+    stage = begin(nodes=[node("agent-0")], trials=2, max_slots=1, on_failure="abort")
+    for _ in range(MAX_FAILURES):
+        slot = stage.offer(cpus=1)[0]
+        assert slot.wanted.run.trial.number == 0
+        fail(stage, slot)
+        slot.update("TASK_FINISHED")
+    stage.tick(0.1)
+    assert stage.search.done
+    assert "trial 0 failed: ValueError: no" in stage.search.result.failure
+    assert not stage.search.result.complete
+
+
+@pytest.mark.slow
+def test_a_trial_goes_on_elsewhere_when_its_slot_is_lost(begin: Any, storage: str) -> None:
+    stage = begin(trials=1)
+    slot = stage.offer(cpus=1)[0]
+    slot.train()
+    slot.say(checkpoint="/c/run-0-step-7", checkpoint_step=7)
+    slot.update("TASK_LOST", source="SOURCE_MASTER", reason="REASON_AGENT_REMOVED", message="gone")
+    assert stored(storage)[0].state is TrialState.SUSPENDED
+    again = stage.offer(cpus=1, first=1)[0]
+    assert again.slot.id == 1
+    assert again.wanted.run.key == (0, 1)
+    assert again.wanted.run.trial.resume_from == "/c/run-0-step-7"
+    # What comes late from the lost slot changes nothing.
+    slot.say()
+    assert stage.trials[0].state is TrialState.RUNNING
+
+
+def test_a_trial_that_takes_its_slots_down_is_given_up(begin: Any) -> None:
+    stage = begin(trials=1)
+    for attempt in range(MAX_LOSSES):
+        slot = stage.offer(cpus=1, first=attempt)[0]
+        slot.train()
+        slot.update("TASK_FAILED", message="executor terminated")
+    assert stage.trials[0].state is TrialState.FAILED
+
+
+def test_such_a_trial_ends_a_search_that_is_to_end_with_the_first_failure(begin: Any) -> None:
+    stage = begin(trials=2, max_slots=1, on_failure="abort")
+    for attempt in range(MAX_LOSSES):
+        slot = stage.offer(cpus=1, first=attempt)[0]
+        slot.train()
+        slot.update("TASK_FAILED", message="executor terminated")
+    stage.tick(0.1)
+    assert stage.search.done
+    assert "trial 0 failed: " in stage.search.result.failure
+    assert "executor terminated" in stage.search.result.failure
+
+
+def test_a_trial_that_gets_on_between_its_losses_is_not_given_up(begin: Any) -> None:
+    stage = begin(trials=1)
+    for attempt in range(MAX_LOSSES + 1):
+        slot = stage.offer(cpus=1, first=attempt)[0]
+        slot.train()
+        slot.say(checkpoint=f"/c/run-{attempt}-step-7", checkpoint_step=7 * (attempt + 1))
+        slot.update("TASK_FAILED", message="executor terminated")
+    assert stage.trials[0].state is TrialState.SUSPENDED
+
+
+def test_slots_that_never_train_anything_end_the_search(begin: Any) -> None:
+    stage = begin(trials=1)
+    for attempt in range(MAX_BARREN):
+        slot = stage.offer(cpus=1, first=attempt)[0]
+        slot.update("TASK_FAILED", message="the zygote cannot start")
+    stage.tick(0.1)
+    assert stage.search.done
+    assert "the zygote cannot start" in stage.search.result.failure
+
+
+def test_arguments_that_the_script_refuses_end_the_search(begin: Any) -> None:
+    stage = begin()
+    slot = stage.offer(cpus=1)[0]
+    run = slot.wanted.run
+    slot.say(number=slot.wanted.number, run=run.key)
+    with pytest.raises(BadInputError, match="unrecognized arguments"):
+        slot.end("bad_input", message="train.py: error: unrecognized arguments: --lr 0.1", tail="usage: train.py")
+    assert stage.watcher.outputs == ["usage: train.py"]
+
+
+def test_arguments_that_one_trial_refuses_fail_that_trial(begin: Any) -> None:
+    stage = begin(trials=2)
+    first, second = stage.offer(cpus=2)
+    first.train()
+    first.report(1, 1.0)
+    second.say(number=second.wanted.number, run=second.wanted.run.key)
+    second.end("bad_input", message="invalid choice", tail="usage: train.py")
+    assert stage.trials[1].state is TrialState.FAILED
+    assert not stage.search.done
+
+
+def test_a_trial_moves_to_a_faster_slot_that_becomes_free(tmp_path: Path, storage: str) -> None:
+    stage = SearchStage(search_spec(tmp_path, trials=2, policy="hermes2"), storage)
+    (fast,) = stage.offer(cpus=1, slot_kind="fast")
+    (slow,) = stage.offer(cpus=1, first=1, slot_kind="slow")
+    first, second = fast.train(), slow.train()
+    for slot, steps in ((fast, 1000), (slow, 10)):
+        slot.report(0, 1.0, train_s=0.0)
+        slot.report(steps, 0.5, train_s=10.0)
+    stage.tick(QUANTUM_S + 1)
+    fast.end("finished")
+    stage.tick(1)
+    assert stage.trials[first[0]].state is TrialState.FINISHED
+    assert slow.wanted.run is None, "its trial is to leave the slow slot"
+    assert not slow.wanted.leave
+    assert not fast.wanted.leave, "it waits for that trial"
+    slow.end("suspended", checkpoint="/c/a", step=10)
+    assert fast.train() == (second[0], second[1] + 1)
+    assert slow.wanted.leave, "nobody needs the slow slot any more"
+    fast.end("finished")
+    stage.tick(1)
+    assert stage.trials[second[0]].state is TrialState.FINISHED

@@ -1,0 +1,223 @@
+"""The value of a trial, however its losses are reported and cut; its readings, in bounded memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dike.reporting import PROGRESS_INTERVAL_S
+from dike.trial.runtime import LAST_LOSSES, LastLosses, TrialRuntime
+from dike.trial.spec import TrialSpec
+from executor.trial_reports import RunReports
+from framework.policies.trials.interface import PolicySettings, Reading, TrialView
+from framework.policies.trials.losses import LossHistory
+from framework.policies.trials.new_readings import NewReadings
+from framework.policies.trials.progress import LIMIT as LOWEST
+from framework.policies.trials.progress import Progress
+from framework.search.objective import MAX_REPORTS, Objective, thin
+from framework.search.records import TrialRecord, TrialState
+
+Way = Literal["report", "session", "fit"]
+EPOCH = 7
+"""Steps of an epoch of a `fit`."""
+
+LOSSES = st.lists(st.one_of(st.floats(-1e3, 1e3), st.sampled_from([1e308, math.inf, math.nan])), min_size=1)
+MANY_LOSSES = st.integers(1, 2 * LAST_LOSSES).map(lambda count: [1000.0 / (100 + step) for step in range(count)])
+
+
+class Trial:
+    """A trial, from its steps to its record.
+
+    Args:
+        way: how its script trains.
+    """
+
+    def __init__(self, way: Way) -> None:
+        self.record = TrialRecord(0, {})
+        self._objective = Objective("loss", "min")
+        self._way = way
+        self._now_s = 0.0
+        self._saved = json.dumps(LastLosses().state())
+
+    def run(self, before: int, losses: Sequence[float], pauses: Callable[[], bool], size: int) -> None:
+        """One run of it, from a checkpoint to the next.
+
+        Args:
+            before: steps done before.
+            losses: of its steps.
+            pauses: whether the time for a report has come, asked at each step.
+            size: how many bytes are read, and how many reports sent, at a time.
+        """
+        with tempfile.TemporaryFile() as lines:
+            spec = TrialSpec("s", 0, 0, {}, "/none", metric="loss", report_fd=lines.fileno())
+            runtime = TrialRuntime(spec, lambda: self._now_s)
+            newest = LastLosses(**json.loads(self._saved))
+            for step, loss in enumerate(losses, before + 1):
+                self._now_s += PROGRESS_INTERVAL_S if pauses() else 0.0
+                newest.add(loss)
+                value = {"report": loss, "session": newest.value, "fit": None}[self._way]
+                runtime.progress(step, loss, value=value)
+                if self._way == "fit" and step % EPOCH == 0:
+                    runtime.progress(step, metrics={"loss": loss}, value=loss)
+            runtime.flush_progress()
+            runtime._reporter.close()
+            self._saved = json.dumps(newest.state())
+            lines.seek(0)
+            reports = RunReports(spec)
+            while data := lines.read(size):
+                reports.feed(data)
+        while taken := reports.losses.take(size)[1]:
+            for report in taken:
+                self._objective.take(self.record, report)
+
+
+def value_of(way: Way, losses: Sequence[float]) -> float | None:
+    """Of a trial that is never interrupted and reports seldom."""
+    trial = Trial(way)
+    trial.run(0, losses, lambda: False, 1 << 20)
+    return trial.record.value
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["report", "session", "fit"])
+@given(data=st.data(), losses=st.one_of(LOSSES, MANY_LOSSES))
+def test_any_cutting_of_the_same_losses_has_the_same_value(way: Way, data: st.DataObject, losses: list[float]) -> None:
+    suspended = sorted(data.draw(st.sets(st.integers(1, len(losses)), max_size=4)))
+    chance = data.draw(st.randoms(use_true_random=False))
+    often, size = data.draw(st.sampled_from([0.01, 0.3, 1.0])), data.draw(st.integers(1, 200))
+    trial = Trial(way)
+    for begin, end in itertools.pairwise([0, *suspended, len(losses)]):
+        trial.run(begin, losses[begin:end], lambda: chance.random() < often, size)
+    assert repr(trial.record.value) == repr(value_of(way, losses))
+    assert repr(trial.record.loss) == repr(losses[-1])
+
+
+def test_the_value_is_the_loss_that_a_script_reports_last() -> None:
+    assert value_of("report", [3.0, 1.0, 2.0]) == 2.0
+
+
+@pytest.mark.parametrize(("count", "length"), [(1, 1), (10, 1), (11, 2), (250, 25), (5000, LAST_LOSSES)])
+def test_a_session_has_the_mean_of_its_last_tenth_and_of_a_hundred_losses_at_most(count: int, length: int) -> None:
+    losses = [1000.0 / (100 + step) for step in range(count)]
+    assert value_of("session", losses) == math.fsum(losses[-length:]) / length
+
+
+def test_a_fit_has_the_result_of_its_last_epoch_and_the_newest_loss_before_its_first() -> None:
+    losses = [float(step) for step in range(20)]
+    assert value_of("fit", losses[: EPOCH - 1]) == losses[EPOCH - 2]
+    assert value_of("fit", losses) == losses[2 * EPOCH - 1]
+
+
+def test_losses_whose_sum_is_too_large_have_a_mean() -> None:
+    assert value_of("session", [1e308] * 40) == pytest.approx(1e308)
+
+
+MANY = 5 * MAX_REPORTS
+
+
+def loss_at(step: int) -> float:
+    return 1000.0 / (100 + step)
+
+
+def reading(step: int) -> Reading:
+    return reading_of(step, loss_at(step))
+
+
+def reading_of(step: int, loss: float) -> Reading:
+    return Reading(step / 2, step, loss, loss, loss)
+
+
+@pytest.fixture(scope="module")
+def long_trained() -> TrialRecord:
+    record, objective = TrialRecord(0, {}, slices=[0]), Objective("loss", "min")
+    for step in range(1, MANY + 1):
+        if step == MANY // 2:
+            record.slices.append(len(record.readings))
+        objective.take(record, dataclasses.asdict(reading(step)))
+        assert len(record.readings) <= MAX_REPORTS
+    return record
+
+
+def test_readings_stay_few_and_stand_for_all_losses(long_trained: TrialRecord) -> None:
+    readings = long_trained.readings
+    assert len(readings) > MAX_REPORTS / 4
+    assert sum(one.count for one in readings) == MANY
+    assert math.isclose(sum(one.loss * one.count for one in readings), sum(map(loss_at, range(1, MANY + 1))))
+    assert (readings[0].high, readings[-1]) == (loss_at(1), reading(MANY))
+    assert all(first.step < second.step for first, second in itertools.pairwise(readings))
+    assert max(one.count for one in readings) <= 2 * MANY / (MAX_REPORTS / 2)
+
+
+def test_its_slices_begin_where_they_began(long_trained: TrialRecord) -> None:
+    first, second = long_trained.slices
+    assert first == 0
+    assert long_trained.readings[second].step == pytest.approx(MANY // 2, abs=2 * MANY / MAX_REPORTS)
+
+
+def test_a_loss_that_is_no_number_is_not_merged_away() -> None:
+    record = TrialRecord(0, {})
+    for step in range(1, MAX_REPORTS + 2):
+        record.readings.append(reading_of(step, math.nan if step == 10 else 1.0))
+    thin(record)
+    (lost,) = [reading for reading in record.readings if math.isnan(reading.loss)]
+    assert math.isnan(lost.low)
+    assert math.isnan(lost.high)
+    assert lost.step - lost.count < 10 <= lost.step
+
+
+def test_policies_look_at_each_reading_once() -> None:
+    """Whether they look after each report, or seldom."""
+    record = TrialRecord(0, {}, slices=[0])
+    often, seldom, seen = NewReadings(), NewReadings(), [0, 0]
+    for step in range(1, MANY + 1):
+        record.readings.append(reading(step))
+        thin(record)
+        seen[0] += len(often.places(record.readings))
+        if step % 700 == 0:
+            seen[1] += sum(record.readings[place].count for place in seldom.places(record.readings))
+    assert seen[0] == MANY
+    # A reading that was merged with newer ones is looked at with these, a second time.
+    assert seen[1] == pytest.approx(MANY - MANY % 700, abs=2 * MANY / MAX_REPORTS * MANY / 700)
+
+
+def test_what_policies_compare_trials_by_is_not_disturbed() -> None:
+    record = TrialRecord(0, {}, slices=[0])
+    thinned, whole = LossHistory(PolicySettings()), LossHistory(PolicySettings())
+    all_readings: list[Reading] = []
+    for step in range(1, MAX_REPORTS + 500):
+        record.readings.append(reading(step))
+        thin(record)
+        all_readings.append(reading(step))
+        thinned.update(TrialView(0, 0.0, record.readings, record.slices))
+        whole.update(TrialView(0, 0.0, all_readings, [0]))
+    assert len(record.readings) < len(all_readings)
+    assert thinned.score == whole.score
+
+
+def test_a_fall_is_measured_with_few_losses() -> None:
+    progress = Progress()
+    readings = [reading(step) for step in range(1, 3 * LOWEST)]
+    progress.update(TrialView(0, 0.0, readings, [0]))
+    assert len(progress._losses) <= LOWEST
+    half = loss_at(3 * LOWEST // 2)
+    assert progress.recent_fall() == pytest.approx(half - loss_at(3 * LOWEST - 1), rel=0.01)
+
+
+def test_what_has_ended_needs_no_readings(begin: Any) -> None:
+    stage = begin(trials=1)
+    slot = stage.offer(cpus=1)[0]
+    slot.train()
+    slot.report(5, 2.0)
+    assert len(stage.trials[0].readings) == 1
+    slot.end("finished")
+    trial = stage.trials[0]
+    assert (trial.state, trial.value, trial.readings) == (TrialState.FINISHED, 2.0, [])

@@ -1,0 +1,41 @@
+"""A search goes on in the next service when one is killed: nothing runs twice, and no report is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from framework.policies.trials.interface import PolicySettings
+from framework.search.records import TrialState
+from tests.search.recovery_stage import STEPS, World, loss_of
+from tests.search.search_stage import search_spec
+
+TRIALS = 4
+MOST_LIVES = 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("seed", "policy"), list(enumerate(["rr", "dike", "hermes", "hermes2"])))
+def test_a_search_survives_any_number_of_deaths(tmp_path: Path, seed: int, policy: str) -> None:
+    spec = search_spec(tmp_path, trials=TRIALS, policy=policy, max_slots=2, settings=PolicySettings(quantum_s=3.0))
+    world = World(tmp_path, spec, seed)
+    while not world.search.done:
+        if world.fatal_call is None and world.random.random() < 0.5:
+            world.fatal_call = world.random.randint(1, 12)
+        if world.lives > MOST_LIVES:
+            world.fatal_call = None
+        world.step()
+        assert world.now < 5000, "it never ends"
+    assert world.lives > 5
+    assert {record.state for record in world.store.load_trials()} == {TrialState.FINISHED}
+    # Every step of every trial once, whoever was there to hear of it.
+    losses = world.store.load_losses()
+    for trial in range(TRIALS):
+        told = {report["step"]: report["loss"] for report in losses[trial]}
+        assert told == {step: loss_of(trial, step) for step in range(1, STEPS + 1)}
+        assert len(losses[trial]) == STEPS
+    assert not world.slots
+    slices = world.store.load_slices()
+    assert {(piece.trial, piece.run) for piece in slices} == set(world.began)
+    assert all(piece.end_s is not None and piece.outcome in ("suspended", "finished") for piece in slices)

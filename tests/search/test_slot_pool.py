@@ -1,0 +1,388 @@
+"""The slots of a search: launched, told what to hold, drained, given back to others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dike.exceptions import InfeasibleError
+from executor.slot_order import SlotOrder
+from framework.mesos import events
+from framework.mesos.driver import CallRefusedError, MasterUnavailableError
+from framework.mesos.offers import NO_OFFER_S
+from framework.scheduler.agents import no_agent_meets
+from framework.scheduler.job import Need, Preemptible
+from framework.scheduler.reconciler import ASK_AGAIN_S
+from framework.scheduler.records import JobState
+from framework.search.records import TrialState
+from framework.search.slot_pool import SILENCE_S
+from framework.search.slots import CONFIRM_S, REPEAT_S
+from solver import NodeClass
+from tests.search.search_stage import QUANTUM_S, PlayedSlot, fail, node, stored
+
+
+def test_as_many_slots_as_there_are_trials_or_room(begin: Any) -> None:
+    stage = begin(trials=3)
+    assert len(stage.offer(agents=2, cpus=2)) == 3
+    assert {info["executor"]["executor_id"]["value"] for info in stage.mesos.accepted} == {
+        "s.slot-0",
+        "s.slot-1",
+        "s.slot-2",
+    }
+    order = SlotOrder.decode(stage.mesos.accepted[0]["data"])
+    assert (order.script, order.preload, order.gpu_devices) == ("train.py", ("tensorflow",), ())
+    assert stage.mesos.calls[-1] == "suppress"
+
+
+def test_max_slots_bounds_them(begin: Any) -> None:
+    stage = begin(trials=4, max_slots=1)
+    assert len(stage.offer(agents=2)) == 1
+
+
+def test_a_slot_is_a_gpu_where_there_are_any_with_its_share_of_the_cpus(begin: Any) -> None:
+    stage = begin(nodes=[node("agent-0", 8, 2)], trials=4)
+    slots = stage.offer(cpus=8, gpus=2)
+    assert len(slots) == 2
+    for info, slot in zip(stage.mesos.accepted, slots, strict=True):
+        pieces = info["resources"] + info["executor"]["resources"]
+        amounts = {name: sum(p["scalar"]["value"] for p in pieces if p["name"] == name) for name in ("cpus", "gpus")}
+        assert amounts == {"cpus": pytest.approx(4), "gpus": 1}
+        # This Mesos isolates GPUs by itself: the slot uses whatever it sees.
+        assert SlotOrder.decode(info["data"]).gpu_devices is None
+        assert slot.slot.gpu_devices
+
+
+def test_whether_a_slot_has_a_gpu_is_not_decided_before_there_are_agents(begin: Any) -> None:
+    agents: list[NodeClass] = []
+    stage = begin(nodes=lambda: list(agents), patient=True)
+    stage.tick(NO_OFFER_S)
+    assert stage.watcher.waits == ["No agent is registered with the Mesos master."]
+    agents.append(node("agent-0", cpus=8, gpus=2))
+    assert all(played.slot.gpu_devices for played in stage.offer(cpus=8, gpus=2))
+
+
+def test_a_slot_that_fits_no_agent_is_refused(begin: Any) -> None:
+    stage = begin(nodes=[node("agent-0", 0.5)])
+    with pytest.raises(InfeasibleError, match="--slot-cpus"):
+        stage.offer(cpus=0.5)
+
+
+def test_a_lost_message_is_repeated_until_the_slot_has_answered(begin: Any) -> None:
+    stage = begin()
+    slot = stage.offer(cpus=1)[0]
+    stage.mesos.messages.clear()
+    stage.tick(REPEAT_S / 2)
+    assert not stage.mesos.messages
+    stage.tick(REPEAT_S)
+    assert slot.wanted.run is not None
+    slot.train()
+    stage.mesos.messages.clear()
+    stage.tick(2 * REPEAT_S)
+    assert not stage.mesos.messages
+
+
+@pytest.mark.slow
+def test_finished_trials_leave_and_idle_slots_end_at_once(begin: Any, storage: str) -> None:
+    stage = begin(trials=2)
+    first, second = stage.offer(cpus=2)
+    for slot in (first, second):
+        slot.train()
+        slot.report(10, 0.5)
+    first.end("finished", last={"step": 10, "train_s": 10.0, "value": 0.25})
+    assert first.wanted.leave
+    assert not second.wanted.leave
+    first.update("TASK_FINISHED")
+    assert not stage.search.done
+    second.end("finished")
+    second.update("TASK_FINISHED")
+    stage.tick(0.1)
+    assert stage.search.done
+    assert stage.search.result.complete
+    assert stage.search.result.best.number == 0
+    assert {number: record.value for number, record in stored(storage).items()} == {0: 0.25, 1: 0.5}
+
+
+def test_a_trial_that_waits_keeps_a_slot_alive(begin: Any) -> None:
+    stage = begin(trials=2, max_slots=1)
+    slot = stage.offer(cpus=1)[0]
+    slot.train()
+    slot.report(1, 1.0)
+    slot.end("finished")
+    assert not slot.wanted.leave
+    assert slot.wanted.run.key == (1, 0)
+
+
+def test_a_lost_call_for_offers_is_made_again(begin: Any) -> None:
+    stage = begin(trials=2, max_slots=2)
+    first, _ = stage.offer(cpus=2)
+    first.train()
+    revive, stage.mesos.reviveOffers = stage.mesos.reviveOffers, stage.mesos.refuse
+    first.update("TASK_LOST", source="SOURCE_MASTER", message="gone")
+    stage.tick(0.1)
+    stage.mesos.reviveOffers = revive
+    stage.mesos.calls.clear()
+    stage.tick(0.1)
+    assert stage.mesos.calls == ["revive"]
+
+
+@pytest.mark.slow
+def test_silence_while_the_master_was_away_is_not_held_against_slots(begin: Any) -> None:
+    stage = begin(trials=1)
+    slot = stage.offer(cpus=1)[0]
+    slot.train()
+    stage.scheduler.handle(events.Disconnected())
+    stage.tick(SILENCE_S + 10)
+    stage.scheduler.handle(events.Subscribed("F", "127.0.0.1:5050"))
+    stage.tick(0.1)
+    assert stage.mesos.killed == []
+
+
+def test_an_agent_is_tried_again_after_its_cool_down(begin: Any) -> None:
+    stage = begin(nodes=[node("agent-0"), node("agent-1")], trials=1, blacklist_s=100.0)
+    for _ in range(2):
+        slot = stage.offer(cpus=1)[0]
+        fail(stage, slot)
+        slot.update("TASK_FINISHED")
+    assert stage.offer(cpus=1) == []
+    stage.tick(101)
+    assert len(stage.offer(cpus=1)) == 1
+
+
+def test_the_only_agent_is_not_left_out(begin: Any) -> None:
+    stage = begin(nodes=[node("agent-0")], trials=1)
+    for _ in range(2):
+        slot = stage.offer(cpus=1)[0]
+        fail(stage, slot)
+        slot.update("TASK_FINISHED")
+    assert len(stage.offer(cpus=1)) == 1
+
+
+def test_a_slot_that_does_not_end_is_killed(begin: Any) -> None:
+    stage = begin(trials=1, suspend_timeout_s=5.0)
+    slot = stage.offer(cpus=1)[0]
+    slot.train()
+    stage.search.cancel()
+    stage.tick(0.1)
+    stage.tick(5 + 10 + 5)
+    stage.tick(0.1)
+    assert stage.mesos.killed == ["s.slot-0"]
+
+
+def test_a_silent_slot_is_killed(begin: Any) -> None:
+    stage = begin(trials=1)
+    slot = stage.offer(cpus=1)[0]
+    slot.train()
+    stage.tick(SILENCE_S - 1)
+    slot.say()
+    stage.tick(SILENCE_S - 1)
+    assert stage.mesos.killed == []
+    stage.tick(2)
+    assert stage.mesos.killed == ["s.slot-0"]
+
+
+@pytest.mark.slow
+def test_tasks_that_are_not_ours_are_ended(begin: Any) -> None:
+    stage = begin()
+    stage.scheduler.handle(
+        events.StatusUpdate({"task_id": {"value": "old"}, "agent_id": {"value": "S0"}, "state": "TASK_RUNNING"})
+    )
+    stage.tick()
+    assert stage.mesos.killed == ["old"]
+
+
+def test_it_wants_slots_as_long_as_there_is_use_for_more(begin: Any) -> None:
+    stage = begin(trials=3, max_slots=2)
+    assert stage.search.need is Need.START
+    first, second = stage.offer(cpus=2)
+    assert stage.search.need is Need.NOTHING
+    first.update("TASK_LOST", source="SOURCE_MASTER")
+    assert stage.search.need is Need.START
+    stage.search.cancel()
+    assert stage.search.need is Need.NOTHING
+    second.update("TASK_FINISHED")
+
+
+def test_searches_of_equal_slots_fit_the_same_offers(begin: Any) -> None:
+    stage = begin(nodes=[node("agent-0"), node("agent-1")], trials=1)
+    key = stage.search.demand_key
+    assert key == ("slot", 1.0, 1024.0, None)
+    for _ in range(2):
+        slot = stage.offer(cpus=1)[0]
+        slot.train()
+        slot.report(1, 1.0)
+        slot.end("failed", message="ValueError: no")
+        slot.update("TASK_FINISHED")
+    # Now it takes no offers of one agent, which others may.
+    assert stage.search.demand_key is None
+    stage.tick(301)
+    assert stage.search.demand_key == key
+
+
+def test_slots_on_agents_that_others_need_suspend_their_trials_and_end(begin: Any, storage: str) -> None:
+    stage = begin(trials=2)
+    assert isinstance(stage.search, Preemptible)
+    here, there = stage.offer(agents=2, cpus=1)
+    for slot in (here, there):
+        slot.train()
+        slot.report(5, 1.0)
+    for _ in range(2):
+        stage.search.preempt(frozenset({"S0", "elsewhere"}))
+        stage.tick(0.1)
+        assert [slot.wanted.leave for slot in (here, there)] == [True, False]
+    here.end("suspended", checkpoint="/c/run-0-step-5", step=5)
+    here.update("TASK_FINISHED")
+    assert stored(storage)[0].state is TrialState.SUSPENDED
+    assert stage.search.need is Need.START
+    (back,) = stage.offer(cpus=1, first=5)
+    assert back.wanted.run.trial.resume_from == "/c/run-0-step-5"
+
+
+def test_a_trial_that_cannot_be_suspended_keeps_its_slot(begin: Any) -> None:
+    stage = begin(trials=1)
+    (slot,) = stage.offer(cpus=1)
+    slot.train()
+    slot.say(preemptible=False)
+    assert stage.search.preemptible_tasks() == frozenset()
+    stage.search.preempt(frozenset({"S0"}))
+    stage.tick(0.1)
+    assert not slot.wanted.leave
+    slot.say(preemptible=True)
+    assert stage.search.preemptible_tasks() == {slot.slot.task_id}
+    stage.search.preempt(frozenset({"S0"}))
+    stage.tick(0.1)
+    assert slot.wanted.leave
+    assert stage.search.preemptible_tasks() == {slot.slot.task_id}, "it is ending"
+
+
+@pytest.mark.parametrize("error", [MasterUnavailableError("gone"), CallRefusedError("HTTP 403")])
+def test_what_became_of_slots_that_may_have_been_launched_is_asked(begin: Any, error: Exception) -> None:
+    stage = begin(trials=1)
+
+    def fail(*arguments: Any) -> None:
+        raise error
+
+    accept, stage.mesos.acceptOffers = stage.mesos.acceptOffers, fail
+    stage.scheduler.handle(events.OffersArrived((stage.mesos.offer(cpus=1),)))
+    stage.tick(1.0)
+    stage.mesos.acceptOffers = accept
+    (slot,) = stage.search.slots
+    assert stage.search.need is Need.NOTHING
+    stage.tick(ASK_AGAIN_S)
+    assert {slot.task_id: "S0"} in stage.mesos.reconciled
+    PlayedSlot(stage, slot).update("TASK_LOST", source="SOURCE_MASTER")
+    assert stage.search.need is Need.START
+    assert [new.slot.id for new in stage.offer(cpus=1)] == [1]
+
+
+def test_slots_are_in_the_state_before_the_master_is_asked_for_them(begin: Any) -> None:
+    stage = begin(trials=2)
+    seen = []
+    accept = stage.mesos.acceptOffers
+
+    def look(*arguments: Any) -> None:
+        seen.append(stage.search.to_state())
+        accept(*arguments)
+
+    stage.mesos.acceptOffers = look
+    stage.offer(agents=2, cpus=1)
+    assert [[slot["task_id"] for slot in state["slots"]] for state in seen] == [
+        ["s.slot-0", "s.slot-1"],
+        ["s.slot-0", "s.slot-1"],
+    ]
+    assert [state["next_slot"] for state in seen] == [2, 2]
+
+
+@pytest.mark.slow
+def test_reports_that_were_lost_on_their_way_are_sent_again(begin: Any, storage: str) -> None:
+    stage = begin(trials=1)
+    slot = stage.offer(cpus=1)[0]
+    slot.train()
+    slot.report(1, 1.0)
+    stage.tick(2)
+    slot.make(2, 0.5)
+    slot.report(3, 0.25)
+    assert stage.trials[0].step == 1
+    stage.tick(REPEAT_S)
+    assert slot.wanted.known_reports == ((0, 0, 1),)
+    slot.send_reports(first=1)
+    assert [reading.step for reading in stage.trials[0].readings] == [1, 2, 3]
+    slot.make(4, 0.125)
+    slot.end("finished")
+    assert stage.trials[0].state is TrialState.RUNNING, "its last report is missing"
+    slot.say(number=slot.wanted.number)
+    slot.send_reports(0, (0, 0))
+    slot.say()
+    assert stage.trials[0].state is TrialState.FINISHED
+    # What came twice counts once.
+    assert [reading.step for reading in stored(storage)[0].readings] == [1, 2, 3, 4]
+
+
+def test_an_end_is_believed_after_a_while_without_its_last_reports(begin: Any) -> None:
+    stage = begin(trials=1)
+    slot = stage.offer(cpus=1)[0]
+    slot.train()
+    slot.make(1, 1.0)
+    slot.end("finished")
+    assert stage.trials[0].state is TrialState.RUNNING
+    stage.tick(11)
+    slot.say()
+    assert stage.trials[0].state is TrialState.FINISHED
+
+
+def test_a_slot_is_told_now_and_then_what_it_need_not_keep(begin: Any) -> None:
+    stage = begin(trials=1)
+    slot = stage.offer(cpus=1)[0]
+    slot.train()
+    slot.report(1, 1.0)
+    stage.mesos.messages.clear()
+    stage.tick(CONFIRM_S / 2)
+    assert not stage.mesos.messages
+    stage.tick(CONFIRM_S)
+    assert slot.wanted.known_reports == ((0, 0, 1),)
+    stage.mesos.messages.clear()
+    stage.tick(CONFIRM_S)
+    assert not stage.mesos.messages, "nothing has come since"
+
+
+def test_a_patient_search_waits_for_agents_that_can_hold_its_slots(begin: Any) -> None:
+    stage = begin(nodes=[node("agent-0", 0.5)], patient=True)
+    assert stage.offer(cpus=0.5) == []
+    assert "--slot-cpus" in stage.watcher.waits[-1]
+    with pytest.raises(InfeasibleError):
+        begin(nodes=[node("agent-0", 0.5)], name="other").offer(cpus=0.5)
+
+
+@pytest.mark.slow
+def test_constraints_that_no_agent_meets_are_told(begin: Any) -> None:
+    def no_agents() -> list[NodeClass]:
+        raise no_agent_meets(["rack:IS:r7"])
+
+    stage = begin(nodes=no_agents, patient=True)
+    stage.tick(NO_OFFER_S + 1)
+    assert stage.watcher.waits == ["No agent meets --constraint rack:IS:r7."]
+
+
+def test_how_it_ended_is_told_apart(begin: Any) -> None:
+    killed = begin(trials=1)
+    killed.offer(cpus=1)
+    killed.search.cancel()
+    killed.played[0].update("TASK_FINISHED")
+    killed.tick(0.1)
+    assert killed.search.outcome().state is JobState.KILLED
+    failed = begin(trials=1, name="failed", timeout_s=5.0)
+    failed.tick(6)
+    failed.tick(0.1)
+    assert failed.search.outcome().state is JobState.FAILED
+    assert "--timeout" in failed.search.outcome().failure
+    finished = begin(trials=1, name="finished")
+    slot = finished.offer(cpus=1)[0]
+    slot.train()
+    slot.report(1, 0.5)
+    slot.end("finished")
+    slot.update("TASK_FINISHED")
+    finished.tick(QUANTUM_S)
+    outcome = finished.search.outcome()
+    assert (outcome.state, outcome.failure) == (JobState.FINISHED, "")
+    assert outcome.result is not None
+    assert outcome.result["best"]["value"] == 0.5

@@ -1,0 +1,124 @@
+"""What clients ask of a service's database, on SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from dike.exceptions import BadInputError
+from framework.scheduler.records import JobKind, JobRecord, JobState, OutputChunk, ProgressPoint, TaskRecord
+from framework.search.records import TrialRecord, TrialState
+from framework.search.store import Store
+from framework.service import queries
+from framework.service.metrics import ServiceMetrics
+from framework.service.store import ServiceStore
+from tests.search.postgresql_server import postgresql_server
+from tests.search.stored_search import SPEC
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with postgresql_server() as running:
+        yield running.url
+
+
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.integration)])
+def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceStore]:
+    sqlite = f"sqlite:///{tmp_path_factory.mktemp('database')}/service.db"
+    url = sqlite if request.param == "sqlite" else request.getfixturevalue("server")
+    with contextlib.closing(ServiceStore(url)) as opened:
+        yield opened
+
+
+def add(store: ServiceStore, name: str, **changes: object) -> str:
+    record = JobRecord(name, JobKind.TRAINING, "ann", "train.py", {"kind": "training"}, bundle_token=f"token-{name}")
+    store.add_job(dataclasses.replace(record, **changes), b"archive")  # type: ignore[arg-type]
+    return name
+
+
+def test_many_may_submit_at_once(store: ServiceStore) -> None:
+    names = [f"many-{number}" for number in range(20)]
+    with ThreadPoolExecutor(8) as pool:
+        assert sorted(pool.map(lambda name: add(store, name), names)) == sorted(names)
+    with pytest.raises(BadInputError, match="There is a job 'many-0' already"):
+        add(store, "many-0")
+    with store.database.reading() as connection:
+        assert sorted(queries.newest_ids(connection, 20)) == sorted(names)
+        assert len(queries.newest_ids(connection, 5)) == 5
+        assert queries.state_of(connection, "many-3") is JobState.QUEUED
+        assert queries.state_of(connection, "none") is None
+
+
+def test_a_brief_list_leaves_out_what_is_long(store: ServiceStore) -> None:
+    add(store, "long", constraints=("rack:IN:a",), result={"steps": 1}, state_data={"plan": []})
+    [brief] = store.jobs(limit=1, brief=True)
+    full = store.job("long")
+    assert full is not None
+    assert brief == dataclasses.replace(full, request={}, result=None, state_data=None)
+
+
+def test_tasks_are_counted_and_the_last_progress_is_found(store: ServiceStore) -> None:
+    busy, idle = add(store, "busy"), add(store, "idle")
+    tasks = [TaskRecord(f"T-{index}", busy, "S-1", "node", "127.0.0.1", "worker:0", "running") for index in range(3)]
+    ended = dataclasses.replace(tasks[0], state="failed", ended_s=1e9)
+    store.save([ended, *tasks[1:]], {})
+    store.history.add_progress(busy, [ProgressPoint(step, 1e9, 1 / step, None) for step in range(1, 101)])
+    with store.database.reading() as connection:
+        assert queries.live_tasks(connection, [busy, idle]) == {busy: 2}
+        assert queries.last_progress(connection, [busy, idle]) == {busy: ProgressPoint(100, 1e9, 0.01, None)}
+        assert queries.live_tasks(connection, []) == queries.last_progress(connection, []) == {}
+        assert queries.task_counts(connection) == {"failed": 1, "running": 2}
+        assert queries.job_counts(connection)[JobKind.TRAINING, JobState.QUEUED] >= 2
+        steps = [point.step for point in queries.thinned_progress(connection, busy, -1, 7)]
+        assert steps == [10, 25, 40, 55, 70, 85, 100]
+        assert [point.step for point in queries.thinned_progress(connection, busy, 98, 7)] == [99, 100]
+        assert queries.thinned_progress(connection, idle, -1, 7) == []
+
+
+def test_output_is_found_by_task_and_number(store: ServiceStore) -> None:
+    job_id = add(store, "talkative")
+    store.history.add_output(
+        job_id, [("worker:0", "stdout", "a"), ("ps:0", "stderr", "b"), ("worker:0", "stdout", "c")]
+    )
+    with store.database.reading() as connection:
+        chunks = queries.output(connection, job_id, after=0, task=None, limit=10)
+        assert [chunk.text for chunk in chunks] == ["a", "b", "c"]
+        later = queries.output(connection, job_id, after=chunks[0].number, task="worker:0", limit=10)
+        assert later == [OutputChunk(chunks[2].number, "worker:0", "stdout", "c")]
+        assert queries.output(connection, job_id, after=0, task=None, limit=2) == chunks[:2]
+
+
+def test_trials_are_counted_by_state(store: ServiceStore) -> None:
+    name = add(store, "digits", kind=JobKind.SEARCH)
+    with store.database.reading() as connection:
+        assert not queries.has_begun(connection, name)
+        assert queries.trial_states(connection, [name]) == {}
+    search = Store(store.database.url, engine=store.database.engine)
+    for one in (name, "of-nobody-here"):
+        search.create_search(dataclasses.replace(SPEC, name=one))
+        for number, state in enumerate((TrialState.FINISHED, TrialState.FINISHED, TrialState.RUNNING)):
+            search.save_trial(TrialRecord(number, {}, state))
+    with store.database.reading() as connection:
+        assert queries.has_begun(connection, name)
+        counts = {TrialState.FINISHED: 2, TrialState.RUNNING: 1}
+        assert queries.trial_states(connection, [name]) == {name: counts}
+        assert queries.best_values(connection, {name: "min"}) == {}
+        # Searches of `dike tune` in the same database are not the service's.
+        assert queries.trial_counts(connection) == counts
+    text = ServiceMetrics(store).text().decode()
+    search.open_search(name)
+    values = ((TrialState.FINISHED, 0.5), (TrialState.RUNNING, math.nan), (TrialState.FAILED, 9.0))
+    for number, (state, value) in enumerate((*values, (TrialState.SUSPENDED, 2.0), (TrialState.WAITING, math.inf))):
+        search.save_trial(TrialRecord(number, {}, state, value=value))
+    with store.database.reading() as connection:
+        assert queries.best_values(connection, {name: "min"}) == {name: 0.5}
+        assert queries.best_values(connection, {name: "max"}) == {name: 2.0}
+        assert queries.search_modes(connection, [name, "none"]) == {name: "min"}
+    assert 'dike_trials{state="finished"} 2.0' in text
+    assert 'dike_jobs{kind="search",state="queued"} 1.0' in text
+    assert 'dike_tasks{state="running"} 2.0' in text

@@ -1,0 +1,79 @@
+"""An elastic training job that is written down, and gone on with by another service, with played slots."""
+
+from __future__ import annotations
+
+import pytest
+
+from framework.scheduler.job import Need
+from framework.scheduler.task_tracker import KILL_AGAIN_S
+from framework.training.spec import JobSpec
+from tests.service.taken_up import subscribe, written
+from tests.training.elastic.elastic_stage import INTERVAL_S, ElasticStage, elastic
+
+
+def elastic_again(stage: ElasticStage, job_spec: JobSpec) -> None:
+    stage.begin(job_spec, written(stage.job), demand=lambda own: stage.demand)
+    subscribe(stage)
+
+
+def test_an_elastic_job_goes_on_once_its_slots_bear_out_what_was_written_down() -> None:
+    job_spec = elastic()
+    stage = ElasticStage(job_spec)
+    stage.start_training()
+    elastic_again(stage, job_spec)
+    launched = len(stage.mesos.accepted)
+    stage.look(stage.mesos.offer(1))
+    assert len(stage.mesos.accepted) == launched, "not before the slots have spoken"
+    for task in stage.job.tasks:
+        stage.report(task.task_id)
+    last = stage.train(100)
+    stage.look(stage.mesos.offer(1))
+    assert len(stage.mesos.accepted) > launched
+    stage.get_ready()
+    stage.change(last)
+    assert len(stage.watcher.resizes) == 1
+    assert stage.mesos.killed == []
+    assert set(stage.running.values()) == {1}
+    assert stage.job.result.restarts == 0
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+def test_an_elastic_job_in_the_middle_of_a_change_starts_again_at_one_size(rounds: int) -> None:
+    job_spec = elastic()
+    stage = ElasticStage(job_spec)
+    stage.start_training()
+    stage.look(stage.mesos.offer(1))
+    state = written(stage.job)
+    stage.get_ready()
+    stage.save(50)
+    for _ in range(rounds):
+        stage.round()
+    everything = set(stage.slots)
+    stage.begin(job_spec, state)
+    subscribe(stage)
+    for task_id in stage.slots:
+        stage.report(task_id)
+    stage.wait(KILL_AGAIN_S + 1)
+    assert set(stage.mesos.killed) == everything
+    stage.end_killed()
+    assert (stage.job.need, stage.job.result.restarts) == (Need.COME_BACK, 0)
+    assert not stage.job.tasks
+
+
+def test_tasks_that_were_getting_ready_are_ended_and_the_others_train_on() -> None:
+    job_spec = elastic()
+    stage = ElasticStage(job_spec)
+    stage.start_training()
+    before = {task.task_id for task in stage.job.tasks}
+    stage.look(stage.mesos.offer(1))
+    new = set(stage.job.all_tasks) - before
+    elastic_again(stage, job_spec)
+    for task in stage.job.tasks:
+        stage.report(task.task_id)
+    stage.wait(KILL_AGAIN_S + 1)
+    assert new
+    assert set(stage.mesos.killed) == new
+    stage.end_killed()
+    assert {task.task_id for task in stage.job.tasks} == before
+    stage.train(200, seconds=INTERVAL_S)
+    assert set(stage.mesos.killed) == new

@@ -1,0 +1,182 @@
+"""A training job with a played Mesos and a clock that is moved by hand; the planner is real."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from dike.profile import Api, ModelProfile
+from executor.messages import LogChunk, Outcome, Report
+from framework.mesos import events
+from framework.mesos.tasks import TaskState
+from framework.scheduler.job import JobHandle
+from framework.scheduler.journal import Journal
+from framework.scheduler.offer_pool import SETTLE_S
+from framework.scheduler.records import TaskRecord
+from framework.scheduler.scheduler import Scheduler
+from framework.training.controller import TrainingJob
+from framework.training.observer import JobObserver
+from framework.training.spec import JobSpec, JobTask
+from solver import NodeClass
+from tests.mesos.played_mesos import PlayedMesos
+from tests.profiles import made_up_profile
+
+GIB = 2**30
+
+
+def profile(api: Api = Api.GRAPH, synchronous: bool = False) -> ModelProfile:
+    return made_up_profile({"w": (100, 100)}, api=api, flops=6e5, batch_size=64, synchronous=synchronous)
+
+
+def spec(**changes: Any) -> JobSpec:
+    values: dict[str, Any] = {
+        "job_id": "job",
+        "script": "train.py",
+        "arguments": (),
+        "profile": profile(),
+        "checkpoint_dir": "/checkpoints",
+        "bundle_url": "http://127.0.0.1:1/bundle/token",
+        "python": "python3",
+        "max_workers": 2,
+        "max_restarts": 2,
+    }
+    return JobSpec(**{**values, **changes})
+
+
+class Watcher(JobObserver):
+    def __init__(self) -> None:
+        self.waits: list[str] = []
+        self.restarts: list[str] = []
+        self.notes: list[str] = []
+        self.output = b""
+
+    def waiting(self, reason: str) -> None:
+        self.waits.append(reason)
+
+    def restarting(self, reason: str, restart: int, limit: int) -> None:
+        self.restarts.append(reason)
+
+    def notify(self, text: str) -> None:
+        self.notes.append(text)
+
+    def log(self, task: JobTask, chunk: LogChunk) -> None:
+        self.output += chunk.data
+
+
+class Stage:
+    """A job at a scheduler of its own, with a played Mesos and a clock that is moved by hand."""
+
+    def __init__(self, job_spec: JobSpec, all_agents: list[NodeClass] | None = None) -> None:
+        self.now = 1000.0
+        self.mesos = PlayedMesos()
+        self.watcher = Watcher()
+        self.scheduler: Scheduler
+        self.job: TrainingJob
+        self.begin(job_spec, all_agents=lambda: all_agents)
+        self.subscribe()
+
+    def begin(
+        self,
+        job_spec: JobSpec,
+        state: Mapping[str, Any] | None = None,
+        launched: Collection[str] | None = None,
+        **more: Any,
+    ) -> None:
+        """A scheduler begins with the job, or goes on with it.
+
+        Args:
+            job_spec: the job.
+            state: how the scheduler before this one has left it.
+            launched: those of its tasks that may still run; None: all that the state has.
+            more: further arguments of `TrainingJob`.
+        """
+        tasks = [
+            TaskRecord(task["task_id"], "job", task["agent_id"], task["node"], task["host"], "", task["state"])
+            for task in (state or {"tasks": ()})["tasks"]
+            if not TaskState(task.get("state", "lost")).is_terminal()
+            and (launched is None or task["task_id"] in launched)
+        ]
+
+        def make(handle: JobHandle) -> TrainingJob:
+            self.job = TrainingJob(
+                job_spec,
+                self.watcher,
+                clock=lambda: self.now,
+                state=state,
+                launched=None if state is None else handle.tasks.keys(),
+                **{"all_agents": lambda: None, **more},
+            )
+            return self.job
+
+        scheduler = Scheduler(
+            self.mesos,
+            journal=Journal(),
+            log=lambda text: None,
+            ended=lambda handle: None,
+            failed=_fails,
+            clock=lambda: self.now,
+        )
+        scheduler.admit("job", "user", 1, make, tasks=tasks)
+        self.scheduler = scheduler
+
+    def handle(self, event: events.Event) -> None:
+        """An event comes, and the scheduler goes round."""
+        self.scheduler.handle(event)
+        self.scheduler.tick()
+
+    def subscribe(self, master_age_s: float | None = None) -> None:
+        self.scheduler.handle(events.Subscribed("F", "127.0.0.1:5050", master_age_s))
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.scheduler.tick()
+
+    def offer(self, *offers: dict[str, Any]) -> None:
+        self.scheduler.handle(events.OffersArrived(offers))
+
+    def start(self, agents: int = 1) -> dict[str, JobTask]:
+        self.offer(*(self.mesos.offer(agent) for agent in range(agents)))
+        self.wait(SETTLE_S + 0.1)
+        for task in self.job.tasks:
+            self.update(task, "TASK_RUNNING")
+        return {task.name: task for task in self.job.tasks}
+
+    def job_task(self, task_id: str) -> JobTask:
+        return self.job.all_tasks[task_id]
+
+    def update(self, task: JobTask, state: str, outcome: Outcome | None = None, **more: Any) -> None:
+        status = {
+            "task_id": {"value": task.task_id},
+            "agent_id": {"value": task.agent_id},
+            "state": state,
+            "source": "SOURCE_EXECUTOR",
+            **more,
+        }
+        if outcome is not None:
+            status["data"] = outcome.encode()
+        self.handle(events.StatusUpdate(status))
+
+    def say(self, task: JobTask, message: LogChunk | Report) -> None:
+        self.scheduler.handle(events.MessageArrived(task.agent_id, task.task_id, message.encode()))
+
+    def step(self, task: JobTask, step: int, loss: float = 1.0) -> None:
+        self.say(task, Report(task.task_id, {"type": "progress", "step": step, "loss": loss}))
+
+    def rates(self, task: JobTask, workers: dict[int, float]) -> None:
+        content = {"type": "rates", "workers": {str(index): rate for index, rate in workers.items()}}
+        self.say(task, Report(task.task_id, content))
+
+    def end_killed(self) -> None:
+        """Every task that was asked to end does so."""
+        for task in self.job.all_tasks.values():
+            if task.task_id in self.mesos.killed and not task.state.is_terminal():
+                self.update(task, "TASK_KILLED")
+        self.wait(0.1)
+
+
+def _fails(handle: JobHandle, error: Exception) -> None:
+    raise error
+
+
+def ended(exit_code: int, log_bytes: dict[str, int] | None = None) -> Outcome:
+    return Outcome(exit_code, log_bytes or {}, "the tail", "/sandbox")
