@@ -33,11 +33,16 @@ def up(
     attributes: Annotated[str, typer.Option(help='Attributes of each agent, such as "rack:r1".')] = "",
 ) -> None:
     """Starts a private Mesos that stays up until `dike mesos down`, and prints its master's address."""
+    from framework.cli.mesos_options import warn
     from framework.embedded import detached
+    from framework.embedded.access import PRINCIPAL, exposure
     from framework.embedded.agents import AgentSpec
 
     cluster = detached.bring_up([AgentSpec(resources, attributes)] * _count(agents))
     print(cluster.master)
+    warn(f"Other frameworks authenticate as '{PRINCIPAL}' with the secret in {cluster.secret_file} (HTTP basic).")
+    if said := exposure():
+        warn(said)
 
 
 @app.command()
@@ -59,7 +64,7 @@ def status(
     table = Table("agent", "pid", "active", "cpus", "mem MiB", "gpus", "ports", "attributes", title=None)
     for agent in description["agents"]:
         table.add_row(*_row(agent))
-    console().print(f"master {description['master']}", table)
+    console().print(f"master {description['master']}", f"secret {description['secret_file']}", table, sep="\n")
 
 
 def _row(agent: dict[str, Any]) -> list[str]:

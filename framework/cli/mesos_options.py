@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import stat
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -78,7 +79,13 @@ def mesos_access(
         agent_python=agent_python,
         advertise_address=advertise_address,
         bundle_port=bundle_port,
+        warn=warn,
     )
+
+
+def warn(text: str) -> None:
+    """Says what the user should know and need not act on."""
+    print(f"dike: {text}", file=sys.stderr)
 
 
 MESOS_OPTIONS = frozenset(inspect.signature(mesos_access).parameters)

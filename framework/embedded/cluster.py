@@ -17,6 +17,7 @@ from typing import Any
 
 from dike.exceptions import BadInputError, DikeError
 from framework.embedded import settings
+from framework.embedded.access import PRIVATE_FOLDER, ClusterAccess
 from framework.embedded.agents import AgentSpec, unnamed_devices
 from framework.embedded.control import SupervisorControl
 from framework.embedded.daemons import (
@@ -63,13 +64,15 @@ class EmbeddedCluster:
 
     A small supervisor process starts the daemons. When the owner stops the cluster, or ends in any way, the supervisor
     ends daemons, executors and all their children. One cluster object is started once.
+
+    It hears connections of its own account only (`libmesos.peers`), and of these only who knows its secret may look at
+    it or have anything done (HTTP basic); see docs/security.md.
     """
 
     def __init__(
         self,
         agents: Sequence[AgentSpec] = (AgentSpec(),),
         work_dir: Path | None = None,
-        framework_credentials: Path | None = None,
         zookeeper: str | None = None,
     ) -> None:
         """Plans a cluster and starts nothing.
@@ -77,8 +80,6 @@ class EmbeddedCluster:
         Args:
             agents: one spec for each agent.
             work_dir: folder for logs and sandboxes, kept afterwards; None for a temporary one, removed at the end.
-            framework_credentials: file in Mesos' JSON form, `{"credentials": [{"principal": ..., "secret": ...}]}`;
-                frameworks must then authenticate with one of them (HTTP basic).
             zookeeper: `zk://host:port/path` of a running ZooKeeper, where two masters are elected; None for one master
                 that leads without.
 
@@ -90,14 +91,14 @@ class EmbeddedCluster:
         self._specs = [spec.checked() for spec in agents]
         self._devices = unnamed_devices(self._specs)
         self._named_work_dir = work_dir
-        self._credentials = framework_credentials.absolute() if framework_credentials else None
+        self.access = ClusterAccess()
         self._zookeeper = zookeeper
         self._lock = threading.Lock()
         self._runner: DaemonRunner | None = None
         self._library = Path()
         self._files = settings.ClusterFiles(Path())
         names = (MASTER,) if zookeeper is None else CANDIDATES
-        self._masters = [MasterDaemon(name, 0, self._credentials, zookeeper) for name in names]
+        self._masters = [MasterDaemon(name, 0, zookeeper) for name in names]
         self._agents: list[AgentDaemon] = []
 
     def __enter__(self) -> EmbeddedCluster:
@@ -112,7 +113,7 @@ class EmbeddedCluster:
     @property
     def master(self) -> str:
         """What frameworks are told: the master's `host:port`, or the `zk://` URI of an election."""
-        return self._zookeeper or f"{settings.ADDRESS}:{self._masters[0].port}"
+        return self._zookeeper or f"{self.access.address}:{self._masters[0].port}"
 
     @property
     def agents(self) -> list[Agent]:
@@ -230,7 +231,7 @@ class EmbeddedCluster:
         """Makes the work folder, reserves ports and starts the supervisor."""
         named = self._named_work_dir
         folder = Path(tempfile.mkdtemp(prefix="dike-mesos-")) if named is None else named
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
         self._files = settings.ClusterFiles(folder.resolve())
         settings.write_programs(self._files, self._library)
         models = gpu_models()
@@ -239,7 +240,7 @@ class EmbeddedCluster:
         blocks = reserve_blocks(own_count + sum(not spec.names("ports") for spec in self._specs))
         try:
             control = SupervisorControl(
-                settings.supervisor_command(self._files, remove=named is None),
+                settings.supervisor_command(self._files, self.access, remove=named is None),
                 self.work_dir,
                 self._files.log("supervisor"),
                 [block.claim.fileno() for block in blocks],  # The supervisor keeps them reserved from now on.
@@ -249,7 +250,8 @@ class EmbeddedCluster:
                 block.claim.close()
         own, offered = blocks[:own_count], blocks[own_count:]
         ports = itertools.chain.from_iterable(own)
-        self._runner = DaemonRunner(control, self._files, self._library, ports)
+        self._runner = DaemonRunner(control, self._files, self.access, self._library, ports)
+        self.access.write(self._files.credentials)
         for master in self._masters:
             master.port = next(ports)
         for index, spec in enumerate(self._specs):
@@ -269,12 +271,16 @@ class EmbeddedCluster:
         if self._zookeeper is None:
             return self._masters[0]
         for master in self._masters:
-            if _state(master):
+            if self._state(master):
                 return master
         raise DikeError(f"No embedded Mesos master leads at {self._zookeeper} at the moment.")
 
     def _told_state(self) -> dict[str, Any] | None:
-        return next(filter(None, map(_state, self._masters)), None)
+        return next(filter(None, map(self._state, self._masters)), None)
+
+    def _state(self, master: MasterDaemon) -> dict[str, Any] | None:
+        """The cluster's state as a master tells it; None where it does not lead, or not answer."""
+        return get_json(self.access, master.port, "/master/state")
 
     def _missing_agents(self) -> list[AgentDaemon]:
         """The agents that no leading master counts as active since their last start."""
@@ -285,8 +291,3 @@ class EmbeddedCluster:
             if agent["active"]
         }
         return [agent for agent in self._agents if seen_at.get(agent.name, 0.0) < agent.started_at]
-
-
-def _state(master: MasterDaemon) -> dict[str, Any] | None:
-    """The cluster's state as a master tells it; None where it does not lead, or not answer."""
-    return get_json(settings.ADDRESS, master.port, "/master/state")

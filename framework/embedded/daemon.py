@@ -59,7 +59,7 @@ def run_master(mesos: Mesos) -> int:
 
 def run_candidate(mesos: Mesos, zookeeper: str) -> int:
     """Runs a master that is elected until it ends: what src/master/main.cpp does, less what is optional."""
-    mesos.initialize("mesos-master", "master", ("mesos-master-readwrite", "mesos-master-readonly"))
+    mesos.initialize("mesos-master", "master")
     flags = mesos.construct(names.MASTER_FLAGS)
     mesos.load_flags(flags)
     allocator = mesos.construct(names.ALLOCATOR)
@@ -76,7 +76,7 @@ def run_candidate(mesos: Mesos, zookeeper: str) -> int:
 
 def run_agent(mesos: Mesos, master: str) -> int:
     """Runs an agent of `master` until it ends: what src/slave/main.cpp does, less what is optional."""
-    mesos.initialize("mesos-agent", "slave(1)", ("mesos-agent-readwrite", "mesos-agent-readonly"))
+    mesos.initialize("mesos-agent", "slave(1)")
     flags = mesos.construct(names.SLAVE_FLAGS)
     mesos.load_flags(flags)
     fetcher = mesos.construct(names.FETCHER, flags)

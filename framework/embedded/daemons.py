@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dike.exceptions import DikeError
 from framework.embedded import settings
+from framework.embedded.access import ClusterAccess
 from framework.embedded.agents import AgentSpec
 from framework.embedded.control import SupervisorControl
 from framework.embedded.loopback import get_json
@@ -48,7 +49,7 @@ class Daemon(ABC):
         """Arguments of `framework.embedded.daemon`."""
 
     @abstractmethod
-    def environment(self, files: settings.ClusterFiles) -> dict[str, str]:
+    def environment(self, files: settings.ClusterFiles, access: ClusterAccess) -> dict[str, str]:
         """Its settings."""
 
 
@@ -57,11 +58,9 @@ class MasterDaemon(Daemon):
     """A master.
 
     Attributes:
-        credentials: file with what frameworks must authenticate with; None if they need not.
         zookeeper: `zk://` URI where it is elected; None if it is the only master.
     """
 
-    credentials: Path | None = None
     zookeeper: str | None = None
 
     @property
@@ -72,8 +71,8 @@ class MasterDaemon(Daemon):
     def arguments(self) -> tuple[str, ...]:
         return ("master",) if self.zookeeper is None else ("master", self.zookeeper)
 
-    def environment(self, files: settings.ClusterFiles) -> dict[str, str]:
-        return settings.master_environment(files, self.name, self.port, self.credentials)
+    def environment(self, files: settings.ClusterFiles, access: ClusterAccess) -> dict[str, str]:
+        return settings.master_environment(files, self.name, self.port, access)
 
 
 @dataclass
@@ -95,8 +94,8 @@ class AgentDaemon(Daemon):
     def arguments(self) -> tuple[str, ...]:
         return ("agent", self.master())
 
-    def environment(self, files: settings.ClusterFiles) -> dict[str, str]:
-        return settings.agent_environment(files, self.name, self.port, self.spec)
+    def environment(self, files: settings.ClusterFiles, access: ClusterAccess) -> dict[str, str]:
+        return settings.agent_environment(files, self.name, self.port, access, self.spec)
 
 
 class DaemonRunner:
@@ -105,15 +104,22 @@ class DaemonRunner:
     Args:
         control: the supervisor, whose children they are.
         files: where they keep what.
+        access: where they listen, and to whom.
         library: Mesos.
         spare_ports: for daemons that have lost theirs.
     """
 
     def __init__(
-        self, control: SupervisorControl, files: settings.ClusterFiles, library: Path, spare_ports: Iterator[int]
+        self,
+        control: SupervisorControl,
+        files: settings.ClusterFiles,
+        access: ClusterAccess,
+        library: Path,
+        spare_ports: Iterator[int],
     ) -> None:
         self.control = control
         self._files = files
+        self._access = access
         self._library = library
         self._spare_ports = spare_ports
 
@@ -157,12 +163,12 @@ class DaemonRunner:
         command = settings.daemon_command(self._library, self.control.pid, *daemon.arguments())
         daemon.started_at = time.time()
         daemon.pid = self.control.start(
-            daemon.name, command, daemon.environment(self._files), self._files.log(daemon.name)
+            daemon.name, command, daemon.environment(self._files, self._access), self._files.log(daemon.name)
         )
 
     def _answers(self, daemon: Daemon) -> bool:
         """Whether the daemon itself, and not some other program on its port, answers."""
-        told = get_json(settings.ADDRESS, daemon.port, daemon.flags_path, READY_REQUEST_TIMEOUT_S)
+        told = get_json(self._access, daemon.port, daemon.flags_path, READY_REQUEST_TIMEOUT_S)
         work_dir = Path((told or {}).get("flags", {}).get("work_dir", ""))
         return work_dir.is_relative_to(self._files.daemon(daemon.name))
 

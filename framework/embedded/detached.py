@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 
 from dike.exceptions import BadInputError, DikeError
+from framework.embedded.access import known_access
 from framework.embedded.agents import AgentSpec
 from framework.embedded.cluster import EmbeddedCluster
 from framework.embedded.control import STOP_TIMEOUT_S
@@ -35,12 +36,14 @@ class DetachedCluster:
         supervisor_pid: process that ends it all at SIGTERM.
         supervisor_started: Unix time of that process' start, which tells it from a later one of the same id.
         agent_pids: hostname -> process id of each agent.
+        secret_file: what other frameworks authenticate with, as the principal `dike`.
     """
 
     master: str
     supervisor_pid: int
     supervisor_started: float
     agent_pids: dict[str, int]
+    secret_file: str
 
     def is_up(self) -> bool:
         """Whether the supervisor still runs; one that has ended and that nobody has waited for does not."""
@@ -58,7 +61,8 @@ class DetachedCluster:
             DikeError: the master does not answer.
         """
         host, _, port = self.master.rpartition(":")
-        state = get_json(host, int(port), "/master/state")
+        access = known_access(host)
+        state = None if access is None else get_json(access, int(port), "/master/state")
         if state is None:
             raise DikeError(
                 f"The embedded Mesos is up but its master at {self.master} does not answer: `dike mesos down`."
@@ -77,7 +81,7 @@ class DetachedCluster:
                     "active": bool(agent.get("active", False)),
                 }
             )
-        return {"master": self.master, "agents": agents}
+        return {"master": self.master, "secret_file": self.secret_file, "agents": agents}
 
 
 def find() -> DetachedCluster | None:
@@ -113,6 +117,7 @@ def bring_up(agents: Sequence[AgentSpec]) -> DetachedCluster:
                 cluster.supervisor_pid,
                 psutil.Process(cluster.supervisor_pid).create_time(),
                 {agent.name: agent.pid for agent in cluster.agents},
+                str(cluster.access.secret_file),
             )
             # Written first: should this process be killed in between, the cluster ends and the file is found to be old.
             draft = _state_file().with_suffix(".new")

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 from typing import Any
 
+from framework.embedded.access import ClusterAccess
+
 REQUEST_TIMEOUT_S = 10.0
 
 
-def get_json(host: str, port: int, path: str, timeout_s: float = REQUEST_TIMEOUT_S) -> dict[str, Any] | None:
+def get_json(
+    access: ClusterAccess, port: int, path: str, timeout_s: float = REQUEST_TIMEOUT_S
+) -> dict[str, Any] | None:
     """The daemon's JSON answer to a GET; None when it does not answer that, or not yet."""
-    connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
+    connection = http.client.HTTPConnection(access.address, port, timeout=timeout_s)
+    basic = base64.b64encode(":".join(access.credentials).encode()).decode()
     try:
-        connection.request("GET", path)
+        connection.request("GET", path, headers={"Authorization": f"Basic {basic}"})
         response = connection.getresponse()
         answer: dict[str, Any] | None = json.load(response) if response.status == http.client.OK else None
     except (OSError, http.client.HTTPException, ValueError):

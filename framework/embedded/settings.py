@@ -8,9 +8,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from framework.embedded.access import ClusterAccess
 from framework.embedded.agents import AgentSpec
 
-ADDRESS = "127.0.0.1"
 HERE = Path(__file__).resolve().parent
 INTERPRETER = (sys.executable, "-SEsP")
 """Python without site packages, user settings or the program's folder: the programs need the standard library only."""
@@ -29,6 +29,11 @@ class ClusterFiles:
     def programs(self) -> Path:
         """Folder of the helper programs that agents start."""
         return self.work_dir / "libexec"
+
+    @property
+    def credentials(self) -> Path:
+        """File with what daemons want to hear, in Mesos' form."""
+        return self.work_dir / "credentials.json"
 
     def log(self, name: str) -> Path:
         return self.work_dir / f"{name}.log"
@@ -56,10 +61,10 @@ def write_programs(files: ClusterFiles, library: Path) -> None:
         program.chmod(0o755)
 
 
-def supervisor_command(files: ClusterFiles, *, remove: bool) -> list[str]:
+def supervisor_command(files: ClusterFiles, access: ClusterAccess, *, remove: bool) -> list[str]:
     """Command line of the process that starts the daemons and cleans up."""
-    afterwards = "remove" if remove else "keep"
-    return [*INTERPRETER, str(HERE / "supervisor.py"), str(os.getpid()), str(files.work_dir), afterwards]
+    afterwards = [str(access.secret_file), *([str(files.work_dir)] if remove else [])]
+    return [*INTERPRETER, str(HERE / "supervisor.py"), str(os.getpid()), str(files.work_dir), *afterwards]
 
 
 def daemon_command(library: Path, supervisor_pid: int, *arguments: str) -> list[str]:
@@ -67,32 +72,32 @@ def daemon_command(library: Path, supervisor_pid: int, *arguments: str) -> list[
     return [*INTERPRETER, str(HERE / "daemon.py"), str(library), str(supervisor_pid), *arguments]
 
 
-def master_environment(files: ClusterFiles, name: str, port: int, credentials: Path | None) -> dict[str, str]:
-    """Environment of a master; with `credentials` (Mesos' JSON form) frameworks must authenticate."""
-    environment = {
-        **_common(port),
-        "MESOS_HOSTNAME": ADDRESS,
+def master_environment(files: ClusterFiles, name: str, port: int, access: ClusterAccess) -> dict[str, str]:
+    """Environment of a master."""
+    return {
+        **_common(port, access),
+        "MESOS_HOSTNAME": access.address,
         "MESOS_WORK_DIR": str(files.daemon(name)),
         "MESOS_REGISTRY": "in_memory",
         "MESOS_ALLOCATION_INTERVAL": "100ms",
         # A dead agent, and by agents a restarted master, is noticed after three seconds and not after 75.
         "MESOS_AGENT_PING_TIMEOUT": "1secs",
         "MESOS_MAX_AGENT_PING_TIMEOUTS": "3",
+        "MESOS_CREDENTIALS": str(files.credentials),
+        "MESOS_AUTHENTICATE_HTTP_FRAMEWORKS": "true",
+        "MESOS_HTTP_FRAMEWORK_AUTHENTICATORS": "basic",
+        # Drivers that speak libprocess would need SASL, which the library does not have: none gets in.
+        "MESOS_AUTHENTICATE_FRAMEWORKS": "true",
     }
-    if credentials is not None:
-        environment |= {
-            "MESOS_AUTHENTICATE_HTTP_FRAMEWORKS": "true",
-            "MESOS_HTTP_FRAMEWORK_AUTHENTICATORS": "basic",
-            "MESOS_CREDENTIALS": str(credentials),
-        }
-    return environment
 
 
-def agent_environment(files: ClusterFiles, name: str, port: int, spec: AgentSpec) -> dict[str, str]:
+def agent_environment(
+    files: ClusterFiles, name: str, port: int, access: ClusterAccess, spec: AgentSpec
+) -> dict[str, str]:
     """Environment of an agent that offers what `spec` says and is called `name`."""
     folder = files.daemon(name)
     environment = {
-        **_common(port),
+        **_common(port, access),
         "MESOS_HOSTNAME": name,
         "MESOS_WORK_DIR": str(folder / "work"),
         "MESOS_RUNTIME_DIR": str(folder / "run"),
@@ -106,16 +111,19 @@ def agent_environment(files: ClusterFiles, name: str, port: int, spec: AgentSpec
         "MESOS_REGISTRATION_BACKOFF_FACTOR": "100ms",
         "MESOS_EXECUTOR_SHUTDOWN_GRACE_PERIOD": "1secs",
         "MESOS_RESOURCES": spec.resources,
+        "MESOS_HTTP_CREDENTIALS": str(files.credentials),
     }
     if spec.attributes:
         environment["MESOS_ATTRIBUTES"] = spec.attributes
     return environment
 
 
-def _common(port: int) -> dict[str, str]:
+def _common(port: int, access: ClusterAccess) -> dict[str, str]:
     inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
     return inherited | {
-        "LIBPROCESS_IP": ADDRESS,
+        "LIBPROCESS_IP": access.address,
         "LIBPROCESS_PORT": str(port),
         "LIBPROCESS_NUM_WORKER_THREADS": "4",
+        "MESOS_AUTHENTICATE_HTTP_READONLY": "true",
+        "MESOS_AUTHENTICATE_HTTP_READWRITE": "true",
     }

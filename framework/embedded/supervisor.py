@@ -1,6 +1,6 @@
 """The process that starts a cluster's daemons and outlives its owner just long enough to clean up.
 
-    python -SEsP supervisor.py OWNER_PID WORK_DIR keep|remove
+    python -SEsP supervisor.py OWNER_PID WORK_DIR SECRET_FILE [FOLDER_TO_REMOVE]
 
 A program of its own that needs the standard library only. The owner writes one JSON object a line to its standard input
 and reads one answer a line:
@@ -13,15 +13,16 @@ and reads one answer a line:
 
 When the input ends, the owner ends or SIGTERM arrives, agents are asked to leave (SIGUSR1 shuts their executors down),
 what is left is killed - daemons, everything descended from them, everything that carries the cluster's work folder in
-MESOS_DIRECTORY, as executors and their children do - and a temporary work folder is removed. Processes whose parent has
-ended become children of the supervisor (PR_SET_CHILD_SUBREAPER), so nothing gets away by a double fork. If the
-supervisor itself is killed, the system kills the daemons (see `daemon.end_with`).
+MESOS_DIRECTORY, as executors and their children do -, the cluster's secret is removed, and a temporary work folder with
+it. Processes whose parent has ended become children of the supervisor (PR_SET_CHILD_SUBREAPER), so nothing gets away by
+a double fork. If the supervisor itself is killed, the system kills the daemons (see `daemon.end_with`).
 
 It has one thread and starts the daemons from it: the system ties their end to the thread that started them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -206,7 +207,7 @@ def start(argv: list[str], env: dict[str, str], log: str) -> int:
     return os.posix_spawn(argv[0], argv, env, file_actions=actions, setsigdef=[signal.SIGPIPE])
 
 
-def main(owner: str, work_dir: str, afterwards: str) -> None:
+def main(owner: str, work_dir: str, secret_file: str, *temporary: str) -> None:
     for entry in os.listdir("/proc/self/fd"):
         if int(entry) > STANDARD_ERROR:  # Reserved ports: held here, not in the daemons.
             try:
@@ -218,9 +219,11 @@ def main(owner: str, work_dir: str, afterwards: str) -> None:
         supervisor.serve()
     finally:
         supervisor.clean_up()
-        if afterwards == "remove":
-            os.chdir("/")
-            shutil.rmtree(work_dir, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):  # Somebody may have cleaned the cache meanwhile.
+            os.remove(secret_file)
+        os.chdir("/")
+        for folder in temporary:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

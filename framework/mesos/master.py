@@ -119,6 +119,11 @@ class LeadingMaster:
         """Its Mesos version."""
         return self._now.version
 
+    @property
+    def credentials(self) -> Credentials | None:
+        """Who we are to it."""
+        return self._now.credentials
+
     def subscribed_at(self, address: str, version: str) -> None:
         """A master has taken us in.
 
@@ -144,13 +149,12 @@ class LeadingMaster:
         return self._now.agents(admits)
 
 
-def connect(uri: str, timeout_s: float, credentials: Credentials | None = None) -> Master:
+def connect(uri: str, timeout_s: float) -> Master:
     """Waits until a Mesos master answers.
 
     Args:
         uri: `host`, `host:port` or `zk://host:port[,host:port...]/path`.
         timeout_s: how long to wait, in seconds.
-        credentials: for what it will be asked.
 
     Raises:
         BadInputError: if the address makes no sense, nothing answers in time, or what answers is not Mesos.
@@ -173,7 +177,7 @@ def connect(uri: str, timeout_s: float, credentials: Credentials | None = None) 
         else:
             version = _mesos_version(answer)
             if version is not None and _is_master(host, port):
-                return Master(uri if "://" in uri else f"{host}:{port}", host, port, version, credentials)
+                return Master(uri if "://" in uri else f"{host}:{port}", host, port, version)
             # A Mesos master that is just starting has its version up before the rest.
             if answer.status_code < httpx.codes.INTERNAL_SERVER_ERROR and (version is None or _is_agent(host, port)):
                 raise BadInputError(

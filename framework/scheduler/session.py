@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import getpass
 import ipaddress
+import logging
 import os
 import queue
 import signal
@@ -17,6 +19,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from dike.exceptions import BadInputError, JobFailedError
+from framework.embedded.access import exposure, known_access
 from framework.embedded.agents import AgentSpec
 from framework.embedded.cluster import EmbeddedCluster
 from framework.mesos import events
@@ -24,6 +27,8 @@ from framework.mesos import master as mesos_master
 from framework.mesos.driver import Driver, FrameworkSettings, driver_failure
 from framework.mesos.master import LeadingMaster
 from framework.project.bundle import BundleServer, address_towards
+
+logger = logging.getLogger(__name__)
 
 EVENT_WAIT_S = 0.1
 DRAIN_S = 0.25
@@ -39,12 +44,14 @@ class MesosAccess:
         master: `host:port` or `zk://...`; None starts a private Mesos on this machine.
         agents: the private Mesos' agents.
         connect_timeout_s: how long to wait for the master.
-        role, principal, secret: how to subscribe.
+        role: in which to subscribe.
+        principal, secret: of which user; an embedded Mesos of this account takes its own, which need not be named.
         image: container image for the tasks; None for the agent's own file system.
         agent_python: interpreter on the agents; None takes ours for a Mesos on this machine and `python3` for another.
         advertise_address: by which host name or address agents reach this machine; None for the one that faces the
             master.
         bundle_port: where executors fetch scripts from; 0 takes a free port.
+        warn: takes what the user should know of a private Mesos.
     """
 
     master: str | None = None
@@ -57,11 +64,7 @@ class MesosAccess:
     agent_python: str | None = None
     advertise_address: str | None = None
     bundle_port: int = 0
-
-    @property
-    def credentials(self) -> mesos_master.Credentials | None:
-        """Principal and secret; None if either is missing."""
-        return None if self.principal is None or self.secret is None else (self.principal, self.secret)
+    warn: Callable[[str], None] = logger.warning
 
     @property
     def runs_here(self) -> bool:
@@ -78,13 +81,19 @@ class MesosAccess:
             address = self.master
             if address is None:
                 address = stack.enter_context(EmbeddedCluster(self.agents)).master
-            yield LeadingMaster(mesos_master.connect(address, self.connect_timeout_s, self.credentials))
+                if said := exposure():
+                    self.warn(said)
+            found = mesos_master.connect(address, self.connect_timeout_s)
+            embedded = known_access(found.host)
+            credentials = None if embedded is None else embedded.credentials
+            if self.principal is not None:
+                credentials = (self.principal, self.secret or "")
+            yield LeadingMaster(dataclasses.replace(found, credentials=credentials))
 
-    def settings(self, name: str, **more: Any) -> FrameworkSettings:
-        """How a framework of this name presents itself; `more` are further fields of the settings."""
-        return FrameworkSettings(
-            name=name, user=_user_name(), role=self.role, principal=self.principal, secret=self.secret, **more
-        )
+    def settings(self, name: str, master: LeadingMaster, **more: Any) -> FrameworkSettings:
+        """How a framework of this name presents itself to a master; `more` are further fields of the settings."""
+        principal, secret = master.credentials or (None, None)
+        return FrameworkSettings(name, _user_name(), self.role, principal=principal, secret=secret, **more)
 
     def bundle_server(self, archive: Callable[[str], bytes | None], master: LeadingMaster) -> BundleServer:
         """Where executors fetch scripts; the arguments are those of `BundleServer`.

@@ -59,7 +59,7 @@ def run_standalone(job: StandaloneJob[Kind], mesos: MesosAccess, master: Leading
         KeyboardInterrupt: after Ctrl-C, when the job has been cancelled.
     """
     callbacks = events.EventScheduler()
-    driver = Driver(mesos.settings(f"dike {job.job_id}", **settings), master.uri, callbacks)
+    driver = Driver(mesos.settings(f"dike {job.job_id}", master, **settings), master.uri, callbacks)
     # Connections lost and found are told by the job itself.
     scheduler = Scheduler(
         driver,

@@ -140,7 +140,7 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
         token = bundle.new_token()
         server = stack.enter_context(request.mesos.bundle_server({token: archive}.get, master))
         if request.resume:
-            _end_predecessor(store.framework_id(spec.name), master, request.mesos)
+            _end_predecessor(store.framework_id(spec.name), master)
         launch = SlotLaunch(
             spec=spec,
             bundle_url=server.url(token),
@@ -183,16 +183,15 @@ def _make_folder(path: str) -> None:
         ) from error
 
 
-def _end_predecessor(framework_id: str | None, master: LeadingMaster, mesos: MesosAccess) -> None:
+def _end_predecessor(framework_id: str | None, master: LeadingMaster) -> None:
     """Ends the framework of a `dike tune` that was killed: its slots hold GPUs until Mesos gives it up."""
     if framework_id is None:
         return
-    auth = (mesos.principal, mesos.secret or "") if mesos.principal is not None else None
     try:
         answer = httpx.post(
             f"http://{master.address}/master/teardown",
             data={"frameworkId": framework_id},
-            auth=auth,
+            auth=master.credentials,
             timeout=TEARDOWN_TIMEOUT_S,
             trust_env=False,
         )

@@ -112,9 +112,10 @@ def _serve_as_one_framework(
         lease = stack.enter_context(store.database.lock(end_at_once, note if request.standby or request.ha else None))
         master = stack.enter_context(request.mesos.connect())
         bundles = stack.enter_context(request.mesos.bundle_server(store.bundle, master))
-        scheduler = events.EventScheduler(functools.partial(leading_for_s, credentials=request.mesos.credentials))
+        scheduler = events.EventScheduler(functools.partial(leading_for_s, credentials=master.credentials))
         settings = request.mesos.settings(
             NAME,
+            master,
             framework_id=store.framework_id(),
             failover_timeout_s=request.failover_timeout_s,
             webui_url=request.webui_url,

@@ -146,19 +146,16 @@ def test_a_checkpoint_folder_of_another_model(dike: Dike, script: Path, tmp_path
 
 @pytest.mark.mesos
 def test_a_wrong_secret(dike: Dike, script: Path, tmp_path: Path) -> None:
-    credentials = tmp_path / "credentials.json"
-    credentials.write_text(json.dumps({"credentials": [{"principal": "ann", "secret": "right"}]}))
-    for secret in ("wrong", "right"):
-        (tmp_path / secret).write_text(f"{secret}\n")
-        (tmp_path / secret).chmod(0o600)
+    (tmp_path / "wrong").write_text("wrong\n")
+    (tmp_path / "wrong").chmod(0o600)
     (tmp_path / "open").write_text("right\n")
     (tmp_path / "open").chmod(0o644)
-    opened = dike("run", "--profile", "profile.json", "--principal", "ann", "--secret-file", "open", script)
+    opened = dike("run", "--profile", "profile.json", "--principal", "dike", "--secret-file", "open", script)
     refused(opened, "secret file open; chmod 600 it")
     agents = [AgentSpec(resources="cpus:4;mem:8192")]
-    with EmbeddedCluster(agents, framework_credentials=credentials) as cluster:
+    with EmbeddedCluster(agents) as cluster:
         cluster.wait_for_agents(60)
-        options = ("--profile", "profile.json", "--plan-only", "--master", cluster.master, "--principal", "ann")
+        options = ("--profile", "profile.json", "--plan-only", "--master", cluster.master, "--principal", "dike")
         refused(dike("run", *options, "--secret-file", "wrong", script), "--secret-file")
-        done = dike("run", *options, "--secret-file", "right", script)
+        done = dike("run", *options, "--secret-file", cluster.access.secret_file, script)
         assert done.returncode == 0, done.stderr

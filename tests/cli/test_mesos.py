@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from framework.embedded.library import ensure_library
-from tests.embedded.embedded_support import RawFramework, alive, with_argument
+from tests.embedded.embedded_support import RawFramework, alive, basic, with_argument
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.mesos
@@ -72,7 +72,9 @@ def test_up_status_down(dike: Dike) -> None:
     assert master in again.stderr
     assert again.stderr.count("\n") == 1
 
-    framework = RawFramework(master)
+    secret = Path(status["secret_file"]).read_text()
+    assert status["secret_file"] in up.stderr
+    framework = RawFramework(master, headers={"Authorization": basic("dike", secret)}, principal="dike")
     framework.launch("detached", {"value": "exec sleep 7104.5"})
     framework.wait_for("detached", "TASK_RUNNING")
     wait_until(lambda: with_argument("7104.5"), "the task runs")

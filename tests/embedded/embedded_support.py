@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import dataclasses
 import http.client
 import json
 import queue
@@ -15,6 +17,9 @@ import psutil
 import pytest
 
 from framework.embedded import settings
+from framework.embedded.access import known_access
+from framework.embedded.cluster import EmbeddedCluster
+from framework.mesos.master import Master, connect
 from tests.waiting import is_alive
 
 DEADLINE_S = 60.0
@@ -34,6 +39,16 @@ def with_argument(text: str) -> list[psutil.Process]:
     ]
 
 
+def leading_master(cluster: EmbeddedCluster) -> Master:
+    """The cluster's leading master, which tells us what it tells whoever knows its secret."""
+    return dataclasses.replace(connect(cluster.master, DEADLINE_S), credentials=cluster.access.credentials)
+
+
+def basic(principal: str, secret: str) -> str:
+    """The header `Authorization` of HTTP basic authentication."""
+    return "Basic " + base64.b64encode(f"{principal}:{secret}".encode()).decode()
+
+
 def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has the daemons that are started from now on wait for each other: long enough for a busy machine.
 
@@ -50,11 +65,18 @@ def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class RawFramework:
-    """A framework without a driver: subscribes, takes any offer, and keeps the events."""
+    """A framework without a driver: subscribes, takes any offer, and keeps the events.
+
+    Without `headers` it authenticates with what the cluster has left for this account.
+    """
 
     def __init__(self, master: str, *, headers: dict[str, str] | None = None, **info: Any) -> None:
         self._host, _, port = master.rpartition(":")
         self._port = int(port)
+        access = known_access(self._host)
+        if headers is None and access is not None:
+            headers = {"Authorization": basic(*access.credentials)}
+            info = {"principal": access.credentials[0], **info}
         self._headers = {"Content-Type": "application/json", "Accept": "application/json", **(headers or {})}
         framework = {
             "user": "nobody",

@@ -14,7 +14,6 @@ import sys
 import time
 from typing import Any
 
-from framework.mesos import master as mesos_master
 from framework.mesos.driver import Driver
 from framework.scheduler.session import MesosAccess, sigterm_as_interrupt
 from framework.service.serve import ServeRequest, no_front, serve
@@ -35,8 +34,9 @@ def spoil_first_launch(trick: str, master_address: str) -> None:
         else:
             pid, _, node = trick.partition(":")
             os.kill(int(pid), signal.SIGKILL)
-            while node in {agent.name for agent in mesos_master.connect(master_address, 10.0).agents() or ()}:
-                time.sleep(0.02)
+            with MesosAccess(master_address).connect() as master:
+                while node in {agent.name for agent in master.agents() or ()}:
+                    time.sleep(0.02)
         accept(driver, offer_ids, operations, filters)
 
     Driver.acceptOffers = spoiled

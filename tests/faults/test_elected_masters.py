@@ -12,14 +12,14 @@ import pytest
 from dike.exceptions import DikeError
 from framework.embedded.agents import AgentSpec
 from framework.embedded.cluster import EmbeddedCluster
-from framework.mesos.master import connect
 from framework.scheduler.session import MesosAccess
 from framework.training.observer import JobObserver
 from framework.training.run import RunRequest, run_training
+from tests.embedded.embedded_support import leading_master
 from tests.faults.fault_stage import ROOT, SCRIPTS, FaultStage
 from tests.service.zookeeper_server import zookeeper_server
 from tests.training.job_stage import profile
-from tests.waiting import DEADLINE_S, wait_until
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.mesos, pytest.mark.timeout(300)]
 
@@ -74,10 +74,10 @@ def kill_the_leader(stage: FaultStage) -> None:
 
 def test_the_next_master_is_waited_for(stage: FaultStage) -> None:
     cluster = stage.cluster
-    before = connect(cluster.master, DEADLINE_S)
+    before = leading_master(cluster)
     cluster.kill_master()
     # ZooKeeper goes on naming the dead one until its session is over.
-    after = connect(cluster.master, DEADLINE_S)
+    after = leading_master(cluster)
     assert (after.uri, after.host) == (before.uri, before.host)
     assert after.port != before.port
     cluster.wait_for_agents()

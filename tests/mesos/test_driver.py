@@ -33,6 +33,7 @@ from framework.mesos.driver import (
 )
 from framework.mesos.events import EventScheduler
 from framework.mesos.master import connect
+from tests.embedded.embedded_support import leading_master
 from tests.waiting import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.integration
@@ -54,25 +55,24 @@ def next_event(scheduler: EventScheduler, kind: type[Kind]) -> Kind:
 
 
 @pytest.fixture(scope="module")
-def mesos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
-    credentials = tmp_path_factory.mktemp("credentials") / "credentials.json"
-    credentials.write_text(json.dumps({"credentials": [{"principal": "ann", "secret": "right"}]}))
+def mesos() -> Iterator[EmbeddedCluster]:
     agents = [AgentSpec(resources="cpus:1;mem:512;gpus:2", attributes="gpu_model:K80;rack:r1;network_gbps:25")]
-    with EmbeddedCluster(agents, framework_credentials=credentials) as cluster:
+    with EmbeddedCluster(agents) as cluster:
         cluster.wait_for_agents(DEADLINE_S)
         yield cluster
 
 
-def settings(**changes: Any) -> FrameworkSettings:
+def settings(cluster: EmbeddedCluster, **changes: Any) -> FrameworkSettings:
+    principal, secret = cluster.access.credentials
     return FrameworkSettings(
-        **{"name": "test", "user": getpass.getuser(), "principal": "ann", "secret": "right", **changes}
+        **{"name": "test", "user": getpass.getuser(), "principal": principal, "secret": secret, **changes}
     )
 
 
 @pytest.mark.mesos
 def test_agents_with_gpus_are_offered(mesos: EmbeddedCluster) -> None:
     scheduler = EventScheduler()
-    driver = Driver(settings(), mesos.master, scheduler)
+    driver = Driver(settings(mesos), mesos.master, scheduler)
     driver.start()
     try:
         (offer,) = next_event(scheduler, events.OffersArrived).offers
@@ -87,7 +87,7 @@ def test_agents_with_gpus_are_offered(mesos: EmbeddedCluster) -> None:
 @pytest.mark.mesos
 def test_a_wrong_secret_is_one_event_and_no_exception(mesos: EmbeddedCluster) -> None:
     scheduler = EventScheduler()
-    driver = Driver(settings(secret="wrong"), mesos.master, scheduler)
+    driver = Driver(settings(mesos, secret="wrong"), mesos.master, scheduler)
     driver.start()
     assert next_event(scheduler, events.Refused).http_status == 401
     driver.join()
@@ -96,10 +96,10 @@ def test_a_wrong_secret_is_one_event_and_no_exception(mesos: EmbeddedCluster) ->
 @pytest.mark.mesos
 def test_who_is_thrown_out_stays_out(mesos: EmbeddedCluster) -> None:
     first_scheduler, second_scheduler = EventScheduler(), EventScheduler()
-    first = Driver(settings(), mesos.master, first_scheduler)
+    first = Driver(settings(mesos), mesos.master, first_scheduler)
     first.start()
     framework_id = next_event(first_scheduler, events.Subscribed).framework_id
-    second = Driver(settings(), mesos.master, second_scheduler)
+    second = Driver(settings(mesos), mesos.master, second_scheduler)
     second.framework_id = framework_id
     second.start()
     try:
@@ -115,7 +115,7 @@ def test_who_is_thrown_out_stays_out(mesos: EmbeddedCluster) -> None:
 @pytest.mark.mesos
 def test_a_kill_of_an_unknown_task_is_answered(mesos: EmbeddedCluster) -> None:
     scheduler = EventScheduler()
-    driver = Driver(settings(), mesos.master, scheduler)
+    driver = Driver(settings(mesos), mesos.master, scheduler)
     driver.start()
     try:
         agent_id = next_event(scheduler, events.OffersArrived).offers[0]["agent_id"]["value"]
@@ -134,7 +134,7 @@ def test_the_master_lists_its_agents(mesos: EmbeddedCluster, monkeypatch: pytest
     # A proxy is for the world outside, not for the cluster.
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
-    (agent,) = connect(mesos.master, DEADLINE_S).agents() or []
+    (agent,) = leading_master(mesos).agents() or []
     assert (agent.cpus, agent.gpus, agent.gpu_model, agent.rack, agent.network_gbps) == (1, 2, "K80", "r1", 25)
 
 
@@ -368,7 +368,7 @@ def test_something_else_than_mesos_is_recognised() -> None:
 @pytest.mark.mesos
 def test_an_agent_is_not_taken_for_a_master(mesos: EmbeddedCluster) -> None:
     with pytest.raises(BadInputError, match="is not a Mesos master"):
-        connect(f"127.0.0.1:{mesos.agents[0].port}", DEADLINE_S)
+        connect(f"{mesos.access.address}:{mesos.agents[0].port}", DEADLINE_S)
 
 
 def test_a_zookeeper_entry_is_read(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import pytest
 from framework.embedded.agents import AgentSpec
 from framework.embedded.cluster import EmbeddedCluster
 from framework.mesos import events
-from framework.mesos import master as mesos_master
 from framework.mesos.driver import Driver, FrameworkSettings
 from framework.mesos.offers import AgentOffer
 from framework.mesos.tasks import take_resources
@@ -23,9 +22,9 @@ from framework.scheduler.records import JobKind, JobRecord
 from framework.scheduler.scheduler import Scheduler
 from framework.service.explain import explain
 from framework.service.explanation import Verdict
-from tests.embedded.embedded_support import RawFramework
+from tests.embedded.embedded_support import RawFramework, leading_master
 from tests.scheduler.played_cluster import PlayedJob, RecordingJournal
-from tests.waiting import DEADLINE_S, wait_until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.mesos
 
@@ -56,9 +55,11 @@ class Framework:
     """A scheduler with a subscription of its own."""
 
     def __init__(self, cluster: EmbeddedCluster, role: str) -> None:
-        self.master = mesos_master.connect(cluster.master, DEADLINE_S)
+        self.master = leading_master(cluster)
         self.received = events.EventScheduler()
-        self.driver = Driver(FrameworkSettings("scheduler", "nobody", role=role), self.master.uri, self.received)
+        principal, secret = cluster.access.credentials
+        settings = FrameworkSettings("scheduler", "nobody", role=role, principal=principal, secret=secret)
+        self.driver = Driver(settings, self.master.uri, self.received)
         self.directory = AgentDirectory(self.master.ask, role)
         self.directory.refresh()
         self.numbers = itertools.count()

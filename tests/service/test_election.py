@@ -14,7 +14,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import pytest
 from kazoo.client import KazooClient
 from sqlalchemy import text
@@ -171,7 +170,7 @@ def services(folder: Path, cluster: EmbeddedCluster) -> Iterator[Callable[..., S
 
 
 def frameworks(cluster: EmbeddedCluster, kind: str) -> list[str]:
-    answer = httpx.get(f"http://{cluster.master}/state", trust_env=False, timeout=DEADLINE_S).json()
+    answer = cluster.state()
     return [str(framework["id"]) for framework in answer[kind]]
 
 

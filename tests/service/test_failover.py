@@ -101,7 +101,9 @@ def test_a_job_trains_on_under_services_that_are_killed(stage: Stage) -> None:
 
 def tear_down(stage: Stage, framework_id: str | None) -> None:
     url, wanted = f"http://{stage.cluster.master}/teardown", {"frameworkId": framework_id}
-    assert httpx.post(url, data=wanted, trust_env=False, timeout=DEADLINE_S).is_success
+    assert httpx.post(
+        url, data=wanted, auth=stage.cluster.access.credentials, trust_env=False, timeout=DEADLINE_S
+    ).is_success
 
 
 def test_a_framework_that_was_torn_down_starts_its_jobs_again_under_another_id(stage: Stage, standin: Path) -> None:

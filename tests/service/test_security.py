@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import gzip
 import io
-import json
 import os
 import queue
 import re
@@ -36,7 +35,6 @@ from tests.training.job_stage import profile
 from tests.waiting import DEADLINE_S, wait_until
 
 ROOT = Path(__file__).parents[2]
-SECRET = "principals-secret-4711"
 API_KEY = "key-of-the-user-0815"
 PASSWORD = "password-of-the-database-99"
 SCRIPT = """
@@ -90,9 +88,10 @@ def processes(service: psutil.Process, cluster: EmbeddedCluster) -> Iterator[tup
 
 def answers(cluster: EmbeddedCluster) -> Iterator[tuple[str, bytes]]:
     addresses = [f"{cluster.master}/{path}" for path in ("state", "tasks", "frameworks", "slaves")]
-    addresses += [f"127.0.0.1:{agent.port}/{path}" for agent in cluster.agents for path in ("state", "containers")]
+    host = cluster.access.address
+    addresses += [f"{host}:{agent.port}/{path}" for agent in cluster.agents for path in ("state", "containers")]
     for address in addresses:
-        answer = httpx.get(f"http://{address}", timeout=DEADLINE_S, trust_env=False)
+        answer = httpx.get(f"http://{address}", auth=cluster.access.credentials, timeout=DEADLINE_S, trust_env=False)
         assert answer.is_success
         yield address, answer.content
 
@@ -114,11 +113,6 @@ def test_no_secret_is_where_others_can_read(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "project").mkdir()
     script = tmp_path / "project" / "train.py"
     script.write_text(SCRIPT.format(go=str(go)))
-    credentials = tmp_path / "credentials.json"
-    credentials.write_text(json.dumps({"credentials": [{"principal": "dike", "secret": SECRET}]}))
-    secret_file = tmp_path / "secret"
-    secret_file.write_text(SECRET)
-    secret_file.chmod(0o600)
     url = f"sqlite:///{tmp_path}/service.db"
     request = {
         "script": "train.py",
@@ -129,13 +123,14 @@ def test_no_secret_is_where_others_can_read(tmp_path: Path, monkeypatch: pytest.
     }
     with (
         closing(ServiceStore(url)) as store,
-        EmbeddedCluster(work_dir=mesos, framework_credentials=credentials) as cluster,
+        EmbeddedCluster(work_dir=mesos) as cluster,
         (logs / "output").open("wb") as output,
     ):
         job = Submissions(store, queue.SimpleQueue()).submit(
             read_request({"kind": "training", **request}), pack(script), "ann"
         )
         command = [sys.executable, "-m", "tests.service.serving_script", url, cluster.master]
+        secret_file = cluster.access.secret_file
         command += ["--principal", "dike", "--secret-file", str(secret_file), "--log", str(logs / "log")]
         with subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output) as service:
             try:
@@ -155,9 +150,12 @@ def test_no_secret_is_where_others_can_read(tmp_path: Path, monkeypatch: pytest.
         assert now is not None
         assert (now.state, now.failure) == (JobState.FINISHED, "")
         after = Look({**dict(files(mesos)), **dict(files(logs))})
-    for secret in (SECRET, job.bundle_token):
-        assert running.places(secret) == set()
-        assert after.places(secret) == set()
+    for secret, known_to in (
+        (cluster.access.secret, {"credentials.json"}),  # Mode 600: `test_only_its_own_account_reads_its_secret`.
+        (job.bundle_token, set()),
+    ):
+        assert running.places(secret) == known_to
+        assert after.places(secret) == known_to
     # What users give their scripts is in the scripts' own environment, which only their account can read.
     assert {place.partition(" ")[0] for place in running.places(API_KEY)} == {"script"}
     assert after.places(API_KEY) == set()

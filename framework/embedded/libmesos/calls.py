@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
 from typing import Any
 
 from framework.embedded.libmesos import names
+from framework.embedded.libmesos.peers import accept_own_account
 
 OBJECT_BYTES = 1 << 16
 """Room for any object made here; the largest, mesos::internal::slave::Slave, takes 9,376 bytes."""
@@ -122,8 +122,13 @@ class Mesos:
         self.call(names.FLAGS_LOAD, result, virtual_base(flags, FLAGS_BASE_SLOT), String("MESOS_"))
         check(result, TRY_WARNINGS_ERROR)
 
-    def initialize(self, program: str, delegate: str, realms: Sequence[str | None] = (None, None)) -> None:
-        """Starts logging and libprocess; requests without a process' name go to `delegate`."""
+    def initialize(self, program: str, delegate: str) -> None:
+        """Starts logging and libprocess; requests without a process' name go to `delegate`.
+
+        Its own pages ask for credentials in the realms `PROGRAM-readwrite` and `PROGRAM-readonly`.
+        """
+        self._kept.append(accept_own_account(self._library))
+        realms = (f"{program}-readwrite", f"{program}-readonly")
         self.call(names.LOGGING_INITIALIZE, String(program), ctypes.c_bool(False), none())
         self.call(names.PROCESS_INITIALIZE, OptionString(delegate), OptionString(realms[0]), OptionString(realms[1]))
         self.spawn(self.construct(names.VERSION_PROCESS))

@@ -1,0 +1,126 @@
+"""Has a daemon of Mesos hear nobody but its own account, and root.
+
+What daemons send each other carries no credential: whoever reaches an agent's port can say that he is the master and
+have it run a task. On loopback the system knows whose connection it is, so the library's `accept` is replaced by one
+that looks (`/proc/net/tcp`) and hands out no connection of another account. Needs the standard library only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import socket
+import struct
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
+MAPPED_PREFIX = "0000000000000000FFFF0000"
+"""What stands before an IPv4 address that a socket of IPv6 has."""
+LOCAL, REMOTE, UID, INODE = 1, 2, 7, 9
+"""Columns of these tables."""
+ROOT = 0
+
+DT_NULL, DT_PLTRELSZ, DT_STRTAB, DT_SYMTAB, DT_JMPREL = 0, 2, 5, 6, 23
+DYNAMIC = struct.Struct("<QQ")  # tag, value
+RELOCATION = struct.Struct("<QQq")  # place, symbol << 32 | type, addend
+SYMBOL_BYTES = 24
+
+Accept = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, use_errno=True)
+
+
+class LinkMap(ctypes.Structure):
+    """What `dlopen` returns, as far as it is public (link.h)."""
+
+    _fields_ = [("base", ctypes.c_size_t), ("name", ctypes.c_char_p), ("dynamic", ctypes.c_size_t)]
+
+
+def uid_of_peer(connection: socket.socket) -> int | None:
+    """Account that has the other end of a TCP connection on this machine; None where nobody has it any more."""
+    (own, own_port), (peer, peer_port) = connection.getsockname(), connection.getpeername()
+    wanted = (_in_table(peer, peer_port), _in_table(own, own_port))
+    for table in TABLES:
+        for columns in _rows(table):
+            ends = (columns[LOCAL].removeprefix(MAPPED_PREFIX), columns[REMOTE].removeprefix(MAPPED_PREFIX))
+            if ends == wanted:
+                # The system says root of a socket that its process has closed.
+                return int(columns[UID]) if int(columns[INODE]) else None
+    return None
+
+
+def accept_own_account(library: ctypes.CDLL) -> Any:
+    """Has the library accept connections of this account and of root only; returns what must live as long as it.
+
+    Raises:
+        SystemExit: the library calls no `accept`, or the system does not tell whose a connection is.
+    """
+    if not os.access(TABLES[0], os.R_OK):
+        raise SystemExit(f"{TABLES[0]} cannot be read, so nobody can tell whose connections come in")
+    accept = Accept(("accept", ctypes.CDLL(None)))
+    trusted = {os.getuid(), ROOT}
+    told: set[int] = set()
+
+    def accept_trusted(listening: int, address: int, size: int) -> int:
+        accepted: int = accept(listening, address, size)
+        if accepted < 0:
+            return accepted
+        uid = _uid_of_peer(accepted)
+        if uid in trusted:
+            return accepted
+        os.close(accepted)
+        if uid is not None and uid not in told:
+            told.add(uid)
+            print(f"refused a connection of account {uid}, and will refuse more", file=sys.stderr, flush=True)
+        ctypes.set_errno(errno.ECONNABORTED)
+        return -1
+
+    callback = Accept(accept_trusted)
+    place = _place_of(library, b"accept")
+    ctypes.c_void_p.from_address(place).value = ctypes.cast(callback, ctypes.c_void_p).value
+    return callback
+
+
+def _uid_of_peer(descriptor: int) -> int | None:
+    connection = socket.socket(fileno=descriptor)
+    try:
+        return uid_of_peer(connection)
+    except OSError as error:  # An exception has no way through C++: nobody is trusted instead.
+        print(f"cannot tell whose connection came in: {error}", file=sys.stderr, flush=True)
+        return None
+    finally:
+        connection.detach()
+
+
+def _rows(table: str) -> Iterator[list[str]]:
+    try:
+        with open(table, encoding="ascii") as file:
+            next(file)  # The columns' names.
+            for line in file:
+                yield line.split()
+    except FileNotFoundError:
+        return  # A system without IPv6.
+
+
+def _in_table(address: str, port: int) -> str:
+    """As the tables write it: the address as a number of this machine's byte order."""
+    return f"{int.from_bytes(socket.inet_aton(address), sys.byteorder):08X}:{port:04X}"
+
+
+def _place_of(library: ctypes.CDLL, function: bytes) -> int:
+    """Where in memory the library keeps the address of a function that it calls."""
+    link_map = LinkMap.from_address(library._handle)
+    tags: dict[int, int] = {}
+    at = link_map.dynamic
+    while True:
+        tag, value = DYNAMIC.unpack(ctypes.string_at(at, DYNAMIC.size))
+        if tag == DT_NULL:
+            break
+        tags[tag] = value
+        at += DYNAMIC.size
+    for place, symbol, _ in RELOCATION.iter_unpack(ctypes.string_at(tags[DT_JMPREL], tags[DT_PLTRELSZ])):
+        name = ctypes.c_uint32.from_address(tags[DT_SYMTAB] + SYMBOL_BYTES * (symbol >> 32)).value
+        if ctypes.string_at(tags[DT_STRTAB] + name) == function:
+            return int(link_map.base + place)
+    raise SystemExit(f"the library does not call {function.decode()}")
