@@ -168,7 +168,9 @@ def _wait_for_all(service: PlayedService) -> dict[str, int]:
 
 
 def _status_updates(service: PlayedService) -> int:
-    answer = httpx.get(f"http://{service.cluster.master}/metrics/snapshot", trust_env=False).json()
+    answer = httpx.get(
+        f"http://{service.cluster.master}/metrics/snapshot", auth=service.cluster.access.credentials, trust_env=False
+    ).json()
     return int(answer["master/messages_status_update"])
 
 
