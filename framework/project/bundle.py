@@ -18,11 +18,13 @@ import secrets
 import socket
 import tarfile
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import pathspec
 
@@ -40,6 +42,10 @@ SENT_AT_A_TIME = 16
 """How many executors are served at a time; each may hold an archive in memory."""
 WAIT_S = 20.0
 """How long the others wait for their turn; then they are told to come again, before they take us for dead."""
+CONNECTION_LIMIT = 512
+HEAD_TIMEOUT_S = 30.0
+SENDING_TIMEOUT_S = 600.0
+"""How long a connection may take to say what it wants, and to be sent an archive."""
 KEPT_ARCHIVES = 2
 COMPRESSION = 3
 """Of gzip: the highest level takes four times as long, for a few percent."""
@@ -255,6 +261,44 @@ class _QuietServer(http.server.ThreadingHTTPServer):
     # A job's executors all come at once; those beyond this would try again after seconds.
     request_queue_size = 256
 
+    def __init__(self, address: tuple[str, int], handler: type[http.server.BaseHTTPRequestHandler]) -> None:
+        self._lock = threading.Lock()
+        self._deadlines: dict[socket.socket, float] = {}
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Begins a thread, if there are not too many; each connection has its time, whatever it sends meanwhile."""
+        with self._lock:
+            has_room = len(self._deadlines) < CONNECTION_LIMIT
+            if has_room:
+                self._deadlines[request] = time.monotonic() + HEAD_TIMEOUT_S
+        if has_room:
+            super().process_request(request, client_address)
+            return
+        with contextlib.suppress(OSError):  # It has gone already.
+            request.sendall(b"HTTP/1.0 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n")
+        super().shutdown_request(request)
+
+    def may_take(self, request: socket.socket, seconds: float) -> None:
+        """Gives a connection so much time from now on."""
+        with self._lock:
+            self._deadlines[request] = time.monotonic() + seconds
+
+    def service_actions(self) -> None:
+        """Ends connections whose time is over; called twice a second."""
+        now = time.monotonic()
+        with self._lock:
+            late = [request for request, deadline in self._deadlines.items() if deadline < now]
+            for request in late:
+                with contextlib.suppress(OSError):  # The other side has.
+                    request.shutdown(socket.SHUT_RDWR)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Forgets a connection and closes it."""
+        with self._lock:
+            self._deadlines.pop(request, None)
+        super().shutdown_request(request)
+
     def handle_error(self, request: object, client_address: object) -> None:
         """An executor that went away while it was fetching reports its own end."""
         logger.info("bundle not delivered to %s", client_address, exc_info=True)
@@ -307,9 +351,10 @@ class BundleServer:
         archives = self._archives
 
         class Handler(http.server.BaseHTTPRequestHandler):
-            timeout = 30
+            server: _QuietServer
 
             def do_GET(self) -> None:
+                self.server.may_take(self.connection, WAIT_S + SENDING_TIMEOUT_S)
                 token = self.path.removeprefix(PATH)
                 with archives.lent(token) as archive:
                     if isinstance(archive, HTTPStatus):

@@ -29,7 +29,7 @@ from framework.scheduler.session import MesosAccess
 from framework.search.database import database_files
 from framework.search.store import Store
 from tests.search.locks import locked_by
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, wait_until
 
 TOKEN = "t" * 32
 OTHER = "o" * 32
@@ -267,3 +267,39 @@ def test_the_executors_of_a_job_share_one_archive_in_memory(monkeypatch: pytest.
         assert sorted(asked) == sorted((TOKEN, OTHER))
         unknown = server.url("n" * 32)
         assert [get(unknown).status_code for _ in range(2)] == [404, 404]
+
+
+@pytest.mark.integration
+def test_whoever_asks_for_nothing_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle, "HEAD_TIMEOUT_S", 0.2)
+    with bundle.BundleServer({TOKEN: b"archive"}.get, "127.0.0.1") as server:
+        address = urlsplit(server.url(TOKEN))
+        with socket.create_connection((address.hostname, address.port), DEADLINE_S) as slow:
+            ended = threading.Event()
+
+            def drip() -> None:
+                # Never silent, and never done.
+                with contextlib.suppress(OSError):
+                    slow.sendall(b"GET /")
+                    while not ended.wait(0.02):
+                        slow.sendall(b"x")
+
+            with ThreadPoolExecutor(1) as pool:
+                dripping = pool.submit(drip)
+                with contextlib.suppress(ConnectionError):
+                    assert slow.recv(1) == b""
+                ended.set()
+                dripping.result()
+        assert httpx.get(server.url(TOKEN)).content == b"archive"
+
+
+@pytest.mark.integration
+def test_too_many_connections_are_told_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle, "CONNECTION_LIMIT", 2)
+    with bundle.BundleServer({TOKEN: b"archive"}.get, "127.0.0.1") as server, contextlib.ExitStack() as stack:
+        address = urlsplit(server.url(TOKEN))
+        for _ in range(2):
+            stack.enter_context(socket.create_connection((address.hostname, address.port), DEADLINE_S))
+        assert httpx.get(server.url(TOKEN)).status_code == httpx.codes.SERVICE_UNAVAILABLE
+        stack.close()
+        wait_until(lambda: httpx.get(server.url(TOKEN)).is_success, "room again")
