@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import stat
 import sys
 import tarfile
 import tempfile
 from pathlib import Path
 
 from dike.exceptions import BadInputError, DikeError
+from framework.embedded.access import PRIVATE_FILE, PRIVATE_FOLDER, ROOT
 from framework.embedded.elf import PATCH_VERSION, ElfError, make_loadable
 from framework.user_folders import cache_dir, file_lock
 
@@ -50,25 +52,44 @@ def cached_library() -> Path:
 def ensure_library() -> Path:
     """Path of the loadable library; the first call on a machine fetches and edits it (27 MB to fetch, 79 MB kept).
 
-    Any number of processes may call this at once: one does the work, the others wait for it.
+    Any number of processes may call this at once: one does the work, the others wait for it. A copy that other accounts
+    could have changed is made anew.
 
     Raises:
         BadInputError: the platform is not supported, or the file `$DIKE_MESOS_FILE` names is missing or damaged.
-        DikeError: the file could not be had, or not be written to the cache.
+        DikeError: the file could not be had, or not be written to the cache, or the cache belongs to somebody else.
     """
     check_platform()
     target = cached_library()
-    if target.exists():
-        return target
     try:
+        if _only_we_write(target.parent) and _only_we_write(target):
+            return target
         with file_lock(target.parent / "lock"):
-            if not target.exists():
+            if target.parent.stat().st_uid not in (os.getuid(), ROOT):
+                raise DikeError(
+                    f"The cache folder {target.parent} belongs to another account, which could put its own program "
+                    "there: name another with DIKE_CACHE."
+                )
+            if not _only_we_write(target.parent):
+                target.parent.chmod(PRIVATE_FOLDER)
+                # Whoever could write there may have done so.
+                target.unlink(missing_ok=True)
+            if not _only_we_write(target):
                 _make(target)
     except OSError as error:
         raise DikeError(
             f"The cache folder {target.parent} cannot be written ({error}): name another with DIKE_CACHE."
         ) from error
     return target
+
+
+def _only_we_write(path: Path) -> bool:
+    """Whether it is there, and nobody else but root can change it."""
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return status.st_uid in (os.getuid(), ROOT) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _make(target: Path) -> None:
@@ -80,6 +101,7 @@ def _make(target: Path) -> None:
             draft.write_bytes(make_loadable(_read_module(archive)))
         except (ElfError, tarfile.TarError) as error:
             raise DikeError(f"The Mesos file {archive.name} could not be made loadable: {error}.") from error
+        draft.chmod(PRIVATE_FILE)
         draft.replace(target)
 
 

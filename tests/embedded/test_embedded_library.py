@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import stat
 import subprocess
 import sys
 import tarfile
@@ -146,6 +147,32 @@ library.ensure_library()
     ended = subprocess.run([sys.executable, "-c", script], env=environment, cwd=ROOT, timeout=DEADLINE_S, check=False)
     assert ended.returncode == -9
     assert not library.cached_library().exists()
+
+
+@pytest.mark.parametrize("changed", ["folder", "file"])
+def test_a_copy_that_others_could_have_changed_is_made_anew(
+    changed: str, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "_make", lambda target: target.write_bytes(b"ours") and target.chmod(0o600))
+    made = library.ensure_library()
+    made.write_bytes(b"theirs")
+    assert library.ensure_library().read_bytes() == b"theirs", (
+        "not looked into each time: nobody else can have done that"
+    )
+    (made.parent if changed == "folder" else made).chmod(0o777)
+    assert library.ensure_library().read_bytes() == b"ours"
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (made.parent, made)]
+    assert not any(mode & (stat.S_IWGRP | stat.S_IWOTH) for mode in modes)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+def test_a_cache_of_another_account_is_refused(empty_cache: Path) -> None:
+    folder = library.cached_library().parent
+    folder.mkdir(parents=True)
+    (folder / library.cached_library().name).write_bytes(b"theirs")
+    os.chown(folder, 65534, 65534)
+    with pytest.raises(DikeError, match="belongs to another account"):
+        library.ensure_library()
 
 
 @pytest.mark.parametrize(
