@@ -1,10 +1,17 @@
-"""Which model a checkpoint folder belongs to. Needs no TensorFlow where the folder is a local one."""
+"""Which model a checkpoint folder belongs to, and which checkpoints in it are whole.
+
+Needs no TensorFlow where the folder is a local one, `newest_whole` excepted.
+"""
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
+import sys
+import zlib
+from collections.abc import Iterator
 from typing import Any
 
 from dike.exceptions import BadInputError
@@ -19,6 +26,10 @@ CLAIM = "dike-claim.json"
 
 JOB = "dike-job.json"
 """File in a checkpoint folder that says at which step the last job began that trained there."""
+
+SUMS = "dike-sums.json"
+"""File in a checkpoint folder that notes size and CRC-32 of the files of each of the job's checkpoints."""
+_READ_BYTES = 1 << 20
 
 
 def fingerprint(profile: ModelProfile) -> str:
@@ -111,6 +122,122 @@ def first_step(task: TaskSpec, step: int) -> int:
     return step
 
 
+def seal(path: str) -> None:
+    """Has a checkpoint that TensorFlow has written outlive the machine, and notes what its files hold.
+
+    Args:
+        path: its path, without `.index`. Where it is remote, the storage sees to that.
+    """
+    if _is_remote(path):
+        return
+    folder = os.path.dirname(path)
+    sums = {name: noted for name, noted in _sums(folder).items() if os.path.exists(_file_path(folder, name))}
+    sums |= {os.path.basename(file): file_sum(file, sync=True) for file in _files(path)}
+    _write(folder, SUMS, sums)
+    sync(folder)
+
+
+def newest_whole(folder: str) -> str | None:
+    """Path of the newest checkpoint of TensorFlow in a job's folder that is as it was written; None if there is none.
+
+    Says which are damaged, and what happens instead.
+    """
+    problem = ""
+    for path in _paths(folder):
+        found = _problem(path)
+        if not found:
+            if problem:
+                print(f"dike: {problem}; going on from '{path}'.", file=sys.stderr, flush=True)
+            return path
+        problem = problem or found
+    if problem:
+        print(f"dike: {problem}; beginning anew.", file=sys.stderr, flush=True)
+    return None
+
+
+def file_sum(path: str, *, sync: bool = False) -> tuple[int, int]:
+    """Size in bytes and CRC-32 of a local file; with `sync` it is on the disk then."""
+    size, checksum = 0, 0
+    with open(path, "rb") as file:
+        if sync:
+            os.fsync(file.fileno())
+        while block := file.read(_READ_BYTES):
+            size += len(block)
+            checksum = zlib.crc32(block, checksum)
+    return size, checksum
+
+
+def sync(path: str) -> None:
+    """What a local file or folder holds outlives the machine."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _paths(folder: str) -> Iterator[str]:
+    """The checkpoints in a folder, newest first."""
+    import tensorflow as tf
+
+    try:
+        state = tf.train.get_checkpoint_state(folder)
+    except UnicodeDecodeError:
+        state = None
+    if state is not None:
+        yield from reversed(state.all_model_checkpoint_paths or [state.model_checkpoint_path])
+        return
+    # TensorFlow's own list of them is not there, or damaged.
+    found = [path.removesuffix(".index") for path in tf.io.gfile.glob(_file_path(folder, "*.index"))]
+    yield from sorted(found, key=_number, reverse=True)
+
+
+def _number(path: str) -> int:
+    """The step in a checkpoint's name."""
+    step = path.rpartition("-")[2]
+    return int(step) if step.isdecimal() else 0
+
+
+def _problem(path: str) -> str:
+    """Why a checkpoint cannot be gone on from; empty if it can."""
+    import tensorflow as tf
+
+    files, damaged = _files(path), f"checkpoint '{path}' is damaged"
+    sums = {} if _is_remote(path) else _sums(os.path.dirname(path))
+    noted = {name: value for name, value in sums.items() if name.startswith(f"{os.path.basename(path)}.")}
+    try:
+        if noted:
+            for name, value in noted.items():
+                if file_sum(_file_path(os.path.dirname(path), name)) != value:
+                    return f"{damaged}: {name} is not what was written"
+            return ""
+        # Of an earlier version, or the script's own. Each tensor carries a checksum of TensorFlow's.
+        reader = tf.train.load_checkpoint(path)
+        for name in reader.get_variable_to_shape_map() if files else ():
+            reader.get_tensor(name)
+    except OSError as error:
+        return f"{damaged}: {error.filename}: {error.strerror}"
+    except (tf.errors.OpError, ValueError) as error:
+        return f"{damaged}: {str(error).splitlines()[0]}"
+    return ""
+
+
+def _files(path: str) -> list[str]:
+    """The files of a local checkpoint."""
+    if _is_remote(path):
+        return []
+    return glob.glob(f"{glob.escape(path)}.index") + glob.glob(f"{glob.escape(path)}.data-*")
+
+
+def _sums(folder: str) -> dict[str, tuple[int, int]]:
+    """File -> size and checksum, as `seal` has noted them; empty where that is damaged too."""
+    text = _read(_file_path(folder, SUMS))
+    try:
+        return {str(name): (int(size), int(crc)) for name, (size, crc) in json.loads(text or "{}").items()}
+    except (AttributeError, OverflowError, RecursionError, TypeError, ValueError):
+        return {}
+
+
 def _write(folder: str, name: str, values: dict[str, Any]) -> None:
     """Writes a small file at once; the folder is made if it does not exist."""
     text, path = json.dumps(values) + "\n", _file_path(folder, name)
@@ -125,6 +252,8 @@ def _write(folder: str, name: str, values: dict[str, Any]) -> None:
     temporary = f"{path}.{os.getpid()}"
     with open(temporary, "w", encoding="utf-8") as file:
         file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(temporary, path)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from dike import checkpoints
 from dike.process import termination
 from dike.reporting import reporter
 from dike.roles import fencing
@@ -68,7 +69,7 @@ class SavedFit:
 
     def restore(self) -> bool:
         """Restores the newest checkpoint; whether there is one."""
-        path = self._manager.latest_checkpoint if self._manager is not None else None
+        path = checkpoints.newest_whole(self._manager.directory) if self._manager is not None else None
         if path is None:
             return False
         self._checkpoint.restore(path, options=self._options)
@@ -145,6 +146,7 @@ class SavedFit:
             self._state.assign(json.dumps(state))
             fencing.check(self._cluster.task)
             path = self._manager.save(checkpoint_number=step, options=self._options)
+            checkpoints.seal(path)
             self._saved_s = time.monotonic()
             reporter().checkpoint(path, step)
         if termination.requested:

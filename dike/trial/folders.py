@@ -15,10 +15,10 @@ import re
 import shutil
 import sys
 import tempfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from dike.checkpoints import file_sum, sync
 from dike.exceptions import BadInputError
 from dike.trial.spec import TrialSpec
 
@@ -26,7 +26,6 @@ META = "dike-trial.json"
 """File whose presence makes a checkpoint complete. Under `needs` it may name folders beside its own."""
 _SUMS = "sums"
 """Where it notes, by path in the folder, size and CRC-32 of each file; not in those of earlier versions."""
-_READ_BYTES = 1 << 20
 
 Reader = Callable[[str], bytes]
 """Content of one of a checkpoint's files, by name."""
@@ -57,10 +56,10 @@ def write(path: str, files: Mapping[str, bytes], meta: Mapping[str, Any]) -> Non
     text = json.dumps({**meta, _SUMS: _sums(path)}).encode()
     temporary = f"{path}/.{META}.{os.getpid()}"
     _write_file(temporary, text)
-    _sync(temporary)
+    sync(temporary)
     os.replace(temporary, f"{path}/{META}")
-    _sync(path)
-    _sync(os.path.dirname(path.rstrip("/")) or ".")
+    sync(path)
+    sync(os.path.dirname(path.rstrip("/")) or ".")
 
 
 def read(path: str) -> tuple[dict[str, Any], Reader]:
@@ -186,7 +185,7 @@ def _problem(path: str, needed_by: tuple[str, ...] = ()) -> str:
         return f"the checkpoint in '{path}' is damaged: {META} holds something else"
     for name, sum_of in noted.items() if not _is_remote(path) else ():
         try:
-            found = _sum(f"{path}/{name}")
+            found = file_sum(f"{path}/{name}")
         except OSError as error:
             return f"the checkpoint in '{path}' is damaged: {name}: {error.strerror}"
         if found != sum_of:
@@ -204,29 +203,9 @@ def _sums(path: str) -> dict[str, tuple[int, int]]:
             file = os.path.join(folder, name)
             relative = os.path.relpath(file, path)
             if os.path.isfile(file) and not relative.startswith(f".{META}."):
-                found[relative] = _sum(file, sync=True)
-        _sync(folder)
+                found[relative] = file_sum(file, sync=True)
+        sync(folder)
     return found
-
-
-def _sum(path: str, *, sync: bool = False) -> tuple[int, int]:
-    size, checksum = 0, 0
-    with open(path, "rb") as file:
-        if sync:
-            os.fsync(file.fileno())
-        while block := file.read(_READ_BYTES):
-            size += len(block)
-            checksum = zlib.crc32(block, checksum)
-    return size, checksum
-
-
-def _sync(path: str) -> None:
-    """What a local file or folder holds survives the machine."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _remove(path: str) -> None:

@@ -51,6 +51,7 @@ def test_asynchronous_training_places_saves_survives_and_resumes(tmp_path: Path)
         assert job.chief.reported("progress")[-1]["loss"] < 1.5
         assert job.chief.reported("checkpoint")[-1]["step"] == latest_step(tmp_path / "job") >= 200
         assert not (SCRIPTS / "elsewhere").exists()
+    older = latest_step(tmp_path / "job")
 
     # Again with more steps and fewer ps: goes on where it ended; a worker is killed and comes back.
     with Job(Api.GRAPH, SCRIPT, tmp_path / "job", 1, 2, ("monitored", "1000"), fingerprint="one") as job:
@@ -64,6 +65,14 @@ def test_asynchronous_training_places_saves_survives_and_resumes(tmp_path: Path)
         assert back.result["own_steps"] > 0
         assert latest_step(tmp_path / "job") >= 1000
 
+    # Its newest checkpoint is damaged: the one before is gone on from.
+    newest = tmp_path / "job" / "checkpoints" / f"model.ckpt-{latest_step(tmp_path / 'job')}.index"
+    newest.write_bytes(b"")
+    with Job(Api.GRAPH, SCRIPT, tmp_path / "job", 1, 1, ("monitored", "1000"), fingerprint="one") as job:
+        assert job.chief.wait() == 0
+        assert [message["step"] for message in job.chief.reported("resumed")] == [older]
+        assert f"is damaged: {newest.name} is not what was written; going on from" in job.chief.text
+
     # Another model finds its folder taken; nothing needs to be up for that.
     with Job(Api.GRAPH, SCRIPT, tmp_path / "job", 1, 1, ("monitored", "10"), fingerprint="two", alone=True) as job:
         assert job.chief.wait() == 2
@@ -76,6 +85,32 @@ def test_asynchronous_training_places_saves_survives_and_resumes(tmp_path: Path)
     with Job(Api.GRAPH, SCRIPT, tmp_path / "job", 1, 1, ("monitored", "10"), environment=wider, alone=True) as job:
         assert job.chief.wait() == 2
         assert "is of another model: variable 'hidden/weights' differs" in job.chief.text
+
+
+def test_a_damaged_checkpoint_costs_no_more_than_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import tensorflow as tf
+
+    value = tf.Variable(tf.zeros([1000]))
+    manager = tf.train.CheckpointManager(tf.train.Checkpoint(value=value), str(tmp_path), max_to_keep=3)
+    paths = [manager.save(checkpoint_number=number) for number in range(5)]
+    for path in paths[2:]:
+        checkpoints.seal(path)
+    assert checkpoints.newest_whole(str(tmp_path)) == paths[4]
+    assert not capsys.readouterr().err
+    (data,) = tmp_path.glob("ckpt-4.data-*")
+    data.write_bytes(data.read_bytes()[:-1] + b"x")
+    assert checkpoints.newest_whole(str(tmp_path)) == paths[3]
+    assert "ckpt-4' is damaged: ckpt-4.data-00000-of-00001 is not what was written" in capsys.readouterr().err
+
+    # Without what Dike notes of them, TensorFlow's own checksums tell; without TensorFlow's list, the files' names.
+    (tmp_path / checkpoints.SUMS).write_bytes(b"\xff")
+    (tmp_path / "checkpoint").write_bytes(b"\xff")
+    (tmp_path / "ckpt-3.index").unlink()
+    assert checkpoints.newest_whole(str(tmp_path)) == paths[2]
+    assert "ckpt-4' is damaged: " in capsys.readouterr().err
+    (tmp_path / "ckpt-2.index").write_bytes(b"")
+    assert checkpoints.newest_whole(str(tmp_path)) is None
+    assert capsys.readouterr().err.endswith("; beginning anew.\n")
 
 
 def test_synchronous_training_ends(tmp_path: Path) -> None:

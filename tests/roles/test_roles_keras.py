@@ -198,13 +198,17 @@ def test_a_fit_survives_and_resumes(tmp_path: Path) -> None:
         assert saved == latest(tmp_path)
         assert not chief.reported("resumed")
         assert [message["steps"] for message in chief.reported("total")] == [endless * batches]
+        older = chief.reported("checkpoint")[-2]["step"]
 
+    (newest,) = (tmp_path / "checkpoints" / "fit-0").glob(f"ckpt-{saved}.data-*")
+    os.truncate(newest, newest.stat().st_size // 2)
     # The next one dies of its ps, with one line that says so.
     with Job(Api.KERAS, script, tmp_path, 1, 2, (str(endless),), checkpoint_interval_s=1.0, environment=PATIENT) as job:
         chief = job.chief
         wait_for(lambda: step_of(chief) > saved + 20, chief)
-        assert min(message["step"] for message in chief.reported("progress")) > saved
-        assert [message["step"] for message in chief.reported("resumed")] == [saved]
+        assert min(message["step"] for message in chief.reported("progress")) > older
+        assert [message["step"] for message in chief.reported("resumed")] == [older]
+        assert f"is damaged: {newest.name} is not what was written; going on from" in chief.text
         wait_for(lambda: bool(chief.reported("checkpoint")), chief)
         wait_for(lambda: any(len(message["workers"]) == 2 for message in chief.reported("rates")), chief)
         job.kill("ps:0")

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src.utils.python_utils import pythonify_logs
 
-from dike import randomness
+from dike import checkpoints, randomness
 from dike.exceptions import BadInputError
 from dike.keras3.callbacks import CallbackStates, settle
 from dike.keras3.job.batches import Batches, DataState
@@ -145,16 +145,17 @@ class FitCheckpoint:
         newest = self._manager.latest_checkpoint
         least = 0 if newest is None else int(newest.rpartition("-")[2]) + 1
         path = self._manager.save(checkpoint_number=max(position.step, least))
+        checkpoints.seal(path)
         self._saved_s = time.monotonic()
         reporter().checkpoint(path, position.step)
 
     def read(self) -> Saved | None:
-        """The newest checkpoint; None where there is none.
+        """The newest whole checkpoint; None where there is none.
 
         Raises:
             BadInputError: if the checkpoint is another model's, or cannot be read by this version.
         """
-        path = self._manager.latest_checkpoint if self._manager is not None else None
+        path = checkpoints.newest_whole(self._manager.directory) if self._manager is not None else None
         if path is None:
             return None
         reader = tf.train.load_checkpoint(path)

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from dike import checkpoints
 from dike.exceptions import BadInputError
 from dike.reporting import reporter
 from dike.task import TaskSpec
@@ -18,7 +19,15 @@ def write(task: TaskSpec, saver: Any, session: Any, step: int) -> None:
     tf.io.gfile.makedirs(task.checkpoint_dir)
     path = saver.save(session, f"{task.checkpoint_dir.rstrip('/')}/model.ckpt", global_step=step)
     if path is not None:
+        checkpoints.seal(path)
         reporter().checkpoint(path, step)
+
+
+def count_earlier(task: TaskSpec, saver: Any) -> None:
+    """Has a saver remove in time what earlier attempts have written, too."""
+    state = tf.train.get_checkpoint_state(task.checkpoint_dir)
+    if state is not None:
+        saver.recover_last_checkpoints(state.all_model_checkpoint_paths)
 
 
 def step_of(path: str) -> int:
@@ -28,12 +37,12 @@ def step_of(path: str) -> int:
 
 
 def check_newest(task: TaskSpec) -> str | None:
-    """Path of the job's newest checkpoint, None where there is none; it has all variables of the default graph.
+    """Path of the job's newest whole checkpoint, None where there is none; it has all variables of the default graph.
 
     Raises:
         BadInputError: if a variable is missing in the checkpoint or has another shape there.
     """
-    path = tf.train.latest_checkpoint(task.checkpoint_dir)
+    path = checkpoints.newest_whole(task.checkpoint_dir)
     if path is None:
         return None
     stored = dict(tf.train.list_variables(path))
@@ -46,7 +55,7 @@ def check_newest(task: TaskSpec) -> str | None:
                 f"Checkpoint '{path}' is of another model: variable '{name}' "
                 f"{'differs' if name in stored else 'is missing'}; name another folder with --checkpoint-dir."
             )
-    return str(path)
+    return path
 
 
 def say_where_checkpoints_go(task: TaskSpec, named: str | None) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.training import monitored_session, session_manager, training
 
+from dike.checkpoints import newest_whole
 from dike.process import termination
 from dike.reporting import reporter
 from dike.roles import fencing
@@ -72,6 +73,8 @@ class ProgressHook(tf.compat.v1.train.SessionRunHook):
         if self._saver is not None:
             if restored is None:
                 self._save(session)
+            else:
+                checkpoints.count_earlier(self._task, self._saver)
             termination.can_save()
 
     def before_run(self, run_context: Any) -> Any:
@@ -205,13 +208,11 @@ def _connect_creators(task: TaskSpec) -> None:
             named = getattr(creator, "_checkpoint_filename_with_path", None)
             if _keeps(task, creator):
                 fencing.claim(task)
-                if not has_own_saver:
-                    checkpoints.check_newest(task)
-                newest = tf.train.latest_checkpoint(task.checkpoint_dir)
+                # A saver of the script's own may leave variables out.
+                newest = newest_whole(task.checkpoint_dir) if has_own_saver else checkpoints.check_newest(task)
                 setattr(creator, _RESTORED, newest)
-                if named is None or newest is not None:
-                    named = None
-                    as_chief._checkpoint_dir = task.checkpoint_dir
+                as_chief._checkpoint_dir = None
+                named = newest or named
             elif named is None and getattr(creator, "_checkpoint_dir", None):
                 as_chief._checkpoint_dir = task.checkpoint_dir or creator._checkpoint_dir
             as_chief._checkpoint_filename_with_path = named
