@@ -5,6 +5,7 @@ Needs no TensorFlow where the folder is a local one, `newest_whole` excepted.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import hashlib
 import json
@@ -155,6 +156,15 @@ def newest_whole(folder: str) -> str | None:
     return None
 
 
+def make_private(folder: str) -> None:
+    """Makes a local folder, if it is not there, and those above that are missing; only this account can look into them."""
+    above = os.path.dirname(os.path.abspath(folder))
+    if not os.path.isdir(above):
+        make_private(above)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
+
+
 def file_sum(path: str, *, sync: bool = False) -> tuple[int, int]:
     """Size in bytes and CRC-32 of a local file; with `sync` it is on the disk then."""
     size, checksum = 0, 0
@@ -248,7 +258,7 @@ def _write(folder: str, name: str, values: dict[str, Any]) -> None:
         with tf.io.gfile.GFile(path, "w") as file:
             file.write(text)
         return
-    os.makedirs(folder, exist_ok=True)
+    make_private(folder)
     temporary = f"{path}.{os.getpid()}"
     with open(temporary, "w", encoding="utf-8") as file:
         file.write(text)

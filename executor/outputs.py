@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from dike.checkpoints import CLAIM
+from dike.checkpoints import CLAIM, make_private
 
 logger = logging.getLogger(__name__)
 
@@ -476,7 +476,7 @@ class _LocalStore:
 
     def write(self, name: str, text: str) -> None:
         """See `_Store`."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_private(str(self._folder))
         with self._temporary() as temporary:
             temporary.write_text(text, encoding="utf-8")
             temporary.replace(self._folder / name)

@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from dike.checkpoints import file_sum, sync
+from dike.checkpoints import file_sum, make_private, sync
 from dike.exceptions import BadInputError
 from dike.trial.spec import TrialSpec
 
@@ -46,7 +46,7 @@ def write(path: str, files: Mapping[str, bytes], meta: Mapping[str, Any]) -> Non
 
         tf.io.gfile.makedirs(path)
     else:
-        os.makedirs(path, exist_ok=True)
+        make_private(path)
     _make_incomplete(path)
     for name, content in files.items():
         _write_file(f"{path}/{name}", content)
@@ -127,7 +127,7 @@ def to_fill(path: str) -> Iterator[str]:
         BadInputError: if `path` is remote and TensorFlow is not installed.
     """
     if not _is_remote(path):
-        os.makedirs(path, exist_ok=True)
+        make_private(path)
         yield path
         return
     gfile = _gfile(path)

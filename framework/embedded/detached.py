@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 import signal
 import time
@@ -14,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from dike import typed
 from dike.exceptions import BadInputError, DikeError
 from framework.embedded.access import known_access
 from framework.embedded.agents import AgentSpec
@@ -44,6 +46,10 @@ class DetachedCluster:
     supervisor_started: float
     agent_pids: dict[str, int]
     secret_file: str
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[\w.-]+:[0-9]{1,5}", self.master) or not 0 < self.supervisor_pid < 2**31:
+            raise ValueError("there is no such master or process")
 
     def is_up(self) -> bool:
         """Whether the supervisor still runs; one that has ended and that nobody has waited for does not."""
@@ -87,11 +93,14 @@ class DetachedCluster:
 def find() -> DetachedCluster | None:
     """The detached cluster, if one is up."""
     try:
-        cluster = DetachedCluster(**json.loads(_state_file().read_text()))
+        cluster = typed.read(DetachedCluster, json.loads(_state_file().read_text()))
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError) as error:
-        raise DikeError(f"The file {_state_file()} is damaged ({error}): remove it.") from error
+    except (ValueError, RecursionError) as error:
+        raise DikeError(
+            f"The file {_state_file()} is damaged ({error}): remove it; a Mesos that is still up ends with "
+            "`pkill -f embedded/supervisor.py`."
+        ) from error
     return cluster if cluster.is_up() else None
 
 

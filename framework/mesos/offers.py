@@ -13,6 +13,11 @@ from solver import Cluster, NodeClass
 MIB = 2**20
 NO_OFFER_S = 10.0
 """After so long without any offer the user is told."""
+NO_OFFER = (
+    f"No offer has come for {NO_OFFER_S:g} s: other jobs or other frameworks hold what the agents have, or none of it "
+    "is for this role (--role)."
+)
+"""What is said then, where nothing better is known."""
 DEFAULT_NETWORK_GBPS = 10.0
 DEFAULT_WITHIN_NODE_GBPS = 64.0
 

@@ -7,10 +7,10 @@ import functools
 import logging
 import tempfile
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import httpx
 
+from dike.checkpoints import make_private
 from dike.exceptions import BadInputError, InterruptedByUserError, JobFailedError
 from framework.mesos.containers import own_container
 from framework.mesos.master import LeadingMaster
@@ -174,7 +174,7 @@ def _make_folder(path: str) -> None:
     if "://" in path:
         return
     try:
-        Path(path).mkdir(parents=True, exist_ok=True)
+        make_private(path)
         with tempfile.TemporaryFile(dir=path):
             pass
     except OSError as error:

@@ -16,7 +16,7 @@ from executor.slot_order import SlotOrder
 from framework.mesos import events
 from framework.mesos.connection import Connection
 from framework.mesos.containers import Container
-from framework.mesos.offers import MIB, NO_OFFER_S, AgentOffer, describe_offers
+from framework.mesos.offers import MIB, NO_OFFER, NO_OFFER_S, AgentOffer, describe_offers
 from framework.mesos.resources import ResourcePool
 from framework.mesos.tasks import TaskState, executor_info, take_devices, take_resources
 from framework.scheduler.agents import AllAgents
@@ -224,11 +224,7 @@ class SlotPool:
         if now_s - self._reported_s < NO_OFFER_S or not self._connection.connected:
             return
         self._reported_s = now_s
-        self._observer.waiting(
-            self._why_never(())
-            or f"No offer has come for {NO_OFFER_S:g} s: other frameworks hold what the agents have, or none of it "
-            "is for this role (--role)."
-        )
+        self._observer.waiting(self._why_never(()) or NO_OFFER)
 
     def _report_unknown_model(self, agent: AgentOffer, gpus: int) -> None:
         model = agent.attributes.get(GPU_MODEL, "")

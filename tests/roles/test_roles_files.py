@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -115,3 +116,13 @@ def test_a_variable_without_a_plan_has_the_same_ps_everywhere() -> None:
     assert task.ps_of("planned") == 2
     assert [task.ps_of(name) for name in names] == [again.ps_of(name) for name in names]
     assert {task.ps_of(name) for name in names} == {0, 1, 2}
+
+
+def test_folders_are_for_their_own_account_only(tmp_path: Path) -> None:
+    previous = os.umask(0)
+    try:
+        checkpoints.mark_folder(str(tmp_path / "runs" / "train-1"), "one")
+    finally:
+        os.umask(previous)
+    made = [tmp_path / "runs", tmp_path / "runs" / "train-1"]
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in made] == [0o700, 0o700]
