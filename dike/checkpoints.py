@@ -157,7 +157,7 @@ def newest_whole(folder: str) -> str | None:
 
 
 def make_private(folder: str) -> None:
-    """Makes a local folder, if it is not there, and those above that are missing; only this account can look into them."""
+    """Makes a local folder and those above, where they are missing; only this account can look into them."""
     above = os.path.dirname(os.path.abspath(folder))
     if not os.path.isdir(above):
         make_private(above)

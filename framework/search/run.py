@@ -7,6 +7,7 @@ import functools
 import logging
 import tempfile
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import httpx
 
