@@ -2,9 +2,10 @@
 # make test   install the test needs and run everything that CI runs
 # make test-fast      the tests that start no process, open no socket and are not slow: a loop of a minute
 # make test-thorough  everything, with all examples of all properties, other ones each time
+# make fuzz   tens of thousands of made-up command lines, requests, files and messages, other ones each time
 # make bench-solver   measure all that is claimed of the solver; writes benchmarks/results/solver.md
 # make bench-search   measure all that is claimed of searches; writes benchmarks/results/search.md
-# make chaos  kill a random process of running jobs every few seconds, CHAOS_KILLS times; prints what it does
+# make chaos  a random fault every few seconds while jobs run, CHAOS_KILLS times; prints what it does
 # make clean  remove all that make has made; checkpoints in dike-runs/ are left alone
 PYTHON ?= python3
 CHAOS_KILLS ?= 210
@@ -15,7 +16,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 # The tests start hundreds of Python processes; without bytecode each would compile all that it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-fast test-thorough chaos lint bench bench-solver bench-search clean
+.PHONY: demo test test-fast test-thorough fuzz chaos lint bench bench-solver bench-search clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-examples
@@ -29,6 +30,9 @@ test-fast: $(VENV)/.installed-test
 
 test-thorough: lint
 	$(PYTEST) --hypothesis-profile thorough
+
+fuzz: $(VENV)/.installed-test
+	$(PYTEST) --hypothesis-profile fuzz $(wildcard tests/*/test_*fuzz*.py)
 
 chaos: $(VENV)/.installed-test
 	DIKE_CHAOS_KILLS=$(CHAOS_KILLS) $(BIN)/python -m pytest -s tests/faults/test_chaos.py

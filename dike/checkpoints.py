@@ -6,13 +6,15 @@ Needs no TensorFlow where the folder is a local one, `newest_whole` excepted.
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import hashlib
 import json
 import os
 import sys
+import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from dike.exceptions import BadInputError
@@ -31,6 +33,9 @@ JOB = "dike-job.json"
 SUMS = "dike-sums.json"
 """File in a checkpoint folder that notes size and CRC-32 of the files of each of the job's checkpoints."""
 _READ_BYTES = 1 << 20
+ROOM_TIMEOUT_S = 600.0
+ROOM_POLL_S = 5.0
+"""How long something is waited for on a full disk, and how often it is tried."""
 
 
 def fingerprint(profile: ModelProfile) -> str:
@@ -74,7 +79,7 @@ def check_fingerprint(path: str, expected: str) -> None:
 
 def mark_folder(path: str, value: str) -> None:
     """Writes the fingerprint `value` into the folder, which is made if it does not exist."""
-    _write(path, MARKER, {"fingerprint": value})
+    wait_for_room(lambda: _write(path, MARKER, {"fingerprint": value}))
 
 
 def check_model(task: TaskSpec) -> None:
@@ -90,7 +95,8 @@ def check_model(task: TaskSpec) -> None:
 
 def claim_folder(task: TaskSpec) -> None:
     """Says that this attempt of the task's job writes to the folder from now on (see `dike.roles.fencing`)."""
-    _write(task.checkpoint_dir, CLAIM, {"job": task.job_id, "attempt": task.attempt})
+    claim = {"job": task.job_id, "attempt": task.attempt}
+    wait_for_room(lambda: _write(task.checkpoint_dir, CLAIM, claim))
 
 
 def holder(task: TaskSpec) -> tuple[str, int] | None:
@@ -119,8 +125,58 @@ def first_step(task: TaskSpec, step: int) -> int:
         except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError):
             pass  # damaged: as if the job began here
     if task.is_chief:
-        _write(task.checkpoint_dir, JOB, {"job": task.job_id, "step": step})
+        wait_for_room(lambda: _write(task.checkpoint_dir, JOB, {"job": task.job_id, "step": step}))
     return step
+
+
+def unless_full(write: Callable[[], object]) -> bool:
+    """Writes a checkpoint, if the disk has room for it, and says so where it has none; whether it was written."""
+    try:
+        write()
+    except Exception as error:
+        if not _is_full(error):
+            raise
+        _say_full(error, "the training goes on, and saves when the next one is due")
+        return False
+    return True
+
+
+def wait_for_room(write: Callable[[], object]) -> None:
+    """Writes what nothing can go on without; waits for room on a full disk, for ten minutes at most.
+
+    Raises:
+        OSError, tf.errors.ResourceExhaustedError: there was none.
+    """
+    deadline, told = time.monotonic() + ROOM_TIMEOUT_S, False
+    while True:
+        try:
+            write()
+            return
+        except Exception as error:
+            if not _is_full(error) or time.monotonic() > deadline:
+                raise
+            if not told:
+                _say_full(error, f"waiting {ROOM_TIMEOUT_S:g} s for some")
+            told = True
+        time.sleep(ROOM_POLL_S)
+
+
+def _say_full(error: Exception, then: str) -> None:
+    print(f"dike: no room for a checkpoint ({_first_line(error)}); {then}.", file=sys.stderr, flush=True)
+
+
+def _is_full(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    if "tensorflow" not in sys.modules:
+        return False
+    import tensorflow as tf
+
+    return isinstance(error, tf.errors.ResourceExhaustedError)
+
+
+def _first_line(error: Exception) -> str:
+    return (getattr(error, "strerror", None) or str(error)).partition("\n")[0]
 
 
 def seal(path: str) -> None:
@@ -228,7 +284,7 @@ def _problem(path: str) -> str:
     except OSError as error:
         return f"{damaged}: {error.filename}: {error.strerror}"
     except (tf.errors.OpError, ValueError) as error:
-        return f"{damaged}: {str(error).splitlines()[0]}"
+        return f"{damaged}: {_first_line(error)}"
     return ""
 
 

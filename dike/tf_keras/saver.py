@@ -145,12 +145,17 @@ class SavedFit:
             state = {**position, "history": self._history, "history_epochs": self._history_epochs}
             self._state.assign(json.dumps(state))
             fencing.check(self._cluster.task)
-            path = self._manager.save(checkpoint_number=step, options=self._options)
-            checkpoints.seal(path)
             self._saved_s = time.monotonic()
-            reporter().checkpoint(path, step)
+            checkpoints.unless_full(lambda: self._write(step))
         if termination.requested:
             termination.leave()
+
+    def _write(self, step: int) -> None:
+        assert self._manager is not None
+        path = self._manager.save(checkpoint_number=step, options=self._options)
+        checkpoints.seal(path)
+        self._saved_s = time.monotonic()
+        reporter().checkpoint(path, step)
 
     def epoch_ended(self, epoch: int, logs: dict[str, Any] | None) -> None:
         """Saves after the epoch of that number."""

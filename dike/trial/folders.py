@@ -48,11 +48,22 @@ def write(path: str, files: Mapping[str, bytes], meta: Mapping[str, Any]) -> Non
     else:
         make_private(path)
     _make_incomplete(path)
-    for name, content in files.items():
-        _write_file(f"{path}/{name}", content)
     if _is_remote(path):
+        for name, content in files.items():
+            _write_file(f"{path}/{name}", content)
         _write_file(f"{path}/{META}", json.dumps(meta).encode())
         return
+    try:
+        _write_locally(path, files, meta)
+    except OSError:
+        # On a full disk half a checkpoint would be in the way of the next one.
+        shutil.rmtree(path, ignore_errors=True)
+        raise
+
+
+def _write_locally(path: str, files: Mapping[str, bytes], meta: Mapping[str, Any]) -> None:
+    for name, content in files.items():
+        _write_file(f"{path}/{name}", content)
     text = json.dumps({**meta, _SUMS: _sums(path)}).encode()
     temporary = f"{path}/.{META}.{os.getpid()}"
     _write_file(temporary, text)
@@ -128,7 +139,11 @@ def to_fill(path: str) -> Iterator[str]:
     """
     if not _is_remote(path):
         make_private(path)
-        yield path
+        try:
+            yield path
+        except OSError:
+            shutil.rmtree(path, ignore_errors=True)
+            raise
         return
     gfile = _gfile(path)
     with tempfile.TemporaryDirectory(prefix="dike-checkpoint-") as folder:

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from dike import checkpoints
 from dike.exceptions import BadInputError
 from dike.process import end_process
 from dike.reporting import PROGRESS_INTERVAL_S, Reporter
@@ -110,7 +111,7 @@ class TrialRuntime:
         with os.fdopen(self.spec.control_fd, encoding="utf-8") as requests:
             for request in requests:
                 if request.strip() == "suspend":
-                    self.suspend_requested = True
+                    self._request_suspension()
 
     @property
     def step(self) -> int:
@@ -210,6 +211,21 @@ class TrialRuntime:
         self._checkpoint_s = self._clock()
         self.flush_progress()
         self._tell({"type": "checkpoint", "path": path, "step": step, "train_s": self.train_s})
+
+    def unless_full(self, write: Callable[[], object]) -> bool:
+        """Writes a checkpoint, if the disk has room for it, else tries again later; whether it was written."""
+        if checkpoints.unless_full(write):
+            return True
+        self._checkpoint_s = self._clock()
+        if self.suspend_requested:
+            self.suspend_requested = False
+            again = threading.Timer(checkpoints.ROOM_POLL_S, self._request_suspension)
+            again.daemon = True
+            again.start()
+        return False
+
+    def _request_suspension(self) -> None:
+        self.suspend_requested = True
 
     def suspend(self, path: str, step: int) -> NoReturn:
         """Gives the slot back: the state is in the checkpoint at `path`."""

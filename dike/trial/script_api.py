@@ -88,7 +88,7 @@ class _ScriptTrial:
                 "The script calls dike.checkpoint twice; call it once, with functions that save and restore everything."
             )
         self._hooks = hooks
-        self._trial.save_at_end = lambda: self._save(hooks, self._trial.step)
+        self._trial.save_at_end = lambda: self._trial.unless_full(lambda: self._save(hooks, self._trial.step))
         step = self._restore(hooks)
         self._trial.training(preemptible=True)
         return step
@@ -101,10 +101,11 @@ class _ScriptTrial:
         trial.progress(step, metrics.get("loss"), others, metrics.get(trial.spec.metric))
         if self._hooks is None:
             return
-        if trial.suspend_requested:
-            trial.suspend(self._save(self._hooks, step), step)
-        if trial.checkpoint_due:
-            self._save(self._hooks, step)
+        hooks = self._hooks
+        if (trial.suspend_requested or trial.checkpoint_due) and trial.unless_full(lambda: self._save(hooks, step)):
+            assert self._saved is not None
+            if trial.suspend_requested:
+                trial.suspend(self._saved, step)
 
     def _restore(self, hooks: _Hooks) -> int:
         path = folders.to_resume(self._trial.spec)

@@ -1,15 +1,21 @@
-"""Kills one random process after the other while a search and a training job run.
+"""One fault after the other while a search and a training job run: processes are killed or stand still, disks fill up.
 
 What an init system would start again - service, master, agents - is started again at once; the rest is Dike's affair.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
+import shutil
+import signal
 import statistics
+import subprocess
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
 
 import psutil
 
@@ -25,8 +31,28 @@ RECOVERY_DEADLINE_S = 180.0
 SECOND_BLOW = 0.25
 """How often the next process is killed before the jobs have recovered from the last one."""
 PATIENCE_S = 2.0
+PAUSE_S = 10.0
+"""How long a process stands still; Mesos gives an agent up after three seconds."""
+FULL_S = 5.0
+"""How long a disk is full: several of the jobs' checkpoint intervals."""
+DISK_MIB = 64
 ENDLESS = 1_000_000
 AGENTS = (AgentSpec(resources="cpus:4;mem:4096;disk:4096"),) * 2
+
+
+@contextlib.contextmanager
+def small_disks(folder: Path) -> Iterator[bool]:
+    """Has the stage in a folder keep database and checkpoints on disks that can be filled; whether that can be done."""
+    disks = [folder / name for name in ("database", "checkpoints")]
+    with contextlib.ExitStack() as mounted:
+        for disk in disks:
+            disk.mkdir()
+            mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", str(disk)]
+            if os.getuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+                yield False
+                return
+            mounted.callback(subprocess.run, ["umount", "--lazy", str(disk)], check=True)
+        yield True
 
 
 def begin(stage: FaultStage) -> tuple[str, str]:
@@ -68,66 +94,84 @@ class Chaos:
 
     Args:
         stage: with a running service.
+        has_disks: whether its disks may be filled (`small_disks`).
         training: id of its training job.
         search: name of its search; None for a job on TensorFlow alone, whose losses no two runs have in common.
         seed: of all choices.
         say: told each kill.
 
     Attributes:
-        standstills: kind of kill -> how long one of the jobs stood still, of those kills that were waited for.
-        kills: kind of kill -> how many.
+        standstills: kind of fault -> how long one of the jobs stood still, of those faults that were waited for.
+        faults: kind of fault -> how many.
     """
 
     def __init__(
-        self, stage: FaultStage, training: str, search: str | None, seed: int, say: Callable[[str], None]
+        self,
+        stage: FaultStage,
+        training: str,
+        search: str | None,
+        seed: int,
+        say: Callable[[str], None],
+        *,
+        has_disks: bool = False,
     ) -> None:
         self._stage = stage
         self._training = training
         self._search = search
         self._random = random.Random(seed)
         self._say = say
-        self.kills: defaultdict[str, int] = defaultdict(int)
+        self.faults: defaultdict[str, int] = defaultdict(int)
         self.standstills: defaultdict[str, list[float]] = defaultdict(list)
         self._kinds: dict[str, Callable[[], str]] = {
-            "service": self._kill_service,
-            "master": self._kill_master,
-            "agent": self._kill_agent,
-            "executor": lambda: self._kill_one(stage.executors()),
-            "task of the job": lambda: self._kill_one(stage.roles().values()),
+            "service killed": self._kill_service,
+            "master killed": self._kill_master,
+            "agent killed": self._kill_agent,
+            "executor killed": lambda: self._kill_one(stage.executors()),
+            "task of the job killed": lambda: self._kill_one(stage.roles().values()),
+            "service stands still": self._stop_service,
+            "master stands still": self._stop_master,
+            "agent stands still": self._stop_agent,
+            "sandbox deleted": self._delete_sandbox,
         }
         if search is not None:
             self._kinds |= {
-                "zygote": lambda: self._kill_one(stage.zygotes()),
-                "trial": lambda: self._kill_one(stage.trials()),
+                "zygote killed": lambda: self._kill_one(stage.zygotes()),
+                "trial killed": lambda: self._kill_one(stage.trials()),
+                "newest checkpoint cut short, its trial killed": self._truncate_checkpoint,
+            }
+        if has_disks:
+            self._kinds |= {
+                "disk of the checkpoints full": lambda: self._fill("checkpoints"),
+                "disk of the database full": lambda: self._fill("database"),
             }
 
-    def run(self, kills: int) -> None:
-        """Kills so many processes; ends when the jobs have recovered from the last."""
+    def run(self, count: int) -> None:
+        """Makes so many faults; ends when the jobs have recovered from the last."""
         # Every kind gets its turn, in an order of chance.
         order: list[str] = []
-        while len(order) < kills:
+        while len(order) < count:
             kinds = list(self._kinds)
             self._random.shuffle(kinds)
             order += kinds
-        for number, kind in enumerate(order[:kills]):
+        for number, kind in enumerate(order[:count]):
             gap = Standstill(self._progress())
             victim = self._kinds[kind]()
             self._say(f"{number + 1}: {kind} {victim}")
-            self.kills[kind] += 1
-            if number + 1 < kills and self._random.random() < SECOND_BLOW:
+            self.faults[kind] += 1
+            if number + 1 < count and self._random.random() < SECOND_BLOW:
                 time.sleep(self._random.uniform(0.0, PATIENCE_S))
                 continue
             self._stage.wait_until(lambda seen=gap: seen.is_over(self._progress()), kind, RECOVERY_DEADLINE_S)
             self.standstills[kind].append(gap.longest_s)
 
     def table(self) -> str:
-        """Kind, kills, and seconds without progress, as a table in Markdown."""
-        lines = ["| killed | kills | standstill, median s | longest s |", "|---|---|---|---|"]
-        for kind, count in sorted(self.kills.items()):
+        """Kind, how many, and seconds without progress, as a table in Markdown."""
+        lines = ["| fault | times | standstill, median s | longest s |", "|---|---|---|---|"]
+        for kind, count in sorted(self.faults.items()):
             seconds = self.standstills[kind]
             figures = f"{statistics.median(seconds):.1f} | {max(seconds):.1f}" if seconds else "- | -"
             lines.append(f"| {kind} | {count} | {figures} |")
-        lines.append(f"| all | {sum(self.kills.values())} | | |")
+        lines.append(f"| all | {sum(self.faults.values())} | | |")
         return "\n".join(lines)
 
     @property
@@ -151,7 +195,7 @@ class Chaos:
         # The service hears a little later than the master of the end of a task that no job wants any more.
         stage.wait_until(lambda: not stage.store.tasks(live_only=True), "the end of all tasks in the database")
 
-    # Kills.
+    # Faults.
 
     def _kill_service(self) -> str:
         pid = self._stage.service_pid
@@ -185,6 +229,61 @@ class Chaos:
         except psutil.NoSuchProcess:
             return f"{victim.pid} (gone already)"
         return str(victim.pid)
+
+    def _stop_service(self) -> str:
+        pid = self._stage.service_pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(PAUSE_S)
+        os.kill(pid, signal.SIGCONT)
+        return str(pid)
+
+    def _stop_master(self) -> str:
+        cluster = self._stage.cluster
+        cluster.kill_master(signal.SIGSTOP)
+        time.sleep(PAUSE_S)
+        cluster.kill_master(signal.SIGCONT)
+        return str(cluster.master_pid)
+
+    def _stop_agent(self) -> str:
+        cluster = self._stage.cluster
+        index = self._random.randrange(len(cluster.agents))
+        cluster.kill_agent(index, signal.SIGSTOP)
+        time.sleep(PAUSE_S)
+        cluster.kill_agent(index, signal.SIGCONT)
+        # The master has given it up and has it start anew under another id, as an init system would.
+        return cluster.agents[index].name
+
+    def _delete_sandbox(self) -> str:
+        executors = sorted(self._stage.executors(), key=lambda process: process.pid)
+        if not executors:
+            return "(none there)"
+        with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError):
+            sandbox = Path(self._random.choice(executors).environ()["MESOS_SANDBOX"])
+            shutil.rmtree(sandbox, ignore_errors=True)
+            return sandbox.name
+        return "(gone already)"
+
+    def _truncate_checkpoint(self) -> str:
+        files = (self._stage.disk("checkpoints") / "trials").glob("**/run-*/**/*.json")
+        newest = max(files, key=lambda path: path.stat().st_mtime, default=None)
+        if newest is None:
+            return "(none there)"
+        with contextlib.suppress(FileNotFoundError):  # Another has taken its place.
+            os.truncate(newest, newest.stat().st_size // 2)
+        return f"{newest} {self._kill_one(self._stage.trials())}"
+
+    def _fill(self, name: str) -> str:
+        file = self._stage.disk(name) / "filler"
+        with file.open("wb", buffering=0) as filler, contextlib.suppress(OSError):
+            while True:
+                filler.write(bytes(1 << 16))
+        time.sleep(FULL_S)
+        file.unlink()
+        if self._stage.service_pid is None:
+            self._stage.start_service()
+            return "the service ended, and was started again"
+        return ""
 
     # Progress.
 

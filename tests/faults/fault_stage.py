@@ -52,7 +52,7 @@ class FaultStage:
     def __init__(self, cluster: EmbeddedCluster, folder: Path) -> None:
         self.cluster = cluster
         self.folder = folder
-        self.url = f"sqlite:///{folder / 'service.db'}"
+        self.url = f"sqlite:///{self.disk('database') / 'service.db'}"
         self.store = ServiceStore(self.url)
         self.log = folder / "service.log"
         self._submissions = Submissions(self.store, queue.SimpleQueue())
@@ -66,6 +66,12 @@ class FaultStage:
         self.kill_service()
         self.store.close()
 
+    def disk(self, name: str) -> Path:
+        """Folder of the `database`, or of all `checkpoints`: a disk of its own where a test has mounted one there."""
+        folder = self.folder / name
+        folder.mkdir(exist_ok=True)
+        return folder
+
     # The service.
 
     def start_service(self, *trick: str) -> None:
@@ -76,7 +82,7 @@ class FaultStage:
             str(HERE / "service_process.py"),
             self.url,
             self.cluster.master,
-            str(self.folder / "checkpoints"),
+            str(self.disk("checkpoints")),
         ]
         command += trick
         with self.log.open("ab") as log:
@@ -137,7 +143,7 @@ class FaultStage:
             trial_count=len(rates),
             policy="rr",
             settings=PolicySettings(quantum_s=3.0),
-            checkpoint_dir=str(self.folder / "trial-checkpoints"),
+            checkpoint_dir=str(self.disk("checkpoints") / "trials"),
             checkpoint_interval_s=1.0,
             slot_mem_mib=self.slot_mem_mib,
             slot_cpus=0.5,

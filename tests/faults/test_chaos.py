@@ -1,4 +1,4 @@
-"""A random process is killed every few seconds: 20 times here, 200 times and more in `make chaos`."""
+"""A random fault every few seconds: 20 here, 200 and more in `make chaos`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from framework.embedded.cluster import EmbeddedCluster
-from tests.faults.chaos import AGENTS, ENDLESS, Chaos, begin
+from tests.faults.chaos import AGENTS, ENDLESS, Chaos, begin, small_disks
 from tests.faults.fault_stage import FaultStage
 
 KILLS = int(os.environ.get("DIKE_CHAOS_KILLS", "20"))
@@ -23,9 +23,13 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def test_everything_is_killed_and_nothing_is_lost(tmp_path: Path) -> None:
-    with EmbeddedCluster(AGENTS) as cluster, FaultStage(cluster, tmp_path) as stage:
-        chaos = Chaos(stage, *begin(stage), SEED, say)
+def test_everything_fails_and_nothing_is_lost(tmp_path: Path) -> None:
+    with (
+        small_disks(tmp_path) as has_disks,
+        EmbeddedCluster(AGENTS) as cluster,
+        FaultStage(cluster, tmp_path) as stage,
+    ):
+        chaos = Chaos(stage, *begin(stage), SEED, say, has_disks=has_disks)
         chaos.run(KILLS)
         chaos.end()
         say(chaos.table())

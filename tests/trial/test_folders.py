@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from dike import checkpoints
 from dike.exceptions import BadInputError
 from dike.trial import folders
+from dike.trial.runtime import TrialRuntime
 from dike.trial.spec import TrialSpec
 
 
@@ -124,3 +129,52 @@ def test_a_run_removes_nothing_of_a_later_one(tmp_path: Path) -> None:
     folders.prune(str(tmp_path / "run-0-step-6"))
 
     assert _names(tmp_path) == {"run-0-step-1", "run-1-step-2", *(f"run-0-step-{step}" for step in (4, 5, 6))}
+
+
+def test_a_full_disk_costs_a_checkpoint_and_not_the_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = tmp_path / "run-0-step-5"
+    meta = {"kind": "test", "step": 5, "train_s": 1.0}
+    with monkeypatch.context() as patch:
+        patch.setattr(folders, "sync", full)
+        assert not checkpoints.unless_full(lambda: folders.write(str(path), {"state": b"1"}, meta))
+    assert "no room for a checkpoint (No space left on device)" in capsys.readouterr().err
+    assert not path.exists(), "half of it would take the room of the next"
+    assert checkpoints.unless_full(lambda: folders.write(str(path), {"state": b"1"}, meta))
+    assert folders.newest(str(tmp_path)) == str(path)
+    with pytest.raises(PermissionError):
+        checkpoints.unless_full(lambda: (_ for _ in ()).throw(PermissionError(errno.EACCES, "denied")))
+
+
+def test_a_suspension_is_tried_again_when_there_may_be_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "ROOM_POLL_S", 0.0)
+
+    def full() -> None:
+        raise OSError(errno.EDQUOT, "quota")
+
+    trial = TrialRuntime(TrialSpec(search="s", number=0, run=0, parameters={}, folder="nowhere"))
+    trial.suspend_requested = True
+    asked = threading.Event()
+    monkeypatch.setattr(trial, "_request_suspension", asked.set)
+    assert not trial.unless_full(full)
+    assert not trial.suspend_requested
+    assert asked.wait(60)
+
+
+def test_what_cannot_be_done_without_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "ROOM_POLL_S", 0.0)
+    left = [OSError(errno.ENOSPC, "full")] * 3
+
+    def write() -> None:
+        if left:
+            raise left.pop()
+
+    checkpoints.wait_for_room(write)
+    left[:] = [OSError(errno.ENOSPC, "full")]
+    monkeypatch.setattr(checkpoints, "ROOM_TIMEOUT_S", -1.0)
+    with pytest.raises(OSError, match="full"):
+        checkpoints.wait_for_room(write)

@@ -144,10 +144,15 @@ class FitCheckpoint:
         # A file is never written over: a process that is killed meanwhile would leave none that can be read.
         newest = self._manager.latest_checkpoint
         least = 0 if newest is None else int(newest.rpartition("-")[2]) + 1
-        path = self._manager.save(checkpoint_number=max(position.step, least))
+        self._saved_s = time.monotonic()
+        checkpoints.unless_full(lambda: self._save(position.step, least))
+
+    def _save(self, step: int, least: int) -> None:
+        assert self._manager is not None
+        path = self._manager.save(checkpoint_number=max(step, least))
         checkpoints.seal(path)
         self._saved_s = time.monotonic()
-        reporter().checkpoint(path, position.step)
+        reporter().checkpoint(path, step)
 
     def read(self) -> Saved | None:
         """The newest whole checkpoint; None where there is none.

@@ -11,6 +11,7 @@ from keras.src.callbacks import CallbackList
 from keras.src.utils.python_utils import pythonify_logs
 
 from dike import randomness
+from dike.checkpoints import wait_for_room
 from dike.keras3.callbacks import CallbackStates, append_logs, settle
 from dike.keras3.data import Batches, handing_to
 from dike.keras3.fit_call import figures, loss_of, validates
@@ -197,7 +198,9 @@ class Fit:
         if self.is_skipped:
             self._restore()  # once more: Keras ends a training with making the averages of the weights final
         elif self._has_stepped or self._saved is not None:
-            path = self._save(0, is_finished=True)
+            path = self._runtime.spec.checkpoint_path(self._reports.step)
+            # A later fit cannot be gone on from without it.
+            wait_for_room(lambda: self._save(0, is_finished=True))
             self._script.finished[str(self._number)] = path.rpartition("/")[2]
             if self._runtime.suspend_requested:
                 self._runtime.suspend(path, self._reports.step)
@@ -269,7 +272,7 @@ class Fit:
     def between_steps(self, batch: int) -> None:
         """See `Watcher`."""
         if self._runtime.suspend_requested or self._runtime.checkpoint_due:
-            self._save(batch)
+            self._runtime.unless_full(lambda: self._save(batch))
 
     def epoch_logs(self, logs: dict[str, float]) -> dict[str, float]:
         """See `Listener`."""
@@ -284,9 +287,9 @@ class Fit:
         self._epoch = epoch + 1
         is_last = self._model.stop_training or self._epoch >= self._arguments["epochs"]
         if not is_last and (self._runtime.suspend_requested or self._runtime.checkpoint_due):
-            self._save(0)
+            self._runtime.unless_full(lambda: self._save(0))
 
-    def _save(self, batch: int, *, is_finished: bool = False) -> str:
+    def _save(self, batch: int, *, is_finished: bool = False) -> None:
         """Writes a checkpoint, and ends the process after one that is not the last if it shall be suspended."""
         assert self._batches is not None
         if not is_finished:
@@ -322,4 +325,3 @@ class Fit:
         self._runtime.checkpoint_written(path, state.step)
         if self._runtime.suspend_requested and not is_finished:
             self._runtime.suspend(path, state.step)
-        return path

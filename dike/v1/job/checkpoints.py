@@ -16,11 +16,15 @@ from dike.task import TaskSpec
 
 def write(task: TaskSpec, saver: Any, session: Any, step: int) -> None:
     """Writes the job's checkpoint of a step; called by the chief, once `fencing.check` has let it."""
-    tf.io.gfile.makedirs(task.checkpoint_dir)
-    path = saver.save(session, f"{task.checkpoint_dir.rstrip('/')}/model.ckpt", global_step=step)
-    if path is not None:
-        checkpoints.seal(path)
-        reporter().checkpoint(path, step)
+
+    def save() -> None:
+        tf.io.gfile.makedirs(task.checkpoint_dir)
+        path = saver.save(session, f"{task.checkpoint_dir.rstrip('/')}/model.ckpt", global_step=step)
+        if path is not None:
+            checkpoints.seal(path)
+            reporter().checkpoint(path, step)
+
+    checkpoints.unless_full(save)
 
 
 def count_earlier(task: TaskSpec, saver: Any) -> None:

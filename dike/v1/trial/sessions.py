@@ -165,7 +165,7 @@ class GraphTrial:
         moved = self._saved is None or self._saved[1] != self._step
         if mine and self._unsaved and moved and not self._given_up and _in_main_thread():
             with self._for_own_runs():
-                self._save()
+                self._runtime.unless_full(self._save)
 
     def _finish_open(self) -> None:
         """Saves a session that the script has left open."""

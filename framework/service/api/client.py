@@ -232,4 +232,5 @@ class ServiceClient:
 
 
 def _path(job_id: str) -> str:
-    return f"/jobs/{quote(job_id, safe='')}"
+    # What the shell passed on need not be text.
+    return f"/jobs/{quote(job_id, safe='', errors='surrogateescape')}"

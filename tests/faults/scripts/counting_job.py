@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+from dike import checkpoints
 from dike import task as tasks
 from dike.process import termination
 from dike.reporting import reporter
@@ -27,9 +28,9 @@ def save(step: int, loss: float) -> None:
     fencing.check(task)
     path = folder / f"state-{step}.json"
     temporary = path.with_suffix(f".{os.getpid()}")
-    temporary.write_text(json.dumps({"step": step, "loss": loss}))
-    temporary.rename(path)
-    reporter().checkpoint(str(path), step)
+    if checkpoints.unless_full(lambda: temporary.write_text(json.dumps({"step": step, "loss": loss}))):
+        temporary.rename(path)
+        reporter().checkpoint(str(path), step)
 
 
 def newest() -> dict[str, float]:
@@ -55,7 +56,7 @@ def train() -> None:
             save(step, loss)
             termination.leave()
     save(step, loss)
-    ended.touch()
+    checkpoints.wait_for_room(ended.touch)
 
 
 if task.is_chief:
