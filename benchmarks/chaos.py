@@ -1,4 +1,4 @@
-"""How long a service's jobs stand still when any of the processes behind them is killed."""
+"""How long a service's jobs stand still when a process behind them is killed or stands still, or a disk is full."""
 
 from __future__ import annotations
 
@@ -8,45 +8,49 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from framework.embedded.cluster import EmbeddedCluster
-from tests.faults.chaos import AGENTS, Chaos, begin
+from tests.faults.chaos import AGENTS, FULL_S, PAUSE_S, Chaos, begin, small_disks
 from tests.faults.fault_stage import FaultStage
 
 TITLE = "Chaos"
-KILLS = 210
+FAULTS = 210
 SEED = 1
 
 
 def measure() -> Iterator[str]:
-    """Lines of Markdown: what is killed, how often, and how long until all jobs train again."""
-    yield from chaos_on(FaultStage, KILLS, "(a chief, a worker, a ps)", "all without TensorFlow")
+    """Lines of Markdown: what happens, how often, and how long until all jobs train again."""
+    yield from chaos_on(FaultStage, FAULTS, "(a chief, a worker, a ps)", "all without TensorFlow")
 
 
-def chaos_on(kind: type[FaultStage], kills: int, roles: str, means: str) -> Iterator[str]:
+def chaos_on(kind: type[FaultStage], faults: int, roles: str, means: str) -> Iterator[str]:
     """The same.
 
     Args:
         kind: of the stage that the jobs are on.
-        kills: how many.
+        faults: how many.
         roles: the training job's, in words.
         means: what job and search are made of, in words.
     """
     with (
         tempfile.TemporaryDirectory() as folder,
+        small_disks(Path(folder)) as has_disks,
         EmbeddedCluster(AGENTS) as cluster,
         kind(cluster, Path(folder)) as stage,
     ):
-        chaos = Chaos(stage, *begin(stage), SEED, lambda text: print(text, file=sys.stderr, flush=True))
-        chaos.run(kills)
+        chaos = Chaos(
+            stage, *begin(stage), SEED, lambda text: print(text, file=sys.stderr, flush=True), has_disks=has_disks
+        )
+        chaos.run(faults)
         chaos.end()
         restarts = chaos.restarts
         steps = stage.last_step(), len(stage.trial_diary())
     yield (
         f"A service on an embedded Mesos of {len(AGENTS)} agents runs a training job {roles} and a "
-        f"search (four trials that take turns in two slots), {means}. A random process is killed with "
-        "SIGKILL, one kind after the other in an order of chance; service, master and agents are started again at "
-        "once, as an init system would. In a quarter of all cases the next one is killed before the jobs have "
-        "recovered. Standstill: the longest that job or search made no step after a kill (they make at most ten and "
-        "twenty a second), of those kills after which recovery was waited for."
+        f"search (four trials that take turns in two slots), {means}. One kind of fault follows the other in an order "
+        f"of chance: a process is killed (SIGKILL) or stands still for {PAUSE_S:g} s (SIGSTOP), a sandbox is deleted "
+        f"under its executor, the newest checkpoint is cut short, a disk is full for {FULL_S:g} s. Service, master and "
+        "agents that end are started again at once, as an init system would. In a quarter of all cases the next fault "
+        "comes before the jobs have recovered. Standstill: the longest that job or search made no step after a fault "
+        "(they make at most ten and twenty a second), of those after which recovery was waited for."
     )
     yield ""
     yield chaos.table()

@@ -1,4 +1,4 @@
-"""`benchmarks.chaos` with real TensorFlow, and so for fewer kills."""
+"""`benchmarks.chaos` with real TensorFlow, and so for fewer faults."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from benchmarks.chaos import chaos_on
 from tests.faults.tensorflow_stage import TensorFlowStage
 
 TITLE = "Chaos with TensorFlow"
-KILLS = 21
+FAULTS = 28
 
 
 def measure() -> Iterator[str]:
-    """Lines of Markdown: what is killed, how often, and how long until all jobs train again."""
+    """Lines of Markdown: what happens, how often, and how long until all jobs train again."""
     yield from chaos_on(
         TensorFlowStage,
-        KILLS,
+        FAULTS,
         "(a chief that trains, a ps)",
         "the job a session of TensorFlow 1, the trials Keras' `fit` with dropout, Adam and shuffled arrays",
     )

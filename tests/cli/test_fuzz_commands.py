@@ -77,7 +77,7 @@ def test_a_command_line_is_obeyed_or_refused_in_words(folder: Path, monkeypatch:
     monkeypatch.setenv("DIKE_STORAGE", f"sqlite:///{folder}/none.db")
     codes: set[Any] = set()
 
-    @examples(500, suppress_health_check=list(HealthCheck))
+    @examples(250, suppress_health_check=list(HealthCheck))
     @given(lines(commands()))
     def tried(line: list[str]) -> None:
         out, err = io.StringIO(), io.StringIO()
