@@ -122,7 +122,7 @@ def serve_command(
         if mesos.master is None:
             logger.info("a private Mesos on this machine: it ends with this service, and all tasks with it")
         try:
-            with known.reloading_on_hangup(), sigterm_as_interrupt():
+            with known.kept_current(), sigterm_as_interrupt():
                 serve(request, _front(early, listen, known, advertise, request.webui_url), logger.info)
         except KeyboardInterrupt:
             logger.info("ended")
