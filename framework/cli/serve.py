@@ -16,7 +16,7 @@ import typer
 from dike.exceptions import BadInputError
 from framework.cli.mesos_options import mesos_access
 from framework.cli.option_groups import with_options
-from framework.cli.service_options import DEFAULT_LISTEN
+from framework.cli.service_options import DEFAULT_LISTEN, USERS_VARIABLE
 from framework.project.entry_point import RUNS_FOLDER
 from framework.user_folders import own_token_file
 
@@ -48,7 +48,12 @@ def serve_command(
         str, typer.Option(envvar=STATE_VARIABLE, metavar="URL", help="Database: sqlite:///FILE or postgresql://...")
     ] = f"sqlite:///{RUNS_FOLDER}/service.db",
     users: Annotated[
-        Path | None, typer.Option(help="YAML file of users; without it, only you, by a token that is made for you.")
+        Path | None,
+        typer.Option(
+            envvar=USERS_VARIABLE,
+            metavar="FILE",
+            help="YAML file of users (dike users); without it, only you, by a token that is made for you.",
+        ),
     ] = None,
     checkpoint_root: Annotated[
         str, typer.Option(help="Where jobs are saved that name no folder; the same path on all agents.")

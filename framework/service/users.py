@@ -362,7 +362,7 @@ def read_users(path: Path) -> dict[str, User]:
         raise BadInputError(f"The users file {path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError:
         raise BadInputError(f"The users file {path} is not UTF-8 text.") from None
-    return users_of(path, parse_users(path, text), mode)
+    return users_of(path, parse_users(path, text), is_open=bool(mode & OTHERS))
 
 
 def parse_users(path: Path, text: str) -> Any:
@@ -381,13 +381,13 @@ def parse_users(path: Path, text: str) -> Any:
     return values
 
 
-def users_of(path: Path, values: Any, mode: int) -> dict[str, User]:
+def users_of(path: Path, values: Any, *, is_open: bool = False) -> dict[str, User]:
     """The users that a users file tells of: digest of a token -> its user.
 
     Args:
         path: of the file.
         values: what stands in it.
-        mode: who may read it.
+        is_open: whether other accounts may read it.
 
     Raises:
         BadInputError: if it is malformed, or holds plain tokens and others may read it.
@@ -402,7 +402,7 @@ def users_of(path: Path, values: Any, mode: int) -> dict[str, User]:
             f"The users file {path} is wrong at {where}: {said}; it maps names to token_sha256, expires, weight, admin "
             "and limits (open_jobs, trials, output, bundles)."
         ) from None
-    if mode & OTHERS and any(entry.token for entry in entries.values()):
+    if is_open and any(entry.token for entry in entries.values()):
         raise BadInputError(
             f"The users file {path} holds plain tokens and can be read by others; chmod 600 it, or give token_sha256."
         )
