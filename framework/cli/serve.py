@@ -120,6 +120,7 @@ def serve_command(
             ha=ha,
             standby=standby,
             weight=known.weight,
+            limits=known.limits,
             allowed_volumes=allowed,
             keep_s=keep * DAY_S or None,
         )

@@ -60,7 +60,7 @@ THREADS = 10
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
     400: {"model": Problem, "description": "It cannot be done."},
     401: {"model": Problem, "description": "There is no valid token."},
-    403: {"model": Problem, "description": "It is somebody else's."},
+    403: {"model": Problem, "description": "It is somebody else's, or more than you may have."},
     404: {"model": Problem, "description": "There is no such thing."},
     408: {"model": Problem, "description": "The body came too slowly."},
     413: {"model": Problem, "description": "It is too large."},
