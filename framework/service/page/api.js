@@ -78,8 +78,9 @@ export function useConnection() {
 
 async function answer(path, options) {
   let response;
+  const secret = token();
   // The second is what no page of another site can send for whom a proxy has signed in.
-  const ours = token() ? { Authorization: `Bearer ${token()}` } : { "X-Requested-With": "dike" };
+  const ours = secret ? { Authorization: `Bearer ${secret}` } : { "X-Requested-With": "dike" };
   try {
     response = await fetch(`${ROOT}/${path}`, {
       ...options,
@@ -94,8 +95,9 @@ async function answer(path, options) {
   const body = await response.json().catch(() => ({}));
   const detail = typeof body.detail === "string" ? body.detail : `The service answered ${response.status}.`;
   if (response.status === 401) {
-    const signedOut = "The proxy has signed you out; load the page again.";
-    const usual = connection.proxied ? signedOut : "The service does not know this token.";
+    const usual = secret
+      ? "The service does not know this token."
+      : "The proxy does not sign you in any more; load the page again.";
     signOut(response.headers.get("WWW-Authenticate")?.includes("error=") ? detail : usual);
   }
   throw new ApiError(response.status, detail);
