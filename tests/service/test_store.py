@@ -209,6 +209,10 @@ def test_of_a_user_s_output_the_newest_is_kept(url: str) -> None:
         assert written(store, "old") == [cut, *lines(26, 60)]
         assert written(store, "new") == lines(60, 101)
         assert {chunk.task for chunk in store.history.output("old")} == {"dike", "worker:0"}
+        # Whoever looks at one task is told, too.
+        with store.database.reading() as connection:
+            of_a_task = queries.output(connection, "old", after=0, task="worker:1", limit=None)
+        assert [chunk.text for chunk in of_a_task] == [f"{cut}\n"]
         for line in lines(101, 1000):
             store.history.add_output("new", [("worker:0", "stdout", f"{line}\n")])
         assert written(store, "old") == [cut]
