@@ -86,7 +86,7 @@ def thinned_progress(connection: Connection, job_id: str, after_step: int, limit
 def output(
     connection: Connection, job_id: str, *, after: int, task: str | None, limit: int | None
 ) -> list[OutputChunk]:
-    """Output of a job, or of one of its tasks and notes of what is missing, with numbers above `after`, oldest first."""
+    """Output of a job, or of one of its tasks with notes of what is missing, numbered above `after`, oldest first."""
     wanted: list[ColumnElement[bool]] = [OUTPUT.c.job_id == job_id, OUTPUT.c.number > after]
     if task is not None:
         wanted.append(OUTPUT.c.task.in_([task, NOTE_TASK]))
