@@ -99,7 +99,7 @@ class JobHistory:
             more = sum(len(row["text"].encode()) for row in rows)
             if self._output_kept[job_id] > OUTPUT_LIMIT_CHARACTERS:
                 del self._output_kept[job_id]
-                more -= self._keep_newer_half(connection, job_id)
+                self._keep_newer_half(connection, job_id)
             self._keep_within_limit(connection, job_id, more)
 
     def received(self, job_id: str) -> dict[str, dict[str, int]]:
@@ -146,15 +146,12 @@ class JobHistory:
         query = select(func.coalesce(func.sum(func.length(OUTPUT.c.text)), 0)).where(OUTPUT.c.job_id == job_id)
         return int(connection.execute(query).scalar_one())
 
-    def _keep_newer_half(self, connection: Connection, job_id: str) -> int:
-        """By half, so that this is seldom needed; how many bytes of tasks' output go."""
-        columns = (OUTPUT.c.number, OUTPUT.c.task, queries.text_bytes(connection))
-        query = select(*columns).where(OUTPUT.c.job_id == job_id).order_by(OUTPUT.c.number)
-        rows = connection.execute(query).all()
-        last = _middle([number for number, _, _ in rows])
+    def _keep_newer_half(self, connection: Connection, job_id: str) -> None:
+        """By half, so that this is seldom needed."""
+        query = select(OUTPUT.c.number).where(OUTPUT.c.job_id == job_id).order_by(OUTPUT.c.number)
+        last = _middle(connection.execute(query).scalars().all())
         kept = f"a service keeps the newest {OUTPUT_LIMIT_CHARACTERS / 2**20:.3g} Mi characters of a job"
         _cut(connection, job_id, last, f"{kept}, and its sandboxes have all of it")
-        return sum(size for number, task, size in rows if number <= last and task != queries.NOTE_TASK)
 
     def _keep_within_limit(self, connection: Connection, job_id: str, more: int) -> None:
         """Lets the oldest output of a user go, whichever job's it is, where it is too much with so many more bytes."""

@@ -137,19 +137,19 @@ def bundle_bytes(connection: Connection, user: str) -> int:
 
 def output_bytes(connection: Connection, user: str) -> int:
     """How large what is kept of the output of a user's jobs is together, in UTF-8."""
-    query = select(func.coalesce(func.sum(text_bytes(connection)), 0)).where(_output_of(user))
+    query = select(func.coalesce(func.sum(_text_bytes(connection)), 0)).where(_output_of(user))
     return int(connection.execute(query).scalar_one())
 
 
 def oldest_output(connection: Connection, user: str) -> Iterator[tuple[int, str, int]]:
     """Number, job and bytes of each piece of output of a user's jobs, oldest first."""
-    query = select(OUTPUT.c.number, OUTPUT.c.job_id, text_bytes(connection)).where(_output_of(user))
+    query = select(OUTPUT.c.number, OUTPUT.c.job_id, _text_bytes(connection)).where(_output_of(user))
     with connection.execute(query.order_by(OUTPUT.c.number)) as rows:
         for number, job_id, size in rows:
             yield int(number), str(job_id), int(size)
 
 
-def text_bytes(connection: Connection) -> ColumnElement[int]:
+def _text_bytes(connection: Connection) -> ColumnElement[int]:
     """How long a piece of output is in UTF-8; its length is that in characters."""
     if connection.dialect.name == "sqlite":
         return func.length(cast(OUTPUT.c.text, LargeBinary))

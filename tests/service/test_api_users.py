@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import Request
 
 from dike.exceptions import BadInputError
 from framework.scheduler.records import JobState
@@ -169,6 +170,25 @@ def test_whom_a_token_signs_in_needs_no_other_header(stage: ApiStage) -> None:
     with stage.client("alice") as client:
         answer = client.post(f"/api/v1/jobs/{job_id}/kill", headers={"Sec-Fetch-Site": "cross-site"})
     assert answer.status_code == 202
+
+
+@pytest.mark.parametrize(
+    ("peer", "is_proxy"),
+    [
+        ("10.0.0.5", True),
+        ("10.0.0.16", False),
+        # As a socket of IPv6 names those who speak IPv4, and neighbours.
+        ("::ffff:10.0.0.5", True),
+        ("::ffff:10.0.0.16", False),
+        ("fd00::1", True),
+        ("fe80::1%eth0", False),
+        (None, False),
+    ],
+)
+def test_a_proxy_is_known_by_its_address(peer: str | None, is_proxy: bool) -> None:
+    client = None if peer is None else (peer, 1)
+    scope = {"type": "http", "client": client, "headers": [(HEADER.lower().encode(), b"ann")]}
+    assert Proxy.of(HEADER, ["10.0.0.0/28", "fd00::/64"]).has_sent(Request(scope)) is is_proxy
 
 
 @pytest.mark.parametrize("header", ["", "X Forwarded", "X_Forwarded_User", "Remote-User:", "Benutzer-ä"])

@@ -190,7 +190,9 @@ def lines(first: int, last: int) -> list[str]:
     return [f"€{number:06}" for number in range(first, last)]
 
 
-def test_of_a_user_s_output_the_newest_is_kept(url: str) -> None:
+def test_of_a_user_s_output_the_newest_is_kept(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # More than the user may have: no job is ever over it.
+    monkeypatch.setattr(history, "OUTPUT_LIMIT_CHARACTERS", 2000)
     limits = {"ann": Limits(output_bytes=1000)}
     cut = "dike: what was here has been cut: the limit of ann's kept output, set by the service's operator, is 1000 B."
     with contextlib.closing(ServiceStore(url, lambda user: limits.get(user, NO_LIMITS))) as store:

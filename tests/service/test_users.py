@@ -240,18 +240,29 @@ def test_users_without_a_token_are_known_by_name_only(tmp_path: Path) -> None:
     assert all(users.signed_in(guess) is None for guess in ("", "a", "None"))
 
 
-def test_a_service_notices_that_its_users_have_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_notices_that_its_users_have_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(users_module, "CHECK_EVERY_S", 0.01)
     path = write(tmp_path / "users.yaml", f"a: {{token: {TOKEN}}}")
     users = Users.of_file(path)
+    looks: list[object] = []
+    look = users._looks
+    monkeypatch.setattr(users, "_looks", lambda: looks.append(None) or look())
     with users.kept_current():
         write(path, f"b: {{token: {OTHER}}}")
         wait_until(lambda: users.signed_in(OTHER), "another user")
         assert users.signed_in(TOKEN) is None
         # What cannot be read changes nothing, and neither does it end the looking.
         path.unlink()
-        write(path, "rubbish")
+        wait_until(lambda: "users not read again" in caplog.text, "the loss of the file")
+        # Said once, and not each time that is looked.
+        seen = len(looks)
+        wait_until(lambda: len(looks) > seen + 3, "more looks")
+        assert caplog.text.count("users not read again") == 1
         write(path, f"c: {{token: {TOKEN}}}", 0o644)
+        wait_until(lambda: "chmod 600" in caplog.text, "a mode that is refused")
+        assert users.signed_in(OTHER) == User("b")
         path.chmod(0o600)
         wait_until(lambda: users.signed_in(TOKEN), "the third user")
     assert users.signed_in(TOKEN) == User("c")
