@@ -246,11 +246,16 @@ def test_a_service_notices_that_its_users_have_changed(
     monkeypatch.setattr(users_module, "CHECK_EVERY_S", 0.01)
     path = write(tmp_path / "users.yaml", f"a: {{token: {TOKEN}}}")
     users = Users.of_file(path)
+
+    def put(text: str, mode: int = 0o600) -> None:
+        # At once: half a file would be a mistake that is noticed.
+        write(tmp_path / "new.yaml", text, mode).replace(path)
+
     looks: list[object] = []
     look = users._looks
     monkeypatch.setattr(users, "_looks", lambda: looks.append(None) or look())
     with users.kept_current():
-        write(path, f"b: {{token: {OTHER}}}")
+        put(f"b: {{token: {OTHER}}}")
         wait_until(lambda: users.signed_in(OTHER), "another user")
         assert users.signed_in(TOKEN) is None
         # What cannot be read changes nothing, and neither does it end the looking.
@@ -260,7 +265,7 @@ def test_a_service_notices_that_its_users_have_changed(
         seen = len(looks)
         wait_until(lambda: len(looks) > seen + 3, "more looks")
         assert caplog.text.count("users not read again") == 1
-        write(path, f"c: {{token: {TOKEN}}}", 0o644)
+        put(f"c: {{token: {TOKEN}}}", 0o644)
         wait_until(lambda: "chmod 600" in caplog.text, "a mode that is refused")
         assert users.signed_in(OTHER) == User("b")
         path.chmod(0o600)
