@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from tests.running import Dike, run_dike
 
 # The tests have clusters, services and databases of their own, whichever the user has named for daily work.
-for name in ("DIKE_MASTER", "DIKE_STATE", "DIKE_STORAGE", "DIKE_SERVICE", "DIKE_TOKEN", "DIKE_LOG"):
+for name in ("DIKE_MASTER", "DIKE_STATE", "DIKE_STORAGE", "DIKE_SERVICE", "DIKE_TOKEN", "DIKE_USERS", "DIKE_LOG"):
     os.environ.pop(name, None)
 
 # Each run tries the same examples, so that what fails for one fails for all; only a thorough run tries new ones.

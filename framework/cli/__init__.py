@@ -86,6 +86,7 @@ class _Subcommands(TyperGroup):
             _Subcommand("slices", "framework.cli.slices:slices"),
             _Subcommand("plot", "framework.cli.plot:plot"),
             _Subcommand("serve", "framework.cli.serve:serve_command"),
+            _Subcommand("users", "framework.cli.users:users"),
             _Subcommand("submit", "framework.cli.submit:submit", SCRIPTS_OWN),
             _Subcommand("jobs", "framework.cli.jobs:jobs"),
             _Subcommand("agents", "framework.cli.agents:agents"),

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import re
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import quote
 
 import typer
 
 from dike.exceptions import BadInputError
 from framework.cli.mesos_options import mesos_access
 from framework.cli.option_groups import with_options
-from framework.cli.service_options import DEFAULT_LISTEN
+from framework.cli.service_options import DEFAULT_LISTEN, USERS_VARIABLE
 from framework.project.entry_point import RUNS_FOLDER
 from framework.user_folders import own_token_file
 
@@ -31,11 +33,11 @@ TALKATIVE = ("httpx", "httpcore", "kazoo", "uvicorn", "pymesos")
 if TYPE_CHECKING:
     from framework.mesos.master import LeadingMaster
     from framework.scheduler.session import MesosAccess
+    from framework.service.api.backend import Proxy
     from framework.service.api.front import ApiFront
     from framework.service.serve import Front
     from framework.service.service import Service
     from framework.service.submission import Submissions
-    from framework.service.users import Users
 
 logger = logging.getLogger("dike.serve")
 
@@ -48,7 +50,22 @@ def serve_command(
         str, typer.Option(envvar=STATE_VARIABLE, metavar="URL", help="Database: sqlite:///FILE or postgresql://...")
     ] = f"sqlite:///{RUNS_FOLDER}/service.db",
     users: Annotated[
-        Path | None, typer.Option(help="YAML file of users; without it, only you, by a token that is made for you.")
+        Path | None,
+        typer.Option(
+            envvar=USERS_VARIABLE,
+            metavar="FILE",
+            help="YAML file of users (dike users); without it, only you, by a token that is made for you.",
+        ),
+    ] = None,
+    proxy_user_header: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Header in which a proxy that signs users in says who they are, with --proxy-address."
+        ),
+    ] = None,
+    proxy_address: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ADDRESS|NETWORK", help="Where that proxy's requests come from; repeatable."),
     ] = None,
     checkpoint_root: Annotated[
         str, typer.Option(help="Where jobs are saved that name no folder; the same path on all agents.")
@@ -95,13 +112,15 @@ def serve_command(
     allowed = read_allowed(allow_volume or ())
     if allowed and mesos.image is None:
         raise BadInputError("--allow-volume needs --image: without one, jobs see the folders of their agents anyway.")
+    proxy = _proxy(proxy_user_header, proxy_address or (), users)
     known = Users.of_this_account() if users is None else Users.of_file(users)
+    api = functools.partial(ApiFront, users=known, advertised=advertise, proxy=proxy)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_logging_to_stderr())
         early: ApiFront | None = None
         if ha is None and not standby:
             # Whoever stands by listens only when it leads: clients are refused at once, and try another.
-            early = stack.enter_context(contextlib.closing(ApiFront(listen, known, advertise)))
+            early = stack.enter_context(contextlib.closing(api(listen)))
             listen = f"{listen.rpartition(':')[0]}:{early.url.rpartition(':')[2]}"
         elif listen.endswith(":0"):
             raise BadInputError("--listen needs a port with --ha and --standby.")
@@ -115,6 +134,7 @@ def serve_command(
             ha=ha,
             standby=standby,
             weight=known.weight,
+            limits=known.limits,
             allowed_volumes=allowed,
             keep_s=keep * DAY_S or None,
         )
@@ -122,37 +142,66 @@ def serve_command(
         if mesos.master is None:
             logger.info("a private Mesos on this machine: it ends with this service, and all tasks with it")
         try:
-            with known.reloading_on_hangup(), sigterm_as_interrupt():
-                serve(request, _front(early, listen, known, advertise, request.webui_url), logger.info)
+            with known.kept_current(), sigterm_as_interrupt():
+                front = _front(early, lambda: api(listen), request.webui_url, has_own_token=users is None)
+                serve(request, front, logger.info)
         except KeyboardInterrupt:
             logger.info("ended")
 
 
-def _front(early: ApiFront | None, listen: str, users: Users, advertise: str | None, page: str | None) -> Front:
+def _proxy(header: str | None, addresses: Sequence[str], users: Path | None) -> Proxy | None:
+    """Who may sign users in, as the options say; None for nobody.
+
+    Raises:
+        BadInputError: if they make no sense.
+    """
+    from framework.service.api.backend import Proxy
+
+    if header is None and not addresses:
+        return None
+    if header is None or not addresses:
+        raise BadInputError("--proxy-user-header and --proxy-address need each other; give both.")
+    if users is None:
+        raise BadInputError(
+            "--proxy-user-header needs --users: the proxy says who somebody is, the file who may come in."
+        )
+    return Proxy.of(header, addresses)
+
+
+def _front(
+    early: ApiFront | None, listening: Callable[[], ApiFront], page: str | None, *, has_own_token: bool
+) -> Front:
     """Answers clients each time that the service begins to run.
 
     Args:
         early: listens already, for the first time; None to begin only then.
-        listen: where to listen.
-        users: who may ask.
-        advertise: by which name or URL others reach it; None if by nothing else than `listen`.
+        listening: begins to listen.
         page: where browsers find the web page.
+        has_own_token: whether the only user is whoever runs this, who can be shown the token.
     """
-    from framework.service.api.front import ApiFront
-
     waiting = [] if early is None else [early]
 
     @contextlib.contextmanager
     def front(submissions: Submissions, service: Service, master: LeadingMaster) -> Iterator[None]:
         with (
-            contextlib.closing(waiting.pop() if waiting else ApiFront(listen, users, advertise)) as api,
+            contextlib.closing(waiting.pop() if waiting else listening()) as api,
             api(submissions, service, master),
         ):
             logger.info("listening at %s", api.url)
             logger.info("web page at %s", page)
+            if has_own_token and page is not None and sys.stderr.isatty():
+                # Not to the log: that is kept, and may be read by others.
+                print(f"dike: sign in at {_sign_in_link(page)}", file=sys.stderr)
             yield
 
     return front
+
+
+def _sign_in_link(page: str) -> str:
+    """The page's address with the own token behind a '#', which browsers send to nobody."""
+    from framework.service.users import own_token
+
+    return f"{page.rstrip('/')}/#token={quote(own_token(), safe='')}"
 
 
 def _page_url(listen: str, url: str, advertise: str | None) -> str:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from framework.service.api.client import ServiceClient
 
 SERVICE_VARIABLE = "DIKE_SERVICE"
+USERS_VARIABLE = "DIKE_USERS"
 TOKEN_VARIABLE = "DIKE_TOKEN"  # noqa: S105 (a variable's name)
 DEFAULT_LISTEN = "127.0.0.1:8680"
 DEFAULT_SERVICE = f"http://{DEFAULT_LISTEN}"

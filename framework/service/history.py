@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from sqlalchemy import Table, delete, func, insert, select, update
@@ -13,12 +13,16 @@ from sqlalchemy.engine import Connection
 from framework.scheduler.records import JobEvent, OutputChunk, ProgressPoint
 from framework.service import queries
 from framework.service.database import ServiceDatabase
-from framework.service.tables import EVENTS, OUTPUT, PROGRESS, RECEIVED
+from framework.service.tables import EVENTS, JOBS, OUTPUT, PROGRESS, RECEIVED
+from framework.service.users import Limits, no_limits
+from solver.units import format_bytes
 
 OUTPUT_LIMIT_CHARACTERS = 8 * 2**20
 """How much of a job's output is kept here; the whole is in its sandboxes."""
 EVENTS_LIMIT = 10_000
 """How many events of a job are kept; then the older half goes."""
+KEPT_SHARE = 0.75
+"""How much of a user's output stays when it is more than the user may have: so that this is seldom needed."""
 PROGRESS_LIMIT = 20_000
 """How many reports of a job are kept; then every second one goes."""
 
@@ -28,11 +32,15 @@ class JobHistory:
 
     Args:
         database: where it is.
+        limits: user -> how much of it may be kept.
     """
 
-    def __init__(self, database: ServiceDatabase) -> None:
+    def __init__(self, database: ServiceDatabase, limits: Callable[[str], Limits] = no_limits) -> None:
         self._database = database
+        self._limits = limits
+        self._users: dict[str, str] = {}
         self._output_kept: dict[str, int] = {}
+        self._output_kept_of_users: dict[str, int] = {}
         self._events_kept: dict[str, int] = {}
         self._progress_kept: dict[str, int] = {}
 
@@ -40,6 +48,7 @@ class JobHistory:
         """Nothing more will be written of a job."""
         for kept in (self._output_kept, self._events_kept, self._progress_kept):
             kept.pop(job_id, None)
+        self._users.pop(job_id, None)
 
     def add_events(self, job_id: str, events: Sequence[tuple[str, str]]) -> None:
         """Notes what happened: (kind, text) of each event, see `JobEvent`."""
@@ -51,7 +60,9 @@ class JobHistory:
             connection.execute(insert(EVENTS), rows)
             if self._count(connection, self._events_kept, EVENTS, job_id, len(rows)) > EVENTS_LIMIT:
                 del self._events_kept[job_id]
-                self._forget_older_half(connection, EVENTS, job_id)
+                query = select(EVENTS.c.number).where(EVENTS.c.job_id == job_id).order_by(EVENTS.c.number)
+                last = _middle(connection.execute(query).scalars().all())
+                connection.execute(delete(EVENTS).where(EVENTS.c.job_id == job_id, EVENTS.c.number <= last))
 
     def events(self, job_id: str, *, after: int = 0, limit: int | None = None) -> list[JobEvent]:
         """Events of a job with numbers above `after`, oldest first."""
@@ -66,7 +77,7 @@ class JobHistory:
         chunks: Sequence[tuple[str, str, str]],
         received: Mapping[tuple[str, str], int] = MappingProxyType({}),
     ) -> None:
-        """Keeps output; beyond the limit the oldest goes.
+        """Keeps output; beyond the limits of a job and of its user the oldest goes, and a note says so in its place.
 
         Args:
             job_id: whose.
@@ -85,9 +96,11 @@ class JobHistory:
                 if job_id in self._output_kept
                 else self._output_size(connection, job_id)
             )
+            more = sum(len(row["text"].encode()) for row in rows)
             if self._output_kept[job_id] > OUTPUT_LIMIT_CHARACTERS:
                 del self._output_kept[job_id]
-                self._forget_older_half(connection, OUTPUT, job_id)
+                self._keep_newer_half(connection, job_id)
+            self._keep_within_limit(connection, job_id, more)
 
     def received(self, job_id: str) -> dict[str, dict[str, int]]:
         """How much of each task's output has been kept: task id -> stream -> bytes."""
@@ -133,6 +146,43 @@ class JobHistory:
         query = select(func.coalesce(func.sum(func.length(OUTPUT.c.text)), 0)).where(OUTPUT.c.job_id == job_id)
         return int(connection.execute(query).scalar_one())
 
+    def _keep_newer_half(self, connection: Connection, job_id: str) -> None:
+        """By half, so that this is seldom needed."""
+        query = select(OUTPUT.c.number).where(OUTPUT.c.job_id == job_id).order_by(OUTPUT.c.number)
+        last = _middle(connection.execute(query).scalars().all())
+        kept = f"a service keeps the newest {OUTPUT_LIMIT_CHARACTERS / 2**20:.3g} Mi characters of a job"
+        _cut(connection, job_id, last, f"{kept}, and its sandboxes have all of it")
+
+    def _keep_within_limit(self, connection: Connection, job_id: str, more: int) -> None:
+        """Lets the oldest output of a user go, whichever job's it is, where it is too much with so many more bytes."""
+        user = self._user(connection, job_id)
+        limit = self._limits(user).output_bytes
+        if limit is None:
+            self._output_kept_of_users.pop(user, None)
+            return
+        known = self._output_kept_of_users.get(user)
+        # Counted again before anything goes: old jobs may have been removed since.
+        kept = limit + 1 if known is None else known + more
+        if kept > limit:
+            kept = queries.output_bytes(connection, user)
+        if kept > limit:
+            last: dict[str, int] = {}
+            for number, job, size in queries.oldest_output(connection, user):
+                if kept <= KEPT_SHARE * limit:
+                    break
+                last[job] = number
+                kept -= size
+            why = f"the limit of {user}'s kept output, set by the service's operator, is {format_bytes(limit)}"
+            for job, number in last.items():
+                _cut(connection, job, number, why)
+                self._output_kept.pop(job, None)
+        self._output_kept_of_users[user] = kept
+
+    def _user(self, connection: Connection, job_id: str) -> str:
+        if job_id not in self._users:
+            self._users[job_id] = str(connection.execute(select(JOBS.c.user).where(JOBS.c.id == job_id)).scalar_one())
+        return self._users[job_id]
+
     def _count(self, connection: Connection, kept: dict[str, int], table: Table, job_id: str, more: int) -> int:
         """How many rows a job has at most; counted once, added up from then on."""
         if job_id in kept:
@@ -141,13 +191,6 @@ class JobHistory:
             query = select(func.count()).select_from(table).where(table.c.job_id == job_id)
             kept[job_id] = int(connection.execute(query).scalar_one())
         return kept[job_id]
-
-    def _forget_older_half(self, connection: Connection, table: Table, job_id: str) -> None:
-        """By half, so that this is seldom needed."""
-        query = select(table.c.number).where(table.c.job_id == job_id).order_by(table.c.number)
-        numbers = connection.execute(query).scalars().all()
-        last = numbers[(len(numbers) - 1) // 2]
-        connection.execute(delete(table).where(table.c.job_id == job_id, table.c.number <= last))
 
     def _thin_progress(self, connection: Connection, job_id: str) -> None:
         numbered = (
@@ -158,6 +201,18 @@ class JobHistory:
         # The newest stays.
         odd = select(numbered.c.step).where(numbered.c.place % 2 == 0)
         connection.execute(delete(PROGRESS).where(PROGRESS.c.job_id == job_id, PROGRESS.c.step.in_(odd)))
+
+
+def _middle(numbers: Sequence[int]) -> int:
+    """The last of the older half."""
+    return numbers[(len(numbers) - 1) // 2]
+
+
+def _cut(connection: Connection, job_id: str, last: int, why: str) -> None:
+    """Replaces a job's output up to a number by a note, which stands there once however often this is done."""
+    note = {"task": queries.NOTE_TASK, "stream": "stderr", "text": f"dike: what was here has been cut: {why}.\n"}
+    connection.execute(delete(OUTPUT).where(OUTPUT.c.job_id == job_id, OUTPUT.c.number < last))
+    connection.execute(update(OUTPUT).where(OUTPUT.c.number == last).values(note))
 
 
 def _note_received(connection: Connection, job_id: str, key: tuple[str, str], size: int) -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from sqlalchemy import JSON, ColumnElement, cast, func, select
+from sqlalchemy import JSON, ColumnElement, LargeBinary, and_, cast, func, select
 from sqlalchemy.engine import Connection
 
 from framework.scheduler.records import JobKind, JobState, OutputChunk, ProgressPoint
 from framework.search.records import TrialState
 from framework.search.tables import SEARCHES, TRIALS
-from framework.service.tables import JOBS, OUTPUT, PROGRESS, TASKS
+from framework.service.tables import BUNDLES, JOBS, OUTPUT, PROGRESS, TASKS
 
+NOTE_TASK = "dike"
+"""Stands for a task where output is not a task's but says that some is missing."""
 _POINT = (PROGRESS.c.step, PROGRESS.c.time_s, PROGRESS.c.loss, PROGRESS.c.samples_per_s)
 
 
@@ -84,10 +86,10 @@ def thinned_progress(connection: Connection, job_id: str, after_step: int, limit
 def output(
     connection: Connection, job_id: str, *, after: int, task: str | None, limit: int | None
 ) -> list[OutputChunk]:
-    """Output of a job, or of one of its tasks, with numbers above `after`, oldest first."""
+    """Output of a job, or of one of its tasks with notes of what is missing, numbered above `after`, oldest first."""
     wanted: list[ColumnElement[bool]] = [OUTPUT.c.job_id == job_id, OUTPUT.c.number > after]
     if task is not None:
-        wanted.append(OUTPUT.c.task == task)
+        wanted.append(OUTPUT.c.task.in_([task, NOTE_TASK]))
     query = select(OUTPUT.c.number, OUTPUT.c.task, OUTPUT.c.stream, OUTPUT.c.text)
     rows = connection.execute(query.where(*wanted).order_by(OUTPUT.c.number).limit(limit)).mappings().all()
     return [OutputChunk(**row) for row in rows]
@@ -116,6 +118,46 @@ def newest_ids(connection: Connection, limit: int = 1000) -> list[str]:
     """Jobs' ids, the newest first."""
     query = select(JOBS.c.id).order_by(JOBS.c.number.desc()).limit(limit)
     return list(connection.execute(query).scalars())
+
+
+def open_jobs(connection: Connection, user: str) -> int:
+    """How many jobs of a user have not ended."""
+    states = [str(state) for state in JobState if not state.has_ended()]
+    query = select(func.count()).select_from(JOBS).where(JOBS.c.user == user, JOBS.c.state.in_(states))
+    return int(connection.execute(query).scalar_one())
+
+
+def bundle_bytes(connection: Connection, user: str) -> int:
+    """How large the bundles of a user's jobs are together."""
+    query = select(func.coalesce(func.sum(func.length(BUNDLES.c.archive)), 0))
+    return int(
+        connection.execute(query.join(JOBS, JOBS.c.id == BUNDLES.c.job_id).where(JOBS.c.user == user)).scalar_one()
+    )
+
+
+def output_bytes(connection: Connection, user: str) -> int:
+    """How large what is kept of the output of a user's jobs is together, in UTF-8."""
+    query = select(func.coalesce(func.sum(_text_bytes(connection)), 0)).where(_output_of(user))
+    return int(connection.execute(query).scalar_one())
+
+
+def oldest_output(connection: Connection, user: str) -> Iterator[tuple[int, str, int]]:
+    """Number, job and bytes of each piece of output of a user's jobs, oldest first."""
+    query = select(OUTPUT.c.number, OUTPUT.c.job_id, _text_bytes(connection)).where(_output_of(user))
+    with connection.execute(query.order_by(OUTPUT.c.number)) as rows:
+        for number, job_id, size in rows:
+            yield int(number), str(job_id), int(size)
+
+
+def _text_bytes(connection: Connection) -> ColumnElement[int]:
+    """How long a piece of output is in UTF-8; its length is that in characters."""
+    if connection.dialect.name == "sqlite":
+        return func.length(cast(OUTPUT.c.text, LargeBinary))
+    return func.octet_length(OUTPUT.c.text)
+
+
+def _output_of(user: str) -> ColumnElement[bool]:
+    return and_(OUTPUT.c.job_id.in_(select(JOBS.c.id).where(JOBS.c.user == user)), OUTPUT.c.task != NOTE_TASK)
 
 
 def has_begun(connection: Connection, search: str) -> bool:

@@ -29,6 +29,7 @@ from framework.service.retention import removing_old_jobs
 from framework.service.service import Service
 from framework.service.store import ServiceStore
 from framework.service.submission import Submissions
+from framework.service.users import Limits, no_limits
 from framework.training.run import absolute_folder
 from solver import NodeClass
 
@@ -57,6 +58,7 @@ class ServeRequest:
         ha: ZooKeeper of an election between several services (`framework.service.election`); None without election.
         standby: whether to wait while another service runs on the database; with `ha` that is so anyway.
         weight: user -> weight in the queue.
+        limits: user -> how much of the service that user may have.
         allowed_volumes: what users may ask for in their containers.
         keep_s: how long jobs that have ended are kept; None for ever.
     """
@@ -69,6 +71,7 @@ class ServeRequest:
     ha: str | None = None
     standby: bool = False
     weight: Callable[[str], float] = lambda user: 1.0
+    limits: Callable[[str], Limits] = no_limits
     allowed_volumes: tuple[Volume, ...] = ()
     keep_s: float | None = None
 
@@ -107,7 +110,7 @@ def _serve_as_one_framework(
 ) -> None:
     load_optuna()
     with contextlib.ExitStack() as stack:
-        store = stack.enter_context(contextlib.closing(ServiceStore(request.state)))
+        store = stack.enter_context(contextlib.closing(ServiceStore(request.state, request.limits)))
         stack.enter_context(elected(request.ha, note, end_at_once))
         lease = stack.enter_context(store.database.lock(end_at_once, note if request.standby or request.ha else None))
         master = stack.enter_context(request.mesos.connect())

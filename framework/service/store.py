@@ -11,7 +11,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, RowMapping, and_, delete, func, insert, or_, select, update
@@ -19,9 +19,12 @@ from sqlalchemy.engine import Connection
 
 from dike.exceptions import BadInputError
 from framework.scheduler.records import JobKind, JobRecord, JobState, TaskRecord
+from framework.service import queries
 from framework.service.database import ServiceDatabase
 from framework.service.history import JobHistory
 from framework.service.tables import BUNDLES, EVENTS, JOBS, OUTPUT, PROGRESS, RECEIVED, SERVICES, TASKS
+from framework.service.users import Limits, OverLimitError, no_limits
+from solver.units import format_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -35,18 +38,21 @@ class ServiceStore:
 
     Args:
         url: an SQLAlchemy URL.
+        limits: user -> how much of the service that user may have.
 
     Attributes:
         database: connections, transactions, the lease.
         history: events, output and progress of the jobs.
+        limits: the same.
 
     Raises:
         BadInputError: if the database cannot be used; every method may.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, limits: Callable[[str], Limits] = no_limits) -> None:
         self.database = ServiceDatabase(url)
-        self.history = JobHistory(self.database)
+        self.history = JobHistory(self.database, limits)
+        self.limits = limits
         self._adding = threading.Lock()
 
     def close(self) -> None:
@@ -79,11 +85,14 @@ class ServiceStore:
 
         Raises:
             BadInputError: if there is a job of that id.
+            OverLimitError: if its user has as many open jobs as may be, or too large a bundle.
         """
-        # Two at once would get the same number: only SQLite has them wait for each other.
+        # Two at once would get the same number, or one place: only SQLite has them wait for each other.
         with self._adding, self.database.transaction() as connection:
             if connection.execute(select(JOBS.c.id).where(JOBS.c.id == record.id)).first() is not None:
                 raise BadInputError(f"There is a job '{record.id}' already; choose another --name.")
+            self._check_open_jobs(connection, record.user)
+            self._check_bundles(connection, record.user, len(bundle))
             values = {"number": _next_number(connection), **_job_values(dataclasses.asdict(record))}
             connection.execute(insert(JOBS).values(values))
             connection.execute(insert(BUNDLES).values(job_id=record.id, archive=bundle))
@@ -103,12 +112,19 @@ class ServiceStore:
 
         Returns:
             False, with nothing changed, if it has not ended, or is forgotten.
+
+        Raises:
+            OverLimitError: if its user has as many open jobs as may be.
         """
         fresh = {"state": JobState.QUEUED, "ended_s": None, "kill_requested": False, "failure": "", "result": None}
         ended = [str(state) for state in JobState if state.has_ended()]
         with self._adding, self.database.transaction() as connection:
             values = {"number": _next_number(connection), **_job_values({**fresh, **changes})}
             query = update(JOBS).where(JOBS.c.id == job_id, JOBS.c.state.in_(ended)).values(values)
+            user = connection.execute(select(JOBS.c.user).where(JOBS.c.id == job_id, JOBS.c.state.in_(ended))).scalar()
+            if user is None:
+                return False
+            self._check_open_jobs(connection, user)
             if not connection.execute(query).rowcount:
                 return False
             event = {"job_id": job_id, "time_s": time.time(), "kind": "note", "text": note}
@@ -183,6 +199,22 @@ class ServiceStore:
             for table in (BUNDLES, TASKS, EVENTS, OUTPUT, RECEIVED, PROGRESS):
                 connection.execute(delete(table).where(table.c.job_id.in_(old)))
             return int(connection.execute(delete(JOBS).where(may_go)).rowcount)
+
+    def _check_open_jobs(self, connection: Connection, user: str) -> None:
+        limit = self.limits(user).open_jobs
+        if limit is not None and (used := queries.open_jobs(connection, user)) >= limit:
+            raise OverLimitError(
+                f"The limit of open jobs that the service's operator has set for {user} is {limit}, and {used} are "
+                "open; wait for the end of one, end one with dike kill, or ask for more."
+            )
+
+    def _check_bundles(self, connection: Connection, user: str, size: int) -> None:
+        limit = self.limits(user).bundle_bytes
+        if limit is not None and (used := queries.bundle_bytes(connection, user)) + size > limit:
+            raise OverLimitError(
+                f"The limit of bundles that the service's operator has set for {user} is {format_bytes(limit)}, "
+                f"{format_bytes(used)} are used, and this one has {format_bytes(size)}; send less, or ask for more."
+            )
 
     # Tasks.
 

@@ -13,11 +13,13 @@ from dike.exceptions import BadInputError
 from framework.mesos import events
 from framework.project.bundle import check, new_token
 from framework.scheduler.records import NEWEST, JobKind, JobRecord
+from framework.search.records import SearchSpec
 from framework.search.recovery import SearchState
 from framework.search.store import Store
 from framework.service.mounts import NO_CONTAINERS, Mounts
 from framework.service.requests import SearchJobRequest, TrainingRequest, is_own_search
 from framework.service.store import ServiceStore
+from framework.service.users import OverLimitError
 from framework.training.run import new_job_id
 
 
@@ -51,8 +53,11 @@ class Submissions:
         Raises:
             BadInputError: if no job can have that name, or one has it already, the bundle is none, or the job asks for
                 folders that it must not have.
+            OverLimitError: if the service's operator does not let the user have so much.
         """
         asked = request.to_spec() if isinstance(request, SearchJobRequest) else request
+        if isinstance(asked, SearchSpec):
+            self._check_trials(asked.trial_count, user)
         script, name = asked.script, asked.name
         check(bundle, script)
         self._mounts.check(request)
@@ -72,6 +77,14 @@ class Submissions:
         self._inbox.put(events.JobSubmitted(record.id))
         return record
 
+    def _check_trials(self, count: int, user: str) -> None:
+        limit = self.store.limits(user).trials
+        if limit is not None and count > limit:
+            raise OverLimitError(
+                f"The limit of trials in a search that the service's operator has set for {user} is {limit}, and this "
+                f"one has {count}; search with fewer, or ask for more."
+            )
+
     def resume(self, record: JobRecord, user: str, constraints: Sequence[str] | None = None) -> None:
         """Has the service go on with a search that has ended, in a user's name; durable when this returns.
 
@@ -82,6 +95,7 @@ class Submissions:
 
         Raises:
             BadInputError: if that cannot be; see `reopen_search`.
+            OverLimitError: if the search's user has as many open jobs as may be.
         """
         reopen_search(self.store, record, user, constraints)
         self._inbox.put(events.JobSubmitted(record.id))

@@ -1,8 +1,9 @@
-"""Who may use a service: names, tokens, weights in the queue, administrators."""
+"""Who may use a service: names, tokens, weights in the queue, administrators, limits."""
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import getpass
 import hashlib
 import hmac
@@ -12,23 +13,69 @@ import secrets
 import signal
 import stat
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from dike.exceptions import BadInputError
 from framework.user_folders import own_token_file
 from solver.strict_yaml import NOT_YAML, parse_yaml
+from solver.units import parse_bytes
 
 MIN_TOKEN_LENGTH = 16
-TOKEN_BYTES = 32
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
+TOKEN_BYTES = 32
+CHECK_EVERY_S = 1.0
+"""How often is looked whether the users file has changed."""
 
 logger = logging.getLogger(__name__)
+
+
+class TokenExpiredError(BadInputError):
+    """A token that was somebody's is not valid any more; the message says since when."""
+
+
+class OverLimitError(BadInputError):
+    """A user wants more of a service than its operator allows; the message says how much that is."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much a user may have of a service; None for no limit.
+
+    Attributes:
+        open_jobs: jobs that have not ended.
+        trials: trials of one search.
+        output_bytes: output of all the user's jobs that the database keeps; beyond it the oldest goes.
+        bundle_bytes: bundles of all the user's jobs in the database.
+    """
+
+    open_jobs: int | None = None
+    trials: int | None = None
+    output_bytes: int | None = None
+    bundle_bytes: int | None = None
+
+
+NO_LIMITS = Limits()
+
+
+def no_limits(user: str) -> Limits:
+    """The limits of everybody where nobody has set any."""
+    return NO_LIMITS
 
 
 @dataclass(frozen=True)
@@ -39,11 +86,22 @@ class User:
         name: as jobs name their user.
         weight: share in the queue, relative to the others'.
         admin: whether jobs of others may be ended and their output read.
+        has_token: whether there is a token; without one the user signs in through a proxy only.
+        expires: the token's last day, in UTC; None if it is valid for ever.
+        limits: how much the user may have.
     """
 
     name: str
     weight: float = 1.0
     admin: bool = False
+    has_token: bool = True
+    expires: datetime.date | None = None
+    limits: Limits = field(default=NO_LIMITS)
+
+    @property
+    def has_expired(self) -> bool:
+        """Whether the token's last day is over."""
+        return self.expires is not None and today() > self.expires
 
 
 class Users:
@@ -51,13 +109,17 @@ class Users:
 
     Args:
         read: digest of a token -> its user, as `digest` makes it; called again by `reload`.
+        looks: what is another where `read` would give other users.
 
     Raises:
         BadInputError: if they cannot be read.
     """
 
-    def __init__(self, read: Callable[[], Mapping[str, User]]) -> None:
+    def __init__(self, read: Callable[[], Mapping[str, User]], looks: Callable[[], object] = lambda: None) -> None:
         self._read = read
+        self._looks = looks
+        # Looked at first: what changes in between is read once more.
+        self._looked = looks()
         self._by_digest = dict(read())
 
     @classmethod
@@ -67,7 +129,7 @@ class Users:
         Raises:
             BadInputError: if it cannot be read, is malformed, or holds plain tokens and others may read it.
         """
-        return cls(lambda: _read_users(path))
+        return cls(lambda: read_users(path), lambda: _look_of(path))
 
     @classmethod
     def of_this_account(cls) -> Users:
@@ -79,31 +141,61 @@ class Users:
         return cls(lambda: {digest(own_token()): User(_account_name(), admin=True)})
 
     def signed_in(self, token: str) -> User | None:
-        """Whose token this is; None for nobody's."""
+        """Whose token this is; None for nobody's.
+
+        Raises:
+            TokenExpiredError: if it is not valid any more.
+        """
         given = digest(token)
         found = None
         # All are compared, each in constant time: how long it takes tells nothing of any of them.
         for known, user in self._by_digest.items():
             if hmac.compare_digest(known, given):
                 found = user
+        if found is not None and found.has_expired:
+            raise TokenExpiredError(
+                f"This token was valid until {found.expires}; the service's operator gives {found.name} a new one."
+            )
         return found
+
+    def named(self, name: str) -> User | None:
+        """The user of a name; None if there is none."""
+        return next((user for user in self._by_digest.values() if user.name == name), None)
 
     def weight(self, name: str) -> float:
         """A user's weight in the queue; 1 for one that is not known any more."""
-        return next((user.weight for user in self._by_digest.values() if user.name == name), 1.0)
+        user = self.named(name)
+        return 1.0 if user is None else user.weight
+
+    def limits(self, name: str) -> Limits:
+        """How much a user may have; none for one that is not known any more."""
+        user = self.named(name)
+        return NO_LIMITS if user is None else user.limits
 
     @contextlib.contextmanager
-    def reloading_on_hangup(self) -> Iterator[None]:
-        """Reads the users again on SIGHUP, while the context lasts; of the main thread."""
+    def kept_current(self) -> Iterator[None]:
+        """Reads the users again when their file changes, and on SIGHUP, while the context lasts; of the main thread."""
 
         def reload(number: int, frame: FrameType | None) -> None:
             self.reload()
 
+        ended = threading.Event()
+        thread = threading.Thread(target=self._watch, args=(ended,), name="dike-users", daemon=True)
         previous = signal.signal(signal.SIGHUP, reload)
+        thread.start()
         try:
             yield
         finally:
+            ended.set()
             signal.signal(signal.SIGHUP, previous)
+            thread.join()
+
+    def _watch(self, ended: threading.Event) -> None:
+        while not ended.wait(CHECK_EVERY_S):
+            looks = self._looks()
+            if looks != self._looked:
+                self._looked = looks
+                self.reload()
 
     def reload(self) -> None:
         """Reads the users again; if that fails, those known stay."""
@@ -120,6 +212,16 @@ def digest(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
+def new_token() -> str:
+    """A random token that nobody has yet, of characters that no address and no shell takes for something else."""
+    return secrets.token_urlsafe(TOKEN_BYTES)
+
+
+def today() -> datetime.date:
+    """The date, in UTC."""
+    return datetime.datetime.now(datetime.UTC).date()
+
+
 def own_token() -> str:
     """The token in `own_token_file`, made once.
 
@@ -130,7 +232,7 @@ def own_token() -> str:
     try:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            _write_once(path, secrets.token_urlsafe(TOKEN_BYTES))
+            _write_once(path, new_token())
         token = path.read_text(encoding="ascii").strip()
         if path.stat().st_mode & OTHERS:
             raise BadInputError(f"Others may read the token in {path}; remove that file, and a new one is made.")
@@ -162,40 +264,134 @@ def _account_name() -> str:
         return "nobody"
 
 
+def _size(value: object) -> int:
+    try:
+        return parse_bytes(value)
+    except OverflowError:
+        raise ValueError("a size is a number of bytes or text such as 32GiB or 500MB") from None
+
+
+def _date(value: object) -> datetime.date:
+    # YAML has made one of it already, unless it is quoted.
+    if isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
+        return value
+    try:
+        return datetime.date.fromisoformat(value if isinstance(value, str) else "")
+    except ValueError:
+        raise ValueError("a date is written like 2027-01-31") from None
+
+
+_Count = Annotated[int, Field(strict=True, ge=0, le=10**9)]
+_Size = Annotated[int, BeforeValidator(_size), Field(ge=0, le=2**60)]
+
+
+class _Limits(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    open_jobs: _Count | None = None
+    trials: _Count | None = None
+    output: _Size | None = None
+    bundles: _Size | None = None
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _has_a_value(cls, value: Any) -> Any:
+        # Who writes a limit down wants one.
+        if value is None:
+            raise ValueError("there is no number")
+        return value
+
+
 class _Entry(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     token: Annotated[str, Field(min_length=MIN_TOKEN_LENGTH, max_length=4096, pattern=r"^[!-~]+$")] | None = None
     token_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    no_token: bool = False
+    expires: Annotated[datetime.date, BeforeValidator(_date)] | None = None
     weight: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] = 1.0
     admin: bool = False
+    limits: _Limits = _Limits()
 
     @model_validator(mode="after")
     def _has_one_token(self) -> _Entry:
-        if (self.token is None) == (self.token_sha256 is None):
-            raise ValueError("give either token_sha256 or token")
+        if (self.token is not None) + (self.token_sha256 is not None) + self.no_token != 1:
+            raise ValueError("give either token_sha256 or token, or no_token: true where a proxy signs in")
+        if self.no_token and self.expires is not None:
+            raise ValueError("there is no token that expires")
         return self
 
+    def user(self, name: str) -> User:
+        limits = Limits(self.limits.open_jobs, self.limits.trials, self.limits.output, self.limits.bundles)
+        return User(name, self.weight, self.admin, not self.no_token, self.expires, limits)
 
-_Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w.@-]+$")]
+
+_NAME = r"^[\w.@-]+$"
+_Name = Annotated[str, Field(min_length=1, max_length=64, pattern=_NAME)]
+_NAMES: TypeAdapter[str] = TypeAdapter(_Name)
 _ENTRIES: TypeAdapter[dict[str, _Entry]] = TypeAdapter(
     Annotated[dict[_Name, _Entry], Field(min_length=1)], config=ConfigDict(hide_input_in_errors=True)
 )
 
 
-def _read_users(path: Path) -> dict[str, User]:
+def check_user_name(name: str) -> None:
+    """Refuses what cannot be a user's name.
+
+    Raises:
+        BadInputError: if it cannot.
+    """
+    try:
+        _NAMES.validate_python(name)
+    except ValidationError:
+        raise BadInputError(
+            f"'{name}' cannot be a user's name; write up to 64 letters, digits, '.', '_', '@' and '-'."
+        ) from None
+
+
+def read_users(path: Path) -> dict[str, User]:
+    """The users of a file: digest of a token -> its user.
+
+    Raises:
+        BadInputError: if it cannot be read, is malformed, or holds plain tokens and others may read it.
+    """
     try:
         with path.open(encoding="utf-8") as file:
             mode = os.fstat(file.fileno()).st_mode
             text = file.read()
-        _, values = parse_yaml(path, text)
     except OSError as error:
         raise BadInputError(f"The users file {path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError:
+        raise BadInputError(f"The users file {path} is not UTF-8 text.") from None
+    return users_of(path, parse_users(path, text), is_open=bool(mode & OTHERS))
+
+
+def parse_users(path: Path, text: str) -> Any:
+    """What stands in a users file, unchecked.
+
+    Raises:
+        BadInputError: if it is not YAML, or has a key twice.
+    """
+    try:
+        _, values = parse_yaml(path, text)
     except (*NOT_YAML, RecursionError) as error:
         # Not what the parser says: it quotes lines, and those may hold tokens.
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark is not None else ""
         raise BadInputError(f"The users file {path}{where} is not YAML.") from None
+    return values
+
+
+def users_of(path: Path, values: Any, *, is_open: bool = False) -> dict[str, User]:
+    """The users that a users file tells of: digest of a token -> its user.
+
+    Args:
+        path: of the file.
+        values: what stands in it.
+        is_open: whether other accounts may read it.
+
+    Raises:
+        BadInputError: if it is malformed, or holds plain tokens and others may read it.
+    """
     try:
         entries = _ENTRIES.validate_python(values)
     except ValidationError as error:
@@ -203,16 +399,27 @@ def _read_users(path: Path) -> dict[str, User]:
         where = ".".join(str(part) for part in first["loc"]) or "the whole"
         said = first["msg"].removeprefix("Value error, ")
         raise BadInputError(
-            f"The users file {path} is wrong at {where}: {said}; it maps names to token_sha256, weight, admin."
+            f"The users file {path} is wrong at {where}: {said}; it maps names to token_sha256, expires, weight, admin "
+            "and limits (open_jobs, trials, output, bundles)."
         ) from None
-    if mode & OTHERS and any(entry.token for entry in entries.values()):
+    if is_open and any(entry.token for entry in entries.values()):
         raise BadInputError(
             f"The users file {path} holds plain tokens and can be read by others; chmod 600 it, or give token_sha256."
         )
     users: dict[str, User] = {}
     for name, entry in entries.items():
-        key = entry.token_sha256 or digest(entry.token or "")
+        # Whoever has no token is known by a digest of which nobody knows the token.
+        key = secrets.token_hex(32) if entry.no_token else entry.token_sha256 or digest(entry.token or "")
         if key in users:
             raise BadInputError(f"The users file {path} gives {users[key].name} and {name} the same token.")
-        users[key] = User(name, entry.weight, entry.admin)
+        users[key] = entry.user(name)
     return users
+
+
+def _look_of(path: Path) -> object:
+    """Mode and content: times and sizes stay the same where a file is written twice in a moment."""
+    try:
+        with path.open("rb") as file:
+            return os.fstat(file.fileno()).st_mode, file.read()
+    except OSError as error:
+        return error.errno

@@ -91,6 +91,35 @@ def test_wrong_addresses_and_tokens(service: ServiceProcess, tmp_path: Path) -> 
     assert service.dike("jobs", "--token-file", tmp_path / "token").returncode == 0
 
 
+def test_users_come_and_go_while_the_service_runs(service: ServiceProcess) -> None:
+    def users(*arguments: str) -> str:
+        done = service.dike("users", *arguments, "--users", "users.yaml")
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def jobs(token: str) -> subprocess.CompletedProcess[str]:
+        return service.dike("jobs", DIKE_TOKEN=token)
+
+    first = users("add", "dan", "--expires", "7d")
+    try:
+        wait_until(lambda: jobs(first).returncode == 0, "the new user", said=service.said)
+        second = users("rotate", "dan")
+        wait_until(lambda: jobs(second).returncode == 0, "the second token", said=service.said)
+        refused(jobs(first), "does not know this token")
+        text = (service.folder / "users.yaml").read_text()
+        (service.folder / "users.yaml").write_text(re.sub(r"expires: \S+", "expires: 2001-02-03", text))
+        wait_until(lambda: "valid until 2001-02-03" in jobs(second).stderr, "the end of the token", said=service.said)
+        refused(jobs(second), "This token was valid until 2001-02-03; the service's operator gives dan a new one.")
+        (service.folder / "users.yaml").write_text(text.replace("  expires", "  limits: {open_jobs: 0}\n  expires"))
+        wait_until(lambda: jobs(second).returncode == 0, "the token again", said=service.said)
+        over = service.dike("submit", "--profile", "profile.json", "train.py", DIKE_TOKEN=second)
+        refused(over, "The limit of open jobs that the service's operator has set for dan is 0, and 0 are open")
+    finally:
+        users("remove", "dan")
+    wait_until(lambda: jobs(second).returncode == 2, "the user's going", said=service.said)
+    refused(jobs(second), "does not know this token")
+
+
 def test_a_job_that_waits_is_explained_and_killed(service: ServiceProcess) -> None:
     job = submitted(service)
     assert [(one["id"], one["state"], one["user"]) for one in service.asked("jobs", "--user", "ann")["jobs"]] == [

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,11 @@ from framework.cli.job_tables import last_events
 from framework.project import profiling
 from framework.project.tensorflow_noise import is_noise
 from framework.scheduler.records import OutputChunk
+from framework.service.api.backend import Proxy
+from framework.service.api.front import ApiFront
 from framework.service.api.schemas import EventView
+from framework.service.serve import ServeRequest
+from framework.service.users import own_token
 from tests.training.job_stage import profile
 
 PRINTED = ("one\ntwo\nth", "ree\n", "four\nfi", "ve")
@@ -27,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "train.py").write_text("print('hello')")
     (tmp_path / "profile.json").write_text(profile(Api.GRAPH).dumps())
     monkeypatch.chdir(tmp_path)
-    for name in ("DIKE_MASTER", "DIKE_STATE", "DIKE_STORAGE"):
+    for name in ("DIKE_MASTER", "DIKE_STATE", "DIKE_STORAGE", "DIKE_USERS"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
 
@@ -79,6 +85,11 @@ def dike(command: str) -> int:
         ("serve --allow-volume /data", "--allow-volume needs --image"),
         ("serve --image x --master a:1 --allow-volume /data:/mnt", "write FOLDER or FOLDER:ro"),
         ("serve --image x --master a:1 --allow-volume /a --allow-volume /a/b:ro", "/a/b lies in /a, which jobs can"),
+        ("serve --proxy-user-header X-User --users u.yaml", "--proxy-user-header and --proxy-address need each other"),
+        ("serve --proxy-address 10.0.0.5 --users u.yaml", "--proxy-user-header and --proxy-address need each other"),
+        ("serve --proxy-user-header X-User --proxy-address 10.0.0.5", "--proxy-user-header needs --users"),
+        ("serve --proxy-user-header X-User --proxy-address proxy --users u.yaml", "--proxy-address proxy is neither"),
+        ("serve --users u.yaml", "The users file u.yaml cannot be read: No such file or directory."),
         ("run --advertise-address here train.py", "--advertise-address needs --master"),
         ("serve --master a:1 --advertise-address http://x", "'http://x' is not a value of --advertise-address"),
         ("run --master a:1 --advertise-address [::1] train.py", "write a host name or an IPv4 address"),
@@ -113,6 +124,69 @@ def test_what_no_service_takes(options: str, said: str, capfd: pytest.CaptureFix
     assert capfd.readouterr().err.startswith(f"dike: The job cannot be taken: {said}")
     assert dike("submit --profile profile.json --save saved train.py \udcff") == 2
     assert capfd.readouterr().err.startswith("dike: The job cannot be taken: arguments.0: ")
+
+
+@pytest.fixture
+def services(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[ServeRequest]:
+    """Services that would have been run; each ends as soon as clients could reach it."""
+    asked: list[ServeRequest] = []
+
+    def serve(request: ServeRequest, front: Any, note: object) -> None:
+        asked.append(request)
+        with front(None, None, None):
+            pass
+
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setattr("framework.service.serve.serve", serve)
+    monkeypatch.setattr(ApiFront, "__call__", lambda *_: contextlib.nullcontext())
+    return asked
+
+
+@pytest.mark.integration
+def test_who_starts_a_service_on_a_terminal_is_shown_how_to_sign_in(
+    services: list[ServeRequest],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    command = "serve --listen 127.0.0.1:0 --advertise https://dike.example.org/here/"
+    assert dike(command) == 0
+    token = own_token()
+    assert token not in capfd.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.stderr, "isatty", lambda: True)
+        assert dike(command) == 0
+        printed = capfd.readouterr()
+        assert f"dike: sign in at https://dike.example.org/here/#token={token}\n" in printed.err
+        assert token not in printed.out
+        assert len(services) == 2
+        # What is kept does not have it, and of many users nobody is shown another's.
+        assert "web page at https://dike.example.org/here/" in caplog.text
+        assert token not in caplog.text
+        (tmp_path / "users.yaml").write_text(f"ann: {{token: {token}}}")
+        (tmp_path / "users.yaml").chmod(0o600)
+        assert dike(f"{command} --users users.yaml") == 0
+        assert token not in capfd.readouterr().err
+        # The file may be named by the environment.
+        patch.setenv("DIKE_USERS", "users.yaml")
+        assert dike(command) == 0
+        assert "sign in at" not in capfd.readouterr().err
+
+
+@pytest.mark.integration
+def test_a_service_knows_what_its_users_file_and_options_say(
+    services: list[ServeRequest], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fronts: list[ApiFront] = []
+    monkeypatch.setattr(ApiFront, "__call__", lambda front, *_: contextlib.nullcontext(fronts.append(front)))
+    users = f"ann: {{token_sha256: {'a' * 64}, weight: 3, limits: {{open_jobs: 7}}}}"
+    (tmp_path / "users.yaml").write_text(users)
+    proxy = "--proxy-user-header X-User --proxy-address 10.0.0.5 --proxy-address fd00::/64"
+    assert dike(f"serve --listen 127.0.0.1:0 --users users.yaml {proxy}") == 0
+    (request,), (front,) = services, fronts
+    assert (request.weight("ann"), request.limits("ann").open_jobs) == (3.0, 7)
+    assert front._proxy == Proxy.of("X-User", ["10.0.0.5", "fd00::/64"])
 
 
 def test_a_service_named_by_the_environment_is_not_in_the_way(

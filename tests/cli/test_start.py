@@ -65,6 +65,7 @@ def start(*arguments: str | Path, folder: Path, **environment: str) -> tuple[Don
         ("--version",),
         *((name, "--help") for name in COMMANDS),
         *(("mesos", name, "--help") for name in ("up", "status", "down")),
+        *(("users", name, "--help") for name in ("add", "rotate", "remove", "list")),
     ],
     ids=" ".join,
 )

@@ -21,6 +21,7 @@ from framework.mesos import events
 from framework.mesos.master import LeadingMaster, Master
 from framework.scheduler.agents import AgentDirectory
 from framework.scheduler.records import JobState
+from framework.service.api.backend import Proxy
 from framework.service.api.front import ApiFront
 from framework.service.service import Service
 from framework.service.store import ServiceStore
@@ -74,14 +75,14 @@ def played_master(hostnames: Sequence[str] = _PlayedMaster.hostnames) -> Iterato
         server.shutdown()
 
 
-def users_file(folder: Path) -> Path:
-    """Three users, the last an administrator."""
+def users_file(folder: Path, more: str = "") -> Path:
+    """Three users, the last an administrator, and what else the file is to say."""
     lines = [
         f"{name}: {{token_sha256: {hashlib.sha256(token.encode()).hexdigest()}, admin: {str(name == 'root').lower()}}}"
         for name, token in TOKENS.items()
     ]
     path = folder / "users.yaml"
-    path.write_text("\n".join(lines), encoding="utf-8")
+    path.write_text("\n".join([*lines, more]), encoding="utf-8")
     return path
 
 
@@ -185,13 +186,16 @@ class ApiStage:
 
 
 @contextlib.contextmanager
-def api_stage(folder: Path, front: ApiFront | None = None) -> Iterator[ApiStage]:
+def api_stage(
+    folder: Path, front: ApiFront | None = None, users: Users | None = None, proxy: Proxy | None = None
+) -> Iterator[ApiStage]:
     """Runs a service while the context lasts, with an API of its own if none is given."""
     with contextlib.ExitStack() as stack:
+        users = users or Users.of_file(users_file(folder))
         if front is None:
-            users = Users.of_file(users_file(folder))
-            front = stack.enter_context(contextlib.closing(ApiFront("127.0.0.1:0", users, "https://dike.example/")))
-        store = stack.enter_context(contextlib.closing(ServiceStore(f"sqlite:///{folder}/service.db")))
+            listening = ApiFront("127.0.0.1:0", users, "https://dike.example/", proxy)
+            front = stack.enter_context(contextlib.closing(listening))
+        store = stack.enter_context(contextlib.closing(ServiceStore(f"sqlite:///{folder}/service.db", users.limits)))
         master = stack.enter_context(played_master())
         leading = LeadingMaster(master)
         directory = stack.enter_context(contextlib.closing(AgentDirectory(leading.ask)))

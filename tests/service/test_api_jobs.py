@@ -135,10 +135,11 @@ def test_nothing_is_told_without_a_valid_token(stage: ApiStage) -> None:
             assert client.post(f"{path}/kill", headers=headers).status_code == 401
         assert client.get("/healthz").status_code == client.get("/metrics").status_code == 200
         assert client.get("/").status_code == 200
+        assert client.get("/sign-in").json() == {"proxy": False}
     closed = {
         path for path, methods in document["paths"].items() for one in methods.values() if not one.get("security")
     }
-    assert closed == {"/healthz", "/metrics"}
+    assert closed == {"/healthz", "/metrics", "/sign-in"}
 
 
 def test_jobs_are_listed_in_pages_and_by_user_and_state(

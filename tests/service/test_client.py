@@ -149,6 +149,7 @@ def test_only_questions_are_asked_again() -> None:
         ((302, ""), BadInputError, "is not a Dike service"),
         ((400, '{"detail": "That makes no sense."}'), BadInputError, "That makes no sense."),
         ((403, '{"detail": "That is not yours."}'), BadInputError, "That is not yours."),
+        ((401, '{"detail": "There is no token."}'), BadInputError, "does not know this token; give the right one"),
         ((500, '{"detail": "Something broke."}'), DikeError, "has failed: Something broke."),
     ],
 )

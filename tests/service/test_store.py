@@ -17,6 +17,7 @@ from dike.exceptions import BadInputError
 from framework.scheduler.records import JobKind, JobRecord, JobState, ProgressPoint, TaskRecord
 from framework.service import history, queries
 from framework.service.store import ServiceStore
+from framework.service.users import NO_LIMITS, Limits, OverLimitError
 
 
 @pytest.fixture
@@ -173,10 +174,123 @@ def test_of_much_output_the_end_is_kept(store: ServiceStore, monkeypatch: pytest
     store.history.add_output("two", [("chief:0", "stdout", "kept")])
     for number in range(500):
         store.history.add_output("one", [("chief:0", "stdout", f"{number:09}\n")])
-    kept = "".join(chunk.text for chunk in store.history.output("one")).splitlines()
+    note, *kept = "".join(chunk.text for chunk in store.history.output("one")).splitlines()
+    assert note.startswith("dike: what was here has been cut: a service keeps the newest ")
     assert 400 / 10 <= len(kept) <= 1000 / 10
     assert kept == [f"{number:09}" for number in range(500 - len(kept), 500)]
     assert len(store.history.output("two")) == 1
+
+
+def written(store: ServiceStore, job_id: str) -> list[str]:
+    """The lines of a job's output."""
+    return "".join(chunk.text for chunk in store.history.output(job_id)).splitlines()
+
+
+def lines(first: int, last: int) -> list[str]:
+    return [f"€{number:06}" for number in range(first, last)]
+
+
+def test_of_a_user_s_output_the_newest_is_kept(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # More than the user may have: no job is ever over it.
+    monkeypatch.setattr(history, "OUTPUT_LIMIT_CHARACTERS", 2000)
+    limits = {"ann": Limits(output_bytes=1000)}
+    cut = "dike: what was here has been cut: the limit of ann's kept output, set by the service's operator, is 1000 B."
+    with contextlib.closing(ServiceStore(url, lambda user: limits.get(user, NO_LIMITS))) as store:
+        for name, user in (("old", "ann"), ("new", "ann"), ("other", "bob")):
+            store.add_job(job(name, user), b"")
+        # Ten bytes each, of eight characters.
+        for line in lines(0, 100):
+            store.history.add_output("other", [("worker:0", "stdout", f"{line}\n")])
+        for line in lines(0, 60):
+            store.history.add_output("old", [("worker:0", "stdout", f"{line}\n")])
+        for line in lines(60, 100):
+            store.history.add_output("new", [("worker:0", "stdout", f"{line}\n")])
+        assert (written(store, "old"), written(store, "new")) == (lines(0, 60), lines(60, 100))
+        # One more than there is room for; whichever job it is of, the oldest goes.
+        store.history.add_output("new", [("worker:0", "stdout", f"{lines(100, 101)[0]}\n")])
+        assert written(store, "old") == [cut, *lines(26, 60)]
+        assert written(store, "new") == lines(60, 101)
+        assert {chunk.task for chunk in store.history.output("old")} == {"dike", "worker:0"}
+        # Whoever looks at one task is told, too.
+        with store.database.reading() as connection:
+            of_a_task = queries.output(connection, "old", after=0, task="worker:1", limit=None)
+        assert [chunk.text for chunk in of_a_task] == [f"{cut}\n"]
+        for line in lines(101, 1000):
+            store.history.add_output("new", [("worker:0", "stdout", f"{line}\n")])
+        assert written(store, "old") == [cut]
+        note, *kept = written(store, "new")
+        assert note == cut
+        assert 70 <= len(kept) <= 100
+        assert kept == lines(1000 - len(kept), 1000)
+        assert written(store, "other") == lines(0, 100)
+        # A limit that is lowered, or raised, holds from the next output on; so does what jobs leave that are removed.
+        limits["ann"] = Limits(output_bytes=0)
+        store.history.add_output("new", [("worker:0", "stdout", "gone\n")])
+        assert written(store, "new") == [cut.replace("1000 B", "0 B")]
+        del limits["ann"]
+        store.history.add_output("new", [("worker:0", "stdout", "kept\n" * 300)])
+        assert written(store, "new") == [cut.replace("1000 B", "0 B"), *["kept"] * 300]
+
+
+def test_what_removed_jobs_have_left_gives_room_again(url: str) -> None:
+    with contextlib.closing(
+        ServiceStore(url, lambda _: Limits(open_jobs=2, output_bytes=1000, bundle_bytes=10))
+    ) as store:
+        for name in ("old", "new"):
+            store.add_job(job(name, ended_s=1.0 if name == "old" else None, state=JobState.RUNNING), b"12345")
+            store.history.add_output(name, [("worker:0", "stdout", f"{line}\n") for line in lines(0, 50)])
+        store.change_job("old", state=JobState.FINISHED)
+        with pytest.raises(OverLimitError, match="limit of bundles"):
+            store.add_job(job("more"), b"12345")
+        assert store.delete_jobs(2.0) == 1
+        store.history.add_output("new", [("worker:0", "stdout", f"{line}\n") for line in lines(50, 100)])
+        assert written(store, "new") == lines(0, 100)
+        store.add_job(job("more"), b"12345")
+
+
+def test_a_user_has_as_many_open_jobs_and_bundles_as_the_operator_allows(url: str) -> None:
+    limits = {"ann": Limits(open_jobs=2, bundle_bytes=3 * 2**20)}
+    with contextlib.closing(ServiceStore(url, lambda user: limits.get(user, NO_LIMITS))) as store:
+        for name in ("one", "two"):
+            store.add_job(job(name), bytes(2**20))
+        with pytest.raises(OverLimitError) as raised:
+            store.add_job(job("three"), b"")
+        assert str(raised.value) == (
+            "The limit of open jobs that the service's operator has set for ann is 2, and 2 are open; wait for the end "
+            "of one, end one with dike kill, or ask for more."
+        )
+        assert store.job("three") is None
+        for number in range(3):
+            store.add_job(job(f"of-bob-{number}", "bob"), bytes(2**21))
+        store.change_job("one", state=JobState.KILLED)
+        with pytest.raises(OverLimitError) as raised:
+            store.add_job(job("three"), bytes(2**20 + 1))
+        assert str(raised.value) == (
+            "The limit of bundles that the service's operator has set for ann is 3.0 MiB, 2.0 MiB are used, and this "
+            "one has 1.0 MiB; send less, or ask for more."
+        )
+        store.add_job(job("three"), bytes(2**20))
+        # Nor does one that has ended go on beside as many others.
+        with pytest.raises(OverLimitError, match="limit of open jobs"):
+            store.reopen_job("one", "again")
+        store.change_job("two", state=JobState.KILLED)
+        assert store.reopen_job("one", "again")
+        assert not store.reopen_job("one", "again")
+
+
+def test_jobs_that_come_at_once_share_what_is_left(url: str) -> None:
+    def add(number: int) -> bool:
+        try:
+            opened.add_job(job(f"job-{number}"), b"")
+        except OverLimitError:
+            return False
+        return True
+
+    with (
+        contextlib.closing(ServiceStore(url, lambda user: Limits(open_jobs=3))) as opened,
+        ThreadPoolExecutor(8) as threads,
+    ):
+        assert sum(threads.map(add, range(16))) == 3
 
 
 def test_steps_that_are_trained_again_replace_what_was_said_of_them(store: ServiceStore) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import logging
 import signal
@@ -12,8 +13,9 @@ import pytest
 
 from dike.exceptions import BadInputError
 from framework.service import users as users_module
-from framework.service.users import User, Users, digest, own_token
+from framework.service.users import Limits, TokenExpiredError, User, Users, digest, own_token
 from framework.user_folders import own_token_file
+from tests.waiting import wait_until
 
 TOKEN = "a-token-of-some-length"
 OTHER = "another-token-of-some-length"
@@ -169,8 +171,103 @@ def test_a_service_reads_its_users_again_on_hangup(tmp_path: Path) -> None:
     path = write(tmp_path / "users.yaml", f"a: {{token: {TOKEN}}}")
     users = Users.of_file(path)
     before = signal.getsignal(signal.SIGHUP)
-    with users.reloading_on_hangup():
+    with users.kept_current():
         write(path, f"b: {{token: {OTHER}}}")
         signal.raise_signal(signal.SIGHUP)
         assert users.signed_in(OTHER) == User("b")
     assert signal.getsignal(signal.SIGHUP) is before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        (f"{{token: {SECRET}, limits: 5}}", "at a.limits: Input should be a valid dictionary"),
+        (f"{{token: {SECRET}, limits: {{open_job: 5}}}}", "at a.limits.open_job"),
+        (f"{{token: {SECRET}, limits: {{open_jobs: -1}}}}", "at a.limits.open_jobs"),
+        (f"{{token: {SECRET}, limits: {{open_jobs: yes}}}}", "at a.limits.open_jobs"),
+        (f"{{token: {SECRET}, limits: {{open_jobs: '5'}}}}", "at a.limits.open_jobs"),
+        (f"{{token: {SECRET}, limits: {{trials: 1.5}}}}", "at a.limits.trials"),
+        (f"{{token: {SECRET}, limits: {{trials: }}}}", "at a.limits.trials: there is no number"),
+        (f"{{token: {SECRET}, limits: {{output: much}}}}", "at a.limits.output: a size is a number of bytes or text"),
+        (f"{{token: {SECRET}, limits: {{output: .inf}}}}", "at a.limits.output: a size is"),
+        (f"{{token: {SECRET}, limits: {{output: .nan}}}}", "at a.limits.output: "),
+        (f"{{token: {SECRET}, limits: {{bundles: -5}}}}", "at a.limits.bundles"),
+        (f"{{token: {SECRET}, expires: tomorrow}}", "at a.expires: a date is written like 2027-01-31"),
+        (f"{{token: {SECRET}, expires: 20270131}}", "at a.expires: a date is written like"),
+        (f"{{token: {SECRET}, expires: 2027-01-31T10:00:00}}", "at a.expires: a date is written like"),
+        (f"{{token: {SECRET}, no_token: true}}", "at a: give either token_sha256 or token, or no_token: true"),
+        ("{no_token: true, expires: 2027-01-31}", "at a: there is no token that expires"),
+    ],
+)
+def test_limits_and_dates_that_are_wrong_are_refused(tmp_path: Path, entry: str, said: str) -> None:
+    path = write(tmp_path / "users.yaml", f"a: {entry}")
+    with pytest.raises(BadInputError) as raised:
+        Users.of_file(path)
+    message = str(raised.value)
+    assert f"The users file {path} is wrong {said}" in message
+    assert message.endswith(
+        "it maps names to token_sha256, expires, weight, admin and limits (open_jobs, trials, output, bundles)."
+    )
+    assert SECRET not in message
+    assert "\n" not in message
+
+
+def test_a_user_may_have_as_much_as_the_file_says(tmp_path: Path) -> None:
+    limits = "{open_jobs: 5, trials: 0, output: 2MiB, bundles: 1000}"
+    path = write(tmp_path / "users.yaml", f"a: {{token: {TOKEN}, limits: {limits}}}\nb: {{token: {OTHER}}}")
+    users = Users.of_file(path)
+    assert users.limits("a") == Limits(open_jobs=5, trials=0, output_bytes=2 * 2**20, bundle_bytes=1000)
+    assert users.limits("b") == users.limits("gone") == Limits()
+
+
+def test_a_token_is_valid_until_the_end_of_its_last_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "users.yaml", f"a: {{token: {TOKEN}, expires: 2027-01-31}}\nb: {{token: {OTHER}}}")
+    users = Users.of_file(path)
+    monkeypatch.setattr(users_module, "today", lambda: datetime.date(2027, 1, 31))
+    assert users.signed_in(TOKEN) == User("a", expires=datetime.date(2027, 1, 31))
+    monkeypatch.setattr(users_module, "today", lambda: datetime.date(2027, 2, 1))
+    with pytest.raises(TokenExpiredError, match=r"^This token was valid until 2027-01-31; .* gives a a new one\.$"):
+        users.signed_in(TOKEN)
+    assert users.signed_in(OTHER) == User("b")
+
+
+def test_users_without_a_token_are_known_by_name_only(tmp_path: Path) -> None:
+    path = write(tmp_path / "users.yaml", "a: {no_token: true, weight: 3}\nb: {no_token: true}\n")
+    users = Users.of_file(path)
+    assert users.named("a") == User("a", 3.0, has_token=False)
+    assert users.named("c") is None
+    assert all(users.signed_in(guess) is None for guess in ("", "a", "None"))
+
+
+def test_a_service_notices_that_its_users_have_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(users_module, "CHECK_EVERY_S", 0.01)
+    path = write(tmp_path / "users.yaml", f"a: {{token: {TOKEN}}}")
+    users = Users.of_file(path)
+
+    def put(text: str, mode: int = 0o600) -> None:
+        # At once: half a file would be a mistake that is noticed.
+        write(tmp_path / "new.yaml", text, mode).replace(path)
+
+    looks: list[object] = []
+    look = users._looks
+    monkeypatch.setattr(users, "_looks", lambda: looks.append(None) or look())
+    with users.kept_current():
+        put(f"b: {{token: {OTHER}}}")
+        wait_until(lambda: users.signed_in(OTHER), "another user")
+        assert users.signed_in(TOKEN) is None
+        # What cannot be read changes nothing, and neither does it end the looking.
+        path.unlink()
+        wait_until(lambda: "users not read again" in caplog.text, "the loss of the file")
+        # Said once, and not each time that is looked.
+        seen = len(looks)
+        wait_until(lambda: len(looks) > seen + 3, "more looks")
+        assert caplog.text.count("users not read again") == 1
+        put(f"c: {{token: {TOKEN}}}", 0o644)
+        wait_until(lambda: "chmod 600" in caplog.text, "a mode that is refused")
+        assert users.signed_in(OTHER) == User("b")
+        path.chmod(0o600)
+        wait_until(lambda: users.signed_in(TOKEN), "the third user")
+    assert users.signed_in(TOKEN) == User("c")

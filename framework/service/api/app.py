@@ -22,9 +22,11 @@
 | GET /jobs/{id}/losses?trial=&limit= | LossList; 404 for a training job | all |
 | GET /cluster | ClusterView | all |
 
-Besides, without a token: `GET /healthz` (Health, 200 or 503), `GET /metrics` (Prometheus text), `GET /` (the page).
+Besides, without a token: `GET /healthz` (Health, 200 or 503), `GET /metrics` (Prometheus text), `GET /sign-in`
+(SignIn), `GET /` (the page).
 
-Everything else needs `Authorization: Bearer TOKEN`. Every answer of 400 and above is a Problem: `{"detail": "..."}`.
+Everything else needs `Authorization: Bearer TOKEN`, or a proxy that says who asks
+(`framework.service.api.backend.Proxy`). Every answer of 400 and above is a Problem: `{"detail": "..."}`.
 
 Logs as application/x-ndjson: one JSON object a line, `{"number", "task", "stream", "text"}` for each chunk; a blank
 line now and then while nothing comes; with `follow` a last line `{"ended": STATE}` once the job has ended. A connection
@@ -60,7 +62,7 @@ THREADS = 10
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
     400: {"model": Problem, "description": "It cannot be done."},
     401: {"model": Problem, "description": "There is no valid token."},
-    403: {"model": Problem, "description": "It is somebody else's."},
+    403: {"model": Problem, "description": "It is somebody else's, or more than you may have."},
     404: {"model": Problem, "description": "There is no such thing."},
     408: {"model": Problem, "description": "The body came too slowly."},
     413: {"model": Problem, "description": "It is too large."},

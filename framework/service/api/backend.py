@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import ipaddress
+import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import Depends, HTTPException, Path, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
+from dike.exceptions import BadInputError
 from framework.mesos.master import LeadingMaster
 from framework.scheduler.records import JobRecord
 from framework.scheduler.snapshot import Snapshot
@@ -18,10 +21,88 @@ from framework.service import queries
 from framework.service.metrics import ServiceMetrics
 from framework.service.store import ServiceStore
 from framework.service.submission import Submissions
-from framework.service.users import User, Users
+from framework.service.users import TokenExpiredError, User, Users
 
 FOLLOWER_LIMIT = 64
 """How many clients may follow outputs at a time; each asks the database twice a second."""
+
+
+OWN_HEADER = "X-Requested-With"
+"""Whoever is signed in by a proxy has to send it to change something: a page of another site can have a browser send it
+only where the service has allowed that, which it never does."""
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+@dataclass(frozen=True)
+class Proxy:
+    """A proxy that signs users in, and says in a header of its own who they are.
+
+    Attributes:
+        header: the header's name.
+        networks: where the proxy's requests come from; from elsewhere the header means nothing.
+    """
+
+    header: str
+    networks: tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]
+
+    @classmethod
+    def of(cls, header: str, addresses: Sequence[str]) -> Proxy:
+        """Reads what an operator has given.
+
+        Raises:
+            BadInputError: if the header cannot have that name, or something is neither an address nor a network.
+        """
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9-]*", header):
+            raise BadInputError(
+                f"--proxy-user-header {header} is no name of a header; write letters, digits and '-', such as "
+                "X-Forwarded-User."
+            )
+        networks = []
+        for address in addresses:
+            try:
+                network = ipaddress.ip_network(address)
+            except ValueError:
+                raise BadInputError(
+                    f"--proxy-address {address} is neither an address nor a network; write 10.0.0.5 or 10.0.0.0/28."
+                ) from None
+            if network.prefixlen == 0:
+                raise BadInputError(f"--proxy-address {address} is everybody; name the proxy's own address.")
+            networks.append(network)
+        return cls(header, tuple(networks))
+
+    def has_sent(self, request: Request) -> bool:
+        """Whether the proxy has sent a request, and has signed somebody in."""
+        if request.client is None or not any(request.headers.getlist(self.header)):
+            return False
+        peer = ipaddress.ip_address(request.client.host.partition("%")[0])
+        # So a socket of IPv6 names those who speak IPv4.
+        peer = getattr(peer, "ipv4_mapped", None) or peer
+        return any(peer in network for network in self.networks)
+
+    def user(self, request: Request, users: Users) -> User:
+        """Whom the proxy has signed in; raises a 401 or 403 if that is nobody, or the request may be another site's.
+
+        A proxy knows a browser by a cookie, which goes along with what pages of other sites have it send.
+        """
+        names = request.headers.getlist(self.header)
+        if len(names) != 1:
+            raise _unknown(
+                f"The header {self.header} came {len(names)} times; the proxy has to replace what it is sent."
+            )
+        is_safe = request.method in SAFE_METHODS
+        # Browsers say so of each request; 'none' is what somebody has typed or bookmarked.
+        site = request.headers.get("sec-fetch-site", "same-origin")
+        if site not in (("same-origin", "none") if is_safe else ("same-origin",)):
+            raise HTTPException(403, "Whom a proxy signs in asks by the service's own page, and not by another site's.")
+        if not is_safe and not request.headers.get(OWN_HEADER):
+            raise HTTPException(403, f"Whom a proxy signs in changes something with the header '{OWN_HEADER}: dike'.")
+        name = names[0].encode("latin-1").decode(errors="replace")
+        user = users.named(name)
+        if user is None:
+            raise _unknown(
+                f"The proxy has signed in '{name}', whom the service does not know; its operator adds users."
+            )
+        return user
 
 
 @dataclass(frozen=True)
@@ -34,6 +115,7 @@ class Backend:
         master: the leading Mesos master.
         metrics: what the service counts.
         snapshot: what the service's loop published last.
+        proxy: who may sign users in; None for nobody.
         closing: set once the service ends.
         followers: places for those who follow outputs.
     """
@@ -43,6 +125,7 @@ class Backend:
     master: LeadingMaster
     metrics: ServiceMetrics
     snapshot: Callable[[], Snapshot]
+    proxy: Proxy | None = None
     closing: threading.Event = field(default_factory=threading.Event)
     followers: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(FOLLOWER_LIMIT))
 
@@ -59,17 +142,28 @@ def _backend(request: Request) -> Backend:
 
 
 async def _signed_in(
+    request: Request,
     backend: Annotated[Backend, Depends(_backend)],
     credentials: Annotated[
         HTTPAuthorizationCredentials | None,
         Security(HTTPBearer(auto_error=False, description="A token that the service's operator has given out.")),
     ],
 ) -> User:
-    user = backend.users.signed_in(credentials.credentials) if credentials is not None else None
+    if credentials is None and backend.proxy is not None and backend.proxy.has_sent(request):
+        return backend.proxy.user(request, backend.users)
+    try:
+        user = backend.users.signed_in(credentials.credentials) if credentials is not None else None
+    except TokenExpiredError as error:
+        raise _unknown(str(error)) from None
     if user is None:
         said = "This token is nobody's" if credentials is not None else "There is no token"
         raise HTTPException(401, f"{said}; send 'Authorization: Bearer TOKEN'.", {"WWW-Authenticate": "Bearer"})
     return user
+
+
+def _unknown(detail: str) -> HTTPException:
+    """A 401 that says more than that there is no token, or nobody's; clients are to show it."""
+    return HTTPException(401, detail, {"WWW-Authenticate": 'Bearer error="invalid_token"'})
 
 
 def _job(

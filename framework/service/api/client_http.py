@@ -143,7 +143,8 @@ class ServiceHttp:
         status = answer.status_code
         if status < HTTPStatus.MULTIPLE_CHOICES:
             return
-        if status == HTTPStatus.UNAUTHORIZED:
+        is_explained = "error=" in answer.headers.get("WWW-Authenticate", "")
+        if status == HTTPStatus.UNAUTHORIZED and not is_explained:
             wrong = "does not know this token; give the right one" if self._has_token else "wants a token; give yours"
             raise BadInputError(f"The service at {self.url} {wrong} with --token-file or in $DIKE_TOKEN.")
         try:

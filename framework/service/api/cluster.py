@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from dike._version import __version__
@@ -14,7 +14,7 @@ from framework.scheduler.records import TaskRecord
 from framework.scheduler.session import is_on_this_machine, this_machine
 from framework.service.api.backend import Service, SignedIn
 from framework.service.api.cluster_schemas import AgentView, ClusterView, Health
-from framework.service.api.schemas import Me
+from framework.service.api.schemas import Me, SignIn
 
 LOOP_LIMIT_S = 60.0
 """The loop goes round many times a second; one that has not for so long hangs."""
@@ -50,6 +50,12 @@ def cluster(service: Service, user: SignedIn) -> ClusterView:
         agents=agents,
         machine=this_machine() if is_on_this_machine(service.master) and not service.submissions.has_containers else "",
     )
+
+
+@open_router.get("/sign-in")
+def sign_in(service: Service, request: Request) -> SignIn:
+    """Whether a token is needed, or a proxy has said who asks."""
+    return SignIn(proxy=service.proxy is not None and service.proxy.has_sent(request))
 
 
 @open_router.get("/healthz", responses={503: {"model": Health}})

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 
 from dike.exceptions import BadInputError, DikeError
 from framework.scheduler.journal import StorageUnavailableError
+from framework.service.users import OverLimitError
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ async def _invalid(request: Request, error: RequestValidationError) -> JSONRespo
 async def _refused(request: Request, error: DikeError) -> JSONResponse:
     is_of_database = isinstance(error.__cause__, SQLAlchemyError)
     if isinstance(error, BadInputError) and not is_of_database:
-        return JSONResponse({"detail": str(error)}, 400)
+        return JSONResponse({"detail": str(error)}, 403 if isinstance(error, OverLimitError) else 400)
     # The message names the database: the operator is to read it, and not everybody.
     logger.error("%s %s: %s", request.method, request.url.path, error)
     if is_of_database and not isinstance(error, StorageUnavailableError):

@@ -21,7 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from dike.exceptions import BadInputError
 from framework.mesos.master import LeadingMaster
 from framework.service.api.app import make_app
-from framework.service.api.backend import Backend
+from framework.service.api.backend import Backend, Proxy
 from framework.service.service import Service
 from framework.service.submission import Submissions
 from framework.service.users import Users
@@ -48,6 +48,7 @@ class ApiFront:
         listen: `HOST:PORT`; port 0 takes a free one.
         users: who may use it.
         advertised: host name or URL by which others are told to reach it; None if by nothing else than `listen`.
+        proxy: who may sign users in; None for nobody.
 
     Attributes:
         url: where clients on this machine reach it.
@@ -56,9 +57,10 @@ class ApiFront:
         BadInputError: if the address makes no sense, or cannot be listened on.
     """
 
-    def __init__(self, listen: str, users: Users, advertised: str | None = None) -> None:
+    def __init__(self, listen: str, users: Users, advertised: str | None = None, proxy: Proxy | None = None) -> None:
         host, port = _split(listen)
         self._users = users
+        self._proxy = proxy
         self._socket = _listen(host, port)
         names = _LOCAL_NAMES | {host.lower()} | _names_in(advertised)
         self._hosts = names if _is_loopback(self._socket) else None
@@ -75,6 +77,7 @@ class ApiFront:
             master=master,
             metrics=service.metrics,
             snapshot=lambda: service.scheduler.snapshot,
+            proxy=self._proxy,
         )
         config = uvicorn.Config(
             make_app(backend, PAGE, self._hosts),

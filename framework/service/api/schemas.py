@@ -46,6 +46,16 @@ class Me(View):
     admin: bool
 
 
+class SignIn(View):
+    """How the asker signs in.
+
+    Attributes:
+        proxy: whether the proxy through which this was asked says who the asker is; otherwise by a token.
+    """
+
+    proxy: bool
+
+
 class ProgressView(View):
     """One report of a training job's chief (`framework.scheduler.records.ProgressPoint`)."""
 

@@ -17,7 +17,7 @@ export class ApiError extends Error {
 }
 
 const bus = new EventTarget();
-const connection = { awaySince: null, refused: "" };
+const connection = { awaySince: null, refused: "", proxied: false };
 
 function announce(changes) {
   const wasAway = connection.awaySince !== null;
@@ -40,18 +40,29 @@ export function takeTokenFromAddress() {
   }
 }
 
+/** Asks whether a proxy has signed us in, where there is no token. */
+export async function findProxy() {
+  if (token()) return;
+  try {
+    const response = await fetch("sign-in", { signal: AbortSignal.timeout(PATIENCE_MS) });
+    if (response.ok && (await response.json()).proxy) announce({ proxied: true });
+  } catch {
+    // A token can be given in any case.
+  }
+}
+
 export function token() {
   return sessionStorage.getItem(TOKEN_KEY);
 }
 
 export function signIn(secret) {
   sessionStorage.setItem(TOKEN_KEY, secret.trim());
-  announce({ refused: "" });
+  announce({ refused: "", proxied: false });
 }
 
 export function signOut(reason = "") {
   sessionStorage.removeItem(TOKEN_KEY);
-  announce({ refused: reason });
+  announce({ refused: reason, proxied: false });
 }
 
 /** The state of the connection; the component is drawn again when it changes. */
@@ -67,10 +78,13 @@ export function useConnection() {
 
 async function answer(path, options) {
   let response;
+  const secret = token();
+  // The second is what no page of another site can send for whom a proxy has signed in.
+  const ours = secret ? { Authorization: `Bearer ${secret}` } : { "X-Requested-With": "dike" };
   try {
     response = await fetch(`${ROOT}/${path}`, {
       ...options,
-      headers: { ...options.headers, Authorization: `Bearer ${token()}` },
+      headers: { ...options.headers, ...ours },
     });
   } catch (error) {
     if (error.name !== "AbortError" && connection.awaySince === null) announce({ awaySince: Date.now() / 1000 });
@@ -80,7 +94,12 @@ async function answer(path, options) {
   if (response.ok) return response;
   const body = await response.json().catch(() => ({}));
   const detail = typeof body.detail === "string" ? body.detail : `The service answered ${response.status}.`;
-  if (response.status === 401) signOut("The service does not know this token.");
+  if (response.status === 401) {
+    const usual = secret
+      ? "The service does not know this token."
+      : "The proxy does not sign you in any more; load the page again.";
+    signOut(response.headers.get("WWW-Authenticate")?.includes("error=") ? detail : usual);
+  }
   throw new ApiError(response.status, detail);
 }
 

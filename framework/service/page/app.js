@@ -1,7 +1,7 @@
 /** The page: sign-in, header, and which view the address names. */
 
 import { html, render, useEffect, useRef, useState } from "./vendor/htm-preact.js";
-import { get, signIn, signOut, takeTokenFromAddress, token, tryNow, useConnection, useLive } from "./api.js";
+import { findProxy, get, signIn, signOut, takeTokenFromAddress, token, tryNow, useConnection, useLive } from "./api.js";
 import { ClusterView } from "./cluster.js";
 import { Clock, share } from "./format.js";
 import { JobView } from "./job.js";
@@ -85,7 +85,8 @@ function Header({ me, cluster, here }) {
       </nav>
       <span class="link" role="status"><span class=${`dot ${state}`} aria-hidden="true"></span> ${text}</span>
       <span class="me">
-        ${me?.user}${me?.admin ? " (admin)" : ""} <button class="plain" onClick=${() => signOut()}>Sign out</button>
+        ${me?.user}${me?.admin ? " (admin)" : ""} ${token() &&
+        html`<button class="plain" onClick=${() => signOut()}>Sign out</button>`}
       </span>
     </div>
     <${Use} cluster=${cluster} />
@@ -121,11 +122,11 @@ function Signed({ away }) {
 
 function App() {
   const connection = useConnection();
-  return token()
-    ? html`<${Signed} key=${token()} away=${connection.awaySince} />`
+  return token() || connection.proxied
+    ? html`<${Signed} key=${token() ?? "proxy"} away=${connection.awaySince} />`
     : html`<${SignIn} refused=${connection.refused} />`;
 }
 
 takeTokenFromAddress();
 addEventListener("hashchange", takeTokenFromAddress);
-render(html`<${App} />`, document.getElementById("app"));
+findProxy().then(() => render(html`<${App} />`, document.getElementById("app")));

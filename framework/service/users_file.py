@@ -1,0 +1,270 @@
+"""Changes a users file (`framework.service.users`) in its smallest part, so that comments and order stay."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import datetime
+import fcntl
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dike.exceptions import BadInputError
+from framework.service.users import (
+    OTHERS,
+    User,
+    check_user_name,
+    digest,
+    new_token,
+    parse_users,
+    read_users,
+    users_of,
+)
+from solver.strict_yaml import NOT_YAML
+
+_CREDENTIALS = ("token_sha256", "token", "no_token")
+_COMMENT = re.compile(r"(?:^|\s)#")
+
+_Pair = tuple[yaml.Node, yaml.Node]
+_Edit = tuple[int, int, str]
+"""Where in a text a part begins and ends, and what comes in its place."""
+
+
+@dataclass(frozen=True)
+class Changed:
+    """A users file that was changed.
+
+    Attributes:
+        token: the one that was made; None if none was.
+        has_lost_comments: whether the file could only be written anew, without its comments.
+        was_open: whether other accounts could read the file, and cannot any more.
+    """
+
+    token: str | None
+    has_lost_comments: bool
+    was_open: bool
+
+
+class UsersFile:
+    """A users file that is edited: by one process at a time, whole or not at all, for its owner only to read.
+
+    Args:
+        path: the file; a link is followed.
+
+    Raises:
+        BadInputError: from every method, if the file is wrong or cannot be read or written, or what is asked for makes
+            no sense; nothing is changed then.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path.resolve()
+
+    def users(self) -> list[User]:
+        """Everybody who is in the file."""
+        return list(read_users(self._path).values())
+
+    def add(
+        self,
+        name: str,
+        *,
+        has_token: bool = True,
+        expires: datetime.date | None = None,
+        weight: float = 1.0,
+        admin: bool = False,
+    ) -> Changed:
+        """Adds a user; makes the file where there is none.
+
+        Args:
+            name: as jobs will name their user.
+            has_token: whether to make a token; without one the user signs in through a proxy only.
+            expires: the token's last day, in UTC; None if it is valid for ever.
+            weight: share in the queue.
+            admin: whether the user administrates the service.
+        """
+        check_user_name(name)
+        token = new_token() if has_token else None
+        entry: dict[str, Any] = {"no_token": True} if token is None else {"token_sha256": digest(token)}
+        if expires is not None:
+            entry["expires"] = expires
+        if weight != 1.0:
+            entry["weight"] = weight
+        if admin:
+            entry["admin"] = True
+
+        def change(values: dict[str, Any]) -> None:
+            if name in values:
+                raise BadInputError(f"{self._path} has a user {name} already; dike users rotate makes a new token.")
+            values[name] = entry
+
+        def edits(text: str, users: list[_Pair]) -> list[_Edit]:
+            before = "" if not text or text.endswith("\n") else "\n"
+            return [(len(text), len(text), before + _dumped({name: entry}))]
+
+        return self._change(change, edits, token, may_be_new=True)
+
+    def rotate(self, name: str, *, expires: datetime.date | None = None, keeps_date: bool = False) -> Changed:
+        """Gives a user another token in the place of the one before.
+
+        Args:
+            name: the user.
+            expires: the new token's last day, in UTC; None if it is valid for ever.
+            keeps_date: whether it is valid as long as the one before instead.
+        """
+        token = new_token()
+        fresh: dict[str, Any] = {"token_sha256": digest(token)}
+
+        def change(values: dict[str, Any]) -> None:
+            before = self._known(name, values)
+            date = before.expires if keeps_date else expires
+            if keeps_date and before.has_expired:
+                raise BadInputError(
+                    f"The token of {name} was valid until {date}, and so would be the new one; give --expires."
+                )
+            if date is not None:
+                fresh["expires"] = date
+            left = {key: value for key, value in values[name].items() if key not in (*_CREDENTIALS, "expires")}
+            values[name] = {**fresh, **left}
+
+        def edits(text: str, users: list[_Pair]) -> list[_Edit]:
+            mapping: Any = next(value for key, value in users if key.value == name)
+            pairs: dict[str, _Pair] = {key.value: (key, value) for key, value in mapping.value}
+            old = next(pairs[key] for key in _CREDENTIALS if key in pairs)
+            made = [_replaced(old, {"token_sha256": fresh["token_sha256"]})]
+            date = {key: value for key, value in fresh.items() if key == "expires"}
+            if "expires" in pairs:
+                made.append(_replaced(pairs["expires"], date) if date else _removed(text, pairs["expires"]))
+            elif date:
+                between = ", " if mapping.flow_style else "\n" + " " * old[0].start_mark.column
+                made.append((old[1].end_mark.index, old[1].end_mark.index, between + _dumped(date).strip()))
+            return made
+
+        return self._change(change, edits, token)
+
+    def remove(self, name: str) -> Changed:
+        """Takes a user out."""
+
+        def change(values: dict[str, Any]) -> None:
+            self._known(name, values)
+            if len(values) == 1:
+                raise BadInputError(f"{name} is the only user in {self._path}; add another one first.")
+            del values[name]
+
+        def edits(text: str, users: list[_Pair]) -> list[_Edit]:
+            return [_removed(text, next(pair for pair in users if pair[0].value == name))]
+
+        return self._change(change, edits)
+
+    def _known(self, name: str, values: dict[str, Any]) -> User:
+        for user in users_of(self._path, values).values():
+            if user.name == name:
+                return user
+        raise BadInputError(f"{self._path} has no user {name}; dike users list shows those that it has.")
+
+    def _change(
+        self,
+        change: Callable[[dict[str, Any]], None],
+        edits: Callable[[str, list[_Pair]], list[_Edit]],
+        token: str | None = None,
+        *,
+        may_be_new: bool = False,
+    ) -> Changed:
+        """Makes a change.
+
+        Args:
+            change: to what the file says.
+            edits: the same to its text and the users in it, where it is written as one writes such files; what comes
+                of them is looked at and counts only if it says the same.
+            token: that was made for it.
+            may_be_new: whether the file need not be there.
+        """
+        with self._alone() as folder:
+            before = os.stat(self._path) if self._path.exists() or not may_be_new else None
+            text = "" if before is None else self._path.read_text(encoding="utf-8")
+            values = parse_users(self._path, text)
+            if not may_be_new or values not in (None, {}):
+                users_of(self._path, values)
+            wanted: dict[str, Any] = copy.deepcopy(values) if values else {}
+            change(wanted)
+            users_of(self._path, wanted)
+            edited = _edited(text, edits, wanted)
+            self._write(edited or _dumped(wanted), before, folder)
+            return Changed(
+                token,
+                has_lost_comments=edited is None and bool(_COMMENT.search(text)),
+                was_open=before is not None and bool(before.st_mode & OTHERS),
+            )
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[int]:
+        """Its folder, locked; what goes wrong with files is said in one sentence."""
+        try:
+            folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX)
+                yield folder
+            finally:
+                os.close(folder)
+        except OSError as error:
+            raise BadInputError(f"The users file {self._path} cannot be changed: {error.strerror}.") from error
+        except UnicodeDecodeError:
+            raise BadInputError(f"The users file {self._path} is not UTF-8 text.") from None
+
+    def _write(self, text: str, before: os.stat_result | None, folder: int) -> None:
+        # Such a file can be read by its owner only.
+        with tempfile.NamedTemporaryFile("w", dir=self._path.parent, encoding="utf-8", delete=False) as file:
+            try:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+                if before is not None and (before.st_uid, before.st_gid) != (os.geteuid(), os.getegid()):
+                    # The service reads it as the account that it belongs to.
+                    os.fchown(file.fileno(), before.st_uid, before.st_gid)
+                os.replace(file.name, self._path)
+            except BaseException:
+                os.unlink(file.name)
+                raise
+        os.fsync(folder)
+
+
+def _edited(text: str, edits: Callable[[str, list[_Pair]], list[_Edit]], wanted: dict[str, Any]) -> str | None:
+    """The text with edits made; None if it then does not say what is wanted."""
+    try:
+        tree = yaml.compose(text, Loader=yaml.SafeLoader)
+        made = text
+        for start, end, part in sorted(edits(text, [] if tree is None else tree.value), reverse=True):
+            made = made[:start] + part + made[end:]
+        return made if yaml.safe_load(made) == wanted else None
+    except (*NOT_YAML, StopIteration):
+        # Such as a user who is an alias of another.
+        return None
+
+
+def _replaced(pair: _Pair, values: dict[str, Any]) -> _Edit:
+    key, value = pair
+    return key.start_mark.index, value.end_mark.index, _dumped(values).strip()
+
+
+def _removed(text: str, pair: _Pair) -> _Edit:
+    """Takes out the lines that a pair stands on."""
+    start = text.rfind("\n", 0, pair[0].start_mark.index) + 1
+    end = text.find("\n", _end(pair[1]))
+    return start, len(text) if end < 0 else end + 1, ""
+
+
+def _end(node: yaml.Node) -> int:
+    """Where a value ends: that of several lines is said to end only where the next one begins, behind comments."""
+    if isinstance(node, yaml.MappingNode) and not node.flow_style:
+        # An alias is said to be where its anchor is, which is before its key.
+        return max(_end(part) for pair in node.value for part in pair)
+    return int(node.end_mark.index)
+
+
+def _dumped(values: dict[str, Any]) -> str:
+    return str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=1000))
