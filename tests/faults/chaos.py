@@ -31,7 +31,7 @@ RECOVERY_DEADLINE_S = 180.0
 SECOND_BLOW = 0.25
 """How often the next process is killed before the jobs have recovered from the last one."""
 PATIENCE_S = 2.0
-PAUSE_S = 10.0
+PAUSE_S, SHORT_PAUSE_S = 10.0, 4.0
 """How long a process stands still; Mesos gives an agent up after three seconds."""
 FULL_S = 5.0
 """How long a disk is full: several of the jobs' checkpoint intervals."""
@@ -95,6 +95,7 @@ class Chaos:
     Args:
         stage: with a running service.
         has_disks: whether its disks may be filled (`small_disks`).
+        pause_s: how long a process stands still.
         training: id of its training job.
         search: name of its search; None for a job on TensorFlow alone, whose losses no two runs have in common.
         seed: of all choices.
@@ -114,11 +115,13 @@ class Chaos:
         say: Callable[[str], None],
         *,
         has_disks: bool = False,
+        pause_s: float = PAUSE_S,
     ) -> None:
         self._stage = stage
         self._training = training
         self._search = search
         self._random = random.Random(seed)
+        self._pause_s = pause_s
         self._say = say
         self.faults: defaultdict[str, int] = defaultdict(int)
         self.standstills: defaultdict[str, list[float]] = defaultdict(list)
@@ -234,14 +237,14 @@ class Chaos:
         pid = self._stage.service_pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
-        time.sleep(PAUSE_S)
+        time.sleep(self._pause_s)
         os.kill(pid, signal.SIGCONT)
         return str(pid)
 
     def _stop_master(self) -> str:
         cluster = self._stage.cluster
         cluster.kill_master(signal.SIGSTOP)
-        time.sleep(PAUSE_S)
+        time.sleep(self._pause_s)
         cluster.kill_master(signal.SIGCONT)
         return str(cluster.master_pid)
 
@@ -249,7 +252,7 @@ class Chaos:
         cluster = self._stage.cluster
         index = self._random.randrange(len(cluster.agents))
         cluster.kill_agent(index, signal.SIGSTOP)
-        time.sleep(PAUSE_S)
+        time.sleep(self._pause_s)
         cluster.kill_agent(index, signal.SIGCONT)
         # The master has given it up and has it start anew under another id, as an init system would.
         return cluster.agents[index].name

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from framework.embedded.cluster import EmbeddedCluster
-from tests.faults.chaos import AGENTS, ENDLESS, Chaos, begin, small_disks
+from tests.faults.chaos import AGENTS, ENDLESS, PAUSE_S, SHORT_PAUSE_S, Chaos, begin, small_disks
 from tests.faults.fault_stage import FaultStage
 
 KILLS = int(os.environ.get("DIKE_CHAOS_KILLS", "20"))
@@ -29,7 +29,9 @@ def test_everything_fails_and_nothing_is_lost(tmp_path: Path) -> None:
         EmbeddedCluster(AGENTS) as cluster,
         FaultStage(cluster, tmp_path) as stage,
     ):
-        chaos = Chaos(stage, *begin(stage), SEED, say, has_disks=has_disks)
+        chaos = Chaos(
+            stage, *begin(stage), SEED, say, has_disks=has_disks, pause_s=PAUSE_S if KILLS >= NIGHTLY else SHORT_PAUSE_S
+        )
         chaos.run(KILLS)
         chaos.end()
         say(chaos.table())
