@@ -94,12 +94,12 @@ class Chaos:
 
     Args:
         stage: with a running service.
-        has_disks: whether its disks may be filled (`small_disks`).
-        pause_s: how long a process stands still.
         training: id of its training job.
         search: name of its search; None for a job on TensorFlow alone, whose losses no two runs have in common.
         seed: of all choices.
-        say: told each kill.
+        say: told each fault.
+        has_disks: whether its disks may be filled (`small_disks`).
+        pause_s: how long a process stands still.
 
     Attributes:
         standstills: kind of fault -> how long one of the jobs stood still, of those faults that were waited for.
