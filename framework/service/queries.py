@@ -45,11 +45,7 @@ def trial_states(connection: Connection, searches: Sequence[str]) -> dict[str, d
 
 def search_modes(connection: Connection, searches: Sequence[str]) -> dict[str, str]:
     """Search -> whether its least (`min`) or greatest (`max`) value is best; those that have not begun are left out."""
-    # The rest of it may be long.
-    if connection.dialect.name == "sqlite":
-        mode: ColumnElement[str] = func.json_extract(SEARCHES.c.spec, "$.mode")
-    else:
-        mode = cast(SEARCHES.c.spec, JSON)["mode"].as_string()
+    mode = _json_text(connection, SEARCHES.c.spec, "mode")
     rows = connection.execute(select(SEARCHES.c.name, mode).where(SEARCHES.c.name.in_(searches)))
     return {str(name): str(found) for name, found in rows}
 
@@ -68,6 +64,21 @@ def best_values(connection: Connection, modes: Mapping[str, str]) -> dict[str, f
     grouped = query.where(TRIALS.c.state != TrialState.FAILED).group_by(SEARCHES.c.name)
     rows = connection.execute(grouped)
     return {str(name): float(high if modes[name] == "max" else low) for name, low, high in rows}
+
+
+def named_folders(connection: Connection) -> list[str]:
+    """The checkpoint folders that users have named for jobs that have not ended."""
+    folders = (("checkpoint_dir",), ("spec", "checkpoint_dir"))
+    query = select(*(_json_text(connection, JOBS.c.request, *path) for path in folders))
+    ended = [str(state) for state in JobState if state.has_ended()]
+    return [text for row in connection.execute(query.where(JOBS.c.state.not_in(ended))) for text in row if text]
+
+
+def _json_text(connection: Connection, column: ColumnElement[str], *path: str) -> ColumnElement[str]:
+    """One text of the JSON in a column; NULL where there is none. The rest of it, which may be long, stays there."""
+    if connection.dialect.name == "sqlite":
+        return func.json_extract(column, ".".join(("$", *path)))
+    return cast(column, JSON)[path].as_string()
 
 
 def thinned_progress(connection: Connection, job_id: str, after_step: int, limit: int) -> list[ProgressPoint]:
