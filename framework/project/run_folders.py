@@ -115,20 +115,22 @@ class RunFolders:
 
     @contextlib.contextmanager
     def idle(self, name: str) -> Iterator[str | None]:
-        """Keeps `dike run` from going on in a run's folder while the context lasts.
+        """Keeps `dike run` from going on in a folder that it has made, while the context lasts.
 
         Yields:
-            The name of the run that was there last; None if one goes on, or `dike run` has not made the folder.
+            The name of the run that was there last; None if one goes on.
+
+        Raises:
+            FileNotFoundError: if `dike run` has not made it.
         """
-        with contextlib.ExitStack() as stack:
-            held = None
-            with contextlib.suppress(FileNotFoundError, BlockingIOError):
-                folder = stack.enter_context(self._opened(name))
-                file = os.open(LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
-                stack.callback(os.close, file)
+        with self._opened(name) as folder, contextlib.ExitStack() as stack:
+            file = os.open(LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+            stack.callback(os.close, file)
+            run = None
+            with contextlib.suppress(BlockingIOError):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                held = os.read(file, _SMALL_BYTES).decode(errors="replace").strip()
-            yield held
+                run = os.read(file, _SMALL_BYTES).decode(errors="replace").strip()
+            yield run
 
     def _doomed(self, folder: int) -> list[str]:
         names = sorted(os.listdir(folder))
