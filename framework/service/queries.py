@@ -12,8 +12,9 @@ from sqlalchemy.engine import Connection
 from framework.scheduler.records import JobKind, JobState, OutputChunk, ProgressPoint
 from framework.search.records import TrialState
 from framework.search.tables import SEARCHES, TRIALS
-from framework.service.tables import JOBS, OUTPUT, PROGRESS, TASKS
+from framework.service.tables import BUNDLES, JOBS, OUTPUT, PROGRESS, TASKS
 
+_OPEN = [str(state) for state in JobState if not state.has_ended()]
 _POINT = (PROGRESS.c.step, PROGRESS.c.time_s, PROGRESS.c.loss, PROGRESS.c.samples_per_s)
 
 
@@ -70,8 +71,7 @@ def named_folders(connection: Connection) -> list[str]:
     """The checkpoint folders that users have named for jobs that have not ended."""
     folders = (("checkpoint_dir",), ("spec", "checkpoint_dir"))
     query = select(*(_json_text(connection, JOBS.c.request, *path) for path in folders))
-    ended = [str(state) for state in JobState if state.has_ended()]
-    return [text for row in connection.execute(query.where(JOBS.c.state.not_in(ended))) for text in row if text]
+    return [text for row in connection.execute(query.where(JOBS.c.state.in_(_OPEN))) for text in row if text]
 
 
 def _json_text(connection: Connection, column: ColumnElement[str], *path: str) -> ColumnElement[str]:
@@ -114,6 +114,32 @@ def task_counts(connection: Connection) -> dict[str, int]:
     """State -> number of tasks."""
     query = select(TASKS.c.state, func.count()).group_by(TASKS.c.state)
     return {str(state): int(count) for state, count in connection.execute(query)}
+
+
+def slot_counts(connection: Connection) -> dict[str, int]:
+    """State -> number of searches' tasks that have not ended, each of which is a slot."""
+    query = select(TASKS.c.state, func.count()).join(JOBS, JOBS.c.id == TASKS.c.job_id)
+    ours = query.where(JOBS.c.kind == str(JobKind.SEARCH), TASKS.c.ended_s.is_(None))
+    return {str(state): int(count) for state, count in connection.execute(ours.group_by(TASKS.c.state))}
+
+
+def open_job_counts(connection: Connection) -> dict[tuple[str, JobState], int]:
+    """(User, state) -> number of jobs that have not ended."""
+    query = select(JOBS.c.user, JOBS.c.state, func.count()).where(JOBS.c.state.in_(_OPEN))
+    grouped = query.group_by(JOBS.c.user, JOBS.c.state)
+    return {(str(user), JobState(state)): int(count) for user, state, count in connection.execute(grouped)}
+
+
+def oldest_queued_s(connection: Connection) -> float | None:
+    """When the job was submitted that waits longest to run for the first time, in seconds since the epoch."""
+    query = select(func.min(JOBS.c.submitted_s))
+    found = connection.execute(query.where(JOBS.c.state == str(JobState.QUEUED), JOBS.c.started_s.is_(None))).scalar()
+    return None if found is None else float(found)
+
+
+def bundle_bytes(connection: Connection) -> int:
+    """Size of all bundles."""
+    return int(connection.execute(select(func.coalesce(func.sum(func.length(BUNDLES.c.archive)), 0))).scalar_one())
 
 
 def trial_counts(connection: Connection) -> dict[TrialState, int]:

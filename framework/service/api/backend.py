@@ -23,6 +23,8 @@ from framework.service.users import User, Users
 FOLLOWER_LIMIT = 64
 """How many clients may follow outputs at a time; each asks the database twice a second."""
 
+_BEARER = HTTPBearer(auto_error=False, description="A token that the service's operator has given out.")
+
 
 @dataclass(frozen=True)
 class Backend:
@@ -60,16 +62,20 @@ def _backend(request: Request) -> Backend:
 
 async def _signed_in(
     backend: Annotated[Backend, Depends(_backend)],
-    credentials: Annotated[
-        HTTPAuthorizationCredentials | None,
-        Security(HTTPBearer(auto_error=False, description="A token that the service's operator has given out.")),
-    ],
+    credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)],
 ) -> User:
     user = backend.users.signed_in(credentials.credentials) if credentials is not None else None
     if user is None:
         said = "This token is nobody's" if credentials is not None else "There is no token"
         raise HTTPException(401, f"{said}; send 'Authorization: Bearer TOKEN'.", {"WWW-Authenticate": "Bearer"})
     return user
+
+
+async def _signed_in_if_at_all(
+    backend: Annotated[Backend, Depends(_backend)],
+    credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)],
+) -> User | None:
+    return None if credentials is None else await _signed_in(backend, credentials)
 
 
 def _job(
@@ -106,5 +112,6 @@ def is_of(job: JobRecord, user: User) -> bool:
 
 Service = Annotated[Backend, Depends(_backend)]
 SignedIn = Annotated[User, Depends(_signed_in)]
+MaybeSignedIn = Annotated[User | None, Depends(_signed_in_if_at_all)]
 Job = Annotated[JobRecord, Depends(_job)]
 OwnJob = Annotated[JobRecord, Depends(_own_job)]
