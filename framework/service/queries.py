@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from sqlalchemy import JSON, ColumnElement, cast, func, select
 from sqlalchemy.engine import Connection
@@ -78,7 +79,10 @@ def _json_text(connection: Connection, column: ColumnElement[str], *path: str) -
     """One text of the JSON in a column; NULL where there is none. The rest of it, which may be long, stays there."""
     if connection.dialect.name == "sqlite":
         return func.json_extract(column, ".".join(("$", *path)))
-    return cast(column, JSON)[path].as_string()
+    found: ColumnElement[Any] = cast(column, JSON)
+    for name in path:
+        found = found[name]
+    return found.as_string()
 
 
 def thinned_progress(connection: Connection, job_id: str, after_step: int, limit: int) -> list[ProgressPoint]:
