@@ -135,7 +135,11 @@ class RunFolders:
     def _doomed(self, folder: int) -> list[str]:
         names = sorted(os.listdir(folder))
         if not self._results_too:
-            checkpoints = [name for name in names if not _RESULTS.fullmatch(name)]
+            # The record of outputs is there without any, too.
+            has_outputs = outputs.FOLDER in names
+            checkpoints = [
+                name for name in names if not _RESULTS.fullmatch(name) or (name == outputs.RECORD and not has_outputs)
+            ]
             if checkpoints != names:
                 # Whose the folder is has to be known until all is gone.
                 checkpoints = [name for name in checkpoints if name != LOCK]

@@ -229,7 +229,8 @@ class Checkpoints:
     def _tell(self, record: JobRecord, size_bytes: int) -> None:
         size = format_bytes(size_bytes)
         logger.info("checkpoints of job %s removed: %s", record.id, size)
-        self._store.history.add_events(record.id, [("note", f"its checkpoints are removed, {size}: they were old")])
+        whose = "checkpoints of its trials" if record.kind is JobKind.SEARCH else "its checkpoints"
+        self._store.history.add_events(record.id, [("note", f"{whose} are removed, {size}: they were old")])
         self._store.history.close(record.id)
 
 

@@ -122,7 +122,10 @@ def test_old_checkpoints_are_removed_and_it_is_said_how_many_bytes(
     store: ServiceStore, root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "framework.service.retention")
-    claim(add_job(store, root, "old"), "old")
+    old = add_job(store, root, "old")
+    claim(old, "old")
+    # Without outputs the record of them is of no use.
+    add_files(old, {"dike-outputs.json": 20})
     named_s = OLD_S - 3600
     named = f"mine-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(named_s))}"
     add_job(store, root, "mine", request={"name": "mine"}, submitted_s=named_s)

@@ -192,7 +192,7 @@ def test_checkpoints_of_trials_go_but_the_best_one_s_and_what_may_go_on(store: S
     old.remove_old(lambda: False)
     assert with_checkpoints(tmp_path, "old") == [1, 3, 9]
     assert [event.text for event in store.history.events("old")] == [
-        f"its checkpoints are removed, {format_bytes(3000 + len(str(tmp_path)))}: they were old"
+        f"checkpoints of its trials are removed, {format_bytes(3000 + len(str(tmp_path)))}: they were old"
     ]
     assert (tmp_path / "old" / "trial-0" / "outputs" / "model").is_file()
     # It is as old as before. Once nobody can go on with it any more, only the best trial's are kept.

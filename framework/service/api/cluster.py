@@ -70,6 +70,8 @@ def healthz(service: Service) -> Response:
     "/metrics",
     response_class=Response,
     responses={200: {"content": {"text/plain": {}}}, 401: {"model": Problem, "description": "The token is nobody's."}},
+    # Beside the token that the document has by itself: none will do, too.
+    openapi_extra={"security": [{}]},
 )
 def metrics(service: Service, user: MaybeSignedIn) -> Response:
     """What the service counts, in Prometheus' text format; by user only for whoever is signed in."""
