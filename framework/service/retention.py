@@ -137,7 +137,7 @@ class Checkpoints:
                 size_bytes = self._remove_search(record) if record.kind is JobKind.SEARCH else self._remove_job(record)
             except StorageUnavailableError:
                 raise
-            except (OSError, BadInputError) as error:
+            except BadInputError as error:
                 logger.warning("the checkpoints of job %s are not removed: %s", record.id, error)
                 continue
             if size_bytes is not None:
@@ -208,10 +208,14 @@ class Checkpoints:
     def _remove_if_old(self, *path: str) -> int | None:
         if self._is_named(*path):
             return None
-        content = self._folders.content(*path)
-        if content is None or content.changed_s >= self._before_s:
+        try:
+            content = self._folders.content(*path)
+            if content is None or content.changed_s >= self._before_s:
+                return None
+            self._folders.remove(*path)
+        except OSError as error:
+            logger.warning("the checkpoints in %s are not removed: %s", self._root.joinpath(*path), error)
             return None
-        self._folders.remove(*path)
         return content.size_bytes
 
     def _is_named(self, *path: str) -> bool:

@@ -70,6 +70,7 @@ def clean(*arguments: str) -> dict[str, Any]:
 
 def test_it_only_says_what_it_would_remove_unless_it_is_told_to(runs: Path) -> None:
     add_run(runs, "old")
+    add_files(runs / ".hidden", "fit-0/ckpt-7.data")
     add_run(runs, "young", written_s=time.time() - 20 * DAY_S)
     said = CliRunner().invoke(app, ["clean"]).stdout
     size = 1000 + len("old\n")
@@ -88,7 +89,7 @@ def test_it_only_says_what_it_would_remove_unless_it_is_told_to(runs: Path) -> N
     }
     assert (runs / "old").is_dir()
     assert CliRunner().invoke(app, ["clean", "--yes"]).stdout.endswith(f"dike: removed: {size} B\n")
-    assert [path.name for path in runs.iterdir()] == ["young"]
+    assert sorted(path.name for path in runs.iterdir()) == [".hidden", "young"]
     assert clean("--older-than", "10d", "-y")["folders"] == ["young"]
     assert CliRunner().invoke(app, ["clean"]).stdout == "dike: there is nothing to remove\n"
 
@@ -138,8 +139,9 @@ def test_a_search_keeps_its_best_trial_and_those_that_may_go_on(runs: Path) -> N
         assert sorted(path.parent.name for path in (runs / "digits").glob("trial-*/run-0-step-*")) == [
             *("trial-1", "trial-3")
         ]
-        # Somebody has gone on with it since.
         add_files(runs / "digits" / "trial-0", "run-1-step-9/dike-trial.json")
+        assert clean()["folders"] == ["digits/trial-0"], "it is as old as before"
+        # Somebody has gone on with it since.
         with store.lock("digits"):
             pass
         assert clean()["left"] == {"written to since": 1}

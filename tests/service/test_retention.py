@@ -213,6 +213,10 @@ def test_a_removal_that_was_cut_short_is_taken_up(store: ServiceStore, root: Pat
     (root / TRASH / "fedcba9876543210").mkdir()
     assert remove_old(store, root) == []
     Checkpoints(store, root / "not-made-yet", NOW_S).remove_old(lambda: False)
+    # One that is told to end leaves the rest to the next.
+    add_job(store, root, "old")
+    Checkpoints(store, root, NOW_S).remove_old(lambda: True)
+    assert (root / "old" / "fit-0").is_dir()
 
 
 def test_checkpoints_that_cannot_be_removed_are_in_no_others_way(
@@ -229,7 +233,7 @@ def test_checkpoints_that_cannot_be_removed_are_in_no_others_way(
 
     monkeypatch.setattr(RunFolders, "content", refused)
     assert remove_old(store, root) == ["a-locked"]
-    assert "checkpoints of job a-locked are not removed: [Errno 13] Permission denied: 'fit-0'" in caplog.text
+    assert f"the checkpoints in {root}/a-locked are not removed: [Errno 13] Permission denied: 'fit-0'" in caplog.text
     assert store.history.events("a-locked") == []
 
 

@@ -205,6 +205,12 @@ def test_checkpoints_of_a_search_that_is_used_or_is_not_the_job_s_stay(store: Se
     add_trials(store, tmp_path, "used", (FINISHED, FAILED))
     add_trials(store, tmp_path, "named", (FINISHED, FAILED))
     add_trials(store, tmp_path, "not-begun", (FINISHED, FAILED)).delete_search()
+    add_trials(store, tmp_path, "by-its-user", (FINISHED, FAILED))
+    request = {"kind": "search", "spec": {"checkpoint_dir": f"{tmp_path}/by-its-user"}}
+    store.change_job("by-its-user", request=request)
+    # `dike tune` has made one of that name before.
+    add_trials(store, tmp_path, "of-dike-tune", (FINISHED, FAILED))
+    store.change_job("of-dike-tune", state_data=None, submitted_s=NOW_S + DAY_S)
     with store.database.engine.begin() as connection:
         other = write_spec(dataclasses.replace(spec("elsewhere"), checkpoint_dir="/other/root/elsewhere"))
         connection.execute(update(SEARCHES).where(SEARCHES.c.name == "elsewhere").values(spec=other))
@@ -213,8 +219,32 @@ def test_checkpoints_of_a_search_that_is_used_or_is_not_the_job_s_stay(store: Se
     request = {"kind": "training", "checkpoint_dir": f"{tmp_path}/named"}
     store.add_job(JobRecord("job", JobKind.TRAINING, "ann", "train.py", request, bundle_token="job"), b"bundle")
     Checkpoints(store, tmp_path, NOW_S - 5 * DAY_S).remove_old(lambda: False)
-    names = ("elsewhere", "used", "named", "not-begun")
-    assert [with_checkpoints(tmp_path, name) for name in names] == [[0, 1]] * 4
+    names = ("elsewhere", "used", "not-begun", "by-its-user", "of-dike-tune", "named")
+    assert [with_checkpoints(tmp_path, name) for name in names] == [[0, 1]] * 6
     store.change_job("job", state=JobState.KILLED)
     Checkpoints(store, tmp_path, NOW_S - 5 * DAY_S).remove_old(lambda: False)
-    assert [with_checkpoints(tmp_path, name) for name in names] == [[0, 1], [0, 1], [0], [0, 1]]
+    assert [with_checkpoints(tmp_path, name) for name in names] == [*[[0, 1]] * 5, [0]]
+
+
+def test_checkpoints_of_a_search_that_goes_on_at_that_moment_stay(
+    store: ServiceStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_trials(store, tmp_path, "old", (FINISHED, FAILED))
+
+    def then_reopened(record: JobRecord, search: SearchSummary) -> bool:
+        return is_own_search(record, search) and store.reopen_job(record.id, "it goes on")
+
+    monkeypatch.setattr(retention, "is_own_search", then_reopened)
+    Checkpoints(store, tmp_path, NOW_S - 5 * DAY_S).remove_old(lambda: False)
+    assert with_checkpoints(tmp_path, "old") == [0, 1]
+
+
+def test_a_trial_whose_folder_is_a_link_keeps_nothing_from_being_forgotten(store: ServiceStore, tmp_path: Path) -> None:
+    root, treasure = tmp_path / "root", tmp_path / "treasure"
+    add_trials(store, root, "old", (FINISHED, FAILED, FAILED))
+    (root / "old" / "trial-1").rename(treasure)
+    (root / "old" / "trial-1").symlink_to(treasure)
+    old = Checkpoints(store, root, NOW_S - 5 * DAY_S)
+    assert remove_old_searches(store, NOW_S - 5 * DAY_S, old) == ["old"]
+    assert (treasure / "run-0-step-1" / "dike-trial.json").is_file()
+    assert with_checkpoints(root, "old") == [0, 1], "through the link"
