@@ -111,12 +111,17 @@ def _searches(folder: Path, storage: str | None) -> Iterator[Store | None]:
 
 def _look(folder: Path, folders: RunFolders, store: Store | None, before_s: float, *, remove: bool) -> Found:
     """Looks for what is old, and removes it if that is wanted, as long as nobody can begin to use it."""
+    from framework.project.run_folders import TRASH
+
     found = Found()
     searches: dict[Path, SearchSummary] = {}
     if store is not None:
         searches = {Path(search.spec.checkpoint_dir).resolve(): search for search in store.searches()}
     if remove:
-        folders.empty_trash()
+        try:
+            folders.empty_trash()
+        except OSError as error:
+            found.errors[TRASH] = str(error.strerror or error)
     for name in folders.names():
         search = searches.get((folder / name).resolve())
         try:

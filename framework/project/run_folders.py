@@ -94,7 +94,10 @@ class RunFolders:
                 os.mkdir(place, 0o700, dir_fd=trash)
                 for name in self._doomed(folder):
                     os.rename(name, f"{place}/{name}", src_dir_fd=folder, dst_dir_fd=trash)
-        self.empty_trash()
+                # Follows no link, wherever below.
+                shutil.rmtree(place, dir_fd=trash)
+            with contextlib.suppress(OSError):
+                os.rmdir(TRASH, dir_fd=root)
         for end in range(len(path), 0, -1):
             with self._opened(*path[: end - 1]) as above, contextlib.suppress(OSError):
                 os.rmdir(path[end - 1], dir_fd=above)  # Unless something is left in it.
@@ -102,7 +105,6 @@ class RunFolders:
     def empty_trash(self) -> None:
         """Removes what an earlier removal has moved and not come to remove."""
         with self._opened() as root, contextlib.suppress(FileNotFoundError):
-            # Follows no link, wherever below.
             shutil.rmtree(TRASH, dir_fd=root)
 
     def claimed_by(self, name: str) -> str | None:

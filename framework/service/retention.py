@@ -126,7 +126,10 @@ class Checkpoints:
         """
         if not self._root.exists():
             return
-        self._folders.empty_trash()
+        try:
+            self._folders.empty_trash()
+        except OSError as error:
+            logger.warning("what an earlier removal has left in %s is not removed: %s", self._root, error)
         for name in self._folders.names():
             if is_ending():
                 return
@@ -157,7 +160,11 @@ class Checkpoints:
         spec = searches.spec
         if self._own_folder(record) is None or spec.checkpoint_dir.rstrip("/") != f"{self._root}/{record.id}":
             return None
-        there = set(self._folders.parts(record.id))
+        try:
+            there = set(self._folders.parts(record.id))
+        except OSError as error:
+            logger.warning("the checkpoints of job %s are not removed: %s", record.id, error)
+            return None
         trials = searches.load_trials(readings=False)
         result = SearchResult(spec.name, False, trials, spec.mode, spec.checkpoint_dir)
         sizes = [
@@ -269,13 +276,15 @@ def _is_gone(store: ServiceStore, name: str, ended_before_s: float, checkpoints:
             if record is not None and not record.state.has_ended():
                 return False
             if checkpoints is not None and record is not None:
-                checkpoints.remove_trials(record, searches, may_go_on=False)
+                size_bytes = checkpoints.remove_trials(record, searches, may_go_on=False)
+                if size_bytes is not None:
+                    logger.info("checkpoints of job %s removed: %s", name, format_bytes(size_bytes))
             # In this order: a search without a study is removed the next time.
             remove_study(store.database.url, name)
             searches.delete_search()
     except StorageUnavailableError:
         raise
-    except (BadInputError, OSError) as error:
+    except BadInputError as error:
         logger.warning("the search %s is not forgotten: %s", name, error)
         return False
     return True

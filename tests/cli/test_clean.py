@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from dike.exceptions import BadInputError, DikeError
 from framework.cli import app
-from framework.project.run_folders import LOCK, RunFolders, in_use
+from framework.project.run_folders import LOCK, TRASH, RunFolders, in_use
 from framework.search.records import TrialRecord, TrialState
 from framework.search.store import Store
 from tests.search.stored_search import SPEC
@@ -196,3 +196,8 @@ def test_what_cannot_be_removed_is_said(runs: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(DikeError, match=r"What is in dike-runs/a cannot be removed: Permission denied\."):
         clean("--yes")
     assert [path.name for path in runs.iterdir()] == ["a"]
+    monkeypatch.undo()
+    monkeypatch.chdir(runs.parent)
+    (runs / TRASH).symlink_to(runs.parent)
+    with pytest.raises(DikeError, match=rf"What is in dike-runs/{TRASH} cannot be removed: "):
+        clean("--yes")

@@ -239,7 +239,7 @@ def test_checkpoints_of_a_search_that_goes_on_at_that_moment_stay(
     assert with_checkpoints(tmp_path, "old") == [0, 1]
 
 
-def test_a_trial_whose_folder_is_a_link_keeps_nothing_from_being_forgotten(store: ServiceStore, tmp_path: Path) -> None:
+def test_links_keep_no_search_from_being_forgotten(store: ServiceStore, tmp_path: Path) -> None:
     root, treasure = tmp_path / "root", tmp_path / "treasure"
     add_trials(store, root, "old", (FINISHED, FAILED, FAILED))
     (root / "old" / "trial-1").rename(treasure)
@@ -248,3 +248,8 @@ def test_a_trial_whose_folder_is_a_link_keeps_nothing_from_being_forgotten(store
     assert remove_old_searches(store, NOW_S - 5 * DAY_S, old) == ["old"]
     assert (treasure / "run-0-step-1" / "dike-trial.json").is_file()
     assert with_checkpoints(root, "old") == [0, 1], "through the link"
+    add_trials(store, root, "moved", (FINISHED, FAILED))
+    (root / "moved").rename(tmp_path / "moved")
+    (root / "moved").symlink_to(tmp_path / "moved")
+    assert remove_old_searches(store, NOW_S - 5 * DAY_S, old) == ["old", "moved"]
+    assert with_checkpoints(root, "moved") == [0, 1]
