@@ -405,6 +405,10 @@ def _save(task: _Task, state: _State, store: _Store) -> None:
         if path in state.kept or state.given.get(path) != stamp
     }
     deleted = {path: stamp for path, stamp in state.given.items() if not os.path.lexists(task.workspace / path)}
+    if not task.workspace.is_dir():
+        # Not the script's doing: it would be without its own files from then on.
+        logger.warning("the working folder %s is gone; nothing of it is brought back", task.workspace)
+        return
     for path in state.kept.keys() - found.keys():
         store.remove(path)
         del state.kept[path]

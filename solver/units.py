@@ -1,4 +1,4 @@
-"""Sizes as people write them: `32GiB`, `500MB`, or plain numbers of bytes."""
+"""Sizes and times as people write them: `32GiB`, `500MB`, or plain numbers of bytes; `30d`, `12h`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ _FACTORS = {
     "gib": 2**30,
     "tib": 2**40,
 }
+_SECONDS = {"d": 86400.0, "h": 3600.0, "min": 60.0, "s": 1.0}
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(d|h|min|s)")
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)")
 
 
@@ -36,6 +38,18 @@ def parse_bytes(value: object) -> int:
         if match is not None and match[2].lower() in _FACTORS:
             return int(float(match[1]) * _FACTORS[match[2].lower()])
     raise ValueError("a size is a number of bytes or text such as 32GiB or 500MB")
+
+
+def parse_duration(text: str) -> float:
+    """Reads a time such as `30d`, `12h`, `90min` or `45s`, in seconds.
+
+    Raises:
+        ValueError: if it is none.
+    """
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise ValueError("a time is a number with d, h, min or s behind it, such as 30d or 12h")
+    return float(match[1]) * _SECONDS[match[2]]
 
 
 def format_bytes(count: float) -> str:

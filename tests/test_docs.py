@@ -24,7 +24,7 @@ def test_every_link_leads_somewhere(document: Path) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        *("run", "plan", "profile", "tune", "simulate", "simulate-jobs", "trials", "slices", "plot"),
+        *("run", "plan", "profile", "tune", "simulate", "simulate-jobs", "trials", "slices", "plot", "clean"),
         *("serve", "submit", "jobs", "agents", "logs", "outputs", "kill", "explain"),
         *("users add", "users rotate", "users remove", "users list"),
     ],

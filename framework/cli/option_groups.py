@@ -1,4 +1,4 @@
-"""Options that several commands share, declared once."""
+"""Options that several commands share, declared once, and values that options of several commands have."""
 
 from __future__ import annotations
 
@@ -10,7 +10,22 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from dike.exceptions import BadInputError
+from solver.units import parse_duration
+
 Command = Callable[..., None]
+
+
+def read_age(option: str, text: str) -> float:
+    """Reads an option's value such as `30d` or `12h`, in seconds.
+
+    Raises:
+        BadInputError: if it is none.
+    """
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise BadInputError(f"'{text}' is not a value of {option}: {error}.") from None
 
 
 def with_options(**groups: Callable[..., Any]) -> Callable[[Command], Command]:

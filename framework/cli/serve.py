@@ -17,7 +17,7 @@ import typer
 
 from dike.exceptions import BadInputError
 from framework.cli.mesos_options import mesos_access
-from framework.cli.option_groups import with_options
+from framework.cli.option_groups import read_age, with_options
 from framework.cli.service_options import DEFAULT_LISTEN, USERS_VARIABLE
 from framework.project.entry_point import RUNS_FOLDER
 from framework.user_folders import own_token_file
@@ -95,6 +95,10 @@ def serve_command(
     keep: Annotated[
         float, typer.Option(min=0, metavar="DAYS", help="Forget jobs so long after their end; 0: never.")
     ] = 30.0,
+    keep_checkpoints: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Remove checkpoints so long after the end of their job: 30d, 12h."),
+    ] = None,
     mesos: MesosAccess,
 ) -> None:
     """Keeps one Mesos framework registered and runs the jobs of many users on it; see docs/operations.md."""
@@ -113,6 +117,9 @@ def serve_command(
     if allowed and mesos.image is None:
         raise BadInputError("--allow-volume needs --image: without one, jobs see the folders of their agents anyway.")
     proxy = _proxy(proxy_user_header, proxy_address or (), users)
+    kept_checkpoints_s = None if keep_checkpoints is None else read_age("--keep-checkpoints", keep_checkpoints)
+    if kept_checkpoints_s == 0:
+        raise BadInputError("--keep-checkpoints 0 would leave a job nothing to go on from; give a time, such as 30d.")
     known = Users.of_this_account() if users is None else Users.of_file(users)
     api = functools.partial(ApiFront, users=known, advertised=advertise, proxy=proxy)
     with contextlib.ExitStack() as stack:
@@ -137,6 +144,7 @@ def serve_command(
             limits=known.limits,
             allowed_volumes=allowed,
             keep_s=keep * DAY_S or None,
+            keep_checkpoints_s=kept_checkpoints_s,
         )
         logger.info("users: %s", users or f"only you, by the token in {own_token_file()}")
         if mesos.master is None:

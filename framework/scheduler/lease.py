@@ -126,12 +126,17 @@ class Lease:
             time.sleep(HEARTBEAT_S)
         self._heartbeat.keep(self)
 
-    def give_back(self) -> None:
-        """Lets others have it."""
+    def give_back(self, last_sign_s: float | None = None) -> None:
+        """Lets others have it.
+
+        Args:
+            last_sign_s: what is left as the last sign of life of whoever held it; None for what was written last.
+        """
         self._ended.set()
         self._heartbeat.drop(self)
+        sign = {} if last_sign_s is None else {"heartbeat_s": last_sign_s}
         with self._engine.begin() as connection:
-            connection.execute(_held_rows([self]).values(owner=None))
+            connection.execute(_held_rows([self]).values(owner=None, **sign))
 
     def check(self, connection: Connection) -> None:
         """To be called in each writing transaction: nobody else has taken it over.

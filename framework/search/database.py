@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 STORAGE_VARIABLE = "DIKE_STORAGE"
 DEFAULT_FOLDER = Path("dike-runs")
 """The only folder that is made for a database: another one that is missing is a mistake in its URL."""
+DEFAULT_FILE = "searches.db"
 BUSY_TIMEOUT_S = 30.0
 """How long a statement waits for another process that writes to the same SQLite file."""
 AWAY_S = 45.0
@@ -49,7 +50,7 @@ _EXAMPLES = "sqlite:///searches.db or postgresql://user@host/database"
 
 def default_storage() -> str:
     """Where searches are kept if the user does not say: `$DIKE_STORAGE`, else a file under the current folder."""
-    return os.environ.get(STORAGE_VARIABLE) or f"sqlite:///{DEFAULT_FOLDER}/searches.db"
+    return os.environ.get(STORAGE_VARIABLE) or f"sqlite:///{DEFAULT_FOLDER}/{DEFAULT_FILE}"
 
 
 def parse_url(url: str) -> URL:

@@ -290,6 +290,15 @@ class SearchResult:
                 best = trial
         return best
 
+    def dispensable(self, *, may_go_on: bool = True) -> list[TrialRecord]:
+        """The trials whose checkpoints nobody will want: never the best one's, nor of those that may still run.
+
+        Args:
+            may_go_on: whether the search may be gone on with.
+        """
+        best = self.best
+        return [trial for trial in self.trials if trial is not best and (trial.state.has_ended() or not may_go_on)]
+
     def to_json(self) -> dict[str, Any]:
         """As JSON values: what `dike tune --format json` prints, and a service keeps."""
         return {

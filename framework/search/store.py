@@ -149,10 +149,15 @@ class Store:
         ]
 
     @contextmanager
-    def lock(self, name: str, heartbeat: Heartbeat | None = None) -> Iterator[None]:
+    def lock(self, name: str, heartbeat: Heartbeat | None = None, last_sign_s: float | None = None) -> Iterator[None]:
         """Makes this process the only one that runs the search, while the context lasts (`Lease`).
 
         From then on each writing method raises `JobFailedError` if another process has taken the search over.
+
+        Args:
+            name: the search.
+            heartbeat: see `Lease`.
+            last_sign_s: see `Lease.give_back`.
 
         Raises:
             BadInputError: if another process runs it; the message says which.
@@ -168,7 +173,7 @@ class Store:
         finally:
             self._lease = None
             with storage_errors(self._url):
-                lease.give_back()
+                lease.give_back(last_sign_s)
 
     def set_framework_id(self, name: str, framework_id: str | None) -> None:
         """Writes down under which id the search is known to Mesos, so that a successor can take its tasks over."""

@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from sqlalchemy import insert, select
+from sqlalchemy import func, insert, select
 from sqlalchemy.engine import Connection
 
 from framework.scheduler.lease import Lease, Leased, ServiceLeaseLostError
-from framework.search.database import making_tables, open_database, parse_url, storage_errors
+from framework.search.database import database_files, making_tables, open_database, parse_url, storage_errors
 from framework.search.optuna_study import SharedStudies
 from framework.service.tables import SERVICES
 
@@ -48,6 +48,16 @@ class ServiceDatabase:
         """Closes all connections."""
         self.shared.close()
         self.engine.dispose()
+
+    def size_bytes(self) -> int:
+        """What it takes on the disk; of a server, all that is in the database there. 0 where that is not known."""
+        if files := database_files(self.url):
+            # Only looked at, never opened.
+            return sum(path.stat().st_size for path in files if path.exists())
+        if self.engine.dialect.name != "postgresql":
+            return 0
+        with self.reading() as connection:
+            return int(connection.execute(select(func.pg_database_size(func.current_database()))).scalar_one())
 
     @contextmanager
     def lock(self, lost: Callable[[str], None], wait: Callable[[str], None] | None = None) -> Iterator[Lease]:

@@ -20,13 +20,15 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from dike._version import __version__
+from framework.mesos.tasks import TaskState
 from framework.scheduler.metrics import Metrics
-from framework.scheduler.records import JobKind, JobState
+from framework.scheduler.records import INTENDED, JobKind, JobState
 from framework.search.records import TrialState
 from framework.service import queries
 from framework.service.store import ServiceStore
 
 WAIT_BUCKETS_S = (0.5, 1, 2, 5, 10, 30, 60, 300, 1800, 3600, 6 * 3600, 24 * 3600, 7 * 24 * 3600)
+_SLOT_STATES = (INTENDED, *(str(state) for state in TaskState if not state.is_terminal()))
 WORK_BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60)
 
 
@@ -37,7 +39,8 @@ class ServiceMetrics(Metrics):
         store: the service's database.
 
     Attributes:
-        registry: all of them.
+        registry: all that tell no names.
+        registry_by_user: those that tell which users there are.
         started_s: when the service started, in seconds since the epoch.
         is_connected: whether the subscription with the master stands.
     """
@@ -89,19 +92,24 @@ class ServiceMetrics(Metrics):
         Gauge("dike_start_time_seconds", "When the service started.", registry=registry).set(self.started_s)
         ProcessCollector(registry=registry)
         registry.register(_DatabaseCollector(store))
+        self.registry_by_user = CollectorRegistry()
+        self.registry_by_user.register(_UserCollector(store))
 
     @property
     def loop_age_s(self) -> float:
         """Seconds since the loop last went round."""
         return time.monotonic() - self._last_round_s
 
-    def text(self) -> bytes:
-        """All of them, in Prometheus' text format.
+    def text(self, *, by_user: bool = False) -> bytes:
+        """Them in Prometheus' text format.
+
+        Args:
+            by_user: whether with those that tell which users there are.
 
         Raises:
             BadInputError: if the database cannot be reached.
         """
-        return generate_latest(self.registry)
+        return generate_latest(self.registry) + (generate_latest(self.registry_by_user) if by_user else b"")
 
     def went_round(self, seconds: float) -> None:
         self._last_round_s = time.monotonic()
@@ -154,11 +162,14 @@ class _DatabaseCollector(Collector):
         return self._families()
 
     def collect(self) -> Iterable[Metric]:
-        jobs, tasks, trials = self._families()
+        jobs, tasks, trials, slots, oldest, size, bundles = families = self._families()
         with self._one_at_a_time, self._store.database.reading() as connection:
             job_counts = queries.job_counts(connection)
             task_counts = queries.task_counts(connection)
             trial_counts = queries.trial_counts(connection)
+            slot_counts = queries.slot_counts(connection)
+            oldest_s = queries.oldest_queued_s(connection)
+            bundle_bytes = queries.bundle_bytes(connection)
         for kind in JobKind:
             for state in JobState:
                 jobs.add_metric([state, kind], job_counts.get((kind, state), 0))
@@ -166,7 +177,12 @@ class _DatabaseCollector(Collector):
             tasks.add_metric([name], count)
         for trial_state in TrialState:
             trials.add_metric([trial_state], trial_counts.get(trial_state, 0))
-        return [jobs, tasks, trials]
+        for name in sorted({*_SLOT_STATES, *slot_counts}):
+            slots.add_metric([name], slot_counts.get(name, 0))
+        oldest.add_metric([], 0.0 if oldest_s is None else max(0.0, time.time() - oldest_s))
+        size.add_metric([], self._store.database.size_bytes())
+        bundles.add_metric([], bundle_bytes)
+        return families
 
     @staticmethod
     def _families() -> list[GaugeMetricFamily]:
@@ -174,4 +190,36 @@ class _DatabaseCollector(Collector):
             GaugeMetricFamily("dike_jobs", "Jobs in the database.", labels=["state", "kind"]),
             GaugeMetricFamily("dike_tasks", "Tasks in the database.", labels=["state"]),
             GaugeMetricFamily("dike_trials", "Trials of searches in the database.", labels=["state"]),
+            GaugeMetricFamily("dike_slots", "Slots of searches, by the state of their tasks.", labels=["state"]),
+            GaugeMetricFamily(
+                "dike_oldest_queued_seconds",
+                "Time since the submission of the job that waits longest to run for the first time.",
+                labels=[],
+            ),
+            GaugeMetricFamily("dike_database_bytes", "What the database takes.", labels=[]),
+            GaugeMetricFamily("dike_bundle_bytes", "What the scripts of jobs take of it.", labels=[]),
         ]
+
+
+class _UserCollector(Collector):
+    """Counts the open jobs of each user, when it is asked."""
+
+    def __init__(self, store: ServiceStore) -> None:
+        self._store = store
+
+    def describe(self) -> Iterable[Metric]:
+        return [self._family()]
+
+    def collect(self) -> Iterable[Metric]:
+        family = self._family()
+        with self._store.database.reading() as connection:
+            counts = queries.open_job_counts(connection)
+        for user in sorted({user for user, _ in counts}):
+            for state in JobState:
+                if not state.has_ended():
+                    family.add_metric([user, state], counts.get((user, state), 0))
+        return [family]
+
+    @staticmethod
+    def _family() -> GaugeMetricFamily:
+        return GaugeMetricFamily("dike_open_jobs", "Jobs that have not ended.", labels=["user", "state"])

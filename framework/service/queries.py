@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from sqlalchemy import JSON, ColumnElement, LargeBinary, and_, cast, func, select
 from sqlalchemy.engine import Connection
@@ -16,6 +17,8 @@ from framework.service.tables import BUNDLES, JOBS, OUTPUT, PROGRESS, TASKS
 
 NOTE_TASK = "dike"
 """Stands for a task where output is not a task's but says that some is missing."""
+
+_OPEN = [str(state) for state in JobState if not state.has_ended()]
 _POINT = (PROGRESS.c.step, PROGRESS.c.time_s, PROGRESS.c.loss, PROGRESS.c.samples_per_s)
 
 
@@ -47,11 +50,7 @@ def trial_states(connection: Connection, searches: Sequence[str]) -> dict[str, d
 
 def search_modes(connection: Connection, searches: Sequence[str]) -> dict[str, str]:
     """Search -> whether its least (`min`) or greatest (`max`) value is best; those that have not begun are left out."""
-    # The rest of it may be long.
-    if connection.dialect.name == "sqlite":
-        mode: ColumnElement[str] = func.json_extract(SEARCHES.c.spec, "$.mode")
-    else:
-        mode = cast(SEARCHES.c.spec, JSON)["mode"].as_string()
+    mode = _json_text(connection, SEARCHES.c.spec, "mode")
     rows = connection.execute(select(SEARCHES.c.name, mode).where(SEARCHES.c.name.in_(searches)))
     return {str(name): str(found) for name, found in rows}
 
@@ -70,6 +69,23 @@ def best_values(connection: Connection, modes: Mapping[str, str]) -> dict[str, f
     grouped = query.where(TRIALS.c.state != TrialState.FAILED).group_by(SEARCHES.c.name)
     rows = connection.execute(grouped)
     return {str(name): float(high if modes[name] == "max" else low) for name, low, high in rows}
+
+
+def named_folders(connection: Connection) -> list[str]:
+    """The checkpoint folders that users have named for jobs that have not ended."""
+    folders = (("checkpoint_dir",), ("spec", "checkpoint_dir"))
+    query = select(*(_json_text(connection, JOBS.c.request, *path) for path in folders))
+    return [text for row in connection.execute(query.where(JOBS.c.state.in_(_OPEN))) for text in row if text]
+
+
+def _json_text(connection: Connection, column: ColumnElement[str], *path: str) -> ColumnElement[str]:
+    """One text of the JSON in a column; NULL where there is none. The rest of it, which may be long, stays there."""
+    if connection.dialect.name == "sqlite":
+        return func.json_extract(column, ".".join(("$", *path)))
+    found: ColumnElement[Any] = cast(column, JSON)
+    for name in path:
+        found = found[name]
+    return found.as_string()
 
 
 def thinned_progress(connection: Connection, job_id: str, after_step: int, limit: int) -> list[ProgressPoint]:
@@ -107,6 +123,35 @@ def task_counts(connection: Connection) -> dict[str, int]:
     return {str(state): int(count) for state, count in connection.execute(query)}
 
 
+def slot_counts(connection: Connection) -> dict[str, int]:
+    """State -> number of searches' tasks that have not ended, each of which is a slot."""
+    query = select(TASKS.c.state, func.count()).join(JOBS, JOBS.c.id == TASKS.c.job_id)
+    ours = query.where(JOBS.c.kind == str(JobKind.SEARCH), TASKS.c.ended_s.is_(None))
+    return {str(state): int(count) for state, count in connection.execute(ours.group_by(TASKS.c.state))}
+
+
+def open_job_counts(connection: Connection) -> dict[tuple[str, JobState], int]:
+    """(User, state) -> number of jobs that have not ended."""
+    query = select(JOBS.c.user, JOBS.c.state, func.count()).where(JOBS.c.state.in_(_OPEN))
+    grouped = query.group_by(JOBS.c.user, JOBS.c.state)
+    return {(str(user), JobState(state)): int(count) for user, state, count in connection.execute(grouped)}
+
+
+def oldest_queued_s(connection: Connection) -> float | None:
+    """When the job was submitted that waits longest to run for the first time, in seconds since the epoch."""
+    query = select(func.min(JOBS.c.submitted_s))
+    found = connection.execute(query.where(JOBS.c.state == str(JobState.QUEUED), JOBS.c.started_s.is_(None))).scalar()
+    return None if found is None else float(found)
+
+
+def bundle_bytes(connection: Connection, user: str | None = None) -> int:
+    """How large the bundles of a user's jobs are together; of all jobs if no user is named."""
+    query = select(func.coalesce(func.sum(func.length(BUNDLES.c.archive)), 0))
+    if user is not None:
+        query = query.join(JOBS, JOBS.c.id == BUNDLES.c.job_id).where(JOBS.c.user == user)
+    return int(connection.execute(query).scalar_one())
+
+
 def trial_counts(connection: Connection) -> dict[TrialState, int]:
     """State -> number of trials of this service's searches."""
     query = select(TRIALS.c.state, func.count()).join(SEARCHES, TRIALS.c.search_id == SEARCHES.c.id)
@@ -122,17 +167,8 @@ def newest_ids(connection: Connection, limit: int = 1000) -> list[str]:
 
 def open_jobs(connection: Connection, user: str) -> int:
     """How many jobs of a user have not ended."""
-    states = [str(state) for state in JobState if not state.has_ended()]
-    query = select(func.count()).select_from(JOBS).where(JOBS.c.user == user, JOBS.c.state.in_(states))
+    query = select(func.count()).select_from(JOBS).where(JOBS.c.user == user, JOBS.c.state.in_(_OPEN))
     return int(connection.execute(query).scalar_one())
-
-
-def bundle_bytes(connection: Connection, user: str) -> int:
-    """How large the bundles of a user's jobs are together."""
-    query = select(func.coalesce(func.sum(func.length(BUNDLES.c.archive)), 0))
-    return int(
-        connection.execute(query.join(JOBS, JOBS.c.id == BUNDLES.c.job_id).where(JOBS.c.user == user)).scalar_one()
-    )
 
 
 def output_bytes(connection: Connection, user: str) -> int:

@@ -25,7 +25,7 @@ from framework.search.optuna_study import load_optuna
 from framework.service.election import elected, end_at_once
 from framework.service.job_factory import JobContext
 from framework.service.mounts import Mounts
-from framework.service.retention import removing_old_jobs
+from framework.service.retention import Keeping, removing_old_jobs
 from framework.service.service import Service
 from framework.service.store import ServiceStore
 from framework.service.submission import Submissions
@@ -60,7 +60,8 @@ class ServeRequest:
         weight: user -> weight in the queue.
         limits: user -> how much of the service that user may have.
         allowed_volumes: what users may ask for in their containers.
-        keep_s: how long jobs that have ended are kept; None for ever.
+        keep_s: how long jobs that have ended are kept, in seconds; None for ever.
+        keep_checkpoints_s: how long their checkpoints are, in folders that the service has made; None for ever.
     """
 
     state: str
@@ -74,6 +75,7 @@ class ServeRequest:
     limits: Callable[[str], Limits] = no_limits
     allowed_volumes: tuple[Volume, ...] = ()
     keep_s: float | None = None
+    keep_checkpoints_s: float | None = None
 
 
 Front = Callable[[Submissions, Service, LeadingMaster], AbstractContextManager[None]]
@@ -96,6 +98,7 @@ def serve(request: ServeRequest, front: Front, note: Callable[[str], None]) -> N
     checkpoint_root = absolute_folder(request.checkpoint_root)
     if "://" not in checkpoint_root and Path(checkpoint_root).is_file():
         raise BadInputError(f"The checkpoint root {checkpoint_root} is a file; name a folder with --checkpoint-root.")
+    _check_keeping(request)
     Mounts(request.mesos.image, checkpoint_root, request.allowed_volumes)  # Refused before anything is started.
     while True:
         try:
@@ -103,6 +106,21 @@ def serve(request: ServeRequest, front: Front, note: Callable[[str], None]) -> N
             return
         except FrameworkRemovedError as error:
             note(f"{error} Its tasks are gone: going on as a new framework, jobs start again from their checkpoints")
+
+
+def _check_keeping(request: ServeRequest) -> None:
+    if request.keep_checkpoints_s is None:
+        return
+    if "://" in request.checkpoint_root:
+        raise BadInputError(
+            f"--keep-checkpoints removes folders that the service sees, not what is at {request.checkpoint_root}; have "
+            "that storage remove what is old."
+        )
+    if request.keep_s is not None and request.keep_checkpoints_s > request.keep_s:
+        raise BadInputError(
+            "--keep-checkpoints is longer than --keep, after which the service does not know any more whose the "
+            "checkpoints are; make --keep as long at least."
+        )
 
 
 def _serve_as_one_framework(
@@ -142,8 +160,8 @@ def _serve_as_one_framework(
         service = Service(context, driver, FairQueue(request.weight), directory, master, background)
         if count := len(service.scheduler.jobs):
             note(f"going on with {count} {'job' if count == 1 else 'jobs'}")
-        if request.keep_s is not None:
-            stack.enter_context(removing_old_jobs(store, request.keep_s))
+        keeping = Keeping(request.keep_s, request.keep_checkpoints_s, Path(checkpoint_root))
+        stack.enter_context(removing_old_jobs(store, keeping))
         stack.enter_context(front(Submissions(store, scheduler.events, context.mounts), service, master))
         drive(
             service,

@@ -183,6 +183,13 @@ class ServiceStore:
         with self.database.reading() as connection:
             return list(connection.execute(query.limit(_SEARCHES_AT_A_TIME)).scalars())
 
+    def old_job(self, job_id: str, ended_before_s: float) -> JobRecord | None:
+        """The job of that id, if it ended before a time (seconds since the epoch) and nothing of it runs; else None."""
+        query = select(JOBS).where(JOBS.c.id == job_id, _is_old(ended_before_s))
+        with self.database.reading() as connection:
+            row = connection.execute(query).mappings().first()
+        return None if row is None else _job(row)
+
     def delete_jobs(self, ended_before_s: float, searches: Collection[str] = ()) -> int:
         """Removes jobs that ended before a time (seconds since the epoch), with all that is kept of them.
 

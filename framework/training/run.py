@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 import secrets
@@ -15,6 +16,7 @@ from framework.mesos.containers import Container, own_container
 from framework.mesos.master import LeadingMaster
 from framework.project import bundle
 from framework.project.entry_point import RUNS_FOLDER, EntryPoint
+from framework.project.run_folders import in_use
 from framework.project.script_facts import script_facts
 from framework.scheduler.agents import admitted_agents
 from framework.scheduler.demand import demand_on
@@ -87,6 +89,7 @@ def run_training(request: RunRequest, observer: JobObserver) -> JobResult:
             with (
                 request.mesos.connect() as master,
                 request.mesos.bundle_server({token: request.archive}.get, master) as server,
+                _marked(request, job_id, checkpoint_dir),
             ):
                 spec = _job_spec(request, job_id, checkpoint_dir, container, server.url(token), master)
                 return _run(request, spec, master, observer)
@@ -95,6 +98,13 @@ def run_training(request: RunRequest, observer: JobObserver) -> JobResult:
                 "Interrupted; everything that was started has been told to end. What it has saved and written is in "
                 f"{checkpoint_dir}."
             ) from None
+
+
+def _marked(request: RunRequest, job_id: str, checkpoint_dir: str) -> contextlib.AbstractContextManager[None]:
+    """Says in the checkpoint folder that it is in use, where that is one of ours and tasks see it as we do."""
+    if request.plan_only or "://" in checkpoint_dir:
+        return contextlib.nullcontext()
+    return in_use(Path(checkpoint_dir), job_id, make=request.checkpoint_dir is None and request.mesos.runs_here)
 
 
 def new_job_id(script: Path) -> str:

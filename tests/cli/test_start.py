@@ -96,7 +96,10 @@ def searches(tmp_path: Path) -> str:
     return url
 
 
-@pytest.mark.parametrize("arguments", [("trials",), ("trials", "lrs"), ("slices", "lrs")], ids=" ".join)
+LISTED = (("trials",), ("trials", "lrs"), ("slices", "lrs"), ("clean", "."))
+
+
+@pytest.mark.parametrize("arguments", LISTED, ids=" ".join)
 def test_searches_are_listed_without_what_runs_them(arguments: tuple[str, ...], searches: str, tmp_path: Path) -> None:
     done, modules = start(*arguments, "--storage", searches, folder=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -68,6 +68,18 @@ def test_what_the_script_removes_is_removed(run: Run) -> None:
     assert not (run.store / "outputs/ck").exists()
 
 
+def test_a_working_folder_that_somebody_has_deleted_is_not_the_script_s_doing(run: Run, tmp_path: Path) -> None:
+    run.outputs.restore()
+    run.write("history.csv", "epoch 1\n")
+    run.outputs.save()
+    shutil.rmtree(run.workspace)
+    run.outputs.save()
+    assert run.brought_back == {"history.csv": "epoch 1\n"}
+    again = Run(tmp_path / "elsewhere", str(run.store), number=1)
+    again.outputs.restore()
+    assert {path for path, _ in local_files(again.workspace)} == {"train.py", "data.csv", "history.csv"}
+
+
 def test_the_next_attempt_finds_what_was_written(run: Run, tmp_path: Path) -> None:
     run.outputs.restore()
     run.write("history.csv", "epoch 1\n")

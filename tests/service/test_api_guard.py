@@ -228,8 +228,23 @@ def test_metrics_count_what_happens(stage: ApiStage, alice: httpx.Client) -> Non
     kinds = [series for series in after if series.startswith("dike_jobs{'kind': 'training'")]
     assert len(kinds) == 6
     assert sum(after[series] for series in kinds) == len(stage.store.jobs())
-    # Whose jobs they are is told to those signed in only.
-    assert "alice" not in alice.get("/metrics").text
+
+
+def test_whose_jobs_are_open_is_told_to_those_signed_in_only(stage: ApiStage, alice: httpx.Client) -> None:
+    stage.submit()
+    ours = "dike_open_jobs{'state': 'queued', 'user': 'alice'}"
+    assert samples(alice)[ours] >= 1
+    with stage.client(None) as nobody:
+        answer = nobody.get("/metrics")
+        assert (answer.status_code, samples(nobody).keys()) == (
+            200,
+            samples(alice).keys() - {name for name in samples(alice) if name.startswith("dike_open_jobs{")},
+        )
+        assert "alice" not in answer.text
+        # Who sends a token wants to know that it is wrong.
+        refused = nobody.get("/metrics", headers={"Authorization": "Bearer nobodys-token-0123456789"})
+    assert refused.status_code == 401
+    assert refused.json()["detail"].startswith("This token is nobody's")
 
 
 def test_health_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

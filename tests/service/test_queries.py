@@ -7,6 +7,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -122,3 +123,61 @@ def test_trials_are_counted_by_state(store: ServiceStore) -> None:
     assert 'dike_trials{state="finished"} 2.0' in text
     assert 'dike_jobs{kind="search",state="queued"} 1.0' in text
     assert 'dike_tasks{state="running"} 2.0' in text
+
+
+def test_what_is_open_is_counted_by_user_and_by_state(store: ServiceStore) -> None:
+    with store.database.reading() as connection:
+        before_bytes = queries.bundle_bytes(connection)
+    add(store, "of-eve", user="eve", submitted_s=1.0)
+    add(store, "of-eve-too", user="eve", state=JobState.RUNNING, submitted_s=0.5)
+    # It waits again, and has run before.
+    add(store, "of-eve-again", user="eve", submitted_s=0.25, started_s=0.5)
+    add(store, "ended", user="zoe", state=JobState.KILLED, ended_s=9.0)
+    search = add(store, "slots", user="eve", kind=JobKind.SEARCH, state=JobState.RUNNING)
+    names = (("a", "running", None), ("b", "running", None), ("c", "unreachable", None), ("d", "failed", 9.0))
+    slots = [
+        TaskRecord(name, search, "S-1", "node", "127.0.0.1", f"slot {name}", state, ended_s=ended_s)
+        for name, state, ended_s in names
+    ]
+    store.save(slots, {})
+    with store.database.reading() as connection:
+        counts = queries.open_job_counts(connection)
+        assert {key: count for key, count in counts.items() if key[0] in ("eve", "zoe")} == {
+            ("eve", JobState.QUEUED): 2,
+            ("eve", JobState.RUNNING): 2,
+        }
+        assert queries.slot_counts(connection) == {"running": 2, "unreachable": 1}
+        assert queries.oldest_queued_s(connection) == pytest.approx(min(job.submitted_s for job in queued(store)))
+        assert queries.bundle_bytes(connection) == before_bytes + 5 * len(b"archive")
+    text = ServiceMetrics(store).text().decode()
+    metrics = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in text.splitlines() if line[0] != "#"}
+    assert metrics['dike_slots{state="running"}'] == 2
+    assert metrics['dike_slots{state="staging"}'] == 0
+    assert metrics['dike_slots{state="unreachable"}'] == 1
+    assert metrics["dike_bundle_bytes"] == before_bytes + 5 * len(b"archive")
+    assert metrics["dike_database_bytes"] == store.database.size_bytes() > metrics["dike_bundle_bytes"]
+    assert metrics["dike_oldest_queued_seconds"] > 1e9
+    assert "eve" not in text
+    by_user = ServiceMetrics(store).text(by_user=True).decode()
+    assert 'dike_open_jobs{state="queued",user="eve"} 2.0' in by_user
+    assert "zoe" not in by_user
+
+
+def queued(store: ServiceStore) -> list[JobRecord]:
+    return [job for job in store.jobs(states=[JobState.QUEUED]) if job.started_s is None]
+
+
+def test_nobody_waits_in_an_empty_database(tmp_path: Path) -> None:
+    with contextlib.closing(ServiceStore(f"sqlite:///{tmp_path}/service.db")) as store:
+        text = ServiceMetrics(store).text(by_user=True).decode()
+    assert "\ndike_oldest_queued_seconds 0.0\n" in text
+    assert "\ndike_bundle_bytes 0.0\n" in text
+
+
+def test_folders_that_users_have_named_for_open_jobs_are_found(store: ServiceStore) -> None:
+    add(store, "named-1", request={"kind": "training", "checkpoint_dir": "/shared/1"})
+    add(store, "named-2", kind=JobKind.SEARCH, request={"kind": "search", "spec": {"checkpoint_dir": "/shared/2"}})
+    add(store, "unnamed", request={"kind": "search", "spec": {"checkpoint_dir": ""}})
+    add(store, "over", request={"checkpoint_dir": "/shared/3"}, state=JobState.FINISHED)
+    with store.database.reading() as connection:
+        assert sorted(queries.named_folders(connection)) == ["/shared/1", "/shared/2"]

@@ -1,11 +1,12 @@
-"""The search of a job that is forgotten goes with it, Optuna's study included, and no other does."""
+"""The search of a job that is forgotten goes with it, Optuna's study and its checkpoints included; no other does."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,14 @@ from sqlalchemy import text, update
 from framework.scheduler.journal import StorageUnavailableError
 from framework.scheduler.records import JobKind, JobRecord, JobState
 from framework.search.optuna_study import Study
-from framework.search.records import Parameter, SearchSpec
-from framework.search.store import SearchSummary, Store
+from framework.search.records import Parameter, SearchSpec, TrialRecord, TrialState
+from framework.search.store import SearchSummary, Store, write_spec
 from framework.search.tables import SEARCHES
 from framework.service import retention
 from framework.service.requests import is_own_search, search_request
-from framework.service.retention import remove_old_searches, removing_old_jobs
+from framework.service.retention import Checkpoints, Keeping, remove_old_searches, removing_old_jobs
 from framework.service.store import ServiceStore
+from solver.units import format_bytes
 from tests.search.stored_search import FULL, SPEC
 from tests.waiting import wait_until
 
@@ -84,7 +86,7 @@ def test_an_old_search_goes_with_its_job_and_its_name_is_free(store: ServiceStor
     assert all(before.values())
     add_job(store, "old", NOW_S - 10 * DAY_S)
     add_search(store, "old", NOW_S - 10 * DAY_S)
-    with removing_old_jobs(store, keep_s=7 * DAY_S):
+    with removing_old_jobs(store, Keeping(7 * DAY_S)):
         wait_until(lambda: store.job("old") is None, "the end of the old job's records")
     assert [job.id for job in store.jobs()] == ["kept"]
     assert rows(store) == before
@@ -149,3 +151,105 @@ def test_a_study_that_is_not_ours_is_kept(store: ServiceStore) -> None:
     Store(store.database.url, engine=store.database.engine).create_search(spec("theirs"))
     assert remove_old_searches(store, NOW_S) == ["theirs"]
     assert [summary.study_name for summary in optuna.get_all_study_summaries(store.database.url)] == ["theirs"]
+
+
+def add_trials(store: ServiceStore, root: Path, name: str, states: Sequence[TrialState]) -> Store:
+    """A search that ended ten days ago, its trials each worse than the one before, and their checkpoints."""
+    ended_s = NOW_S - 10 * DAY_S
+    add_job(store, name, ended_s)
+    searches = Store(store.database.url, engine=store.database.engine)
+    searches.create_search(dataclasses.replace(spec(name), checkpoint_dir=f"{root}/{name}"))
+    for number, state in enumerate(states):
+        searches.save_trial(TrialRecord(number, {}, state, value=float(number)))
+        for file in (f"run-0-step-{number}/dike-trial.json", "outputs/model", "run-0.log"):
+            path = root / name / f"trial-{number}" / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(bytes(1000))
+            os.utime(path, (ended_s, ended_s))
+    with store.database.engine.begin() as connection:
+        connection.execute(update(SEARCHES).where(SEARCHES.c.name == name).values(heartbeat_s=ended_s))
+    return searches
+
+
+def with_checkpoints(root: Path, name: str) -> list[int]:
+    """Numbers of the trials that have any."""
+    return sorted(int(path.parent.name[6:]) for path in (root / name).glob("trial-*/run-*-step-*"))
+
+
+FAILED, FINISHED, SUSPENDED = TrialState.FAILED, TrialState.FINISHED, TrialState.SUSPENDED
+
+
+def test_checkpoints_of_trials_go_but_the_best_one_s_and_what_may_go_on(store: ServiceStore, tmp_path: Path) -> None:
+    searches = add_trials(store, tmp_path, "old", (FAILED, FINISHED, FINISHED, SUSPENDED, FAILED))
+    (tmp_path / "old" / "trial-2" / "run-7-step-7").symlink_to(tmp_path)
+    (tmp_path / "old" / "trial-9" / "run-0-step-1").mkdir(parents=True)
+    old = Checkpoints(store, tmp_path, NOW_S - 5 * DAY_S)
+    with searches.lock("old", last_sign_s=NOW_S - 10 * DAY_S):
+        old.remove_old(lambda: False)
+        # Somebody runs it.
+        assert with_checkpoints(tmp_path, "old") == [0, 1, 2, 2, 3, 4, 9]
+    os.utime(tmp_path / "old" / "trial-2" / "run-7-step-7", (0, 0), follow_symlinks=False)
+    old.remove_old(lambda: False)
+    assert with_checkpoints(tmp_path, "old") == [1, 3, 9]
+    assert [event.text for event in store.history.events("old")] == [
+        f"checkpoints of its trials are removed, {format_bytes(3000 + len(str(tmp_path)))}: they were old"
+    ]
+    assert (tmp_path / "old" / "trial-0" / "outputs" / "model").is_file()
+    # It is as old as before. Once nobody can go on with it any more, only the best trial's are kept.
+    assert remove_old_searches(store, NOW_S - 7 * DAY_S, old) == ["old"]
+    assert with_checkpoints(tmp_path, "old") == [1, 9]
+
+
+def test_checkpoints_of_a_search_that_is_used_or_is_not_the_job_s_stay(store: ServiceStore, tmp_path: Path) -> None:
+    add_trials(store, tmp_path, "elsewhere", (FINISHED, FAILED))
+    add_trials(store, tmp_path, "used", (FINISHED, FAILED))
+    add_trials(store, tmp_path, "named", (FINISHED, FAILED))
+    add_trials(store, tmp_path, "not-begun", (FINISHED, FAILED)).delete_search()
+    add_trials(store, tmp_path, "by-its-user", (FINISHED, FAILED))
+    request = {"kind": "search", "spec": {"checkpoint_dir": f"{tmp_path}/by-its-user"}}
+    store.change_job("by-its-user", request=request)
+    # `dike tune` has made one of that name before.
+    add_trials(store, tmp_path, "of-dike-tune", (FINISHED, FAILED))
+    store.change_job("of-dike-tune", state_data=None, submitted_s=NOW_S + DAY_S)
+    with store.database.engine.begin() as connection:
+        other = write_spec(dataclasses.replace(spec("elsewhere"), checkpoint_dir="/other/root/elsewhere"))
+        connection.execute(update(SEARCHES).where(SEARCHES.c.name == "elsewhere").values(spec=other))
+        # `dike tune --resume` has gone on with it.
+        connection.execute(update(SEARCHES).where(SEARCHES.c.name == "used").values(heartbeat_s=NOW_S))
+    request = {"kind": "training", "checkpoint_dir": f"{tmp_path}/named"}
+    store.add_job(JobRecord("job", JobKind.TRAINING, "ann", "train.py", request, bundle_token="job"), b"bundle")
+    Checkpoints(store, tmp_path, NOW_S - 5 * DAY_S).remove_old(lambda: False)
+    names = ("elsewhere", "used", "not-begun", "by-its-user", "of-dike-tune", "named")
+    assert [with_checkpoints(tmp_path, name) for name in names] == [[0, 1]] * 6
+    store.change_job("job", state=JobState.KILLED)
+    Checkpoints(store, tmp_path, NOW_S - 5 * DAY_S).remove_old(lambda: False)
+    assert [with_checkpoints(tmp_path, name) for name in names] == [*[[0, 1]] * 5, [0]]
+
+
+def test_checkpoints_of_a_search_that_goes_on_at_that_moment_stay(
+    store: ServiceStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_trials(store, tmp_path, "old", (FINISHED, FAILED))
+
+    def then_reopened(record: JobRecord, search: SearchSummary) -> bool:
+        return is_own_search(record, search) and store.reopen_job(record.id, "it goes on")
+
+    monkeypatch.setattr(retention, "is_own_search", then_reopened)
+    Checkpoints(store, tmp_path, NOW_S - 5 * DAY_S).remove_old(lambda: False)
+    assert with_checkpoints(tmp_path, "old") == [0, 1]
+
+
+def test_links_keep_no_search_from_being_forgotten(store: ServiceStore, tmp_path: Path) -> None:
+    root, treasure = tmp_path / "root", tmp_path / "treasure"
+    add_trials(store, root, "old", (FINISHED, FAILED, FAILED))
+    (root / "old" / "trial-1").rename(treasure)
+    (root / "old" / "trial-1").symlink_to(treasure)
+    old = Checkpoints(store, root, NOW_S - 5 * DAY_S)
+    assert remove_old_searches(store, NOW_S - 5 * DAY_S, old) == ["old"]
+    assert (treasure / "run-0-step-1" / "dike-trial.json").is_file()
+    assert with_checkpoints(root, "old") == [0, 1], "through the link"
+    add_trials(store, root, "moved", (FINISHED, FAILED))
+    (root / "moved").rename(tmp_path / "moved")
+    (root / "moved").symlink_to(tmp_path / "moved")
+    assert remove_old_searches(store, NOW_S - 5 * DAY_S, old) == ["old", "moved"]
+    assert with_checkpoints(root, "moved") == [0, 1]

@@ -11,7 +11,7 @@ from solver import Cluster, NodeClass
 from solver.cluster import MAX_PAIRS, LinkError, PairCost
 from solver.cluster_file import read_cluster
 from solver.costs import NodeCosts, RackCosts, UniformCosts
-from solver.units import GIB, parse_bytes
+from solver.units import GIB, parse_bytes, parse_duration
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "clusters"
 GOOD = """\
@@ -73,6 +73,13 @@ def test_sizes(text: object, size: int) -> None:
 def test_what_is_no_size(text: object) -> None:
     with pytest.raises(ValueError, match="a size is"):
         parse_bytes(text)
+
+
+def test_times_are_read() -> None:
+    assert [parse_duration(text) for text in ("30d", "1.5 h", "90min", "45s")] == [2_592_000, 5400, 5400, 45]
+    for text in ("", "30", "d", "-1d", "1w", "1d 2h", "inf d"):
+        with pytest.raises(ValueError, match="a time is a number with d, h, min or s behind it"):
+            parse_duration(text)
 
 
 @pytest.mark.parametrize(

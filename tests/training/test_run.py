@@ -21,7 +21,7 @@ from dike.task import TaskSpec
 from framework.embedded.agents import AgentSpec
 from framework.embedded.cluster import EmbeddedCluster
 from solver import Plan
-from tests.running import DEADLINE_S, Running
+from tests.running import DEADLINE_S, Running, run_dike
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.mesos, pytest.mark.tensorflow, pytest.mark.timeout(600)]
@@ -271,6 +271,7 @@ def test_a_master_that_is_restarted_is_found_again(tmp_path: Path, v1_script: Pa
 def test_ctrl_c_ends_everything(tmp_path: Path, v1_script: Path, mesos: EmbeddedCluster) -> None:
     run = dike_run(tmp_path, "--master", mesos.master, "--max-workers", "1", v1_script, "1000000")
     run.wait_for_text("worker:0 running")
+    assert "left alone: 1 (something runs there)" in run_dike("clean", "--older-than", "0s", cwd=tmp_path).stdout
     run.process.send_signal(signal.SIGINT)
     run.result(exit_code=130)
     # It does not wait for ever: an import of TensorFlow may outlast its patience, but not Mesos'.
@@ -364,6 +365,10 @@ def test_a_module_finds_its_package_its_data_and_what_it_wrote_before_a_restart(
     assert (outputs / "notes.txt").read_text() == "attempt\nattempt\n"
     assert f"outputs are in {outputs} (2 files" in run.log
     assert "outputs left behind (--outputs-limit is 50.0 KiB): large: 100000 bytes, over the limit" in run.log
+    cleaned = run_dike("clean", "--older-than", "0s", "--yes", cwd=package)
+    assert cleaned.stdout.splitlines()[-1].startswith("dike: removed: ")
+    assert checkpoints_below(package) == []
+    assert (outputs / "notes.txt").is_file()
     # The reading of the model left nothing in the user's folder.
     assert sorted(path.name for path in package.iterdir()) == [
         *("data", "dike-runs", "lib", "stderr", "stdout", "trainer")

@@ -22,8 +22,8 @@
 | GET /jobs/{id}/losses?trial=&limit= | LossList; 404 for a training job | all |
 | GET /cluster | ClusterView | all |
 
-Besides, without a token: `GET /healthz` (Health, 200 or 503), `GET /metrics` (Prometheus text), `GET /sign-in`
-(SignIn), `GET /` (the page).
+Besides, without a token: `GET /healthz` (Health, 200 or 503), `GET /metrics` (Prometheus text; by user with a token),
+`GET /sign-in` (SignIn), `GET /` (the page).
 
 Everything else needs `Authorization: Bearer TOKEN`, or a proxy that says who asks
 (`framework.service.api.backend.Proxy`). Every answer of 400 and above is a Problem: `{"detail": "..."}`.

@@ -26,6 +26,8 @@ from framework.service.users import TokenExpiredError, User, Users
 FOLLOWER_LIMIT = 64
 """How many clients may follow outputs at a time; each asks the database twice a second."""
 
+_BEARER = HTTPBearer(auto_error=False, description="A token that the service's operator has given out.")
+
 
 OWN_HEADER = "X-Requested-With"
 """Whoever is signed in by a proxy has to send it to change something: a page of another site can have a browser send it
@@ -144,10 +146,7 @@ def _backend(request: Request) -> Backend:
 async def _signed_in(
     request: Request,
     backend: Annotated[Backend, Depends(_backend)],
-    credentials: Annotated[
-        HTTPAuthorizationCredentials | None,
-        Security(HTTPBearer(auto_error=False, description="A token that the service's operator has given out.")),
-    ],
+    credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)],
 ) -> User:
     if credentials is None and backend.proxy is not None and backend.proxy.has_sent(request):
         return backend.proxy.user(request, backend.users)
@@ -164,6 +163,14 @@ async def _signed_in(
 def _unknown(detail: str) -> HTTPException:
     """A 401 that says more than that there is no token, or nobody's; clients are to show it."""
     return HTTPException(401, detail, {"WWW-Authenticate": 'Bearer error="invalid_token"'})
+
+
+async def _signed_in_if_at_all(
+    request: Request,
+    backend: Annotated[Backend, Depends(_backend)],
+    credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)],
+) -> User | None:
+    return None if credentials is None else await _signed_in(request, backend, credentials)
 
 
 def _job(
@@ -200,5 +207,6 @@ def is_of(job: JobRecord, user: User) -> bool:
 
 Service = Annotated[Backend, Depends(_backend)]
 SignedIn = Annotated[User, Depends(_signed_in)]
+MaybeSignedIn = Annotated[User | None, Depends(_signed_in_if_at_all)]
 Job = Annotated[JobRecord, Depends(_job)]
 OwnJob = Annotated[JobRecord, Depends(_own_job)]

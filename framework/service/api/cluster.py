@@ -12,9 +12,9 @@ from framework.scheduler.amounts import total
 from framework.scheduler.offer_pool import LastOffer
 from framework.scheduler.records import TaskRecord
 from framework.scheduler.session import is_on_this_machine, this_machine
-from framework.service.api.backend import Service, SignedIn
+from framework.service.api.backend import MaybeSignedIn, Service, SignedIn
 from framework.service.api.cluster_schemas import AgentView, ClusterView, Health
-from framework.service.api.schemas import Me, SignIn
+from framework.service.api.schemas import Me, Problem, SignIn
 
 LOOP_LIMIT_S = 60.0
 """The loop goes round many times a second; one that has not for so long hangs."""
@@ -72,10 +72,17 @@ def healthz(service: Service) -> Response:
     return JSONResponse(health.model_dump(), 200 if status == "ok" else 503)
 
 
-@open_router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
-def metrics(service: Service) -> Response:
-    """What the service counts, in Prometheus' text format."""
-    return Response(service.metrics.text(), media_type="text/plain; version=1.0.0; charset=utf-8")
+@open_router.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {}}}, 401: {"model": Problem, "description": "The token is nobody's."}},
+    # Beside the token that the document has by itself: none will do, too.
+    openapi_extra={"security": [{}]},
+)
+def metrics(service: Service, user: MaybeSignedIn) -> Response:
+    """What the service counts, in Prometheus' text format; by user only for whoever is signed in."""
+    text = service.metrics.text(by_user=user is not None)
+    return Response(text, media_type="text/plain; version=1.0.0; charset=utf-8")
 
 
 def _agent(facts: AgentFacts, offer: LastOffer | None, tasks: list[TaskRecord]) -> AgentView:
