@@ -32,7 +32,7 @@ test-thorough: lint
 	$(PYTEST) --hypothesis-profile thorough
 
 fuzz: $(VENV)/.installed-test
-	$(PYTEST) --hypothesis-profile fuzz $(wildcard tests/*/test_*fuzz*.py)
+	$(PYTEST) --timeout 0 --hypothesis-profile fuzz $(wildcard tests/*/test_*fuzz*.py)
 
 chaos: $(VENV)/.installed-test
 	DIKE_CHAOS_KILLS=$(CHAOS_KILLS) $(BIN)/python -m pytest -s tests/faults/test_chaos.py
