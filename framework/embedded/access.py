@@ -79,7 +79,8 @@ def _random_loopback() -> str:
 
 
 def _secret_file(address: str) -> Path:
-    return cache_dir() / "mesos-secrets" / address
+    # Accounts may share a cache, but not these.
+    return cache_dir() / f"mesos-secrets-{os.getuid()}" / address
 
 
 def _write(path: Path, text: str) -> None:
