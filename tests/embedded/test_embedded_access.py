@@ -74,6 +74,8 @@ def test_frameworks_must_know_the_secret(cluster: EmbeddedCluster) -> None:
         RawFramework(cluster.master, headers={"Authorization": basic("dike", "wrong")}, principal="dike")
     with pytest.raises(PermissionError, match="401"):
         RawFramework(cluster.master, headers={})
+    # Drivers that speak libprocess would have to authenticate by SASL, which the library has not.
+    assert cluster.state()["flags"]["authenticate_frameworks"] == "true"
     framework = RawFramework(cluster.master)
     framework.launch("secret", {"value": "true"})
     framework.wait_for("secret", "TASK_FINISHED")
