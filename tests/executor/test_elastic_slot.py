@@ -5,6 +5,9 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +27,9 @@ from tests.executor.slot_seen import HERE, STANDIN, SeenSlot, wait_gone
 pytestmark = pytest.mark.integration
 
 TOKEN = "t" * 32
-TASK = TaskSpec("job", Role.WORKER, 0, {"ps": ["h:1"], "worker": ["h:2"]}, Api.GRAPH, checkpoint_dir="/checkpoints")
+# Of the process that runs the tests: others may run them, too.
+CHECKPOINTS = Path(tempfile.gettempdir(), f"dike-test-elastic-{os.getpid()}")
+TASK = TaskSpec("job", Role.WORKER, 0, {"ps": ["h:1"], "worker": ["h:2"]}, Api.GRAPH, checkpoint_dir=str(CHECKPOINTS))
 
 
 def task(attempt: int) -> TaskSpec:
@@ -84,6 +89,12 @@ class ElasticProcess(SeenSlot[ElasticStatus]):
         return [update["state"] for update in self.updates]
 
 
+@pytest.fixture(autouse=True)
+def no_checkpoints_yet() -> Iterator[None]:
+    yield
+    shutil.rmtree(CHECKPOINTS, ignore_errors=True)
+
+
 @pytest.fixture(scope="module")
 def bundle_url() -> Iterator[str]:
     with bundle.BundleServer({TOKEN: bundle.pack(HERE / "job_script.py")}.get, "127.0.0.1") as server:
@@ -121,7 +132,7 @@ def test_one_attempt_makes_place_for_the_next(opened: Open) -> None:
     end = slot.end_of(0)
     assert end.outcome.exit_code == 143
     assert end.outcome.tail == "attempt 0 begins\nattempt 0 leaves\n"
-    assert {"type": "checkpoint", "path": "/checkpoints", "step": 0} in slot.reports
+    assert {"type": "checkpoint", "path": str(CHECKPOINTS), "step": 0} in slot.reports
     assert slot.runs(1) != first
     assert not psutil.pid_exists(first)
     slot.wants(None, known=(0,))
@@ -329,7 +340,7 @@ def test_the_real_zygote_gives_each_attempt_what_is_its_own(opened: Open) -> Non
         assert its["task"]["attempt"] == attempt
         assert its["tf_config"]["task"] == {"type": "worker", "index": 0}
         assert (its["name"], its["argv"], its["a"]) == ("__main__", ["look_script.py", "--flag"], "b")
-        assert its["checkpoints"] == "/checkpoints"
+        assert its["checkpoints"] == str(CHECKPOINTS)
         assert its["visible_gpus"] == "-1"
         assert its["save_timeout_s"] == 60
     assert seen[0]["random"] != seen[1]["random"]
