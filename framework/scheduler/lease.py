@@ -35,6 +35,8 @@ _START_TOLERANCE_S = 1.0
 """Two readings of a process' start may differ by a correction of the clock."""
 _NAME_LENGTH = 200
 _AT_A_TIME = 1000  # a statement takes only so many values
+_own_tokens: set[str] = set()
+"""Of the leases that this process holds; one that it could not give back, for want of a disk, is nobody's."""
 
 
 def lease_columns() -> list[Column[Any]]:
@@ -117,13 +119,18 @@ class Lease:
             BadInputError: if another process holds it.
         """
         said = ""
-        while held := self._try():
-            if wait is None:
-                raise BadInputError(held)
-            if held != said:
-                wait(held)
-            said = held
-            time.sleep(HEARTBEAT_S)
+        _own_tokens.add(self._token)
+        try:
+            while held := self._try():
+                if wait is None:
+                    raise BadInputError(held)
+                if held != said:
+                    wait(held)
+                said = held
+                time.sleep(HEARTBEAT_S)
+        except BaseException:
+            _own_tokens.discard(self._token)
+            raise
         self._heartbeat.keep(self)
 
     def give_back(self, last_sign_s: float | None = None) -> None:
@@ -134,6 +141,7 @@ class Lease:
         """
         self._ended.set()
         self._heartbeat.drop(self)
+        _own_tokens.discard(self._token)
         sign = {} if last_sign_s is None else {"heartbeat_s": last_sign_s}
         with self._engine.begin() as connection:
             connection.execute(_held_rows([self]).values(owner=None, **sign))
@@ -278,6 +286,8 @@ def is_held(holder: Row[Any], now_s: float) -> bool:
     try:
         process = psutil.Process(holder.owner_pid)
         is_same = abs(process.create_time() - holder.owner_started_s) < _START_TOLERANCE_S
+        if is_same and process.pid == os.getpid():
+            return holder.owner in _own_tokens
         return is_same and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False

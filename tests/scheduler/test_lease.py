@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import delete, update
+from sqlalchemy.exc import OperationalError
 
+from dike.exceptions import BadInputError
 from framework.mesos.driver import Driver, FrameworkSettings
 from framework.mesos.events import EventScheduler
 from framework.scheduler import lease
@@ -148,3 +150,22 @@ def test_what_tasks_write_can_be_kept(url: str) -> None:
         recorder.output("worker:0", "stdout", "a\0b \U0001f600")
         recorder.write()
         assert [chunk.text for chunk in store.history.output("job")] == ["a\ufffdb \U0001f600"]
+
+
+def test_a_lease_that_could_not_be_given_back_is_nobody_s(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OperationalError("UPDATE", {}, Exception("database or disk is full"))
+
+    with closing(Store(url)) as store:
+        store.create_search(search_spec(Path("nowhere"), trials=1))
+        name = store.spec.name
+        held = store.lock(name)
+        held.__enter__()
+        with closing(Store(url)) as other, pytest.raises(BadInputError, match="is being run by process"):
+            other.lock(name).__enter__()
+        with monkeypatch.context() as patch:
+            patch.setattr(lease, "_held_rows", full)
+            with pytest.raises(BadInputError, match="cannot be used"):
+                held.__exit__(None, None, None)
+        with store.lock(name):
+            pass
