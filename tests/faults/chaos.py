@@ -263,7 +263,12 @@ class Chaos:
             return "(none there)"
         with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError):
             sandbox = Path(self._random.choice(executors).environ()["MESOS_SANDBOX"])
-            shutil.rmtree(sandbox, ignore_errors=True)
+            # The folder itself stays: without it an agent that is started again ends by a check of Mesos' own.
+            for path in sandbox.iterdir():
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
             return sandbox.name
         return "(gone already)"
 
