@@ -2,7 +2,7 @@
 # make test   install the test needs and run everything that CI runs
 # make test-fast      the tests that start no process, open no socket and are not slow: a loop of a minute
 # make test-thorough  everything, with all examples of all properties, other ones each time
-# make fuzz   tens of thousands of made-up command lines, requests, files and messages, other ones each time
+# make fuzz   more than 10,000 made-up command lines, requests, files and messages, other ones each time
 # make bench-solver   measure all that is claimed of the solver; writes benchmarks/results/solver.md
 # make bench-search   measure all that is claimed of searches; writes benchmarks/results/search.md
 # make chaos  a random fault every few seconds while jobs run, CHAOS_KILLS times; prints what it does

@@ -26,7 +26,7 @@ _COMMON: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthChe
 settings.register_profile("fast", max_examples=10, derandomize=True, **_COMMON)
 settings.register_profile("standard", max_examples=40, derandomize=True, **_COMMON)
 settings.register_profile("thorough", max_examples=100, derandomize=False, print_blob=True, **_COMMON)
-settings.register_profile("fuzz", max_examples=1000, derandomize=False, print_blob=True, **_COMMON)
+settings.register_profile("fuzz", max_examples=400, derandomize=False, print_blob=True, **_COMMON)
 settings.load_profile("standard")
 
 _OPEN_MARKS = ("integration", "mesos", "tensorflow", "gpu")
