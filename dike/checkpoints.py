@@ -11,6 +11,7 @@ import glob
 import hashlib
 import json
 import os
+import re
 import sys
 import time
 import zlib
@@ -33,6 +34,7 @@ JOB = "dike-job.json"
 SUMS = "dike-sums.json"
 """File in a checkpoint folder that notes size and CRC-32 of the files of each of the job's checkpoints."""
 _READ_BYTES = 1 << 20
+_FULL = re.compile(r"no space left|quota", re.IGNORECASE)
 ROOM_TIMEOUT_S = 600.0
 ROOM_POLL_S = 5.0
 """How long something is waited for on a full disk, and how often it is tried."""
@@ -129,6 +131,14 @@ def first_step(task: TaskSpec, step: int) -> int:
     return step
 
 
+def written(write: Callable[[], object], *, is_last: bool) -> bool:
+    """Writes a checkpoint, whether it was written: the last one waits for room, after the others comes another one."""
+    if not is_last:
+        return unless_full(write)
+    wait_for_room(write)
+    return True
+
+
 def unless_full(write: Callable[[], object]) -> bool:
     """Writes a checkpoint, if the disk has room for it, and says so where it has none; whether it was written."""
     try:
@@ -172,11 +182,21 @@ def _is_full(error: Exception) -> bool:
         return False
     import tensorflow as tf
 
-    return isinstance(error, tf.errors.ResourceExhaustedError)
+    # The same error stands for the memory of a GPU.
+    return isinstance(error, tf.errors.ResourceExhaustedError) and bool(_FULL.search(str(error)))
 
 
 def _first_line(error: Exception) -> str:
     return (getattr(error, "strerror", None) or str(error)).partition("\n")[0]
+
+
+def unseal(path: str) -> None:
+    """Forgets what is noted of a checkpoint that is about to be written anew under the same name."""
+    folder, name = os.path.split(path)
+    if not _is_remote(path) and (sums := _sums(folder)):
+        kept = {file: noted for file, noted in sums.items() if not file.startswith(f"{name}.")}
+        if kept != sums:
+            _write(folder, SUMS, kept)
 
 
 def seal(path: str) -> None:
@@ -234,10 +254,13 @@ def file_sum(path: str, *, sync: bool = False) -> tuple[int, int]:
 
 
 def sync(path: str) -> None:
-    """What a local file or folder holds outlives the machine."""
+    """What a local file or folder holds outlives the machine, where its file system can do that."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
+            raise
     finally:
         os.close(descriptor)
 
@@ -265,7 +288,11 @@ def _number(path: str) -> int:
 
 
 def _problem(path: str) -> str:
-    """Why a checkpoint cannot be gone on from; empty if it can."""
+    """Why a checkpoint cannot be gone on from; empty if it can.
+
+    Raises:
+        OSError, tf.errors.OpError: if the storage cannot tell.
+    """
     import tensorflow as tf
 
     files, damaged = _files(path), f"checkpoint '{path}' is damaged"
@@ -281,9 +308,10 @@ def _problem(path: str) -> str:
         reader = tf.train.load_checkpoint(path)
         for name in reader.get_variable_to_shape_map() if files else ():
             reader.get_tensor(name)
-    except OSError as error:
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         return f"{damaged}: {error.filename}: {error.strerror}"
-    except (tf.errors.OpError, ValueError) as error:
+    except (tf.errors.DataLossError, tf.errors.NotFoundError, tf.errors.OutOfRangeError, ValueError) as error:
+        # Not a storage that cannot be reached for a while: the next attempt may read what is there.
         return f"{damaged}: {_first_line(error)}"
     return ""
 

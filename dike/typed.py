@@ -31,7 +31,7 @@ def _object(kind: Any, values: Any, where: str) -> Any:
         raise ValueError(f"{where} is no object")
     hints = _hints(kind)
     if unknown := sorted(set(values) - set(hints)):
-        raise ValueError(f"{where} has no field '{unknown[0]}'")
+        raise ValueError(f"{where} has no field {unknown[0]!r}")
     read_values = {name: _value(hints[name], value, f"{where}.{name}") for name, value in values.items()}
     try:
         return kind(**read_values)

@@ -64,7 +64,7 @@ def test_the_unit_starts_what_there_is(unit: dict[str, dict[str, list[str]]]) ->
     assert (program, command) == ("/opt/dike/bin/dike", "serve")
     assert options_in(start)
     assert options_in(start) <= options_of_serve()
-    # SIGHUP is what `Users.reloading_on_hangup` waits for.
+    # SIGHUP is what `Users.kept_current` waits for.
     assert service["ExecReload"] == ["/bin/kill -HUP $MAINPID"]
     # Without these the service could not write to what it is told to.
     root = re.search(r"--checkpoint-root (\S+)", start)

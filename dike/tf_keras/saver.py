@@ -57,6 +57,7 @@ class SavedFit:
         self._model = model
         self._done = 0
         self._placed = False
+        self._epochs = 0
         self.epoch = self.batch = 0
         if task.checkpoint_dir:
             fencing.claim(task)
@@ -82,6 +83,7 @@ class SavedFit:
 
     def report_total(self, first: int, epochs: int) -> None:
         """Reports the step at which epoch `first` and those after it will be done."""
+        self._epochs = epochs
         reporter().total(self._step + max(0, epochs - first) * self._per_epoch - self.batch)
 
     def with_all_epochs(self, history: Any) -> Any:
@@ -138,7 +140,7 @@ class SavedFit:
             else:
                 self._cluster.coordinator.done()  # raises what ended the training, such as the loss of a ps
 
-    def _save(self) -> None:
+    def _save(self, *, is_last: bool = False) -> None:
         step = self._step
         if self._manager is not None:
             position = {"epoch": self.epoch, "batch": self.batch}
@@ -146,12 +148,13 @@ class SavedFit:
             self._state.assign(json.dumps(state))
             fencing.check(self._cluster.task)
             self._saved_s = time.monotonic()
-            checkpoints.unless_full(lambda: self._write(step))
+            checkpoints.written(lambda: self._write(step), is_last=is_last)
         if termination.requested:
             termination.leave()
 
     def _write(self, step: int) -> None:
         assert self._manager is not None
+        checkpoints.unseal(f"{self._manager.directory}/ckpt-{step}")
         path = self._manager.save(checkpoint_number=step, options=self._options)
         checkpoints.seal(path)
         self._saved_s = time.monotonic()
@@ -165,7 +168,7 @@ class SavedFit:
             self._history.setdefault(name, []).append(float(value))
         self._history_epochs.append(epoch)
         self.epoch, self.batch = epoch + 1, 0
-        self._save()
+        self._save(is_last=self.epoch >= self._epochs)
 
     def callback(self) -> Any:
         """Tells this where the training is."""

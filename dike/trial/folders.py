@@ -141,8 +141,11 @@ def to_fill(path: str) -> Iterator[str]:
         make_private(path)
         try:
             yield path
-        except OSError:
+        except BaseException:
+            # Half of it would take the room of the next.
             shutil.rmtree(path, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                os.rmdir(os.path.dirname(path.rstrip("/")))
             raise
         return
     gfile = _gfile(path)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from dike import randomness
+from dike.checkpoints import wait_for_room
 from dike.exceptions import BadInputError
 from dike.trial import folders
 from dike.trial.runtime import TrialRuntime, runtime
@@ -88,7 +89,7 @@ class _ScriptTrial:
                 "The script calls dike.checkpoint twice; call it once, with functions that save and restore everything."
             )
         self._hooks = hooks
-        self._trial.save_at_end = lambda: self._trial.unless_full(lambda: self._save(hooks, self._trial.step))
+        self._trial.save_at_end = lambda: wait_for_room(lambda: self._save(hooks, self._trial.step))
         step = self._restore(hooks)
         self._trial.training(preemptible=True)
         return step

@@ -55,7 +55,8 @@ def known_access(address: str) -> ClusterAccess | None:
         return None
     try:
         return ClusterAccess(address, _secret_file(address).read_text(encoding="ascii"))
-    except FileNotFoundError:
+    except (OSError, UnicodeDecodeError):
+        # Not there, or in a cache that is none of ours: so is the Mesos.
         return None
 
 

@@ -170,6 +170,7 @@ class EmbeddedCluster:
             # Nothing is left by now, unless someone has killed the supervisor; then the system ended the daemons.
             for pid in task_processes(str(self.work_dir)):
                 send(pid, signal.SIGKILL)
+            self.access.secret_file.unlink(missing_ok=True)
         if self._named_work_dir is None and self.work_dir != Path():
             shutil.rmtree(self.work_dir, ignore_errors=True)
 

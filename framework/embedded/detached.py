@@ -45,7 +45,7 @@ class DetachedCluster:
     supervisor_pid: int
     supervisor_started: float
     agent_pids: dict[str, int]
-    secret_file: str
+    secret_file: str = ""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[\w.-]+:[0-9]{1,5}", self.master) or not 0 < self.supervisor_pid < 2**31:
@@ -98,8 +98,8 @@ def find() -> DetachedCluster | None:
         return None
     except (ValueError, RecursionError) as error:
         raise DikeError(
-            f"The file {_state_file()} is damaged ({error}): remove it; a Mesos that is still up ends with "
-            "`pkill -f embedded/supervisor.py`."
+            f"The file {_state_file()} is damaged ({error}): remove it; a Mesos that is still up ends with the process "
+            f"that has {_work_dir()} on its command line."
         ) from error
     return cluster if cluster.is_up() else None
 

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from dike.exceptions import BadInputError, DikeError
-from framework.embedded.access import PRIVATE_FILE, PRIVATE_FOLDER, ROOT
+from framework.embedded.access import ROOT
 from framework.embedded.elf import PATCH_VERSION, ElfError, make_loadable
 from framework.user_folders import cache_dir, file_lock
 
@@ -23,6 +23,7 @@ ARCHIVE_SHA256 = "1d376f20bca6d05ee8b90c1c123a452b28753497ccc2f1c80ea3ac94c12e8f
 MODULE_SUFFIX = "mesos/scheduler/_scheduler.so"
 FILE_VARIABLE = "DIKE_MESOS_FILE"
 """Environment variable that names a local copy of the archive, for machines without a package index."""
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 CONNECT_TIMEOUT_S = 15.0
 READ_TIMEOUT_S = 60.0
 
@@ -71,7 +72,7 @@ def ensure_library() -> Path:
                     "there: name another with DIKE_CACHE."
                 )
             if not _only_we_write(target.parent):
-                target.parent.chmod(PRIVATE_FOLDER)
+                target.parent.chmod(stat.S_IMODE(target.parent.stat().st_mode) & ~OTHERS_WRITE)
                 # Whoever could write there may have done so.
                 target.unlink(missing_ok=True)
             if not _only_we_write(target):
@@ -89,7 +90,8 @@ def _only_we_write(path: Path) -> bool:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         return False
-    return status.st_uid in (os.getuid(), ROOT) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    is_ours = status.st_uid in (os.getuid(), ROOT) and not status.st_mode & OTHERS_WRITE
+    return is_ours and os.access(path, os.R_OK)
 
 
 def _make(target: Path) -> None:
@@ -101,7 +103,7 @@ def _make(target: Path) -> None:
             draft.write_bytes(make_loadable(_read_module(archive)))
         except (ElfError, tarfile.TarError) as error:
             raise DikeError(f"The Mesos file {archive.name} could not be made loadable: {error}.") from error
-        draft.chmod(PRIVATE_FILE)
+        draft.chmod(0o644)  # No secret: accounts may share what root has made.
         draft.replace(target)
 
 

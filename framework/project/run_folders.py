@@ -6,6 +6,7 @@ Scripts write there, so nothing in them is believed, and no link is followed on 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -17,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dike.checkpoints import CLAIM
+from dike.checkpoints import CLAIM, make_private
 from dike.exceptions import BadInputError
 from executor import outputs
 
@@ -86,26 +87,24 @@ class RunFolders:
 
     def remove(self, *path: str) -> None:
         """Removes the checkpoints in a folder, and the folder where nothing else is in it."""
-        with self._opened() as root, self._opened(*path) as folder:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(TRASH, 0o700, dir_fd=root)
-            with _folder_in(root, TRASH) as trash:
-                place = secrets.token_hex(8)
-                os.mkdir(place, 0o700, dir_fd=trash)
-                for name in self._doomed(folder):
-                    os.rename(name, f"{place}/{name}", src_dir_fd=folder, dst_dir_fd=trash)
-                # Follows no link, wherever below.
-                shutil.rmtree(place, dir_fd=trash)
-            with contextlib.suppress(OSError):
-                os.rmdir(TRASH, dir_fd=root)
+        with self._opened() as root, self._opened(*path) as folder, _trash_in(root) as trash:
+            place = secrets.token_hex(8)
+            os.mkdir(place, 0o700, dir_fd=trash)
+            for name in self._doomed(folder):
+                os.rename(name, f"{place}/{name}", src_dir_fd=folder, dst_dir_fd=trash)
+            # Follows no link, wherever below.
+            shutil.rmtree(place, dir_fd=trash)
         for end in range(len(path), 0, -1):
             with self._opened(*path[: end - 1]) as above, contextlib.suppress(OSError):
                 os.rmdir(path[end - 1], dir_fd=above)  # Unless something is left in it.
 
     def empty_trash(self) -> None:
         """Removes what an earlier removal has moved and not come to remove."""
-        with self._opened() as root, contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(TRASH, dir_fd=root)
+        with self._opened() as root:
+            if TRASH in os.listdir(root):
+                with _trash_in(root) as trash:
+                    for place in os.listdir(trash):
+                        shutil.rmtree(place, dir_fd=trash)
 
     def claimed_by(self, name: str) -> str | None:
         """The job whose chief has last claimed a run's folder; None if none has, or that cannot be read."""
@@ -173,15 +172,13 @@ def in_use(folder: Path, run: str, *, make: bool) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         try:
             if make:
-                folder.mkdir(parents=True, exist_ok=True)
+                make_private(str(folder))
             with contextlib.suppress(FileNotFoundError):
-                flags = os.O_RDWR | os.O_CREAT if make else os.O_RDWR
+                # A link in its place leads to a file of somebody's.
+                flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | (os.O_CREAT if make else 0)
                 file = os.open(folder / LOCK, flags, 0o644)
                 stack.callback(os.close, file)
-                # Waits for `dike clean` to come to its end.
-                fcntl.flock(file, fcntl.LOCK_SH)
-                os.ftruncate(file, 0)
-                os.write(file, f"{run}\n".encode())
+                _mark(file, folder / LOCK, run)
         except OSError as error:
             raise BadInputError(
                 f"Checkpoints cannot be written to {folder}: {error.strerror}; name another folder with "
@@ -194,6 +191,16 @@ def in_use(folder: Path, run: str, *, make: bool) -> Iterator[None]:
                 if make and os.listdir(folder) == [LOCK]:
                     os.unlink(folder / LOCK)
                     os.rmdir(folder)
+
+
+def _mark(file: int, path: Path, run: str) -> None:
+    # Waits for `dike clean` to come to its end.
+    if _lock(file, fcntl.LOCK_SH):
+        os.ftruncate(file, 0)
+        os.write(file, f"{run}\n".encode())
+    else:
+        # `dike clean` could not see that the run goes on, and leaves folders without such a file alone.
+        path.unlink(missing_ok=True)
 
 
 def _files(folder: int, name: str) -> Iterator[os.stat_result]:
@@ -217,6 +224,38 @@ def _folder_in(folder: int, name: str) -> Iterator[int]:
         yield opened
     finally:
         os.close(opened)
+
+
+@contextlib.contextmanager
+def _trash_in(root: int) -> Iterator[int]:
+    """The trash of a folder, made if need be, for one process at a time; removed afterwards if it is empty."""
+    while True:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(TRASH, 0o700, dir_fd=root)
+        with contextlib.ExitStack() as stack:
+            try:
+                trash = stack.enter_context(_folder_in(root, TRASH))
+                _lock(trash, fcntl.LOCK_EX)
+                is_there = os.stat(TRASH, dir_fd=root).st_ino == os.fstat(trash).st_ino
+            except FileNotFoundError:
+                is_there = False
+            if is_there:
+                yield trash
+                with contextlib.suppress(OSError):
+                    os.rmdir(TRASH, dir_fd=root)
+                return
+        # Another process has removed it between two of these steps.
+
+
+def _lock(file: int, how: int) -> bool:
+    """Locks an open file; whether its file system can do that."""
+    try:
+        fcntl.flock(file, how)
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
+        return False
+    return True
 
 
 def _small_text(folder: int, name: str) -> str:

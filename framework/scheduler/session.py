@@ -87,7 +87,7 @@ class MesosAccess:
             embedded = known_access(found.host)
             credentials = None if embedded is None else embedded.credentials
             if self.principal is not None:
-                credentials = (self.principal, self.secret or "")
+                credentials = None if self.secret is None else (self.principal, self.secret)
             yield LeadingMaster(dataclasses.replace(found, credentials=credentials))
 
     def settings(self, name: str, master: LeadingMaster, **more: Any) -> FrameworkSettings:

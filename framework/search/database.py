@@ -27,6 +27,7 @@ from sqlalchemy.exc import (
 )
 from sqlalchemy.schema import CreateColumn
 
+from dike.checkpoints import make_private
 from dike.exceptions import BadInputError
 from framework.scheduler.journal import StorageUnavailableError
 from framework.search.tables import METADATA, SEARCHES
@@ -97,7 +98,7 @@ def open_database(url: str, *, must_exist: bool = False, private: bool = False, 
             )
         try:
             if path.parent == DEFAULT_FOLDER:
-                path.parent.mkdir(exist_ok=True)
+                make_private(str(path.parent))
         except OSError as error:
             raise BadInputError(f"The folder of the storage {path} cannot be made: {error.strerror}.") from error
         if not path.parent.is_dir():

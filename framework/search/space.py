@@ -73,7 +73,7 @@ def check_space(space: Sequence[Parameter]) -> None:
         name = parameter.name
         if not _NAME.fullmatch(name):
             raise BadInputError(
-                f"'{name}' cannot be the name of a parameter: a name is letters, digits, '_' and '-', a letter first."
+                f"{name!r} cannot be the name of a parameter: a name is letters, digits, '_' and '-', a letter first."
             )
         if (spelled := name.replace("-", "_")) in seen:
             raise BadInputError(f"The parameter '{name}' is given twice; give all its values at once.")
@@ -161,7 +161,7 @@ def _check_choices(parameter: Parameter) -> None:
             raise BadInputError(f"The parameter '{parameter.name}' has the value {value}, which nobody can train with.")
         # True equals 1 and 1 equals 1.0: samplers could not tell them apart.
         if value in seen:
-            raise BadInputError(f"The parameter '{parameter.name}' has the value {value} twice; leave one out.")
+            raise BadInputError(f"The parameter '{parameter.name}' has the value {value!r} twice; leave one out.")
         seen.add(value)
 
 

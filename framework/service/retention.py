@@ -217,7 +217,8 @@ class Checkpoints:
             return None
         try:
             content = self._folders.content(*path)
-            if content is None or content.changed_s >= self._before_s:
+            # Asked again: to look at all files may have taken long.
+            if content is None or content.changed_s >= self._before_s or self._is_named(*path):
                 return None
             self._folders.remove(*path)
         except OSError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import stat
 import time
 from contextlib import closing
 from pathlib import Path
@@ -201,3 +202,20 @@ def test_what_cannot_be_removed_is_said(runs: Path, monkeypatch: pytest.MonkeyPa
     (runs / TRASH).symlink_to(runs.parent)
     with pytest.raises(DikeError, match=rf"What is in dike-runs/{TRASH} cannot be removed: "):
         clean("--yes")
+
+
+def test_a_run_s_folder_is_for_its_own_account_and_its_mark_no_link(tmp_path: Path) -> None:
+    previous = os.umask(0)
+    try:
+        with in_use(tmp_path / "runs" / "train-1", "train-1", make=True):
+            assert [stat.S_IMODE(one.stat().st_mode) for one in (tmp_path / "runs", tmp_path / "runs" / "train-1")] == [
+                0o700,
+                0o700,
+            ]
+    finally:
+        os.umask(previous)
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / LOCK).symlink_to(tmp_path / "precious")
+    with pytest.raises(BadInputError, match="Checkpoints cannot be written"), in_use(tmp_path, "train-2", make=True):
+        pass
+    assert (tmp_path / "precious").read_text() == "precious"

@@ -140,7 +140,7 @@ class Chaos:
             self._kinds |= {
                 "zygote killed": lambda: self._kill_one(stage.zygotes()),
                 "trial killed": lambda: self._kill_one(stage.trials()),
-                "newest checkpoint cut short, its trial killed": self._truncate_checkpoint,
+                "newest checkpoint cut short, a trial killed": self._truncate_checkpoint,
             }
         if has_disks:
             self._kinds |= {
@@ -164,8 +164,14 @@ class Chaos:
             if number + 1 < count and self._random.random() < SECOND_BLOW:
                 time.sleep(self._random.uniform(0.0, PATIENCE_S))
                 continue
-            self._stage.wait_until(lambda seen=gap: seen.is_over(self._progress()), kind, RECOVERY_DEADLINE_S)
+            self._stage.wait_until(lambda seen=gap: self._has_recovered(seen), kind, RECOVERY_DEADLINE_S)
             self.standstills[kind].append(gap.longest_s)
+
+    def _has_recovered(self, gap: Standstill) -> bool:
+        if self._stage.service_pid is None:
+            # It ends where its disk is full; an init system would start it again.
+            self._stage.start_service()
+        return gap.is_over(self._progress())
 
     def table(self) -> str:
         """Kind, how many, and seconds without progress, as a table in Markdown."""
@@ -235,10 +241,13 @@ class Chaos:
 
     def _stop_service(self) -> str:
         pid = self._stage.service_pid
-        assert pid is not None
-        os.kill(pid, signal.SIGSTOP)
-        time.sleep(self._pause_s)
-        os.kill(pid, signal.SIGCONT)
+        if pid is None:
+            return "(none there)"
+        # It may be on its way out.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(self._pause_s)
+            os.kill(pid, signal.SIGCONT)
         return str(pid)
 
     def _stop_master(self) -> str:
@@ -273,12 +282,12 @@ class Chaos:
         return "(gone already)"
 
     def _truncate_checkpoint(self) -> str:
-        files = (self._stage.disk("checkpoints") / "trials").glob("**/run-*/**/*.json")
-        newest = max(files, key=lambda path: path.stat().st_mtime, default=None)
-        if newest is None:
-            return "(none there)"
-        with contextlib.suppress(FileNotFoundError):  # Another has taken its place.
-            os.truncate(newest, newest.stat().st_size // 2)
+        newest = None
+        with contextlib.suppress(FileNotFoundError):  # Trials remove what they need no more.
+            files = (self._stage.disk("checkpoints") / "trials").glob("**/run-*/**/*.json")
+            newest = max(files, key=lambda path: path.stat().st_mtime, default=None)
+            if newest is not None:
+                os.truncate(newest, newest.stat().st_size // 2)
         return f"{newest} {self._kill_one(self._stage.trials())}"
 
     def _fill(self, name: str) -> str:
@@ -288,9 +297,6 @@ class Chaos:
                 filler.write(bytes(1 << 16))
         time.sleep(FULL_S)
         file.unlink()
-        if self._stage.service_pid is None:
-            self._stage.start_service()
-            return "the service ended, and was started again"
         return ""
 
     # Progress.

@@ -64,6 +64,8 @@ def test_asynchronous_training_places_saves_survives_and_resumes(tmp_path: Path)
         assert back.result["first_step"] > 230
         assert back.result["own_steps"] > 0
         assert latest_step(tmp_path / "job") >= 1000
+        # On a slow machine it has saved before its end, too.
+        older = max([older, *(message["step"] for message in job.chief.reported("checkpoint")[:-1])])
 
     # Its newest checkpoint is damaged: the one before is gone on from.
     newest = tmp_path / "job" / "checkpoints" / f"model.ckpt-{latest_step(tmp_path / 'job')}.index"

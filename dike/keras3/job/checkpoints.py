@@ -133,7 +133,7 @@ class FitCheckpoint:
         """Whether the last checkpoint is older than the job's interval."""
         return time.monotonic() - self._saved_s >= self._task.checkpoint_interval_s
 
-    def write(self, position: Position, files: Mapping[str, bytes]) -> None:
+    def write(self, position: Position, files: Mapping[str, bytes], *, is_last: bool) -> None:
         """Writes a checkpoint of the local variables."""
         if self._manager is None:
             return
@@ -145,7 +145,7 @@ class FitCheckpoint:
         newest = self._manager.latest_checkpoint
         least = 0 if newest is None else int(newest.rpartition("-")[2]) + 1
         self._saved_s = time.monotonic()
-        checkpoints.unless_full(lambda: self._save(position.step, least))
+        checkpoints.written(lambda: self._save(position.step, least), is_last=is_last)
 
     def _save(self, step: int, least: int) -> None:
         assert self._manager is not None
@@ -282,11 +282,12 @@ class FitSaver:
         if termination.requested and not self._model.stop_training:
             self.save()
 
-    def save(self, batch: int = 0) -> None:
+    def save(self, batch: int = 0, *, is_last: bool = False) -> None:
         """Writes a checkpoint, and ends the process if it was told to end.
 
         Args:
             batch: as in `save_within`; 0 where the epoch, or all of it but its end, is done.
+            is_last: whether the `fit` is over.
         """
         if self._checkpoint.is_kept:
             settle(self._callbacks)
@@ -296,7 +297,7 @@ class FitSaver:
             self.position.callbacks = self._states.save(own)
             self.position.randomness = randomness.state()
             arrays = dump_groups({_CALLBACKS: own, _DATA: data.arrays})
-            self._checkpoint.write(self.position, {**data.files, _ARRAYS: arrays})
+            self._checkpoint.write(self.position, {**data.files, _ARRAYS: arrays}, is_last=is_last)
         if termination.requested:
             termination.leave()
 

@@ -150,7 +150,7 @@ class Fit:
         position.stopped = bool(model.stop_training)
         self._script.steps = position.step
         # Callbacks may have put other weights in place, and averages are final only now.
-        saver.save()
+        saver.save(is_last=True)
         return model.history
 
     def _trace(self, step: Step, variables: ModelVariables) -> None:

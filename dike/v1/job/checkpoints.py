@@ -14,17 +14,23 @@ from dike.reporting import reporter
 from dike.task import TaskSpec
 
 
-def write(task: TaskSpec, saver: Any, session: Any, step: int) -> None:
-    """Writes the job's checkpoint of a step; called by the chief, once `fencing.check` has let it."""
+def write(task: TaskSpec, saver: Any, session: Any, step: int, *, is_last: bool = False) -> bool:
+    """Writes the job's checkpoint of a step; called by the chief, once `fencing.check` has let it.
+
+    Returns:
+        Whether it was written: a disk may be full.
+    """
+    prefix = f"{task.checkpoint_dir.rstrip('/')}/model.ckpt"
 
     def save() -> None:
         tf.io.gfile.makedirs(task.checkpoint_dir)
-        path = saver.save(session, f"{task.checkpoint_dir.rstrip('/')}/model.ckpt", global_step=step)
+        checkpoints.unseal(f"{prefix}-{step}")
+        path = saver.save(session, prefix, global_step=step)
         if path is not None:
             checkpoints.seal(path)
             reporter().checkpoint(path, step)
 
-    checkpoints.unless_full(save)
+    return checkpoints.written(save, is_last=is_last)
 
 
 def count_earlier(task: TaskSpec, saver: Any) -> None:

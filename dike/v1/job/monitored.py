@@ -109,19 +109,19 @@ class ProgressHook(tf.compat.v1.train.SessionRunHook):
             loss = self._last.get("loss")
             reporter().progress(step, loss=float(loss.mean()) if loss is not None else None)
         if self._saver is not None and step != self._saved_step:
-            self._save(session)
+            self._save(session, is_last=True)
 
     def _step(self, session: Any) -> int:
         """The step of all workers; without a global step the training runs of this one."""
         step = tf.compat.v1.train.get_global_step(session.graph)
         return int(session.run(step)) if step is not None else self._steps
 
-    def _save(self, session: Any) -> None:
+    def _save(self, session: Any, *, is_last: bool = False) -> None:
         fencing.check(self._task)
         step = self._step(session)
-        checkpoints.write(self._task, self._saver, session, step)
+        if checkpoints.write(self._task, self._saver, session, step, is_last=is_last):
+            self._saved_step = step
         self._saved_s = time.monotonic()
-        self._saved_step = step
 
 
 def _keeps(task: TaskSpec, creator: Any) -> bool:

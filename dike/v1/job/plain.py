@@ -187,7 +187,7 @@ class PlainSession:
         self.note_failure(sys.exc_info()[0])
         if self._trained and not self._failed and not self.is_inside:
             with self._entered():
-                self._save()
+                self._save(is_last=True)
 
     def note_failure(self, kind: type[BaseException] | None) -> None:
         """Remembers that a run or the script raised: the variables may be broken. The end of the data is no failure."""
@@ -272,7 +272,7 @@ class PlainSession:
         if time.monotonic() - self._saved_s >= self._task.checkpoint_interval_s:
             self._save()
 
-    def _save(self) -> None:
+    def _save(self, *, is_last: bool = False) -> None:
         if not self._task.is_chief or not self._task.checkpoint_dir:
             return
         fencing.check(self._task)
@@ -285,7 +285,7 @@ class PlainSession:
             self._saved_variables = variables
         global_step = tf.compat.v1.train.get_global_step(graph)
         step = int(self._session.run(global_step)) if global_step is not None else self._steps
-        checkpoints.write(self._task, self._saver, self._session, step)
+        checkpoints.write(self._task, self._saver, self._session, step, is_last=is_last)
         self._saved_s = time.monotonic()
 
 

@@ -14,6 +14,7 @@ import socket
 import struct
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
@@ -22,6 +23,8 @@ MAPPED_PREFIX = "0000000000000000FFFF0000"
 LOCAL, REMOTE, UID, INODE = 1, 2, 7, 9
 """Columns of these tables."""
 ROOT = 0
+LOOKS = 3
+"""How often somebody who is not found is looked for."""
 
 DT_NULL, DT_PLTRELSZ, DT_STRTAB, DT_SYMTAB, DT_JMPREL = 0, 2, 5, 6, 23
 DYNAMIC = struct.Struct("<QQ")  # tag, value
@@ -60,21 +63,29 @@ def accept_own_account(library: ctypes.CDLL) -> Any:
         raise SystemExit(f"{TABLES[0]} cannot be read, so nobody can tell whose connections come in")
     accept = Accept(("accept", ctypes.CDLL(None)))
     trusted = {os.getuid(), ROOT}
-    told: set[int] = set()
+    told: set[str] = set()
+
+    def refused(descriptor: int, why: str) -> int:
+        os.close(descriptor)
+        if why not in told:
+            told.add(why)
+            with suppress(OSError):
+                print(f"refused a connection {why}, and will refuse more", file=sys.stderr, flush=True)
+        ctypes.set_errno(errno.ECONNABORTED)
+        return -1
 
     def accept_trusted(listening: int, address: int, size: int) -> int:
         accepted: int = accept(listening, address, size)
         if accepted < 0:
             return accepted
-        uid = _uid_of_peer(accepted)
+        # No exception has a way through C++: it would take whatever came back for a connection.
+        try:
+            uid = _uid_of_peer(accepted)
+        except Exception as error:
+            return refused(accepted, f"of which nobody can tell whose it is ({type(error).__name__})")
         if uid in trusted:
             return accepted
-        os.close(accepted)
-        if uid is not None and uid not in told:
-            told.add(uid)
-            print(f"refused a connection of account {uid}, and will refuse more", file=sys.stderr, flush=True)
-        ctypes.set_errno(errno.ECONNABORTED)
-        return -1
+        return refused(accepted, "that its process has closed" if uid is None else f"of account {uid}")
 
     callback = Accept(accept_trusted)
     place = _place_of(library, b"accept")
@@ -85,10 +96,15 @@ def accept_own_account(library: ctypes.CDLL) -> Any:
 def _uid_of_peer(descriptor: int) -> int | None:
     connection = socket.socket(fileno=descriptor)
     try:
-        return uid_of_peer(connection)
-    except OSError as error:  # An exception has no way through C++: nobody is trusted instead.
-        print(f"cannot tell whose connection came in: {error}", file=sys.stderr, flush=True)
+        for _ in range(LOOKS):
+            # The table is no snapshot: while others come and go, a row may be missed.
+            if (uid := uid_of_peer(connection)) is not None:
+                return uid
         return None
+    except OSError as error:
+        if error.errno == errno.ENOTCONN:
+            return None
+        raise
     finally:
         connection.detach()
 
