@@ -5,10 +5,10 @@
 # make fuzz   more than 10,000 made-up command lines, requests, files and messages, other ones each time
 # make bench-solver   measure all that is claimed of the solver; writes benchmarks/results/solver.md
 # make bench-search   measure all that is claimed of searches; writes benchmarks/results/search.md
-# make chaos  a random fault every few seconds while jobs run, CHAOS_KILLS times; prints what it does
+# make chaos  a random fault every few seconds while jobs run, CHAOS_FAULTS times; prints what it does
 # make clean  remove all that make has made; checkpoints in dike-runs/ are left alone
 PYTHON ?= python3
-CHAOS_KILLS ?= 210
+CHAOS_FAULTS ?= 210
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
@@ -35,7 +35,7 @@ fuzz: $(VENV)/.installed-test
 	$(PYTEST) --timeout 0 --hypothesis-profile fuzz $(wildcard tests/*/test_*fuzz*.py)
 
 chaos: $(VENV)/.installed-test
-	DIKE_CHAOS_KILLS=$(CHAOS_KILLS) $(BIN)/python -m pytest -s tests/faults/test_chaos.py
+	DIKE_CHAOS_FAULTS=$(CHAOS_FAULTS) $(BIN)/python -m pytest -s tests/faults/test_chaos.py
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

@@ -11,12 +11,12 @@ from framework.embedded.cluster import EmbeddedCluster
 from tests.faults.chaos import AGENTS, ENDLESS, PAUSE_S, SHORT_PAUSE_S, Chaos, begin, small_disks
 from tests.faults.fault_stage import FaultStage
 
-KILLS = int(os.environ.get("DIKE_CHAOS_KILLS", "20"))
+FAULTS = int(os.environ.get("DIKE_CHAOS_FAULTS", "20"))
 SEED = int(os.environ.get("DIKE_CHAOS_SEED", "1"))
 NIGHTLY = 100
 """From so many kills on there is time for TensorFlow's imports, too."""
 
-pytestmark = [pytest.mark.mesos, pytest.mark.timeout(300 + 60 * KILLS)]
+pytestmark = [pytest.mark.mesos, pytest.mark.timeout(300 + 60 * FAULTS)]
 
 
 def say(text: str) -> None:
@@ -30,21 +30,21 @@ def test_everything_fails_and_nothing_is_lost(tmp_path: Path) -> None:
         FaultStage(cluster, tmp_path) as stage,
     ):
         chaos = Chaos(
-            stage, *begin(stage), SEED, say, has_disks=has_disks, pause_s=PAUSE_S if KILLS >= NIGHTLY else SHORT_PAUSE_S
+            stage, *begin(stage), SEED, say, has_disks=has_disks, pause_s=PAUSE_S if FAULTS >= NIGHTLY else SHORT_PAUSE_S
         )
-        chaos.run(KILLS)
+        chaos.run(FAULTS)
         chaos.end()
         say(chaos.table())
 
 
 @pytest.mark.tensorflow
-@pytest.mark.skipif(KILLS < NIGHTLY, reason="takes long; make chaos")
+@pytest.mark.skipif(FAULTS < NIGHTLY, reason="takes long; make chaos")
 def test_a_job_on_tensorflow_comes_to_its_end(tmp_path: Path) -> None:
     with EmbeddedCluster(AGENTS) as cluster, FaultStage(cluster, tmp_path) as stage:
         training = stage.submit_tensorflow(ENDLESS)
         stage.start_service()
         stage.wait_until(stage.diary, "the first steps")
         chaos = Chaos(stage, training, None, SEED, say)
-        chaos.run(KILLS // 5)
+        chaos.run(FAULTS // 5)
         chaos.end()
         say(chaos.table())
