@@ -310,8 +310,17 @@ def _problem(path: str) -> str:
             reader.get_tensor(name)
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         return f"{damaged}: {error.filename}: {error.strerror}"
-    except (tf.errors.DataLossError, tf.errors.NotFoundError, tf.errors.OutOfRangeError, ValueError) as error:
-        # Not a storage that cannot be reached for a while: the next attempt may read what is there.
+    except (tf.errors.OpError, ValueError) as error:
+        away = (
+            tf.errors.UnavailableError,
+            tf.errors.DeadlineExceededError,
+            tf.errors.AbortedError,
+            tf.errors.ResourceExhaustedError,
+            tf.errors.PermissionDeniedError,
+            tf.errors.UnauthenticatedError,
+        )
+        if isinstance(error, away):
+            raise  # The next attempt may read what is there.
         return f"{damaged}: {_first_line(error)}"
     return ""
 

@@ -30,7 +30,12 @@ def test_everything_fails_and_nothing_is_lost(tmp_path: Path) -> None:
         FaultStage(cluster, tmp_path) as stage,
     ):
         chaos = Chaos(
-            stage, *begin(stage), SEED, say, has_disks=has_disks, pause_s=PAUSE_S if FAULTS >= NIGHTLY else SHORT_PAUSE_S
+            stage,
+            *begin(stage),
+            SEED,
+            say,
+            has_disks=has_disks,
+            pause_s=PAUSE_S if FAULTS >= NIGHTLY else SHORT_PAUSE_S,
         )
         chaos.run(FAULTS)
         chaos.end()
