@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
+_NOT_IN_A_LINE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
 
 class DikeError(Exception):
     """Base of all errors a user can meet; `exit_code` is what the `dike` command ends with."""
@@ -10,9 +14,16 @@ class DikeError(Exception):
 
 
 class BadInputError(DikeError):
-    """The user's input cannot be used; nothing has been started."""
+    """The user's input cannot be used; nothing has been started.
+
+    Args:
+        message: the sentence; a name in it, which may be any text, is written so that it stays one line.
+    """
 
     exit_code = 2
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(_NOT_IN_A_LINE.sub(lambda found: ascii(found[0])[1:-1], message))
 
 
 class InfeasibleError(BadInputError):

@@ -175,7 +175,7 @@ class Plan:
             _check(plan)
         except KeyError as error:
             raise BadInputError(f"This is not a plan of Dike: key {error} is missing.") from error
-        except (TypeError, ValueError, AttributeError) as error:
+        except (AttributeError, OverflowError, TypeError, ValueError) as error:
             raise BadInputError(f"This is not a plan of Dike: {str(error).replace('.__init__()', '')}.") from error
         return plan
 
