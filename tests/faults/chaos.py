@@ -25,6 +25,7 @@ from tests.faults.fault_stage import FaultStage
 
 WATCH_S = 1.5
 """How long is watched at least: a job may train on for a moment after one of its processes was killed."""
+LOOK_S = 0.05
 STEADY_S = 0.5
 """Jobs of which each has trained a step within this time run again."""
 RECOVERY_DEADLINE_S = 180.0
@@ -122,6 +123,7 @@ class Chaos:
         self._search = search
         self._random = random.Random(seed)
         self._pause_s = pause_s
+        self._gap = Standstill(self._progress())
         self._say = say
         self.faults: defaultdict[str, int] = defaultdict(int)
         self.standstills: defaultdict[str, list[float]] = defaultdict(list)
@@ -157,7 +159,7 @@ class Chaos:
             self._random.shuffle(kinds)
             order += kinds
         for number, kind in enumerate(order[:count]):
-            gap = Standstill(self._progress())
+            gap = self._gap = Standstill(self._progress())
             victim = self._kinds[kind]()
             self._say(f"{number + 1}: {kind} {victim}")
             self.faults[kind] += 1
@@ -246,14 +248,14 @@ class Chaos:
         # It may be on its way out.
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGSTOP)
-            time.sleep(self._pause_s)
+            self._look_on(self._pause_s)
             os.kill(pid, signal.SIGCONT)
         return str(pid)
 
     def _stop_master(self) -> str:
         cluster = self._stage.cluster
         cluster.kill_master(signal.SIGSTOP)
-        time.sleep(self._pause_s)
+        self._look_on(self._pause_s)
         cluster.kill_master(signal.SIGCONT)
         return str(cluster.master_pid)
 
@@ -261,7 +263,7 @@ class Chaos:
         cluster = self._stage.cluster
         index = self._random.randrange(len(cluster.agents))
         cluster.kill_agent(index, signal.SIGSTOP)
-        time.sleep(self._pause_s)
+        self._look_on(self._pause_s)
         cluster.kill_agent(index, signal.SIGCONT)
         # The master has given it up and has it start anew under another id, as an init system would.
         return cluster.agents[index].name
@@ -295,9 +297,16 @@ class Chaos:
         with file.open("wb", buffering=0) as filler, contextlib.suppress(OSError):
             while True:
                 filler.write(bytes(1 << 16))
-        time.sleep(FULL_S)
+        self._look_on(FULL_S)
         file.unlink()
         return ""
+
+    def _look_on(self, seconds: float) -> None:
+        """Lets so much time pass, and sees which jobs go on meanwhile."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self._gap.is_over(self._progress())
+            time.sleep(LOOK_S)
 
     # Progress.
 
