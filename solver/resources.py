@@ -17,6 +17,8 @@ GPU_WORKER_BASE_MIB = 3 * 1024
 """Host memory of a process that drives one GPU."""
 FURTHER_GPU_MIB = 1024
 """Host memory for each further GPU of the same process."""
+MOST_BYTES = 2.0**80
+"""More than any machine has."""
 ACTIVATION_BYTES_PER_FLOP = 1 / 64
 """Rough: ResNet50 keeps about 100 MB of activations for 7.8 GFLOPs forward of one sample."""
 PREFETCHED_BATCHES = 4
@@ -102,7 +104,9 @@ class TaskSizes:
             base = GPU_WORKER_BASE_MIB + FURTHER_GPU_MIB * (shape.gpus - 1)
         else:
             base = TASK_BASE_MIB
-            held += int(samples * self.profile.flops_forward_per_sample * ACTIVATION_BYTES_PER_FLOP)
+            # A profile may claim so many FLOPs that the product is infinite.
+            activations = samples * self.profile.flops_forward_per_sample * ACTIVATION_BYTES_PER_FLOP
+            held += int(min(activations, MOST_BYTES))
         disk = 128 + (0 if self.profile.api.has_separate_chief else self._checkpoints_mib)
         return TaskResources(shape.cpus, base + _mib(held), disk, shape.gpus)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import time
 from pathlib import Path
@@ -217,3 +218,9 @@ def test_steps_without_an_end_are_not_called_a_lack_of_room() -> None:
     endless = made_up_profile({"a": (2, 2)}, api=Api.KERAS, flops=1e308)
     with pytest.raises(InfeasibleError, match="its steps would take longer than can be counted"):
         make_plan(PlanRequest(endless, k80(2)))
+
+
+def test_a_batch_whose_steps_are_beyond_all_numbers_fits_nowhere() -> None:
+    endless = dataclasses.replace(made_up_profile({"a": (2, 2)}, api=Api.KERAS, flops=1e308), batch_size=64)
+    with pytest.raises(InfeasibleError):
+        make_plan(PlanRequest(endless, Cluster((NodeClass(name="c", cpus=8, mem_bytes=64 * GIB),))))
