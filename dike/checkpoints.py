@@ -278,11 +278,11 @@ def _paths(folder: str) -> Iterator[str]:
         return
     # TensorFlow's own list of them is not there, or damaged.
     found = [path.removesuffix(".index") for path in tf.io.gfile.glob(_file_path(folder, "*.index"))]
-    yield from sorted(found, key=_number, reverse=True)
+    yield from sorted(found, key=step_of, reverse=True)
 
 
-def _number(path: str) -> int:
-    """The step in a checkpoint's name."""
+def step_of(path: str) -> int:
+    """The step at which the job wrote the checkpoint `path`; 0 if the name of one from elsewhere does not say."""
     step = path.rpartition("-")[2]
     return int(step) if step.isdecimal() else 0
 

@@ -40,12 +40,6 @@ def count_earlier(task: TaskSpec, saver: Any) -> None:
         saver.recover_last_checkpoints(state.all_model_checkpoint_paths)
 
 
-def step_of(path: str) -> int:
-    """The step at which the job wrote the checkpoint `path`; 0 if the name of one from elsewhere does not say."""
-    step = path.rpartition("-")[2]
-    return int(step) if step.isdecimal() else 0
-
-
 def check_newest(task: TaskSpec) -> str | None:
     """Path of the job's newest whole checkpoint, None where there is none; it has all variables of the default graph.
 

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.training import monitored_session, session_manager, training
 
-from dike.checkpoints import newest_whole
+from dike.checkpoints import newest_whole, step_of
 from dike.process import termination
 from dike.reporting import reporter
 from dike.roles import fencing
@@ -62,7 +62,7 @@ class ProgressHook(tf.compat.v1.train.SessionRunHook):
             return
         restored = getattr(self._creator, _RESTORED, None)
         if restored is not None:
-            self._steps = checkpoints.step_of(restored)
+            self._steps = step_of(restored)
             self._saved_step, self._saved_s = self._step(session), time.monotonic()
             reporter().resumed(self._saved_step)
         end = last_step(self._others)

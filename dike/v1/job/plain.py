@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.client import session as sessions
 
+from dike.checkpoints import step_of
 from dike.exceptions import JobFailedError
 from dike.main_script import ScriptFailedError
 from dike.process import teardown, termination
@@ -247,7 +248,7 @@ class PlainSession:
             saver = tf.compat.v1.train.Saver(variables)
         saver.restore(self._session, path)
         print(f"dike: restored '{path}'.", flush=True)
-        self._steps = checkpoints.step_of(path)
+        self._steps = step_of(path)
         reporter().resumed(self._steps)
         self._restored = True
         self._kept = set(variables)

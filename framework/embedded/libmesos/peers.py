@@ -11,11 +11,21 @@ import ctypes
 import errno
 import os
 import socket
-import struct
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
+
+from framework.embedded.elf import (
+    DT_JMPREL,
+    DT_NULL,
+    DT_PLTRELSZ,
+    DT_STRTAB,
+    DT_SYMTAB,
+    DYNAMIC,
+    RELOCATION,
+    SYMBOL,
+)
 
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 MAPPED_PREFIX = "0000000000000000FFFF0000"
@@ -25,11 +35,6 @@ LOCAL, REMOTE, UID, INODE = 1, 2, 7, 9
 ROOT = 0
 LOOKS = 3
 """How often somebody who is not found is looked for."""
-
-DT_NULL, DT_PLTRELSZ, DT_STRTAB, DT_SYMTAB, DT_JMPREL = 0, 2, 5, 6, 23
-DYNAMIC = struct.Struct("<QQ")  # tag, value
-RELOCATION = struct.Struct("<QQq")  # place, symbol << 32 | type, addend
-SYMBOL_BYTES = 24
 
 Accept = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, use_errno=True)
 
@@ -136,7 +141,7 @@ def _place_of(library: ctypes.CDLL, function: bytes) -> int:
         tags[tag] = value
         at += DYNAMIC.size
     for place, symbol, _ in RELOCATION.iter_unpack(ctypes.string_at(tags[DT_JMPREL], tags[DT_PLTRELSZ])):
-        name = ctypes.c_uint32.from_address(tags[DT_SYMTAB] + SYMBOL_BYTES * (symbol >> 32)).value
+        name = ctypes.c_uint32.from_address(tags[DT_SYMTAB] + SYMBOL.size * (symbol >> 32)).value
         if ctypes.string_at(tags[DT_STRTAB] + name) == function:
             return int(link_map.base + place)
     raise SystemExit(f"the library does not call {function.decode()}")
