@@ -10,7 +10,14 @@ from rich.live import Live
 from rich.text import Text
 
 from framework.cli.console import describe_outputs
-from framework.cli.search_tables import best_trials, best_trials_table, describe_parameters, ranked, trials_table
+from framework.cli.search_tables import (
+    best_in_words,
+    best_trials,
+    best_trials_table,
+    describe_parameters,
+    ranked,
+    trials_table,
+)
 from framework.search.observer import SearchObserver
 from framework.search.records import Mode, SearchResult, SearchSpec, TrialRecord, TrialState
 from framework.search.slots import Slot
@@ -64,6 +71,9 @@ class PlainSearchView(SearchObserver):
     def trial_ended(self, trial: TrialRecord, slot: Slot, outcome: str) -> None:
         if trial.state is TrialState.FINISHED:
             value = "no value" if trial.value is None else f"{self._spec.metric} {trial.value:.4g}"
+            reached = trial.reached()
+            if reached is not None and reached[0] != trial.value:
+                value += f", at best {reached[0]:.4g} at step {reached[1]}"
             self.say(f"trial {trial.number} ({describe_parameters(trial)}) finished at step {trial.step}: {value}")
 
     def output(self, text: str) -> None:
@@ -102,7 +112,7 @@ def live_frame(trials: Sequence[TrialRecord], spec: SearchSpec, width: int, heig
     """How the search stands and its most interesting trials, within a terminal of so many columns and lines."""
     shown = most_interesting(trials, spec.mode, max(3, height - LINES_BESIDE_TABLE))
     # Where there is no room, Rich leaves out the end.
-    return Group(Text(summary(trials, spec)), trials_table(shown, spec.mode, width, one_line=True))
+    return Group(Text(summary(trials, spec)), trials_table(shown, spec, width, one_line=True))
 
 
 def most_interesting(trials: Sequence[TrialRecord], mode: Mode, count: int) -> list[TrialRecord]:
@@ -116,8 +126,8 @@ def summary(trials: Sequence[TrialRecord], spec: SearchSpec) -> str:
     """How the search stands, in one line."""
     counts = {state: sum(trial.state is state for trial in trials) for state in TrialState}
     states = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-    best = best_trials(trials, spec.mode)[:1]
-    told = "".join(f"; best so far: trial {trial.number}, {spec.metric} {trial.value:.4g}" for trial in best)
+    best = best_in_words(trials, spec.metric, spec.mode)
+    told = f"; best so far: {best}" if best else ""
     return f"{len(trials)} trials: {states or 'none yet'}{told}"
 
 
@@ -126,7 +136,7 @@ def print_result(console: Console, result: SearchResult, spec: SearchSpec) -> No
     best = best_trials(result.trials, result.mode)[:BEST_SHOWN]
     if best:
         names = [parameter.name for parameter in spec.space]
-        console.print(best_trials_table(best, spec.metric, names, result.checkpoint_dir, console.width))
+        console.print(best_trials_table(best, spec.metric, spec.value, names, result.checkpoint_dir, console.width))
     console.print(f"Checkpoints are in {result.checkpoint_dir}", markup=False, highlight=False, soft_wrap=True)
     first = result.best
     for text in describe_outputs(f"{result.checkpoint_dir}/trial-{first.number}") if first is not None else ():

@@ -27,7 +27,7 @@ def trials(
     output_format: FormatOption = Format.TABLE,
 ) -> None:
     """Shows a search's trials as they stand, or which searches there are."""
-    from framework.cli.search_tables import trials_table
+    from framework.cli.search_tables import best_in_words, trials_table
     from framework.search.database import default_storage
     from framework.search.speeds import Speeds
     from framework.search.store import Store
@@ -45,7 +45,9 @@ def trials(
         print_json({"name": name, "trials": listed})
         return
     out = console()
-    out.print(trials_table(records, spec.mode, out.width, speeds=speeds))
+    out.print(trials_table(records, spec, out.width, speeds=speeds))
+    if best := best_in_words(records, spec.metric, spec.mode):
+        out.print(f"Best so far: {best}", markup=False, highlight=False, soft_wrap=True)
     for record in records:
         if record.error:
             out.print(f"trial {record.number}: {record.error.strip().splitlines()[-1]}", markup=False, soft_wrap=True)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from framework.scheduler.records import JobKind, JobState, TaskRecord
-from framework.search.records import Mode, TrialState
+from framework.search.records import Mode, TrialState, ValueKind
 
 
 def _finite(value: Any) -> Any:
@@ -174,6 +174,9 @@ class TrialView(View):
 
     Attributes:
         parameters: name -> value; empty if the job is not yours.
+        loss: the training loss of its last step.
+        value: the objective, as it was reported last or the best of it (`TrialList.value`).
+        best_value, best_step: the best that was ever reported, and after how many steps.
         checkpoint: its newest; null before the first and if the job is not yours.
         error: the end of its output if it failed; empty if the job is not yours.
     """
@@ -188,6 +191,8 @@ class TrialView(View):
     slot_s: Finite
     loss: Finite
     value: Finite
+    best_value: Finite
+    best_step: int | None
     metrics: dict[str, Finite]
     convergence: Finite
     checkpoint: str | None
@@ -205,12 +210,14 @@ class TrialList(View):
 
     Attributes:
         metric, mode: the objective, and whether its least (`min`) or greatest (`max`) value is best.
+        value: whether a trial's value is the last one that it reported, or the best.
         trial_count: how many there are to be.
         trials: those that there are.
     """
 
     metric: str
     mode: Mode
+    value: ValueKind
     trial_count: int
     trials: list[TrialView]
 
@@ -284,6 +291,7 @@ class LossView(View):
     high: Finite = None
     count: int = 0
     value: Finite = None
+    best: Finite = None
 
 
 class LossList(View):
