@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -61,15 +62,16 @@ class Trial:
         with tempfile.TemporaryFile() as lines:
             spec = TrialSpec("s", 0, 0, {}, "/none", metric="loss", report_fd=lines.fileno())
             runtime = TrialRuntime(spec, lambda: self._now_s)
-            runtime.restored("/none", before, 0.0, json.loads(self._saved))
-            for step, loss in enumerate(losses, before + 1):
-                self._now_s += PROGRESS_INTERVAL_S if pauses() else 0.0
-                value = None if self._way == "fit" else loss
-                runtime.progress(step, loss, value=value, is_reported=self._way != "session")
-                if self._way == "fit" and step % EPOCH == 0:
-                    runtime.progress(step, metrics={"loss": loss}, value=loss)
-            runtime.flush_progress()
-            runtime._reporter.close()
+            # Also where Hypothesis ends an example in its middle.
+            with contextlib.closing(runtime._reporter):
+                runtime.restored("/none", before, 0.0, json.loads(self._saved))
+                for step, loss in enumerate(losses, before + 1):
+                    self._now_s += PROGRESS_INTERVAL_S if pauses() else 0.0
+                    value = None if self._way == "fit" else loss
+                    runtime.progress(step, loss, value=value, is_reported=self._way != "session")
+                    if self._way == "fit" and step % EPOCH == 0:
+                        runtime.progress(step, metrics={"loss": loss}, value=loss)
+                runtime.flush_progress()
             self._saved = json.dumps(runtime.standing.to_json())
             lines.seek(0)
             reports = RunReports(spec)

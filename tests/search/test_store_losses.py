@@ -107,7 +107,7 @@ def test_many_losses_are_merged_evenly_and_lose_neither_mean_nor_extremes(
 
 
 def test_merged_losses_keep_nan_and_the_newest_metrics() -> None:
-    row = {"run": 0, "train_s": 1.0, "value": None, "reports": 1, "metrics": '{"a": 1}', "count": 1}
+    row = {"run": 0, "train_s": 1.0, "value": None, "best": None, "reports": 1, "metrics": '{"a": 1}', "count": 1}
     rows = [
         {**row, "step": 1, "loss": 1.0, "low": 1.0, "high": 1.0},
         {**row, "step": 2, "loss": math.nan, "low": math.nan, "high": math.nan, "value": 5.0},
