@@ -149,7 +149,7 @@ def test_a_search_is_drawn(dike: Dike, tmp_path: Path, suffix: str) -> None:
             "digits: 3 trials, policy hermes",
             "0: lr=0.1",
             "slot 3",
-            "best loss at the time",
+            "best loss so far",
             "training loss",
         ):
             assert word in text
