@@ -11,11 +11,39 @@ import io
 import json
 import warnings
 import zipfile
+from dataclasses import dataclass
 from typing import Any
 
 from dike.arrays import dump_arrays
 from dike.keras3.model import named_values, optimizers_of
-from dike.trial.export import ARRAYS, PLACES
+from dike.trial import folders
+from dike.trial.export import ARRAYS, LAYOUT, PLACES, VARIABLES
+
+KIND = "model"
+"""The kind of a checkpoint that holds a model, and nothing to go on from."""
+
+
+@dataclass(frozen=True)
+class KeptModel:
+    """A model as it was after a step.
+
+    Attributes:
+        step, train_s: steps done and seconds trained then.
+        values: name of a variable -> its value.
+        layout: `ModelFiles.layout`.
+        value: the objective's value then, where that was the best; else None.
+    """
+
+    step: int
+    train_s: float
+    values: dict[str, Any]
+    layout: bytes
+    value: float | None = None
+
+    def write(self, path: str) -> None:
+        """Writes it to a folder."""
+        meta = {"kind": KIND, "step": self.step, "train_s": self.train_s, "value": self.value}
+        folders.write(path, {VARIABLES: dump_arrays(self.values), LAYOUT: self.layout}, meta)
 
 
 class ModelFiles:

@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,56 +64,54 @@ class Kept:
         return "" if self.meta["kind"] in ("graph", "script") else KERAS
 
 
-def best(folder: str, step: int | None = None) -> Kept | None:
-    """The model of a trial's best epoch; None if none was kept.
+def pick(names: Iterable[str], epoch: str | None, best_step: int | None) -> str | None:
+    """The folder that holds the wanted model, by the names of a trial's whole checkpoints; None if none does.
 
     Args:
-        folder: the trial's folder.
-        step: the step of the best value; None where that is not known.
+        names: of the folders.
+        epoch: `best` or `last`; None for the best, or the last where no best one was kept.
+        best_step: step of the trial's best value; None if that is not known.
     """
-    found = [Kept(path, folders.read(path)[0]) for path in folders.kept_best(folder)]
-    # The last one is of the newest run.
-    return next((kept for kept in reversed(found) if kept.step == step), found[-1] if found else None)
-
-
-def newest(folder: str) -> Kept | None:
-    """The model of a trial's newest checkpoint; None if there is none."""
-    path = folders.newest(folder)
-    return None if path is None else Kept(path, folders.read(path)[0])
+    names = list(names)
+    last = max((folders.checkpoint_number(name), name) for name in [*names, ""])[1] or None
+    # Of the newest run, unless another is of the very step.
+    known = sorted((folders.best_number(name), name) for name in names)
+    bests = [(step, name) for (run, step), name in known if run >= 0]
+    best = next((name for step, name in reversed(bests) if step == best_step), None)
+    # At its end a trial has a checkpoint in any case.
+    if best is None and last is not None and folders.checkpoint_number(last)[0] == best_step:
+        best = last
+    if best is None and bests:
+        best = bests[-1][1]
+    return last if epoch == "last" else best or (last if epoch is None else None)
 
 
 def choose(folder: str, epoch: str | None, best_step: int | None) -> Kept:
-    """The model of a trial that is wanted.
+    """The model of a trial, or of a job, that is wanted; see `pick`.
 
     Args:
         folder: the trial's folder.
-        epoch: `best` or `last`; None for the best, or the last where no best one was kept.
+        epoch: `best`, `last` or None.
         best_step: step of the trial's best value; None if it had none.
 
     Raises:
         BadInputError: if there is none.
     """
-    last = newest(folder)
-    if epoch == "last":
-        kept = last
-    else:
-        kept = best(folder, best_step)
-        # At its end a trial has a checkpoint in any case.
-        if last is not None and last.step == best_step and (kept is None or kept.step != best_step):
-            kept = last
-    if kept is None and epoch is None:
-        kept = last
-    if kept is None and last is not None:
+    names = folders.names(folder)
+    while (name := pick(names, epoch, best_step)) is not None:
+        path = f"{folder.rstrip('/')}/{name}"
+        if not folders.problem(path):
+            return Kept(path, folders.read(path)[0])
+        names.remove(name)
+    if epoch == "best" and pick(names, None, None) is not None:
         raise BadInputError(
-            f"No best epoch was kept in '{folder}', as the script reports nothing but losses of batches, or cannot be "
+            f"No best epoch was kept in '{folder}': the script reports nothing but losses of batches, or cannot be "
             "saved where it reports; export the last one with --epoch last."
         )
-    if kept is None:
-        raise BadInputError(
-            f"There is no checkpoint in '{folder}': it was removed, lies on an agent's own disk, or the script cannot "
-            "be saved; name a --checkpoint-dir that this machine sees, and see docs/suspend-resume.md."
-        )
-    return kept
+    raise BadInputError(
+        f"There is no whole checkpoint in '{folder}': none was written yet, it was removed, or it lies on an agent's "
+        "own disk; see docs/suspend-resume.md for which scripts have checkpoints, and --checkpoint-dir for where."
+    )
 
 
 def export(kept: Kept, target: str, *, force: bool = False) -> None:

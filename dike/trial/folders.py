@@ -132,10 +132,21 @@ def prune(path: str, keep: int = 3) -> None:
             _remove(f"{folder}/{other}")
 
 
-def kept_best(folder: str) -> list[str]:
-    """The whole ones among the models of best epochs in a trial's folder, the newest run's last."""
-    found = sorted(_checkpoints(folder, _BEST), key=lambda each: each[:2])
-    return [path for _, _, name in found if not problem(path := f"{folder.rstrip('/')}/{name}")]
+def names(folder: str) -> list[str]:
+    """The checkpoints in a trial's folder, complete or not, and its models of best epochs."""
+    return [name for pattern in (_NAME, _BEST) for _, _, name in _checkpoints(folder, pattern)]
+
+
+def checkpoint_number(name: str) -> tuple[int, int]:
+    """Step and run of a checkpoint, by which the newest is the greatest; -1 for anything else."""
+    match = _NAME.fullmatch(name)
+    return (-1, -1) if match is None else (int(match[2]), int(match[1]))
+
+
+def best_number(name: str) -> tuple[int, int]:
+    """Run and step of the model of a best epoch; -1 for anything else."""
+    match = _BEST.fullmatch(name)
+    return (-1, -1) if match is None else (int(match[1]), int(match[2]))
 
 
 def prune_best(path: str) -> None:

@@ -85,6 +85,7 @@ class _Subcommands(TyperGroup):
             _Subcommand("trials", "framework.cli.trials:trials"),
             _Subcommand("slices", "framework.cli.slices:slices"),
             _Subcommand("plot", "framework.cli.plot:plot"),
+            _Subcommand("export", "framework.cli.export:export_model"),
             _Subcommand("clean", "framework.cli.clean:clean"),
             _Subcommand("serve", "framework.cli.serve:serve_command"),
             _Subcommand("users", "framework.cli.users:users"),

@@ -12,12 +12,9 @@ from dike.keras3.data import DataPosition
 from dike.keras3.plain_values import dump_groups, load_groups
 from dike.trial import folders
 from dike.trial.export import LAYOUT, VARIABLES
-from dike.trial.runtime import Standing
 from dike.trial.spec import TrialSpec
 
 KIND = "keras"
-MODEL = "model"
-"""The kind of what holds a model, and nothing to go on from."""
 _STATE, _ARRAYS = "state.json", "arrays.npz"
 
 
@@ -98,32 +95,6 @@ def write(checkpoint: FitCheckpoint) -> None:
     }
     folders.write(checkpoint.path, files, meta)
     folders.prune(checkpoint.path)
-
-
-@dataclass(frozen=True)
-class KeptModel:
-    """A model as it was after a step.
-
-    Attributes:
-        step, train_s: steps done and seconds trained then.
-        values, layout: as in `FitCheckpoint`.
-        standing: what the trial's numbers came to.
-        epoch: the epoch that ended then, from 1; None where there are none.
-    """
-
-    step: int
-    train_s: float
-    values: dict[str, Any]
-    layout: bytes
-    standing: Standing
-    epoch: int | None = None
-
-    def write(self, path: str) -> None:
-        """Writes it to a folder."""
-        standing = self.standing
-        best = {"value": standing.best} if standing.best_step == self.step else {}
-        meta = {"kind": MODEL, "step": self.step, "train_s": self.train_s, "epoch": self.epoch, **best}
-        folders.write(path, {VARIABLES: dump_arrays(self.values), LAYOUT: self.layout}, meta)
 
 
 def find(spec: TrialSpec) -> FitCheckpoint | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -17,9 +16,9 @@ from dike.keras3.callbacks import CallbackStates, append_logs, settle
 from dike.keras3.data import Batches, handing_to
 from dike.keras3.fit_call import figures, loss_of, validates
 from dike.keras3.model import restore_values, values_of
-from dike.keras3.model_files import ModelFiles
+from dike.keras3.model_files import KeptModel, ModelFiles
 from dike.keras3.trial import checkpoints
-from dike.keras3.trial.checkpoints import FitCheckpoint, FitState, KeptModel
+from dike.keras3.trial.checkpoints import FitCheckpoint, FitState
 from dike.keras3.trial.reports import KerasReports
 from dike.trial import folders
 from dike.trial.runtime import TrialRuntime
@@ -74,7 +73,7 @@ class KerasScript:
         step = self.reports.step
         path = self.runtime.spec.checkpoint_path(step)
         layout = ModelFiles(model).layout()
-        KeptModel(step, self.runtime.train_s, values_of(model), layout, self.runtime.standing).write(path)
+        KeptModel(step, self.runtime.train_s, values_of(model), layout).write(path)
         self.runtime.checkpoint_written(path, step)
 
     def has_restored(self, checkpoint: FitCheckpoint) -> None:
@@ -308,11 +307,9 @@ class Fit:
 
     def _keep_best(self) -> None:
         """Copies the model; it is written with the next checkpoint, before which no later run begins."""
+        runtime = self._runtime
         values = {name: value.copy() for name, value in values_of(self._model).items()}
-        standing = dataclasses.replace(self._runtime.standing)
-        self._best = KeptModel(
-            self._reports.step, self._runtime.train_s, values, self._files.layout(), standing, self._epoch + 1
-        )
+        self._best = KeptModel(runtime.step, runtime.train_s, values, self._files.layout(), runtime.standing.best)
 
     def _write_best(self) -> None:
         if self._best is not None:
