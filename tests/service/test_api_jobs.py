@@ -28,7 +28,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.integration
 
 OF_A_JOB = ("", "/events", "/progress", "/tasks", "/explain", "/plan")
-OF_ITS_OWNER = ("/logs", "/bundle", "/outputs", "/model")
+OF_ITS_OWNER = ("/logs", "/bundle", "/outputs")
 
 
 @pytest.fixture(scope="module")

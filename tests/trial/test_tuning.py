@@ -226,11 +226,11 @@ def test_the_first_call_trains_and_ends_the_process(plain_slot: Slot, tmp_path: 
 @pytest.mark.parametrize(
     ("body", "spec", "last"),
     [
-        ("return lr + units", {}, {"type": "result", "value": 3.1, "values": {}, **BEST, "restated": True}),
+        ("return lr + units", {}, {"type": "result", "value": 3.1, "values": {}, "best": 3.1, "best_step": 1}),
         (
             "return {'f1': lr, 'loss': 2}",
             {"metric": "f1"},
-            {"type": "result", "value": 0.1, "values": {"f1": 0.1, "loss": 2.0}, **BEST},
+            {"type": "result", "value": 0.1, "values": {"f1": 0.1, "loss": 2.0}, "best": 0.1, "best_step": 1},
         ),
     ],
 )

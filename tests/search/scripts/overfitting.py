@@ -1,4 +1,4 @@
-"""Searches for the learning rate of a model that soon knows its few samples by heart: its best epoch is not its last."""
+"""Searches for a learning rate of a model that soon knows its few samples by heart: its best epoch is not its last."""
 
 import keras
 import numpy as np
