@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import time
@@ -178,9 +179,10 @@ def tasks(service: Service, record: Job) -> TaskList:
 
 
 @router.get("/jobs/{job_id}/explain")
-def explain(service: Service, record: Job) -> Explanation:
+def explain(service: Service, user: SignedIn, record: Job) -> Explanation:
     """Why a job does not run, or not yet."""
-    return explain_job(record, service.snapshot())
+    told = dataclasses.replace(record, failure=_failure(record)) if is_of(record, user) else record
+    return explain_job(told, service.snapshot())
 
 
 @router.get("/jobs/{job_id}/plan")
