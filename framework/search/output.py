@@ -99,7 +99,7 @@ def load_output(
     last = connection.execute(before).first() if after else None
     query = select(SLICES.c.run, SLICES.c.agent, SLICES.c.from_step)
     slices = connection.execute(query.where(SLICES.c.search_id == search_id, SLICES.c.trial == trial))
-    begun = {row.run: f", on {row.agent}, from step {row.from_step}" for row in slices}
+    begun = {row.run: f" on {row.agent}, from step {row.from_step}" for row in slices}
     run, is_line_open = (None, False) if last is None else (last.run, not last.text.endswith("\n"))
     chunks = []
     for row in rows:

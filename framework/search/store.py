@@ -295,6 +295,13 @@ class Store:
                     kept = output.kept_bytes(connection, self._require_id(), trial)
                 self._output_kept[trial] = kept
 
+    def trial_state(self, trial: int) -> TrialState | None:
+        """Where a trial stands; None if there is none of that number yet."""
+        ours = (TRIALS.c.search_id == self._require_id()) & (TRIALS.c.number == trial)
+        with self._reading() as connection:
+            state = connection.execute(select(TRIALS.c.state).where(ours)).scalar()
+        return None if state is None else TrialState(state)
+
     def output_received(self, trial: int, run: int) -> int:
         """How many bytes of a run's output have been kept, or left out."""
         with self._reading() as connection:

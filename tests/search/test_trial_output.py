@@ -34,8 +34,8 @@ def test_the_runs_of_a_trial_are_one_text_that_says_where_each_begins(store: Sto
     store.add_output([piece(0, 0, b"begins\n"), piece(0, 7, b"is suspen"), piece(1, 0, b"other", trial=1)])
     store.add_output([piece(1, 0, b"goes on, \xc3\xa4 \0 \xff\n"), piece(1, 18, b"after a gap\n", 3)])
     assert said(store) == (
-        "--- run 0, on node-1, from step 0 ---\nbegins\nis suspen\n"
-        "--- run 1, on node-2, from step 450 ---\ngoes on, ä \ufffd \ufffd\n--- 3 B left out ---\nafter a gap\n"
+        "--- run 0 on node-1, from step 0 ---\nbegins\nis suspen\n"
+        "--- run 1 on node-2, from step 450 ---\ngoes on, ä \ufffd \ufffd\n--- 3 B left out ---\nafter a gap\n"
     )
     assert said(store, 1) == "--- run 1 ---\nother"
     assert (store.output_received(0, 0), store.output_received(0, 1), store.output_received(0, 2)) == (16, 30, 0)
@@ -98,7 +98,7 @@ def test_what_is_missing_is_asked_for_and_what_comes_twice_counts_once(stage: Se
     stage.tick(1.1)
     prints(slot, 8, b"three\n")
     stage.tick(1.1)
-    assert said(stage.store) == "--- run 0, on agent-0, from step 0 ---\none\n"
+    assert said(stage.store) == "--- run 0 on agent-0, from step 0 ---\none\n"
     # The slot hears from where on, and sends what it has sent before, cut into other pieces.
     assert slot.wanted.known_output == ((0, 0, 4),)
     prints(slot, 4, b"two\nth")
