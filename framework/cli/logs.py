@@ -52,17 +52,16 @@ def logs(
     access: ServiceAccess,
 ) -> None:
     """Shows what a job has printed, or a trial of a search; with -f the exit code is 1 if it has failed."""
-    from framework.search.database import default_storage
+    from framework.search.database import default_storage, parse_url, shown
 
     if trial is not None and task is not None:
         raise BadInputError("--trial and --task name different things; leave one of them out.")
     url = storage or default_storage()
-    if _is_given(context, "service") and not _is_given(context, "storage"):
-        store = None
-    else:
-        store = _open_search(job, url, must_exist=_is_given(context, "storage"))
+    is_local = _is_given(context, "storage") or not _is_given(context, "service")
+    store = _open_search(job, url, must_exist=_is_given(context, "storage")) if is_local else None
     if store is None:
-        _logs_of_service(access, job, url, trial, task, follow=follow, tail=tail)
+        looked_in = [shown(parse_url(url))] if is_local else []
+        _logs_of_service(access, job, looked_in, trial, task, follow=follow, tail=tail)
         return
     with contextlib.closing(store):
         if task is not None:
@@ -103,23 +102,23 @@ def _open_search(name: str, url: str, *, must_exist: bool) -> Store | None:
 def _logs_of_service(
     access: ServiceAccess,
     name: str,
-    searched: str,
+    looked_in: list[str],
     trial: int | None,
     task: str | None,
     *,
     follow: bool,
     tail: int | None,
 ) -> None:
-    """Of a job of a service; `searched` is the database that has no search of that name."""
+    """Of a job of a service; `looked_in` are databases that hold no search of that name."""
     from framework.cli.following import check_success, print_output
-    from framework.search.database import parse_url, shown
 
     out = console(stderr=True)
     with access.client() as client:
         try:
             found = find_job(client, name)
         except BadInputError as error:
-            raise BadInputError(f"{error} Nor does {shown(parse_url(searched))} hold a search '{name}'.") from error
+            more = "".join(f" Nor does {url} hold a search '{name}'." for url in looked_in)
+            raise BadInputError(f"{error}{more}") from error
         is_search = found.kind is JobKind.SEARCH
         if trial is not None and not is_search:
             raise BadInputError(f"The job {found.id} is a training job, which has no trials; leave out --trial.")

@@ -522,6 +522,7 @@ class SearchController:
             convergence=run.choice.score,
             from_step=run.record.checkpoint_step,
         )
+        run.record.current = run.slice
         self._store.save_slice(run.slice)
 
     def _first_step(self, run: ActiveRun) -> None:
@@ -531,6 +532,7 @@ class SearchController:
         if run.slice is not None:
             run.slice.first_step_s = self._wall()
             self._store.save_slice(run.slice)
+        self._trials.stepped(run.record)
 
     def _end_slice(self, run: ActiveRun, outcome: str, end: RunEnd | None = None) -> None:
         """A run has ended.
@@ -552,6 +554,7 @@ class SearchController:
             for name, value in dataclasses.asdict(end.usage).items():
                 setattr(ended, name, value)
         run.record.slot_s += ended.end_s - ended.start_s
+        run.record.current = None
         self._store.save_slice(ended)
 
 

@@ -124,6 +124,7 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
         if request.resume and not trials.open and not trials.unsampled:
             observer.notify(f"the search {spec.name} is complete; nothing is left to run")
             return SearchResult(spec.name, True, trials.all, spec.mode, spec.checkpoint_dir)
+        store.reopen_search()
         observer.notify(f"search {spec.name}: {spec.trial_count} trials, policy {spec.policy}")
         container = own_container(request.mesos.image, request.volumes, spec.checkpoint_dir)
         entry = spec.entry

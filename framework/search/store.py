@@ -204,6 +204,12 @@ class Store:
             values = {"ended_s": time.time(), "failure": failure}
             connection.execute(update(SEARCHES).where(SEARCHES.c.id == self._search_id).values(values))
 
+    def reopen_search(self) -> None:
+        """Writes down that the search goes on, however it has ended before."""
+        with self._transaction() as connection:
+            values = {"ended_s": None, "failure": ""}
+            connection.execute(update(SEARCHES).where(SEARCHES.c.id == self._search_id).values(values))
+
     def delete_search(self) -> None:
         """Removes the search, because nothing came of it."""
         with self._transaction() as connection:
@@ -228,7 +234,13 @@ class Store:
             from_steps: dict[int, list[int]] = defaultdict(list)
             for record in self._load_slices(connection) if readings else ():
                 from_steps[record.trial].append(record.from_step)
-        return [read_trial(row, objective, reports.get(row["number"], ()), from_steps[row["number"]]) for row in rows]
+            held = connection.execute(self._select(SLICES).where(SLICES.c.end_s.is_(None)))
+            current = {(piece.trial, piece.run): piece for piece in map(read_slice, held.mappings())}
+        found = [read_trial(row, objective, reports.get(row["number"], ()), from_steps[row["number"]]) for row in rows]
+        for trial in found:
+            if trial.state is TrialState.RUNNING:
+                trial.current = current.get((trial.number, trial.runs - 1))
+        return found
 
     def save_slice(self, record: SliceRecord) -> None:
         """Writes a time slice as it is now: as it begins, and as it has ended."""
