@@ -12,7 +12,7 @@ import typer
 
 from dike.exceptions import BadInputError, InterruptedByUserError, JobFailedError
 from framework.cli.job_names import find_job
-from framework.cli.option_groups import with_options
+from framework.cli.option_groups import is_given, with_options
 from framework.cli.service_options import ServiceAccess, service_access
 from framework.cli.trials import StorageOption
 from framework.scheduler.records import NEWEST, JobKind, OutputChunk
@@ -57,8 +57,8 @@ def logs(
     if trial is not None and task is not None:
         raise BadInputError("--trial and --task name different things; leave one of them out.")
     url = storage or default_storage()
-    is_local = _is_given(context, "storage") or not _is_given(context, "service")
-    store = _open_search(job, url, must_exist=_is_given(context, "storage")) if is_local else None
+    is_local = is_given(context, "storage") or not is_given(context, "service")
+    store = _open_search(job, url, must_exist=is_given(context, "storage")) if is_local else None
     if store is None:
         looked_in = [shown(parse_url(url))] if is_local else []
         _logs_of_service(access, job, looked_in, trial, task, follow=follow, tail=tail)
@@ -70,11 +70,6 @@ def logs(
             _choose(store, follow=follow)
         else:
             _logs_of_trial(store, trial, follow=follow, tail=tail)
-
-
-def _is_given(context: typer.Context, parameter: str) -> bool:
-    source = context.get_parameter_source(parameter)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _open_search(name: str, url: str, *, must_exist: bool) -> Store | None:

@@ -91,15 +91,20 @@ class Store:
         assert self._spec is not None, "no search has been opened"
         return self._spec
 
-    def create_search(self, spec: SearchSpec) -> None:
+    def create_search(self, spec: SearchSpec, options: Mapping[str, Any] | None = None) -> None:
         """Begins a search.
+
+        Args:
+            spec: what is asked for.
+            options: with which options of `dike tune` besides, as JSON values; `options` tells them.
 
         Raises:
             BadInputError: if there is one of that name.
         """
         if not spec.name or len(spec.name) > NAME_LENGTH:
             raise BadInputError(f"A search's name has 1 to {NAME_LENGTH} letters; choose another --name.")
-        values = {"name": spec.name, "spec": write_spec(spec), "created_s": time.time()}
+        written = {"spec": write_spec(spec), "options": json.dumps(dict(options or {}))}
+        values = {"name": spec.name, "created_s": time.time(), **written}
         with self._transaction() as connection:
             try:
                 key = connection.execute(insert(SEARCHES).values(values)).inserted_primary_key
@@ -203,6 +208,20 @@ class Store:
         with self._transaction() as connection:
             values = {"ended_s": time.time(), "failure": failure}
             connection.execute(update(SEARCHES).where(SEARCHES.c.id == self._search_id).values(values))
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """With which options beside the specification the search was begun, or gone on with last."""
+        with self._reading() as connection:
+            text = connection.execute(select(SEARCHES.c.options).where(SEARCHES.c.id == self._require_id())).scalar()
+        return {} if text is None else dict(json.loads(text))
+
+    def change_search(self, spec: SearchSpec, options: Mapping[str, Any]) -> None:
+        """Goes on with the open search in another way; its name and what is searched stay."""
+        written = {"spec": write_spec(spec), "options": json.dumps(dict(options))}
+        with self._transaction() as connection:
+            connection.execute(update(SEARCHES).where(SEARCHES.c.id == self._require_id()).values(written))
+        self._spec = spec
 
     def reopen_search(self) -> None:
         """Writes down that the search goes on, however it has ended before."""

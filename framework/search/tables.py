@@ -62,6 +62,8 @@ SEARCHES = Table(
     Column("ended_s", Float(53)),
     Column("failure", Text, nullable=False, default=""),
     Column("framework_id", String(NAME_LENGTH)),
+    # With which options beside its specification `dike tune` runs it, as JSON; NULL from an earlier version.
+    Column("options", Text),
     *lease_columns(),
 )
 
