@@ -149,6 +149,7 @@ def _choose(store: Store, *, follow: bool) -> None:
 def _logs_of_trial(store: Store, trial: int, *, follow: bool, tail: int | None) -> None:
     from framework.cli.following import last_lines
     from framework.cli.task_output import TaskOutput
+    from framework.project.tensorflow_noise import without_noise
 
     name, count = store.spec.name, store.spec.trial_count
     if trial >= count:
@@ -160,10 +161,10 @@ def _logs_of_trial(store: Store, trial: int, *, follow: bool, tail: int | None) 
             chunks = store.load_output(trial)
             last = chunks[-1].number if chunks else 0
             for chunk in last_lines(chunks, tail):
-                output.write(chunk.task, chunk.stream, chunk.text)
+                output.write(chunk.task, chunk.stream, without_noise(chunk.text))
         if tail is None or follow:
             for chunk in _trial_output(store, trial, last, follow=follow):
-                output.write(chunk.task, chunk.stream, chunk.text)
+                output.write(chunk.task, chunk.stream, without_noise(chunk.text))
     except KeyboardInterrupt:
         raise InterruptedByUserError(f"The search {name} goes on without us.") from None
     finally:

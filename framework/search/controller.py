@@ -494,7 +494,8 @@ class SearchController:
         )
 
     def _report_failed(self, record: TrialRecord, slot: Slot, end: RunEnd, why_hopeless: str) -> None:
-        where = f"trial {record.number} failed on {slot.node}: {end.message}; the end of its output is in {end.log}"
+        shown = f"dike logs {self._spec.name} --trial {record.number} shows its output"
+        where = f"trial {record.number} failed on {slot.node}: {end.message}; {shown}, whose end is in {end.log}, too"
         if record.state is not TrialState.FAILED:
             self._observer.notify(f"{where}; it will be tried again")
             return

@@ -191,7 +191,7 @@ class TrialRecord:
     @property
     def status(self) -> str:
         """Its state, or `starting` before the first step of a run, or `restarting 2/3` after a failure."""
-        is_training = self.current is not None and self.current.first_step_s is not None
+        is_training = self.step > 0 and self.current is not None and self.current.first_step_s is not None
         if self.state.has_ended() or is_training:
             return str(self.state)
         if self.retries:

@@ -205,11 +205,13 @@ def test_the_trials_of_a_search_are_shown(dike: Dike, url: str) -> None:
     assert {"agent", "convergence", "created_s", "ended_s"} <= answer["trials"][0].keys()
 
 
-def test_the_slices_of_a_search_are_shown(dike: Dike) -> None:
+def test_the_slices_of_a_search_are_shown(dike: Dike, url: str) -> None:
     shown = dike("slices", "digits").stdout
-    for word in ("+5:00", "10.0 s", "node-1", "fastest", "0.5", "0 to 100", "512.0 MiB", "runs"):
+    for word in ("+5:00", "10.0 s", "node-1", "fastest", "0.5", "0 to 100", "512.0 MiB", "lost"):
         assert word in shown
     assert "GPU" not in shown
+    with running(url):
+        assert "lost" not in dike("slices", "digits").stdout
     slices = json.loads(dike("slices", "digits", "--format", "json").stdout)["slices"]
     assert [(piece["trial"], piece["run"]) for piece in slices] == [(0, 0), (1, 0), (2, 0), (0, 1)]
     assert slices[-1]["end_s"] is None
