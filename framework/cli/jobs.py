@@ -34,7 +34,10 @@ def jobs(
     access: ServiceAccess,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
-    """Shows the jobs of a service that have not ended, or one job: its tasks, its plan or its best trials, and more."""
+    """Shows a service's jobs, or one of them.
+
+    Without JOB: the jobs that have not ended. With JOB: its tasks, its plan or its best trials, and what happened.
+    """
     with access.client() as client:
         if job is not None:
             _show_one(client, job, output_format)

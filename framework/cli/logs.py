@@ -24,7 +24,10 @@ def logs(
     ] = None,
     access: ServiceAccess,
 ) -> None:
-    """Shows a job's output; with -f the exit code is 1 if the job has failed."""
+    """Shows what a job prints.
+
+    With -f the exit code is 1 if the job fails.
+    """
     from framework.cli.following import check_success, print_output
 
     out = console(stderr=True)

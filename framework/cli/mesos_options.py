@@ -90,6 +90,12 @@ def warn(text: str) -> None:
 
 MESOS_OPTIONS = frozenset(inspect.signature(mesos_access).parameters)
 """Their names."""
+MESOS_PANELS = {
+    "Which Mesos": ("master", "role", "principal", "secret_file", "connect_timeout"),
+    "Private Mesos, without --master": ("agents", "resources", "attributes"),
+    "How tasks start on the agents": ("image", "agent_python", "bundle_port", "advertise_address"),
+}
+"""How `--help` shows them."""
 
 
 def _read_secret(path: Path | None, principal: str | None) -> str | None:

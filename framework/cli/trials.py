@@ -26,7 +26,7 @@ def trials(
     storage: StorageOption = None,
     output_format: FormatOption = Format.TABLE,
 ) -> None:
-    """Shows a search's trials as they stand, or which searches there are."""
+    """Shows a search's trials, or lists the searches."""
     from framework.cli.search_tables import trials_table
     from framework.search.database import default_storage
     from framework.search.speeds import Speeds

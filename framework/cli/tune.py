@@ -22,9 +22,9 @@ from framework.cli.job_options import (
     variables,
     volume_option,
 )
-from framework.cli.mesos_options import MESOS_OPTIONS, mesos_access
+from framework.cli.mesos_options import MESOS_OPTIONS, MESOS_PANELS, mesos_access
 from framework.cli.option_groups import with_options
-from framework.cli.service_options import SERVICE_OPTIONS, ServiceAccess, service_access
+from framework.cli.service_options import SERVICE_OPTIONS, SERVICE_PANELS, ServiceAccess, service_access
 from framework.cli.trials import StorageOption
 from framework.mesos.containers import needs_mount, parse_volumes
 from framework.policies.trials.registry import POLICIES
@@ -64,6 +64,18 @@ MAY_CHANGE = {"resume", "storage", "logdir", "constraint", "volume", "output_for
 """What `--resume` may be given besides: where to run it and how to print it."""
 MAY_CHANGE_DETACHED = {"resume", "detach", "follow", "wait", "constraint", "output_format", *SERVICE_OPTIONS}
 NOT_WITH_DETACH = ("storage", "logdir", "function_call", *sorted(MESOS_OPTIONS))
+
+
+PANELS = {
+    "The script": ("module", "no_flags", "env", "outputs_limit"),
+    "What is searched": ("param", "space", "trials", "sampler", "seed", "metric", "mode"),
+    "Which trials run first, and for how long": ("policy", "quantum", "jobs_per_gpu", "milestones", "timeout"),
+    "The search": ("name", "resume", "storage", "logdir", "on_failure", "output_format"),
+    "Slots": ("slots", "slot_cpus", "slot_mem", "slot_gpus", "constraint", "volume", "blacklist_for"),
+    "Checkpoints": ("checkpoint_dir", "checkpoint_interval", "suspend_timeout"),
+    "On a service": ("detach", "wait", "follow", *SERVICE_PANELS["Which service"]),
+    **MESOS_PANELS,
+}
 
 
 @with_options(access=service_access, mesos=mesos_access)
@@ -147,7 +159,10 @@ def tune(
     earlier_results: Annotated[Path | None, typer.Option(hidden=True)] = None,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
-    """Searches hyper-parameters: many trials share the slots, and the policy says whose turn it is."""
+    """Searches hyper-parameters.
+
+    Many trials share the slots by turns; the policy says which of them run first.
+    """
     from framework.cli.following import Staying
     from framework.cli.search_options import milestones_of, search_spec
     from framework.cli.search_report import report
