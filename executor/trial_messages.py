@@ -50,6 +50,8 @@ class Wanted:
         leave: whether the executor is to end once nothing runs; its task is then finished.
         known_ends: runs whose end the framework has recorded.
         known_reports: runs of which the framework wants to hear what comes after the reports it has written down.
+        stop: whether the trial of the run that is in the slot and not wanted will never run again: it is ended even if
+            it cannot be suspended.
     """
 
     number: int
@@ -57,6 +59,7 @@ class Wanted:
     leave: bool = False
     known_ends: tuple[RunKey, ...] = ()
     known_reports: tuple[KnownReports, ...] = ()
+    stop: bool = False
 
     def encode(self) -> str:
         """The message as base64 text."""
@@ -71,6 +74,7 @@ class Wanted:
                 "leave": self.leave,
                 "known_ends": [list(key) for key in self.known_ends],
                 "known_reports": [list(known) for known in self.known_reports],
+                "stop": self.stop,
             }
         )
 
@@ -94,6 +98,7 @@ class Wanted:
                 known_reports=tuple(
                     (int(trial), int(number), int(count)) for trial, number, count in values["known_reports"]
                 ),
+                stop=bool(values.get("stop", False)),  # services of earlier versions do not say
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"malformed message to a slot: {error}") from error

@@ -9,12 +9,16 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dike.exceptions import BadInputError, DikeError, JobFailedError
 from dike.main_script import own_program
+from dike.trial import pickled
+
+SpaceFunction = Callable[[Any], Mapping[str, Any] | None]
+"""Asks an Optuna trial for parameters and returns them by name, or nothing where these are what it asked for."""
 
 COMMAND = (sys.executable, "-P", "-m", "framework", "tune")
 REPEATED = ("constraint", "env", "volume")
@@ -26,20 +30,25 @@ OPTIONS = frozenset(
         *("checkpoint_dir", "checkpoint_interval"),
         *("connect_timeout", "image", "jobs_per_gpu", "logdir", "master", "metric", "milestones", "mode", "name"),
         *("on_failure", "policy", "principal", "quantum", "resources", "resume", "role", "sampler", "secret_file"),
-        *("seed", "slot_cpus", "slot_gpus", "slot_mem", "slots", "storage", "suspend_timeout", "timeout", "trials"),
+        *("seed", "slot_cpus", "slot_gpus", "slot_mem", "slots", "stop", "storage", "suspend_timeout", "timeout"),
+        "trials",
     }
 )
 """What `dike.tune` passes on: long options of `dike tune`, spelled with '_'."""
 
 _PREFIX = "dike: "
+_DEFAULTS = {"metric": "loss", "mode": "min"}
+"""What `dike.tune` says without having been told."""
 
 
-def search(space: str, options: Mapping[str, object], earlier: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def search(
+    space: str | SpaceFunction, options: Mapping[str, object], earlier: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
     """Runs a search to its end; what it says goes to this process' standard error.
 
     Args:
-        space: the space as YAML.
-        options: names among `OPTIONS` -> values; None leaves an option out.
+        space: the space as YAML, or a function.
+        options: names among `OPTIONS` -> values; None leaves an option out. The sampler may be an object.
         earlier: how the earlier calls of `dike.tune` in this script ended, one each.
 
     Returns:
@@ -94,21 +103,41 @@ def check_options(options: Mapping[str, object]) -> None:
 
 
 def _arguments(
-    folder: Path, program: tuple[str, str], space: str, options: Mapping[str, object], earlier: Sequence[dict[str, Any]]
+    folder: Path,
+    program: tuple[str, str],
+    space: str | SpaceFunction,
+    options: Mapping[str, object],
+    earlier: Sequence[dict[str, Any]],
 ) -> list[str]:
     given = {name: value for name, value in options.items() if value is not None}
     arguments = ["--format", "json"]
+    sampler = given.get("sampler")
+    if "resume" in given:
+        # The search knows all the rest.
+        given = {name: value for name, value in given.items() if value != _DEFAULTS.get(name) and value is not sampler}
+    elif sampler is not None and not isinstance(sampler, str):
+        given["sampler"] = type(sampler).__name__
+        arguments += ["--sampler-object", _pickled(folder / "sampler.pickle", sampler, "sampler")]
     for name, value in given.items():
         for one in _values(value) if name in REPEATED else [value]:
             arguments += [f"--{name.replace('_', '-')}", str(one)]
     if "resume" in given:
-        return arguments  # the search knows all the rest
-    (folder / "space.yaml").write_text(space, encoding="utf-8")
+        return arguments
+    if callable(space):
+        arguments += ["--space-function", _pickled(folder / "space.pickle", space, "function given as the space")]
+    else:
+        (folder / "space.yaml").write_text(space, encoding="utf-8")
+        arguments += ["--space", str(folder / "space.yaml")]
     (folder / "earlier.json").write_text(json.dumps(list(earlier)), encoding="utf-8")
-    arguments += ["--space", str(folder / "space.yaml"), "--function-call", str(len(earlier))]
+    arguments += ["--function-call", str(len(earlier))]
     arguments += ["--earlier-results", str(folder / "earlier.json")]
     script, module = program
     return [*arguments, *(["-m", module] if module else [script]), "--", *sys.argv[1:]]
+
+
+def _pickled(path: Path, value: object, what: str) -> str:
+    path.write_bytes(pickled.dumps(value, what, pickled.OBJECT_LIMIT_BYTES))
+    return str(path)
 
 
 def _values(value: object) -> list[object]:

@@ -16,6 +16,7 @@ from dike.exceptions import BadInputError, DikeError
 from dike.main_script import call_script
 from dike.trial import launch, search_command, search_space
 from dike.trial.runtime import TrialRuntime, runtime
+from dike.trial.search_command import SpaceFunction
 from dike.trial.search_result import SearchResult
 from dike.trial.spec import Value
 
@@ -29,7 +30,7 @@ _outcomes: list[dict[str, Any]] = []
 
 def tune(
     train_fn: TrainFunction,
-    space: Mapping[str, Any],
+    space: Mapping[str, Any] | SpaceFunction,
     *,
     metric: str = "loss",
     mode: str = "min",
@@ -41,11 +42,13 @@ def tune(
     Args:
         train_fn: what a trial does.
         space: name -> list of values, or range `(low, high)`, `(low, high, "log")`, `(low, high, "int")`; a range of
-            two whole numbers holds whole numbers only.
+            two whole numbers holds whole numbers only. Or a function of an Optuna trial that asks it for parameters
+            (`trial.suggest_float("lr", 1e-5, 0.1, log=True)`) and returns them by name; trials may have different ones.
         metric: the objective: `loss` for the training loss or the number that `train_fn` returns; or another name.
         mode: `min` or `max`.
         trials: how many; None for all points where the space is lists only.
-        options: any other option of `dike tune`, spelled with '_': `policy`, `name`, `master`, `storage`, `quantum`,
+        options: `sampler`, a name or an object of `optuna.samplers`; `stop`, which ends trials for good; any other
+            option of `dike tune`, spelled with '_': `policy`, `name`, `master`, `storage`, `quantum`,
             `slots`, `resume` ...
 
     Returns:
@@ -57,7 +60,9 @@ def tune(
         KeyboardInterrupt: after Ctrl-C, when all trials are suspended.
     """
     own = {"metric": metric, "mode": mode, "trials": trials}
-    return _tune(train_fn, space, search_space.to_yaml, {**own, **options})
+    return _tune(
+        train_fn, space, lambda space: space if callable(space) else search_space.to_yaml(space), {**own, **options}
+    )
 
 
 def grid_search(
@@ -91,8 +96,15 @@ def arguments_for(train_fn: TrainFunction, parameters: Mapping[str, Value]) -> d
     return {name: value for name, value in named.items() if takes_all or name in by_name}
 
 
+def _written(space: Mapping[str, Any] | SpaceFunction) -> str | SpaceFunction:
+    return space if callable(space) else search_space.to_yaml(space)
+
+
 def _tune(
-    train_fn: TrainFunction, space: Mapping[str, Any], to_yaml: Callable[[Any], str], options: Mapping[str, object]
+    train_fn: TrainFunction,
+    space: Mapping[str, Any] | SpaceFunction,
+    to_yaml: Callable[[Any], str | SpaceFunction],
+    options: Mapping[str, object],
 ) -> SearchResult:
     trial = runtime()
     if trial is not None:
@@ -107,12 +119,16 @@ def _tune(
 
 
 def _search(
-    train_fn: TrainFunction, space: Mapping[str, Any], as_yaml: str, options: Mapping[str, object]
+    train_fn: TrainFunction,
+    space: Mapping[str, Any] | SpaceFunction,
+    as_yaml: str | SpaceFunction,
+    options: Mapping[str, object],
 ) -> dict[str, Any]:
     if tasks.current() is not None:
         raise BadInputError("dike.tune cannot search inside a job of 'dike run'; run the script with 'python'.")
     search_command.check_options(options)
-    arguments_for(train_fn, dict.fromkeys(space, 0))
+    if not callable(space):
+        arguments_for(train_fn, dict.fromkeys(space, 0))
     return search_command.search(as_yaml, options, _outcomes)
 
 

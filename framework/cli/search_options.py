@@ -13,8 +13,9 @@ from framework.policies.trials.registry import make_policy
 from framework.project.entry_point import RUNS_FOLDER, environment_for_tasks, find_entry_point
 from framework.project.script_facts import script_facts
 from framework.search.migration_cost import DEFAULT_MOVE_S
-from framework.search.optuna_study import default_sampler, grid_size
-from framework.search.records import Mode, Sampler, SearchSpec
+from framework.search.pruners import parse_stop
+from framework.search.records import Mode, SearchSpec
+from framework.search.samplers import EXHAUSTIVE, check_sampler, default_sampler, grid_size
 from framework.search.space import check_space, parse_parameter, read_space
 from framework.training.run import absolute_folder, new_job_id
 
@@ -48,7 +49,10 @@ def search_spec(
     param: Sequence[str],
     space_file: Path | None,
     trials: int | None,
-    sampler: Sampler | None,
+    sampler: str | None,
+    sampler_object: str,
+    space_function: str,
+    stop: str,
     seed: int,
     policy: str,
     quantum_s: float,
@@ -72,9 +76,16 @@ def search_spec(
     if name is not None and not _NAME.fullmatch(name):
         raise BadInputError(f"'{name}' is no name for a search; use letters, digits, '-', '_' and '.'.")
     space = (*(() if space_file is None else read_space(space_file)), *map(parse_parameter, param))
-    check_space(space)
     chosen = sampler or default_sampler(space, trials)
-    if chosen == "grid":
+    if not sampler_object:
+        check_sampler(chosen)
+    if stop:
+        parse_stop(stop)
+    if not space_function:
+        check_space(space)
+    elif chosen == "grid":
+        raise BadInputError("A function has no grid to try; leave the sampler out, or take bruteforce.")
+    if chosen in EXHAUSTIVE and not space_function and not sampler_object:
         size = grid_size(space)
         trials = size if trials is None else min(trials, size)
     name = name or new_job_id(entry.script)
@@ -87,6 +98,9 @@ def search_spec(
         flags=script_facts(entry, [parameter.name for parameter in space]).flags if use_flags else {},
         space=space,
         sampler=chosen,
+        sampler_object=sampler_object,
+        space_function=space_function,
+        stop=stop,
         trial_count=trials or DEFAULT_TRIALS,
         seed=seed,
         policy=policy,
