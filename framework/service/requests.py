@@ -138,6 +138,8 @@ class _Search(_Bounds):
     arguments: Annotated[tuple[Text, ...], Field(max_length=MAX_ITEMS)]
     flags: Annotated[dict[Text, Text], Field(max_length=MAX_PARAMETERS)]
     space: Annotated[tuple[_Parameter, ...], Field(max_length=MAX_PARAMETERS)]
+    sampler: Text
+    stop: Text
     trial_count: Annotated[int, Field(ge=1, le=MAX_TRIALS)]
     seed: Seed
     settings: _Settings
