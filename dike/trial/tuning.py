@@ -7,13 +7,16 @@ and ends the process. So closures, lambdas and scripts without `if __name__ == "
 
 from __future__ import annotations
 
+import functools
 import inspect
+import sys
 from collections.abc import Callable, Mapping
+from types import TracebackType
 from typing import Any
 
 from dike import task as tasks
 from dike.exceptions import BadInputError, DikeError
-from dike.main_script import call_script
+from dike.main_script import call_script, error_lines
 from dike.trial import launch, search_command, search_space
 from dike.trial.runtime import TrialRuntime, runtime
 from dike.trial.search_command import SpaceFunction
@@ -113,9 +116,24 @@ def _tune(
         outcome = _search(train_fn, space, to_yaml(space), options)
     except DikeError as error:
         _outcomes.append(search_command.outcome_of(error))
+        _show_users_frames_only()
         raise
     _outcomes.append(outcome)
     return SearchResult.from_json(outcome)
+
+
+@functools.cache
+def _show_users_frames_only() -> None:
+    """Lets an error of ours that nobody catches end with the line of the script that it is about."""
+    otherwise = sys.excepthook
+
+    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, DikeError):
+            sys.stderr.write("".join(error_lines(error)))
+        else:
+            otherwise(kind, error, trace)
+
+    sys.excepthook = show
 
 
 def _search(
