@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import linecache
+import os
 import pickle
 from typing import Any
 
@@ -12,6 +14,8 @@ OBJECT_LIMIT_BYTES = 2**20
 """A sampler or a space is kept in the search's record."""
 FUNCTION_LIMIT_BYTES = 50 * 2**20
 """A function travels to every slot, with all that it refers to."""
+FUNCTION_SUFFIX = ".function"
+"""Ending of a file that holds a function where else a script is."""
 _MIB = 2**20
 
 
@@ -41,6 +45,28 @@ def dumps(value: object, what: str, limit_bytes: int) -> bytes:
             f"{limit_bytes // _MIB} MiB can be sent along, so let it load its data from a file."
         )
     return data
+
+
+def dump_function(function: object) -> bytes:
+    """Pickles what a trial is to call, and the source of cells, which no file holds.
+
+    Raises:
+        BadInputError: see `dumps`.
+    """
+    cells = {name: entry[2] for name, entry in linecache.cache.items() if len(entry) > 1 and not os.path.isfile(name)}
+    return dumps((function, cells), "function given to dike.tune", FUNCTION_LIMIT_BYTES)
+
+
+def load_function(data: bytes) -> Any:
+    """The function; tracebacks, and libraries that read its source, find that as where it was written.
+
+    Raises:
+        BadInputError: see `loads`.
+    """
+    function, cells = loads(data, "function given to dike.tune")
+    for name, lines in cells.items():
+        linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
+    return function
 
 
 def loads(data: bytes, what: str) -> Any:

@@ -1,4 +1,4 @@
-"""Runs a search for `dike.tune`: the `dike tune` command in a process of its own, with this script as its script."""
+"""Runs a search for `dike.tune`: the `dike tune` command in a process of its own, with this script or a function."""
 
 from __future__ import annotations
 
@@ -42,11 +42,15 @@ _DEFAULTS = {"metric": "loss", "mode": "min"}
 
 
 def search(
-    space: str | SpaceFunction, options: Mapping[str, object], earlier: Sequence[dict[str, Any]]
+    function: Callable[..., Any],
+    space: str | SpaceFunction,
+    options: Mapping[str, object],
+    earlier: Sequence[dict[str, Any]],
 ) -> dict[str, Any]:
     """Runs a search to its end; what it says goes to this process' standard error.
 
     Args:
+        function: what a trial does; it is pickled if there is no script to run from the top.
         space: the space as YAML, or a function.
         options: names among `OPTIONS` -> values; None leaves an option out. The sampler may be an object.
         earlier: how the earlier calls of `dike.tune` in this script ended, one each.
@@ -55,13 +59,12 @@ def search(
         What the command has printed as JSON.
 
     Raises:
-        BadInputError: if the command refuses its input, or there is no script file.
+        BadInputError: if the command refuses its input, or something cannot be pickled.
         JobFailedError: if the search ends early, or no trial succeeds.
         KeyboardInterrupt: after Ctrl-C, when all trials are suspended.
     """
-    program = own_script()
     with tempfile.TemporaryDirectory(prefix="dike-tune-") as folder:
-        arguments = _arguments(Path(folder), program, space, options, earlier)
+        arguments = _arguments(Path(folder), function, space, options, earlier)
         output = Path(folder) / "result.json"
         code, message = _run([*COMMAND, *arguments], output)
         if code == BadInputError.exit_code:
@@ -72,21 +75,6 @@ def search(
             raise JobFailedError(message or f"The search ended with exit code {code}; the reason is above.")
         document: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
         return document
-
-
-def own_script() -> tuple[str, str]:
-    """The file that Python was started with, and its name if that is a module.
-
-    Raises:
-        BadInputError: if there is none, as in a notebook.
-    """
-    program = own_program()
-    if program is None:
-        raise BadInputError(
-            "dike.tune runs the script that calls it once for each trial, and here is none; put the call into a file "
-            "and run it with 'python FILE'."
-        )
-    return program
 
 
 def check_options(options: Mapping[str, object]) -> None:
@@ -104,7 +92,7 @@ def check_options(options: Mapping[str, object]) -> None:
 
 def _arguments(
     folder: Path,
-    program: tuple[str, str],
+    function: Callable[..., Any],
     space: str | SpaceFunction,
     options: Mapping[str, object],
     earlier: Sequence[dict[str, Any]],
@@ -128,6 +116,13 @@ def _arguments(
     else:
         (folder / "space.yaml").write_text(space, encoding="utf-8")
         arguments += ["--space", str(folder / "space.yaml")]
+    program = own_program()
+    if program is None:
+        # A search that has no name is called by its file.
+        name = getattr(function, "__name__", "")
+        path = folder / (name if name.isidentifier() else "notebook")
+        path.write_bytes(pickled.dump_function(function))
+        return [*arguments, "--function-call", "0", "--function", str(path)]
     (folder / "earlier.json").write_text(json.dumps(list(earlier)), encoding="utf-8")
     arguments += ["--function-call", str(len(earlier))]
     arguments += ["--earlier-results", str(folder / "earlier.json")]

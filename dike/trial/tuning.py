@@ -1,14 +1,17 @@
 """`dike.tune` and `dike.grid_search`: a search over a function of a script, asked for in that script.
 
-Nothing is pickled. The script's own process runs `dike tune` on the script. Each trial runs the script from the top:
-calls of `dike.tune` before the one in question return at once what they returned there, that one calls the function
-and ends the process. So closures, lambdas and scripts without `if __name__ == "__main__"` work.
+The script's own process runs `dike tune` on the script. Each trial runs the script from the top: calls of `dike.tune`
+before the one in question return at once what they returned there, that one calls the function and ends the process. So
+closures, lambdas and scripts without `if __name__ == "__main__"` work, and nothing of them is pickled.
+
+Where there is no script, as in a notebook, `dike tune` gets the function itself, pickled; each trial calls it.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import os
 import sys
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -16,8 +19,8 @@ from typing import Any
 
 from dike import task as tasks
 from dike.exceptions import BadInputError, DikeError
-from dike.main_script import call_script, error_lines
-from dike.trial import launch, search_command, search_space
+from dike.main_script import become_main, call_script, error_lines
+from dike.trial import launch, pickled, search_command, search_space
 from dike.trial.runtime import TrialRuntime, runtime
 from dike.trial.search_command import SpaceFunction
 from dike.trial.search_result import SearchResult
@@ -103,6 +106,15 @@ def _written(space: Mapping[str, Any] | SpaceFunction) -> str | SpaceFunction:
     return space if callable(space) else search_space.to_yaml(space)
 
 
+def train_from_file(trial: TrialRuntime, path: str) -> None:
+    """Does a trial whose function was pickled, because there is no script to run from the top."""
+    become_main([""], os.getcwd())
+    # A search that the function asks for itself is refused.
+    _outcomes.append({})
+    with open(path, "rb") as file:
+        _train(trial, pickled.load_function(file.read()))
+
+
 def _tune(
     train_fn: TrainFunction,
     space: Mapping[str, Any] | SpaceFunction,
@@ -147,7 +159,7 @@ def _search(
     search_command.check_options(options)
     if not callable(space):
         arguments_for(train_fn, dict.fromkeys(space, 0))
-    return search_command.search(as_yaml, options, _outcomes)
+    return search_command.search(train_fn, as_yaml, options, _outcomes)
 
 
 def _in_trial(trial: TrialRuntime, train_fn: TrainFunction) -> SearchResult:

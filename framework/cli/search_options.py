@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dike.checkpoints import make_private
 from dike.exceptions import BadInputError
+from dike.trial.pickled import FUNCTION_SUFFIX
 from framework.policies.trials.interface import Milestone, PolicySettings
 from framework.policies.trials.registry import make_policy
 from framework.project.entry_point import RUNS_FOLDER, environment_for_tasks, find_entry_point
@@ -44,6 +47,7 @@ def milestones_of(text: str) -> tuple[Milestone, ...]:
 def search_spec(
     *,
     script: Path | None,
+    function: Path | None,
     is_module: bool,
     on_this_machine: bool,
     param: Sequence[str],
@@ -67,14 +71,19 @@ def search_spec(
 ) -> SearchSpec:
     """Checks what was asked for and puts it together; `others` go into the search as they are.
 
+    `function` is the file of a pickled function, which trials call in the place of a script.
+
     Raises:
         BadInputError: if it cannot be used.
     """
+    if name is not None and not _NAME.fullmatch(name):
+        raise BadInputError(f"'{name}' is no name for a search; use letters, digits, '-', '_' and '.'.")
+    if function is not None:
+        name = name or new_job_id(function)
+        script = _keep_function(function, name)
     if script is None:
         raise BadInputError("The script is missing; write dike tune SCRIPT, or dike tune --resume NAME.")
     entry = find_entry_point(script, is_module=is_module)
-    if name is not None and not _NAME.fullmatch(name):
-        raise BadInputError(f"'{name}' is no name for a search; use letters, digits, '-', '_' and '.'.")
     space = (*(() if space_file is None else read_space(space_file)), *map(parse_parameter, param))
     chosen = sampler or default_sampler(space, trials)
     if not sampler_object:
@@ -114,3 +123,19 @@ def search_spec(
         },
         **others,
     )
+
+
+def _keep_function(function: Path, name: str) -> Path:
+    """Puts a pickled function into the folder of its search, where one that goes on finds it; returns where it is."""
+    data = function.read_bytes()
+    # Another search of that name may be there, and this one be refused.
+    kept = Path(RUNS_FOLDER, name, "function", f"{function.stem}-{hashlib.sha256(data).hexdigest()[:12]}")
+    kept = kept.with_suffix(FUNCTION_SUFFIX)
+    try:
+        make_private(str(kept.parent))
+        kept.write_bytes(data)
+    except OSError as error:
+        raise BadInputError(
+            f"The function cannot be written to {kept}: {error.strerror}; change to a folder of your own (os.chdir)."
+        ) from error
+    return kept

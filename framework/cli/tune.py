@@ -149,6 +149,7 @@ def tune(
     mesos: MesosAccess,
     function_call: Annotated[int | None, typer.Option(hidden=True)] = None,
     earlier_results: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    function: Annotated[Path | None, typer.Option(hidden=True)] = None,
     sampler_object: Annotated[Path | None, typer.Option(hidden=True)] = None,
     space_function: Annotated[Path | None, typer.Option(hidden=True)] = None,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
@@ -198,6 +199,7 @@ def tune(
     else:
         spec = search_spec(
             script=script,
+            function=function,
             is_module=module,
             on_this_machine=_runs_here(access) if detach else mesos.runs_here,
             arguments=tuple(arguments or ()),
