@@ -83,6 +83,7 @@ def _to_json(search: SearchSummary) -> dict[str, object]:
         "script": spec.script,
         "policy": spec.policy,
         "sampler": spec.sampler,
+        "stop": spec.stop,
         "metric": spec.metric,
         "mode": spec.mode,
         "space": [_parameter_to_json(parameter) for parameter in spec.space],

@@ -38,14 +38,6 @@ if TYPE_CHECKING:
     from framework.search.records import SearchSpec
 
 
-class Sampler(enum.StrEnum):
-    """How points of the space are chosen."""
-
-    GRID = "grid"
-    RANDOM = "random"
-    TPE = "tpe"
-
-
 class Mode(enum.StrEnum):
     """Which values of the metric are good."""
 
@@ -97,15 +89,27 @@ def tune(
         int | None, typer.Option(min=1, help="How many trials; a grid has as many as it has points.")
     ] = None,
     sampler: Annotated[
-        Sampler | None, typer.Option(help="How points are chosen; grid for lists without --trials, else tpe.")
+        str | None,
+        typer.Option(
+            help="How points are chosen: grid, random, tpe, nsgaii, cmaes, gp, qmc or another of Optuna's; grid for "
+            "lists without --trials, else tpe."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the sampler and the policy.")] = 0,
     policy: Annotated[
         str,
         typer.Option(
-            help=f"Which trials run first: {', '.join(sorted(POLICIES))}. All are trained to their end, with asha too."
+            help="No policy stops a trial: each says which trials run first, and all are trained to their end, unless "
+            f"--stop is given. One of {', '.join(sorted(POLICIES))}."
         ),
     ] = "dike",
+    stop: Annotated[
+        str,
+        typer.Option(
+            help="End trials for good that promise little: asha, median, patience=N or threshold=X, counted in epochs "
+            "or reports. Nothing is stopped by default."
+        ),
+    ] = "",
     quantum: Annotated[float, typer.Option(min=0.1, help="Seconds between two decisions on a slot.")] = 10.0,
     jobs_per_gpu: Annotated[
         int, typer.Option(min=1, help="Trials bound to one slot (hermes, hermes2, fifo, rr, slaq).")
@@ -157,6 +161,9 @@ def tune(
     mesos: MesosAccess,
     function_call: Annotated[int | None, typer.Option(hidden=True)] = None,
     earlier_results: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    function: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    sampler_object: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    space_function: Annotated[Path | None, typer.Option(hidden=True)] = None,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
     """Searches hyper-parameters.
@@ -212,13 +219,17 @@ def tune(
         remembered = run_options(context, {})
         spec = search_spec(
             script=script,
+            function=function,
             is_module=module,
             on_this_machine=_runs_here(access) if detach else mesos.runs_here,
             arguments=tuple(arguments or ()),
             param=param or [],
             space_file=space,
             trials=trials,
-            sampler=None if sampler is None else sampler.value,
+            sampler=sampler,
+            sampler_object=_read_object(sampler_object),
+            space_function=_read_object(space_function),
+            stop=stop,
             seed=seed,
             policy=policy,
             quantum_s=quantum,
@@ -293,6 +304,12 @@ def _hand_over(
 
 def _as_typed(parameter: str) -> str:
     return f"the {parameter}" if parameter in ("script", "arguments") else f"--{parameter.replace('_', '-')}"
+
+
+def _read_object(path: Path | None) -> str:
+    from framework.search.samplers import write_object
+
+    return "" if path is None else write_object(path.read_bytes())
 
 
 def _read_results(path: Path | None) -> tuple[dict[str, Any], ...]:
