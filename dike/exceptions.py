@@ -12,6 +12,12 @@ class DikeError(Exception):
 
     exit_code = 1
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows of it: the user's own frames."""
+        from dike.main_script import error_lines
+
+        return "".join(error_lines(self)).splitlines()
+
 
 class BadInputError(DikeError):
     """The user's input cannot be used; nothing has been started.

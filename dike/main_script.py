@@ -21,6 +21,11 @@ MODULE_VARIABLE = "DIKE_MODULE"
 """Environment variable that names the module to run in the script's place, as `python -m` does."""
 
 
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_NAMESPACE = (f"{_PACKAGE}__init__.py", f"{_PACKAGE}namespace.py")
+"""What stands for TensorFlow: a name that it does not have is the script's mistake."""
+
+
 class ScriptFailedError(Exception):
     """The script ended with an exception, whose traceback has been printed; the message is one clause about it."""
 
@@ -45,16 +50,10 @@ def run_as_main(script: str, arguments: Sequence[str]) -> None:
     """
     # Taken out: what the script starts itself is another program.
     name = os.environ.pop(MODULE_VARIABLE, "")
-    module = ModuleType("__main__")
     path = os.path.abspath(script)
-    module.__dict__.update(__file__=path, __builtins__=builtins, __cached__=None)
-    sys.modules["__main__"] = module
-    sys.argv[:] = [path if name else script, *arguments]
     folder = os.getcwd() if name else os.path.dirname(os.path.realpath(script))
-    if sys.flags.safe_path:
-        sys.path.insert(0, folder)
-    else:
-        sys.path[0] = folder
+    module = become_main([path if name else script, *arguments], folder)
+    module.__dict__.update(__file__=path, __cached__=None)
     try:
         if name:
             code = _code_of_module(name, module)
@@ -67,6 +66,27 @@ def run_as_main(script: str, arguments: Sequence[str]) -> None:
         reason = error.msg if isinstance(error, SyntaxError) else str(error)
         raise ScriptSyntaxError(f"has a syntax error{line} ({reason})") from error
     call_script(lambda: exec(code, module.__dict__))  # noqa: S102 - running the script is what this module is for
+
+
+def become_main(argv: Sequence[str], folder: str) -> ModuleType:
+    """Makes this process one that runs something else than it was started for.
+
+    Args:
+        argv: what that finds in `sys.argv`.
+        folder: where it finds its modules first.
+
+    Returns:
+        Its module `__main__`, which is empty.
+    """
+    module = ModuleType("__main__")
+    module.__dict__.update(__builtins__=builtins)
+    sys.modules["__main__"] = module
+    sys.argv[:] = argv
+    if sys.flags.safe_path:
+        sys.path.insert(0, folder)
+    else:
+        sys.path[0] = folder
+    return module
 
 
 def _code_of_module(name: str, module: ModuleType) -> CodeType:
@@ -97,8 +117,11 @@ def _code_of_module(name: str, module: ModuleType) -> CodeType:
 def own_program() -> tuple[str, str] | None:
     """What this process was started to run: its file, and its name if it is a module (`python -m`), else empty.
 
-    None where there is no such file, as in a notebook, or where it is a module from elsewhere than the working folder.
+    None where there is no such file, as in a notebook and at a prompt, or where it is a module from elsewhere than the
+    working folder.
     """
+    if hasattr(sys, "ps1"):
+        return None  # what is typed at a prompt is not in the file that has run before
     main = sys.modules.get("__main__")
     path = getattr(main, "__file__", None)
     spec = getattr(main, "__spec__", None)
@@ -115,7 +138,7 @@ def call_script(function: Callable[[], T]) -> T:
     """Calls what is the script's own, and returns what it returns.
 
     Args:
-        function: calls it at once: its own frame is left out of tracebacks.
+        function: calls it.
 
     Raises:
         ScriptFailedError: if it raises anything but what follows.
@@ -127,12 +150,42 @@ def call_script(function: Callable[[], T]) -> T:
     except DikeError:
         raise
     except Exception as error:
-        # The first frames are this function and the one given, which Python itself would not show.
-        trace = error.__traceback__
-        for _ in range(2):
-            trace = trace.tb_next if trace is not None else None
-        traceback.print_exception(type(error), error, trace)
+        sys.stderr.write("".join(error_lines(error)))
         raise ScriptFailedError(f"failed ({one_line(error)})") from error
+
+
+def error_lines(error: BaseException) -> list[str]:
+    """An error of the script as Python would print it, without the frames of what runs the script and wraps its calls.
+
+    Errors that Dike raises on purpose say all in their message: they end with the script's line. Any other that comes
+    from Dike's own code keeps its last frames.
+    """
+    report = traceback.TracebackException.from_exception(error)
+    if isinstance(error, DikeError):
+        report.__cause__ = report.__context__ = None
+    _leave_out_ours(report, all_of_them=isinstance(error, DikeError), seen=set())
+    return list(report.format())
+
+
+def _leave_out_ours(report: traceback.TracebackException, *, all_of_them: bool, seen: set[int]) -> None:
+    if id(report) in seen:
+        return
+    seen.add(id(report))
+    frames = list(report.stack)
+    while frames and frames[-1].filename in _NAMESPACE:
+        frames.pop()
+    own = 0
+    while not all_of_them and own < len(frames) and _is_ours(frames[-1 - own]):
+        own += 1
+    kept = frames[len(frames) - own :]
+    report.stack[:] = [*(frame for frame in frames[: len(frames) - own] if not _is_ours(frame)), *kept]
+    for other in (report.__cause__, report.__context__, *(report.exceptions or ())):
+        if other is not None:
+            _leave_out_ours(other, all_of_them=all_of_them, seen=seen)
+
+
+def _is_ours(frame: traceback.FrameSummary) -> bool:
+    return frame.filename.startswith(_PACKAGE)
 
 
 def exit_code_of(request: SystemExit) -> int:

@@ -25,6 +25,9 @@ from dike.trial.spec import EXIT_SUSPENDED, TrialSpec
 REPORT_WAIT_S = 5.0
 """How long a report that must not be lost may wait for a slow reader."""
 
+MAX_VALUES = 1000
+"""So many values of the objective are kept for one report; of more, every second goes."""
+
 LAST_LOSSES = 100
 """Of so many losses at most the mean is a trial's value where its script reports none."""
 
@@ -98,6 +101,7 @@ class TrialRuntime:
         self._losses: list[float] = []
         self._metrics: dict[str, float] = {}
         self._value: float | None = None
+        self._values: list[tuple[int, float]] = []
         self._names: set[str] = set()
         self._has_objective = spec.resume_from is not None
 
@@ -175,6 +179,10 @@ class TrialRuntime:
             self._names.update(metrics)
         if value is not None:
             self._value = value
+            if self.spec.every_value:
+                self._values.append((step, value))
+                if len(self._values) > MAX_VALUES:
+                    del self._values[::2]
         self._has_objective |= value is not None or (loss is not None and self.spec.metric == "loss")
         if self._clock() - self._reported_s >= PROGRESS_INTERVAL_S:
             self.flush_progress(wait_s=0.0)
@@ -195,10 +203,13 @@ class TrialRuntime:
             line["metrics"] = dict(self._metrics)
         if self._value is not None:
             line["value"] = self._value
+        if self._values:
+            line["values"] = list(self._values)
         self._reporter.send(line, wait_s)
         self._losses.clear()
         self._metrics.clear()
         self._value = None
+        self._values.clear()
         self._reported_s = self._clock()
 
     @property

@@ -1,4 +1,4 @@
-"""Runs a search for `dike.tune`: the `dike tune` command in a process of its own, with this script as its script."""
+"""Runs a search for `dike.tune`: the `dike tune` command in a process of its own, with this script or a function."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dike.exceptions import BadInputError, DikeError, JobFailedError
 from dike.main_script import own_program
+from dike.trial import pickled
+
+SpaceFunction = Callable[[Any], Mapping[str, Any] | None]
+"""Asks an Optuna trial for parameters and returns them by name, or nothing where these are what it asked for."""
 
 COMMAND = (sys.executable, "-P", "-m", "framework", "tune")
 REPEATED = ("constraint", "env", "volume")
@@ -26,33 +30,41 @@ OPTIONS = frozenset(
         *("checkpoint_dir", "checkpoint_interval"),
         *("connect_timeout", "image", "jobs_per_gpu", "logdir", "master", "metric", "milestones", "mode", "name"),
         *("on_failure", "policy", "principal", "quantum", "resources", "resume", "role", "sampler", "secret_file"),
-        *("seed", "slot_cpus", "slot_gpus", "slot_mem", "slots", "storage", "suspend_timeout", "timeout", "trials"),
+        *("seed", "slot_cpus", "slot_gpus", "slot_mem", "slots", "stop", "storage", "suspend_timeout", "timeout"),
+        "trials",
     }
 )
 """What `dike.tune` passes on: long options of `dike tune`, spelled with '_'."""
 
 _PREFIX = "dike: "
+_DEFAULTS = {"metric": "loss", "mode": "min"}
+"""What `dike.tune` says without having been told."""
 
 
-def search(space: str, options: Mapping[str, object], earlier: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def search(
+    function: Callable[..., Any],
+    space: str | SpaceFunction,
+    options: Mapping[str, object],
+    earlier: Sequence[dict[str, Any]],
+) -> dict[str, Any]:
     """Runs a search to its end; what it says goes to this process' standard error.
 
     Args:
-        space: the space as YAML.
-        options: names among `OPTIONS` -> values; None leaves an option out.
+        function: what a trial does; it is pickled if there is no script to run from the top.
+        space: the space as YAML, or a function.
+        options: names among `OPTIONS` -> values; None leaves an option out. The sampler may be an object.
         earlier: how the earlier calls of `dike.tune` in this script ended, one each.
 
     Returns:
         What the command has printed as JSON.
 
     Raises:
-        BadInputError: if the command refuses its input, or there is no script file.
+        BadInputError: if the command refuses its input, or something cannot be pickled.
         JobFailedError: if the search ends early, or no trial succeeds.
         KeyboardInterrupt: after Ctrl-C, when all trials are suspended.
     """
-    program = own_script()
     with tempfile.TemporaryDirectory(prefix="dike-tune-") as folder:
-        arguments = _arguments(Path(folder), program, space, options, earlier)
+        arguments = _arguments(Path(folder), function, space, options, earlier)
         output = Path(folder) / "result.json"
         code, message = _run([*COMMAND, *arguments], output)
         if code == BadInputError.exit_code:
@@ -63,21 +75,6 @@ def search(space: str, options: Mapping[str, object], earlier: Sequence[dict[str
             raise JobFailedError(message or f"The search ended with exit code {code}; the reason is above.")
         document: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
         return document
-
-
-def own_script() -> tuple[str, str]:
-    """The file that Python was started with, and its name if that is a module.
-
-    Raises:
-        BadInputError: if there is none, as in a notebook.
-    """
-    program = own_program()
-    if program is None:
-        raise BadInputError(
-            "dike.tune runs the script that calls it once for each trial, and here is none; put the call into a file "
-            "and run it with 'python FILE'."
-        )
-    return program
 
 
 def check_options(options: Mapping[str, object]) -> None:
@@ -94,21 +91,48 @@ def check_options(options: Mapping[str, object]) -> None:
 
 
 def _arguments(
-    folder: Path, program: tuple[str, str], space: str, options: Mapping[str, object], earlier: Sequence[dict[str, Any]]
+    folder: Path,
+    function: Callable[..., Any],
+    space: str | SpaceFunction,
+    options: Mapping[str, object],
+    earlier: Sequence[dict[str, Any]],
 ) -> list[str]:
     given = {name: value for name, value in options.items() if value is not None}
     arguments = ["--format", "json"]
+    sampler = given.get("sampler")
+    if "resume" in given:
+        # The search knows all the rest.
+        given = {name: value for name, value in given.items() if value != _DEFAULTS.get(name) and value is not sampler}
+    elif sampler is not None and not isinstance(sampler, str):
+        given["sampler"] = type(sampler).__name__
+        arguments += ["--sampler-object", _pickled(folder / "sampler.pickle", sampler, "sampler")]
     for name, value in given.items():
         for one in _values(value) if name in REPEATED else [value]:
             arguments += [f"--{name.replace('_', '-')}", str(one)]
     if "resume" in given:
-        return arguments  # the search knows all the rest
-    (folder / "space.yaml").write_text(space, encoding="utf-8")
+        return arguments
+    if callable(space):
+        arguments += ["--space-function", _pickled(folder / "space.pickle", space, "function given as the space")]
+    else:
+        (folder / "space.yaml").write_text(space, encoding="utf-8")
+        arguments += ["--space", str(folder / "space.yaml")]
+    program = own_program()
+    if program is None:
+        # A search that has no name is called by its file.
+        name = getattr(function, "__name__", "")
+        path = folder / (name if name.isidentifier() else "notebook")
+        path.write_bytes(pickled.dump_function(function))
+        return [*arguments, "--function-call", "0", "--function", str(path)]
     (folder / "earlier.json").write_text(json.dumps(list(earlier)), encoding="utf-8")
-    arguments += ["--space", str(folder / "space.yaml"), "--function-call", str(len(earlier))]
+    arguments += ["--function-call", str(len(earlier))]
     arguments += ["--earlier-results", str(folder / "earlier.json")]
     script, module = program
     return [*arguments, *(["-m", module] if module else [script]), "--", *sys.argv[1:]]
+
+
+def _pickled(path: Path, value: object, what: str) -> str:
+    path.write_bytes(pickled.dumps(value, what, pickled.OBJECT_LIMIT_BYTES))
+    return str(path)
 
 
 def _values(value: object) -> list[object]:

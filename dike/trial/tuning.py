@@ -1,21 +1,28 @@
 """`dike.tune` and `dike.grid_search`: a search over a function of a script, asked for in that script.
 
-Nothing is pickled. The script's own process runs `dike tune` on the script. Each trial runs the script from the top:
-calls of `dike.tune` before the one in question return at once what they returned there, that one calls the function
-and ends the process. So closures, lambdas and scripts without `if __name__ == "__main__"` work.
+The script's own process runs `dike tune` on the script. Each trial runs the script from the top: calls of `dike.tune`
+before the one in question return at once what they returned there, that one calls the function and ends the process. So
+closures, lambdas and scripts without `if __name__ == "__main__"` work, and nothing of them is pickled.
+
+Where there is no script, as in a notebook, `dike tune` gets the function itself, pickled; each trial calls it.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
+import os
+import sys
 from collections.abc import Callable, Mapping
+from types import TracebackType
 from typing import Any
 
 from dike import task as tasks
 from dike.exceptions import BadInputError, DikeError
-from dike.main_script import call_script
-from dike.trial import launch, search_command, search_space
+from dike.main_script import become_main, call_script, error_lines
+from dike.trial import launch, pickled, search_command, search_space
 from dike.trial.runtime import TrialRuntime, runtime
+from dike.trial.search_command import SpaceFunction
 from dike.trial.search_result import SearchResult
 from dike.trial.spec import Value
 
@@ -29,7 +36,7 @@ _outcomes: list[dict[str, Any]] = []
 
 def tune(
     train_fn: TrainFunction,
-    space: Mapping[str, Any],
+    space: Mapping[str, Any] | SpaceFunction,
     *,
     metric: str = "loss",
     mode: str = "min",
@@ -41,11 +48,13 @@ def tune(
     Args:
         train_fn: what a trial does.
         space: name -> list of values, or range `(low, high)`, `(low, high, "log")`, `(low, high, "int")`; a range of
-            two whole numbers holds whole numbers only.
+            two whole numbers holds whole numbers only. Or a function of an Optuna trial that asks it for parameters
+            (`trial.suggest_float("lr", 1e-5, 0.1, log=True)`) and returns them by name; trials may have different ones.
         metric: the objective: `loss` for the training loss or the number that `train_fn` returns; or another name.
         mode: `min` or `max`.
         trials: how many; None for all points where the space is lists only.
-        options: any other option of `dike tune`, spelled with '_': `policy`, `name`, `master`, `storage`, `quantum`,
+        options: `sampler`, a name or an object of `optuna.samplers`; `stop`, which ends trials for good; any other
+            option of `dike tune`, spelled with '_': `policy`, `name`, `master`, `storage`, `quantum`,
             `slots`, `resume` ...
 
     Returns:
@@ -57,7 +66,9 @@ def tune(
         KeyboardInterrupt: after Ctrl-C, when all trials are suspended.
     """
     own = {"metric": metric, "mode": mode, "trials": trials}
-    return _tune(train_fn, space, search_space.to_yaml, {**own, **options})
+    return _tune(
+        train_fn, space, lambda space: space if callable(space) else search_space.to_yaml(space), {**own, **options}
+    )
 
 
 def grid_search(
@@ -91,8 +102,24 @@ def arguments_for(train_fn: TrainFunction, parameters: Mapping[str, Value]) -> d
     return {name: value for name, value in named.items() if takes_all or name in by_name}
 
 
+def _written(space: Mapping[str, Any] | SpaceFunction) -> str | SpaceFunction:
+    return space if callable(space) else search_space.to_yaml(space)
+
+
+def train_from_file(trial: TrialRuntime, path: str) -> None:
+    """Does a trial whose function was pickled, because there is no script to run from the top."""
+    become_main([""], os.getcwd())
+    # A search that the function asks for itself is refused.
+    _outcomes.append({})
+    with open(path, "rb") as file:
+        _train(trial, pickled.load_function(file.read()))
+
+
 def _tune(
-    train_fn: TrainFunction, space: Mapping[str, Any], to_yaml: Callable[[Any], str], options: Mapping[str, object]
+    train_fn: TrainFunction,
+    space: Mapping[str, Any] | SpaceFunction,
+    to_yaml: Callable[[Any], str | SpaceFunction],
+    options: Mapping[str, object],
 ) -> SearchResult:
     trial = runtime()
     if trial is not None:
@@ -101,19 +128,38 @@ def _tune(
         outcome = _search(train_fn, space, to_yaml(space), options)
     except DikeError as error:
         _outcomes.append(search_command.outcome_of(error))
+        _show_users_frames_only()
         raise
     _outcomes.append(outcome)
     return SearchResult.from_json(outcome)
 
 
+@functools.cache
+def _show_users_frames_only() -> None:
+    """Lets an error of ours that nobody catches end with the line of the script that it is about."""
+    otherwise = sys.excepthook
+
+    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, DikeError):
+            sys.stderr.write("".join(error_lines(error)))
+        else:
+            otherwise(kind, error, trace)
+
+    sys.excepthook = show
+
+
 def _search(
-    train_fn: TrainFunction, space: Mapping[str, Any], as_yaml: str, options: Mapping[str, object]
+    train_fn: TrainFunction,
+    space: Mapping[str, Any] | SpaceFunction,
+    as_yaml: str | SpaceFunction,
+    options: Mapping[str, object],
 ) -> dict[str, Any]:
     if tasks.current() is not None:
         raise BadInputError("dike.tune cannot search inside a job of 'dike run'; run the script with 'python'.")
     search_command.check_options(options)
-    arguments_for(train_fn, dict.fromkeys(space, 0))
-    return search_command.search(as_yaml, options, _outcomes)
+    if not callable(space):
+        arguments_for(train_fn, dict.fromkeys(space, 0))
+    return search_command.search(train_fn, as_yaml, options, _outcomes)
 
 
 def _in_trial(trial: TrialRuntime, train_fn: TrainFunction) -> SearchResult:

@@ -18,7 +18,12 @@ from framework.search.slots import Slot
 
 SUMMARY_EVERY_S = 10.0
 BEST_SHOWN = 5
-_STATES = ("waiting", "starting", "restarting", "running", "suspended", "finished", "failed")
+_STATES = (
+    TrialState.WAITING,
+    "starting",
+    "restarting",
+    *(state for state in TrialState if state is not TrialState.WAITING),
+)
 LINES_BESIDE_TABLE = 9
 """Lines of a terminal that the live table leaves to headings and notes."""
 
@@ -67,6 +72,13 @@ class PlainSearchView(SearchObserver):
         if trial.state is TrialState.FINISHED:
             value = "no value" if trial.value is None else f"{self._spec.metric} {trial.value:.4g}"
             self.say(f"trial {trial.number} ({describe_parameters(trial)}) finished at step {trial.step}: {value}")
+
+    def trial_stopped(self, trial: TrialRecord) -> None:
+        value = "" if trial.value is None else f": {self._spec.metric} {trial.value:.4g}"
+        self.say(
+            f"trial {trial.number} ({describe_parameters(trial)}) stopped for good at step {trial.step}{value} "
+            f"(--stop {self._spec.stop})"
+        )
 
     def output(self, text: str) -> None:
         self._console.print("end of the failed trial's output:", style="bold")
@@ -128,7 +140,8 @@ def print_result(console: Console, result: SearchResult, spec: SearchSpec) -> No
     """The last word: the best trials and where their checkpoints are."""
     best = best_trials(result.trials, result.mode)[:BEST_SHOWN]
     if best:
-        names = [parameter.name for parameter in spec.space]
+        # Where a function says the space, trials may have different ones.
+        names = list(dict.fromkeys(name for trial in best for name in trial.parameters))
         console.print(best_trials_table(best, spec.metric, names, result.checkpoint_dir, console.width))
     console.print(f"Checkpoints are in {result.checkpoint_dir}", markup=False, highlight=False, soft_wrap=True)
     first = result.best

@@ -28,7 +28,7 @@ def trials(
     storage: StorageOption = None,
     output_format: FormatOption = Format.TABLE,
 ) -> None:
-    """Shows a search's trials as they stand, or which searches there are."""
+    """Shows a search's trials, or lists the searches."""
     from framework.cli.search_tables import how_to_go_on, search_state, trials_table
     from framework.search.database import STORAGE_VARIABLE, default_storage
     from framework.search.recovery import trials_to_resume
@@ -83,6 +83,7 @@ def _to_json(search: SearchSummary) -> dict[str, object]:
         "script": spec.script,
         "policy": spec.policy,
         "sampler": spec.sampler,
+        "stop": spec.stop,
         "metric": spec.metric,
         "mode": spec.mode,
         "space": [_parameter_to_json(parameter) for parameter in spec.space],

@@ -15,7 +15,6 @@ from framework.policies.trials.interface import PolicySettings, Reading
 from framework.project.entry_point import EntryPoint
 
 Mode = Literal["min", "max"]
-Sampler = Literal["grid", "random", "tpe"]
 OnFailure = Literal["continue", "abort"]
 MAX_FAILURES = 3
 """Failures in a row, without a new checkpoint between them, after which a trial is given up (as in Hops).
@@ -35,11 +34,13 @@ class TrialState(enum.StrEnum):
     SUSPENDED = "suspended"
     """Has given its slot back, with a checkpoint, or was stopped and goes on from its last one."""
     FINISHED = "finished"
+    STOPPED = "stopped"
+    """Was ended for good by `--stop`, because it did not promise enough; its slot may still be on the way out of it."""
     FAILED = "failed"
 
     def has_ended(self) -> bool:
         """Whether it will never run again."""
-        return self in (TrialState.FINISHED, TrialState.FAILED)
+        return self in (TrialState.FINISHED, TrialState.STOPPED, TrialState.FAILED)
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,8 @@ class SearchSpec:
         arguments: arguments that every trial gets.
         flags: parameter -> the flag that carries it, such as `--batch-size`; parameters without one reach the script by
             `dike.params` alone.
-        space: what is searched.
-        sampler: how points of the space are chosen.
+        space: what is searched; empty where `space_function` says it.
+        sampler: how points of the space are chosen (`framework.search.samplers`).
         trial_count: how many trials.
         seed: of sampler and policy.
         policy: name of the policy.
@@ -93,6 +94,10 @@ class SearchSpec:
         environment: variables for the trials' processes.
         folder: absolute path of the folder that travels with the script, and in which trials work; empty for the
             script's own.
+        stop: what ends trials for good (`framework.search.pruners`); empty for nothing.
+        sampler_object: the sampler, pickled (`framework.search.samplers.own_object`); empty for the one that `sampler`
+            names.
+        space_function: a function that asks an Optuna trial for its parameters, pickled; empty for `space`.
     """
 
     name: str
@@ -100,7 +105,7 @@ class SearchSpec:
     arguments: tuple[str, ...]
     flags: dict[str, str]
     space: tuple[Parameter, ...]
-    sampler: Sampler
+    sampler: str
     trial_count: int
     seed: int = 0
     policy: str = "hermes"
@@ -121,6 +126,9 @@ class SearchSpec:
     earlier_results: tuple[dict[str, Any], ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     folder: str = ""
+    stop: str = ""
+    sampler_object: str = ""
+    space_function: str = ""
 
     @property
     def entry(self) -> EntryPoint:
@@ -153,6 +161,8 @@ class TrialRecord:
         batch_size: samples of one of its steps, as its process has reported; None if it has not.
         error: why it failed: the end of its output, traceback included; empty if it did not.
         reports: how many reports of its newest run have been written down.
+        stated, stated_step: how many values of its objective it has stated in a search that stops trials, and the step
+            of the last of them.
         readings: what the policy sees of it (objective to be minimised), until it has ended.
         slices: for each time slice, the number of readings before it.
         created_s, ended_s: wall-clock times, seconds since the epoch; None before the end.
@@ -181,6 +191,8 @@ class TrialRecord:
     batch_size: float | None = None
     error: str = ""
     reports: int = 0
+    stated: int = 0
+    stated_step: int = 0
     readings: list[Reading] = field(default_factory=list)
     slices: list[int] = field(default_factory=list)
     created_s: float = 0.0

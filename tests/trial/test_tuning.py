@@ -6,13 +6,17 @@ import ast
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
+import textwrap
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from optuna.samplers import RandomSampler
 
 from dike.exceptions import BadInputError, JobFailedError
 from dike.trial import search_command, search_space
@@ -128,6 +132,24 @@ def test_options_that_are_given_several_times(monkeypatch: pytest.MonkeyPatch) -
     assert arguments[:12] == ["--format", "json", *asked, "--constraint", "rack:IN:r1,r2"]
     at = arguments.index("--")
     assert arguments[at - 2 : at] == ["-m", "package.train"]
+
+
+def test_samplers_and_spaces_that_are_objects_travel_as_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    echo = "import json, sys; print(json.dumps({'arguments': sys.argv[1:]}))"
+    monkeypatch.setattr(search_command, "COMMAND", (sys.executable, "-c", echo))
+    monkeypatch.setattr(search_command, "own_script", lambda: ("train.py", ""))
+    own = {"sampler": RandomSampler(seed=1), "metric": "loss", "mode": "min"}
+    arguments = search_command.search(lambda trial: {}, own, ())["arguments"]
+    assert arguments[arguments.index("--sampler") + 1] == "RandomSampler"
+    assert {"--sampler-object", "--space-function"} < set(arguments)
+    assert "--space" not in arguments
+    # A search that goes on knows all that.
+    assert search_command.search("", {**own, "resume": "s"}, ())["arguments"] == ["--format", "json", "--resume", "s"]
+    with pytest.raises(BadInputError, match="The sampler cannot be sent to other processes"):
+        search_command.search("", {"sampler": threading.Lock()}, ())
+    data = bytes(2**21)
+    with pytest.raises(BadInputError, match=r"function given as the space, .* takes 2.0 MiB; at most 1 MiB can be"):
+        search_command.search(lambda trial: {"size": len(data)}, {}, ())
 
 
 def test_a_process_knows_which_script_or_module_it_runs(tmp_path: Path) -> None:
@@ -308,6 +330,26 @@ print(found.complete, best, found.best_value, len(finer.trials))
 print(all(best / 2 <= trial.parameters["lr"] <= best for trial in finer.trials))
 print(finer.best_value == max(trial.value for trial in finer.trials))
 """
+
+
+@pytest.mark.mesos
+def test_the_space_of_the_documentation_is_a_function(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "tuning-api.md").read_text()
+    (example,) = re.findall(r"\n\n((?:    .*\n|\n)*    def space\(trial\):\n(?:    .*\n|\n)*)", text)
+    (tmp_path / "search.py").write_text(textwrap.dedent(example))
+    done = subprocess.run(
+        [sys.executable, "search.py"],
+        cwd=tmp_path,
+        env={**dike_environment(), "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 6
+    assert all(("'sgd'" in line) == ("'momentum'" in line) for line in lines)
+    assert {line.split()[1] for line in lines} <= {"finished", "stopped"}
 
 
 @pytest.mark.mesos

@@ -21,7 +21,7 @@ function jobsQuery({ user, state, limit }) {
 
 function Progress({ job }) {
   if (job.trials) {
-    const ended = (job.trials.finished ?? 0) + (job.trials.failed ?? 0);
+    const ended = (job.trials.finished ?? 0) + (job.trials.stopped ?? 0) + (job.trials.failed ?? 0);
     const all = Object.values(job.trials).reduce((total, count) => total + count, 0);
     const text = `${ended} of ${all} trials`;
     return html`<${Bar} part=${all ? ended / all : 0} label="trials that have ended" text=${text} /> ${text}`;

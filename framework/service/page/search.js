@@ -113,7 +113,7 @@ async function load(id, signal) {
 
 function Progress({ found, active }) {
   const { list, slices, losses, trials } = found;
-  const ended = trials.filter((trial) => ["finished", "failed"].includes(trial.state)).length;
+  const ended = trials.filter((trial) => ["finished", "stopped", "failed"].includes(trial.state)).length;
   const text = `${ended} of ${list.trial_count} trials have ended`;
   const part = list.trial_count ? ended / list.trial_count : 0;
   return html`<p class="now"><${Bar} part=${part} label="trials that have ended" text=${text} /> ${text}</p>
