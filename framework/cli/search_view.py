@@ -6,6 +6,7 @@ import io
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 from rich.console import Console, Group
@@ -24,6 +25,7 @@ BEST_SHOWN = 5
 NOTEBOOK_WIDTH, NOTEBOOK_LINES = 120, 32
 """How large a table in a notebook becomes."""
 _PRE = '<pre style="white-space:pre;overflow-x:auto;line-height:normal">{code}</pre>'
+_STATES = ("waiting", "starting", "restarting", "running", "suspended", "finished", "stopped", "failed")
 LINES_BESIDE_TABLE = 9
 """Lines of a terminal that the live table leaves to headings and notes."""
 
@@ -162,8 +164,9 @@ def most_interesting(trials: Sequence[TrialRecord], mode: Mode, count: int) -> l
 
 def summary(trials: Sequence[TrialRecord], spec: SearchSpec) -> str:
     """How the search stands, in one line."""
-    counts = {state: sum(trial.state is state for trial in trials) for state in TrialState}
-    states = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    # Of those that run `starting` and `restarting 2/3` say more.
+    counts = Counter(trial.status.partition(" ")[0] for trial in trials)
+    states = ", ".join(f"{counts[state]} {state}" for state in _STATES if counts[state])
     best = best_trials(trials, spec.mode)[:1]
     told = "".join(f"; best so far: trial {trial.number}, {spec.metric} {trial.value:.4g}" for trial in best)
     return f"{len(trials)} trials: {states or 'none yet'}{told}"

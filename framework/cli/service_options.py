@@ -73,6 +73,8 @@ def service_access(
 
 SERVICE_OPTIONS = frozenset(inspect.signature(service_access).parameters)
 """Their names."""
+SERVICE_PANELS = {"Which service": ("service", "token_file")}
+"""How `--help` shows them."""
 
 
 def _read_token(path: Path) -> str:

@@ -22,9 +22,9 @@ from framework.cli.job_options import (
     variables,
     volume_option,
 )
-from framework.cli.mesos_options import MESOS_OPTIONS, mesos_access
-from framework.cli.option_groups import with_options
-from framework.cli.service_options import SERVICE_OPTIONS, ServiceAccess, service_access
+from framework.cli.mesos_options import MESOS_OPTIONS, MESOS_PANELS, mesos_access, remembered_access
+from framework.cli.option_groups import is_given, with_options
+from framework.cli.service_options import SERVICE_OPTIONS, SERVICE_PANELS, ServiceAccess, service_access
 from framework.cli.trials import StorageOption
 from framework.mesos.containers import needs_mount, parse_volumes
 from framework.policies.trials.registry import POLICIES
@@ -53,9 +53,21 @@ class OnFailure(enum.StrEnum):
 
 
 MAY_CHANGE = {"resume", "storage", "logdir", "constraint", "volume", "for_notebook", "output_format", *MESOS_OPTIONS}
-"""What `--resume` may be given besides: where to run it and how to print it."""
+"""What `--resume` may be given besides: where to run it and how to print it. `RUN_OPTIONS` come on top."""
 MAY_CHANGE_DETACHED = {"resume", "detach", "follow", "wait", "constraint", "output_format", *SERVICE_OPTIONS}
 NOT_WITH_DETACH = ("storage", "logdir", "function_call", *sorted(MESOS_OPTIONS))
+
+
+PANELS = {
+    "The script": ("module", "no_flags", "env", "outputs_limit"),
+    "What is searched": ("param", "space", "trials", "sampler", "seed", "metric", "mode"),
+    "Which trials run first, and for how long": ("policy", "quantum", "jobs_per_gpu", "milestones", "timeout"),
+    "The search": ("name", "resume", "storage", "logdir", "on_failure", "output_format"),
+    "Slots": ("slots", "slot_cpus", "slot_mem", "slot_gpus", "constraint", "volume", "blacklist_for"),
+    "Checkpoints": ("checkpoint_dir", "checkpoint_interval", "suspend_timeout"),
+    "On a service": ("detach", "wait", "follow", *SERVICE_PANELS["Which service"]),
+    **MESOS_PANELS,
+}
 
 
 @with_options(access=service_access, mesos=mesos_access)
@@ -155,9 +167,12 @@ def tune(
     space_function: Annotated[Path | None, typer.Option(hidden=True)] = None,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
-    """Searches hyper-parameters: many trials share the slots, and the policy says whose turn it is."""
+    """Searches hyper-parameters.
+
+    Many trials share the slots by turns; the policy says which of them run first.
+    """
     from framework.cli.following import Staying
-    from framework.cli.search_options import milestones_of, search_spec
+    from framework.cli.search_options import RUN_OPTIONS, changed_spec, milestones_of, run_options, search_spec
     from framework.cli.search_report import report
     from framework.cli.search_view import LiveSearchView, NotebookSearchView, PlainSearchView
     from framework.search.database import default_storage
@@ -172,21 +187,21 @@ def tune(
     as_json = output_format is Format.JSON
     staying = Staying(wait, follow, as_json)
     if detach:
-        given = [option for option in NOT_WITH_DETACH if _is_given(context, option)]
+        given = [option for option in NOT_WITH_DETACH if is_given(context, option)]
         if given:
             options = ", ".join(map(_as_typed, given))
             raise BadInputError(
                 f"With --detach the service says where the search runs and is kept; leave out {options}."
             )
-    elif given := [option for option in sorted(SERVICE_OPTIONS) if _is_given(context, option)]:
+    elif given := [option for option in sorted(SERVICE_OPTIONS) if is_given(context, option)]:
         raise BadInputError(
             f"{_as_typed(given[0])} is for a search that a service runs; add --detach, or leave it out."
         )
     elif wait or follow:
         raise BadInputError("--wait and --follow are for a search that a service runs (--detach); leave them out.")
     if resume is not None:
-        changeable = MAY_CHANGE_DETACHED if detach else MAY_CHANGE
-        given = [option for option in context.params if _is_given(context, option) and option not in changeable]
+        changeable = MAY_CHANGE_DETACHED if detach else MAY_CHANGE | RUN_OPTIONS.keys()
+        given = [option for option in context.params if is_given(context, option) and option not in changeable]
         if given:
             options = ", ".join(_as_typed(option) for option in given)
             raise BadInputError(f"--resume {resume} goes on as the search was first asked for; leave out {options}.")
@@ -196,8 +211,13 @@ def tune(
                 staying.after(client, submitted, resumed=True)
             return
         with contextlib.closing(Store(url, must_exist=True)) as store:
-            spec = store.open_search(resume)
+            spec = changed_spec(context, store.open_search(resume))
+            remembered = run_options(context, store.options)
+        mesos = remembered_access(remembered)
+        constraints, volumes = tuple(remembered.get("constraint", ())), tuple(remembered.get("volume", ()))
+        logdir = Path(remembered["logdir"]) if "logdir" in remembered else None
     else:
+        remembered = run_options(context, {})
         spec = search_spec(
             script=script,
             function=function,
@@ -245,7 +265,7 @@ def tune(
             "--image needs --checkpoint-dir, a folder that all agents share: trials leave their containers, and go on "
             "in others."
         )
-    request = SearchRequest(spec, url, resume is not None, mesos, logdir, constraints, volumes)
+    request = SearchRequest(spec, url, resume is not None, mesos, logdir, constraints, volumes, remembered)
     with contextlib.ExitStack() as stack:
         out = console(stderr=as_json)
         view = PlainSearchView(out, spec)
@@ -283,11 +303,6 @@ def _hand_over(
     request = search_request(spec, entry.path, facts.preload, **more)
     with access.client() as client:
         staying.after(client, client.submit(request, bundle.pack(entry.script, entry.folder)))
-
-
-def _is_given(context: typer.Context, parameter: str) -> bool:
-    source = context.get_parameter_source(parameter)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _as_typed(parameter: str) -> str:

@@ -109,9 +109,9 @@ def trials_to_resume(
     for record in records:
         if record.state is TrialState.RUNNING and record.slot not in live_slots:
             record.state = TrialState.WAITING if record.checkpoint is None else TrialState.SUSPENDED
-            record.slot = None
+            record.slot = record.current = None
         elif record.state is TrialState.STOPPED and record.slot not in live_slots:
-            record.slot = None  # its run has gone with it
+            record.slot = record.current = None  # its run has gone with it
     return records
 
 
@@ -174,12 +174,14 @@ def restore_runs(
             continue
         run = ActiveRun(record, trial_run(spec, record, record.runs - 1), Choice(record.number, "", record.convergence))
         run.known = record.reports
+        run.known_output = trials.output_received(record)
         run.slice = begun.get(run.key)
         trials.speeds.begin_run(*run.key, slot.kind)
         if run.slice is None:
             # It has not got the slot yet: another run was still being suspended there.
             slot.next = run
             continue
+        record.current = run.slice
         run.since_s = now_s - (wall_s - (run.slice.first_step_s or run.slice.start_s))
         run.training = run.slice.first_step_s is not None
         slot.current = run

@@ -61,6 +61,9 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess
             running.end(signal.SIGKILL)
 
 
+SUBMIT = ("submit", "--profile", "profile.json", "--constraint", "rack:IS:nowhere", "train.py")
+
+
 def refused(done: subprocess.CompletedProcess[str], *parts: str) -> None:
     """Asserts the form of a refusal and what its sentence says."""
     assert done.returncode == 2, done.stderr
@@ -73,9 +76,7 @@ def refused(done: subprocess.CompletedProcess[str], *parts: str) -> None:
 
 def submitted(service: ServiceProcess, *options: str, user: str = "ann") -> str:
     """Submits a job of which nothing can start, and returns its name."""
-    done = service.dike(
-        *("submit", "--profile", "profile.json", "--constraint", "rack:IS:nowhere", *options, "train.py"), user=user
-    )
+    done = service.dike(*SUBMIT[:-1], *options, SUBMIT[-1], user=user)
     assert done.returncode == 0, done.stderr
     return re.findall(r"submitted (\S+)", done.stdout)[0]
 
@@ -121,7 +122,14 @@ def test_users_come_and_go_while_the_service_runs(service: ServiceProcess) -> No
 
 
 def test_a_job_that_waits_is_explained_and_killed(service: ServiceProcess) -> None:
-    job = submitted(service)
+    done = service.dike(*SUBMIT)
+    job = re.findall(r"submitted (\S+)", done.stdout)[0]
+    assert [line.split(": ", 2)[-1].split() for line in done.stdout.splitlines()[1:]] == [
+        ["dike", "logs", "-f", job],
+        ["dike", "explain", job],
+        ["dike", "kill", job],
+        [f"{service.url}/#/jobs/{job}"],
+    ]
     assert [(one["id"], one["state"], one["user"]) for one in service.asked("jobs", "--user", "ann")["jobs"]] == [
         (job, "queued", "ann")
     ]
@@ -134,6 +142,12 @@ def test_a_job_that_waits_is_explained_and_killed(service: ServiceProcess) -> No
     assert "rack:IS:nowhere" in " ".join(agent["obstacles"])
     shown = service.dike("explain", job[:-2], user="bob")
     assert explanation["sentence"] in shown.stdout.replace("\n", " ")
+    wait_until(lambda: service.asked("jobs", job)["queue_position"] == 1, "its place in the queue")
+    listed = service.dike("jobs", COLUMNS="200").stdout
+    cells = ["ann", "queued", "1", r"[\d.:]+( s)?", "training", r"20\d\d-"]
+    assert re.search(rf"{job} │ {' +│ '.join(cells)}", listed), listed
+    assert listed.splitlines()[-1] == "1 queued"
+    assert "queued, number 1 in the queue" in service.dike("jobs", job).stdout
     refused(service.dike("kill", job, user="bob"), job)
     followed = subprocess.Popen(
         dike_command("logs", "-f", job),
@@ -148,7 +162,7 @@ def test_a_job_that_waits_is_explained_and_killed(service: ServiceProcess) -> No
     assert followed.communicate(timeout=DEADLINE_S)[1] == f"dike: The job {job} was killed.\n"
     assert followed.returncode == 1
     assert "ended already: killed" in service.dike("kill", job).stdout
-    assert service.asked("jobs")["jobs"] == []
+    assert service.asked("jobs") == {"jobs": [], "counts": {"killed": 1}}
     assert service.dike("jobs", "--all", "--user", "nobody").stdout == "There are no such jobs.\n"
     assert "--all" in service.dike("jobs").stdout
     refused(service.dike("logs", job, "--task", "foo"), f"{job} has no task foo; it has none yet")
@@ -222,7 +236,7 @@ def test_a_search_is_handed_over(service: ServiceProcess, tmp_path: Path) -> Non
     done = service.dike(*detached, user="bob", KERAS_HOME=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
-    assert done.stderr.splitlines() == ["dike: submitted handed-over", "dike: handed-over has finished"]
+    assert done.stderr.splitlines() == ["dike: submitted handed-over", "dike: handed-over finished"]
     assert (tmp_path / "heard").read_text() == ".."
     refused(service.dike("tune", "--detach", *arguments, COUNTING), "handed-over", "--name")
     followed = service.dike("logs", "-f", "handed-over", user="bob")
@@ -250,6 +264,14 @@ def test_a_search_is_handed_over(service: ServiceProcess, tmp_path: Path) -> Non
     refused(service.dike("outputs", "handed-over", user="ann"), "belongs to bob")
     refused(service.dike("trials", "handed-over", "--storage", "sqlite:///searches.db"), "dike jobs")
     refused(service.dike("logs", "handed-over", "--task", "foo", user="bob"), "has no task foo", "trials")
+    printed = service.dike("logs", "handed-over", "--trial", "1", "-f", user="bob")
+    assert printed.returncode == 0, printed.stderr
+    header, *lines = printed.stdout.splitlines()
+    assert header.startswith("--- run 0 on ")
+    assert lines == [f"loss {0.98**step:.9f}" for step in range(1, 6)]
+    assert "dike logs handed-over --trial N" in followed.stderr
+    refused(service.dike("logs", "handed-over", "--trial", "1", user="ann"), "belongs to bob")
+    refused(service.dike("logs", "handed-over", "--trial", "2", user="bob"), "no trial 2; its trials are 0 to 1")
     failed = service.dike("tune", "--detach", "--follow", "--param", "momentum=0.9", "--name", "failing", COUNTING)
     assert failed.returncode == 1, failed.stderr
     assert "required: --lr" in failed.stderr
@@ -290,6 +312,9 @@ def test_a_search_that_was_killed_goes_on(service: ServiceProcess, tmp_path: Pat
     assert (job["state"], job["trials"]["finished"]) == ("finished", 2)
     steps = [step for _, step in trained("0.02")]
     assert steps == list(range(1, len(steps) + 1))
+    printed = service.dike("logs", "resumed", "--trial", "1").stdout.splitlines()
+    assert [line.partition(" on ")[0] for line in printed if line.startswith("---")] == ["--- run 0", "--- run 1"]
+    assert len([line for line in printed if line.startswith("loss ")]) == len(steps)
     refused(service.dike("tune", "--detach", "--resume", "resumed"), "complete")
 
 

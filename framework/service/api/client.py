@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
 from framework.scheduler.records import JobState, OutputChunk, TaskRecord
@@ -96,12 +96,31 @@ class ServiceClient:
             user: only this user's; None for everybody's.
             states: only those in one of these; none for all.
         """
-        wanted: dict[str, Any] = {"limit": PAGE, "state": [str(state) for state in states]}
+        for page in self.job_pages(user=user, states=states):
+            yield from page.jobs
+
+    def job_pages(
+        self,
+        *,
+        user: str | None = None,
+        states: Collection[JobState] = (),
+        order: Literal["newest", "queue"] = "newest",
+        limit: int = PAGE,
+    ) -> Iterator[JobList]:
+        """Jobs, page by page; the first comes even if it is empty.
+
+        Args:
+            user: only this user's; None for everybody's.
+            states: only those in one of these; none for all.
+            order: the newest first, or those that run, then the queue, then those that have ended.
+            limit: how many jobs a page has at most.
+        """
+        wanted: dict[str, Any] = {"limit": limit, "state": [str(state) for state in states], "order": order}
         if user is not None:
             wanted["user"] = user
         while True:
             page = self._http.get("/jobs", JobList, wanted)
-            yield from page.jobs
+            yield page
             if page.before is None:
                 return
             wanted["before"] = page.before
@@ -168,6 +187,7 @@ class ServiceClient:
         job_id: str,
         *,
         task: str | None = None,
+        trial: int | None = None,
         after: int = 0,
         follow: bool = False,
         note: Callable[[str], None] | None = None,
@@ -177,14 +197,16 @@ class ServiceClient:
         Args:
             job_id: whose.
             task: only this task's, such as `worker:0`.
+            trial: of a search, what the trial of this number has printed; None for what the job itself tells.
             after: only what came after the piece of this number.
-            follow: whether to go on until the job has ended; a service that is away is waited for.
+            follow: whether to go on until the job, or the trial, has ended; a service that is away is waited for.
             note: told when the connection is lost, and when it is back.
         """
         tell = note or (lambda text: None)
         lost_s: float | None = None
         while True:
-            wanted = {"after": after, "follow": follow, **({} if task is None else {"task": task})}
+            asked = {"task": task, "trial": trial, "after": after, "follow": follow}
+            wanted = {name: value for name, value in asked.items() if value is not None}
             try:
                 for line in self._http.lines(f"{_path(job_id)}/logs", wanted):
                     if lost_s is not None:

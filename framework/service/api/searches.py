@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Query
@@ -19,12 +20,13 @@ router = APIRouter(tags=["searches"])
 @router.get("/jobs/{job_id}/trials")
 def trials(service: Service, user: SignedIn, record: Job) -> TrialList:
     """A search's trials by number."""
-    store = _search(service, record)
+    store = opened_search(service, record)
     found = [] if store is None else store.load_trials(readings=False)
     request = stored_request(record)
     assert isinstance(request, SearchJobRequest)
     spec = request.to_spec()
-    views = [TrialView.model_validate(trial) for trial in found]
+    now_s = time.time()
+    views = [TrialView.model_validate(one).model_copy(update={"slot_s": one.held_s(now_s)}) for one in found]
     if not is_of(record, user):
         hidden: dict[str, Any] = {"parameters": {}, "checkpoint": None, "error": ""}
         views = [view.model_copy(update=hidden) for view in views]
@@ -34,7 +36,7 @@ def trials(service: Service, user: SignedIn, record: Job) -> TrialList:
 @router.get("/jobs/{job_id}/slices")
 def slices(service: Service, record: Job) -> SliceList:
     """A search's time slices, in the order in which they began."""
-    store = _search(service, record)
+    store = opened_search(service, record)
     found = [] if store is None else store.load_slices()
     return SliceList(slices=[SliceView.model_validate(one) for one in found])
 
@@ -47,13 +49,13 @@ def losses(
     limit: Annotated[int, Query(ge=2, le=2000, description="At most so many of each trial, evenly chosen.")] = 200,
 ) -> LossList:
     """What a search's trials reported of their losses, oldest first."""
-    store = _search(service, record)
+    store = opened_search(service, record)
     reports = {} if store is None else store.load_losses(trial, limit)
     return LossList(losses={number: [LossView(**report) for report in ours] for number, ours in reports.items()})
 
 
-def _search(service: Backend, record: JobRecord) -> Store | None:
-    """Reads a search; None before it has begun."""
+def opened_search(service: Backend, record: JobRecord) -> Store | None:
+    """A job's search, to be read; None before it has begun. Raises a 404 if the job is none."""
     if record.kind is not JobKind.SEARCH:
         raise HTTPException(404, f"Job '{record.id}' is a training job; it has no trials.")
     with service.store.database.reading() as connection:
