@@ -55,7 +55,7 @@ class OnFailure(enum.StrEnum):
 MAY_CHANGE = {"resume", "storage", "logdir", "constraint", "volume", "for_notebook", "output_format", *MESOS_OPTIONS}
 """What `--resume` may be given besides: where to run it and how to print it. `RUN_OPTIONS` come on top."""
 MAY_CHANGE_DETACHED = {"resume", "detach", "follow", "wait", "constraint", "output_format", *SERVICE_OPTIONS}
-NOT_WITH_DETACH = ("storage", "logdir", "function_call", *sorted(MESOS_OPTIONS))
+NOT_WITH_DETACH = ("storage", "logdir", "function_call", "sampler_object", "space_function", *sorted(MESOS_OPTIONS))
 
 
 PANELS = {

@@ -149,6 +149,7 @@ def test_a_function_finds_its_source_and_asks_for_no_search(plain_slot: Slot, tm
         try:
             script = plain_slot.folder / "train.function"
             script.write_bytes(pickled.dump_function(session["train"]))
+            assert "lr" in pickled.names_in_function(script.read_bytes())
         finally:
             del pickled.linecache.cache["<cell 3>"]
         return plain_slot.run(script, trial(tmp_path, call=0, parameters={"lr": 0.25}))
