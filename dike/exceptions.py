@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from dike.tracebacks import error_lines
+
 _NOT_IN_A_LINE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
@@ -13,10 +15,8 @@ class DikeError(Exception):
     exit_code = 1
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows of it: the user's own frames."""
-        from dike.main_script import error_lines
-
-        return "".join(error_lines(self)).splitlines()
+        """What IPython shows of it."""
+        return "".join(error_lines(self, is_deliberate=True)).splitlines()
 
 
 class BadInputError(DikeError):

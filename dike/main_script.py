@@ -14,16 +14,12 @@ from types import CodeType, ModuleType
 from typing import TypeVar
 
 from dike.exceptions import BadInputError, DikeError
+from dike.tracebacks import error_lines
 
 T = TypeVar("T")
 
 MODULE_VARIABLE = "DIKE_MODULE"
 """Environment variable that names the module to run in the script's place, as `python -m` does."""
-
-
-_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_NAMESPACE = (f"{_PACKAGE}__init__.py", f"{_PACKAGE}namespace.py")
-"""What stands for TensorFlow: a name that it does not have is the script's mistake."""
 
 
 class ScriptFailedError(Exception):
@@ -152,40 +148,6 @@ def call_script(function: Callable[[], T]) -> T:
     except Exception as error:
         sys.stderr.write("".join(error_lines(error)))
         raise ScriptFailedError(f"failed ({one_line(error)})") from error
-
-
-def error_lines(error: BaseException) -> list[str]:
-    """An error of the script as Python would print it, without the frames of what runs the script and wraps its calls.
-
-    Errors that Dike raises on purpose say all in their message: they end with the script's line. Any other that comes
-    from Dike's own code keeps its last frames.
-    """
-    report = traceback.TracebackException.from_exception(error)
-    if isinstance(error, DikeError):
-        report.__cause__ = report.__context__ = None
-    _leave_out_ours(report, all_of_them=isinstance(error, DikeError), seen=set())
-    return list(report.format())
-
-
-def _leave_out_ours(report: traceback.TracebackException, *, all_of_them: bool, seen: set[int]) -> None:
-    if id(report) in seen:
-        return
-    seen.add(id(report))
-    frames = list(report.stack)
-    while frames and frames[-1].filename in _NAMESPACE:
-        frames.pop()
-    own = 0
-    while not all_of_them and own < len(frames) and _is_ours(frames[-1 - own]):
-        own += 1
-    kept = frames[len(frames) - own :]
-    report.stack[:] = [*(frame for frame in frames[: len(frames) - own] if not _is_ours(frame)), *kept]
-    for other in (report.__cause__, report.__context__, *(report.exceptions or ())):
-        if other is not None:
-            _leave_out_ours(other, all_of_them=all_of_them, seen=seen)
-
-
-def _is_ours(frame: traceback.FrameSummary) -> bool:
-    return frame.filename.startswith(_PACKAGE)
 
 
 def exit_code_of(request: SystemExit) -> int:

@@ -25,6 +25,7 @@ from dike.main_script import ScriptFailedError, exit_code_of, join_threads, run_
 from dike.trial.pickled import FUNCTION_SUFFIX
 from dike.trial.runtime import TrialRuntime, runtime
 from dike.trial.spec import EXIT_BAD_INPUT
+from dike.trial.train_function import train_from_file
 
 INTERCEPTIONS = {
     "tensorflow": "dike.v1.trial",
@@ -56,9 +57,6 @@ def run(argv: Sequence[str]) -> NoReturn:
 
 def _run(trial: TrialRuntime, argv: Sequence[str]) -> None:
     if argv[0].endswith(FUNCTION_SUFFIX):
-        # It imports this module.
-        from dike.trial.tuning import train_from_file
-
         train_from_file(trial, argv[0])
     else:
         run_as_main(argv[0], argv[1:])

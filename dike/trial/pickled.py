@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import os
 import pickle
+import pickletools
 from typing import Any
 
 from dike.exceptions import BadInputError
@@ -53,8 +54,21 @@ def dump_function(function: object) -> bytes:
     Raises:
         BadInputError: see `dumps`.
     """
-    cells = {name: entry[2] for name, entry in linecache.cache.items() if len(entry) > 1 and not os.path.isfile(name)}
-    return dumps((function, cells), "function given to dike.tune", FUNCTION_LIMIT_BYTES)
+    what = "function given to dike.tune"
+    data = dumps(function, what, FUNCTION_LIMIT_BYTES)
+    # A function's code names the file that it is from.
+    names = [name for name in linecache.cache if not os.path.isfile(name) and name.encode() in data]
+    return pickle.dumps((data, {name: linecache.getlines(name) for name in names}))
+
+
+def names_in_function(data: bytes) -> set[str]:
+    """All text in what `dump_function` returned, the names of modules among it; nothing of the function is loaded.
+
+    Raises:
+        BadInputError: see `loads`.
+    """
+    pickled, _ = loads(data, "function given to dike.tune")
+    return {text for _, text, _ in pickletools.genops(pickled) if isinstance(text, str)}
 
 
 def load_function(data: bytes) -> Any:
@@ -63,10 +77,11 @@ def load_function(data: bytes) -> Any:
     Raises:
         BadInputError: see `loads`.
     """
-    function, cells = loads(data, "function given to dike.tune")
+    what = "function given to dike.tune"
+    pickled, cells = loads(data, what)
     for name, lines in cells.items():
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
-    return function
+    return loads(pickled, what)
 
 
 def loads(data: bytes, what: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import importlib
 import json
 import signal
 import subprocess
@@ -37,6 +38,8 @@ OPTIONS = frozenset(
 """What `dike.tune` passes on: long options of `dike tune`, spelled with '_'."""
 
 _PREFIX = "dike: "
+FRAME_PREFIX = "dike-frame: "
+"""Before what a notebook is to show in the place of what it showed last: MIME type -> text, as JSON."""
 _DEFAULTS = {"metric": "loss", "mode": "min"}
 """What `dike.tune` says without having been told."""
 
@@ -98,7 +101,7 @@ def _arguments(
     earlier: Sequence[dict[str, Any]],
 ) -> list[str]:
     given = {name: value for name, value in options.items() if value is not None}
-    arguments = ["--format", "json"]
+    arguments = ["--format", "json", *(["--for-notebook"] if _notebook() is not None else [])]
     sampler = given.get("sampler")
     if "resume" in given:
         # The search knows all the rest.
@@ -144,7 +147,7 @@ def _values(value: object) -> list[object]:
 
 def _run(command: Sequence[str], output: Path) -> tuple[int, str]:
     """Runs the command; returns its exit code and the last sentence it has said by itself."""
-    message = ""
+    screen = _Screen()
     with (
         output.open("wb") as result,
         # Ctrl-C reaches it by us alone: it takes a second one for impatience.
@@ -156,13 +159,58 @@ def _run(command: Sequence[str], output: Path) -> tuple[int, str]:
         while True:
             try:
                 for line in process.stderr:
-                    sys.stderr.write(line)
-                    if line.startswith(_PREFIX):
-                        message = line.removeprefix(_PREFIX).strip()
-                return process.wait(), message
+                    screen.take(line)
+                code = process.wait()
+                return code, screen.end(failed=code != 0)
             except KeyboardInterrupt:
                 with contextlib.suppress(ProcessLookupError):
                     process.send_signal(signal.SIGINT)
+
+
+class _Screen:
+    """Shows what the command says: on standard error, or in the output of a notebook's cell."""
+
+    def __init__(self) -> None:
+        self._notebook = _notebook()
+        self._table: Any = None
+        self._held = ""
+        self._message = ""
+
+    def take(self, line: str) -> None:
+        """Shows a line, or the table in it."""
+        if line.startswith(FRAME_PREFIX):
+            self._show(json.loads(line.removeprefix(FRAME_PREFIX)))
+            return
+        if line.startswith(_PREFIX):
+            self._message = line.removeprefix(_PREFIX).strip()
+        if self._notebook is None:
+            sys.stderr.write(line)
+            return
+        # What it says last, if it fails, is the message of the error that is raised, which a notebook shows by itself.
+        sys.stdout.write(self._held)
+        self._held = line
+
+    def end(self, *, failed: bool) -> str:
+        """There are no more; the last sentence that the command has said by itself."""
+        if not (failed and self._held.startswith(_PREFIX)):
+            sys.stdout.write(self._held)
+        self._held = ""
+        return self._message
+
+    def _show(self, data: Mapping[str, str]) -> None:
+        sys.stdout.write(self._held)
+        self._held = ""
+        if self._table is None:
+            self._table = self._notebook.display(data, raw=True, display_id=True)
+        else:
+            self._table.update(data, raw=True)
+
+
+def _notebook() -> Any:
+    """IPython's module of displays, if this process is the kernel of a notebook; else None."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return importlib.import_module("IPython.display") if hasattr(shell, "kernel") else None
 
 
 def outcome_of(error: DikeError) -> dict[str, Any]:

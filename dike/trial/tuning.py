@@ -10,8 +10,6 @@ Where there is no script, as in a notebook, `dike tune` gets the function itself
 from __future__ import annotations
 
 import functools
-import inspect
-import os
 import sys
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -19,16 +17,12 @@ from typing import Any
 
 from dike import task as tasks
 from dike.exceptions import BadInputError, DikeError
-from dike.main_script import become_main, call_script, error_lines
-from dike.trial import launch, pickled, search_command, search_space
+from dike.tracebacks import error_lines
+from dike.trial import launch, search_command, search_space, train_function
 from dike.trial.runtime import TrialRuntime, runtime
 from dike.trial.search_command import SpaceFunction
 from dike.trial.search_result import SearchResult
-from dike.trial.spec import Value
-
-TrainFunction = Callable[..., Any]
-"""Trains with the parameters it takes by name. Returns the objective's value, a mapping with it among others, or None
-if training has reported it."""
+from dike.trial.train_function import TrainFunction
 
 _outcomes: list[dict[str, Any]] = []
 """How the calls so far ended in this process."""
@@ -79,40 +73,8 @@ def grid_search(
     return _tune(train_fn, grid, search_space.grid_to_yaml, {**own, **options})
 
 
-def arguments_for(train_fn: TrainFunction, parameters: Mapping[str, Value]) -> dict[str, Value]:
-    """The parameters that a function takes; '-' in their names stands for '_'.
-
-    Raises:
-        BadInputError: if it needs one that is not there.
-    """
-    named = {name.replace("-", "_"): value for name, value in parameters.items()}
-    try:
-        wanted = inspect.signature(train_fn).parameters.values()
-    except ValueError:
-        return named  # a function of C that does not say
-    by_name = {each.name for each in wanted if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    for each in wanted:
-        if each.default is each.empty and each.kind not in variadic and each.name not in by_name & named.keys():
-            raise BadInputError(
-                f"The function given to dike.tune needs '{each.name}', which the search space does not have; add it to "
-                "the space, or give it a default."
-            )
-    takes_all = any(each.kind is each.VAR_KEYWORD for each in wanted)
-    return {name: value for name, value in named.items() if takes_all or name in by_name}
-
-
 def _written(space: Mapping[str, Any] | SpaceFunction) -> str | SpaceFunction:
     return space if callable(space) else search_space.to_yaml(space)
-
-
-def train_from_file(trial: TrialRuntime, path: str) -> None:
-    """Does a trial whose function was pickled, because there is no script to run from the top."""
-    become_main([""], os.getcwd())
-    # A search that the function asks for itself is refused.
-    _outcomes.append({})
-    with open(path, "rb") as file:
-        _train(trial, pickled.load_function(file.read()))
 
 
 def _tune(
@@ -141,7 +103,7 @@ def _show_users_frames_only() -> None:
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if isinstance(error, DikeError):
-            sys.stderr.write("".join(error_lines(error)))
+            sys.stderr.write("".join(error_lines(error, is_deliberate=True)))
         else:
             otherwise(kind, error, trace)
 
@@ -158,7 +120,7 @@ def _search(
         raise BadInputError("dike.tune cannot search inside a job of 'dike run'; run the script with 'python'.")
     search_command.check_options(options)
     if not callable(space):
-        arguments_for(train_fn, dict.fromkeys(space, 0))
+        train_function.arguments_for(train_fn, dict.fromkeys(space, 0))
     return search_command.search(train_fn, as_yaml, options, _outcomes)
 
 
@@ -166,37 +128,12 @@ def _in_trial(trial: TrialRuntime, train_fn: TrainFunction) -> SearchResult:
     wanted = trial.spec.call
     if wanted is None:
         raise BadInputError("The script calls dike.tune itself; run it with 'python', not with 'dike tune'.")
-    if len(_outcomes) > wanted:
+    if train_function.is_called():
         raise BadInputError("dike.tune is called by the function that it was given; call it outside.")
     call = len(_outcomes)
     _outcomes.append({})
     if call == wanted:
-        launch.conclude(trial, lambda: _train(trial, train_fn))
+        launch.conclude(trial, lambda: train_function.train(trial, train_fn))
     outcome = trial.spec.earlier_results[call]
     search_command.raise_again(outcome)
     return SearchResult.from_json(outcome)
-
-
-def _train(trial: TrialRuntime, train_fn: TrainFunction) -> None:
-    arguments = arguments_for(train_fn, trial.spec.parameters)
-    returned = call_script(lambda: train_fn(**arguments))
-    if returned is None:
-        return
-    if not isinstance(returned, Mapping):
-        trial.result(_number(returned), {})
-        return
-    values = {str(name): _number(value) for name, value in returned.items()}
-    if trial.spec.metric in values:
-        trial.result(values[trial.spec.metric], values)
-    else:
-        trial.progress(trial.step, metrics=values)
-
-
-def _number(value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise BadInputError(
-            f"The function given to dike.tune returned a {type(value).__name__}; it may return a number, a dictionary "
-            "of numbers or None."
-        ) from None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import json
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -10,6 +13,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from dike.trial.search_command import FRAME_PREFIX
 from framework.cli.console import describe_outputs
 from framework.cli.search_tables import best_trials, best_trials_table, describe_parameters, ranked, trials_table
 from framework.search.observer import SearchObserver
@@ -18,6 +22,9 @@ from framework.search.slots import Slot
 
 SUMMARY_EVERY_S = 10.0
 BEST_SHOWN = 5
+NOTEBOOK_WIDTH, NOTEBOOK_LINES = 120, 32
+"""How large a table in a notebook becomes."""
+_PRE = '<pre style="white-space:pre;overflow-x:auto;line-height:normal">{code}</pre>'
 _STATES = (
     TrialState.WAITING,
     "starting",
@@ -109,6 +116,40 @@ class LiveSearchView(PlainSearchView):
         """The table says which slots hold what."""
 
     def trial_started(self, trial: TrialRecord, slot: Slot, reason: str) -> None:
+        """The table says so."""
+
+
+class NotebookSearchView(PlainSearchView):
+    """The same for a notebook, where `dike.tune` shows what it gets: the table as it changes, and what is worth a line.
+
+    Args:
+        console: where lines go; tables follow `FRAME_PREFIX` on standard error, as JSON.
+        spec: the search.
+    """
+
+    def __init__(self, console: Console, spec: SearchSpec) -> None:
+        super().__init__(console, spec)
+        self._shown = ""
+
+    def trials_changed(self, trials: Sequence[TrialRecord]) -> None:
+        page = Console(record=True, file=io.StringIO(), width=NOTEBOOK_WIDTH, force_jupyter=False)
+        page.print(live_frame(trials, self._spec, NOTEBOOK_WIDTH, NOTEBOOK_LINES))
+        text = page.export_text(clear=False)
+        if text != self._shown:
+            self._shown = text
+            frame = {"text/plain": text, "text/html": page.export_html(inline_styles=True, code_format=_PRE)}
+            print(FRAME_PREFIX + json.dumps(frame), file=sys.stderr, flush=True)
+
+    def slot_changed(self, slot: Slot) -> None:
+        """The table says which slots hold what."""
+
+    def trial_started(self, trial: TrialRecord, slot: Slot, reason: str) -> None:
+        """The table says so."""
+
+    def trial_ended(self, trial: TrialRecord, slot: Slot, outcome: str) -> None:
+        """The table says so."""
+
+    def trial_stopped(self, trial: TrialRecord) -> None:
         """The table says so."""
 
 

@@ -52,10 +52,10 @@ class OnFailure(enum.StrEnum):
     ABORT = "abort"
 
 
-MAY_CHANGE = {"resume", "storage", "logdir", "constraint", "volume", "output_format", *MESOS_OPTIONS}
+MAY_CHANGE = {"resume", "storage", "logdir", "constraint", "volume", "for_notebook", "output_format", *MESOS_OPTIONS}
 """What `--resume` may be given besides: where to run it and how to print it. `RUN_OPTIONS` come on top."""
 MAY_CHANGE_DETACHED = {"resume", "detach", "follow", "wait", "constraint", "output_format", *SERVICE_OPTIONS}
-NOT_WITH_DETACH = ("storage", "logdir", "function_call", *sorted(MESOS_OPTIONS))
+NOT_WITH_DETACH = ("storage", "logdir", "function_call", "sampler_object", "space_function", *sorted(MESOS_OPTIONS))
 
 
 PANELS = {
@@ -162,6 +162,7 @@ def tune(
     function_call: Annotated[int | None, typer.Option(hidden=True)] = None,
     earlier_results: Annotated[Path | None, typer.Option(hidden=True)] = None,
     function: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    for_notebook: Annotated[bool, typer.Option("--for-notebook", hidden=True)] = False,
     sampler_object: Annotated[Path | None, typer.Option(hidden=True)] = None,
     space_function: Annotated[Path | None, typer.Option(hidden=True)] = None,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
@@ -173,7 +174,7 @@ def tune(
     from framework.cli.following import Staying
     from framework.cli.search_options import RUN_OPTIONS, changed_spec, milestones_of, run_options, search_spec
     from framework.cli.search_report import report
-    from framework.cli.search_view import LiveSearchView, PlainSearchView
+    from framework.cli.search_view import LiveSearchView, NotebookSearchView, PlainSearchView
     from framework.search.database import default_storage
     from framework.search.run import SearchRequest, run_search
     from framework.search.store import Store
@@ -268,7 +269,9 @@ def tune(
     with contextlib.ExitStack() as stack:
         out = console(stderr=as_json)
         view = PlainSearchView(out, spec)
-        if sys.stdout.isatty() and not as_json:
+        if for_notebook:
+            view = NotebookSearchView(out, spec)
+        elif sys.stdout.isatty() and not as_json:
             view = stack.enter_context(LiveSearchView(out, spec))
         result = run_search(request, view)
     if as_json:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import pickletools
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dike.exceptions import BadInputError
+from dike.trial.pickled import names_in_function
 from framework.project.entry_point import EntryPoint
 
 _TENSORFLOW = ("tensorflow", "keras", "tf_keras")
@@ -136,9 +136,9 @@ def _preloadable(tree: ast.Module) -> Iterator[str]:
 def _preloadable_of_function(entry: EntryPoint) -> tuple[str, ...]:
     """The libraries that a pickled function names; reading it would import them."""
     try:
-        named = {text for _, text, _ in pickletools.genops(entry.script.read_bytes()) if isinstance(text, str)}
-    except (OSError, ValueError) as error:
-        raise BadInputError(f"The function in {entry.script} cannot be read: {error}.") from error
+        named = names_in_function(entry.script.read_bytes())
+    except OSError as error:
+        raise BadInputError(f"The function in {entry.script} cannot be read: {error.strerror}.") from error
     tops = {text.partition(".")[0] for text in named}
     if "dike" in tops and "keras" in named:
         tops.add("tensorflow")

@@ -328,7 +328,8 @@ class TrialTracker:
         progressed = self._got_on(record, end)
         self.set_checkpoint(record, end.checkpoint, end.step)
         news = news_of(record, end.last)
-        if news.keys() - {"type", "step", "train_s"}:
+        # The value of a trial that was stopped is the one by which it was judged.
+        if news.keys() - {"type", "step", "train_s"} and not record.state.has_ended():
             self.add_reports(record, end.run, [news])
         self.save_progress()
         remedy = Remedy.NONE

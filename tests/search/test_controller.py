@@ -456,7 +456,8 @@ def test_a_stopped_trial_frees_its_slot_at_once_and_stays_stopped(begin: Any, tm
     assert (frozen.state, frozen.value) == (optuna.trial.TrialState.PRUNED, 4.0)
     assert frozen.intermediate_values == {1: 1.0, 2: 2.0, 3: 4.0}
     slot.report(25, 5.0, value=1.0, values=[[25, 1.0]])
-    slot.end("suspended", checkpoint="/c/run-0-step-25", step=25)
+    last = {"step": 25, "train_s": 25.0, "value": 1.0}
+    slot.end("suspended", checkpoint="/c/run-0-step-25", step=25, last=last)
     assert (slot.wanted.run.key, slot.wanted.stop) == ((1, 0), False)
     slot.train()
     slot.end("finished", last={"step": 5, "train_s": 1.0, "value": 9.0})
