@@ -31,7 +31,14 @@ def jobs(
     user: Annotated[str | None, typer.Option(help="Only this user's.")] = None,
     ended: Annotated[bool, typer.Option("--all", help="Also those that have ended.")] = False,
     state: Annotated[list[JobState] | None, typer.Option(help="Only those in this state; repeatable.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Show at most N jobs.", metavar="N")] = 100,
+    limit: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Show at most N jobs: those that run first, then the queue, then ended ones, newest first.",
+        ),
+    ] = 100,
     access: ServiceAccess,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:

@@ -46,7 +46,9 @@ def losses(
     service: Service,
     record: Job,
     trial: Annotated[int | None, Query(ge=0, le=2**31 - 1, description="Only of this trial.")] = None,
-    limit: Annotated[int, Query(ge=2, le=2000, description="At most so many of each trial, evenly chosen.")] = 200,
+    limit: Annotated[
+        int, Query(ge=2, le=2000, description="Answer with at most this many of each trial, evenly chosen.")
+    ] = 200,
 ) -> LossList:
     """What a search's trials reported of their losses, oldest first."""
     store = opened_search(service, record)
