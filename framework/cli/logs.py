@@ -145,7 +145,7 @@ def _choose(store: Store, *, follow: bool) -> None:
     if follow:
         raise BadInputError(f"Which trial of the search {name}? Add --trial N; dike trials {name} lists them.")
     out = console()
-    out.print(trials_table(store.load_trials(readings=False), store.spec.mode, out.width))
+    out.print(trials_table(store.load_trials(readings=False), store.spec, out.width))
     say(console(stderr=True), f"dike logs {name} --trial N shows what trial N has printed")
 
 

@@ -30,7 +30,7 @@ def trials(service: Service, user: SignedIn, record: Job) -> TrialList:
     if not is_of(record, user):
         hidden: dict[str, Any] = {"parameters": {}, "checkpoint": None, "error": ""}
         views = [view.model_copy(update=hidden) for view in views]
-    return TrialList(metric=spec.metric, mode=spec.mode, trial_count=spec.trial_count, trials=views)
+    return TrialList(metric=spec.metric, mode=spec.mode, value=spec.value, trial_count=spec.trial_count, trials=views)
 
 
 @router.get("/jobs/{job_id}/slices")

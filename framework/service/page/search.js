@@ -69,6 +69,7 @@ function Trial({ trial, isBest }) {
     </th>
     <td><${Badge} state=${trial.state} /></td>
     <td class="number">${figure(trial.value)}</td>
+    <td class="number wide">${figure(trial.best_value)}${trial.best_step !== null && ` at step ${figure(trial.best_step)}`}</td>
     <td class="number wide">${figure(trial.loss)}</td>
     <td class="number">${figure(trial.step)}</td>
     <td class="parameters">
@@ -88,8 +89,9 @@ function Trials({ list, trials }) {
     <div class="scroll"><table class="trials">
       <thead>
         <tr>
-          <th scope="col">Trial</th><th scope="col">State</th><th scope="col" class="number">${list.metric}</th>
-          <th scope="col" class="number wide">Last loss</th><th scope="col" class="number">Step</th>
+          <th scope="col">Trial</th><th scope="col">State</th><th scope="col" class="number">${list.value} ${list.metric}</th>
+          <th scope="col" class="number wide">Best so far</th>
+          <th scope="col" class="number wide">Training loss, last step</th><th scope="col" class="number">Step</th>
           <th scope="col">Parameters</th>
           <th scope="col" class="number wide">Runs</th><th scope="col" class="number wide">Trained</th>
         </tr>
