@@ -17,7 +17,7 @@ router = APIRouter(tags=["searches"])
 
 
 @router.get("/jobs/{job_id}/trials")
-def trials(service: Service, user: SignedIn, record: Job) -> TrialList:
+def list_trials(service: Service, user: SignedIn, record: Job) -> TrialList:
     """A search's trials by number."""
     store = _search(service, record)
     found = [] if store is None else store.load_trials(readings=False)
@@ -32,7 +32,7 @@ def trials(service: Service, user: SignedIn, record: Job) -> TrialList:
 
 
 @router.get("/jobs/{job_id}/slices")
-def slices(service: Service, record: Job) -> SliceList:
+def list_slices(service: Service, record: Job) -> SliceList:
     """A search's time slices, in the order in which they began."""
     store = _search(service, record)
     found = [] if store is None else store.load_slices()
@@ -40,7 +40,7 @@ def slices(service: Service, record: Job) -> SliceList:
 
 
 @router.get("/jobs/{job_id}/losses")
-def losses(
+def list_losses(
     service: Service,
     record: Job,
     trial: Annotated[int | None, Query(ge=0, le=2**31 - 1, description="Only of this trial.")] = None,
