@@ -159,11 +159,48 @@ def test_jobs_are_listed_in_pages_and_by_user_and_state(
     assert pages == [ids[4:2:-1], ids[2:0:-1], ids[:1]]
     ended = alice.get("/api/v1/jobs", params={"user": "bob", "state": ["killed", "failed"]}).json()["jobs"]
     assert [(job["id"], job["state"]) for job in ended] == [(ids[0], "killed")]
-    assert alice.get("/api/v1/jobs", params={"user": "nobody"}).json() == {"jobs": [], "before": None}
+    assert alice.get("/api/v1/jobs", params={"user": "nobody"}).json() == {"jobs": [], "before": None, "counts": {}}
+    assert alice.get("/api/v1/jobs", params={"user": "bob", "limit": 1}).json()["counts"] == {"queued": 4, "killed": 1}
     assert "state" in detail(alice.get("/api/v1/jobs", params={"state": "sleeping"}), 422)
     assert "limit" in detail(alice.get("/api/v1/jobs", params={"limit": 0}), 422)
     near = detail(alice.get("/api/v1/jobs", params={"before": f"{ids[1]}x"}), 404)
     assert near == f"There is no job '{ids[1]}x'; did you mean '{ids[1]}'?"
+
+
+def test_those_that_run_come_before_the_queue_and_that_before_those_that_have_ended(tmp_path: Path) -> None:
+    with api_stage(tmp_path) as stage, stage.client("alice") as alice:
+        runs = stage.submit("bob")
+        stage.inbox.put(events.OffersArrived((stage.mesos.offer(cpus=4),)))
+        stage.wait_for_state(runs, JobState.RUNNING)
+        ended = [stage.submit("alice") for _ in range(2)]
+        for job_id in ended:
+            alice.post(f"/api/v1/jobs/{job_id}/kill")
+            stage.wait_for_state(job_id, JobState.KILLED)
+        # Bob holds a share of the cluster already, so that whoever comes later is served before his others.
+        waits = [stage.submit(user) for user in ("bob", "alice", "alice")]
+        queue = [waits[1], waits[2], waits[0]]
+
+        def listed(**params: Any) -> list[JobView]:
+            found: list[JobView] = []
+            before: dict[str, str] = {}
+            while True:
+                answer = alice.get("/api/v1/jobs", params={"order": "queue", "limit": 2, **params, **before})
+                page = JobList.model_validate_json(answer.content)
+                assert page.counts == {"running": 1, "queued": 3, "killed": 2}
+                found += page.jobs
+                if page.before is None:
+                    return found
+                before = {"before": page.before}
+
+        wait_until(lambda: [job.queue_position for job in listed()][1:4] == [1, 2, 3], "the places in the queue")
+        jobs = listed()
+        assert [job.id for job in jobs] == [runs, *queue, *reversed(ended)]
+        assert [job.queue_position for job in jobs] == [None, 1, 2, 3, None, None]
+        assert [job.id for job in listed(state=["queued", "killed"])] == [*queue, *reversed(ended)]
+        waited_s = {job.id: job.waiting_s for job in jobs if job.waiting_s is not None}
+        assert waited_s.keys() == set(queue)
+        assert waited_s[waits[0]] > waited_s[waits[1]] > waited_s[waits[2]] >= 0
+        assert "order" in detail(alice.get("/api/v1/jobs", params={"order": "oldest"}), 422)
 
 
 def test_what_cannot_be_a_job_is_refused_in_one_sentence(stage: ApiStage, alice: httpx.Client) -> None:

@@ -4,7 +4,7 @@
 |---|---|---|
 | GET /me | Me | all |
 | POST /jobs (multipart: `request` JSON, `bundle` tar.gz) | 201 Submitted | all |
-| GET /jobs?user=&state=&limit=&before= | JobList; `state` may be given several times | all |
+| GET /jobs?user=&state=&limit=&before=&order= | JobList; `state` may be given several times | all |
 | GET /jobs/{id} | JobDetails | all |
 | POST /jobs/{id}/kill | 202 JobView | owner, admin |
 | POST /jobs/{id}/again | 201 Submitted: request and bundle once more | owner, admin |

@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
 from dike.exceptions import BadInputError, DikeError
@@ -100,12 +100,31 @@ class ServiceClient:
             user: only this user's; None for everybody's.
             states: only those in one of these; none for all.
         """
-        wanted: dict[str, Any] = {"limit": PAGE, "state": [str(state) for state in states]}
+        for page in self.job_pages(user=user, states=states):
+            yield from page.jobs
+
+    def job_pages(
+        self,
+        *,
+        user: str | None = None,
+        states: Collection[JobState] = (),
+        order: Literal["newest", "queue"] = "newest",
+        limit: int = PAGE,
+    ) -> Iterator[JobList]:
+        """Jobs, page by page; the first comes even if it is empty.
+
+        Args:
+            user: only this user's; None for everybody's.
+            states: only those in one of these; none for all.
+            order: the newest first, or those that run, then the queue, then those that have ended.
+            limit: how many jobs a page has at most.
+        """
+        wanted: dict[str, Any] = {"limit": limit, "state": [str(state) for state in states], "order": order}
         if user is not None:
             wanted["user"] = user
         while True:
             page = self._http.get("/jobs", JobList, wanted)
-            yield from page.jobs
+            yield page
             if page.before is None:
                 return
             wanted["before"] = page.before

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
+import time
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
@@ -12,6 +14,7 @@ from pydantic_core import from_json
 from starlette.datastructures import UploadFile
 
 from framework.scheduler.records import JobKind, JobRecord, JobState
+from framework.scheduler.snapshot import JobFacts
 from framework.service import queries
 from framework.service.api.backend import Backend, Job, OwnJob, Service, SignedIn, find_job, is_of
 from framework.service.api.schemas import (
@@ -40,6 +43,11 @@ from framework.service.users import User
 
 REQUEST_LIMIT_BYTES = 4 * 2**20
 MAX_NUMBER = 2**63 - 1
+
+_ORDER = (
+    "newest: the newest first. queue: those that run, the newest first, then those that wait, the one that is served "
+    "first first, then those that have ended, the newest first."
+)
 
 router = APIRouter(tags=["jobs"])
 
@@ -98,14 +106,19 @@ def list_jobs(
     state: Annotated[list[JobState] | None, Query(max_length=len(JobState))] = None,
     limit: Limit = 100,
     before: Annotated[str | None, Query(max_length=300, pattern=r"^[^\x00]*$")] = None,
+    order: Annotated[Literal["newest", "queue"], Query(description=_ORDER)] = "newest",
 ) -> JobList:
-    """Jobs, the newest first."""
-    if before is not None:
-        find_job(service, before)
-    records = service.store.jobs(user=user, states=state, limit=limit + 1, before=before, brief=True)
+    """Jobs, the newest first, or those that run, then the queue."""
+    last = None if before is None else find_job(service, before)
+    if order == "newest":
+        records = service.store.jobs(user=user, states=state, limit=limit + 1, before=before, brief=True)
+    else:
+        records = _by_queue(service, user, state or list(JobState), limit + 1, last)
     more = len(records) > limit
     views = [JobView(**values) for values in view_values(service, signed_in, records[:limit])]
-    return JobList(jobs=views, before=views[-1].id if more else None)
+    with service.store.database.reading() as connection:
+        counts = queries.state_counts(connection, user)
+    return JobList(jobs=views, before=views[-1].id if more else None, counts=counts)
 
 
 @router.get("/jobs/{job_id}")
@@ -187,9 +200,41 @@ def get_plan(record: Job) -> PlanView:
     return PlanView(plan={"profile": record.request["profile"], **known[0]} if known else None)
 
 
+def _by_queue(
+    service: Backend, user: str | None, states: Sequence[JobState], limit: int, after: JobRecord | None
+) -> list[JobRecord]:
+    """Jobs that run, then the queue, then those that have ended.
+
+    Args:
+        service: the service.
+        user: only this user's; None for everybody's.
+        states: only those in one of these.
+        limit: how many at most.
+        after: only those that come after this one; None for all.
+    """
+    positions = service.snapshot().queue_positions()
+
+    def place(record: JobRecord) -> tuple[bool, float, float, str]:
+        if record.state is not JobState.QUEUED:
+            return False, 0.0, -record.submitted_s, record.id
+        return True, positions.get(record.id, math.inf), record.submitted_s, record.id
+
+    found: list[JobRecord] = []
+    if after is None or not after.state.has_ended():
+        wanted = [state for state in states if not state.has_ended()]
+        found = sorted(service.store.jobs(user=user, states=wanted, brief=True), key=place)
+        found = [record for record in found if after is None or place(record) > place(after)][:limit]
+        after = None
+    ended = [state for state in states if state.has_ended()]
+    before = None if after is None else after.id
+    return found + service.store.jobs(user=user, states=ended, limit=limit - len(found), before=before, brief=True)
+
+
 def view_values(service: Backend, user: User, records: Sequence[JobRecord]) -> list[dict[str, Any]]:
     """The fields of `JobView`, for each of some jobs."""
     ids = [record.id for record in records]
+    snapshot = service.snapshot()
+    positions = snapshot.queue_positions()
     with service.store.database.reading() as connection:
         live = queries.live_tasks(connection, ids)
         points = queries.last_progress(connection, ids)
@@ -203,11 +248,20 @@ def view_values(service: Backend, user: User, records: Sequence[JobRecord]) -> l
             "progress": points.get(record.id),
             "trials": trials.get(record.id),
             "best": best.get(record.id),
+            "queue_position": positions.get(record.id) if record.state is JobState.QUEUED else None,
+            "waiting_s": _waiting_s(record, snapshot.jobs.get(record.id)),
             "failure": _failure(record) if is_of(record, user) else record.failure,
             "yours": is_of(record, user),
         }
         for record in records
     ]
+
+
+def _waiting_s(record: JobRecord, facts: JobFacts | None) -> float | None:
+    if record.state is not JobState.QUEUED:
+        return None
+    since_s = record.submitted_s if record.started_s is None else None if facts is None else facts.waits_since_s
+    return None if since_s is None else max(0.0, time.time() - since_s)
 
 
 def _failure(record: JobRecord) -> str:
