@@ -314,6 +314,7 @@ def _axes(space: Sequence[Parameter]) -> list[tuple[Value, ...]]:
 def load_optuna() -> None:
     """Loads all that is used of Optuna, before there are threads: two that begin to can both meet it half loaded."""
     import optuna.exceptions
+    import optuna.importance
     import optuna.samplers
     import optuna.storages._rdb.models  # noqa: F401
 

@@ -20,6 +20,7 @@
 | GET /jobs/{id}/trials | TrialList; 404 for a training job | all |
 | GET /jobs/{id}/slices | SliceList; 404 for a training job | all |
 | GET /jobs/{id}/losses?trial=&limit= | LossList; 404 for a training job | all |
+| GET /jobs/{id}/importance | ImportanceView; 404 for a training job | all |
 | GET /cluster | ClusterView | all |
 
 Besides, without a token: `GET /healthz` (Health, 200 or 503), `GET /metrics` (Prometheus text; by user with a token),

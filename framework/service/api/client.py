@@ -18,6 +18,7 @@ from framework.service.api.cluster_schemas import ClusterView
 from framework.service.api.schemas import (
     EventList,
     EventView,
+    ImportanceView,
     JobDetails,
     JobList,
     JobView,
@@ -162,6 +163,10 @@ class ServiceClient:
     def trials(self, job_id: str) -> TrialList:
         """A search's trials."""
         return self._http.get(f"{_path(job_id)}/trials", TrialList)
+
+    def importance(self, job_id: str) -> ImportanceView:
+        """How much each parameter of a search matters."""
+        return self._http.get(f"{_path(job_id)}/importance", ImportanceView)
 
     def outputs(self, job_id: str) -> OutputList:
         """The files that a job's script has written."""

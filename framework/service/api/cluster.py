@@ -49,6 +49,7 @@ def get_cluster(service: Service, user: SignedIn) -> ClusterView:
         mesos_version=service.master.version,
         agents=agents,
         machine=this_machine() if is_on_this_machine(service.master) and not service.submissions.has_containers else "",
+        private=service.master.is_private,
     )
 
 

@@ -7,10 +7,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, HTTPException, Query
 
 from framework.scheduler.records import JobKind, JobRecord
+from framework.search.importance import LEAST_TRIALS, finished_trials, importances
 from framework.search.store import Store
 from framework.service import queries
 from framework.service.api.backend import Backend, Job, Service, SignedIn, is_of
-from framework.service.api.schemas import LossList, LossView, SliceList, SliceView, TrialList, TrialView
+from framework.service.api.schemas import ImportanceView, LossList, LossView, SliceList, SliceView, TrialList, TrialView
 from framework.service.requests import SearchJobRequest, stored_request
 
 router = APIRouter(tags=["searches"])
@@ -50,6 +51,20 @@ def list_losses(
     store = _search(service, record)
     reports = {} if store is None else store.load_losses(trial, limit)
     return LossList(losses={number: [LossView(**report) for report in ours] for number, ours in reports.items()})
+
+
+@router.get("/jobs/{job_id}/importance")
+def get_importance(service: Service, user: SignedIn, record: Job) -> ImportanceView:
+    """How much each parameter of a search matters for its objective, judged by its finished trials."""
+    store = _search(service, record)
+    found = [] if store is None else store.load_trials(readings=False)
+    compared = len(finished_trials(found))
+    if not is_of(record, user):
+        return ImportanceView(trials=compared, needed=LEAST_TRIALS, importances={})
+    request = stored_request(record)
+    assert isinstance(request, SearchJobRequest)
+    shares = importances(request.to_spec(), found)
+    return ImportanceView(trials=compared, needed=LEAST_TRIALS, importances=shares)
 
 
 def _search(service: Backend, record: JobRecord) -> Store | None:
