@@ -15,6 +15,7 @@ import pytest
 from executor.outputs import LIMIT_VARIABLE, Outputs
 from framework.mesos import events
 from framework.scheduler.records import JobState, ProgressPoint, TaskRecord
+from framework.search.records import TrialState
 from framework.search.store import Store
 from framework.service.api.cluster_schemas import ClusterView
 from framework.service.api.schemas import JobDetails, JobList, JobView, Submitted
@@ -437,7 +438,9 @@ def test_a_search_shows_trials_slices_and_losses(
     assert alice.get(f"{path}/importance").json() == {"trials": 0, "needed": 5, "importances": {}}
     for number in range(6):
         values = {"lr": (0.1, 2, True)[number % 3], "units": 2 + number}
-        ended = dataclasses.replace(FULL, number=number, parameters=values, state="finished", value=float(number))
+        ended = dataclasses.replace(
+            FULL, number=number, parameters=values, state=TrialState.FINISHED, value=float(number)
+        )
         store.save_trial(ended)
     weighed = alice.get(f"{path}/importance").json()
     assert (weighed["trials"], set(weighed["importances"])) == (6, {"lr", "units"})
