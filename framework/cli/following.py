@@ -89,6 +89,7 @@ def print_output(
     note: Note,
     *,
     task: str | None = None,
+    trial: int | None = None,
     follow: bool,
     tail: int | None = None,
 ) -> None:
@@ -100,6 +101,7 @@ def print_output(
         streams: `stdout` and `stderr` -> where it goes.
         note: told when the connection is lost.
         task: only this task's; None for all.
+        trial: of a search, what the trial of this number has printed; None for what the search itself tells.
         follow: whether to stay.
         tail: of what has been written so far, only so many lines; None for all.
 
@@ -112,15 +114,15 @@ def print_output(
     output = TaskOutput(streams)
     try:
         with leaving_is_fine(job.id):
-            for chunk in _chunks(client, job.id, note, task, follow=follow, tail=tail):
-                label = f"[{chunk.task}] " if several and task is None else ""
+            for chunk in _chunks(client, job.id, note, task, trial, follow=follow, tail=tail):
+                label = f"[{chunk.task}] " if several and task is None and trial is None else ""
                 output.write(chunk.task, chunk.stream, chunk.text, label)
     finally:
         output.finish()
 
 
 def _check_task(client: ServiceClient, job: JobDetails, name: str) -> None:
-    # A search's trials all write into one; what its slots print is in their sandboxes.
+    # What its failed trials printed last is in one; what each trial prints, `--trial` shows.
     of_a_search = ["trials"] if job.kind is JobKind.SEARCH else []
     known = of_a_search or sorted({task.name for task in client.tasks(job.id)})
     if name not in known:
@@ -128,16 +130,23 @@ def _check_task(client: ServiceClient, job: JobDetails, name: str) -> None:
 
 
 def _chunks(
-    client: ServiceClient, job_id: str, note: Note, task: str | None, *, follow: bool, tail: int | None
+    client: ServiceClient,
+    job_id: str,
+    note: Note,
+    task: str | None,
+    trial: int | None,
+    *,
+    follow: bool,
+    tail: int | None,
 ) -> Iterator[OutputChunk]:
     after = 0
     if tail is not None:
-        so_far = list(client.logs(job_id, task=task, note=note))
+        so_far = list(client.logs(job_id, task=task, trial=trial, note=note))
         yield from last_lines(so_far, tail)
         if not follow:
             return
         after = so_far[-1].number if so_far else 0
-    yield from client.logs(job_id, task=task, after=after, follow=follow, note=note)
+    yield from client.logs(job_id, task=task, trial=trial, after=after, follow=follow, note=note)
 
 
 def last_lines(chunks: Sequence[OutputChunk], count: int) -> list[OutputChunk]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Sequence, Set
 from typing import Any
 
 from dike.exceptions import BadInputError
-from executor.trial_messages import Losses, RunEnd, SlotStatus, decode_slot_message
+from executor.trial_messages import Losses, RunEnd, SlotStatus, TrialOutput, decode_slot_message
 from framework.mesos import events
 from framework.mesos.driver import CallRefusedError, MasterUnavailableError
 from framework.mesos.offers import AgentOffer
@@ -40,7 +40,7 @@ MAX_OPEN = 256
 MAX_BARREN = 3
 """Slots in a row that end by themselves before anything has trained in them: more would do no better."""
 LATE_REPORTS_S = 10.0
-"""How long the end of a run waits for reports that were lost on their way."""
+"""How long the end of a run waits for reports and output that were lost on their way."""
 
 
 class SearchController:
@@ -314,6 +314,7 @@ class SearchController:
         for slot in self._pool.slots:
             for run in slot.runs:
                 run.known = run.record.reports
+                run.known_output = self._trials.output_received(run.record)
         self._observer.trials_changed(self._trials.all)
 
     # How many slots it has use for, and which it can do without.
@@ -365,12 +366,18 @@ class SearchController:
             return
         for losses in message.losses:
             self._receive(losses)
+        for piece in message.output:
+            self._receive(piece, is_last=True)
         self._slot_status(slot, message)
 
-    def _receive(self, losses: Losses) -> bool:
-        """Takes reports in; false if some before them are missing."""
-        record = self._trials.records.get(losses.trial)
-        return record is None or record.state.has_ended() or self._trials.receive(record, losses)
+    def _receive(self, message: Losses | TrialOutput, *, is_last: bool = False) -> bool:
+        """Takes reports or output in; false if something before it is missing, and no last words."""
+        record = self._trials.records.get(message.trial)
+        if record is None or record.state.has_ended():
+            return True
+        if isinstance(message, TrialOutput):
+            return self._trials.receive_output(message, is_last=is_last)
+        return self._trials.receive(record, message)
 
     def _slot_status(self, slot: Slot, status: SlotStatus) -> bool:
         before = slot.view()
@@ -398,14 +405,14 @@ class SearchController:
         return is_news or slot.view() != before
 
     def _must_wait(self, slot: Slot, end: RunEnd) -> bool:
-        """Whether the end of a run is not taken in yet, because reports of it are still to come."""
+        """Whether the end of a run is not taken in yet, because reports or output of it are still to come."""
         run = next((run for run in slot.runs if run.key == end.key), None)
-        if run is None or slot.is_gone or not self._trials.lacks_reports(run.record, end):
+        if run is None or slot.is_gone or not self._trials.lacks_anything(run.record, end):
             self._ends_held_since_s.pop(end.key, None)
             return False
         now_s = self._clock()
         if now_s - self._ends_held_since_s.setdefault(end.key, now_s) >= LATE_REPORTS_S:
-            logger.warning("some reports of trial %d, run %d never came", *end.key)
+            logger.warning("some reports or output of trial %d, run %d never came", *end.key)
             return False
         slot.ask_again()
         return True
@@ -588,7 +595,7 @@ class TimeLimit:
         return self._clock() - self._begun_s >= self._limit_s
 
 
-def _decoded(data: str) -> SlotStatus | Losses | None:
+def _decoded(data: str) -> SlotStatus | Losses | TrialOutput | None:
     """What a slot sent; None if it cannot be read."""
     try:
         return decode_slot_message(data)

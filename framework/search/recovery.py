@@ -171,6 +171,7 @@ def restore_runs(
             continue
         run = ActiveRun(record, trial_run(spec, record, record.runs - 1), Choice(record.number, "", record.convergence))
         run.known = record.reports
+        run.known_output = trials.output_received(record)
         run.slice = begun.get(run.key)
         trials.speeds.begin_run(*run.key, slot.kind)
         if run.slice is None:

@@ -34,6 +34,7 @@ class ActiveRun:
         training: whether it has taken its first step.
         known: how many of its reports have been written down, and
         confirmed: how many of these its slot has been told of.
+        known_output: how many bytes of its output have been written down.
     """
 
     record: TrialRecord
@@ -44,6 +45,7 @@ class ActiveRun:
     training: bool = False
     known: int = 0
     confirmed: int = 0
+    known_output: int = 0
 
     @property
     def key(self) -> RunKey:
@@ -154,7 +156,7 @@ class Slot:
         self._want(run.order if run is not None else None)
 
     def ask_again(self) -> None:
-        """Reports of its runs are missing: it is to send all that have not been written down."""
+        """Reports or output of its runs are missing: it is to send all that has not been written down."""
         if self._knows_all:
             self._want(self._wanted.run)
 
@@ -201,7 +203,11 @@ class Slot:
         self._sent_s = now_s
         for run in runs:
             run.confirmed = run.known
-        return dataclasses.replace(self._wanted, known_reports=tuple((*run.key, run.known) for run in runs))
+        return dataclasses.replace(
+            self._wanted,
+            known_reports=tuple((*run.key, run.known) for run in runs),
+            known_output=tuple((*run.key, run.known_output) for run in runs),
+        )
 
     def failure(self) -> str:
         """Why it ended, in one sentence."""

@@ -25,11 +25,14 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
 from dike.exceptions import BadInputError
+from executor.trial_messages import TrialOutput
 from framework.scheduler.lease import Heartbeat, Lease, Leased, database_time_s, is_held
+from framework.scheduler.records import OutputChunk
+from framework.search import output
 from framework.search.database import open_database, parse_url, storage_errors
 from framework.search.objective import MAX_REPORTS, Objective, even_groups
 from framework.search.records import SearchSpec, SliceRecord, TrialRecord, TrialState
-from framework.search.tables import LOSSES, NAME_LENGTH, SEARCHES, SLICES, TRIALS
+from framework.search.tables import LOSSES, NAME_LENGTH, OUTPUT, SEARCHES, SLICES, TRIALS
 
 LossRow = dict[str, Any]
 _SPEC = TypeAdapter(SearchSpec)
@@ -76,6 +79,7 @@ class Store:
         self._lease: Lease | None = None
         self._search_id: int | None = None
         self._spec: SearchSpec | None = None
+        self._output_kept: dict[int, int] = {}
 
     def close(self) -> None:
         """Closes all connections."""
@@ -203,7 +207,7 @@ class Store:
     def delete_search(self) -> None:
         """Removes the search, because nothing came of it."""
         with self._transaction() as connection:
-            for table in (LOSSES, SLICES, TRIALS):
+            for table in (OUTPUT, LOSSES, SLICES, TRIALS):
                 connection.execute(delete(table).where(table.c.search_id == self._require_id()))
             connection.execute(delete(SEARCHES).where(SEARCHES.c.id == self._require_id()))
 
@@ -274,6 +278,39 @@ class Store:
         """
         with self._reading() as connection:
             return _load_losses(connection, self._require_id(), trial, limit)
+
+    def add_output(self, pieces: Sequence[TrialOutput]) -> None:
+        """Keeps what runs have printed, in its order, each byte once; of long output the middle is left out."""
+        limit = output.limit_of(self.spec.trial_count)
+        trials = {piece.trial for piece in pieces}
+        with self._transaction() as connection:
+            output.add_output(connection, self._require_id(), pieces)
+            for trial in trials:
+                more = sum(len(piece.data) for piece in pieces if piece.trial == trial)
+                kept = self._output_kept[trial] + more if trial in self._output_kept else limit + 1
+                if kept > limit:
+                    kept = output.kept_bytes(connection, self._require_id(), trial)
+                if kept > limit:
+                    output.thin_output(connection, self._require_id(), trial, limit)
+                    kept = output.kept_bytes(connection, self._require_id(), trial)
+                self._output_kept[trial] = kept
+
+    def trial_state(self, trial: int) -> TrialState | None:
+        """Where a trial stands; None if there is none of that number yet."""
+        ours = (TRIALS.c.search_id == self._require_id()) & (TRIALS.c.number == trial)
+        with self._reading() as connection:
+            state = connection.execute(select(TRIALS.c.state).where(ours)).scalar()
+        return None if state is None else TrialState(state)
+
+    def output_received(self, trial: int, run: int) -> int:
+        """How many bytes of a run's output have been kept, or left out."""
+        with self._reading() as connection:
+            return output.received_bytes(connection, self._require_id(), trial, run)
+
+    def load_output(self, trial: int, *, after: int = 0, limit: int | None = None) -> list[OutputChunk]:
+        """What a trial has printed; see `framework.search.output.load_output`."""
+        with self._reading() as connection:
+            return output.load_output(connection, self._require_id(), trial, after=after, limit=limit)
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:

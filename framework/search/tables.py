@@ -8,7 +8,7 @@ import typing
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import BigInteger, Column, Float, ForeignKey, Integer, MetaData, String, Table, Text
+from sqlalchemy import BigInteger, Column, Float, ForeignKey, Index, Integer, MetaData, String, Table, Text
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
@@ -124,4 +124,21 @@ LOSSES = Table(
     Column("metrics", Text, nullable=False),
     # How many reports have been merged into this row.
     Column("reports", Integer, nullable=False),
+)
+
+OUTPUT = Table(
+    "dike_trial_output",
+    METADATA,
+    # SQLite counts by itself only in a key that is an INTEGER.
+    Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    Column("search_id", ForeignKey(SEARCHES.c.id, ondelete="CASCADE"), nullable=False),
+    Column("trial", Integer, nullable=False),
+    Column("run", Integer, nullable=False),
+    # How many bytes of the run's output came before it, and how many it has.
+    Column("offset", BigInteger, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    # How many bytes right before it are not kept.
+    Column("skipped", BigInteger, nullable=False),
+    Column("text", Text, nullable=False),
+    Index("dike_trial_output_by_trial", "search_id", "trial", "number"),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import logging
 import math
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from dike.trial.spec import TrialSpec
-from executor.trial_messages import Losses, RunEnd, TrialRun
+from executor.trial_messages import Losses, RunEnd, TrialOutput, TrialRun
 from framework.policies.trials.interface import TrialView
 from framework.project.last_words import last_words, why_hopeless
 from framework.search.objective import Objective, news_of
@@ -81,6 +82,9 @@ class TrialTracker:
         self._unsaved: dict[int, list[tuple[int, dict[str, Any]]]] = {}
         self._received = {record.number: record.reports for record in self.records.values()}
         """Trial -> how many reports of its newest run have come, written down or not."""
+        self._output_received: dict[int, int] = {}
+        """Trial -> up to where the output of its newest run has come, written down or not."""
+        self._unsaved_output: list[TrialOutput] = []
         for record in self.records.values():
             if record.state.has_ended():
                 # Its process may have been killed before the study heard of it.
@@ -161,6 +165,7 @@ class TrialTracker:
         run = record.runs
         record.runs += 1
         record.reports = self._received[record.number] = 0
+        self._output_received[record.number] = 0
         record.state = TrialState.RUNNING
         record.slot, record.agent = slot, agent
         record.convergence = score if score is not None else record.convergence
@@ -186,9 +191,40 @@ class TrialTracker:
         self._received[record.number] = max(known, losses.first + len(losses.reports))
         return True
 
-    def lacks_reports(self, record: TrialRecord, end: RunEnd) -> bool:
-        """Whether a run that has ended reported more than has come."""
-        return end.run == record.runs - 1 and self._received.get(record.number, 0) < end.reports
+    def receive_output(self, piece: TrialOutput, *, is_last: bool = False) -> bool:
+        """Takes in what a run of a trial has printed; each byte counts once, however often it is sent.
+
+        Args:
+            piece: the trial is one of ours.
+            is_last: whether what is missing before it will not come any more.
+
+        Returns:
+            False, with nothing taken in, if something before it is missing that the slot still has.
+        """
+        record = self.records[piece.trial]
+        if record.state.has_ended() or piece.run != record.runs - 1:
+            return True
+        known = self.output_received(record)
+        if piece.offset - piece.skipped > known and not is_last:
+            return False
+        if piece.end > known:
+            new = piece.data[max(0, known - piece.offset) :]
+            offset = piece.end - len(new)
+            self._unsaved_output.append(dataclasses.replace(piece, offset=offset, data=new, skipped=offset - known))
+            self._output_received[record.number] = piece.end
+        return True
+
+    def output_received(self, record: TrialRecord) -> int:
+        """Up to where the output of a trial's newest run has come."""
+        if record.number not in self._output_received:
+            self._output_received[record.number] = self._store.output_received(record.number, record.runs - 1)
+        return self._output_received[record.number]
+
+    def lacks_anything(self, record: TrialRecord, end: RunEnd) -> bool:
+        """Whether a run that has ended reported or printed more than has come."""
+        if end.run != record.runs - 1:
+            return False
+        return self._received.get(record.number, 0) < end.reports or self.output_received(record) < end.output
 
     def add_reports(self, record: TrialRecord, run: int, reports: Sequence[dict[str, Any]]) -> None:
         """Takes `progress` reports in; malformed ones are logged and left out."""
@@ -207,12 +243,15 @@ class TrialTracker:
                 self._log.reported(record, [report])
 
     def save_progress(self) -> None:
-        """Writes what was reported since the last time."""
+        """Writes what was reported and printed since the last time."""
         for number, reports in self._unsaved.items():
             record = self.records[number]
             record.reports = self._received.get(number, 0)
             self._store.save_progress(record, reports)
         self._unsaved.clear()
+        if self._unsaved_output:
+            self._store.add_output(self._unsaved_output)
+            self._unsaved_output.clear()
 
     def set_checkpoint(self, record: TrialRecord, path: str | None, step: int) -> None:
         """A trial's newest checkpoint is there."""

@@ -246,6 +246,7 @@ class ServiceClient:
         job_id: str,
         *,
         task: str | None = None,
+        trial: int | None = None,
         after: int = 0,
         follow: bool = False,
         note: Callable[[str], None] | None = None,
@@ -255,14 +256,16 @@ class ServiceClient:
         Args:
             job_id: whose.
             task: only this task's, such as `worker:0`.
+            trial: of a search, what the trial of this number has printed; None for what the job itself tells.
             after: only what came after the piece of this number.
-            follow: whether to go on until the job has ended; a service that is away is waited for.
+            follow: whether to go on until the job, or the trial, has ended; a service that is away is waited for.
             note: told when the connection is lost, and when it is back.
         """
         tell = note or (lambda text: None)
         lost_s: float | None = None
         while True:
-            wanted = {"after": after, "follow": follow, **({} if task is None else {"task": task})}
+            asked = {"task": task, "trial": trial, "after": after, "follow": follow}
+            wanted = {name: value for name, value in asked.items() if value is not None}
             try:
                 for line in self._http.lines(f"{_path(job_id)}/logs", wanted):
                     if lost_s is not None:

@@ -20,7 +20,7 @@ router = APIRouter(tags=["searches"])
 @router.get("/jobs/{job_id}/trials")
 def list_trials(service: Service, user: SignedIn, record: Job) -> TrialList:
     """A search's trials by number."""
-    store = _search(service, record)
+    store = opened_search(service, record)
     found = [] if store is None else store.load_trials(readings=False)
     request = stored_request(record)
     assert isinstance(request, SearchJobRequest)
@@ -35,7 +35,7 @@ def list_trials(service: Service, user: SignedIn, record: Job) -> TrialList:
 @router.get("/jobs/{job_id}/slices")
 def list_slices(service: Service, record: Job) -> SliceList:
     """A search's time slices, in the order in which they began."""
-    store = _search(service, record)
+    store = opened_search(service, record)
     found = [] if store is None else store.load_slices()
     return SliceList(slices=[SliceView.model_validate(one) for one in found])
 
@@ -48,7 +48,7 @@ def list_losses(
     limit: Annotated[int, Query(ge=2, le=2000, description="At most so many of each trial, evenly chosen.")] = 200,
 ) -> LossList:
     """What a search's trials reported of their losses, oldest first."""
-    store = _search(service, record)
+    store = opened_search(service, record)
     reports = {} if store is None else store.load_losses(trial, limit)
     return LossList(losses={number: [LossView(**report) for report in ours] for number, ours in reports.items()})
 
@@ -56,7 +56,7 @@ def list_losses(
 @router.get("/jobs/{job_id}/importance")
 def get_importance(service: Service, user: SignedIn, record: Job) -> ImportanceView:
     """How much each parameter of a search matters for its objective, judged by its finished trials."""
-    store = _search(service, record)
+    store = opened_search(service, record)
     found = [] if store is None else store.load_trials(readings=False)
     compared = len(finished_trials(found))
     if not is_of(record, user):
@@ -67,8 +67,8 @@ def get_importance(service: Service, user: SignedIn, record: Job) -> ImportanceV
     return ImportanceView(trials=compared, needed=LEAST_TRIALS, importances=shares)
 
 
-def _search(service: Backend, record: JobRecord) -> Store | None:
-    """Reads a search; None before it has begun."""
+def opened_search(service: Backend, record: JobRecord) -> Store | None:
+    """A job's search, to be read; None before it has begun. Raises a 404 if the job is none."""
     if record.kind is not JobKind.SEARCH:
         raise HTTPException(404, f"Job '{record.id}' is a training job; it has no trials.")
     with service.store.database.reading() as connection:
