@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO
+from urllib.parse import quote
 
 from rich.console import Console
 
 from dike.exceptions import BadInputError, InterruptedByUserError, JobFailedError
+from framework.cli.service_options import DEFAULT_SERVICE, SERVICE_VARIABLE
 from framework.cli.task_output import TaskOutput
 from framework.project.tensorflow_noise import is_noise
 from framework.scheduler.records import JobKind, JobState, OutputChunk
@@ -28,6 +31,24 @@ def tell(submitted: Submitted, out: Console, what: str) -> None:
     for warning in submitted.warnings:
         say(out, f"warning: {warning}")
     say(out, f"{what} {submitted.id}")
+
+
+def tell_what_next(submitted: Submitted, out: Console, url: str) -> None:
+    """Says which commands go on with a job, and where the page shows it.
+
+    Args:
+        submitted: the job.
+        out: where to.
+        url: the service's address.
+    """
+    is_usual = url == os.environ.get(SERVICE_VARIABLE, DEFAULT_SERVICE).rstrip("/")
+    end = submitted.id if is_usual else f"{submitted.id} --service {url}"
+    commands = {"its output": "logs -f", "why it waits": "explain", "end it": "kill"}
+    if submitted.kind is JobKind.SEARCH:
+        commands = {"its trials": "trials", **commands}
+    for what, command in commands.items():
+        say(out, f"{f'{what}:':14}dike {command} {end}")
+    say(out, f"{'page:':14}{url}/#/jobs/{quote(submitted.id, safe='')}")
 
 
 @dataclass(frozen=True)
@@ -63,13 +84,15 @@ class Staying:
         """
         tell(submitted, self.out, "resumed" if resumed else "submitted")
         last: Submitted | JobDetails = submitted
-        if self.wait or self.follow:
+        if not self.wait and not self.follow:
+            tell_what_next(submitted, self.out, client.url)
+        else:
             last = self._end_of(client, submitted.id, tail=0 if resumed else None)
         if self.as_json:
             print_json(last.model_dump(mode="json"))
         if isinstance(last, JobDetails):
             check_success(last)
-            say(self.out, f"{last.id} has finished")
+            say(self.out, f"{last.id} finished")
 
     def _end_of(self, client: ServiceClient, job_id: str, tail: int | None) -> JobDetails:
         def note(text: str) -> None:
@@ -174,7 +197,7 @@ def leaving_is_fine(job_id: str) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise InterruptedByUserError(
-            f"The job {job_id} goes on without us; dike logs {job_id} -f shows it again, dike kill {job_id} ends it."
+            f"Interrupted; the job {job_id} goes on. dike logs {job_id} -f shows it again, dike kill {job_id} ends it."
         ) from None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,10 +16,12 @@ from solver.cli.output import Format, console, print_json
 if TYPE_CHECKING:
     from framework.search.records import TrialRecord
     from framework.service.api.client import ServiceClient
-    from framework.service.api.schemas import JobDetails, TrialList
+    from framework.service.api.schemas import JobDetails, JobView, TrialList
 
 EVENTS_SHOWN = 20
 TRIALS_SHOWN = 10
+PAGE_LIMIT = 1000
+"""How many jobs a service tells at a time."""
 
 
 @with_options(access=service_access)
@@ -30,26 +31,47 @@ def jobs(
     user: Annotated[str | None, typer.Option(help="Only this user's.")] = None,
     ended: Annotated[bool, typer.Option("--all", help="Also those that have ended.")] = False,
     state: Annotated[list[JobState] | None, typer.Option(help="Only those in this state; repeatable.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many, the newest.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, help="Show at most N jobs.", metavar="N")] = 100,
     access: ServiceAccess,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
-    """Shows the jobs of a service that have not ended, or one job: its tasks, its plan or its best trials, and more."""
+    """Shows the jobs of a service: those that run, then the queue; or one job: its tasks, plan or best trials, events.
+
+    Jobs that wait are shown in the order in which they are served, with how long they have waited. --all adds those
+    that have ended.
+    """
     with access.client() as client:
         if job is not None:
             _show_one(client, job, output_format)
             return
         states = tuple(state or (one for one in JobState if ended or not one.has_ended()))
-        found = list(itertools.islice(client.jobs(user=user, states=states), limit))
+        found, counts, more = _listed(client, user, states, limit)
     if output_format is Format.JSON:
-        print_json({"jobs": [one.model_dump(mode="json") for one in found]})
-    elif found:
-        from framework.cli.job_tables import jobs_table
+        print_json({"jobs": [one.model_dump(mode="json") for one in found], "counts": counts})
+        return
+    from framework.cli.job_tables import describe_counts, jobs_table
 
-        out = console()
+    out = console()
+    if found:
         out.print(jobs_table(found, out.width))
     else:
         print("There are no such jobs" + ("." if ended or state else "; --all shows those that have ended, too."))
+    if counts:
+        print(describe_counts(counts))
+    if more:
+        print(f"Only the first {limit} jobs are shown; --limit {2 * limit} shows more.")
+
+
+def _listed(
+    client: ServiceClient, user: str | None, states: tuple[JobState, ...], limit: int
+) -> tuple[list[JobView], dict[JobState, int], bool]:
+    """Jobs in the order of the queue, how many there are in each state, and whether more were found."""
+    found: list[JobView] = []
+    for page in client.job_pages(user=user, states=states, order="queue", limit=min(limit, PAGE_LIMIT)):
+        found += page.jobs
+        if len(found) >= limit or page.before is None:
+            return found[:limit], page.counts, len(found) > limit or page.before is not None
+    raise AssertionError("there is always a last page")
 
 
 def _show_one(client: ServiceClient, name: str, output_format: Format) -> None:

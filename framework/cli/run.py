@@ -67,6 +67,6 @@ def run(
     observer.finished(result, time.monotonic() - started)
     if not result.succeeded:
         last_words = observer.with_own_paths(result.last_words)
-        words = f"{last_words} ({result.failure})" if last_words else result.failure
+        words = f"{last_words}; {result.failure}" if last_words else result.failure
         help_with_it = hint(last_words, request.entry, request.environment)
         raise JobFailedError(f"The job failed: {words}. {help_with_it}".rstrip())

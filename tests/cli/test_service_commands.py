@@ -84,6 +84,9 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess
             running.end(signal.SIGKILL)
 
 
+SUBMIT = ("submit", "--profile", "profile.json", "--constraint", "rack:IS:nowhere", "train.py")
+
+
 def refused(done: subprocess.CompletedProcess[str], *parts: str) -> None:
     """Asserts the form of a refusal and what its sentence says."""
     assert done.returncode == 2, done.stderr
@@ -96,9 +99,7 @@ def refused(done: subprocess.CompletedProcess[str], *parts: str) -> None:
 
 def submitted(service: ServiceProcess, *options: str, user: str = "ann") -> str:
     """Submits a job of which nothing can start, and returns its name."""
-    done = service.dike(
-        *("submit", "--profile", "profile.json", "--constraint", "rack:IS:nowhere", *options, "train.py"), user=user
-    )
+    done = service.dike(*SUBMIT[:-1], *options, SUBMIT[-1], user=user)
     assert done.returncode == 0, done.stderr
     return re.findall(r"submitted (\S+)", done.stdout)[0]
 
@@ -144,7 +145,14 @@ def test_users_come_and_go_while_the_service_runs(service: ServiceProcess) -> No
 
 
 def test_a_job_that_waits_is_explained_and_killed(service: ServiceProcess) -> None:
-    job = submitted(service)
+    done = service.dike(*SUBMIT)
+    job = re.findall(r"submitted (\S+)", done.stdout)[0]
+    assert [line.split(": ", 2)[-1].split() for line in done.stdout.splitlines()[1:]] == [
+        ["dike", "logs", "-f", job],
+        ["dike", "explain", job],
+        ["dike", "kill", job],
+        [f"{service.url}/#/jobs/{job}"],
+    ]
     assert [(one["id"], one["state"], one["user"]) for one in service.asked("jobs", "--user", "ann")["jobs"]] == [
         (job, "queued", "ann")
     ]
@@ -157,6 +165,12 @@ def test_a_job_that_waits_is_explained_and_killed(service: ServiceProcess) -> No
     assert "rack:IS:nowhere" in " ".join(agent["obstacles"])
     shown = service.dike("explain", job[:-2], user="bob")
     assert explanation["sentence"] in shown.stdout.replace("\n", " ")
+    wait_until(lambda: service.asked("jobs", job)["queue_position"] == 1, "its place in the queue")
+    listed = service.dike("jobs", COLUMNS="200").stdout
+    cells = ["ann", "queued", "1", r"[\d.:]+( s)?", "training", r"20\d\d-"]
+    assert re.search(rf"{job} │ {' +│ '.join(cells)}", listed), listed
+    assert listed.splitlines()[-1] == "1 queued"
+    assert "queued, number 1 in the queue" in service.dike("jobs", job).stdout
     refused(service.dike("kill", job, user="bob"), job)
     followed = subprocess.Popen(
         dike_command("logs", "-f", job),
@@ -171,7 +185,7 @@ def test_a_job_that_waits_is_explained_and_killed(service: ServiceProcess) -> No
     assert followed.communicate(timeout=DEADLINE_S)[1] == f"dike: The job {job} was killed.\n"
     assert followed.returncode == 1
     assert "ended already: killed" in service.dike("kill", job).stdout
-    assert service.asked("jobs")["jobs"] == []
+    assert service.asked("jobs") == {"jobs": [], "counts": {"killed": 1}}
     assert service.dike("jobs", "--all", "--user", "nobody").stdout == "There are no such jobs.\n"
     assert "--all" in service.dike("jobs").stdout
     refused(service.dike("logs", job, "--task", "foo"), f"{job} has no task foo; it has none yet")
@@ -245,7 +259,7 @@ def test_a_search_is_handed_over(service: ServiceProcess, tmp_path: Path) -> Non
     done = service.dike(*detached, user="bob", KERAS_HOME=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
-    assert done.stderr.splitlines() == ["dike: submitted handed-over", "dike: handed-over has finished"]
+    assert done.stderr.splitlines() == ["dike: submitted handed-over", "dike: handed-over finished"]
     assert (tmp_path / "heard").read_text() == ".."
     refused(service.dike("tune", "--detach", *arguments, COUNTING), "handed-over", "--name")
     followed = service.dike("logs", "-f", "handed-over", user="bob")

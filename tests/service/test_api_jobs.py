@@ -344,7 +344,7 @@ def test_what_a_script_said_last_is_told_to_its_owner_only(
     job_id = alice.post("/api/v1/jobs", files=form(training())).json()["id"]
     stage.store.change_job(job_id, failure="worker:0 is failed", result={"last_words": "ValueError: mine"})
     path = f"/api/v1/jobs/{job_id}"
-    assert alice.get(path).json()["failure"] == "ValueError: mine (worker:0 is failed)"
+    assert alice.get(path).json()["failure"] == "ValueError: mine; worker:0 is failed"
     assert bob.get(path).json()["failure"] == "worker:0 is failed"
 
 

@@ -267,7 +267,7 @@ def _waiting_s(record: JobRecord, facts: JobFacts | None) -> float | None:
 def _failure(record: JobRecord) -> str:
     """Why a job failed, with what its script said last, which is output and so for its owner only."""
     words = (record.result or {}).get("last_words")
-    return f"{words} ({record.failure})" if words else record.failure
+    return f"{words}; {record.failure}" if words else record.failure
 
 
 def _submit(service: Backend, user: User, values: Any, bundle: bytes) -> Submitted:
