@@ -16,7 +16,7 @@ from rich.console import Console
 from dike.exceptions import BadInputError, InterruptedByUserError, JobFailedError
 from framework.cli.service_options import DEFAULT_SERVICE, SERVICE_VARIABLE
 from framework.cli.task_output import TaskOutput
-from framework.project.tensorflow_noise import is_noise
+from framework.project.tensorflow_noise import is_noise, without_noise
 from framework.scheduler.records import JobKind, JobState, OutputChunk
 from framework.service.api.client import ServiceClient
 from framework.service.api.schemas import JobDetails, Submitted
@@ -139,7 +139,9 @@ def print_output(
         with leaving_is_fine(job.id):
             for chunk in _chunks(client, job.id, note, task, trial, follow=follow, tail=tail):
                 label = f"[{chunk.task}] " if several and task is None and trial is None else ""
-                output.write(chunk.task, chunk.stream, chunk.text, label)
+                # A trial's two streams are one.
+                text = chunk.text if trial is None else without_noise(chunk.text)
+                output.write(chunk.task, chunk.stream, text, label)
     finally:
         output.finish()
 

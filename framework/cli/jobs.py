@@ -116,7 +116,9 @@ def _best(found: TrialList | None) -> list[TrialRecord]:
 
     if found is None:
         return []
-    return best_trials([TrialRecord(**view.model_dump()) for view in found.trials], found.mode)[:TRIALS_SHOWN]
+    return best_trials([TrialRecord(**view.model_dump(exclude={"status"})) for view in found.trials], found.mode)[
+        :TRIALS_SHOWN
+    ]
 
 
 def _folder(job: JobDetails) -> str:

@@ -12,7 +12,7 @@ import typer
 
 from dike.exceptions import BadInputError, InterruptedByUserError, JobFailedError
 from framework.cli.job_names import find_job
-from framework.cli.option_groups import with_options
+from framework.cli.option_groups import is_given, with_options
 from framework.cli.service_options import ServiceAccess, service_access
 from framework.cli.trials import StorageOption
 from framework.scheduler.records import NEWEST, JobKind, OutputChunk
@@ -52,17 +52,16 @@ def logs(
     access: ServiceAccess,
 ) -> None:
     """Shows what a job has printed, or a trial of a search; with -f the exit code is 1 if it has failed."""
-    from framework.search.database import default_storage
+    from framework.search.database import default_storage, parse_url, shown
 
     if trial is not None and task is not None:
         raise BadInputError("--trial and --task name different things; leave one of them out.")
     url = storage or default_storage()
-    if _is_given(context, "service") and not _is_given(context, "storage"):
-        store = None
-    else:
-        store = _open_search(job, url, must_exist=_is_given(context, "storage"))
+    is_local = is_given(context, "storage") or not is_given(context, "service")
+    store = _open_search(job, url, must_exist=is_given(context, "storage")) if is_local else None
     if store is None:
-        _logs_of_service(access, job, url, trial, task, follow=follow, tail=tail)
+        looked_in = [shown(parse_url(url))] if is_local else []
+        _logs_of_service(access, job, looked_in, trial, task, follow=follow, tail=tail)
         return
     with contextlib.closing(store):
         if task is not None:
@@ -71,11 +70,6 @@ def logs(
             _choose(store, follow=follow)
         else:
             _logs_of_trial(store, trial, follow=follow, tail=tail)
-
-
-def _is_given(context: typer.Context, parameter: str) -> bool:
-    source = context.get_parameter_source(parameter)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _open_search(name: str, url: str, *, must_exist: bool) -> Store | None:
@@ -103,23 +97,23 @@ def _open_search(name: str, url: str, *, must_exist: bool) -> Store | None:
 def _logs_of_service(
     access: ServiceAccess,
     name: str,
-    searched: str,
+    looked_in: list[str],
     trial: int | None,
     task: str | None,
     *,
     follow: bool,
     tail: int | None,
 ) -> None:
-    """Of a job of a service; `searched` is the database that has no search of that name."""
+    """Of a job of a service; `looked_in` are databases that hold no search of that name."""
     from framework.cli.following import check_success, print_output
-    from framework.search.database import parse_url, shown
 
     out = console(stderr=True)
     with access.client() as client:
         try:
             found = find_job(client, name)
         except BadInputError as error:
-            raise BadInputError(f"{error} Nor does {shown(parse_url(searched))} hold a search '{name}'.") from error
+            more = "".join(f" Nor does {url} hold a search '{name}'." for url in looked_in)
+            raise BadInputError(f"{error}{more}") from error
         is_search = found.kind is JobKind.SEARCH
         if trial is not None and not is_search:
             raise BadInputError(f"The job {found.id} is a training job, which has no trials; leave out --trial.")
@@ -155,6 +149,7 @@ def _choose(store: Store, *, follow: bool) -> None:
 def _logs_of_trial(store: Store, trial: int, *, follow: bool, tail: int | None) -> None:
     from framework.cli.following import last_lines
     from framework.cli.task_output import TaskOutput
+    from framework.project.tensorflow_noise import without_noise
 
     name, count = store.spec.name, store.spec.trial_count
     if trial >= count:
@@ -166,10 +161,10 @@ def _logs_of_trial(store: Store, trial: int, *, follow: bool, tail: int | None) 
             chunks = store.load_output(trial)
             last = chunks[-1].number if chunks else 0
             for chunk in last_lines(chunks, tail):
-                output.write(chunk.task, chunk.stream, chunk.text)
+                output.write(chunk.task, chunk.stream, without_noise(chunk.text))
         if tail is None or follow:
             for chunk in _trial_output(store, trial, last, follow=follow):
-                output.write(chunk.task, chunk.stream, chunk.text)
+                output.write(chunk.task, chunk.stream, without_noise(chunk.text))
     except KeyboardInterrupt:
         raise InterruptedByUserError(f"The search {name} goes on without us.") from None
     finally:

@@ -6,8 +6,9 @@ import inspect
 import re
 import stat
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -83,6 +84,18 @@ def mesos_access(
     )
 
 
+def remembered_access(options: Mapping[str, Any]) -> MesosAccess:
+    """`mesos_access` of these options, which may be JSON values and may be others', too.
+
+    Raises:
+        BadInputError: as `mesos_access`.
+    """
+    defaults = {name: one.default for name, one in inspect.signature(mesos_access).parameters.items()}
+    values = {name: options.get(name, default) for name, default in defaults.items()}
+    secret_file = values["secret_file"]
+    return mesos_access(**{**values, "secret_file": None if secret_file is None else Path(secret_file)})
+
+
 def warn(text: str) -> None:
     """Says what the user should know and need not act on."""
     print(f"dike: {text}", file=sys.stderr)
@@ -90,6 +103,10 @@ def warn(text: str) -> None:
 
 MESOS_OPTIONS = frozenset(inspect.signature(mesos_access).parameters)
 """Their names."""
+PRIVATE_MESOS_OPTIONS = frozenset({"agents", "resources", "attributes"})
+"""Those of a private Mesos; the others are for one that is there already, or for both."""
+MASTER_OPTIONS = frozenset({"master", "role", "principal", "secret_file", "image", "agent_python", "advertise_address"})
+"""Those that say which one is there already, and how it is to be used."""
 
 
 def _read_secret(path: Path | None, principal: str | None) -> str | None:

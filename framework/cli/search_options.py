@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from dike.exceptions import BadInputError
+from framework.cli.mesos_options import MASTER_OPTIONS, MESOS_OPTIONS, PRIVATE_MESOS_OPTIONS
+from framework.cli.option_groups import is_given
 from framework.policies.trials.interface import Milestone, PolicySettings
 from framework.policies.trials.registry import make_policy
 from framework.project.entry_point import RUNS_FOLDER, environment_for_tasks, find_entry_point
@@ -21,6 +27,49 @@ from framework.training.run import absolute_folder, new_job_id
 DEFAULT_TRIALS = 20
 _MILESTONE = re.compile(r"(?P<percent>\d+(\.\d+)?)%:(?P<seconds>\d+(\.\d+)?)s?")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}")
+
+
+RUN_OPTIONS = {
+    "slots": "max_slots",
+    "slot_cpus": "slot_cpus",
+    "slot_mem": "slot_mem_mib",
+    "slot_gpus": "slot_gpus",
+    "checkpoint_interval": "checkpoint_interval_s",
+    "suspend_timeout": "suspend_timeout_s",
+    "blacklist_for": "blacklist_s",
+    "on_failure": "on_failure",
+    "timeout": "timeout_s",
+}
+"""Options that `--resume` may be given anew, and their fields of a search: how it is run, not what is searched."""
+_REMEMBERED = ("logdir", "constraint", "volume", *sorted(MESOS_OPTIONS))
+"""Options that are no part of a search, but are the same again when it goes on."""
+
+
+def run_options(context: typer.Context, before: Mapping[str, Any]) -> dict[str, Any]:
+    """Where and how a search is to run, as JSON values: what was said before, and what is said now in its place.
+
+    Args:
+        context: of the command.
+        before: the options with which the search was begun; empty for a new one.
+    """
+    given = {}
+    for name in _REMEMBERED:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT"):
+            value = context.params[name]
+            given[name] = os.path.abspath(value) if name in ("logdir", "secret_file") else value
+    kept = dict(before)
+    if given.keys() & PRIVATE_MESOS_OPTIONS or "master" in given:
+        # Another Mesos: what was said of the one before does not go with it.
+        for name in PRIVATE_MESOS_OPTIONS | MASTER_OPTIONS:
+            kept.pop(name, None)
+    return {**kept, **given}
+
+
+def changed_spec(context: typer.Context, spec: SearchSpec) -> SearchSpec:
+    """A search that goes on, with what its user has now said of how it is to run."""
+    fields = {field: name for name, field in RUN_OPTIONS.items() if is_given(context, name)}
+    return dataclasses.replace(spec, **{field: context.params[name] for field, name in fields.items()})
 
 
 def milestones_of(text: str) -> tuple[Milestone, ...]:

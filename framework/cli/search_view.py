@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 from rich.console import Console, Group
@@ -17,6 +18,7 @@ from framework.search.slots import Slot
 
 SUMMARY_EVERY_S = 10.0
 BEST_SHOWN = 5
+_STATES = ("waiting", "starting", "restarting", "running", "suspended", "finished", "failed")
 LINES_BESIDE_TABLE = 9
 """Lines of a terminal that the live table leaves to headings and notes."""
 
@@ -114,8 +116,9 @@ def most_interesting(trials: Sequence[TrialRecord], mode: Mode, count: int) -> l
 
 def summary(trials: Sequence[TrialRecord], spec: SearchSpec) -> str:
     """How the search stands, in one line."""
-    counts = {state: sum(trial.state is state for trial in trials) for state in TrialState}
-    states = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    # Of those that run `starting` and `restarting 2/3` say more.
+    counts = Counter(trial.status.partition(" ")[0] for trial in trials)
+    states = ", ".join(f"{counts[state]} {state}" for state in _STATES if counts[state])
     best = best_trials(trials, spec.mode)[:1]
     told = "".join(f"; best so far: trial {trial.number}, {spec.metric} {trial.value:.4g}" for trial in best)
     return f"{len(trials)} trials: {states or 'none yet'}{told}"

@@ -22,8 +22,8 @@ from framework.cli.job_options import (
     variables,
     volume_option,
 )
-from framework.cli.mesos_options import MESOS_OPTIONS, mesos_access
-from framework.cli.option_groups import with_options
+from framework.cli.mesos_options import MESOS_OPTIONS, mesos_access, remembered_access
+from framework.cli.option_groups import is_given, with_options
 from framework.cli.service_options import SERVICE_OPTIONS, ServiceAccess, service_access
 from framework.cli.trials import StorageOption
 from framework.mesos.containers import needs_mount, parse_volumes
@@ -61,7 +61,7 @@ class OnFailure(enum.StrEnum):
 
 
 MAY_CHANGE = {"resume", "storage", "logdir", "constraint", "volume", "output_format", *MESOS_OPTIONS}
-"""What `--resume` may be given besides: where to run it and how to print it."""
+"""What `--resume` may be given besides: where to run it and how to print it. `RUN_OPTIONS` come on top."""
 MAY_CHANGE_DETACHED = {"resume", "detach", "follow", "wait", "constraint", "output_format", *SERVICE_OPTIONS}
 NOT_WITH_DETACH = ("storage", "logdir", "function_call", *sorted(MESOS_OPTIONS))
 
@@ -149,7 +149,7 @@ def tune(
 ) -> None:
     """Searches hyper-parameters: many trials share the slots, and the policy says whose turn it is."""
     from framework.cli.following import Staying
-    from framework.cli.search_options import milestones_of, search_spec
+    from framework.cli.search_options import RUN_OPTIONS, changed_spec, milestones_of, run_options, search_spec
     from framework.cli.search_report import report
     from framework.cli.search_view import LiveSearchView, PlainSearchView
     from framework.search.database import default_storage
@@ -164,21 +164,21 @@ def tune(
     as_json = output_format is Format.JSON
     staying = Staying(wait, follow, as_json)
     if detach:
-        given = [option for option in NOT_WITH_DETACH if _is_given(context, option)]
+        given = [option for option in NOT_WITH_DETACH if is_given(context, option)]
         if given:
             options = ", ".join(map(_as_typed, given))
             raise BadInputError(
                 f"With --detach the service says where the search runs and is kept; leave out {options}."
             )
-    elif given := [option for option in sorted(SERVICE_OPTIONS) if _is_given(context, option)]:
+    elif given := [option for option in sorted(SERVICE_OPTIONS) if is_given(context, option)]:
         raise BadInputError(
             f"{_as_typed(given[0])} is for a search that a service runs; add --detach, or leave it out."
         )
     elif wait or follow:
         raise BadInputError("--wait and --follow are for a search that a service runs (--detach); leave them out.")
     if resume is not None:
-        changeable = MAY_CHANGE_DETACHED if detach else MAY_CHANGE
-        given = [option for option in context.params if _is_given(context, option) and option not in changeable]
+        changeable = MAY_CHANGE_DETACHED if detach else MAY_CHANGE | RUN_OPTIONS.keys()
+        given = [option for option in context.params if is_given(context, option) and option not in changeable]
         if given:
             options = ", ".join(_as_typed(option) for option in given)
             raise BadInputError(f"--resume {resume} goes on as the search was first asked for; leave out {options}.")
@@ -188,8 +188,13 @@ def tune(
                 staying.after(client, submitted, resumed=True)
             return
         with contextlib.closing(Store(url, must_exist=True)) as store:
-            spec = store.open_search(resume)
+            spec = changed_spec(context, store.open_search(resume))
+            remembered = run_options(context, store.options)
+        mesos = remembered_access(remembered)
+        constraints, volumes = tuple(remembered.get("constraint", ())), tuple(remembered.get("volume", ()))
+        logdir = Path(remembered["logdir"]) if "logdir" in remembered else None
     else:
+        remembered = run_options(context, {})
         spec = search_spec(
             script=script,
             is_module=module,
@@ -233,7 +238,7 @@ def tune(
             "--image needs --checkpoint-dir, a folder that all agents share: trials leave their containers, and go on "
             "in others."
         )
-    request = SearchRequest(spec, url, resume is not None, mesos, logdir, constraints, volumes)
+    request = SearchRequest(spec, url, resume is not None, mesos, logdir, constraints, volumes, remembered)
     with contextlib.ExitStack() as stack:
         out = console(stderr=as_json)
         view = PlainSearchView(out, spec)
@@ -269,11 +274,6 @@ def _hand_over(
     request = search_request(spec, entry.path, facts.preload, **more)
     with access.client() as client:
         staying.after(client, client.submit_request(request, bundle.pack(entry.script, entry.folder)))
-
-
-def _is_given(context: typer.Context, parameter: str) -> bool:
-    source = context.get_parameter_source(parameter)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _as_typed(parameter: str) -> str:

@@ -494,7 +494,8 @@ class SearchController:
         )
 
     def _report_failed(self, record: TrialRecord, slot: Slot, end: RunEnd, why_hopeless: str) -> None:
-        where = f"trial {record.number} failed on {slot.node}: {end.message}; the end of its output is in {end.log}"
+        shown = f"dike logs {self._spec.name} --trial {record.number} shows its output"
+        where = f"trial {record.number} failed on {slot.node}: {end.message}; {shown}, whose end is in {end.log}, too"
         if record.state is not TrialState.FAILED:
             self._observer.notify(f"{where}; it will be tried again")
             return
@@ -522,6 +523,7 @@ class SearchController:
             convergence=run.choice.score,
             from_step=run.record.checkpoint_step,
         )
+        run.record.current = run.slice
         self._store.save_slice(run.slice)
 
     def _first_step(self, run: ActiveRun) -> None:
@@ -531,6 +533,7 @@ class SearchController:
         if run.slice is not None:
             run.slice.first_step_s = self._wall()
             self._store.save_slice(run.slice)
+        self._trials.stepped(run.record)
 
     def _end_slice(self, run: ActiveRun, outcome: str, end: RunEnd | None = None) -> None:
         """A run has ended.
@@ -552,6 +555,7 @@ class SearchController:
             for name, value in dataclasses.asdict(end.usage).items():
                 setattr(ended, name, value)
         run.record.slot_s += ended.end_s - ended.start_s
+        run.record.current = None
         self._store.save_slice(ended)
 
 

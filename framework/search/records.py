@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +17,11 @@ from framework.project.entry_point import EntryPoint
 Mode = Literal["min", "max"]
 Sampler = Literal["grid", "random", "tpe"]
 OnFailure = Literal["continue", "abort"]
+MAX_FAILURES = 3
+"""Failures in a row, without a new checkpoint between them, after which a trial is given up (as in Hops).
+
+One whose script is wrong itself is given up before.
+"""
 _BATCH_SIZE_NAMES = ("batch_size", "batchsize", "batch", "bs")
 
 
@@ -150,6 +156,8 @@ class TrialRecord:
         readings: what the policy sees of it (objective to be minimised), until it has ended.
         slices: for each time slice, the number of readings before it.
         created_s, ended_s: wall-clock times, seconds since the epoch; None before the end.
+        retries: how many runs of it in a row have failed when it has not taken a step since; else 0.
+        current: its time slice; None while it holds no slot.
     """
 
     number: int
@@ -177,6 +185,26 @@ class TrialRecord:
     slices: list[int] = field(default_factory=list)
     created_s: float = 0.0
     ended_s: float | None = None
+    retries: int = 0
+    current: SliceRecord | None = field(default=None, compare=False)
+
+    @property
+    def status(self) -> str:
+        """Its state, or `starting` before the first step of a run, or `restarting 2/3` after a failure."""
+        is_training = self.step > 0 and self.current is not None and self.current.first_step_s is not None
+        if self.state.has_ended() or is_training:
+            return str(self.state)
+        if self.retries:
+            return f"restarting {self.retries + 1}/{MAX_FAILURES}"
+        return "starting" if self.state is TrialState.RUNNING else str(self.state)
+
+    def held_s(self, now_s: float) -> float:
+        """For how many seconds it has held slots, the one it holds now included.
+
+        Args:
+            now_s: seconds since the epoch.
+        """
+        return self.slot_s + (max(0.0, now_s - self.current.start_s) if self.current is not None else 0.0)
 
     @property
     def samples_per_step(self) -> float:
@@ -201,6 +229,7 @@ class TrialRecord:
             "number": self.number,
             "parameters": self.parameters,
             "state": str(self.state),
+            "status": self.status,
             "slot": self.slot,
             "batch_size": self.samples_per_step,
             "agent": self.agent,
@@ -211,7 +240,7 @@ class TrialRecord:
             "convergence": _number(self.convergence),
             "checkpoint": self.checkpoint,
             "train_s": round(self.train_s, 3),
-            "slot_s": round(self.slot_s, 3),
+            "slot_s": round(self.held_s(time.time()), 3),
             "runs": self.runs,
             "created_s": self.created_s,
             "ended_s": self.ended_s,

@@ -109,7 +109,7 @@ def trials_to_resume(
     for record in records:
         if record.state is TrialState.RUNNING and record.slot not in live_slots:
             record.state = TrialState.WAITING if record.checkpoint is None else TrialState.SUSPENDED
-            record.slot = None
+            record.slot = record.current = None
     return records
 
 
@@ -178,6 +178,7 @@ def restore_runs(
             # It has not got the slot yet: another run was still being suspended there.
             slot.next = run
             continue
+        record.current = run.slice
         run.since_s = now_s - (wall_s - (run.slice.first_step_s or run.slice.start_s))
         run.training = run.slice.first_step_s is not None
         slot.current = run

@@ -91,15 +91,20 @@ class Store:
         assert self._spec is not None, "no search has been opened"
         return self._spec
 
-    def create_search(self, spec: SearchSpec) -> None:
+    def create_search(self, spec: SearchSpec, options: Mapping[str, Any] | None = None) -> None:
         """Begins a search.
+
+        Args:
+            spec: what is asked for.
+            options: with which options of `dike tune` besides, as JSON values; `options` tells them.
 
         Raises:
             BadInputError: if there is one of that name.
         """
         if not spec.name or len(spec.name) > NAME_LENGTH:
             raise BadInputError(f"A search's name has 1 to {NAME_LENGTH} letters; choose another --name.")
-        values = {"name": spec.name, "spec": write_spec(spec), "created_s": time.time()}
+        written = {"spec": write_spec(spec), "options": json.dumps(dict(options or {}))}
+        values = {"name": spec.name, "created_s": time.time(), **written}
         with self._transaction() as connection:
             try:
                 key = connection.execute(insert(SEARCHES).values(values)).inserted_primary_key
@@ -204,6 +209,26 @@ class Store:
             values = {"ended_s": time.time(), "failure": failure}
             connection.execute(update(SEARCHES).where(SEARCHES.c.id == self._search_id).values(values))
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """With which options beside the specification the search was begun, or gone on with last."""
+        with self._reading() as connection:
+            text = connection.execute(select(SEARCHES.c.options).where(SEARCHES.c.id == self._require_id())).scalar()
+        return {} if text is None else dict(json.loads(text))
+
+    def change_search(self, spec: SearchSpec, options: Mapping[str, Any]) -> None:
+        """Goes on with the open search in another way; its name and what is searched stay."""
+        written = {"spec": write_spec(spec), "options": json.dumps(dict(options))}
+        with self._transaction() as connection:
+            connection.execute(update(SEARCHES).where(SEARCHES.c.id == self._require_id()).values(written))
+        self._spec = spec
+
+    def reopen_search(self) -> None:
+        """Writes down that the search goes on, however it has ended before."""
+        with self._transaction() as connection:
+            values = {"ended_s": None, "failure": ""}
+            connection.execute(update(SEARCHES).where(SEARCHES.c.id == self._search_id).values(values))
+
     def delete_search(self) -> None:
         """Removes the search, because nothing came of it."""
         with self._transaction() as connection:
@@ -228,7 +253,13 @@ class Store:
             from_steps: dict[int, list[int]] = defaultdict(list)
             for record in self._load_slices(connection) if readings else ():
                 from_steps[record.trial].append(record.from_step)
-        return [read_trial(row, objective, reports.get(row["number"], ()), from_steps[row["number"]]) for row in rows]
+            held = connection.execute(self._select(SLICES).where(SLICES.c.end_s.is_(None)))
+            current = {(piece.trial, piece.run): piece for piece in map(read_slice, held.mappings())}
+        found = [read_trial(row, objective, reports.get(row["number"], ()), from_steps[row["number"]]) for row in rows]
+        for trial in found:
+            if trial.state is TrialState.RUNNING:
+                trial.current = current.get((trial.number, trial.runs - 1))
+        return found
 
     def save_slice(self, record: SliceRecord) -> None:
         """Writes a time slice as it is now: as it begins, and as it has ended."""

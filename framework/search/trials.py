@@ -16,18 +16,13 @@ from framework.policies.trials.interface import TrialView
 from framework.project.last_words import last_words, why_hopeless
 from framework.search.objective import Objective, news_of
 from framework.search.optuna_study import Study
-from framework.search.records import SearchSpec, TrialRecord, TrialState
+from framework.search.records import MAX_FAILURES, SearchSpec, TrialRecord, TrialState
 from framework.search.speeds import Speeds
 from framework.search.store import Store
 from framework.search.tensorboard import TensorBoardLog
 
 logger = logging.getLogger(__name__)
 
-MAX_FAILURES = 3
-"""Failures in a row, without a new checkpoint between them, after which a trial is given up (as in Hops).
-
-One whose script is wrong itself is given up before.
-"""
 ADMISSION_S = 0.2
 """How long the sampler may be asked for trials at a time: Optuna takes the longer the more trials are open."""
 MAX_LOSSES = 10
@@ -259,6 +254,12 @@ class TrialTracker:
             record.checkpoint, record.checkpoint_step = path, step
             self._store.save_trial(record)
 
+    def stepped(self, record: TrialRecord) -> None:
+        """A run of a trial has taken its first step."""
+        if record.retries:
+            record.retries = 0
+            self._store.save_trial(record)
+
     def set_batch_size(self, record: TrialRecord, samples: float | None) -> None:
         """What a trial's process says of its batch size; None if it cannot tell."""
         if samples is not None and samples != record.batch_size:
@@ -322,7 +323,7 @@ class TrialTracker:
             if is_hopeless or record.failures >= MAX_FAILURES:
                 self._fail(record, end, wall_s)
             else:
-                record.error = end.tail or end.message
+                record.error, record.retries = end.tail or end.message, record.failures
                 self._requeue(record)
             if record.state is not TrialState.FAILED:
                 remedy = Remedy.REPLACE_SLOT if record.failures == 1 else Remedy.AVOID_AGENT

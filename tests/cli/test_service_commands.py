@@ -287,6 +287,14 @@ def test_a_search_is_handed_over(service: ServiceProcess, tmp_path: Path) -> Non
     refused(service.dike("outputs", "handed-over", user="ann"), "belongs to bob")
     refused(service.dike("trials", "handed-over", "--storage", "sqlite:///searches.db"), "dike jobs")
     refused(service.dike("logs", "handed-over", "--task", "foo", user="bob"), "has no task foo", "trials")
+    printed = service.dike("logs", "handed-over", "--trial", "1", "-f", user="bob")
+    assert printed.returncode == 0, printed.stderr
+    header, *lines = printed.stdout.splitlines()
+    assert header.startswith("--- run 0 on ")
+    assert lines == [f"loss {0.98**step:.9f}" for step in range(1, 6)]
+    assert "dike logs handed-over --trial N" in followed.stderr
+    refused(service.dike("logs", "handed-over", "--trial", "1", user="ann"), "belongs to bob")
+    refused(service.dike("logs", "handed-over", "--trial", "2", user="bob"), "no trial 2; its trials are 0 to 1")
     failed = service.dike("tune", "--detach", "--follow", "--param", "momentum=0.9", "--name", "failing", COUNTING)
     assert failed.returncode == 1, failed.stderr
     assert "required: --lr" in failed.stderr
@@ -327,6 +335,9 @@ def test_a_search_that_was_killed_goes_on(service: ServiceProcess, tmp_path: Pat
     assert (job["state"], job["trials"]["finished"]) == ("finished", 2)
     steps = [step for _, step in trained("0.02")]
     assert steps == list(range(1, len(steps) + 1))
+    printed = service.dike("logs", "resumed", "--trial", "1").stdout.splitlines()
+    assert [line.partition(" on ")[0] for line in printed if line.startswith("---")] == ["--- run 0", "--- run 1"]
+    assert len([line for line in printed if line.startswith("loss ")]) == len(steps)
     refused(service.dike("tune", "--detach", "--resume", "resumed"), "complete")
 
 

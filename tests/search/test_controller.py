@@ -12,10 +12,10 @@ import pytest
 from dike.exceptions import BadInputError
 from executor.trial_messages import RunEnd
 from framework.search.controller import MAX_BARREN
-from framework.search.records import TrialState
+from framework.search.records import MAX_FAILURES, TrialState
 from framework.search.recovery import SearchState, trials_to_resume
 from framework.search.store import Store
-from framework.search.trials import MAX_FAILURES, MAX_LOSSES
+from framework.search.trials import MAX_LOSSES
 from tests.search.search_stage import QUANTUM_S, SearchStage, fail, node, search_spec, stored
 
 

@@ -89,7 +89,7 @@ def test_resume_of_an_unknown_name_suggests_the_nearest(tune: Tune, tmp_path: Pa
 
 def test_resume_takes_no_other_search_with_it(tune: Tune) -> None:
     assert "--param" in sentence(tune(COUNTING, "--resume", "digits", "--param", "lr=0.1"))
-    assert "--slots" in sentence(tune("--resume", "digits", "--slots", "1"))
+    assert "--seed" in sentence(tune("--resume", "digits", "--slots", "1", "--seed", "1"))
 
 
 def test_checkpoints_that_cannot_be_written(tune: Tune, tmp_path: Path) -> None:

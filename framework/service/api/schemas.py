@@ -183,6 +183,8 @@ class TrialView(View):
 
     Attributes:
         parameters: name -> value; empty if the job is not yours.
+        status: its state in more words: `starting` before the first step of a run, `restarting 2/3` after a failure.
+        slot_s: for how long it has held slots; counts while it does.
         checkpoint: its newest; null before the first and if the job is not yours.
         error: the end of its output if it failed; empty if the job is not yours.
     """
@@ -190,6 +192,7 @@ class TrialView(View):
     number: int
     parameters: dict[str, Any]
     state: TrialState
+    status: str
     runs: int
     failures: int
     step: int

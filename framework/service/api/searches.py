@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Query
@@ -25,7 +26,8 @@ def list_trials(service: Service, user: SignedIn, record: Job) -> TrialList:
     request = stored_request(record)
     assert isinstance(request, SearchJobRequest)
     spec = request.to_spec()
-    views = [TrialView.model_validate(trial) for trial in found]
+    now_s = time.time()
+    views = [TrialView.model_validate(one).model_copy(update={"slot_s": one.held_s(now_s)}) for one in found]
     if not is_of(record, user):
         hidden: dict[str, Any] = {"parameters": {}, "checkpoint": None, "error": ""}
         views = [view.model_copy(update=hidden) for view in views]
