@@ -313,7 +313,7 @@ def _hand_over(
     more = {"constraints": list(constraints), "volumes": list(volumes)}
     request = search_request(spec, entry.path, facts.preload, **more)
     with access.client() as client:
-        staying.after(client, client.submit(request, bundle.pack(entry.script, entry.folder)))
+        staying.after(client, client.submit_request(request, bundle.pack(entry.script, entry.folder)))
 
 
 def _as_typed(parameter: str) -> str:

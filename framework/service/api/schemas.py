@@ -234,6 +234,21 @@ class TrialList(View):
     trials: list[TrialView]
 
 
+class ImportanceView(View):
+    """How much each parameter of a search matters for its objective (`framework.search.importance`).
+
+    Attributes:
+        trials: how many finished trials were compared.
+        needed: how many it takes.
+        importances: name -> share of the importance of all, the greatest first; empty with too few trials, and if the
+            job is not yours.
+    """
+
+    trials: int
+    needed: int
+    importances: dict[str, float]
+
+
 class OutputFileView(View):
     """A file that a job's script has written below its working folder.
 
