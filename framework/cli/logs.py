@@ -44,9 +44,9 @@ def logs(
     trial: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="Of a search: what trial N has printed in all its runs.")
     ] = None,
-    task: Annotated[str | None, typer.Option(help="Only this task's, such as worker:0.")] = None,
+    task: Annotated[str | None, typer.Option(help="Show only this task's output, such as worker:0.")] = None,
     tail: Annotated[
-        int | None, typer.Option(min=0, help="Only the last so many lines, and with -f what comes.")
+        int | None, typer.Option(min=0, help="Show only the last N lines, and with -f what follows.")
     ] = None,
     storage: StorageOption = None,
     access: ServiceAccess,

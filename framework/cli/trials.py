@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 StorageOption = Annotated[
     str | None,
-    typer.Option(envvar="DIKE_STORAGE", help="Database: sqlite:///FILE or postgresql://...; dike-runs/searches.db."),
+    typer.Option(
+        envvar="DIKE_STORAGE",
+        help="Database of searches: sqlite:///FILE or postgresql://...",
+        show_default="dike-runs/searches.db",
+    ),
 ]
 FormatOption = Annotated[Format, typer.Option("--format", help="How to print the result.")]
 
