@@ -67,17 +67,22 @@ class Found:
 def clean(
     folder: Annotated[Path, typer.Argument(help="The folder that the runs' folders are in.")] = Path(RUNS_FOLDER),
     older_than: Annotated[
-        str, typer.Option(metavar="TIME", help="Only what nothing was written to for so long: 30d, 12h.")
+        str, typer.Option(metavar="TIME", help="Only folders unchanged for this long, such as 30d or 12h.")
     ] = "30d",
     outputs: Annotated[
         bool,
-        typer.Option("--outputs", help="Also what scripts have written and printed."),
+        typer.Option("--outputs", help="Remove also what scripts have written and printed."),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove them; otherwise they are only listed.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Remove the checkpoints; without it they are only listed.")
+    ] = False,
     storage: StorageOption = None,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
-    """Lists old checkpoints of runs and searches that have ended, and removes them with --yes; never a best trial's."""
+    """Removes old checkpoints.
+
+    Lists those of runs and searches that have ended, and removes them with --yes. It never removes a best trial's.
+    """
     from framework.project.run_folders import RunFolders
 
     before_s = time.time() - read_age("--older-than", older_than)

@@ -14,10 +14,10 @@ from urllib.parse import quote
 from rich.console import Console
 
 from dike.exceptions import BadInputError, InterruptedByUserError, JobFailedError
-from framework.cli.service_options import DEFAULT_SERVICE, SERVICE_VARIABLE
 from framework.cli.task_output import TaskOutput
-from framework.project.tensorflow_noise import is_noise
+from framework.project.tensorflow_noise import is_noise, without_noise
 from framework.scheduler.records import JobKind, JobState, OutputChunk
+from framework.service.access import DEFAULT_SERVICE, SERVICE_VARIABLE
 from framework.service.api.client import ServiceClient
 from framework.service.api.schemas import JobDetails, Submitted
 from solver.cli.output import console, print_json, say
@@ -112,6 +112,7 @@ def print_output(
     note: Note,
     *,
     task: str | None = None,
+    trial: int | None = None,
     follow: bool,
     tail: int | None = None,
 ) -> None:
@@ -123,6 +124,7 @@ def print_output(
         streams: `stdout` and `stderr` -> where it goes.
         note: told when the connection is lost.
         task: only this task's; None for all.
+        trial: of a search, what the trial of this number has printed; None for what the search itself tells.
         follow: whether to stay.
         tail: of what has been written so far, only so many lines; None for all.
 
@@ -135,15 +137,17 @@ def print_output(
     output = TaskOutput(streams)
     try:
         with leaving_is_fine(job.id):
-            for chunk in _chunks(client, job.id, note, task, follow=follow, tail=tail):
-                label = f"[{chunk.task}] " if several and task is None else ""
-                output.write(chunk.task, chunk.stream, chunk.text, label)
+            for chunk in _chunks(client, job.id, note, task, trial, follow=follow, tail=tail):
+                label = f"[{chunk.task}] " if several and task is None and trial is None else ""
+                # A trial's two streams are one.
+                text = chunk.text if trial is None else without_noise(chunk.text)
+                output.write(chunk.task, chunk.stream, text, label)
     finally:
         output.finish()
 
 
 def _check_task(client: ServiceClient, job: JobDetails, name: str) -> None:
-    # A search's trials all write into one; what its slots print is in their sandboxes.
+    # What its failed trials printed last is in one; what each trial prints, `--trial` shows.
     of_a_search = ["trials"] if job.kind is JobKind.SEARCH else []
     known = of_a_search or sorted({task.name for task in client.tasks(job.id)})
     if name not in known:
@@ -151,16 +155,23 @@ def _check_task(client: ServiceClient, job: JobDetails, name: str) -> None:
 
 
 def _chunks(
-    client: ServiceClient, job_id: str, note: Note, task: str | None, *, follow: bool, tail: int | None
+    client: ServiceClient,
+    job_id: str,
+    note: Note,
+    task: str | None,
+    trial: int | None,
+    *,
+    follow: bool,
+    tail: int | None,
 ) -> Iterator[OutputChunk]:
     after = 0
     if tail is not None:
-        so_far = list(client.logs(job_id, task=task, note=note))
+        so_far = list(client.logs(job_id, task=task, trial=trial, note=note))
         yield from last_lines(so_far, tail)
         if not follow:
             return
         after = so_far[-1].number if so_far else 0
-    yield from client.logs(job_id, task=task, after=after, follow=follow, note=note)
+    yield from client.logs(job_id, task=task, trial=trial, after=after, follow=follow, note=note)
 
 
 def last_lines(chunks: Sequence[OutputChunk], count: int) -> list[OutputChunk]:

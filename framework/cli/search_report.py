@@ -11,6 +11,7 @@ from rich.console import Console
 from framework.cli.search_view import print_result
 from framework.project.entry_point import hint
 from framework.project.last_words import last_words
+from framework.search.database import default_storage
 from framework.search.plots import plot_search
 from framework.search.records import SearchResult, SearchSpec, TrialRecord
 from framework.search.store import Store
@@ -29,6 +30,11 @@ def report(console: Console, result: SearchResult, spec: SearchSpec, storage: st
     command = None if result.best is None else command_of(spec, result.best)
     if command is not None:
         console.print(f"Train with the parameters of the best trial:\n{command}", markup=False, soft_wrap=True)
+    which = "N" if result.best is None else str(result.best.number)
+    named = "" if storage == default_storage() else f" --storage {shlex.quote(storage)}"
+    console.print(
+        f"What a trial has printed: dike logs {spec.name} --trial {which}{named}", markup=False, soft_wrap=True
+    )
 
 
 def _hints(result: SearchResult, spec: SearchSpec) -> set[str]:

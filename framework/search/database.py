@@ -30,7 +30,7 @@ from sqlalchemy.schema import CreateColumn
 from dike.checkpoints import make_private
 from dike.exceptions import BadInputError
 from framework.scheduler.journal import StorageUnavailableError
-from framework.search.tables import METADATA, SEARCHES
+from framework.search.tables import METADATA, OUTPUT, SEARCHES
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +125,9 @@ def open_database(url: str, *, must_exist: bool = False, private: bool = False, 
         if not must_exist:
             with making_tables(parsed):
                 METADATA.create_all(engine)
+        elif not inspect(engine).has_table(OUTPUT.name):
+            with making_tables(parsed):
+                METADATA.create_all(engine, tables=[OUTPUT])
         if _missing_columns(engine):
             with making_tables(parsed):
                 _add_columns(engine)

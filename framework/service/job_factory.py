@@ -202,6 +202,7 @@ def make_search(record: JobRecord, handle: JobHandle, recorder: JobRecorder, con
         resources.enter_context(_locked(store, spec.name, database.shared.heartbeat))
         study = (Study.create if is_new else Study.open)(database.url, spec, database.shared.storage())
         resources.callback(study.close)
+        store.reopen_search()
         close_open_slices(store, last_sign_s, live_slots)
         records = trials_to_resume(store.load_trials(), study.asked(), live_slots)
         state = _ending_with(spec, state, records)
