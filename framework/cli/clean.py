@@ -103,10 +103,10 @@ def clean(
 @contextlib.contextmanager
 def _searches(folder: Path, storage: str | None) -> Iterator[Store | None]:
     """The database of the searches below a folder; None if there is none."""
-    from framework.search.database import DEFAULT_FILE
+    from framework.project.entry_point import SEARCHES_FILE
     from framework.search.store import Store
 
-    beside = folder / DEFAULT_FILE
+    beside = folder / SEARCHES_FILE
     if storage is None and not beside.exists():
         yield None
         return
