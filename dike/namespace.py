@@ -28,8 +28,12 @@ _FUNCTIONS = {
     "checkpoint": "dike.trial.script_api",
     "tune": "dike.trial.tuning",
     "grid_search": "dike.trial.tuning",
+    "Client": "framework.service.client",
 }
-"""Dike's own functions -> their modules. TensorFlow has none of these names."""
+"""Dike's own names -> their modules. TensorFlow has none of these names.
+
+`Client` is for programs that ask a service, and for no process that Dike starts; only who names it imports `framework`.
+"""
 
 # Tools ask any module for names such as `__wrapped__`; that must not import TensorFlow.
 _TENSORFLOW_DUNDERS = frozenset(

@@ -15,7 +15,14 @@ from rich.text import Text
 
 from dike.trial.search_command import FRAME_PREFIX
 from framework.cli.console import describe_outputs
-from framework.cli.search_tables import best_trials, best_trials_table, describe_parameters, ranked, trials_table
+from framework.cli.search_tables import (
+    best_in_words,
+    best_trials,
+    best_trials_table,
+    describe_parameters,
+    ranked,
+    trials_table,
+)
 from framework.search.observer import SearchObserver
 from framework.search.records import Mode, SearchResult, SearchSpec, TrialRecord, TrialState
 from framework.search.slots import Slot
@@ -25,7 +32,12 @@ BEST_SHOWN = 5
 NOTEBOOK_WIDTH, NOTEBOOK_LINES = 120, 32
 """How large a table in a notebook becomes."""
 _PRE = '<pre style="white-space:pre;overflow-x:auto;line-height:normal">{code}</pre>'
-_STATES = ("waiting", "starting", "restarting", "running", "suspended", "finished", "stopped", "failed")
+_STATES = (
+    TrialState.WAITING,
+    "starting",
+    "restarting",
+    *(state for state in TrialState if state is not TrialState.WAITING),
+)
 LINES_BESIDE_TABLE = 9
 """Lines of a terminal that the live table leaves to headings and notes."""
 
@@ -73,6 +85,9 @@ class PlainSearchView(SearchObserver):
     def trial_ended(self, trial: TrialRecord, slot: Slot, outcome: str) -> None:
         if trial.state is TrialState.FINISHED:
             value = "no value" if trial.value is None else f"{self._spec.metric} {trial.value:.4g}"
+            reached = trial.reached()
+            if reached is not None and reached[0] != trial.value:
+                value += f", at best {reached[0]:.4g} at step {reached[1]}"
             self.say(f"trial {trial.number} ({describe_parameters(trial)}) finished at step {trial.step}: {value}")
 
     def trial_stopped(self, trial: TrialRecord) -> None:
@@ -152,7 +167,7 @@ def live_frame(trials: Sequence[TrialRecord], spec: SearchSpec, width: int, heig
     """How the search stands and its most interesting trials, within a terminal of so many columns and lines."""
     shown = most_interesting(trials, spec.mode, max(3, height - LINES_BESIDE_TABLE))
     # Where there is no room, Rich leaves out the end.
-    return Group(Text(summary(trials, spec)), trials_table(shown, spec.mode, width, one_line=True))
+    return Group(Text(summary(trials, spec)), trials_table(shown, spec, width, one_line=True))
 
 
 def most_interesting(trials: Sequence[TrialRecord], mode: Mode, count: int) -> list[TrialRecord]:
@@ -167,8 +182,8 @@ def summary(trials: Sequence[TrialRecord], spec: SearchSpec) -> str:
     # Of those that run `starting` and `restarting 2/3` say more.
     counts = Counter(trial.status.partition(" ")[0] for trial in trials)
     states = ", ".join(f"{counts[state]} {state}" for state in _STATES if counts[state])
-    best = best_trials(trials, spec.mode)[:1]
-    told = "".join(f"; best so far: trial {trial.number}, {spec.metric} {trial.value:.4g}" for trial in best)
+    best = best_in_words(trials, spec.metric, spec.mode)
+    told = f"; best so far: {best}" if best else ""
     return f"{len(trials)} trials: {states or 'none yet'}{told}"
 
 
@@ -178,7 +193,7 @@ def print_result(console: Console, result: SearchResult, spec: SearchSpec) -> No
     if best:
         # Where a function says the space, trials may have different ones.
         names = list(dict.fromkeys(name for trial in best for name in trial.parameters))
-        console.print(best_trials_table(best, spec.metric, names, result.checkpoint_dir, console.width))
+        console.print(best_trials_table(best, spec.metric, spec.value, names, result.checkpoint_dir, console.width))
     console.print(f"Checkpoints are in {result.checkpoint_dir}", markup=False, highlight=False, soft_wrap=True)
     first = result.best
     for text in describe_outputs(f"{result.checkpoint_dir}/trial-{first.number}") if first is not None else ():

@@ -18,8 +18,9 @@ import typer
 from dike.exceptions import BadInputError
 from framework.cli.mesos_options import MESOS_PANELS, mesos_access
 from framework.cli.option_groups import read_age, with_options
-from framework.cli.service_options import DEFAULT_LISTEN, USERS_VARIABLE
+from framework.cli.service_options import USERS_VARIABLE
 from framework.project.entry_point import RUNS_FOLDER
+from framework.service.access import DEFAULT_LISTEN
 from framework.user_folders import own_token_file
 
 DAY_S = 24 * 3600.0

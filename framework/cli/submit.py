@@ -60,7 +60,7 @@ def submit(
     with access.client() as client:
         client.me()  # a wrong address or token is told before the script is run for its profile
         read = _read(job, name, quiet=as_json, on_this_machine=client.runs_here())
-        staying.after(client, client.submit(*read))
+        staying.after(client, client.submit_request(*read))
 
 
 def _read(job: JobOptions, name: str | None, *, quiet: bool, on_this_machine: bool) -> tuple[TrainingRequest, bytes]:

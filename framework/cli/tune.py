@@ -45,6 +45,13 @@ class Mode(enum.StrEnum):
     MAX = "max"
 
 
+class ValueKind(enum.StrEnum):
+    """Which of the values that a trial reports is its own."""
+
+    LAST = "last"
+    BEST = "best"
+
+
 class OnFailure(enum.StrEnum):
     """What a failed trial means for the others."""
 
@@ -119,6 +126,9 @@ def tune(
     ] = "",
     metric: Annotated[str, typer.Option(help="The objective: loss is the training loss.")] = "loss",
     mode: Annotated[Mode, typer.Option(help="Whether the least or the greatest value is best.")] = Mode.MIN,
+    value: Annotated[
+        ValueKind, typer.Option(help="Judge a trial by the last value of the metric that it reports, or by its best.")
+    ] = ValueKind.LAST,
     name: Annotated[str | None, typer.Option(help="The search's name; made up if not given.")] = None,
     resume: Annotated[str | None, typer.Option(help="Go on with the search of this name.")] = None,
     storage: StorageOption = None,
@@ -238,6 +248,7 @@ def tune(
             milestones=milestones_of(milestones),
             metric=metric,
             mode=mode.value,
+            value=value.value,
             name=name,
             use_flags=not no_flags and function_call is None,
             max_slots=slots,
@@ -302,7 +313,7 @@ def _hand_over(
     more = {"constraints": list(constraints), "volumes": list(volumes)}
     request = search_request(spec, entry.path, facts.preload, **more)
     with access.client() as client:
-        staying.after(client, client.submit(request, bundle.pack(entry.script, entry.folder)))
+        staying.after(client, client.submit_request(request, bundle.pack(entry.script, entry.folder)))
 
 
 def _as_typed(parameter: str) -> str:

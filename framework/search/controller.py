@@ -375,11 +375,11 @@ class SearchController:
     def _receive(self, message: Losses | TrialOutput, *, is_last: bool = False) -> bool:
         """Takes reports or output in; false if something before it is missing, and no last words."""
         record = self._trials.records.get(message.trial)
-        if record is None or record.state.has_ended():
+        if record is None:
             return True
         if isinstance(message, TrialOutput):
-            return self._trials.receive_output(message, is_last=is_last)
-        return self._trials.receive(record, message)
+            return self._trials.receive_output(record, message, is_last=is_last)
+        return record.state.has_ended() or self._trials.receive(record, message)
 
     def _free_stopped(self) -> bool:
         """Makes trials leave their slots that have just been stopped; whether there are any."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import math
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from framework.policies.trials.interface import PolicySettings, Reading
 from framework.project.entry_point import EntryPoint
 
 Mode = Literal["min", "max"]
+ValueKind = Literal["last", "best"]
 OnFailure = Literal["continue", "abort"]
 MAX_FAILURES = 3
 """Failures in a row, without a new checkpoint between them, after which a trial is given up (as in Hops).
@@ -80,6 +82,7 @@ class SearchSpec:
         policy: name of the policy.
         settings: what it is told.
         metric, mode: the objective; `loss` is the training loss.
+        value: whether a trial's value is what it reported of the objective last, or the best of it.
         slot_cpus, slot_mem_mib: what a slot gets; on agents with GPUs the CPUs are a GPU's share of them at least.
         slot_gpus: GPUs of a slot; 0 where slots are shares of CPUs. None: 1 on agents that have GPUs, else 0.
         max_slots: at most this many slots; None for as many as there is use and room for.
@@ -112,6 +115,7 @@ class SearchSpec:
     settings: PolicySettings = field(default_factory=PolicySettings)
     metric: str = "loss"
     mode: Mode = "min"
+    value: ValueKind = "last"
     slot_cpus: float = 1.0
     slot_mem_mib: float = 2048.0
     slot_gpus: int | None = None
@@ -151,9 +155,9 @@ class TrialRecord:
         step: training steps done, as last reported.
         train_s: seconds trained, as last reported.
         slot_s: seconds for which it held a slot, starts and saves included.
-        loss: the last training loss reported; None before the first.
-        value: its objective: the last one stated, or the last training loss where none was (not negated).
-        has_stated: whether one was, as far as its reports are loaded.
+        loss: the training loss of its last step; None before the first.
+        value: its objective as it was reported last, or the best of it (`SearchSpec.value`); not negated; None before.
+        best_value, best_step: the best that was ever reported, and after how many steps; None before.
         metrics: the newest value of each metric.
         convergence: what the policy last compared it by; None before.
         checkpoint, checkpoint_step, checkpoint_train_s: its newest checkpoint; None before the first.
@@ -180,7 +184,8 @@ class TrialRecord:
     slot_s: float = 0.0
     loss: float | None = None
     value: float | None = None
-    has_stated: bool = field(default=False, compare=False)
+    best_value: float | None = None
+    best_step: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     convergence: float | None = None
     checkpoint: str | None = None
@@ -235,6 +240,13 @@ class TrialRecord:
             return True
         return self.value < other.value if mode == "min" else self.value > other.value
 
+    def reached(self) -> tuple[float, int] | None:
+        """The best value that it ever had, and at which step; None before the first that is a number."""
+        if self.best_value is not None:
+            return self.best_value, self.best_step or 0
+        # An earlier version of Dike did not write that down.
+        return (self.value, self.step) if self.value is not None and math.isfinite(self.value) else None
+
     def to_json(self) -> dict[str, Any]:
         """As JSON values; numbers that JSON cannot hold become text."""
         return {
@@ -248,6 +260,8 @@ class TrialRecord:
             "step": self.step,
             "loss": _number(self.loss),
             "value": _number(self.value),
+            "best_value": _number(self.best_value),
+            "best_step": self.best_step,
             "metrics": {name: _number(value) for name, value in self.metrics.items()},
             "convergence": _number(self.convergence),
             "checkpoint": self.checkpoint,
@@ -258,6 +272,17 @@ class TrialRecord:
             "ended_s": self.ended_s,
             "error": self.error,
         }
+
+
+def best_so_far(trials: Iterable[TrialRecord], mode: Mode) -> TrialRecord | None:
+    """The trial that ever had the best value (`TrialRecord.reached`), whatever became of it: this only gets better."""
+    best: tuple[float, int, TrialRecord] | None = None
+    sign = 1 if mode == "min" else -1
+    for trial in trials:
+        reached = trial.reached()
+        if reached is not None and (best is None or (sign * reached[0], trial.number) < best[:2]):
+            best = sign * reached[0], trial.number, trial
+    return None if best is None else best[2]
 
 
 @dataclass

@@ -66,7 +66,7 @@ class TrialTracker:
         self._store = store
         self._study = study
         self._log = log
-        self._objective = Objective(spec.metric, spec.mode)
+        self._objective = Objective(spec.metric, spec.mode, spec.value)
         self.records: dict[int, TrialRecord] = {record.number: record for record in records}
         self.speeds = Speeds(store.load_slices(), self.records)
         self._arrived_s: dict[int, float] = {}
@@ -207,18 +207,18 @@ class TrialTracker:
             self._run_is_over(record)
         return stopped
 
-    def receive_output(self, piece: TrialOutput, *, is_last: bool = False) -> bool:
+    def receive_output(self, record: TrialRecord, piece: TrialOutput, *, is_last: bool = False) -> bool:
         """Takes in what a run of a trial has printed; each byte counts once, however often it is sent.
 
         Args:
-            piece: the trial is one of ours.
+            record: the trial; one that has been stopped may still print.
+            piece: what has come.
             is_last: whether what is missing before it will not come any more.
 
         Returns:
             False, with nothing taken in, if something before it is missing that the slot still has.
         """
-        record = self.records[piece.trial]
-        if record.state.has_ended() or piece.run != record.runs - 1:
+        if piece.run != record.runs - 1:
             return True
         known = self.output_received(record)
         if piece.offset - piece.skipped > known and not is_last:
@@ -245,7 +245,6 @@ class TrialTracker:
     def add_reports(self, record: TrialRecord, run: int, reports: Sequence[dict[str, Any]]) -> None:
         """Takes `progress` reports in; malformed ones are logged and left out."""
         for report in reports:
-            newest = record.readings[-1:]
             try:
                 self._objective.take(record, report)
             except ValueError as error:
@@ -253,8 +252,8 @@ class TrialTracker:
                 continue
             self.speeds.add_report(record, run, record.step, record.train_s)
             self._unsaved.setdefault(record.number, []).append((run, report))
-            if not self._spec.stop and record.value is not None and record.readings[-1:] != newest:
-                self._study.report(record.number, record.step, record.value)
+            if not self._spec.stop and "value" in report:
+                self._study.report(record.number, record.step, float(report["value"]))
             if self._log is not None:
                 self._log.reported(record, [report])
 
@@ -445,6 +444,7 @@ def trial_run(spec: SearchSpec, trial: TrialRecord, run: int) -> TrialRun:
         resume_from=trial.checkpoint,
         checkpoint_interval_s=spec.checkpoint_interval_s,
         metric=spec.metric,
+        mode=spec.mode,
         call=spec.call,
         earlier_results=spec.earlier_results,
         every_value=bool(spec.stop),

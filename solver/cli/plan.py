@@ -88,7 +88,7 @@ def plan(
     measurements: Annotated[
         Path | None, typer.Option(help="Measured step times (CSV), to calibrate the prediction with.")
     ] = None,
-    method: Annotated[str, typer.Option(help=f"Who plans: {', '.join(METHODS)}.")] = "dike",
+    method: Annotated[str, typer.Option(help=f"Planning method: {', '.join(METHODS)}.")] = "dike",
     compare: Annotated[bool, typer.Option("--compare", help="All methods side by side.")] = False,
     explore: Annotated[
         bool, typer.Option("--explore", help="Look outside each rule and say what it would have cost.")

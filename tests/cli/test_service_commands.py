@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 import subprocess
+import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import dike
+from dike.exceptions import BadInputError, DikeError
 from dike.profile import Api
 from framework.embedded.agents import AgentSpec
 from framework.embedded.cluster import EmbeddedCluster
@@ -20,7 +25,25 @@ from tests.waiting import wait_until, whole_lines
 
 pytestmark = [pytest.mark.mesos, pytest.mark.timeout(600)]
 
-COUNTING = Path(__file__).parents[1] / "search" / "scripts" / "counting.py"
+ROOT = Path(__file__).parents[2]
+COUNTING = ROOT / "tests" / "search" / "scripts" / "counting.py"
+DOCUMENT = ROOT / "docs" / "api.md"
+SHORT_SCRIPT = """
+import sys
+from pathlib import Path
+import dike.compat.v1 as tf
+
+tf.disable_v2_behavior()
+x = tf.get_variable('x', [10, 10], initializer=tf.ones_initializer())
+step = tf.train.get_or_create_global_step()
+train = tf.train.GradientDescentOptimizer(0.01).minimize(tf.reduce_mean(tf.square(x)), global_step=step)
+epochs = int(sys.argv[sys.argv.index('--epochs') + 1])
+with tf.train.MonitoredTrainingSession() as session:
+    for _ in range(epochs):
+        session.run(train)
+Path('model.txt').write_text(str(epochs))
+print(f'trained {epochs} epochs', flush=True)
+"""
 SCRIPT = """
 import pathlib, sys, time
 import dike.compat.v1 as tf
@@ -124,7 +147,7 @@ def test_users_come_and_go_while_the_service_runs(service: ServiceProcess) -> No
 def test_a_job_that_waits_is_explained_and_killed(service: ServiceProcess) -> None:
     done = service.dike(*SUBMIT)
     job = re.findall(r"submitted (\S+)", done.stdout)[0]
-    assert [line.split(": ", 2)[-1].split() for line in done.stdout.splitlines()[1:]] == [
+    assert [line.split(": ", 2)[-1].split() for line in done.stdout.splitlines()[-4:]] == [
         ["dike", "logs", "-f", job],
         ["dike", "explain", job],
         ["dike", "kill", job],
@@ -316,6 +339,59 @@ def test_a_search_that_was_killed_goes_on(service: ServiceProcess, tmp_path: Pat
     assert [line.partition(" on ")[0] for line in printed if line.startswith("---")] == ["--- run 0", "--- run 1"]
     assert len([line for line in printed if line.startswith("loss ")]) == len(steps)
     refused(service.dike("tune", "--detach", "--resume", "resumed"), "complete")
+
+
+@pytest.mark.tensorflow
+def test_the_python_of_the_document_runs(service: ServiceProcess, tmp_path: Path) -> None:
+    (program,) = re.findall(r"## From Python\n\n((?:(?:    .*)?\n)+)", DOCUMENT.read_text(encoding="utf-8"))
+    (tmp_path / "train.py").write_text(SHORT_SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        cwd=tmp_path,
+        env=service.environment("ann"),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode == 0, done.stderr
+    *output, state, copies, jobs = done.stdout.splitlines()
+    assert "trained 3 epochs" in output
+    assert state == "finished "
+    assert "results/model.txt" in copies
+    assert (tmp_path / "results" / "model.txt").read_text() == "3"
+    assert "finished" in jobs
+
+
+def test_the_client_from_python(service: ServiceProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DIKE_SERVICE", "DIKE_TOKEN"):
+        monkeypatch.setenv(name, service.environment("ann")[name])
+    script = shutil.copy(COUNTING, tmp_path)
+    with pytest.raises(BadInputError, match="No Dike service answers at"):
+        dike.Client("http://127.0.0.1:1").me()
+    with pytest.raises(BadInputError, match="does not know this token"):
+        dike.Client(token="somebody-else-has-this").me()
+    with dike.Client() as client:
+        assert client.me().user == "ann"
+        with pytest.raises(BadInputError, match="nothing"):
+            client.submit(tmp_path / "nothing.py")
+        with pytest.raises(BadInputError, match="--max-worker"):
+            client.submit(script, max_worker=1)
+        with pytest.raises(BadInputError, match="'follow' belongs to the command"):
+            client.submit(script, follow=True)
+        with pytest.raises(BadInputError, match="The range of 'lr'"):
+            client.tune(script, {"lr": (1,)})
+        job = client.tune(
+            script, {"lr": [0.1, 0.3]}, ["--steps", 3], slot_mem=256, env={"PYTHONPATH": str(ROOT)}, slots=1
+        )
+        ended = client.wait(job.id, timeout_s=DEADLINE_S)
+        assert ended.state == "finished", ended.failure
+        assert {trial.parameters["lr"] for trial in client.trials(job.id).trials} == {0.1, 0.3}
+        waiting = client.tune(script, {"lr": [0.1]}, name="waits", constraint=["rack:IS:nowhere"])
+        with pytest.raises(DikeError, match="has not ended within"):
+            client.wait(waiting.id, timeout_s=0)
+        client.kill(waiting.id)
+        assert client.wait(waiting.id).state == "killed"
+        assert {job.id, waiting.id} <= {one.id for one in client.jobs(user="ann")}
 
 
 @pytest.mark.tensorflow

@@ -13,9 +13,11 @@ from optuna.trial import TrialState
 
 from dike.exceptions import BadInputError
 from dike.trial import pickled
+from framework.search.importance import LEAST_TRIALS, importances
 from framework.search.optuna_study import Study
 from framework.search.pruners import parse_stop
-from framework.search.records import Parameter, SearchSpec
+from framework.search.records import Parameter, SearchSpec, TrialRecord
+from framework.search.records import TrialState as SearchTrialState
 from framework.search.samplers import (
     check_sampler,
     default_sampler,
@@ -209,6 +211,26 @@ def test_create_refuses_a_name_that_is_taken_and_open_makes_what_is_missing(url:
     Study.create(url, spec).ask()
     with pytest.raises(BadInputError, match="choose another --name"):
         Study.create(url, spec)
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_the_parameter_that_decides_is_the_most_important(mode: str) -> None:
+    spec = spec_of(RANGES, "random", 40, mode=mode)
+    trials = []
+    for number in range(40):
+        at = number / 39
+        parameters = {"lr": 10 ** (-5 + 4 * at), "units": 2 + number, "layers": 1 + number % 3, "new": number % 2}
+        state = SearchTrialState.FINISHED if number else SearchTrialState.FAILED
+        trials.append(TrialRecord(number, {**parameters, "optimizer": "sgd"}, state=state, value=(at - 0.5) ** 2))
+    # A parameter that the space does not name counts, and one that not all trials have does not.
+    trials[1].parameters["nesterov"] = True
+    found = importances(spec, trials)
+    assert list(found.values()) == sorted(found.values(), reverse=True)
+    assert set(found) == {"lr", "units", "layers", "new", "optimizer"}
+    assert found["lr"] > found["new"]
+    assert found["optimizer"] < 0.1
+    assert sum(found.values()) == pytest.approx(1)
+    assert importances(spec, trials[:LEAST_TRIALS]) == {}
 
 
 def test_the_sampler_follows_from_the_space() -> None:

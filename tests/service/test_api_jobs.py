@@ -15,6 +15,7 @@ import pytest
 from executor.outputs import LIMIT_VARIABLE, Outputs
 from framework.mesos import events
 from framework.scheduler.records import JobState, ProgressPoint, TaskRecord
+from framework.search.records import TrialState
 from framework.search.store import Store
 from framework.service.api.cluster_schemas import ClusterView
 from framework.service.api.schemas import JobDetails, JobList, JobView, Submitted
@@ -234,7 +235,7 @@ def test_what_cannot_be_a_job_is_refused_in_one_sentence(stage: ApiStage, alice:
 
 
 def test_unknown_jobs_and_routes_are_404(alice: httpx.Client, bob: httpx.Client) -> None:
-    for part in (*OF_A_JOB, *OF_ITS_OWNER, "/trials", "/slices", "/losses"):
+    for part in (*OF_A_JOB, *OF_ITS_OWNER, "/trials", "/slices", "/losses", "/importance"):
         assert "no job 'none'" in detail(alice.get(f"/api/v1/jobs/none{part}"), 404)
     assert "no job 'none'" in detail(bob.post("/api/v1/jobs/none/kill"), 404)
     detail(alice.get("/api/v1/nothing"), 404)
@@ -434,6 +435,16 @@ def test_a_search_shows_trials_slices_and_losses(
     assert [one["step"] for one in losses] == list(range(9, 100, 10))
     assert losses[-1]["loss"] is None
     assert alice.get(f"{path}/losses", params={"trial": 1}).json() == {"losses": {}}
+    assert alice.get(f"{path}/importance").json() == {"trials": 0, "needed": 5, "importances": {}}
+    for number in range(6):
+        values = {"lr": (0.1, 2, True)[number % 3], "units": 2 + number}
+        ended = dataclasses.replace(
+            FULL, number=number, parameters=values, state=TrialState.FINISHED, value=float(number)
+        )
+        store.save_trial(ended)
+    weighed = alice.get(f"{path}/importance").json()
+    assert (weighed["trials"], set(weighed["importances"])) == (6, {"lr", "units"})
+    assert bob.get(f"{path}/importance").json() == {"trials": 6, "needed": 5, "importances": {}}
     assert alice.post(f"{path}/again").json()["id"] == "digits-2"
     assert alice.post(f"{path}/again").json()["id"] == "digits-3"
     # A name that is as long as may be loses its end.

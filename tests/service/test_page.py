@@ -112,7 +112,7 @@ def test_a_job_is_submitted_watched_and_killed(
 
 def test_says_why_a_job_waits(watched: WatchedPage, service: ServiceProcess, script: Path) -> None:
     with service.client() as client:
-        job = client.submit(read_request(request(constraints=["rack:IS:<b>none</b>"])), pack(script))
+        job = client.submit_request(read_request(request(constraints=["rack:IS:<b>none</b>"])), pack(script))
         page = watched.enter(service.token)
         assert page.url == f"{service.url}/"
         page.get_by_role("link", name=job.id).click()
@@ -130,7 +130,7 @@ def test_says_why_a_job_waits(watched: WatchedPage, service: ServiceProcess, scr
 def test_goes_on_with_a_search_that_was_killed(watched: WatchedPage, service: ServiceProcess, tmp_path: Path) -> None:
     asked = search_request(search_spec(tmp_path, name="resumed"), COUNTING.name, ())
     with service.client() as client:
-        client.submit(asked.model_copy(update={"constraints": ["rack:IS:none"]}), pack(COUNTING))
+        client.submit_request(asked.model_copy(update={"constraints": ["rack:IS:none"]}), pack(COUNTING))
         client.kill("resumed")
         client.wait_for_end("resumed", print)
         page = watched.enter(service.token)
@@ -148,7 +148,7 @@ def test_shows_a_search_with_its_trials_and_slots(
     writing = tmp_path / "writing.py"
     writing.write_text(f"{COUNTING.read_text()}Path('<b>model').write_text(str(arguments.lr))\n")
     with service.client() as client:
-        job = client.submit(search_request(spec, writing.name, ()), pack(writing))
+        job = client.submit_request(search_request(spec, writing.name, ()), pack(writing))
         page = watched.enter(service.token)
         page.get_by_role("link", name=job.id).click()
         expect(page.locator(".trials .state-finished")).to_have_count(3)

@@ -29,8 +29,7 @@ from framework.service.api.schemas import (
     Submitted,
     TaskList,
 )
-from framework.service.explain import can_ever_fit
-from framework.service.explain import explain as explain_job
+from framework.service.explain import can_ever_fit, explain
 from framework.service.explanation import Explanation
 from framework.service.requests import (
     MAX_NAME,
@@ -53,8 +52,11 @@ _ORDER = (
 router = APIRouter(tags=["jobs"])
 
 Number = Annotated[int, Query(ge=0, le=MAX_NUMBER)]
-Limit = Annotated[int, Query(ge=1, le=1000, description="At most so many.")]
+Limit = Annotated[int, Query(ge=1, le=1000, description="Answer with at most this many.")]
 
+_ARCHIVE: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/gzip": {"schema": {"type": "string", "format": "binary"}}}}
+}
 _MULTIPART = {
     "requestBody": {
         "required": True,
@@ -64,7 +66,12 @@ _MULTIPART = {
                     "type": "object",
                     "required": ["request", "bundle"],
                     "properties": {
-                        "request": {"type": "string", "description": "JSON: framework.service.requests.JobRequest."},
+                        "request": {
+                            "type": "string",
+                            "description": "JSON: a JobRequest.",
+                            "contentMediaType": "application/json",
+                            "contentSchema": {"$ref": "#/components/schemas/JobRequest"},
+                        },
                         "bundle": {"type": "string", "format": "binary", "description": "The script's folder, tar.gz."},
                     },
                 }
@@ -75,7 +82,7 @@ _MULTIPART = {
 
 
 @router.post("/jobs", status_code=201, openapi_extra=_MULTIPART)
-async def submit(request: Request, service: Service, user: SignedIn) -> Submitted:
+async def submit_job(request: Request, service: Service, user: SignedIn) -> Submitted:
     """Takes a job in; it is durable when the answer comes."""
     # Read here and not by a parameter, which would be read before the token is looked at.
     async with request.form(max_files=2, max_fields=2, max_part_size=REQUEST_LIMIT_BYTES) as form:
@@ -92,7 +99,7 @@ async def submit(request: Request, service: Service, user: SignedIn) -> Submitte
 
 
 @router.get("/jobs")
-def jobs(
+def list_jobs(
     service: Service,
     signed_in: SignedIn,
     user: Annotated[str | None, Query(max_length=200, pattern=r"^[^\x00]*$")] = None,
@@ -115,7 +122,7 @@ def jobs(
 
 
 @router.get("/jobs/{job_id}")
-def job(service: Service, user: SignedIn, record: Job) -> JobDetails:
+def get_job(service: Service, user: SignedIn, record: Job) -> JobDetails:
     """One job."""
     [values] = view_values(service, user, [record])
     hidden = {} if is_of(record, user) else {"request": None, "result": None}
@@ -123,7 +130,7 @@ def job(service: Service, user: SignedIn, record: Job) -> JobDetails:
 
 
 @router.post("/jobs/{job_id}/kill", status_code=202)
-def kill(service: Service, user: SignedIn, record: OwnJob) -> JobView:
+def kill_job(service: Service, user: SignedIn, record: OwnJob) -> JobView:
     """Asks for a job's end; nothing happens to one that has ended."""
     service.submissions.kill(record, user.name)
     [values] = view_values(service, user, [find_job(service, record.id)])
@@ -131,27 +138,27 @@ def kill(service: Service, user: SignedIn, record: OwnJob) -> JobView:
 
 
 @router.post("/jobs/{job_id}/again", status_code=201)
-def again(service: Service, user: SignedIn, record: OwnJob) -> Submitted:
+def resubmit_job(service: Service, user: SignedIn, record: OwnJob) -> Submitted:
     """Submits a job's request and bundle once more, as a new job; one that was given a name gets a new one."""
     return _submit(service, user, _renamed(service, record.request), _bundle(service, record))
 
 
 @router.post("/jobs/{job_id}/resume")
-def resume(service: Service, user: SignedIn, record: OwnJob, asked: Resumption | None = None) -> Submitted:
+def resume_search(service: Service, user: SignedIn, record: OwnJob, asked: Resumption | None = None) -> Submitted:
     """Goes on with a search that was killed or has failed: the same job, with its trials and their checkpoints."""
     service.submissions.resume(record, user.name, None if asked is None else asked.constraints)
     reopened = find_job(service, record.id)
     return _submitted(service, user, reopened, can_ever_fit(stored_request(reopened), service.snapshot()))
 
 
-@router.get("/jobs/{job_id}/bundle", response_class=Response, responses={200: {"content": {"application/gzip": {}}}})
-def bundle(service: Service, record: OwnJob) -> Response:
+@router.get("/jobs/{job_id}/bundle", response_class=Response, responses=_ARCHIVE)
+def get_bundle(service: Service, record: OwnJob) -> Response:
     """The archive that was submitted."""
     return Response(_bundle(service, record), media_type="application/gzip")
 
 
 @router.get("/jobs/{job_id}/events")
-def job_events(service: Service, record: Job, after: Number = 0, limit: Limit = 1000) -> EventList:
+def list_events(service: Service, record: Job, after: Number = 0, limit: Limit = 1000) -> EventList:
     """What happened, oldest first."""
     found = service.store.history.events(record.id, after=after, limit=limit)
     views = [EventView.model_validate(event) for event in found]
@@ -159,11 +166,11 @@ def job_events(service: Service, record: Job, after: Number = 0, limit: Limit = 
 
 
 @router.get("/jobs/{job_id}/progress")
-def progress(
+def get_progress(
     service: Service,
     record: Job,
     after_step: Annotated[int, Query(ge=-1, le=MAX_NUMBER)] = -1,
-    limit: Annotated[int, Query(ge=1, le=10_000, description="At most so many, evenly chosen.")] = 1000,
+    limit: Annotated[int, Query(ge=1, le=10_000, description="Answer with at most this many, evenly chosen.")] = 1000,
 ) -> ProgressList:
     """What the chief of a training job reported, in the order of the steps."""
     with service.store.database.reading() as connection:
@@ -172,19 +179,19 @@ def progress(
 
 
 @router.get("/jobs/{job_id}/tasks")
-def tasks(service: Service, record: Job) -> TaskList:
+def list_tasks(service: Service, record: Job) -> TaskList:
     """All tasks there have been, in the order of their launch."""
     return TaskList(tasks=service.store.tasks(job_id=record.id))
 
 
 @router.get("/jobs/{job_id}/explain")
-def explain(service: Service, record: Job) -> Explanation:
+def explain_job(service: Service, record: Job) -> Explanation:
     """Why a job does not run, or not yet."""
-    return explain_job(record, service.snapshot())
+    return explain(record, service.snapshot())
 
 
 @router.get("/jobs/{job_id}/plan")
-def plan(record: Job) -> PlanView:
+def get_plan(record: Job) -> PlanView:
     """The plan that a training job follows, or followed last."""
     if record.kind is not JobKind.TRAINING:
         raise HTTPException(404, f"Job '{record.id}' is a search; searches have no plan.")

@@ -37,7 +37,7 @@ router = APIRouter(tags=["jobs"])
         200: {"content": {"text/plain": {"schema": {"type": "string"}}, NDJSON: {"schema": {"type": "string"}}}}
     },
 )
-async def logs(
+async def get_logs(
     service: Service,
     record: OwnJob,
     task: Annotated[str | None, Query(max_length=64, pattern=r"^[^\x00]*$", description="Only of this one.")] = None,

@@ -64,7 +64,7 @@ def list_outputs(service: Service, record: OwnJob) -> OutputList:
     response_class=StreamingResponse,
     responses={200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}},
 )
-def output_content(
+def get_output(
     service: Service,
     record: OwnJob,
     path: Annotated[str, Query(max_length=4096, pattern=r"^[^\x00]+$", description="As the list has it.")],

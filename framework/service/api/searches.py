@@ -8,17 +8,18 @@ from typing import Annotated, Any
 from fastapi import APIRouter, HTTPException, Query
 
 from framework.scheduler.records import JobKind, JobRecord
+from framework.search.importance import LEAST_TRIALS, finished_trials, importances
 from framework.search.store import Store
 from framework.service import queries
 from framework.service.api.backend import Backend, Job, Service, SignedIn, is_of
-from framework.service.api.schemas import LossList, LossView, SliceList, SliceView, TrialList, TrialView
+from framework.service.api.schemas import ImportanceView, LossList, LossView, SliceList, SliceView, TrialList, TrialView
 from framework.service.requests import SearchJobRequest, stored_request
 
 router = APIRouter(tags=["searches"])
 
 
 @router.get("/jobs/{job_id}/trials")
-def trials(service: Service, user: SignedIn, record: Job) -> TrialList:
+def list_trials(service: Service, user: SignedIn, record: Job) -> TrialList:
     """A search's trials by number."""
     store = opened_search(service, record)
     found = [] if store is None else store.load_trials(readings=False)
@@ -30,11 +31,11 @@ def trials(service: Service, user: SignedIn, record: Job) -> TrialList:
     if not is_of(record, user):
         hidden: dict[str, Any] = {"parameters": {}, "checkpoint": None, "error": ""}
         views = [view.model_copy(update=hidden) for view in views]
-    return TrialList(metric=spec.metric, mode=spec.mode, trial_count=spec.trial_count, trials=views)
+    return TrialList(metric=spec.metric, mode=spec.mode, value=spec.value, trial_count=spec.trial_count, trials=views)
 
 
 @router.get("/jobs/{job_id}/slices")
-def slices(service: Service, record: Job) -> SliceList:
+def list_slices(service: Service, record: Job) -> SliceList:
     """A search's time slices, in the order in which they began."""
     store = opened_search(service, record)
     found = [] if store is None else store.load_slices()
@@ -42,16 +43,32 @@ def slices(service: Service, record: Job) -> SliceList:
 
 
 @router.get("/jobs/{job_id}/losses")
-def losses(
+def list_losses(
     service: Service,
     record: Job,
     trial: Annotated[int | None, Query(ge=0, le=2**31 - 1, description="Only of this trial.")] = None,
-    limit: Annotated[int, Query(ge=2, le=2000, description="At most so many of each trial, evenly chosen.")] = 200,
+    limit: Annotated[
+        int, Query(ge=2, le=2000, description="Answer with at most this many of each trial, evenly chosen.")
+    ] = 200,
 ) -> LossList:
     """What a search's trials reported of their losses, oldest first."""
     store = opened_search(service, record)
     reports = {} if store is None else store.load_losses(trial, limit)
     return LossList(losses={number: [LossView(**report) for report in ours] for number, ours in reports.items()})
+
+
+@router.get("/jobs/{job_id}/importance")
+def get_importance(service: Service, user: SignedIn, record: Job) -> ImportanceView:
+    """How much each parameter of a search matters for its objective, judged by its finished trials."""
+    store = opened_search(service, record)
+    found = [] if store is None else store.load_trials(readings=False)
+    compared = len(finished_trials(found))
+    if not is_of(record, user):
+        return ImportanceView(trials=compared, needed=LEAST_TRIALS, importances={})
+    request = stored_request(record)
+    assert isinstance(request, SearchJobRequest)
+    shares = importances(request.to_spec(), found)
+    return ImportanceView(trials=compared, needed=LEAST_TRIALS, importances=shares)
 
 
 def opened_search(service: Backend, record: JobRecord) -> Store | None:
