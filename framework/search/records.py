@@ -357,13 +357,18 @@ class SearchResult:
         return best
 
     def dispensable(self, *, may_go_on: bool = True) -> list[TrialRecord]:
-        """The trials whose checkpoints nobody will want: never the best one's, nor of those that may still run.
+        """The trials whose checkpoints nobody will want: never `leading` ones', nor of those that may still run.
 
         Args:
             may_go_on: whether the search may be gone on with.
         """
-        best = self.best
-        return [trial for trial in self.trials if trial is not best and (trial.state.has_ended() or not may_go_on)]
+        spared = [id(trial) for trial in self.leading]
+        return [each for each in self.trials if id(each) not in spared and (each.state.has_ended() or not may_go_on)]
+
+    @property
+    def leading(self) -> list[TrialRecord]:
+        """The best trial, and the one that ever had the best value."""
+        return [trial for trial in (self.best, best_so_far(self.trials, self.mode)) if trial is not None]
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values: what `dike tune --format json` prints, and a service keeps."""
