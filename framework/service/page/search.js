@@ -89,8 +89,7 @@ function TrialCurves({ losses, trials, pointed, setPointed }) {
     <ul class="legend" aria-label="trials of the curves">
       ${shown.map(
         ({ number }) => html`<li key=${number}>
-        <button class=${number === pointed ? "pointed" : ""} aria-pressed=${number === pointed}
-          onClick=${() => setPointed(number === pointed ? null : number)}
+        <button class=${number === pointed ? "pointed" : ""} onClick=${() => setPointed(number)}
           onMouseEnter=${() => setPointed(number)} onMouseLeave=${() => setPointed(null)}>
           <${Sample} number=${number} /> ${number}
         </button>
@@ -122,7 +121,7 @@ function Trial({ trial, isBest, isLoss, hasBest, yours, onOutput }) {
     <th scope="row">
       <${Sample} number=${trial.number} /> ${trial.number}${isBest && html` <span class="tag">best</span>`}
     </th>
-    <td><${Badge} state=${trial.state} /></td>
+    <td><${Badge} state=${trial.state} text=${trial.status} /></td>
     ${hasBest && html`<td class="number">${figure(trial.objective)}</td>`}
     <td class="number ${hasBest ? "wide" : ""}">${figure(trial.value)}</td>
     ${!isLoss && html`<td class="number wide">${figure(trial.loss)}</td>`}
@@ -132,7 +131,7 @@ function Trial({ trial, isBest, isLoss, hasBest, yours, onOutput }) {
       ${trial.error && html`<details><summary>why it failed</summary><pre tabindex="0">${trial.error}</pre></details>`}
     </td>
     <td class="number wide">${trial.runs}</td>
-    <td class="number wide">${trial.train_s === null ? "–" : duration(trial.train_s)}</td>
+    <td class="number wide">${trial.slot_s === null ? "–" : duration(trial.slot_s)}</td>
     ${yours && html`<td class="act"><button class="plain" onClick=${onOutput} aria-label=${`Output of trial ${trial.number}`}>Output</button></td>`}
   </tr>`;
 }
@@ -153,7 +152,7 @@ function Trials({ list, trials, yours, onOutput }) {
           ${!isLoss && html`<th scope="col" class="number wide">Training loss</th>`}
           <th scope="col" class="number">Step</th>
           <th scope="col">Parameters</th>
-          <th scope="col" class="number wide">Runs</th><th scope="col" class="number wide">Trained for</th>
+          <th scope="col" class="number wide">Runs</th><th scope="col" class="number wide">Ran for</th>
           ${yours && html`<td></td>`}
         </tr>
       </thead>
