@@ -101,6 +101,10 @@ class _Package(ModuleType):
         if not isinstance(value, _StandIn):
             super().__setattr__(name, value)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as a module is: by its name."""
+        return importlib.import_module, (self.__name__,)
+
 
 class _StandIn(ModuleType):
     """What `sys.modules` holds for `dike.X`: shows the attributes of TensorFlow's X."""

@@ -56,6 +56,8 @@ class Wanted:
         known_ends: runs whose end the framework has recorded.
         known_reports: runs of which the framework wants to hear what comes after the reports it has written down.
         known_output: runs of which it wants what they print, from there on; None from a version that takes no output.
+        stop: whether the trial of the run that is in the slot and not wanted will never run again: it is ended even if
+            it cannot be suspended.
     """
 
     number: int
@@ -64,6 +66,7 @@ class Wanted:
     known_ends: tuple[RunKey, ...] = ()
     known_reports: tuple[KnownReports, ...] = ()
     known_output: tuple[KnownOutput, ...] | None = None
+    stop: bool = False
 
     def encode(self) -> str:
         """The message as base64 text."""
@@ -79,6 +82,7 @@ class Wanted:
                 "known_ends": [list(key) for key in self.known_ends],
                 "known_reports": [list(known) for known in self.known_reports],
                 "known_output": None if self.known_output is None else [list(known) for known in self.known_output],
+                "stop": self.stop,
             }
         )
 
@@ -106,6 +110,7 @@ class Wanted:
                 known_output=None
                 if output is None
                 else tuple((int(trial), int(number), int(size)) for trial, number, size in output),
+                stop=bool(values.get("stop", False)),  # services of earlier versions do not say
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"malformed message to a slot: {error}") from error

@@ -18,6 +18,9 @@ KEPT_REPORTS = 50_000
 """So many reports of a run are kept while nobody takes them in; beyond it the oldest go."""
 
 
+_STANDING = {"value", "best", "best_step", "restated"}
+
+
 class KeptReports:
     """`progress` reports of one run, until they are known to be written down.
 
@@ -79,7 +82,8 @@ class RunReports:
         checkpoint: the newest checkpoint that the trial has; None if there is none.
         checkpoint_step: steps done at that checkpoint.
         batch_size: samples of a step; None if the run has not said.
-        last: content of the last `progress` report, with what a `result` said in place of its `value` and `metrics`.
+        last: content of the last `progress` report, with what a `result` said in place of its `value`, `best` and
+            `metrics`.
         losses: contents of `progress` reports.
     """
 
@@ -149,7 +153,10 @@ class RunReports:
                 self._suspended = True
             case "result":
                 metrics = {**self.last.get("metrics", {}), **content.get("values", {})}
-                self.last = {**self.last, "value": content["value"], "metrics": metrics}
+                best: dict[str, Any] = {
+                    name: content[name] for name in ("best", "best_step", "restated") if name in content
+                }
+                self.last = {**self.last, "value": content["value"], **best, "metrics": metrics}
             case "bad_input":
                 self._refusal = str(content["message"])
             case "failed":

@@ -167,6 +167,8 @@ class TrialSlot(ZygoteSlot[Wanted]):
             run.terminate(self._kill_grace_s, "its slot was killed")
         elif self._wanted.leave and reports.training and not reports.preemptible:
             run.terminate(KILL_GRACE_S, "its slot had to end, and it cannot be suspended")
+        elif self._wanted.stop and not reports.preemptible and not self._is_wanted(run):
+            run.terminate(KILL_GRACE_S, "its trial is stopped, and it cannot be suspended")
         elif self._wanted.leave or (reports.preemptible and not self._is_wanted(run)):
             run.suspend(self._order.suspend_timeout_s)
         run.kill_if_due()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,11 @@ def test_every_link_leads_somewhere(document: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]+)", document.read_text(encoding="utf-8"))
     missing = [link for link in links if "://" not in link and not (document.parent / link).exists()]
     assert missing == []
+
+
+def test_the_page_of_commands_is_what_their_help_says() -> None:
+    page = runpy.run_path(str(ROOT / "docs" / "commands.py"))
+    assert page["PAGE"].read_text(encoding="utf-8") == page["text"](), "run python docs/commands.py"
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,11 @@
                                                          the first step is about to be taken; whether a request to
                                                          suspend will be obeyed; samples of a step, where that is known
     {"type": "progress", "step": n, "train_s": t, "loss": x, "low": x, "high": x, "last": x, "count": k,
-     "metrics": {name: x}, "value": x}                   a stretch of training, see below
+     "metrics": {name: x}, "value": x, "best": x, "best_step": n, "values": [[n, x], ...]}
+                                                         a stretch of training, see below
     {"type": "checkpoint", "path": p, "step": n, "train_s": t}
-    {"type": "result", "value": x, "values": {...}}      what the function given to `dike.tune` returned
+    {"type": "result", "value": x, "values": {...}, "best": x, "best_step": n}
+                                                         what the function given to `dike.tune` returned
     {"type": "bad_input", "message": "one sentence"}     the process ends with EXIT_BAD_INPUT; a retry would not help
     {"type": "failed", "message": "ValueError: ..."}     the script ended with an exception
     {"type": "suspended", "path": p, "step": n}          the last line of a run that ends with EXIT_SUSPENDED
@@ -16,8 +18,12 @@
 In `progress`: `step` counts the steps of all runs of the trial; `train_s` the seconds it has trained in all runs;
 `loss`, `low`, `high`, `last` and `count` describe the training losses since the last such line (mean, least, greatest,
 newest, number) and are absent where there were none; `metrics` are the newest values of everything else by name, an
-epoch's results among them; `value` is the objective's newest value where there is one (`logs` at the end of a Keras
-epoch, the metric in `dike.report`, the mean of a session's last losses), absent until then. How many losses a line
-describes is a matter of time, and so is their mean; `last` and `value` are not. A number that JSON cannot hold is
-written as text: "nan", "inf", "-inf".
+epoch's results among them. `value` is the objective's newest value, absent where there is no new one: the epoch's
+result as Keras prints it, the metric in `dike.report`, or, of a script that reports nothing of the kind, the loss of
+its last batch. `best` and `best_step` are the best one so far and the step at which it was said, in all runs of the
+trial; `"restated": true` takes back what was said of the best before, because the script has begun to report numbers
+itself, or its function has returned one that is something else. `values`, in a search that stops trials, are all that
+were stated since the last such line, each with its step. How many losses a line describes is a matter of time, and so
+is their mean; `last`, `value` and `best` are not. A number that JSON cannot hold is written as text: "nan",
+"inf", "-inf".
 """

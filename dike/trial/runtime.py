@@ -6,13 +6,14 @@ requests, so that one that arrives in the middle of a step is seen at its end.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from dike import checkpoints
@@ -25,39 +26,45 @@ from dike.trial.spec import EXIT_SUSPENDED, TrialSpec
 REPORT_WAIT_S = 5.0
 """How long a report that must not be lost may wait for a slow reader."""
 
-LAST_LOSSES = 100
-"""Of so many losses at most the mean is a trial's value where its script reports none."""
+MAX_VALUES = 1000
+"""So many values of the objective are kept for one report; of more, every second goes."""
 
 
-class LastLosses:
-    """The newest losses of a script that reports none itself: each is of one batch, so their mean is the trial's value.
+@dataclass
+class Standing:
+    """What a trial's numbers come to: those its script reports, or its losses where it reports none.
 
-    It is taken over the last tenth of all losses, `LAST_LOSSES` at most: whenever they were reported, and in however
-    many runs they came, the same losses make the same value.
-
-    Args:
-        count: how many there have been, in all runs of the trial.
-        newest: the newest of them.
+    Attributes:
+        last: the objective's value as it was said last; None before the first.
+        best, best_step: the best so far that is finite, and the step at which it was said; None before the first.
+        is_reported: whether the script has reported one. From then on the losses that Dike reads of its batches count
+            no more: one batch says less.
     """
 
-    def __init__(self, count: int = 0, newest: Iterable[float] = ()) -> None:
-        self._count = count
-        self._newest = deque(newest, LAST_LOSSES)
+    last: float | None = None
+    best: float | None = None
+    best_step: int | None = None
+    is_reported: bool = False
 
-    def add(self, loss: float) -> None:
-        """A step has been done."""
-        self._count += 1
-        self._newest.append(loss)
+    def take(self, step: int, value: float, mode: str) -> bool:
+        """A value has been said; whether it is the best so far.
 
-    @property
-    def value(self) -> float | None:
-        """Their mean; None before the first."""
-        length = min(math.ceil(self._count / 10), len(self._newest))
-        return _mean(list(self._newest)[-length:]) if length else None
+        Args:
+            step: steps done in all runs of the trial.
+            value: the objective's value.
+            mode: `min` or `max`.
+        """
+        self.last = value
+        if not math.isfinite(value):
+            return False
+        if self.best is not None and (value >= self.best if mode == "min" else value <= self.best):
+            return False
+        self.best, self.best_step = value, step
+        return True
 
-    def state(self) -> dict[str, Any]:
-        """What `LastLosses` has to be given, by name, to go on."""
-        return {"count": self._count, "newest": list(self._newest)}
+    def to_json(self) -> dict[str, Any]:
+        """What `Standing` has to be given, by name, to go on."""
+        return dataclasses.asdict(self)
 
 
 def _mean(losses: Sequence[float]) -> float:
@@ -82,12 +89,17 @@ class TrialRuntime:
     Attributes:
         suspend_requested: whether the slot is wanted back; to be asked between two steps.
         save_at_end: writes the last checkpoint of a script that has run to its end; None where nothing can be saved.
+        keep_best: called when the script has reported the best value so far, to keep the model as it is; None where
+            nothing can be kept.
+        standing: what its numbers come to.
     """
 
     def __init__(self, spec: TrialSpec, clock: Callable[[], float] = time.monotonic) -> None:
         self.spec = spec
         self.suspend_requested = False
         self.save_at_end: Callable[[], object] | None = None
+        self.keep_best: Callable[[], object] | None = None
+        self.standing = Standing()
         self._clock = clock
         self._reporter = Reporter(spec.report_fd)
         self._step = 0
@@ -98,6 +110,8 @@ class TrialRuntime:
         self._losses: list[float] = []
         self._metrics: dict[str, float] = {}
         self._value: float | None = None
+        self._values: list[tuple[int, float]] = []
+        self._is_restated = False
         self._names: set[str] = set()
         self._has_objective = spec.resume_from is not None
 
@@ -133,10 +147,18 @@ class TrialRuntime:
         """The script is about to run."""
         self._tell({"type": "started"})
 
-    def restored(self, path: str, step: int, train_s: float) -> None:
-        """A checkpoint has been restored: counting goes on from there."""
+    def restored(self, path: str, step: int, train_s: float, standing: Mapping[str, Any]) -> None:
+        """A checkpoint has been restored: counting goes on from there.
+
+        Args:
+            path: its folder.
+            step: steps done.
+            train_s: seconds trained.
+            standing: `Standing.to_json` then; empty if an earlier version of Dike wrote it.
+        """
         self._step = step
         self._trained_before_s = train_s
+        self.standing = Standing(**standing)
         self._tell({"type": "restored", "path": path, "step": step})
 
     def training(self, *, preemptible: bool, batch_size: int | None = None) -> None:
@@ -157,6 +179,8 @@ class TrialRuntime:
         loss: float | None = None,
         metrics: Mapping[str, float] | None = None,
         value: float | None = None,
+        *,
+        is_reported: bool = True,
     ) -> None:
         """A step has been done; written with those of the next half second.
 
@@ -164,7 +188,8 @@ class TrialRuntime:
             step: steps done in all runs of the trial.
             loss: the training loss of the step.
             metrics: newest values of other figures.
-            value: the objective's value, where it is stated rather than derived from the losses.
+            value: the objective's value, where there is a new one.
+            is_reported: whether the script has reported that; else Dike has read it of a batch.
         """
         self._step = step
         if loss is not None:
@@ -174,10 +199,32 @@ class TrialRuntime:
             self._metrics.update(metrics)
             self._names.update(metrics)
         if value is not None:
-            self._value = value
+            self._take_value(step, value, is_reported=is_reported)
         self._has_objective |= value is not None or (loss is not None and self.spec.metric == "loss")
         if self._clock() - self._reported_s >= PROGRESS_INTERVAL_S:
             self.flush_progress(wait_s=0.0)
+
+    def _take_value(self, step: int, value: float, *, is_reported: bool) -> None:
+        if self.standing.is_reported and not is_reported:
+            return
+        if is_reported and not self.standing.is_reported:
+            self._is_restated = self.standing.best is not None
+            self.standing = Standing(is_reported=True)
+            self._values.clear()
+        self._value = value
+        if self.spec.every_value:
+            self._values.append((step, value))
+            if len(self._values) > MAX_VALUES:
+                del self._values[::2]
+        is_best = self.standing.take(step, value, self.spec.mode)
+        if is_best and is_reported and self.keep_best is not None:
+            self.keep_best()
+
+    def _best(self) -> dict[str, Any]:
+        """What a report says of the best value."""
+        best = {"best": self.standing.best, "best_step": self.standing.best_step}
+        restated = {"restated": True} if self._is_restated else {}
+        return {**best, **restated} if self.standing.best is not None else restated
 
     def flush_progress(self, wait_s: float = REPORT_WAIT_S) -> None:
         """Writes what has been kept back; see `Reporter.send`."""
@@ -194,11 +241,15 @@ class TrialRuntime:
         if self._metrics:
             line["metrics"] = dict(self._metrics)
         if self._value is not None:
-            line["value"] = self._value
+            line |= {"value": self._value, **self._best()}
+            self._is_restated = False
+        if self._values:
+            line["values"] = list(self._values)
         self._reporter.send(line, wait_s)
         self._losses.clear()
         self._metrics.clear()
         self._value = None
+        self._values.clear()
         self._reported_s = self._clock()
 
     @property
@@ -233,11 +284,21 @@ class TrialRuntime:
         self._tell({"type": "suspended", "path": path, "step": step})
         self.leave(EXIT_SUSPENDED)
 
-    def result(self, value: float | None, values: Mapping[str, float]) -> None:
-        """What the function given to `dike.tune` returned."""
+    def result(self, value: float, values: Mapping[str, float]) -> None:
+        """What the function given to `dike.tune` returned.
+
+        Args:
+            value: the objective's value.
+            values: all figures by name, where it returned names.
+        """
         self._has_objective = True
         self.flush_progress()
-        self._tell({"type": "result", "value": value, "values": dict(values)})
+        known = self.standing
+        if self.spec.metric not in values and known.best is not None and value not in (known.last, known.best):
+            # A number without a name that none of the epochs had is something else: it alone counts.
+            self.standing, self._is_restated = Standing(is_reported=True), True
+        self.standing.take(self._step, value, self.spec.mode)
+        self._tell({"type": "result", "value": value, "values": dict(values), **self._best()})
 
     def refuse(self, message: str) -> None:
         """The input cannot be used."""

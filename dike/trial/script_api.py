@@ -118,7 +118,7 @@ class _ScriptTrial:
         with folders.to_read(f"{path}/{_FILES}") as folder:
             hooks.restore(folder)
         randomness.restore(json.loads(read(_RANDOMNESS)))
-        self._trial.restored(path, meta["step"], meta["train_s"])
+        self._trial.restored(path, meta["step"], meta["train_s"], meta.get("standing", {}))
         return int(meta["step"])
 
     def _save(self, hooks: _Hooks, step: int) -> str:

@@ -34,10 +34,12 @@ class TrialSpec:
         resume_from: checkpoint of an earlier run that this one goes on from; None to begin anew.
         checkpoint_interval_s: seconds between periodic checkpoints.
         metric: the objective: `loss` for the training loss, or the name of another metric.
+        mode: `min` or `max`: whether the least or the greatest value is best.
         call: which call of `dike.tune` in the script this trial belongs to, from 0; None if the whole script is it.
         earlier_results: what the calls before that one returned, as JSON values.
         report_fd: file descriptor to which reports are written; None to report nothing.
         control_fd: file descriptor from which requests are read, one a line (`suspend`); None for none.
+        every_value: whether each value of the objective that is stated is reported, not only the newest of a stretch.
     """
 
     search: str
@@ -50,16 +52,25 @@ class TrialSpec:
     metric: str = "loss"
     call: int | None = None
     earlier_results: tuple[dict[str, Any], ...] = ()
+    mode: str = "min"
     report_fd: int | None = None
     control_fd: int | None = None
+    every_value: bool = False
 
     def checkpoint_path(self, step: int) -> str:
         """Where this run puts its checkpoint of a step; no other run and no other step uses the name."""
         return f"{self.folder.rstrip('/')}/run-{self.run}-step-{step}"
 
+    def best_path(self, step: int) -> str:
+        """Where this run keeps the model of a step, as long as that is the best so far."""
+        return f"{self.folder.rstrip('/')}/best-run-{self.run}-step-{step}"
+
     def dumps(self) -> str:
         """The trial as JSON text, for the environment variable."""
-        return json.dumps(dataclasses.asdict(self))
+        values = dataclasses.asdict(self)
+        if not self.every_value:
+            del values["every_value"]  # slots that a service of an earlier version has launched do not know it
+        return json.dumps(values)
 
     @classmethod
     def loads(cls, text: str) -> TrialSpec:

@@ -77,7 +77,10 @@ def clean(
     storage: StorageOption = None,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
-    """Lists old checkpoints of runs and searches that have ended, and removes them with --yes; never a best trial's."""
+    """Removes old checkpoints.
+
+    Lists those of runs and searches that have ended, and removes them with --yes. It never removes a best trial's.
+    """
     from framework.project.run_folders import RunFolders
 
     before_s = time.time() - read_age("--older-than", older_than)

@@ -122,6 +122,15 @@ class JobOptions:
         return entry
 
 
+JOB_PANELS = {
+    "The script": ("module", "env", "outputs_limit", "batch_size", "saved_profile"),
+    "The plan": ("plan", "max_workers", "objective", "constraint", "volume"),
+    "Change the size while it trains": ("elastic", "resize_interval", "stragglers"),
+    "Checkpoints and restarts": ("checkpoint_dir", "checkpoint_interval", "max_restarts"),
+}
+"""How `--help` shows the options of a training job."""
+
+
 def constraint_option() -> Any:
     """How `--constraint` is declared."""
     return typer.Option(

@@ -14,9 +14,8 @@ from framework.scheduler.records import JobKind, JobState
 from solver.cli.output import Format, console, print_json
 
 if TYPE_CHECKING:
-    from framework.search.records import TrialRecord
     from framework.service.api.client import ServiceClient
-    from framework.service.api.schemas import JobDetails, JobView, TrialList
+    from framework.service.api.schemas import JobDetails, JobView
 
 EVENTS_SHOWN = 20
 TRIALS_SHOWN = 10
@@ -31,14 +30,21 @@ def jobs(
     user: Annotated[str | None, typer.Option(help="Only this user's.")] = None,
     ended: Annotated[bool, typer.Option("--all", help="Also those that have ended.")] = False,
     state: Annotated[list[JobState] | None, typer.Option(help="Only those in this state; repeatable.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Show at most N jobs.", metavar="N")] = 100,
+    limit: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Show at most N jobs: those that run first, then the queue, then ended ones, newest first.",
+        ),
+    ] = 100,
     access: ServiceAccess,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
-    """Shows the jobs of a service: those that run, then the queue; or one job: its tasks, plan or best trials, events.
+    """Shows a service's jobs, or one of them.
 
-    Jobs that wait are shown in the order in which they are served, with how long they have waited. --all adds those
-    that have ended.
+    Without JOB: the jobs that run, then the queue in the order in which jobs are served, with how long each has waited;
+    --all adds those that have ended. With JOB: its tasks, its plan or its best trials, and what happened.
     """
     with access.client() as client:
         if job is not None:
@@ -76,7 +82,8 @@ def _listed(
 
 def _show_one(client: ServiceClient, name: str, output_format: Format) -> None:
     from framework.cli.job_tables import events_table, facts_table, last_events, tasks_table
-    from framework.cli.search_tables import best_trials_table
+    from framework.cli.search_tables import best_in_words, best_trials, best_trials_table
+    from framework.search.records import TrialRecord
     from solver import Plan
     from solver.cli.tables import print_layout
 
@@ -85,7 +92,10 @@ def _show_one(client: ServiceClient, name: str, output_format: Format) -> None:
     events = client.events(job.id)
     plan = client.plan(job.id) if job.kind is JobKind.TRAINING else None
     found = client.trials(job.id) if job.kind is JobKind.SEARCH else None
-    best = _best(found)
+    views = [] if found is None else found.trials
+    found_trials = [TrialRecord(**view.model_dump(exclude={"status"})) for view in views]
+    best = [] if found is None else best_trials(found_trials, found.mode)[:TRIALS_SHOWN]
+    reached = "" if found is None else best_in_words(found_trials, found.metric, found.mode)
     if output_format is Format.JSON:
         values: dict[str, Any] = {
             **job.model_dump(mode="json"),
@@ -97,28 +107,16 @@ def _show_one(client: ServiceClient, name: str, output_format: Format) -> None:
         print_json(values)
         return
     out = console()
-    out.print(facts_table(job, found.metric if found else "", best[0] if best else None))
+    out.print(facts_table(job, found.metric if found else "", best[0] if best else None, reached))
     if found is not None and best:
-        names = list(best[0].parameters)
-        out.print(best_trials_table(best, found.metric, names, _folder(job), out.width))
+        names = list(dict.fromkeys(name for trial in best for name in trial.parameters))
+        out.print(best_trials_table(best, found.metric, found.value, names, _folder(job), out.width))
     if plan is not None:
         print_layout(out, Plan.from_json(plan))
     if tasks:
         out.print(tasks_table(tasks))
     if events:
         out.print(events_table(last_events(events, EVENTS_SHOWN)))
-
-
-def _best(found: TrialList | None) -> list[TrialRecord]:
-    """A search's best trials, best first."""
-    from framework.cli.search_tables import best_trials
-    from framework.search.records import TrialRecord
-
-    if found is None:
-        return []
-    return best_trials([TrialRecord(**view.model_dump(exclude={"status"})) for view in found.trials], found.mode)[
-        :TRIALS_SHOWN
-    ]
 
 
 def _folder(job: JobDetails) -> str:

@@ -19,7 +19,10 @@ def kill(
     wait: Annotated[bool, typer.Option("--wait", help="Stay until they have ended.")] = False,
     access: ServiceAccess,
 ) -> None:
-    """Ends jobs: the tasks of a training job, the trials of a search, which are suspended first."""
+    """Ends jobs.
+
+    The trials of a search are suspended first, so that it can be resumed.
+    """
     out = console()
     with access.client() as client:
         # All names are looked up before any job is ended.

@@ -51,7 +51,10 @@ def logs(
     storage: StorageOption = None,
     access: ServiceAccess,
 ) -> None:
-    """Shows what a job has printed, or a trial of a search; with -f the exit code is 1 if it has failed."""
+    """Shows what a job prints, or a trial of a search.
+
+    With -f the exit code is 1 if the job or the trial fails.
+    """
     from framework.search.database import default_storage, parse_url, shown
 
     if trial is not None and task is not None:
@@ -142,7 +145,7 @@ def _choose(store: Store, *, follow: bool) -> None:
     if follow:
         raise BadInputError(f"Which trial of the search {name}? Add --trial N; dike trials {name} lists them.")
     out = console()
-    out.print(trials_table(store.load_trials(readings=False), store.spec.mode, out.width))
+    out.print(trials_table(store.load_trials(readings=False), store.spec, out.width))
     say(console(stderr=True), f"dike logs {name} --trial N shows what trial N has printed")
 
 
@@ -186,7 +189,7 @@ def _trial_output(store: Store, trial: int, after: int, *, follow: bool) -> Iter
 
 
 def _check_trial(search: str, found: Sequence[TrialRecord | TrialView]) -> None:
-    """Does nothing for a trial that has finished.
+    """Does nothing for a trial that has finished, or was stopped for good (`--stop`).
 
     Args:
         search: the search's name.
@@ -199,8 +202,8 @@ def _check_trial(search: str, found: Sequence[TrialRecord | TrialView]) -> None:
     from framework.search.records import TrialState
 
     for trial in found:
-        if trial.state is TrialState.FINISHED:
-            return
         if trial.state is TrialState.FAILED:
             raise JobFailedError(f"Trial {trial.number} of {search} failed: {last_words(trial.error).rstrip('.')}.")
+        if trial.state.has_ended():
+            return
     raise JobFailedError(f"The search {search} does not run, and the trial has not ended.")

@@ -103,6 +103,12 @@ def warn(text: str) -> None:
 
 MESOS_OPTIONS = frozenset(inspect.signature(mesos_access).parameters)
 """Their names."""
+MESOS_PANELS = {
+    "Which Mesos": ("master", "role", "principal", "secret_file", "connect_timeout"),
+    "Private Mesos, without --master": ("agents", "resources", "attributes"),
+    "How tasks start on the agents": ("image", "agent_python", "bundle_port", "advertise_address"),
+}
+"""How `--help` shows them."""
 PRIVATE_MESOS_OPTIONS = frozenset({"agents", "resources", "attributes"})
 """Those of a private Mesos; the others are for one that is there already, or for both."""
 MASTER_OPTIONS = frozenset({"master", "role", "principal", "secret_file", "image", "agent_python", "advertise_address"})

@@ -30,7 +30,7 @@ def outputs(
     access: ServiceAccess,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
-    """Lists the files that a job's script has written below its working folder, or copies them here."""
+    """Lists or copies the files that a job's script has written."""
     as_json = output_format is Format.JSON
     out = console(stderr=as_json)
     with access.client() as client:

@@ -19,7 +19,7 @@ def plot(
     ] = None,
     storage: StorageOption = None,
 ) -> None:
-    """Draws a search: losses of the trials, who held which slot, the best value over time."""
+    """Draws a search: losses, slots, and the best value over time."""
     from framework.search.database import default_storage
     from framework.search.plots import plot_search
     from framework.search.store import Store

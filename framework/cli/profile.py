@@ -23,7 +23,10 @@ def profile(
     batch_size: Annotated[int | None, typer.Option(help="Samples per step, in place of the script's own.")] = None,
     format: Annotated[Format, typer.Option(help="How to print the result.")] = Format.TABLE,  # noqa: A002
 ) -> None:
-    """Reads a model's parameters, FLOPs and longest path; trains nothing."""
+    """Reads a model's parameters, FLOPs and longest path.
+
+    It trains nothing.
+    """
     from framework.project.profiling import load_profile
 
     found = load_profile(model, arguments or (), batch_size, is_module=module)

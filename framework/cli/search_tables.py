@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from framework.search.records import Mode, SliceRecord, TrialRecord, TrialState
+from framework.search.records import Mode, SearchSpec, SliceRecord, TrialRecord, TrialState, ValueKind, best_so_far
 from solver.cli.output import new_table
 from solver.units import format_bytes
 
@@ -50,41 +50,43 @@ class _Column:
 
 def trials_table(
     records: Sequence[TrialRecord],
-    mode: Mode,
+    spec: SearchSpec,
     width: int,
     *,
     one_line: bool = False,
     speeds: Mapping[int, Mapping[str, float]] = MappingProxyType({}),
 ) -> Table:
-    """What the trials are and how they stand; the best value is in bold.
+    """What the trials are and how they stand; the best trial's value is in bold.
 
     Args:
         records: the trials, in the order to show them.
-        mode: whether the least or the greatest value is best.
+        spec: the search.
         width: columns of the terminal.
         one_line: whether a trial takes one line at most, its parameters cut if need be.
         speeds: trial -> kind of slot -> samples a second.
     """
     best: TrialRecord | None = None
     for record in records:
-        if record.state is not TrialState.FAILED and record.beats(best, mode):
+        if record.state is not TrialState.FAILED and record.beats(best, spec.mode):
             best = record
     now_s = time.time()
+    values = [Text(_number(record.value), "bold" if record is best else "") for record in records]
     columns = (
         _Column("trial", _texts(str(record.number) for record in records)),
         _Column("parameters", _texts(map(describe_parameters, records)), folds=True),
         _Column("state", [Text(record.status, _STYLES.get(record.state, "")) for record in records]),
         _Column("slot", _texts("" if record.slot is None else str(record.slot) for record in records), dispensable=2),
         _Column("steps", _texts(f"{record.step:,}" for record in records)),
-        _Column("loss", _texts(_number(record.loss) for record in records), dispensable=3),
-        _Column("value", [Text(_number(record.value), "bold" if record is best else "") for record in records]),
+        _Column("train loss", _texts(_number(record.loss) for record in records), dispensable=6),
+        _Column(f"{spec.value} {spec.metric}", values),
+        *_best_columns(records, spec.metric, spec.value),
         _Column("convergence", _texts(_number(record.convergence) for record in records), dispensable=4),
         _Column("samples/s", _texts(_speeds(speeds.get(record.number, {})) for record in records), dispensable=5),
         _Column("time", _texts(format_duration(record.held_s(now_s)) for record in records), dispensable=1),
     )
     table = _fitting_table("", columns, width)
     for column in table.columns:
-        if column.header in ("steps", "loss", "value", "convergence", "time"):
+        if column.header not in ("trial", "parameters", "state", "slot", "samples/s"):
             column.justify = "right"
         elif column.header == "parameters" and one_line:
             column.no_wrap, column.overflow, column.ratio = True, "ellipsis", 1
@@ -138,13 +140,14 @@ def best_trials(trials: Sequence[TrialRecord], mode: Mode) -> list[TrialRecord]:
 
 
 def best_trials_table(
-    trials: Sequence[TrialRecord], metric: str, names: Sequence[str], folder: str, width: int
+    trials: Sequence[TrialRecord], metric: str, value: ValueKind, names: Sequence[str], folder: str, width: int
 ) -> Table:
     """The best trials, and where their checkpoints are.
 
     Args:
         trials: best first.
         metric: the objective.
+        value: whether a trial's value is the last one or the best.
         names: those of the parameters.
         folder: the search's checkpoints; empty if it is not known.
         width: columns of the terminal.
@@ -156,12 +159,32 @@ def best_trials_table(
     columns = (
         _Column("trial", _texts(str(trial.number) for trial in trials)),
         *parameters,
-        _Column(metric, _texts("" if trial.value is None else f"{trial.value:.5g}" for trial in trials)),
+        _Column(f"{value} {metric}", _texts("" if each.value is None else f"{each.value:.5g}" for each in trials)),
+        *_best_columns(trials, metric, value),
         _Column("steps", _texts(str(trial.step) for trial in trials), dispensable=1),
         _Column("state", _texts(str(trial.state) for trial in trials), dispensable=2),
         _Column("checkpoint", _texts((trial.checkpoint or "").removeprefix(inside) for trial in trials), folds=True),
     )
     return _fitting_table("Best trials", columns, width)
+
+
+def _best_columns(trials: Sequence[TrialRecord], metric: str, value: ValueKind) -> list[_Column]:
+    """The best that each trial had, unless that is its value, and at which step."""
+    reached = [trial.reached() for trial in trials]
+    best = _Column(
+        f"best {metric}", _texts("" if each is None else _number(each[0]) for each in reached), dispensable=3
+    )
+    at = _Column("at step", _texts("" if each is None else f"{each[1]:,}" for each in reached), dispensable=3)
+    return [at] if value == "best" else [best, at]
+
+
+def best_in_words(trials: Sequence[TrialRecord], metric: str, mode: Mode) -> str:
+    """`loss 0.0144 (trial 15 at step 300)`: the best that any trial ever had; empty before the first."""
+    best = best_so_far(trials, mode)
+    reached = None if best is None else best.reached()
+    if best is None or reached is None:
+        return ""
+    return f"{metric} {_number(reached[0])} (trial {best.number} at step {reached[1]:,})"
 
 
 def searches_table(searches: Sequence[SearchSummary], width: int) -> Table:

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import typer
 
 from dike.exceptions import BadInputError
-from framework.cli.mesos_options import mesos_access
+from framework.cli.mesos_options import MESOS_PANELS, mesos_access
 from framework.cli.option_groups import read_age, with_options
 from framework.cli.service_options import USERS_VARIABLE
 from framework.project.entry_point import RUNS_FOLDER
@@ -41,6 +41,15 @@ if TYPE_CHECKING:
     from framework.service.submission import Submissions
 
 logger = logging.getLogger("dike.serve")
+
+
+PANELS = {
+    "Clients": ("listen", "advertise", "users", "proxy_user_header", "proxy_address"),
+    "What is kept": ("state", "checkpoint_root", "keep", "keep_checkpoints"),
+    "Several services": ("ha", "standby", "failover_timeout"),
+    **MESOS_PANELS,
+    "How tasks start on the agents": (*MESOS_PANELS["How tasks start on the agents"], "allow_volume"),
+}
 
 
 @with_options(mesos=mesos_access)
@@ -102,7 +111,11 @@ def serve_command(
     ] = None,
     mesos: MesosAccess,
 ) -> None:
-    """Keeps one Mesos framework registered and runs the jobs of many users on it; see docs/operations.md."""
+    """Runs the jobs of many users.
+
+    Keeps one Mesos framework registered, and runs on it what is submitted. How to install, upgrade and debug a service
+    is in docs/operations.md.
+    """
     from framework.scheduler.session import sigterm_as_interrupt
     from framework.service.api.front import ApiFront
     from framework.service.election import Ensemble

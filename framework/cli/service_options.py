@@ -30,3 +30,5 @@ def service_access(
 
 SERVICE_OPTIONS = frozenset(inspect.signature(service_access).parameters)
 """Their names."""
+SERVICE_PANELS = {"Which service": ("service", "token_file")}
+"""How `--help` shows them."""

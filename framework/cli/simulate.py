@@ -35,6 +35,15 @@ class Until(enum.StrEnum):
     END = "end"
 
 
+PANELS = {
+    "Curves": ("curves", "metric", "mode", "target", "target_share", "until"),
+    "Slots": ("gpus", "gpu_types", "throughputs", "models"),
+    "Trials": ("jobs", "good", "seeds", "first_seed", "arrival_every"),
+    "Policies": ("policies", "quantum", "overhead", "move_overhead", "report_every", "jobs_per_gpu", "milestones"),
+    "Output": ("plot", "output_format"),
+}
+
+
 def simulate_policies(
     curves: Annotated[Path, typer.Option(help="CSV file of recorded curves, .gz or not.", show_default=False)],
     gpus: Annotated[int | None, typer.Option(help="How many slots, all alike; 4.", show_default=False)] = None,
@@ -84,7 +93,10 @@ def simulate_policies(
     plot: Annotated[Path | None, typer.Option(help="Draw it into this file, .png, .svg or .pdf.")] = None,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
-    """Compares policies in virtual time, on recorded learning curves."""
+    """Compares search policies in virtual time.
+
+    The trials follow recorded learning curves.
+    """
     from rich.progress import Progress
 
     from framework.cli.search_options import milestones_of

@@ -26,6 +26,17 @@ _POISSON = "poisson:"
 _HOUR_S = 3600.0
 
 
+PANELS = {
+    "Jobs": ("tables", "profiles", "arrivals", "trace", "jobs", "max_workers", "seeds", "first_seed"),
+    "Machines": (
+        *("machines", "gpus_per_machine", "cpus_per_machine", "memory_per_machine"),
+        *("network_gbps", "gpu_model"),
+    ),
+    "Schedulers": ("policies", "interval", "resize_cost", "convergence_error", "speed_error"),
+    "Output": ("plot", "output_format"),
+}
+
+
 def simulate_jobs(
     tables: Annotated[
         Path | None, typer.Option(help="Folder of measured speeds, one folder for each model.", show_default=False)
@@ -62,7 +73,7 @@ def simulate_jobs(
     plot: Annotated[Path | None, typer.Option(help="Draw it into this file, .png, .svg or .pdf.")] = None,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
-    """Compares schedulers of many training jobs in virtual time."""
+    """Compares schedulers of training jobs in virtual time."""
     from rich.progress import Progress
 
     from framework.simulation.jobs.beliefs import BeliefSettings

@@ -20,7 +20,7 @@ def slices(
     storage: StorageOption = None,
     output_format: FormatOption = Format.TABLE,
 ) -> None:
-    """Shows a search's time slices: which trial held which slot, when, and why it was chosen."""
+    """Shows which trial of a search held which slot, when and why."""
     from framework.cli.search_tables import slices_table
     from framework.search.database import default_storage
     from framework.search.store import Store

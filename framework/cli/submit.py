@@ -8,14 +8,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dike.exceptions import BadInputError, InterruptedByUserError
-from framework.cli.job_options import JobOptions, job_options
+from framework.cli.job_options import JOB_PANELS, JobOptions, job_options
 from framework.cli.option_groups import with_options
-from framework.cli.service_options import ServiceAccess, service_access
+from framework.cli.service_options import SERVICE_PANELS, ServiceAccess, service_access
 from solver.cli.output import Format, console, say
 
 if TYPE_CHECKING:
     from framework.service.requests import TrainingRequest
     from framework.training.run import RunRequest
+
+
+PANELS = {
+    **JOB_PANELS,
+    "The job": ("name", "wait", "follow", "logs", "save", "output_format"),
+    **SERVICE_PANELS,
+}
 
 
 @with_options(access=service_access, job=job_options)
@@ -31,7 +38,10 @@ def submit(
     access: ServiceAccess,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
-    """Hands a training job to a service (dike serve), which runs it when its turn has come."""
+    """Hands a training job to a service (dike serve).
+
+    The service runs it when its turn comes, whatever happens to this terminal.
+    """
     from framework.cli.following import Staying
     from framework.service.requests import check_name
 

@@ -28,8 +28,8 @@ def trials(
     storage: StorageOption = None,
     output_format: FormatOption = Format.TABLE,
 ) -> None:
-    """Shows a search's trials as they stand, or which searches there are."""
-    from framework.cli.search_tables import how_to_go_on, search_state, trials_table
+    """Shows a search's trials, or lists the searches."""
+    from framework.cli.search_tables import best_in_words, how_to_go_on, search_state, trials_table
     from framework.search.database import STORAGE_VARIABLE, default_storage
     from framework.search.recovery import trials_to_resume
     from framework.search.speeds import Speeds
@@ -53,7 +53,9 @@ def trials(
         print_json({"name": name, "state": search_state(search), "failure": search.failure, "trials": listed})
         return
     out = console()
-    out.print(trials_table(records, spec.mode, out.width, speeds=speeds))
+    out.print(trials_table(records, spec, out.width, speeds=speeds))
+    if best := best_in_words(records, spec.metric, spec.mode):
+        out.print(f"Best so far: {best}", markup=False, highlight=False, soft_wrap=True)
     for record in records:
         if record.error:
             out.print(f"trial {record.number}: {record.error.strip().splitlines()[-1]}", markup=False, soft_wrap=True)
@@ -83,6 +85,7 @@ def _to_json(search: SearchSummary) -> dict[str, object]:
         "script": spec.script,
         "policy": spec.policy,
         "sampler": spec.sampler,
+        "stop": spec.stop,
         "metric": spec.metric,
         "mode": spec.mode,
         "space": [_parameter_to_json(parameter) for parameter in spec.space],

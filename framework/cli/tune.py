@@ -22,9 +22,9 @@ from framework.cli.job_options import (
     variables,
     volume_option,
 )
-from framework.cli.mesos_options import MESOS_OPTIONS, mesos_access, remembered_access
+from framework.cli.mesos_options import MESOS_OPTIONS, MESOS_PANELS, mesos_access, remembered_access
 from framework.cli.option_groups import is_given, with_options
-from framework.cli.service_options import SERVICE_OPTIONS, ServiceAccess, service_access
+from framework.cli.service_options import SERVICE_OPTIONS, SERVICE_PANELS, ServiceAccess, service_access
 from framework.cli.trials import StorageOption
 from framework.mesos.containers import needs_mount, parse_volumes
 from framework.policies.trials.registry import POLICIES
@@ -38,19 +38,18 @@ if TYPE_CHECKING:
     from framework.search.records import SearchSpec
 
 
-class Sampler(enum.StrEnum):
-    """How points of the space are chosen."""
-
-    GRID = "grid"
-    RANDOM = "random"
-    TPE = "tpe"
-
-
 class Mode(enum.StrEnum):
     """Which values of the metric are good."""
 
     MIN = "min"
     MAX = "max"
+
+
+class ValueKind(enum.StrEnum):
+    """Which of the values that a trial reports is its own."""
+
+    LAST = "last"
+    BEST = "best"
 
 
 class OnFailure(enum.StrEnum):
@@ -60,10 +59,22 @@ class OnFailure(enum.StrEnum):
     ABORT = "abort"
 
 
-MAY_CHANGE = {"resume", "storage", "logdir", "constraint", "volume", "output_format", *MESOS_OPTIONS}
+MAY_CHANGE = {"resume", "storage", "logdir", "constraint", "volume", "for_notebook", "output_format", *MESOS_OPTIONS}
 """What `--resume` may be given besides: where to run it and how to print it. `RUN_OPTIONS` come on top."""
 MAY_CHANGE_DETACHED = {"resume", "detach", "follow", "wait", "constraint", "output_format", *SERVICE_OPTIONS}
-NOT_WITH_DETACH = ("storage", "logdir", "function_call", *sorted(MESOS_OPTIONS))
+NOT_WITH_DETACH = ("storage", "logdir", "function_call", "sampler_object", "space_function", *sorted(MESOS_OPTIONS))
+
+
+PANELS = {
+    "The script": ("module", "no_flags", "env", "outputs_limit"),
+    "What is searched": ("param", "space", "trials", "sampler", "seed", "metric", "mode"),
+    "Which trials run first, and for how long": ("policy", "quantum", "jobs_per_gpu", "milestones", "timeout"),
+    "The search": ("name", "resume", "storage", "logdir", "on_failure", "output_format"),
+    "Slots": ("slots", "slot_cpus", "slot_mem", "slot_gpus", "constraint", "volume", "blacklist_for"),
+    "Checkpoints": ("checkpoint_dir", "checkpoint_interval", "suspend_timeout"),
+    "On a service": ("detach", "wait", "follow", *SERVICE_PANELS["Which service"]),
+    **MESOS_PANELS,
+}
 
 
 @with_options(access=service_access, mesos=mesos_access)
@@ -85,15 +96,27 @@ def tune(
         int | None, typer.Option(min=1, help="How many trials; a grid has as many as it has points.")
     ] = None,
     sampler: Annotated[
-        Sampler | None, typer.Option(help="How points are chosen; grid for lists without --trials, else tpe.")
+        str | None,
+        typer.Option(
+            help="How points are chosen: grid, random, tpe, nsgaii, cmaes, gp, qmc or another of Optuna's; grid for "
+            "lists without --trials, else tpe."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the sampler and the policy.")] = 0,
     policy: Annotated[
         str,
         typer.Option(
-            help=f"Which trials run first: {', '.join(sorted(POLICIES))}. All are trained to their end, with asha too."
+            help="No policy stops a trial: each says which trials run first, and all are trained to their end, unless "
+            f"--stop is given. One of {', '.join(sorted(POLICIES))}."
         ),
     ] = "dike",
+    stop: Annotated[
+        str,
+        typer.Option(
+            help="End trials for good that promise little: asha, median, patience=N or threshold=X, counted in epochs "
+            "or reports. Nothing is stopped by default."
+        ),
+    ] = "",
     quantum: Annotated[float, typer.Option(min=0.1, help="Seconds between two decisions on a slot.")] = 10.0,
     jobs_per_gpu: Annotated[
         int, typer.Option(min=1, help="Trials bound to one slot (hermes, hermes2, fifo, rr, slaq).")
@@ -103,6 +126,9 @@ def tune(
     ] = "",
     metric: Annotated[str, typer.Option(help="The objective: loss is the training loss.")] = "loss",
     mode: Annotated[Mode, typer.Option(help="Whether the least or the greatest value is best.")] = Mode.MIN,
+    value: Annotated[
+        ValueKind, typer.Option(help="Judge a trial by the last value of the metric that it reports, or by its best.")
+    ] = ValueKind.LAST,
     name: Annotated[str | None, typer.Option(help="The search's name; made up if not given.")] = None,
     resume: Annotated[str | None, typer.Option(help="Go on with the search of this name.")] = None,
     storage: StorageOption = None,
@@ -145,13 +171,20 @@ def tune(
     mesos: MesosAccess,
     function_call: Annotated[int | None, typer.Option(hidden=True)] = None,
     earlier_results: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    function: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    for_notebook: Annotated[bool, typer.Option("--for-notebook", hidden=True)] = False,
+    sampler_object: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    space_function: Annotated[Path | None, typer.Option(hidden=True)] = None,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
-    """Searches hyper-parameters: many trials share the slots, and the policy says whose turn it is."""
+    """Searches hyper-parameters.
+
+    Many trials share the slots by turns; the policy says which of them run first.
+    """
     from framework.cli.following import Staying
     from framework.cli.search_options import RUN_OPTIONS, changed_spec, milestones_of, run_options, search_spec
     from framework.cli.search_report import report
-    from framework.cli.search_view import LiveSearchView, PlainSearchView
+    from framework.cli.search_view import LiveSearchView, NotebookSearchView, PlainSearchView
     from framework.search.database import default_storage
     from framework.search.run import SearchRequest, run_search
     from framework.search.store import Store
@@ -197,13 +230,17 @@ def tune(
         remembered = run_options(context, {})
         spec = search_spec(
             script=script,
+            function=function,
             is_module=module,
             on_this_machine=_runs_here(access) if detach else mesos.runs_here,
             arguments=tuple(arguments or ()),
             param=param or [],
             space_file=space,
             trials=trials,
-            sampler=None if sampler is None else sampler.value,
+            sampler=sampler,
+            sampler_object=_read_object(sampler_object),
+            space_function=_read_object(space_function),
+            stop=stop,
             seed=seed,
             policy=policy,
             quantum_s=quantum,
@@ -211,6 +248,7 @@ def tune(
             milestones=milestones_of(milestones),
             metric=metric,
             mode=mode.value,
+            value=value.value,
             name=name,
             use_flags=not no_flags and function_call is None,
             max_slots=slots,
@@ -242,7 +280,9 @@ def tune(
     with contextlib.ExitStack() as stack:
         out = console(stderr=as_json)
         view = PlainSearchView(out, spec)
-        if sys.stdout.isatty() and not as_json:
+        if for_notebook:
+            view = NotebookSearchView(out, spec)
+        elif sys.stdout.isatty() and not as_json:
             view = stack.enter_context(LiveSearchView(out, spec))
         result = run_search(request, view)
     if as_json:
@@ -278,6 +318,12 @@ def _hand_over(
 
 def _as_typed(parameter: str) -> str:
     return f"the {parameter}" if parameter in ("script", "arguments") else f"--{parameter.replace('_', '-')}"
+
+
+def _read_object(path: Path | None) -> str:
+    from framework.search.samplers import write_object
+
+    return "" if path is None else write_object(path.read_bytes())
 
 
 def _read_results(path: Path | None) -> tuple[dict[str, Any], ...]:

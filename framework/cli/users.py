@@ -34,7 +34,10 @@ File = Annotated[
 
 @app.callback()
 def users() -> None:
-    """Edits a service's users file: tokens that are made, replaced and withdrawn; a running service notices."""
+    """Edits a service's users file.
+
+    Makes, replaces and withdraws tokens; a running service notices.
+    """
 
 
 @app.command()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dike.exceptions import BadInputError
 from dike.main_script import MODULE_VARIABLE
+from dike.trial.pickled import FUNCTION_SUFFIX
 
 RUNS_FOLDER = "dike-runs"
 """Where runs and databases are kept, in the folder that the command is typed in, unless another is named."""
@@ -56,7 +57,12 @@ class EntryPoint:
     @property
     def root(self) -> Path:
         """Where Python looks for modules first."""
-        return self.folder if self.module else self.script.parent
+        return self.folder if self.module or self.is_function else self.script.parent
+
+    @property
+    def is_function(self) -> bool:
+        """Whether the file holds a function of a notebook, pickled, and not a script."""
+        return self.script.suffix == FUNCTION_SUFFIX
 
     @property
     def environment(self) -> dict[str, str]:

@@ -26,6 +26,7 @@ from framework.scheduler.records import JobState
 from framework.search.observer import SearchObserver
 from framework.search.records import SearchResult, SliceRecord, TrialRecord, TrialState
 from framework.search.recovery import SearchState, restore_runs
+from framework.search.samplers import learns
 from framework.search.slot_pool import SlotLaunch, SlotPool
 from framework.search.slots import ActiveRun, Slot
 from framework.search.store import Store
@@ -97,6 +98,7 @@ class SearchController:
         self._time_limit = TimeLimit(launch.spec.timeout_s, timed_s, clock, wall_clock)
         self._barren = 0
         self._too_slow: set[int] = set()
+        self._learns = learns(launch.spec)
         self._ends_held_since_s: dict[tuple[int, int], float] = {}
         """Trial and run -> since when its end waits for reports."""
         self._cancelled = left.cancelled
@@ -267,7 +269,7 @@ class SearchController:
 
     def _capacity(self) -> int:
         """How many trials may be open: all of them, unless the sampler learns from those before."""
-        if self._spec.sampler != "tpe":
+        if not self._learns:
             return min(self._spec.trial_count, MAX_OPEN)
         slots = len(self._pool.active) or self._spec.max_slots or 1
         return slots * self._spec.settings.jobs_per_slot
@@ -353,7 +355,7 @@ class SearchController:
             return self._slot_status(slot, message)
         if not self._receive(message):
             slot.ask_again()
-        return False
+        return self._free_stopped()
 
     def _final_message(self, slot: Slot, data: str) -> None:
         """What came with the end of a slot's task: how runs ended that we may not have heard of.
@@ -373,11 +375,21 @@ class SearchController:
     def _receive(self, message: Losses | TrialOutput, *, is_last: bool = False) -> bool:
         """Takes reports or output in; false if something before it is missing, and no last words."""
         record = self._trials.records.get(message.trial)
-        if record is None or record.state.has_ended():
+        if record is None:
             return True
         if isinstance(message, TrialOutput):
-            return self._trials.receive_output(message, is_last=is_last)
-        return self._trials.receive(record, message)
+            return self._trials.receive_output(record, message, is_last=is_last)
+        return record.state.has_ended() or self._trials.receive(record, message)
+
+    def _free_stopped(self) -> bool:
+        """Makes trials leave their slots that have just been stopped; whether there are any."""
+        stopped = self._trials.stop_hopeless(self._wall())
+        for record in stopped:
+            self._observer.trial_stopped(record)
+            for slot in self._pool.slots:
+                if slot.current is not None and slot.current.record is record:
+                    slot.stop()
+        return bool(stopped)
 
     def _slot_status(self, slot: Slot, status: SlotStatus) -> bool:
         before = slot.view()
@@ -407,7 +419,9 @@ class SearchController:
     def _must_wait(self, slot: Slot, end: RunEnd) -> bool:
         """Whether the end of a run is not taken in yet, because reports or output of it are still to come."""
         run = next((run for run in slot.runs if run.key == end.key), None)
-        if run is None or slot.is_gone or not self._trials.lacks_anything(run.record, end):
+        # Nobody waits for what a trial still says that has been stopped.
+        is_awaited = run is not None and not run.record.state.has_ended() and not slot.is_gone
+        if run is None or not is_awaited or not self._trials.lacks_anything(run.record, end):
             self._ends_held_since_s.pop(end.key, None)
             return False
         now_s = self._clock()

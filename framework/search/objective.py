@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from framework.policies.trials.interface import Reading
-from framework.search.records import Mode, TrialRecord
+from framework.search.records import Mode, TrialRecord, ValueKind
 
 MAX_STEP = 2**63
 """Databases count no further."""
@@ -24,11 +24,13 @@ class Objective:
     Args:
         metric: `loss` for the training loss, or the name of another metric.
         mode: whether the least or the greatest value is best.
+        value: whether a trial's value is the last one it reported, or the best.
     """
 
-    def __init__(self, metric: str, mode: Mode) -> None:
+    def __init__(self, metric: str, mode: Mode, value: ValueKind = "last") -> None:
         self._of_losses = metric == "loss"
         self._sign = 1.0 if mode == "min" else -1.0
+        self._takes_best = value == "best"
 
     def reading(self, report: Mapping[str, Any]) -> Reading | None:
         """A policy's reading of a `progress` report; None if the objective is not in it.
@@ -55,7 +57,7 @@ class Objective:
     def take(self, record: TrialRecord, report: Mapping[str, Any]) -> None:
         """Takes a `progress` report into a trial's record.
 
-        Its value is the number stated last; where none has been stated yet, the training loss of its last step.
+        What is best of it only gets better, also where a run repeats steps after going back to a checkpoint.
 
         Args:
             record: is changed. What a run repeats after going back to a checkpoint is left out of its readings.
@@ -74,10 +76,21 @@ class Objective:
             record.readings.append(reading)
             thin(record)
         if "value" in report:
-            record.value = float(report["value"])
-            record.has_stated = True
-        elif reading is not None and not record.has_stated:
-            record.value = record.loss
+            self._take_value(record, report)
+
+    def _take_value(self, record: TrialRecord, report: Mapping[str, Any]) -> None:
+        try:
+            value = float(report["value"])
+            # Slots that an earlier version of Dike has started do not say what was best.
+            best, step = float(report.get("best", value)), int(report.get("best_step", report["step"]))
+        except (TypeError, OverflowError) as error:
+            raise ValueError(f"malformed progress report: {error!r}") from error
+        if report.get("restated"):
+            record.best_value = record.best_step = None
+        is_better = record.best_value is None or self._sign * best < self._sign * record.best_value
+        if math.isfinite(best) and is_better:
+            record.best_value, record.best_step = best, step
+        record.value = record.best_value if self._takes_best and record.best_value is not None else value
 
 
 def thin(record: TrialRecord) -> None:
@@ -127,7 +140,7 @@ def news_of(record: TrialRecord, last: Mapping[str, Any]) -> dict[str, Any]:
     if metrics:
         news["metrics"] = metrics
     if last.get("value") not in (None, record.value):
-        news["value"] = last["value"]
+        news.update({name: last[name] for name in ("value", "best", "best_step", "restated") if name in last})
     if record.loss is None and "loss" in last:
         news.update({name: last[name] for name in ("loss", "low", "high", "last", "count") if name in last})
     return news

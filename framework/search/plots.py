@@ -82,9 +82,8 @@ def draw_search(
     timed = [
         (at_s, value, trial.number)
         for trial in trials
-        if trial.state is not TrialState.FAILED
         for at_s, value in _timed_values(
-            spec, [piece for piece in slices if piece.trial == trial.number], reports.get(trial.number, ())
+            [piece for piece in slices if piece.trial == trial.number], reports.get(trial.number, ())
         )
     ]
     # Of two reports at the same time the later one counts.
@@ -158,31 +157,26 @@ def _draw_slots(
 def _draw_best(
     axes: Axes, spec: SearchSpec, timed: Sequence[tuple[float, float, int]], whole_s: tuple[float, float]
 ) -> None:
-    """Draws the value of the trial that leads, as `dike trials` would have named it at the time."""
+    """Draws the best value that any trial had until then, as `dike trials` would have named it at the time."""
     sign = 1 if spec.mode == "min" else -1
-    current: dict[int, float] = {}
     times: list[float] = []
     values: list[float] = []
     leader: int | None = None
     for at_s, value, trial in timed:
-        current[trial] = sign * value if math.isfinite(value) else math.inf
-        if leader is not None and trial != leader and current[trial] >= current[leader]:
+        if not math.isfinite(value) or (values and sign * value >= sign * values[-1]):
             continue
-        first = min(current, key=current.__getitem__)
-        is_finite = math.isfinite(current[first])
         times.append(at_s - whole_s[0])
-        values.append(sign * current[first] if is_finite else math.nan)
-        if is_finite and first != leader:
-            axes.annotate(str(first), (times[-1], values[-1]), (0, 4), textcoords="offset points", fontsize=7)
-        leader = first if is_finite else None
+        values.append(value)
+        if trial != leader:
+            axes.annotate(str(trial), (times[-1], values[-1]), (0, 4), textcoords="offset points", fontsize=7)
+        leader = trial
     end = max(whole_s[1] - whole_s[0], 1e-3)
     axes.step([*times, end], [*values, *values[-1:]] if values else [math.nan], where="post", color="black")
-    finite = [value for value in values if math.isfinite(value)]
-    if finite and min(finite) > 0 and max(finite) > LOG_RATIO * min(finite):
+    if values and min(values) > 0 and max(values) > LOG_RATIO * min(values):
         axes.set_yscale("log")
     axes.set_xlim(0, end)
     axes.set_xlabel("seconds (number: trial that takes the lead)")
-    axes.set_ylabel(f"best {spec.metric} at the time")
+    axes.set_ylabel(f"best {spec.metric} so far")
 
 
 def _without_short_stretches(readings: Sequence[Reading]) -> list[tuple[int, float]]:
@@ -204,31 +198,19 @@ def _without_short_stretches(readings: Sequence[Reading]) -> list[tuple[int, flo
     ]
 
 
-def _timed_values(
-    spec: SearchSpec, slices: Sequence[SliceRecord], reports: Sequence[Mapping[str, Any]]
-) -> Iterator[tuple[float, float]]:
-    """Wall-clock time and the trial's value then, for its reports whose time slice is known."""
+def _timed_values(slices: Sequence[SliceRecord], reports: Sequence[Mapping[str, Any]]) -> Iterator[tuple[float, float]]:
+    """Wall-clock time and the trial's best value until then, for its reports whose time slice is known."""
     pieces = {piece.run: piece for piece in slices}
     steps = [report["step"] for report in reports]
-    for report, value in zip(reports, _values(spec, reports), strict=True):
+    for report in reports:
         piece = pieces.get(report["run"])
+        # An earlier version of Dike did not write down what was best.
+        value = report.get("best", report.get("value"))
         if value is None or piece is None or piece.first_step_s is None:
             continue
         before = bisect_right(steps, piece.from_step) - 1
         begin_train_s = reports[before]["train_s"] if before >= 0 else 0.0
         yield piece.first_step_s + report["train_s"] - begin_train_s, value
-
-
-def _values(spec: SearchSpec, reports: Sequence[Mapping[str, Any]]) -> Iterator[float | None]:
-    """The value of a trial after each of its reports (`Objective.take`), as far as the database still knows it."""
-    value: float | None = None
-    has_stated = False
-    for report in reports:
-        if "value" in report:
-            value, has_stated = report["value"], True
-        elif not has_stated and spec.metric == "loss" and "loss" in report:
-            value = report["loss"]
-        yield value
 
 
 def _named(spec: SearchSpec, trials: Sequence[TrialRecord]) -> set[int]:

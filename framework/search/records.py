@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import math
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from framework.policies.trials.interface import PolicySettings, Reading
 from framework.project.entry_point import EntryPoint
 
 Mode = Literal["min", "max"]
-Sampler = Literal["grid", "random", "tpe"]
+ValueKind = Literal["last", "best"]
 OnFailure = Literal["continue", "abort"]
 MAX_FAILURES = 3
 """Failures in a row, without a new checkpoint between them, after which a trial is given up (as in Hops).
@@ -35,11 +36,13 @@ class TrialState(enum.StrEnum):
     SUSPENDED = "suspended"
     """Has given its slot back, with a checkpoint, or was stopped and goes on from its last one."""
     FINISHED = "finished"
+    STOPPED = "stopped"
+    """Was ended for good by `--stop`, because it did not promise enough; its slot may still be on the way out of it."""
     FAILED = "failed"
 
     def has_ended(self) -> bool:
         """Whether it will never run again."""
-        return self in (TrialState.FINISHED, TrialState.FAILED)
+        return self in (TrialState.FINISHED, TrialState.STOPPED, TrialState.FAILED)
 
 
 @dataclass(frozen=True)
@@ -72,13 +75,14 @@ class SearchSpec:
         arguments: arguments that every trial gets.
         flags: parameter -> the flag that carries it, such as `--batch-size`; parameters without one reach the script by
             `dike.params` alone.
-        space: what is searched.
-        sampler: how points of the space are chosen.
+        space: what is searched; empty where `space_function` says it.
+        sampler: how points of the space are chosen (`framework.search.samplers`).
         trial_count: how many trials.
         seed: of sampler and policy.
         policy: name of the policy.
         settings: what it is told.
         metric, mode: the objective; `loss` is the training loss.
+        value: whether a trial's value is what it reported of the objective last, or the best of it.
         slot_cpus, slot_mem_mib: what a slot gets; on agents with GPUs the CPUs are a GPU's share of them at least.
         slot_gpus: GPUs of a slot; 0 where slots are shares of CPUs. None: 1 on agents that have GPUs, else 0.
         max_slots: at most this many slots; None for as many as there is use and room for.
@@ -93,6 +97,10 @@ class SearchSpec:
         environment: variables for the trials' processes.
         folder: absolute path of the folder that travels with the script, and in which trials work; empty for the
             script's own.
+        stop: what ends trials for good (`framework.search.pruners`); empty for nothing.
+        sampler_object: the sampler, pickled (`framework.search.samplers.own_object`); empty for the one that `sampler`
+            names.
+        space_function: a function that asks an Optuna trial for its parameters, pickled; empty for `space`.
     """
 
     name: str
@@ -100,13 +108,14 @@ class SearchSpec:
     arguments: tuple[str, ...]
     flags: dict[str, str]
     space: tuple[Parameter, ...]
-    sampler: Sampler
+    sampler: str
     trial_count: int
     seed: int = 0
     policy: str = "hermes"
     settings: PolicySettings = field(default_factory=PolicySettings)
     metric: str = "loss"
     mode: Mode = "min"
+    value: ValueKind = "last"
     slot_cpus: float = 1.0
     slot_mem_mib: float = 2048.0
     slot_gpus: int | None = None
@@ -121,6 +130,9 @@ class SearchSpec:
     earlier_results: tuple[dict[str, Any], ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     folder: str = ""
+    stop: str = ""
+    sampler_object: str = ""
+    space_function: str = ""
 
     @property
     def entry(self) -> EntryPoint:
@@ -143,9 +155,9 @@ class TrialRecord:
         step: training steps done, as last reported.
         train_s: seconds trained, as last reported.
         slot_s: seconds for which it held a slot, starts and saves included.
-        loss: the last training loss reported; None before the first.
-        value: its objective: the last one stated, or the last training loss where none was (not negated).
-        has_stated: whether one was, as far as its reports are loaded.
+        loss: the training loss of its last step; None before the first.
+        value: its objective as it was reported last, or the best of it (`SearchSpec.value`); not negated; None before.
+        best_value, best_step: the best that was ever reported, and after how many steps; None before.
         metrics: the newest value of each metric.
         convergence: what the policy last compared it by; None before.
         checkpoint, checkpoint_step, checkpoint_train_s: its newest checkpoint; None before the first.
@@ -153,6 +165,8 @@ class TrialRecord:
         batch_size: samples of one of its steps, as its process has reported; None if it has not.
         error: why it failed: the end of its output, traceback included; empty if it did not.
         reports: how many reports of its newest run have been written down.
+        stated, stated_step: how many values of its objective it has stated in a search that stops trials, and the step
+            of the last of them.
         readings: what the policy sees of it (objective to be minimised), until it has ended.
         slices: for each time slice, the number of readings before it.
         created_s, ended_s: wall-clock times, seconds since the epoch; None before the end.
@@ -170,7 +184,8 @@ class TrialRecord:
     slot_s: float = 0.0
     loss: float | None = None
     value: float | None = None
-    has_stated: bool = field(default=False, compare=False)
+    best_value: float | None = None
+    best_step: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     convergence: float | None = None
     checkpoint: str | None = None
@@ -181,6 +196,8 @@ class TrialRecord:
     batch_size: float | None = None
     error: str = ""
     reports: int = 0
+    stated: int = 0
+    stated_step: int = 0
     readings: list[Reading] = field(default_factory=list)
     slices: list[int] = field(default_factory=list)
     created_s: float = 0.0
@@ -223,6 +240,13 @@ class TrialRecord:
             return True
         return self.value < other.value if mode == "min" else self.value > other.value
 
+    def reached(self) -> tuple[float, int] | None:
+        """The best value that it ever had, and at which step; None before the first that is a number."""
+        if self.best_value is not None:
+            return self.best_value, self.best_step or 0
+        # An earlier version of Dike did not write that down.
+        return (self.value, self.step) if self.value is not None and math.isfinite(self.value) else None
+
     def to_json(self) -> dict[str, Any]:
         """As JSON values; numbers that JSON cannot hold become text."""
         return {
@@ -236,6 +260,8 @@ class TrialRecord:
             "step": self.step,
             "loss": _number(self.loss),
             "value": _number(self.value),
+            "best_value": _number(self.best_value),
+            "best_step": self.best_step,
             "metrics": {name: _number(value) for name, value in self.metrics.items()},
             "convergence": _number(self.convergence),
             "checkpoint": self.checkpoint,
@@ -246,6 +272,17 @@ class TrialRecord:
             "ended_s": self.ended_s,
             "error": self.error,
         }
+
+
+def best_so_far(trials: Iterable[TrialRecord], mode: Mode) -> TrialRecord | None:
+    """The trial that ever had the best value (`TrialRecord.reached`), whatever became of it: this only gets better."""
+    best: tuple[float, int, TrialRecord] | None = None
+    sign = 1 if mode == "min" else -1
+    for trial in trials:
+        reached = trial.reached()
+        if reached is not None and (best is None or (sign * reached[0], trial.number) < best[:2]):
+            best = sign * reached[0], trial.number, trial
+    return None if best is None else best[2]
 
 
 @dataclass

@@ -110,6 +110,8 @@ def trials_to_resume(
         if record.state is TrialState.RUNNING and record.slot not in live_slots:
             record.state = TrialState.WAITING if record.checkpoint is None else TrialState.SUSPENDED
             record.slot = record.current = None
+        elif record.state is TrialState.STOPPED and record.slot not in live_slots:
+            record.slot = record.current = None  # its run has gone with it
     return records
 
 
@@ -141,7 +143,8 @@ def close_open_slices(store: Store, last_sign_s: float | None, live_slots: Colle
 
 def _lives(piece: SliceRecord, trials: Mapping[int, TrialRecord], live_slots: Collection[int]) -> bool:
     trial = trials[piece.trial]
-    return piece.slot in live_slots and trial.state is TrialState.RUNNING and piece.run == trial.runs - 1
+    holds = trial.state in (TrialState.RUNNING, TrialState.STOPPED)
+    return piece.slot in live_slots and holds and trial.slot == piece.slot and piece.run == trial.runs - 1
 
 
 def restore_runs(
@@ -165,9 +168,9 @@ def restore_runs(
     by_id = {slot.id: slot for slot in slots}
     # Of a run whose end was half written down the slice is closed already; it ends once more.
     begun = {(piece.trial, piece.run): piece for piece in slices}
-    for record in trials.open:
+    for record in trials.all:
         slot = by_id.get(record.slot) if record.slot is not None else None
-        if record.state is not TrialState.RUNNING or slot is None:
+        if record.state not in (TrialState.RUNNING, TrialState.STOPPED) or slot is None:
             continue
         run = ActiveRun(record, trial_run(spec, record, record.runs - 1), Choice(record.number, "", record.convergence))
         run.known = record.reports
@@ -182,6 +185,8 @@ def restore_runs(
         run.since_s = now_s - (wall_s - (run.slice.first_step_s or run.slice.start_s))
         run.training = run.slice.first_step_s is not None
         slot.current = run
+        if record.state is TrialState.STOPPED:
+            slot.stop()
     for slot in by_id.values():
         if slot.current is None:
             slot.current, slot.next = slot.next, None

@@ -31,6 +31,7 @@ from framework.search.observer import SearchObserver
 from framework.search.optuna_study import Study
 from framework.search.records import SearchResult, SearchSpec
 from framework.search.recovery import close_open_slices, trials_to_resume
+from framework.search.samplers import describe_sampler
 from framework.search.slot_pool import SlotLaunch
 from framework.search.store import Store
 from framework.search.tensorboard import TensorBoardLog
@@ -129,7 +130,9 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
             observer.notify(f"the search {spec.name} is complete; nothing is left to run")
             return SearchResult(spec.name, True, trials.all, spec.mode, spec.checkpoint_dir)
         store.reopen_search()
-        observer.notify(f"search {spec.name}: {spec.trial_count} trials, policy {spec.policy}")
+        stops = f"; --stop {spec.stop} ends trials for good" if spec.stop else ""
+        how = f"policy {spec.policy}, {describe_sampler(spec)}{stops}"
+        observer.notify(f"search {spec.name}: {spec.trial_count} trials, {how}")
         container = own_container(request.mesos.image, request.volumes, spec.checkpoint_dir)
         entry = spec.entry
         if not entry.script.is_file():

@@ -94,6 +94,7 @@ class Slot:
     status: SlotStatus | None = None
     heard_s: float = 0.0
     inherited: bool = False
+    _stops: bool = False
     _wanted: Wanted = field(default_factory=lambda: Wanted(0))
     _ends: tuple[RunKey, ...] = ()
     _sent_s: float | None = None
@@ -145,13 +146,18 @@ class Slot:
             self.next = None
             self._want(None)
 
+    def stop(self) -> None:
+        """Wants its current run to end, even if it cannot be suspended: its trial will never run again."""
+        self._stops = True
+        self._want(self.next.order if self.next is not None else None)
+
     def adopt(self, status: SlotStatus) -> None:
         """An inherited slot has said how it is: from now on it is told what to hold, under numbers new to it.
 
         With that it sends again what its run has reported meanwhile, which has reached nobody.
         """
         self.inherited = False
-        run = None if self.leaving else self.next or self.current
+        run = None if self.leaving else self.next or (None if self._stops else self.current)
         self._wanted = Wanted(status.number + STRIDE)
         self._want(run.order if run is not None else None)
 
@@ -172,6 +178,7 @@ class Slot:
         ended = None
         if self.current is not None and self.current.key == end.key:
             ended, self.current, self.next = self.current, self.next, None
+            self._stops = False
         elif self.next is not None and self.next.key == end.key:
             ended, self.next = self.next, None
         wanted = self._wanted.run
@@ -229,5 +236,5 @@ class Slot:
         return None if self.current is None else self.current.key
 
     def _want(self, run: TrialRun | None) -> None:
-        self._wanted = Wanted(self._wanted.number + 1, run, self.leaving, self._ends)
+        self._wanted = Wanted(self._wanted.number + 1, run, self.leaving, self._ends, stop=self._stops)
         self._sent_s = None

@@ -246,7 +246,7 @@ class Store:
         Args:
             readings: whether with readings and slices, which may take seconds where there are many.
         """
-        objective = Objective(self.spec.metric, self.spec.mode)
+        objective = Objective(self.spec.metric, self.spec.mode, self.spec.value)
         with self._reading() as connection:
             rows = connection.execute(self._select(TRIALS).order_by(TRIALS.c.number)).mappings().all()
             reports = _load_losses(connection, self._require_id()) if readings else {}
@@ -435,7 +435,6 @@ def read_trial(
     values = _known(row, _TRIAL_COLUMNS)
     texts = {name: json.loads(row[name]) for name in ("parameters", "metrics")}
     record = TrialRecord(**{**values, **texts, "state": TrialState(row["state"])})
-    record.has_stated = any("value" in report for report in reports)
     for report in reports:
         reading = objective.reading(report)
         if reading is not None and (not record.readings or reading.step > record.readings[-1].step):
@@ -506,6 +505,8 @@ def _load_losses(
             report.update({name: _loss(row[name]) for name in ("loss", "low", "high")}, count=row["count"])
         if row["value"] is not None:
             report["value"] = row["value"]
+        if row["best"] is not None:
+            report["best"] = row["best"]
         report["metrics"] = json.loads(row["metrics"])
         reports[row["trial"]].append(report)
     return dict(reports)
@@ -529,10 +530,10 @@ def _merged(first: LossRow, second: LossRow) -> LossRow:
         lows, highs = ([_loss(row[name]) for row in counted] for name in ("low", "high"))
         is_nan = any(map(math.isnan, [*lows, *highs]))
         numbers["low"], numbers["high"] = (math.nan, math.nan) if is_nan else (min(lows), max(highs))
-    value = first["value"] if second["value"] is None else second["value"]
+    newest = {name: first[name] if second[name] is None else second[name] for name in ("value", "best")}
     metrics = json.dumps({**json.loads(first["metrics"]), **json.loads(second["metrics"])})
     reports = first["reports"] + second["reports"]
-    return {**second, **numbers, "count": count, "value": value, "metrics": metrics, "reports": reports}
+    return {**second, **numbers, **newest, "count": count, "metrics": metrics, "reports": reports}
 
 
 def _loss_row(run: int, report: Mapping[str, Any]) -> LossRow:
@@ -546,7 +547,7 @@ def _loss_row(run: int, report: Mapping[str, Any]) -> LossRow:
             "low": float(report["low"]) if has_loss else None,
             "high": float(report["high"]) if has_loss else None,
             "count": max(1, int(report["count"])) if has_loss else 0,
-            "value": float(report["value"]) if report.get("value") is not None else None,
+            **{name: None if report.get(name) is None else float(report[name]) for name in ("value", "best")},
             "metrics": json.dumps({str(name): float(value) for name, value in report.get("metrics", {}).items()}),
             "reports": 1,
         }

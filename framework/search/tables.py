@@ -123,6 +123,7 @@ LOSSES = Table(
     Column("high", Number),
     Column("count", Integer, nullable=False),
     Column("value", Number),
+    Column("best", Number),
     Column("metrics", Text, nullable=False),
     # How many reports have been merged into this row.
     Column("reports", Integer, nullable=False),

@@ -7,7 +7,7 @@ import enum
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from dike.trial.spec import TrialSpec
@@ -66,7 +66,7 @@ class TrialTracker:
         self._store = store
         self._study = study
         self._log = log
-        self._objective = Objective(spec.metric, spec.mode)
+        self._objective = Objective(spec.metric, spec.mode, spec.value)
         self.records: dict[int, TrialRecord] = {record.number: record for record in records}
         self.speeds = Speeds(store.load_slices(), self.records)
         self._arrived_s: dict[int, float] = {}
@@ -75,6 +75,7 @@ class TrialTracker:
         # Trial -> the checkpoint's step and the agent that its last failure was at.
         self._failed_at: dict[int, tuple[int, str]] = {}
         self._unsaved: dict[int, list[tuple[int, dict[str, Any]]]] = {}
+        self._hopeless: list[TrialRecord] = []
         self._received = {record.number: record.reports for record in self.records.values()}
         """Trial -> how many reports of its newest run have come, written down or not."""
         self._output_received: dict[int, int] = {}
@@ -182,22 +183,42 @@ class TrialTracker:
             return False
         if losses.first > known:
             logger.warning("%d reports of trial %d are lost", losses.first - known, record.number)
-        self.add_reports(record, losses.run, losses.reports[max(0, known - losses.first) :])
+        new = losses.reports[max(0, known - losses.first) :]
+        self.add_reports(record, losses.run, new)
+        if self._spec.stop and self._is_hopeless(record, new):
+            self._hopeless.append(record)
         self._received[record.number] = max(known, losses.first + len(losses.reports))
         return True
 
-    def receive_output(self, piece: TrialOutput, *, is_last: bool = False) -> bool:
+    def stop_hopeless(self, wall_s: float) -> list[TrialRecord]:
+        """Ends the trials for good that have been found hopeless since the last time; returns them.
+
+        The slot of each is noted until its run is out of it.
+
+        Args:
+            wall_s: the time in seconds since the epoch.
+        """
+        stopped, self._hopeless = self._hopeless, []
+        for record in stopped:
+            if record.state is not TrialState.RUNNING:
+                record.slot = None
+            record.state, record.ended_s = TrialState.STOPPED, wall_s
+            self.save_progress()
+            self._run_is_over(record)
+        return stopped
+
+    def receive_output(self, record: TrialRecord, piece: TrialOutput, *, is_last: bool = False) -> bool:
         """Takes in what a run of a trial has printed; each byte counts once, however often it is sent.
 
         Args:
-            piece: the trial is one of ours.
+            record: the trial; one that has been stopped may still print.
+            piece: what has come.
             is_last: whether what is missing before it will not come any more.
 
         Returns:
             False, with nothing taken in, if something before it is missing that the slot still has.
         """
-        record = self.records[piece.trial]
-        if record.state.has_ended() or piece.run != record.runs - 1:
+        if piece.run != record.runs - 1:
             return True
         known = self.output_received(record)
         if piece.offset - piece.skipped > known and not is_last:
@@ -224,7 +245,6 @@ class TrialTracker:
     def add_reports(self, record: TrialRecord, run: int, reports: Sequence[dict[str, Any]]) -> None:
         """Takes `progress` reports in; malformed ones are logged and left out."""
         for report in reports:
-            newest = record.readings[-1:]
             try:
                 self._objective.take(record, report)
             except ValueError as error:
@@ -232,8 +252,8 @@ class TrialTracker:
                 continue
             self.speeds.add_report(record, run, record.step, record.train_s)
             self._unsaved.setdefault(record.number, []).append((run, report))
-            if record.value is not None and record.readings[-1:] != newest:
-                self._study.report(record.number, record.step, record.value)
+            if not self._spec.stop and "value" in report:
+                self._study.report(record.number, record.step, float(report["value"]))
             if self._log is not None:
                 self._log.reported(record, [report])
 
@@ -307,11 +327,14 @@ class TrialTracker:
         progressed = self._got_on(record, end)
         self.set_checkpoint(record, end.checkpoint, end.step)
         news = news_of(record, end.last)
-        if news.keys() - {"type", "step", "train_s"}:
+        # The value of a trial that was stopped is the one by which it was judged.
+        if news.keys() - {"type", "step", "train_s"} and not record.state.has_ended():
             self.add_reports(record, end.run, [news])
         self.save_progress()
         remedy = Remedy.NONE
-        if end.outcome == "finished":
+        if record.state is TrialState.STOPPED:
+            record.slot = None  # however its run has ended
+        elif end.outcome == "finished":
             self._finish(record, wall_s)
         elif end.outcome in ("suspended", "stopped"):
             self._requeue(record)
@@ -336,7 +359,9 @@ class TrialTracker:
         times = times + 1 if record.checkpoint_step <= at_step else 1
         self._lost[record.number] = times, record.checkpoint_step
         self.save_progress()
-        if times >= MAX_LOSSES:
+        if record.state is TrialState.STOPPED:
+            record.slot = None
+        elif times >= MAX_LOSSES:
             end = RunEnd(record.number, record.runs - 1, "failed", message=f"{reason} ({MAX_LOSSES} times)")
             self._fail(record, end, wall_s)
         else:
@@ -360,11 +385,31 @@ class TrialTracker:
     def _finish(self, record: TrialRecord, wall_s: float) -> None:
         record.state, record.slot, record.ended_s, record.error = TrialState.FINISHED, None, wall_s, ""
 
+    def _is_hopeless(self, record: TrialRecord, reports: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether a trial is to be stopped, by the values of its objective in reports that are new."""
+        for report in reports:
+            try:
+                values = [(int(step), float(value)) for step, value in report.get("values", ())]
+            except (TypeError, ValueError, OverflowError) as error:
+                logger.warning("values of trial %d ignored: %s", record.number, error)
+                continue
+            for step, value in values:
+                # What a run repeats after going back to a checkpoint has been judged.
+                if step > record.stated_step:
+                    record.stated, record.stated_step = record.stated + 1, step
+                    if self._study.judge(record.number, record.stated, value):
+                        return True
+        return False
+
     def _tell_study(self, record: TrialRecord) -> None:
         record.readings.clear()  # they are in the database; no policy looks at them any more
         value = None if record.state is TrialState.FAILED else record.value
         self._study.tell(
-            record.number, value, failed=value is None or math.isnan(value), attributes=_study_attributes(record)
+            record.number,
+            value,
+            failed=value is None or math.isnan(value),
+            stopped=record.state is TrialState.STOPPED,
+            attributes=_study_attributes(record),
         )
 
     def _fail(self, record: TrialRecord, end: RunEnd, wall_s: float) -> None:
@@ -399,7 +444,9 @@ def trial_run(spec: SearchSpec, trial: TrialRecord, run: int) -> TrialRun:
         resume_from=trial.checkpoint,
         checkpoint_interval_s=spec.checkpoint_interval_s,
         metric=spec.metric,
+        mode=spec.mode,
         call=spec.call,
         earlier_results=spec.earlier_results,
+        every_value=bool(spec.stop),
     )
     return TrialRun(order, trial_arguments(spec, trial))

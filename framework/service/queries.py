@@ -56,18 +56,18 @@ def search_modes(connection: Connection, searches: Sequence[str]) -> dict[str, s
 
 
 def best_values(connection: Connection, modes: Mapping[str, str]) -> dict[str, float]:
-    """Search -> the best value of its trials that have not failed; searches without any are left out.
+    """Search -> the best value that any of its trials ever had; searches without any are left out.
 
     Args:
         connection: to the database.
         modes: search -> `min` or `max`.
     """
     # What is no number sorts behind all numbers (`framework.search.tables.Number`).
-    is_finite = TRIALS.c.value.between(-sys.float_info.max, sys.float_info.max)
-    query = select(SEARCHES.c.name, func.min(TRIALS.c.value), func.max(TRIALS.c.value))
+    value = func.coalesce(TRIALS.c.best_value, TRIALS.c.value)
+    is_finite = value.between(-sys.float_info.max, sys.float_info.max)
+    query = select(SEARCHES.c.name, func.min(value), func.max(value))
     query = query.join(TRIALS, TRIALS.c.search_id == SEARCHES.c.id).where(SEARCHES.c.name.in_(modes), is_finite)
-    grouped = query.where(TRIALS.c.state != TrialState.FAILED).group_by(SEARCHES.c.name)
-    rows = connection.execute(grouped)
+    rows = connection.execute(query.group_by(SEARCHES.c.name))
     return {str(name): float(high if modes[name] == "max" else low) for name, low, high in rows}
 
 

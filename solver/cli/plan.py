@@ -22,6 +22,14 @@ if TYPE_CHECKING:
 NOT_FOR_MANY_JOBS = ("method", "rules", "sharding", "objective", "max_workers", "batch_size", "measurements")
 """A file of jobs says these of each job, or they are the same for all."""
 
+PANELS = {
+    "Model and cluster": ("module", "cluster", "batch_size", "measurements"),
+    "The plan": ("objective", "max_workers", "rules", "sharding", "method", "time_limit"),
+    "More questions": ("compare", "explore", "what_if", "sweep", "jobs", "order"),
+    "Output": ("picture", "output_format"),
+}
+"""How `--help` shows the options."""
+
 
 def module_option(argument: str) -> Any:
     """How `-m` is declared.
@@ -80,7 +88,7 @@ def plan(
     measurements: Annotated[
         Path | None, typer.Option(help="Measured step times (CSV), to calibrate the prediction with.")
     ] = None,
-    method: Annotated[str, typer.Option(help=f"Who plans: {', '.join(METHODS)}.")] = "dike",
+    method: Annotated[str, typer.Option(help=f"Planning method: {', '.join(METHODS)}.")] = "dike",
     compare: Annotated[bool, typer.Option("--compare", help="All methods side by side.")] = False,
     explore: Annotated[
         bool, typer.Option("--explore", help="Look outside each rule and say what it would have cost.")
@@ -95,7 +103,10 @@ def plan(
     picture: Annotated[Path | None, typer.Option(help="Also draw the plan or the variants (.png or .svg).")] = None,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
-    """Shows which tasks a training job would get on a cluster, where, and how fast they would be."""
+    """Shows which tasks a training job would get on a cluster.
+
+    Shows where they would run and how fast they would be, too. It needs a YAML file that describes it, not the cluster.
+    """
     load_profile: LoadProfile = context.obj
     chosen = _mode(
         compare=compare, explore=explore, what_if=bool(what_if), sweep=sweep is not None, jobs=jobs is not None

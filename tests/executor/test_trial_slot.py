@@ -68,11 +68,12 @@ class SlotProcess(SeenSlot[SlotStatus]):
         known: tuple[RunKey, ...] = (),
         reports: tuple[KnownReports, ...] = (),
         output: tuple[KnownOutput, ...] | None = (),
+        stop: bool = False,
         number: int | None = None,
     ) -> None:
         if number is None:
             self._number += 1
-        self.say("wanted " + Wanted(number or self._number, run, leave, known, reports, output).encode())
+        self.say("wanted " + Wanted(number or self._number, run, leave, known, reports, output, stop).encode())
 
     def end_of(self, trial: int, run: int = 0) -> RunEnd:
         status = self.status_when(lambda status: any(end.key == (trial, run) for end in status.ends))
@@ -284,6 +285,13 @@ def test_a_run_that_cannot_be_suspended_stays_unless_the_slot_is_to_leave(slot: 
     after = slot.status_when(lambda status: status.step > before.step + 10)
     assert after.run == (0, 0)
     assert not after.suspending
+    # Its trial is stopped for good.
+    slot.wants(trial(1, "finish"), stop=True)
+    end = slot.end_of(0)
+    assert (end.outcome, end.preemptible) == ("stopped", False)
+    slot.end_of(1)
+    slot.wants(trial(2, "fixed"), known=((0, 0), (1, 0)))
+    slot.trains(2)
     slot.wants(None, leave=True)
     state, status = slot.task_end()
     assert state == "TASK_FINISHED"

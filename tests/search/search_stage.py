@@ -109,7 +109,15 @@ class PlayedSlot:
 
     def make(self, step: int, loss: float, **more: Any) -> None:
         """A report that is not sent."""
-        report = {"type": "progress", "step": step, "train_s": float(step), "loss": loss, "low": loss, "high": loss}
+        report = {
+            "type": "progress",
+            "step": step,
+            "train_s": float(step),
+            "loss": loss,
+            "low": loss,
+            "high": loss,
+            "value": loss,
+        }
         self.made.setdefault(self.key, []).append({**report, "count": 1, **more})
 
     def send_reports(self, first: int, key: RunKey | None = None) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
 import math
 import tempfile
+import typing
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -15,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dike.reporting import PROGRESS_INTERVAL_S
-from dike.trial.runtime import LAST_LOSSES, LastLosses, TrialRuntime
+from dike.trial.runtime import TrialRuntime
 from dike.trial.spec import TrialSpec
 from executor.trial_reports import RunReports
 from framework.policies.trials.interface import PolicySettings, Reading, TrialView
@@ -23,15 +25,15 @@ from framework.policies.trials.losses import LossHistory
 from framework.policies.trials.new_readings import NewReadings
 from framework.policies.trials.progress import LIMIT as LOWEST
 from framework.policies.trials.progress import Progress
-from framework.search.objective import MAX_REPORTS, Objective, thin
-from framework.search.records import TrialRecord, TrialState
+from framework.search.objective import MAX_REPORTS, Objective, news_of, thin
+from framework.search.records import TrialRecord, TrialState, ValueKind
 
 Way = Literal["report", "session", "fit"]
 EPOCH = 7
 """Steps of an epoch of a `fit`."""
 
 LOSSES = st.lists(st.one_of(st.floats(-1e3, 1e3), st.sampled_from([1e308, math.inf, math.nan])), min_size=1)
-MANY_LOSSES = st.integers(1, 2 * LAST_LOSSES).map(lambda count: [1000.0 / (100 + step) for step in range(count)])
+MANY_LOSSES = st.integers(1, 200).map(lambda count: [1000.0 / (100 + step) for step in range(count)])
 
 
 class Trial:
@@ -41,12 +43,12 @@ class Trial:
         way: how its script trains.
     """
 
-    def __init__(self, way: Way) -> None:
+    def __init__(self, way: Way, value: ValueKind = "last") -> None:
         self.record = TrialRecord(0, {})
-        self._objective = Objective("loss", "min")
+        self._objective = Objective("loss", "min", value)
         self._way = way
         self._now_s = 0.0
-        self._saved = json.dumps(LastLosses().state())
+        self._saved = "{}"
 
     def run(self, before: int, losses: Sequence[float], pauses: Callable[[], bool], size: int) -> None:
         """One run of it, from a checkpoint to the next.
@@ -60,17 +62,17 @@ class Trial:
         with tempfile.TemporaryFile() as lines:
             spec = TrialSpec("s", 0, 0, {}, "/none", metric="loss", report_fd=lines.fileno())
             runtime = TrialRuntime(spec, lambda: self._now_s)
-            newest = LastLosses(**json.loads(self._saved))
-            for step, loss in enumerate(losses, before + 1):
-                self._now_s += PROGRESS_INTERVAL_S if pauses() else 0.0
-                newest.add(loss)
-                value = {"report": loss, "session": newest.value, "fit": None}[self._way]
-                runtime.progress(step, loss, value=value)
-                if self._way == "fit" and step % EPOCH == 0:
-                    runtime.progress(step, metrics={"loss": loss}, value=loss)
-            runtime.flush_progress()
-            runtime._reporter.close()
-            self._saved = json.dumps(newest.state())
+            # Also where Hypothesis ends an example in its middle.
+            with contextlib.closing(runtime._reporter):
+                runtime.restored("/none", before, 0.0, json.loads(self._saved))
+                for step, loss in enumerate(losses, before + 1):
+                    self._now_s += PROGRESS_INTERVAL_S if pauses() else 0.0
+                    value = None if self._way == "fit" else loss
+                    runtime.progress(step, loss, value=value, is_reported=self._way != "session")
+                    if self._way == "fit" and step % EPOCH == 0:
+                        runtime.progress(step, metrics={"loss": loss}, value=loss)
+                runtime.flush_progress()
+            self._saved = json.dumps(runtime.standing.to_json())
             lines.seek(0)
             reports = RunReports(spec)
             while data := lines.read(size):
@@ -80,11 +82,15 @@ class Trial:
                 self._objective.take(self.record, report)
 
 
-def value_of(way: Way, losses: Sequence[float]) -> float | None:
-    """Of a trial that is never interrupted and reports seldom."""
-    trial = Trial(way)
+def undisturbed(way: Way, losses: Sequence[float], value: ValueKind = "last") -> TrialRecord:
+    """A trial that is never interrupted and reports seldom."""
+    trial = Trial(way, value)
     trial.run(0, losses, lambda: False, 1 << 20)
-    return trial.record.value
+    return trial.record
+
+
+def figures(record: TrialRecord) -> str:
+    return repr((record.value, record.best_value, record.best_step, record.loss))
 
 
 @pytest.mark.slow
@@ -94,31 +100,85 @@ def test_any_cutting_of_the_same_losses_has_the_same_value(way: Way, data: st.Da
     suspended = sorted(data.draw(st.sets(st.integers(1, len(losses)), max_size=4)))
     chance = data.draw(st.randoms(use_true_random=False))
     often, size = data.draw(st.sampled_from([0.01, 0.3, 1.0])), data.draw(st.integers(1, 200))
-    trial = Trial(way)
+    kind = data.draw(st.sampled_from(typing.get_args(ValueKind)))
+    trial = Trial(way, kind)
     for begin, end in itertools.pairwise([0, *suspended, len(losses)]):
         trial.run(begin, losses[begin:end], lambda: chance.random() < often, size)
-    assert repr(trial.record.value) == repr(value_of(way, losses))
+    assert figures(trial.record) == figures(undisturbed(way, losses, kind))
     assert repr(trial.record.loss) == repr(losses[-1])
 
 
-def test_the_value_is_the_loss_that_a_script_reports_last() -> None:
-    assert value_of("report", [3.0, 1.0, 2.0]) == 2.0
+@pytest.mark.parametrize("way", ["report", "session"])
+def test_the_value_is_the_number_reported_last_or_the_best(way: Way) -> None:
+    losses = [3.0, 1.0, math.inf, 2.0]
+    last, best = undisturbed(way, losses), undisturbed(way, losses, "best")
+    assert (last.value, last.best_value, last.best_step) == (2.0, 1.0, 2)
+    assert (best.value, best.best_value, best.best_step) == (1.0, 1.0, 2)
 
 
-@pytest.mark.parametrize(("count", "length"), [(1, 1), (10, 1), (11, 2), (250, 25), (5000, LAST_LOSSES)])
-def test_a_session_has_the_mean_of_its_last_tenth_and_of_a_hundred_losses_at_most(count: int, length: int) -> None:
-    losses = [1000.0 / (100 + step) for step in range(count)]
-    assert value_of("session", losses) == math.fsum(losses[-length:]) / length
+def test_a_value_that_is_no_number_is_never_best() -> None:
+    lost = undisturbed("report", [2.0, math.nan, -math.inf], "best")
+    assert (lost.value, lost.best_step) == (2.0, 1)
+    assert undisturbed("report", [math.nan], "best").best_value is None
+    assert not undisturbed("report", [-math.inf], "best").beats(None, "min")
 
 
-def test_a_fit_has_the_result_of_its_last_epoch_and_the_newest_loss_before_its_first() -> None:
+def test_a_fit_has_the_result_of_its_last_epoch_and_none_before_its_first() -> None:
     losses = [float(step) for step in range(20)]
-    assert value_of("fit", losses[: EPOCH - 1]) == losses[EPOCH - 2]
-    assert value_of("fit", losses) == losses[2 * EPOCH - 1]
+    assert undisturbed("fit", losses[: EPOCH - 1]).value is None
+    assert undisturbed("fit", losses).value == losses[2 * EPOCH - 1]
+    assert undisturbed("fit", losses).best_step == EPOCH
 
 
-def test_losses_whose_sum_is_too_large_have_a_mean() -> None:
-    assert value_of("session", [1e308] * 40) == pytest.approx(1e308)
+def test_losses_of_batches_count_no_more_once_the_script_reports() -> None:
+    """One batch is no match for an epoch, however low its loss."""
+    lines = said(
+        lambda trial: trial.progress(1, 0.1, value=0.1, is_reported=False),
+        lambda trial: trial.flush_progress(),
+        lambda trial: trial.progress(10, value=0.5),
+        lambda trial: trial.progress(11, 0.2, value=0.2, is_reported=False),
+    )
+    record = taken(lines)
+    assert (record.value, record.best_value, record.best_step, record.loss) == (0.5, 0.5, 10, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("returned", "names", "best"),
+    [(0.4, [], (0.3, 1)), (0.3, [], (0.3, 1)), (0.9, [], (0.9, 2)), (0.9, ["loss"], (0.3, 1))],
+    ids=["the last epoch's", "the best epoch's", "something else", "named like the metric"],
+)
+def test_what_a_function_returns_is_the_value(returned: float, names: list[str], best: tuple[float, int]) -> None:
+    lines = said(
+        lambda trial: trial.progress(1, value=0.3),
+        lambda trial: trial.progress(2, value=0.4),
+        lambda trial: trial.result(returned, dict.fromkeys(names, returned)),
+    )
+    record = taken(lines)
+    assert (record.value, record.best_value, record.best_step) == (returned, *best)
+
+
+def said(*calls: Callable[[TrialRuntime], object]) -> RunReports:
+    """What a trial that does this tells its executor."""
+    with tempfile.TemporaryFile() as lines:
+        spec = TrialSpec("s", 0, 0, {}, "/none", metric="loss", report_fd=lines.fileno())
+        runtime = TrialRuntime(spec, lambda: 0.0)
+        for call in calls:
+            call(runtime)
+        runtime.flush_progress()
+        runtime._reporter.close()
+        lines.seek(0)
+        reports = RunReports(spec)
+        reports.feed(lines.read())
+    return reports
+
+
+def taken(reports: RunReports) -> TrialRecord:
+    """What the framework makes of that."""
+    record, objective = TrialRecord(0, {}), Objective("loss", "min")
+    for report in reports.losses.take(100)[1]:
+        objective.take(record, report)
+    objective.take(record, news_of(record, reports.last))
+    return record
 
 
 MANY = 5 * MAX_REPORTS

@@ -251,7 +251,7 @@ def test_a_search_is_drawn(dike: Dike, tmp_path: Path, suffix: str) -> None:
             "digits: 3 trials, policy hermes",
             "0: lr=0.1",
             "slot 3",
-            "best loss at the time",
+            "best loss so far",
             "training loss",
         ):
             assert word in text
@@ -329,7 +329,7 @@ def test_the_value_that_a_script_states_is_the_one_drawn(url: str) -> None:
         figure = draw_search(spec, store.load_trials(), store.load_slices(), store.load_losses())
     (curve,) = figure.axes[2].get_lines()
     values = list(curve.get_ydata())
-    assert (values[0], values[-1]) == (2.0, 0.7)
+    assert values == [0.7, 0.7]
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import itertools
+import math
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from framework.cli.search_report import command_of, report
 from framework.cli.search_tables import slices_table, trials_table
 from framework.cli.search_view import live_frame, print_result, summary
 from framework.policies.trials.interface import Reading
+from framework.search.objective import Objective
 from framework.search.records import Parameter, SearchResult, SearchSpec, SliceRecord, TrialRecord, TrialState
 
 WIDTH, HEIGHT = 80, 30
@@ -48,13 +50,13 @@ def shown(what: RenderableType, width: int = WIDTH) -> str:
 
 
 def test_only_parameters_are_folded_in_a_narrow_terminal() -> None:
-    text = shown(trials_table(trials(10), "min", WIDTH))
+    text = shown(trials_table(trials(10), SPEC, WIDTH))
     assert max(map(len, text.splitlines())) <= WIDTH
     assert "…" not in text
     for word in ("lr=0.497678,", "augment=True", "suspended", "finished", "12,345", "1.234"):
         assert word in text
     assert "convergence" not in text
-    assert "1:01:40" in shown(trials_table(trials(10), "min", 140), 140)
+    assert "1:01:40" in shown(trials_table(trials(10), SPEC, 140), 140)
 
 
 def test_slices_leave_out_what_a_narrow_terminal_has_no_room_for() -> None:
@@ -84,7 +86,26 @@ def test_the_live_view_fits_the_terminal_with_the_summary_first() -> None:
 
 def test_a_best_value_of_zero_is_told() -> None:
     records = [TrialRecord(0, {}, TrialState.FINISHED, value=0.0), TrialRecord(1, {}, TrialState.FINISHED, value=1.0)]
-    assert summary(records, SPEC).endswith("best so far: trial 0, loss 0")
+    assert summary(records, SPEC).endswith("best so far: loss 0 (trial 0 at step 0)")
+
+
+def test_the_best_so_far_does_not_get_worse() -> None:
+    """Neither as trials go on, nor as one fails."""
+    first, second = (TrialRecord(number, {}, TrialState.RUNNING, step=9) for number in (0, 1))
+    told = []
+    for trial, value, step in (
+        (first, 0.5, 1),
+        (first, 0.9, 2),
+        (second, 0.4, 7),
+        (second, math.nan, 8),
+        (first, 0.45, 9),
+    ):
+        Objective("loss", "min").take(trial, {"train_s": 1.0, "step": step, "value": value})
+        told.append(summary([first, second], SPEC).partition("best so far: ")[2])
+    second.state = TrialState.FAILED
+    told.append(summary([first, second], SPEC).partition("best so far: ")[2])
+    assert told == ["loss 0.5 (trial 0 at step 1)"] * 2 + ["loss 0.4 (trial 1 at step 7)"] * 4
+    assert "best loss" in shown(trials_table([first, second], SPEC, 140), 140)
 
 
 @pytest.mark.parametrize("width", [WIDTH, 140])

@@ -13,7 +13,7 @@ import pytest
 from executor.trial_messages import RunEnd
 from framework.policies.trials.interface import Reading
 from framework.search import store as stores
-from framework.search.objective import Objective
+from framework.search.objective import MAX_REPORTS
 from framework.search.optuna_study import Study
 from framework.search.records import Parameter, TrialRecord
 from framework.search.store import Store
@@ -47,17 +47,12 @@ def test_what_a_run_repeats_is_kept_once(store: Store) -> None:
     assert [reading.loss for reading in store.load_trials()[0].readings] == [3.0, 2.0, 1.0, 0.5]
 
 
-def test_a_search_that_goes_on_knows_which_trials_have_stated_a_value(store: Store) -> None:
-    """The loss of a step is the value of no trial whose epochs have had results."""
-    for number in (0, 1):
-        store.save_trial(TrialRecord(number, {}))
-    store.add_losses(0, 0, [report(10, 2.0, value=0.5)])
-    store.add_losses(1, 0, [report(10, 2.0)])
-    objective, trials = Objective("loss", "min"), store.load_trials()
-    for trial in trials:
-        trial.value = 0.5
-        objective.take(trial, report(11, 1.5))
-    assert [(trial.has_stated, trial.value) for trial in trials] == [(True, 0.5), (False, 1.5)]
+def test_the_best_value_outlives_the_merging_of_reports(store: Store) -> None:
+    store.save_trial(TrialRecord(0, {}))
+    store.add_losses(0, 0, [report(step, 1.0, value=step, best=1.0) for step in range(1, MAX_REPORTS + 2)])
+    lines = store.load_losses()[0]
+    assert len(lines) < MAX_REPORTS
+    assert {line["best"] for line in lines} == {1.0}
 
 
 def test_a_loss_that_comes_twice_is_kept_once(store: Store) -> None:
@@ -112,7 +107,7 @@ def test_many_losses_are_merged_evenly_and_lose_neither_mean_nor_extremes(
 
 
 def test_merged_losses_keep_nan_and_the_newest_metrics() -> None:
-    row = {"run": 0, "train_s": 1.0, "value": None, "reports": 1, "metrics": '{"a": 1}', "count": 1}
+    row = {"run": 0, "train_s": 1.0, "value": None, "best": None, "reports": 1, "metrics": '{"a": 1}', "count": 1}
     rows = [
         {**row, "step": 1, "loss": 1.0, "low": 1.0, "high": 1.0},
         {**row, "step": 2, "loss": math.nan, "low": math.nan, "high": math.nan, "value": 5.0},

@@ -303,6 +303,26 @@ def test_a_killed_search_goes_on_without_running_what_had_finished(tune: Tune) -
     assert tune.trajectories() == {lr: expected(lr, 60) for lr in lrs}
 
 
+def test_a_stopped_trial_stays_stopped(tune: Tune) -> None:
+    bad, good = "0.02", "0.1"
+    # The accuracy after the first step is the learning rate.
+    stop = ("--stop", "threshold=0.05", "--metric", "accuracy", "--mode", "max")
+    process = tune.start(*command(tune, *stop, "--slots", "2", lr=f"{bad},{good}", steps=LONG))
+    wait_until(lambda: tune.last_step(bad) and tune.last_step(good), "both trials")
+    wait_until(lambda: tune.json("trials", "count")["trials"][0]["state"] == "stopped", "the end of the bad trial")
+    wait_until(lambda: not any(map(psutil.pid_exists, tune.runs()[bad])), "its process gone")
+    process.kill()
+    process.communicate(timeout=DEADLINE_S)
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in tune.processes()), "the end of the killed search")
+    steps = tune.last_step(bad)
+    tune.hurry(good)
+    stopped, finished = tune.json("tune", "--resume", "count")["trials"]
+    assert (stopped["state"], finished["state"]) == ("stopped", "finished")
+    assert stopped["runs"] == 1
+    assert tune.last_step(bad) == steps < LONG
+    assert "stopped" in tune.run("trials", "count").stdout
+
+
 class Readers:
     """Five that open and close a database of searches about once a second, as its users do.
 

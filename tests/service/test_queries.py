@@ -118,7 +118,7 @@ def test_trials_are_counted_by_state(store: ServiceStore) -> None:
         search.save_trial(TrialRecord(number, {}, state, value=value))
     with store.database.reading() as connection:
         assert queries.best_values(connection, {name: "min"}) == {name: 0.5}
-        assert queries.best_values(connection, {name: "max"}) == {name: 2.0}
+        assert queries.best_values(connection, {name: "max"}) == {name: 9.0}
         assert queries.search_modes(connection, [name, "none"]) == {name: "min"}
     assert 'dike_trials{state="finished"} 2.0' in text
     assert 'dike_jobs{kind="search",state="queued"} 1.0' in text

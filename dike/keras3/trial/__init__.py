@@ -93,8 +93,7 @@ def _reporting_step(own: Callable[..., Any], reports: KerasReports) -> Callable[
         result = own(self, *args, **kwargs)
         if self is first[0]:
             loss = loss_of(result) if isinstance(result, dict) else result[0] if isinstance(result, list) else result
-            reports.step_done(reports.step + 1, loss)
-            reports.flush()
+            reports.batch_done(loss)
         return result
 
     return train_on_batch

@@ -32,6 +32,7 @@ class FitState:
         callbacks: of each callback its type's name and its attributes, packed.
         randomness: the random state.
         finished: earlier `fit`s by number, and the name of the checkpoint at the end of each.
+        standing: what the trial's numbers came to (`Standing.to_json`).
     """
 
     fit: int
@@ -45,6 +46,7 @@ class FitState:
     callbacks: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     randomness: dict[str, Any] = field(default_factory=dict)
     finished: dict[str, str] = field(default_factory=dict)
+    standing: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

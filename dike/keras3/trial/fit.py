@@ -69,7 +69,7 @@ class KerasScript:
     def has_restored(self, checkpoint: FitCheckpoint) -> None:
         """A `fit` is where the checkpoint says."""
         if checkpoint is self._target:
-            self.runtime.restored(checkpoint.path, checkpoint.state.step, checkpoint.train_s)
+            self.runtime.restored(checkpoint.path, checkpoint.state.step, checkpoint.train_s, checkpoint.state.standing)
 
 
 class Listener(Protocol):
@@ -309,6 +309,7 @@ class Fit:
             callbacks=self._states.save(arrays),
             randomness=randomness.state(),
             finished=dict(self._script.finished),
+            standing=self._runtime.standing.to_json(),
         )
         path = self._runtime.spec.checkpoint_path(state.step)
         checkpoints.write(

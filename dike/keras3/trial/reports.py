@@ -59,6 +59,17 @@ class KerasReports:
             self._read_s = now_s
             self.flush()
 
+    def batch_done(self, loss: Any) -> None:
+        """A step is done in a loop of the script's own, which knows no epochs: its loss is all there is.
+
+        Args:
+            loss: what the script was given of it.
+        """
+        self.step_done(self.step + 1, loss)
+        self.flush()
+        if loss is not None and self._runtime.spec.metric == "loss":
+            self._runtime.progress(self.step, value=float(loss), is_reported=False)
+
     def epoch_done(self, logs: Mapping[str, float], *, is_all: bool) -> None:
         """An epoch is done.
 

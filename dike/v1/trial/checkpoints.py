@@ -58,15 +58,12 @@ class Checkpoint:
         randomness.restore(json.loads(self.read(_RANDOMNESS)))
 
 
-def write(
-    runtime: TrialRuntime, step: int, losses: Mapping[str, Any], sessions: Mapping[int, Any], log: RunLog | None
-) -> str:
+def write(runtime: TrialRuntime, step: int, sessions: Mapping[int, Any], log: RunLog | None) -> str:
     """Writes a checkpoint.
 
     Args:
         runtime: the trial.
         step: its step.
-        losses: of what its value is made (`LastLosses.state`).
         sessions: number -> session, those whose state is needed.
         log: what all runs returned, if the script is to be replayed.
 
@@ -86,7 +83,7 @@ def write(
         "kind": KIND,
         "step": step,
         "train_s": runtime.train_s,
-        "losses": dict(losses),
+        "standing": runtime.standing.to_json(),
         "sessions": saved,
     }
     if log is not None:

@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from dike.exceptions import BadInputError
-from dike.trial.runtime import LastLosses, TrialRuntime
+from dike.trial.runtime import TrialRuntime
 from dike.v1 import training
 from dike.v1.trial import checkpoints
 from dike.v1.trial.runs import LIMIT_BYTES, RunLog, key_of
@@ -109,7 +109,6 @@ class GraphTrial:
         self._given_up = False
         self._log: RunLog | None = RunLog()
         self._step = 0
-        self._losses = LastLosses()
         self._unsaved = False
         self._saved: tuple[str, int] | None = None
         self._leaving: tuple[str, int] | None = None
@@ -265,9 +264,8 @@ class GraphTrial:
             return
         loss = values[plan.loss]
         loss = float(loss if loss.ndim == 0 else np.mean(loss))
-        self._losses.add(loss)
-        value = self._losses.value if self._runtime.spec.metric == "loss" else None
-        self._runtime.progress(self._step, loss, value=value)
+        value = loss if self._runtime.spec.metric == "loss" else None
+        self._runtime.progress(self._step, loss, value=value, is_reported=False)
 
     def _record(self, plan: Plan, results: list[Any] | None) -> None:
         if self._log is not None:
@@ -303,7 +301,7 @@ class GraphTrial:
         else:
             numbers = sorted(number for number, each in self._sessions.items() if each._dike_trial.has_run)
         sessions = {number: self._sessions[number] for number in numbers}
-        path = checkpoints.write(self._runtime, self._step, self._losses.state(), sessions, self._log)
+        path = checkpoints.write(self._runtime, self._step, sessions, self._log)
         self._unsaved = False
         self._saved = path, self._step
         self._runtime.checkpoint_written(path, self._step)
@@ -315,10 +313,8 @@ class GraphTrial:
         with self._for_own_runs():
             resumed.restore(self._sessions)
         self._step = resumed.meta["step"]
-        # An earlier version of Dike did not write them down.
-        self._losses = LastLosses(**resumed.meta.get("losses", {}))
         self._saved = resumed.path, self._step
-        self._runtime.restored(resumed.path, self._step, resumed.meta["train_s"])
+        self._runtime.restored(resumed.path, self._step, resumed.meta["train_s"], resumed.meta.get("standing", {}))
 
     def _global_step(self, session: Any) -> int | None:
         """The global step; None if there is none, or it has no value yet."""

@@ -52,7 +52,7 @@ _ORDER = (
 router = APIRouter(tags=["jobs"])
 
 Number = Annotated[int, Query(ge=0, le=MAX_NUMBER)]
-Limit = Annotated[int, Query(ge=1, le=1000, description="At most so many.")]
+Limit = Annotated[int, Query(ge=1, le=1000, description="Answer with at most this many.")]
 
 _ARCHIVE: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/gzip": {"schema": {"type": "string", "format": "binary"}}}}
@@ -170,7 +170,7 @@ def get_progress(
     service: Service,
     record: Job,
     after_step: Annotated[int, Query(ge=-1, le=MAX_NUMBER)] = -1,
-    limit: Annotated[int, Query(ge=1, le=10_000, description="At most so many, evenly chosen.")] = 1000,
+    limit: Annotated[int, Query(ge=1, le=10_000, description="Answer with at most this many, evenly chosen.")] = 1000,
 ) -> ProgressList:
     """What the chief of a training job reported, in the order of the steps."""
     with service.store.database.reading() as connection:

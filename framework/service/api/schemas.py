@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from framework.scheduler.records import JobKind, JobState, TaskRecord
-from framework.search.records import Mode, TrialState
+from framework.search.records import Mode, TrialState, ValueKind
 
 
 def _finite(value: Any) -> Any:
@@ -185,6 +185,9 @@ class TrialView(View):
         parameters: name -> value; empty if the job is not yours.
         status: its state in more words: `starting` before the first step of a run, `restarting 2/3` after a failure.
         slot_s: for how long it has held slots; counts while it does.
+        loss: the training loss of its last step.
+        value: the objective, as it was reported last or the best of it (`TrialList.value`).
+        best_value, best_step: the best that was ever reported, and after how many steps.
         checkpoint: its newest; null before the first and if the job is not yours.
         error: the end of its output if it failed; empty if the job is not yours.
     """
@@ -200,6 +203,8 @@ class TrialView(View):
     slot_s: Finite
     loss: Finite
     value: Finite
+    best_value: Finite
+    best_step: int | None
     metrics: dict[str, Finite]
     convergence: Finite
     checkpoint: str | None
@@ -217,12 +222,14 @@ class TrialList(View):
 
     Attributes:
         metric, mode: the objective, and whether its least (`min`) or greatest (`max`) value is best.
+        value: whether a trial's value is the last one that it reported, or the best.
         trial_count: how many there are to be.
         trials: those that there are.
     """
 
     metric: str
     mode: Mode
+    value: ValueKind
     trial_count: int
     trials: list[TrialView]
 
@@ -311,6 +318,7 @@ class LossView(View):
     high: Finite = None
     count: int = 0
     value: Finite = None
+    best: Finite = None
 
 
 class LossList(View):

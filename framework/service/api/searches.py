@@ -31,7 +31,7 @@ def list_trials(service: Service, user: SignedIn, record: Job) -> TrialList:
     if not is_of(record, user):
         hidden: dict[str, Any] = {"parameters": {}, "checkpoint": None, "error": ""}
         views = [view.model_copy(update=hidden) for view in views]
-    return TrialList(metric=spec.metric, mode=spec.mode, trial_count=spec.trial_count, trials=views)
+    return TrialList(metric=spec.metric, mode=spec.mode, value=spec.value, trial_count=spec.trial_count, trials=views)
 
 
 @router.get("/jobs/{job_id}/slices")
@@ -47,7 +47,9 @@ def list_losses(
     service: Service,
     record: Job,
     trial: Annotated[int | None, Query(ge=0, le=2**31 - 1, description="Only of this trial.")] = None,
-    limit: Annotated[int, Query(ge=2, le=2000, description="At most so many of each trial, evenly chosen.")] = 200,
+    limit: Annotated[
+        int, Query(ge=2, le=2000, description="Answer with at most this many of each trial, evenly chosen.")
+    ] = 200,
 ) -> LossList:
     """What a search's trials reported of their losses, oldest first."""
     store = opened_search(service, record)
