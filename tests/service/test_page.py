@@ -110,7 +110,7 @@ def test_a_job_is_submitted_watched_and_killed(
 
     page.get_by_role("link", name="All jobs").click()
     page.get_by_role("list", name="jobs by state").get_by_role("button", name="1 killed").click()
-    expect(page.get_by_label("State")).to_have_value("killed")
+    expect(page.get_by_role("combobox", name="State")).to_have_value("killed")
     expect(page.locator("table.jobs tbody tr")).to_have_count(1)
     page.get_by_label("Text").fill("no such job")
     page.get_by_text("No job matches these filters.").wait_for()
