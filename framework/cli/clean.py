@@ -67,13 +67,15 @@ class Found:
 def clean(
     folder: Annotated[Path, typer.Argument(help="The folder that the runs' folders are in.")] = Path(RUNS_FOLDER),
     older_than: Annotated[
-        str, typer.Option(metavar="TIME", help="Only what nothing was written to for so long: 30d, 12h.")
+        str, typer.Option(metavar="TIME", help="Only folders unchanged for this long, such as 30d or 12h.")
     ] = "30d",
     outputs: Annotated[
         bool,
-        typer.Option("--outputs", help="Also what scripts have written and printed."),
+        typer.Option("--outputs", help="Remove also what scripts have written and printed."),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove them; otherwise they are only listed.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Remove the checkpoints; without it they are only listed.")
+    ] = False,
     storage: StorageOption = None,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
@@ -101,10 +103,10 @@ def clean(
 @contextlib.contextmanager
 def _searches(folder: Path, storage: str | None) -> Iterator[Store | None]:
     """The database of the searches below a folder; None if there is none."""
-    from framework.search.database import DEFAULT_FILE
+    from framework.project.entry_point import SEARCHES_FILE
     from framework.search.store import Store
 
-    beside = folder / DEFAULT_FILE
+    beside = folder / SEARCHES_FILE
     if storage is None and not beside.exists():
         yield None
         return
@@ -182,13 +184,13 @@ def _look_at_search(
         trials = store.load_trials(readings=False)
         result = SearchResult(spec.name, search.ended_s is not None, trials, spec.mode, spec.checkpoint_dir)
         dispensable = {f"trial-{trial.number}" for trial in result.dispensable()}
-        best = None if result.best is None else f"trial-{result.best.number}"
+        best = {f"trial-{trial.number}" for trial in result.leading}
         known = {f"trial-{trial.number}" for trial in trials}
         for part in folders.parts(name):
             if part in dispensable:
                 _take(folders, (name, part), found, before_s, remove=remove)
             elif part in known:
-                found.left[BEST if part == best else MAY_GO_ON] += 1
+                found.left[BEST if part in best else MAY_GO_ON] += 1
 
 
 def _take(folders: RunFolders, path: tuple[str, ...], found: Found, before_s: float, *, remove: bool) -> None:

@@ -14,10 +14,10 @@ from urllib.parse import quote
 from rich.console import Console
 
 from dike.exceptions import BadInputError, InterruptedByUserError, JobFailedError
-from framework.cli.service_options import DEFAULT_SERVICE, SERVICE_VARIABLE
 from framework.cli.task_output import TaskOutput
 from framework.project.tensorflow_noise import is_noise, without_noise
 from framework.scheduler.records import JobKind, JobState, OutputChunk
+from framework.service.access import DEFAULT_SERVICE, SERVICE_VARIABLE
 from framework.service.api.client import ServiceClient
 from framework.service.api.schemas import JobDetails, Submitted
 from solver.cli.output import console, print_json, say

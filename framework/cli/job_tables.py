@@ -184,7 +184,7 @@ def print_explanation(out: Console, explanation: Explanation, now_s: float) -> N
             table.add_row(need.name, str(need.count), describe_amounts(need.amounts))
         out.print(table)
     if explanation.agents:
-        out.print(_explanation_table(explanation.agents, now_s))
+        out.print(_explanation_table(explanation.job_id, explanation.agents, now_s))
     if explanation.ahead:
         out.print(f"Served before it: {', '.join(explanation.ahead)}.", markup=False, soft_wrap=True)
     if explanation.verdict is Verdict.ENDED:
@@ -197,11 +197,14 @@ def print_explanation(out: Console, explanation: Explanation, now_s: float) -> N
         out.print(f"- {sentence}", markup=False, soft_wrap=True)
 
 
-def _explanation_table(agents: tuple[AgentRow, ...], now_s: float) -> Table:
+def _explanation_table(job_id: str, agents: tuple[AgentRow, ...], now_s: float) -> Table:
     table = new_table("Agents", "agent", "has", "free", "offered", "missing", "in the way", "held by")
     table.columns[-1].overflow = "fold"
     for agent in agents:
-        holders = [f"{job}: {describe_amounts(amounts)}" for job, amounts in agent.held_by_jobs.items()]
+        holders = [
+            f"{'this job' if job == job_id else job}: {describe_amounts(amounts)}"
+            for job, amounts in agent.held_by_jobs.items()
+        ]
         if any(agent.held_by_others.values()):
             holders.append(f"other frameworks: {describe_amounts(agent.held_by_others)}")
         table.add_row(

@@ -27,9 +27,9 @@ PAGE_LIMIT = 1000
 def jobs(
     *,
     job: Annotated[str | None, typer.Argument(help=JOB_HELP, show_default=False)] = None,
-    user: Annotated[str | None, typer.Option(help="Only this user's.")] = None,
-    ended: Annotated[bool, typer.Option("--all", help="Also those that have ended.")] = False,
-    state: Annotated[list[JobState] | None, typer.Option(help="Only those in this state; repeatable.")] = None,
+    user: Annotated[str | None, typer.Option(help="Show only this user's jobs.")] = None,
+    ended: Annotated[bool, typer.Option("--all", help="Show also jobs that have ended.")] = False,
+    state: Annotated[list[JobState] | None, typer.Option(help="Show only jobs in this state; repeatable.")] = None,
     limit: Annotated[
         int,
         typer.Option(

@@ -16,7 +16,7 @@ from solver.cli.output import console, say
 def kill(
     *,
     jobs: Annotated[list[str], typer.Argument(help=JOB_HELP, show_default=False)],
-    wait: Annotated[bool, typer.Option("--wait", help="Stay until they have ended.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the jobs end.")] = False,
     access: ServiceAccess,
 ) -> None:
     """Ends jobs.

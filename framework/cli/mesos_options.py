@@ -24,27 +24,33 @@ def mesos_access(
     master: Annotated[
         str | None,
         typer.Option(
-            envvar="DIKE_MASTER", help="HOST:PORT or zk://HOST:PORT/PATH; without it, a private Mesos on this machine."
+            envvar="DIKE_MASTER",
+            help="Mesos master: HOST:PORT or zk://HOST:PORT/PATH.",
+            show_default="a private Mesos on this machine",
         ),
     ] = None,
     role: Annotated[str, typer.Option(help="Mesos role.")] = "*",
     principal: Annotated[str | None, typer.Option(help="Mesos principal.")] = None,
     secret_file: Annotated[Path | None, typer.Option(help="File that holds the principal's secret.")] = None,
-    image: Annotated[str | None, typer.Option(help="Container image for the tasks (Mesos containerizer).")] = None,
-    agent_python: Annotated[str | None, typer.Option(help="Python on the agents that has Dike installed.")] = None,
+    image: Annotated[str | None, typer.Option(help="Container image for the tasks.")] = None,
+    agent_python: Annotated[
+        str | None,
+        typer.Option(help="Python on the agents that has Dike installed.", show_default="this one, or python3"),
+    ] = None,
     bundle_port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port at which agents fetch scripts from here; 0 takes a free one.")
     ] = 0,
     advertise_address: Annotated[
         str | None,
-        typer.Option(metavar="HOST", help="By which address agents fetch scripts from here; for NAT and containers."),
+        typer.Option(metavar="HOST", help="Address at which agents reach this machine; for NAT and containers."),
     ] = None,
     connect_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for the master.")] = 10.0,
-    agents: Annotated[int, typer.Option(min=1, help="Private Mesos: how many agents.")] = 1,
+    agents: Annotated[int, typer.Option(min=1, help="Number of agents.")] = 1,
     resources: Annotated[
-        str, typer.Option(help="Private Mesos: what each agent declares, as in 'cpus:4;mem:4096;gpus:1'.")
+        str,
+        typer.Option(help="Resources of each agent, as in 'cpus:4;mem:4096;gpus:1'.", show_default="this machine's"),
     ] = "",
-    attributes: Annotated[str, typer.Option(help="Private Mesos: attributes of each agent, as in 'rack:r1'.")] = "",
+    attributes: Annotated[str, typer.Option(help="Attributes of each agent, as in 'rack:r1'.")] = "",
 ) -> MesosAccess:
     """Checks the options and puts them together.
 

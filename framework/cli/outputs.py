@@ -24,9 +24,9 @@ def outputs(
     *,
     job: Annotated[str, typer.Argument(help=JOB_HELP, show_default=False)],
     folder: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="Copy them there, below their paths.")
+        Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="Copy the files into this folder.")
     ] = None,
-    trial: Annotated[int | None, typer.Option(min=0, help="Of a search: only this trial's.")] = None,
+    trial: Annotated[int | None, typer.Option(min=0, help="Of a search: only this trial's files.")] = None,
     access: ServiceAccess,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:

@@ -15,7 +15,7 @@ from solver.cli.output import console
 def plot(
     name: Annotated[str, typer.Argument(help="The search.", show_default=False)],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The file, .png, .svg or .pdf; NAME.png if not given.")
+        Path | None, typer.Option("--output", "-o", help="The picture: .png, .svg or .pdf.", show_default="NAME.png")
     ] = None,
     storage: StorageOption = None,
 ) -> None:

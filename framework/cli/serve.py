@@ -55,7 +55,9 @@ PANELS = {
 @with_options(mesos=mesos_access)
 def serve_command(
     *,
-    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where clients reach the service.")] = DEFAULT_LISTEN,
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Address at which clients reach the service.")
+    ] = DEFAULT_LISTEN,
     state: Annotated[
         str, typer.Option(envvar=STATE_VARIABLE, metavar="URL", help="Database: sqlite:///FILE or postgresql://...")
     ] = f"sqlite:///{RUNS_FOLDER}/service.db",
@@ -75,39 +77,41 @@ def serve_command(
     ] = None,
     proxy_address: Annotated[
         list[str] | None,
-        typer.Option(metavar="ADDRESS|NETWORK", help="Where that proxy's requests come from; repeatable."),
+        typer.Option(metavar="ADDRESS|NETWORK", help="Address from which that proxy's requests come; repeatable."),
     ] = None,
     checkpoint_root: Annotated[
-        str, typer.Option(help="Where jobs are saved that name no folder; the same path on all agents.")
+        str, typer.Option(help="Folder for the checkpoints of all jobs; the same path on all agents.")
     ] = RUNS_FOLDER,
     failover_timeout: Annotated[
-        float, typer.Option(min=1, help="Seconds that Mesos keeps tasks while no service is there.")
+        float, typer.Option(min=1, help="Seconds for which Mesos keeps tasks running while the service is away.")
     ] = 7 * DAY_S,
     ha: Annotated[
         str | None,
         typer.Option(
-            envvar=HA_VARIABLE, metavar="zk://...", help="Stand by until elected there, where several services run."
+            envvar=HA_VARIABLE,
+            metavar="zk://...",
+            help="ZooKeeper that elects one of several services; the others stand by.",
         ),
     ] = None,
     standby: Annotated[
-        bool, typer.Option("--standby", help="Wait while another service runs on this database.")
+        bool, typer.Option("--standby", help="Stand by while another service runs on this database.")
     ] = False,
     advertise: Annotated[
-        str | None, typer.Option(metavar="HOST|URL", help="Where browsers find the web page, if not where it listens.")
+        str | None, typer.Option(metavar="HOST|URL", help="Address of the web page for browsers, if not --listen.")
     ] = None,
     allow_volume: Annotated[
         list[str] | None,
         typer.Option(
             metavar="FOLDER[:ro]",
-            help="A folder of the agents that jobs may mount, with --image; none in another that they can write to.",
+            help="A folder of the agents that jobs may mount, with --image; repeatable.",
         ),
     ] = None,
     keep: Annotated[
-        float, typer.Option(min=0, metavar="DAYS", help="Forget jobs so long after their end; 0: never.")
+        float, typer.Option(min=0, metavar="DAYS", help="Forget jobs this many days after their end; 0 means never.")
     ] = 30.0,
     keep_checkpoints: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Remove checkpoints so long after the end of their job: 30d, 12h."),
+        typer.Option(metavar="TIME", help="Remove checkpoints this long after the end of their job: 30d, 12h."),
     ] = None,
     mesos: MesosAccess,
 ) -> None:

@@ -17,7 +17,7 @@ USERS_VARIABLE = "DIKE_USERS"
 def service_access(
     *,
     service: Annotated[
-        str, typer.Option(envvar=SERVICE_VARIABLE, metavar="URL", help="Where the service listens.")
+        str, typer.Option(envvar=SERVICE_VARIABLE, metavar="URL", help="Address of the service.")
     ] = DEFAULT_SERVICE,
     token_file: Annotated[
         Path | None,

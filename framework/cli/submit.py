@@ -29,11 +29,12 @@ PANELS = {
 def submit(
     *,
     job: JobOptions,
-    name: Annotated[str | None, typer.Option(help="The job's name; made up if not given.")] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Stay until the job has ended.")] = False,
-    follow: Annotated[bool, typer.Option("--follow", help="Stay, and show its output.")] = False,
+    name: Annotated[str | None, typer.Option(help="The job's name.", show_default="made from the script's")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the job ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Wait, and show the output.")] = False,
     save: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Send nothing: write there what the web page takes instead.")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Send nothing; write the files that the web page's Submit takes."),
     ] = None,
     access: ServiceAccess,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,

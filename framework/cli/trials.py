@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 StorageOption = Annotated[
     str | None,
-    typer.Option(envvar="DIKE_STORAGE", help="Database: sqlite:///FILE or postgresql://...; dike-runs/searches.db."),
+    typer.Option(
+        envvar="DIKE_STORAGE",
+        help="Database of searches: sqlite:///FILE or postgresql://...",
+        show_default="dike-runs/searches.db",
+    ),
 ]
 FormatOption = Annotated[Format, typer.Option("--format", help="How to print the result.")]
 
@@ -31,7 +35,7 @@ def trials(
     """Shows a search's trials, or lists the searches."""
     from framework.cli.search_tables import best_in_words, how_to_go_on, search_state, trials_table
     from framework.search.database import STORAGE_VARIABLE, default_storage
-    from framework.search.recovery import trials_to_resume
+    from framework.search.records import trials_to_resume
     from framework.search.speeds import Speeds
     from framework.search.store import Store
 

@@ -67,8 +67,10 @@ NOT_WITH_DETACH = ("storage", "logdir", "function_call", "sampler_object", "spac
 
 PANELS = {
     "The script": ("module", "no_flags", "env", "outputs_limit"),
-    "What is searched": ("param", "space", "trials", "sampler", "seed", "metric", "mode"),
-    "Which trials run first, and for how long": ("policy", "quantum", "jobs_per_gpu", "milestones", "timeout"),
+    "What is searched": ("param", "space", "trials", "sampler", "seed", "metric", "mode", "value"),
+    "Which trials run first, and which are stopped": (
+        *("policy", "quantum", "jobs_per_gpu", "milestones", "stop", "timeout"),
+    ),
     "The search": ("name", "resume", "storage", "logdir", "on_failure", "output_format"),
     "Slots": ("slots", "slot_cpus", "slot_mem", "slot_gpus", "constraint", "volume", "blacklist_for"),
     "Checkpoints": ("checkpoint_dir", "checkpoint_interval", "suspend_timeout"),
@@ -87,22 +89,22 @@ def tune(
     ] = None,
     param: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=a,b,c or NAME=1e-5:1e-1:log or NAME=2:8:int; once for each parameter."),
+        typer.Option(help="NAME=a,b,c, NAME=1e-5:1e-1:log or NAME=2:8:int; repeatable."),
     ] = None,
     space: Annotated[
         Path | None, typer.Option(help="YAML file of parameters, NAME: [a, b] or NAME: 1e-5:1e-1:log.")
     ] = None,
     trials: Annotated[
-        int | None, typer.Option(min=1, help="How many trials; a grid has as many as it has points.")
+        int | None, typer.Option(min=1, help="Number of trials.", show_default="20; of a grid, all its points")
     ] = None,
     sampler: Annotated[
         str | None,
         typer.Option(
-            help="How points are chosen: grid, random, tpe, nsgaii, cmaes, gp, qmc or another of Optuna's; grid for "
-            "lists without --trials, else tpe."
+            help="How points are chosen: grid, random, tpe, nsgaii, cmaes, gp, qmc or another of Optuna's.",
+            show_default="grid for lists without --trials, else tpe",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the sampler and the policy.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the sampler and the policy.")] = 0,
     policy: Annotated[
         str,
         typer.Option(
@@ -122,37 +124,44 @@ def tune(
         int, typer.Option(min=1, help="Trials bound to one slot (hermes, hermes2, fifo, rr, slaq).")
     ] = 4,
     milestones: Annotated[
-        str, typer.Option(help="hermes: longer quanta for trials that have come far, as in 50%:20s,75%:40s.")
+        str, typer.Option(help="Longer quanta for trials that have come far (hermes), as in 50%:20s,75%:40s.")
     ] = "",
-    metric: Annotated[str, typer.Option(help="The objective: loss is the training loss.")] = "loss",
+    metric: Annotated[str, typer.Option(help="The metric to optimise; loss is the training loss.")] = "loss",
     mode: Annotated[Mode, typer.Option(help="Whether the least or the greatest value is best.")] = Mode.MIN,
     value: Annotated[
         ValueKind, typer.Option(help="Judge a trial by the last value of the metric that it reports, or by its best.")
     ] = ValueKind.LAST,
-    name: Annotated[str | None, typer.Option(help="The search's name; made up if not given.")] = None,
-    resume: Annotated[str | None, typer.Option(help="Go on with the search of this name.")] = None,
+    name: Annotated[str | None, typer.Option(help="The search's name.", show_default="made from the script's")] = None,
+    resume: Annotated[str | None, typer.Option(help="Resume the search of this name.")] = None,
     storage: StorageOption = None,
-    slots: Annotated[int | None, typer.Option(min=1, help="At most this many slots.")] = None,
+    slots: Annotated[int | None, typer.Option(min=1, help="Use at most N slots.")] = None,
     slot_cpus: Annotated[float, typer.Option(min=0.1, help="CPUs of a slot.")] = 1.0,
     slot_mem: Annotated[float, typer.Option(min=64, help="Memory of a slot, MiB.")] = 2048.0,
-    slot_gpus: Annotated[int | None, typer.Option(min=0, help="GPUs of a slot; 1 where agents have GPUs.")] = None,
+    slot_gpus: Annotated[
+        int | None, typer.Option(min=0, help="GPUs of a slot.", show_default="1 where agents have GPUs")
+    ] = None,
     checkpoint_dir: Annotated[
-        str | None, typer.Option(help="Where trials are saved; the same path on all agents.")
+        str | None, typer.Option(help="Folder for the trials' checkpoints; the same path on all agents.")
     ] = None,
     checkpoint_interval: Annotated[float, typer.Option(min=1, help="Seconds between a trial's checkpoints.")] = 60.0,
     suspend_timeout: Annotated[
-        float, typer.Option(min=0.1, help="Seconds a trial has to save before it is stopped.")
+        float, typer.Option(min=0.1, help="Seconds a trial may take to save before it is killed.")
     ] = 30.0,
-    blacklist_for: Annotated[float, typer.Option(min=0, help="Seconds an agent is left out after failures.")] = 300.0,
+    blacklist_for: Annotated[
+        float, typer.Option(min=0, help="Seconds for which an agent is not used after failures.")
+    ] = 300.0,
     on_failure: Annotated[
-        OnFailure, typer.Option(help="What a failed trial means for the others.")
+        OnFailure, typer.Option(help="Whether the search goes on when a trial fails.")
     ] = OnFailure.CONTINUE,
     timeout: Annotated[
         float | None,
-        typer.Option(min=1, help="End after so many seconds, with --detach from the first slot on; trials suspended."),
+        typer.Option(
+            min=1,
+            help="End the search after X seconds, its trials suspended. With --detach they count from the first slot.",
+        ),
     ] = None,
     no_flags: Annotated[
-        bool, typer.Option("--no-flags", help="Parameters reach the script by dike.params() only.")
+        bool, typer.Option("--no-flags", help="Do not pass parameters as flags; the script asks dike.params().")
     ] = False,
     logdir: Annotated[Path | None, typer.Option(help="Write TensorBoard logs with HParams there.")] = None,
     constraint: Annotated[list[str] | None, constraint_option()] = None,
@@ -160,11 +169,11 @@ def tune(
     outputs_limit: Annotated[str | None, outputs_limit_option()] = None,
     volume: Annotated[list[str] | None, volume_option()] = None,
     detach: Annotated[
-        bool, typer.Option("--detach", help="Hand the search to a service (dike serve) and leave.")
+        bool, typer.Option("--detach", help="Hand the search to a service (dike serve) and return.")
     ] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="With --detach: stay until the search has ended.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="With --detach: wait until the search ends.")] = False,
     follow: Annotated[
-        bool, typer.Option("--follow", help="With --detach: stay, and show what trials print that fail.")
+        bool, typer.Option("--follow", help="With --detach: wait, and show what failing trials print.")
     ] = False,
     *,
     access: ServiceAccess,

@@ -15,6 +15,8 @@ OTHERS = "Other options"
 _PLAIN = {"int": "N", "int range": "N", "float": "X", "float range": "X", "path": "PATH", "str": "TEXT"}
 _TYPE = re.compile(rf"<(?:list\[)?({'|'.join(_PLAIN)})\]?>")
 """How typer writes the types of values."""
+_IN_WORDS = re.compile(r"(default: )\((.*)\)([];])")
+"""How it writes a default that is said in words."""
 
 Panels = Mapping[str, Sequence[str]]
 """Title -> names of parameters, in the order in which they are shown."""
@@ -37,7 +39,7 @@ class PanelCommand(TyperCommand):
         rest = [name for name in params if name not in named and name not in arguments]
         for title, names in {"Arguments": arguments, **self.panels, OTHERS if self.panels else "Options": rest}.items():
             records = [
-                (_TYPE.sub(lambda found: _PLAIN[found[1]], record[0]), record[1])
+                (_TYPE.sub(lambda found: _PLAIN[found[1]], record[0]), _IN_WORDS.sub(r"\1\2\3", record[1]))
                 for name in names
                 if name in params and (record := params[name].get_help_record(ctx))
             ]

@@ -74,33 +74,37 @@ def plan(
         list[str] | None, typer.Argument(help="The script's own arguments, after '--'.", show_default=False)
     ] = None,
     module: Annotated[bool, module_option("MODEL")] = False,
-    cluster: Annotated[Path | None, typer.Option(help="The cluster file (YAML); required.", show_default=False)] = None,
+    cluster: Annotated[Path | None, typer.Option(help="The cluster file (YAML). Required.", show_default=False)] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, max=10**9, help="Samples per worker and step.")] = None,
     objective: Annotated[
         Objective, typer.Option(help="What to plan for: speed, or the paper's Eq. 1 (traffic).")
     ] = "throughput",
-    max_workers: Annotated[int | None, typer.Option(min=1, help="At most this many workers.")] = None,
+    max_workers: Annotated[int | None, typer.Option(min=1, help="Use at most N workers.")] = None,
     rules: Annotated[
         str,
         typer.Option(help=f"Rules that prune the options: default, all, none, -NAME, or some of {', '.join(RULES)}."),
     ] = "default",
-    sharding: Annotated[Sharding, typer.Option(help="How variables are dealt out to the ps.")] = "greedy",
+    sharding: Annotated[
+        Sharding, typer.Option(help="How variables are distributed over the parameter servers.")
+    ] = "greedy",
     measurements: Annotated[
         Path | None, typer.Option(help="Measured step times (CSV), to calibrate the prediction with.")
     ] = None,
     method: Annotated[str, typer.Option(help=f"Planning method: {', '.join(METHODS)}.")] = "dike",
-    compare: Annotated[bool, typer.Option("--compare", help="All methods side by side.")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Show all planning methods side by side.")] = False,
     explore: Annotated[
-        bool, typer.Option("--explore", help="Look outside each rule and say what it would have cost.")
+        bool, typer.Option("--explore", help="Plan without each rule and show what the rule costs.")
     ] = False,
     what_if: Annotated[
         list[str] | None, typer.Option(help="'add 2 x CLASS', 'remove 1 x CLASS', 'CLASS.FIELD=VALUE'; repeatable.")
     ] = None,
-    sweep: Annotated[str | None, typer.Option(help="One plan for each value, as in network_gbps=1,10,25.")] = None,
+    sweep: Annotated[str | None, typer.Option(help="Make one plan for each value, as in network_gbps=1,10,25.")] = None,
     jobs: Annotated[Path | None, typer.Option(help="Plan all jobs of this file (YAML) together.")] = None,
-    order: Annotated[Order, typer.Option(help="With --jobs: by marginal gain, or as given.")] = "gain",
-    time_limit: Annotated[float | None, typer.Option(help="Seconds of planning at most; kept in any case.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="Also draw the plan or the variants (.png or .svg).")] = None,
+    order: Annotated[Order, typer.Option(help="With --jobs: plan them by marginal gain, or as given.")] = "gain",
+    time_limit: Annotated[float | None, typer.Option(help="Plan for at most X seconds.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw the plan or the variants into this file (.png or .svg).")
+    ] = None,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
     """Shows which tasks a training job would get on a cluster.

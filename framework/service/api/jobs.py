@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import time
@@ -185,9 +186,10 @@ def list_tasks(service: Service, record: Job) -> TaskList:
 
 
 @router.get("/jobs/{job_id}/explain")
-def explain_job(service: Service, record: Job) -> Explanation:
+def explain_job(service: Service, user: SignedIn, record: Job) -> Explanation:
     """Why a job does not run, or not yet."""
-    return explain(record, service.snapshot())
+    told = dataclasses.replace(record, failure=_failure(record)) if is_of(record, user) else record
+    return explain(told, service.snapshot())
 
 
 @router.get("/jobs/{job_id}/plan")
