@@ -77,8 +77,8 @@ def check_distributable(model: Any) -> None:
             )
 
 
-def _variables_of(model: Any) -> dict[str, Any]:
-    """Name -> variable, in an order that is the same in every process that builds the same model.
+def named_values(model: Any) -> dict[str, Any]:
+    """Name -> variable, all that `values_of` reads; in one order in all processes that build the same model.
 
     Besides those that Keras knows of, the TensorFlow variables among the model's own attributes.
     """
@@ -99,7 +99,7 @@ def values_of(model: Any) -> dict[str, Any]:
     """Name -> array."""
     import numpy as np
 
-    return {name: np.asarray(variable) for name, variable in _variables_of(model).items()}
+    return {name: np.asarray(variable) for name, variable in named_values(model).items()}
 
 
 def restore_values(model: Any, values: Mapping[str, Any], path: str) -> None:
@@ -117,7 +117,7 @@ def restore_values(model: Any, values: Mapping[str, Any], path: str) -> None:
 
     if GLOBAL_SEED_GENERATOR in values:
         global_seed_generator()  # made when it is first needed, which may not have been here yet
-    variables = _variables_of(model)
+    variables = named_values(model)
     variables = {name: value for name, value in variables.items() if name in values or name != GLOBAL_SEED_GENERATOR}
     shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
     saved = {name: tuple(value.shape) for name, value in values.items()}

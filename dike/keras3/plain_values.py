@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from dike.arrays import dump_arrays, load_arrays
 
 _LIMIT_BYTES = 1 << 26
 """A larger array is taken for data that the script reads again."""
@@ -103,25 +104,6 @@ class Attributes:
             setattr(self._target, name, unpack(value, arrays))
 
 
-def dump_arrays(arrays: Mapping[str, Any]) -> bytes:
-    """Arrays of any numeric type as one file."""
-    file = io.BytesIO()
-    # A type that NumPy itself does not know, such as bfloat16, would lose its name in the file.
-    np.savez(file, **{f"{array.dtype.name}:{name}": _raw(array) for name, array in arrays.items()})
-    return file.getvalue()
-
-
-def load_arrays(content: bytes) -> dict[str, Any]:
-    """What `dump_arrays` was given."""
-    found = {}
-    with np.load(io.BytesIO(content), allow_pickle=False) as file:
-        for key in file.files:
-            dtype, _, name = key.partition(":")
-            array = file[key]
-            found[name] = array.view(_dtype(dtype)) if array.dtype.name != dtype else array
-    return found
-
-
 def dump_groups(groups: Mapping[str, Sequence[Any]]) -> bytes:
     """As `dump_arrays`, for lists of arrays by name."""
     return dump_arrays(
@@ -136,15 +118,3 @@ def load_groups(content: bytes) -> Mapping[str, list[Any]]:
     for key in sorted(named, key=lambda key: int(key.rpartition("-")[2])):
         groups[key.rpartition("-")[0]].append(named[key])
     return groups
-
-
-def _raw(array: Any) -> Any:
-    if array.dtype.kind != "V":
-        return array
-    return np.ascontiguousarray(array).reshape(array.shape).view(np.dtype(f"u{array.dtype.itemsize}"))
-
-
-def _dtype(name: str) -> Any:
-    import ml_dtypes
-
-    return np.dtype(getattr(ml_dtypes, name))

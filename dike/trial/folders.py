@@ -31,6 +31,8 @@ Reader = Callable[[str], bytes]
 """Content of one of a checkpoint's files, by name."""
 
 _NAME = re.compile(r"run-(\d+)-step-(\d+)")
+_BEST = re.compile(r"best-run-(\d+)-step-(\d+)")
+"""The model of the best epoch so far: nothing is gone on from it, and no later checkpoint makes it superfluous."""
 
 
 def write(path: str, files: Mapping[str, bytes], meta: Mapping[str, Any]) -> None:
@@ -90,7 +92,7 @@ def newest(folder: str) -> str | None:
     """The whole checkpoint of the highest step in a trial's folder; None if there is none."""
     for _, _, name in sorted(_checkpoints(folder), key=lambda found: (found[1], found[0]), reverse=True):
         path = f"{folder.rstrip('/')}/{name}"
-        if not _problem(path):
+        if not problem(path):
             return path
     return None
 
@@ -98,11 +100,11 @@ def newest(folder: str) -> str | None:
 def to_resume(spec: TrialSpec) -> str | None:
     """The checkpoint a run goes on from: the one it was given, or the newest if that is not whole; None to begin."""
     path = spec.resume_from
-    if path is None or not (problem := _problem(path)):
+    if path is None or not (why := problem(path)):
         return path
     other = newest(spec.folder)
     instead = f"going on from '{other}'" if other else "beginning anew"
-    print(f"dike: {problem}; {instead}.", file=sys.stderr, flush=True)
+    print(f"dike: {why}; {instead}.", file=sys.stderr, flush=True)
     return other
 
 
@@ -128,6 +130,35 @@ def prune(path: str, keep: int = 3) -> None:
     for _, _, other in older:
         if other not in kept:
             _remove(f"{folder}/{other}")
+
+
+def names(folder: str) -> list[str]:
+    """The checkpoints in a trial's folder, complete or not, and its models of best epochs."""
+    return [name for pattern in (_NAME, _BEST) for _, _, name in _checkpoints(folder, pattern)]
+
+
+def checkpoint_number(name: str) -> tuple[int, int]:
+    """Step and run of a checkpoint, by which the newest is the greatest; -1 for anything else."""
+    match = _NAME.fullmatch(name)
+    return (-1, -1) if match is None else (int(match[2]), int(match[1]))
+
+
+def best_number(name: str) -> tuple[int, int]:
+    """Run and step of the model of a best epoch; -1 for anything else."""
+    match = _BEST.fullmatch(name)
+    return (-1, -1) if match is None else (int(match[1]), int(match[2]))
+
+
+def prune_best(path: str) -> None:
+    """Removes the models that were best before the complete one at `path`, but none of a later run."""
+    folder, _, own = path.rstrip("/").rpartition("/")
+    match = _BEST.fullmatch(own)
+    assert match is not None, path
+    run = int(match[1])
+    for other_run, _, name in _checkpoints(folder, _BEST):
+        # Before its first run a trial has none: what is there is of an earlier search of the same name.
+        if name != own and (other_run <= run or run == 0):
+            _remove(f"{folder}/{name}")
 
 
 @contextlib.contextmanager
@@ -170,7 +201,7 @@ def to_read(path: str) -> Iterator[str]:
         yield folder
 
 
-def _checkpoints(folder: str) -> list[tuple[int, int, str]]:
+def _checkpoints(folder: str, named: re.Pattern[str] = _NAME) -> list[tuple[int, int, str]]:
     """Run, step and name of everything in the folder that is named like a checkpoint."""
     if _is_remote(folder):
         import tensorflow as tf
@@ -178,7 +209,7 @@ def _checkpoints(folder: str) -> list[tuple[int, int, str]]:
         names = [name.rstrip("/") for name in tf.io.gfile.listdir(folder)] if tf.io.gfile.isdir(folder) else []
     else:
         names = os.listdir(folder) if os.path.isdir(folder) else []
-    matches = [match for name in names if (match := _NAME.fullmatch(name))]
+    matches = [match for name in names if (match := named.fullmatch(name))]
     return [(int(match[1]), int(match[2]), match[0]) for match in matches]
 
 
@@ -191,7 +222,7 @@ def _meta(path: str) -> dict[str, Any] | None:
     return meta if isinstance(meta, dict) else None
 
 
-def _problem(path: str, needed_by: tuple[str, ...] = ()) -> str:
+def problem(path: str, needed_by: tuple[str, ...] = ()) -> str:
     """Why a checkpoint cannot be gone on from; empty if it can."""
     meta = None if path in needed_by else _meta(path)
     if meta is None:
@@ -209,7 +240,7 @@ def _problem(path: str, needed_by: tuple[str, ...] = ()) -> str:
         if found != sum_of:
             return f"the checkpoint in '{path}' is damaged: {name} is not what was written"
     folder = path.rstrip("/").rpartition("/")[0]
-    others = [_problem(f"{folder}/{name}", (*needed_by, path)) for name in needs]
+    others = [problem(f"{folder}/{name}", (*needed_by, path)) for name in needs]
     return next(filter(None, others), "")
 
 

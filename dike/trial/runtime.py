@@ -23,6 +23,11 @@ from dike.reporting import PROGRESS_INTERVAL_S, Reporter
 from dike.trial import spec as specs
 from dike.trial.spec import EXIT_SUSPENDED, TrialSpec
 
+KEEPING_FREE_S, KEEPING_SHARE = 5.0, 0.1
+"""To keep best models may take so many seconds of a trial, and such a share of the time it trains: a script may report
+after each batch, and each may be the best.
+"""
+
 REPORT_WAIT_S = 5.0
 """How long a report that must not be lost may wait for a slow reader."""
 
@@ -112,6 +117,7 @@ class TrialRuntime:
         self._value: float | None = None
         self._values: list[tuple[int, float]] = []
         self._is_restated = False
+        self._keeping_s = 0.0
         self._names: set[str] = set()
         self._has_objective = spec.resume_from is not None
 
@@ -219,6 +225,14 @@ class TrialRuntime:
         is_best = self.standing.take(step, value, self.spec.mode)
         if is_best and is_reported and self.keep_best is not None:
             self.keep_best()
+
+    def keep(self, write: Callable[[], object]) -> None:
+        """Writes the best model so far, if the disk has room for it and that has not taken too long before."""
+        if self._keeping_s > KEEPING_FREE_S + KEEPING_SHARE * self.train_s:
+            return
+        begun_s = self._clock()
+        checkpoints.unless_full(write)
+        self._keeping_s += self._clock() - begun_s
 
     def _best(self) -> dict[str, Any]:
         """What a report says of the best value."""

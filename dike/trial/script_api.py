@@ -12,13 +12,13 @@ from dike import randomness
 from dike.checkpoints import wait_for_room
 from dike.exceptions import BadInputError
 from dike.trial import folders
+from dike.trial.export import SCRIPT
 from dike.trial.runtime import TrialRuntime, runtime
 from dike.trial.spec import Value
 
 KIND = "script"
 """The kind of such a trial's checkpoints."""
 
-_FILES = "script"
 _RANDOMNESS = "randomness.json"
 
 
@@ -89,6 +89,7 @@ class _ScriptTrial:
                 "The script calls dike.checkpoint twice; call it once, with functions that save and restore everything."
             )
         self._hooks = hooks
+        self._trial.keep_best = lambda: self._trial.keep(lambda: self._save_best(hooks))
         self._trial.save_at_end = lambda: wait_for_room(lambda: self._save(hooks, self._trial.step))
         step = self._restore(hooks)
         self._trial.training(preemptible=True)
@@ -115,7 +116,7 @@ class _ScriptTrial:
         meta, read = folders.read(path)
         if meta["kind"] != KIND:
             return 0  # saved within fit or a session, which go on by themselves
-        with folders.to_read(f"{path}/{_FILES}") as folder:
+        with folders.to_read(f"{path}/{SCRIPT}") as folder:
             hooks.restore(folder)
         randomness.restore(json.loads(read(_RANDOMNESS)))
         self._trial.restored(path, meta["step"], meta["train_s"], meta.get("standing", {}))
@@ -127,13 +128,26 @@ class _ScriptTrial:
         if path == self._saved:
             return path  # the step has been reported twice
         random_state = json.dumps(randomness.state()).encode()
-        with folders.to_fill(f"{path}/{_FILES}") as folder:
+        with folders.to_fill(f"{path}/{SCRIPT}") as folder:
             hooks.save(folder)
-        folders.write(path, {_RANDOMNESS: random_state}, {"kind": KIND, "step": step, "train_s": trial.train_s})
+        meta = {"kind": KIND, "step": step, "train_s": trial.train_s, "standing": trial.standing.to_json()}
+        folders.write(path, {_RANDOMNESS: random_state}, meta)
         trial.checkpoint_written(path, step)
         folders.prune(path)
         self._saved = path
         return path
+
+    def _save_best(self, hooks: _Hooks) -> None:
+        trial = self._trial
+        path = trial.spec.best_path(trial.step)
+        # How good a step was must not change those that follow.
+        random_state = randomness.state()
+        with folders.to_fill(f"{path}/{SCRIPT}") as folder:
+            hooks.save(folder)
+        randomness.restore(random_state)
+        meta = {"kind": KIND, "step": trial.step, "train_s": trial.train_s, "value": trial.standing.best}
+        folders.write(path, {}, meta)
+        folders.prune_best(path)
 
 
 @functools.cache

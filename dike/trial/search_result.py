@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dike.trial import export
 from dike.trial.spec import Value
 
 
@@ -17,16 +19,18 @@ class TrialResult:
     Attributes:
         number: its number in the search, from 0.
         parameters: name -> value.
-        state: `finished`, `failed`, or where it stood when the search ended early.
+        state: `finished`, `stopped` (for good, by `stop=`), `failed`, or where it stood when the search ended early.
         step: training steps done.
         loss: its last training loss; None if it reported none.
-        value: the objective; None if it reported none.
+        value: the objective, as it was reported last or the best of it (`--value`); None if it reported none.
+        best_value, best_step: the best that it ever reported, and after how many steps; None before.
         metrics: the newest value of each metric.
         checkpoint: path of its newest checkpoint; None if it has none.
         train_s: seconds trained.
         slot_s: seconds for which it held a slot.
         runs: how often it was started.
         error: why it failed; empty if it did not.
+        folder: its checkpoints, and the model of its best epoch.
     """
 
     number: int
@@ -41,10 +45,43 @@ class TrialResult:
     slot_s: float
     runs: int
     error: str
+    best_value: float | None = None
+    best_step: int | None = None
+    folder: str = ""
+
+    def load_into(self, model: Any, *, epoch: str | None = None) -> None:
+        """Gives a Keras model, built as in the script, the weights of the trial's best epoch.
+
+        Args:
+            model: the model.
+            epoch: `best` or `last`; None for the best, or the last where no best one was kept.
+
+        Raises:
+            BadInputError: if there is no such model to be had here.
+        """
+        export.load_into(export.choose(self.folder, epoch, self.best_step), model)
+
+    def export(self, path: str | os.PathLike[str], *, epoch: str | None = None, force: bool = False) -> None:
+        """Writes the model of the trial's best epoch, as `dike export` does.
+
+        Args:
+            path: a file `*.keras` or `*.weights.h5`; a folder for scripts that do not train with Keras.
+            epoch: as in `load_into`.
+            force: whether files that are there may be overwritten.
+
+        Raises:
+            BadInputError: if there is no such model to be had here, or something is in the way.
+        """
+        export.export(export.choose(self.folder, epoch, self.best_step), os.fspath(path), force=force)
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> TrialResult:
-        """Reads a trial as `dike tune --format json` prints it."""
+    def from_json(cls, values: Mapping[str, Any], checkpoint_dir: str) -> TrialResult:
+        """Reads a trial as `dike tune --format json` prints it.
+
+        Args:
+            values: what is printed of the trial.
+            checkpoint_dir: folder of the search's checkpoints.
+        """
         return cls(
             number=values["number"],
             parameters=dict(values["parameters"]),
@@ -58,6 +95,9 @@ class TrialResult:
             slot_s=values["slot_s"],
             runs=values["runs"],
             error=values["error"],
+            best_value=_number(values["best_value"]),
+            best_step=values["best_step"],
+            folder=f"{checkpoint_dir.rstrip('/')}/trial-{values['number']}",
         )
 
 
@@ -95,8 +135,8 @@ class SearchResult:
         return cls(
             name=values["name"],
             complete=values["complete"],
-            best=TrialResult.from_json(values["best"]),
-            trials=tuple(map(TrialResult.from_json, values["trials"])),
+            best=TrialResult.from_json(values["best"], values["checkpoint_dir"]),
+            trials=tuple(TrialResult.from_json(trial, values["checkpoint_dir"]) for trial in values["trials"]),
             checkpoint_dir=values["checkpoint_dir"],
         )
 

@@ -88,6 +88,7 @@ SUBCOMMANDS = {
         _Subcommand("tune", "framework.cli.tune:tune"),
         _Subcommand("trials", "framework.cli.trials:trials"),
         _Subcommand("slices", "framework.cli.slices:slices"),
+        _Subcommand("export", "framework.cli.export:export_model"),
         _Subcommand("plot", "framework.cli.plot:plot"),
     ),
     "Plan, without a cluster": (

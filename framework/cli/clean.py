@@ -103,10 +103,10 @@ def clean(
 @contextlib.contextmanager
 def _searches(folder: Path, storage: str | None) -> Iterator[Store | None]:
     """The database of the searches below a folder; None if there is none."""
-    from framework.search.database import DEFAULT_FILE
+    from framework.project.entry_point import SEARCHES_FILE
     from framework.search.store import Store
 
-    beside = folder / DEFAULT_FILE
+    beside = folder / SEARCHES_FILE
     if storage is None and not beside.exists():
         yield None
         return
@@ -184,13 +184,13 @@ def _look_at_search(
         trials = store.load_trials(readings=False)
         result = SearchResult(spec.name, search.ended_s is not None, trials, spec.mode, spec.checkpoint_dir)
         dispensable = {f"trial-{trial.number}" for trial in result.dispensable()}
-        best = None if result.best is None else f"trial-{result.best.number}"
+        best = {f"trial-{trial.number}" for trial in result.leading}
         known = {f"trial-{trial.number}" for trial in trials}
         for part in folders.parts(name):
             if part in dispensable:
                 _take(folders, (name, part), found, before_s, remove=remove)
             elif part in known:
-                found.left[BEST if part == best else MAY_GO_ON] += 1
+                found.left[BEST if part in best else MAY_GO_ON] += 1
 
 
 def _take(folders: RunFolders, path: tuple[str, ...], found: Found, before_s: float, *, remove: bool) -> None:

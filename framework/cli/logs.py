@@ -6,6 +6,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,6 +16,7 @@ from framework.cli.job_names import find_job
 from framework.cli.option_groups import is_given, with_options
 from framework.cli.service_options import ServiceAccess, service_access
 from framework.cli.trials import StorageOption
+from framework.project.entry_point import RUNS_FOLDER, SEARCHES_FILE
 from framework.scheduler.records import NEWEST, JobKind, OutputChunk
 from solver.cli.output import console, say
 
@@ -55,15 +57,15 @@ def logs(
 
     With -f the exit code is 1 if the job or the trial fails.
     """
-    from framework.search.database import default_storage, parse_url, shown
-
     if trial is not None and task is not None:
         raise BadInputError("--trial and --task name different things; leave one of them out.")
-    url = storage or default_storage()
+    # What reads a database takes half a second to import.
+    own = Path(RUNS_FOLDER, SEARCHES_FILE)
+    url = storage or (f"sqlite:///{own}" if own.is_file() else None)
     is_local = is_given(context, "storage") or not is_given(context, "service")
-    store = _open_search(job, url, must_exist=is_given(context, "storage")) if is_local else None
+    store = _open_search(job, url, must_exist=is_given(context, "storage")) if url and is_local else None
     if store is None:
-        looked_in = [shown(parse_url(url))] if is_local else []
+        looked_in = [_shown(url)] if url and is_local else []
         _logs_of_service(access, job, looked_in, trial, task, follow=follow, tail=tail)
         return
     with contextlib.closing(store):
@@ -92,6 +94,12 @@ def _open_search(name: str, url: str, *, must_exist: bool) -> Store | None:
             return None
         stack.pop_all()
         return store
+
+
+def _shown(url: str) -> str:
+    from framework.search.database import parse_url, shown
+
+    return shown(parse_url(url))
 
 
 # Of a service.

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from dike.exceptions import BadInputError
+from dike.trial import export
 from framework.cli.search_view import print_result
 from framework.project.entry_point import hint
 from framework.project.last_words import last_words
@@ -30,11 +32,27 @@ def report(console: Console, result: SearchResult, spec: SearchSpec, storage: st
     command = None if result.best is None else command_of(spec, result.best)
     if command is not None:
         console.print(f"Train with the parameters of the best trial:\n{command}", markup=False, soft_wrap=True)
+    exporting = exporting_command(result, storage)
+    if exporting is not None:
+        console.print(f"Export the model of the best trial's best epoch:\n{exporting}", markup=False, soft_wrap=True)
     which = "N" if result.best is None else str(result.best.number)
     named = "" if storage == default_storage() else f" --storage {shlex.quote(storage)}"
     console.print(
         f"What a trial has printed: dike logs {spec.name} --trial {which}{named}", markup=False, soft_wrap=True
     )
+
+
+def exporting_command(result: SearchResult, storage: str) -> str | None:
+    """The shell command that exports the best trial's model; None where nothing was kept that is seen from here."""
+    best = result.best
+    if best is None:
+        return None
+    try:
+        kept = export.choose(f"{result.checkpoint_dir.rstrip('/')}/trial-{best.number}", None, best.best_step)
+    except BadInputError:
+        return None
+    elsewhere = [] if storage == default_storage() else ["--storage", storage]
+    return shlex.join(["dike", "export", result.name, *elsewhere, "-o", f"best{kept.suffix}"])
 
 
 def _hints(result: SearchResult, spec: SearchSpec) -> set[str]:

@@ -35,7 +35,7 @@ def trials(
     """Shows a search's trials, or lists the searches."""
     from framework.cli.search_tables import best_in_words, how_to_go_on, search_state, trials_table
     from framework.search.database import STORAGE_VARIABLE, default_storage
-    from framework.search.recovery import trials_to_resume
+    from framework.search.records import trials_to_resume
     from framework.search.speeds import Speeds
     from framework.search.store import Store
 

@@ -14,6 +14,8 @@ from dike.trial.pickled import FUNCTION_SUFFIX
 
 RUNS_FOLDER = "dike-runs"
 """Where runs and databases are kept, in the folder that the command is typed in, unless another is named."""
+SEARCHES_FILE = "searches.db"
+"""The database of searches among them."""
 EVERYWHERE = ("KERAS_BACKEND", "PYTHONHASHSEED", "XLA_FLAGS")
 """Variables that mean the same on every machine; those that begin with `TF_` do, too."""
 NOT_OURS_TO_SEND = ("TF_CONFIG",)

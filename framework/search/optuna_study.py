@@ -194,9 +194,10 @@ class Study:
         """
         assert self._judge is not None
         self.report(number, count, value)
-        stored = functools.partial(self._frozen, number) if self._reported[number] == count else None
+        is_kept = self._reported[number] == count
+        stored = functools.partial(self._frozen, number)
         with study_errors(self._url):
-            return self._judge.is_hopeless(self._study, number, count, value, stored)
+            return self._judge.is_hopeless(self._study, number, count, value, stored, is_kept=is_kept)
 
     def annotate(self, number: int, attributes: Mapping[str, Any]) -> None:
         """Attributes of a trial that has not ended, such as its state and its checkpoint, for people who look at it."""

@@ -94,7 +94,14 @@ class Judge:
             self._pruner = self._make()
 
     def is_hopeless(
-        self, study: optuna.Study, number: int, count: int, value: float, stored: Callable[[], FrozenTrial] | None
+        self,
+        study: optuna.Study,
+        number: int,
+        count: int,
+        value: float,
+        stored: Callable[[], FrozenTrial],
+        *,
+        is_kept: bool,
     ) -> bool:
         """Whether a trial is to be stopped.
 
@@ -103,14 +110,14 @@ class Judge:
             number: its number.
             count: how many values it has stated.
             value: the last of them.
-            stored: gets the trial as the study has it, this value included; None where it does not keep this one. It
-                keeps the same ones of all trials.
+            stored: gets the trial as the study has it.
+            is_kept: whether it has this value; it keeps the same ones of all trials.
         """
         if self._stop.compares:
-            return stored is not None and self._pruner.prune(study, stored())
+            return is_kept and self._pruner.prune(study, stored())
         if number not in self._newest:
-            # It may have begun in another process.
-            self._newest[number] = dict(stored().intermediate_values) if stored is not None else {}
+            # The trial may have begun in another process.
+            self._newest[number] = dict(stored().intermediate_values)
         return self._pruner.prune(study, self._alone(self._newest[number], count, value))
 
     def forget(self, number: int) -> None:

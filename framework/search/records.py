@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -357,13 +357,18 @@ class SearchResult:
         return best
 
     def dispensable(self, *, may_go_on: bool = True) -> list[TrialRecord]:
-        """The trials whose checkpoints nobody will want: never the best one's, nor of those that may still run.
+        """The trials whose checkpoints nobody will want: never `leading` ones', nor of those that may still run.
 
         Args:
             may_go_on: whether the search may be gone on with.
         """
-        best = self.best
-        return [trial for trial in self.trials if trial is not best and (trial.state.has_ended() or not may_go_on)]
+        spared = [id(trial) for trial in self.leading]
+        return [each for each in self.trials if id(each) not in spared and (each.state.has_ended() or not may_go_on)]
+
+    @property
+    def leading(self) -> list[TrialRecord]:
+        """The best trial, and the one that ever had the best value."""
+        return [trial for trial in (self.best, best_so_far(self.trials, self.mode)) if trial is not None]
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values: what `dike tune --format json` prints, and a service keeps."""
@@ -375,6 +380,27 @@ class SearchResult:
             "best": None if self.best is None else self.best.to_json(),
             "trials": [trial.to_json() for trial in self.trials],
         }
+
+
+def trials_to_resume(
+    records: list[TrialRecord], asked: Mapping[int, dict[str, Value]], live_slots: Collection[int] = ()
+) -> list[TrialRecord]:
+    """The trials of an interrupted search, ready to go on: what ran is suspended at its last checkpoint.
+
+    Args:
+        records: what was written of them.
+        asked: number -> parameters of every trial that the sampler gave; the last may have left no record.
+        live_slots: numbers of slots that may still run; what ran there still does.
+    """
+    known = {record.number for record in records}
+    records = [*records, *(TrialRecord(number, point) for number, point in asked.items() if number not in known)]
+    for record in records:
+        if record.state is TrialState.RUNNING and record.slot not in live_slots:
+            record.state = TrialState.WAITING if record.checkpoint is None else TrialState.SUSPENDED
+            record.slot = record.current = None
+        elif record.state is TrialState.STOPPED and record.slot not in live_slots:
+            record.slot = record.current = None  # its run has gone with it
+    return records
 
 
 def _number(value: float | None) -> float | str | None:

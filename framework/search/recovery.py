@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dike.trial.spec import Value
 from framework.mesos.tasks import TaskState
 from framework.policies.trials.interface import Choice
 from framework.search.records import SearchSpec, SliceRecord, TrialRecord, TrialState
@@ -92,27 +91,6 @@ def _slot(values: Mapping[str, Any]) -> Slot:
     known = {name: values[name] for name in _SLOT_FIELDS}
     devices = tuple(int(device) for device in known["gpu_devices"])
     return Slot(**{**known, "gpu_devices": devices, "state": TaskState(known["state"])}, inherited=True)
-
-
-def trials_to_resume(
-    records: list[TrialRecord], asked: Mapping[int, dict[str, Value]], live_slots: Collection[int] = ()
-) -> list[TrialRecord]:
-    """The trials of an interrupted search, ready to go on: what ran is suspended at its last checkpoint.
-
-    Args:
-        records: what was written of them.
-        asked: number -> parameters of every trial that the sampler gave; the last may have left no record.
-        live_slots: numbers of slots that may still run; what ran there still does.
-    """
-    known = {record.number for record in records}
-    records = [*records, *(TrialRecord(number, point) for number, point in asked.items() if number not in known)]
-    for record in records:
-        if record.state is TrialState.RUNNING and record.slot not in live_slots:
-            record.state = TrialState.WAITING if record.checkpoint is None else TrialState.SUSPENDED
-            record.slot = record.current = None
-        elif record.state is TrialState.STOPPED and record.slot not in live_slots:
-            record.slot = record.current = None  # its run has gone with it
-    return records
 
 
 def close_open_slices(store: Store, last_sign_s: float | None, live_slots: Collection[int] = ()) -> None:

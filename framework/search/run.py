@@ -29,8 +29,8 @@ from framework.search.database import database_files, open_database, wait_for_se
 from framework.search.migration_cost import with_measured_migration_cost
 from framework.search.observer import SearchObserver
 from framework.search.optuna_study import Study
-from framework.search.records import SearchResult, SearchSpec
-from framework.search.recovery import close_open_slices, trials_to_resume
+from framework.search.records import SearchResult, SearchSpec, trials_to_resume
+from framework.search.recovery import close_open_slices
 from framework.search.samplers import describe_sampler
 from framework.search.slot_pool import SlotLaunch
 from framework.search.store import Store

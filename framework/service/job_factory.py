@@ -23,8 +23,8 @@ from framework.scheduler.records import JobKind, JobRecord
 from framework.search.controller import SearchController
 from framework.search.migration_cost import with_measured_migration_cost
 from framework.search.optuna_study import Study
-from framework.search.records import SearchSpec, TrialRecord, TrialState
-from framework.search.recovery import SearchState, close_open_slices, trials_to_resume
+from framework.search.records import SearchSpec, TrialRecord, TrialState, trials_to_resume
+from framework.search.recovery import SearchState, close_open_slices
 from framework.search.slot_pool import SearchSizing, SlotLaunch
 from framework.search.store import Store
 from framework.search.trials import TrialTracker

@@ -13,8 +13,8 @@ from dike.exceptions import BadInputError
 from executor.trial_messages import RunEnd
 from framework.search.controller import MAX_BARREN
 from framework.search.optuna_study import Study
-from framework.search.records import MAX_FAILURES, TrialState
-from framework.search.recovery import SearchState, restore_runs, trials_to_resume
+from framework.search.records import MAX_FAILURES, TrialState, trials_to_resume
+from framework.search.recovery import SearchState, restore_runs
 from framework.search.store import Store
 from framework.search.trials import MAX_LOSSES, TrialTracker
 from tests.search.search_stage import QUANTUM_S, SearchStage, fail, node, search_spec, stored

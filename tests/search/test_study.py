@@ -386,12 +386,14 @@ def test_patience_counts_values_without_a_better_one(url: str) -> None:
 
 
 def test_patience_outlives_the_process(url: str) -> None:
-    spec = spec_of(GRID, "grid", 6, stop="patience=3", mode="max")
+    spec = spec_of(GRID, "grid", 6, stop="patience=6", mode="max")
     study = Study.create(url, spec)
     number, _ = study.ask()
-    assert not any(study.judge(number, at, value) for at, value in enumerate([0.1, 0.9, 0.5], 1))
+    assert not any(study.judge(number, at, value) for at, value in enumerate([0.1, 0.9, *[0.5] * 5], 1))
     study = Study.open(url, spec)
-    assert [study.judge(number, at, 0.6) for at in (4, 5)] == [False, True]
+    # One that the study itself does not keep.
+    assert study.judge(number, 8, 0.6)
+    assert load(url).trials[0].last_step == 7
 
 
 def test_a_threshold_is_the_worst_that_is_borne(url: str) -> None:

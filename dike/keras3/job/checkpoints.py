@@ -21,13 +21,15 @@ from dike import checkpoints, randomness
 from dike.exceptions import BadInputError
 from dike.keras3.callbacks import CallbackStates, settle
 from dike.keras3.job.batches import Batches, DataState
-from dike.keras3.model import metric_variables, unique_names
+from dike.keras3.model import metric_variables, unique_names, values_of
+from dike.keras3.model_files import KeptModel, ModelFiles
 from dike.keras3.plain_values import dump_groups, load_groups
 from dike.process import termination
 from dike.reporting import reporter
 from dike.roles import fencing
 from dike.roles.cluster import log_restored
 from dike.task import TaskSpec
+from dike.trial import folders
 
 _STATE_KEY = "state/.ATTRIBUTES/VARIABLE_VALUE"
 _FILES_KEY = "files/.ATTRIBUTES/VARIABLE_VALUE"
@@ -114,6 +116,7 @@ class FitCheckpoint:
         self._task = task
         self._variables = dict(variables)
         self._saved_s = time.monotonic()
+        self._number = number
         self._state = tf.Variable("", dtype=tf.string, trainable=False)
         self._files = tf.Variable(tf.constant([], tf.string), shape=[None], trainable=False)
         self._manager = None
@@ -153,6 +156,16 @@ class FitCheckpoint:
         checkpoints.seal(path)
         self._saved_s = time.monotonic()
         reporter().checkpoint(path, step)
+
+    def keep_model(self, model: Any, step: int) -> None:
+        """Keeps the trained model beside the checkpoints, for `dike export`."""
+        if not self.is_kept:
+            return
+        fencing.check(self._task)
+        kept = KeptModel(step, 0.0, values_of(model), ModelFiles(model).layout())
+        path = f"{self._task.checkpoint_dir.rstrip('/')}/run-{self._number}-step-{step}"
+        checkpoints.wait_for_room(lambda: kept.write(path))
+        folders.prune(path, keep=1)
 
     def read(self) -> Saved | None:
         """The newest whole checkpoint; None where there is none.

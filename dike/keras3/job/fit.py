@@ -151,6 +151,7 @@ class Fit:
         self._script.steps = position.step
         # Callbacks may have put other weights in place, and averages are final only now.
         saver.save(is_last=True)
+        checkpoint.keep_model(model, position.step)
         return model.history
 
     def _trace(self, step: Step, variables: ModelVariables) -> None:

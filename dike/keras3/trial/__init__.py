@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from dike.checkpoints import wait_for_room
 from dike.keras3.fit_call import arguments_of, loss_of
 from dike.keras3.trial.reports import KerasReports, reporting_fit
 from dike.trial.runtime import TrialRuntime
@@ -52,7 +53,7 @@ def install(runtime: TrialRuntime) -> None:
     own = trainer.TensorFlowTrainer
     trainer.TFEpochIterator = data.Batches
     own.fit = _resumable(own.fit, script, reporting_fit(own.fit, script.reports, keras.callbacks.Callback))
-    own.train_on_batch = _reporting_step(own.train_on_batch, script.reports)
+    own.train_on_batch = _reporting_step(own.train_on_batch, script)
 
 
 def _resumable(own_fit: Callable[..., Any], script: Any, reporting: Callable[..., Any]) -> Callable[..., Any]:
@@ -81,15 +82,18 @@ def _resumable(own_fit: Callable[..., Any], script: Any, reporting: Callable[...
     return fit
 
 
-def _reporting_step(own: Callable[..., Any], reports: KerasReports) -> Callable[..., Any]:
-    """A `train_on_batch` that reports the losses of the model that is first to call it."""
+def _reporting_step(own: Callable[..., Any], script: Any) -> Callable[..., Any]:
+    """A `train_on_batch` that reports the losses of the model that is first to call it, which is kept at the end."""
     first: list[Any] = []
+    reports, runtime = script.reports, script.runtime
 
     @functools.wraps(own)
     def train_on_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not first:
             first.append(self)
             reports.training(preemptible=False)
+            if runtime.save_at_end is None:
+                runtime.save_at_end = lambda: wait_for_room(lambda: script.save_model(self))
         result = own(self, *args, **kwargs)
         if self is first[0]:
             loss = loss_of(result) if isinstance(result, dict) else result[0] if isinstance(result, list) else result

@@ -7,13 +7,15 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from dike.arrays import dump_arrays, load_arrays
 from dike.keras3.data import DataPosition
-from dike.keras3.plain_values import dump_arrays, dump_groups, load_arrays, load_groups
+from dike.keras3.plain_values import dump_groups, load_groups
 from dike.trial import folders
+from dike.trial.export import LAYOUT, VARIABLES
 from dike.trial.spec import TrialSpec
 
 KIND = "keras"
-_STATE, _VARIABLES, _ARRAYS = "state.json", "variables.npz", "arrays.npz"
+_STATE, _ARRAYS = "state.json", "arrays.npz"
 
 
 @dataclass
@@ -58,6 +60,7 @@ class FitCheckpoint:
         train_s: seconds of training until then.
         state: where the script was.
         values: name of a variable -> its value.
+        layout: what else Keras' files of the model need (`dike.keras3.model_files`); empty when it has been read.
         arrays: those that the callbacks' attributes refer to.
         data_arrays: those that the data's attributes refer to.
         iterator_files: the state of the current iterator over the data; none where that is not needed.
@@ -70,6 +73,7 @@ class FitCheckpoint:
     arrays: list[Any]
     data_arrays: list[Any]
     iterator_files: dict[str, bytes]
+    layout: bytes = b""
 
 
 def write(checkpoint: FitCheckpoint) -> None:
@@ -77,7 +81,8 @@ def write(checkpoint: FitCheckpoint) -> None:
     state = checkpoint.state
     files = {
         _STATE: json.dumps(dataclasses.asdict(state)).encode(),
-        _VARIABLES: dump_arrays(checkpoint.values),
+        VARIABLES: dump_arrays(checkpoint.values),
+        LAYOUT: checkpoint.layout,
         _ARRAYS: dump_groups({"callbacks": checkpoint.arrays, "data": checkpoint.data_arrays}),
         **checkpoint.iterator_files,
     }
@@ -110,6 +115,6 @@ def read(path: str) -> FitCheckpoint | None:
     saved = json.loads(content(_STATE))
     state = FitState(**{**saved, "data": DataPosition(**saved["data"])})
     groups = load_groups(content(_ARRAYS))
-    values = load_arrays(content(_VARIABLES))
+    values = load_arrays(content(VARIABLES))
     iterator_files = {name: content(name) for name in meta["iterator"]}
     return FitCheckpoint(path, meta["train_s"], state, values, groups["callbacks"], groups["data"], iterator_files)

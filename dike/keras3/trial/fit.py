@@ -16,9 +16,11 @@ from dike.keras3.callbacks import CallbackStates, append_logs, settle
 from dike.keras3.data import Batches, handing_to
 from dike.keras3.fit_call import figures, loss_of, validates
 from dike.keras3.model import restore_values, values_of
+from dike.keras3.model_files import KeptModel, ModelFiles
 from dike.keras3.trial import checkpoints
 from dike.keras3.trial.checkpoints import FitCheckpoint, FitState
 from dike.keras3.trial.reports import KerasReports
+from dike.trial import folders
 from dike.trial.runtime import TrialRuntime
 
 
@@ -65,6 +67,14 @@ class KerasScript:
         name = target.state.finished.get(str(number))
         folder = target.path.rpartition("/")[0]
         return number, None if name is None else checkpoints.read(f"{folder}/{name}")
+
+    def save_model(self, model: Any) -> None:
+        """Keeps a model that cannot be gone on with, as its training has come to its end."""
+        step = self.reports.step
+        path = self.runtime.spec.checkpoint_path(step)
+        layout = ModelFiles(model).layout()
+        KeptModel(step, self.runtime.train_s, values_of(model), layout).write(path)
+        self.runtime.checkpoint_written(path, step)
 
     def has_restored(self, checkpoint: FitCheckpoint) -> None:
         """A `fit` is where the checkpoint says."""
@@ -166,6 +176,8 @@ class Fit:
         self._callbacks = TrialCallbacks(arguments, model, self, appends=self._saved is not None)
         self._batches: Batches | None = None
         self._evaluations: list[Batches] = []
+        self._files = ModelFiles(model)
+        self._best: KeptModel | None = None
         self._states = CallbackStates(self._callbacks)
         self._steps_before = self._reports.step
         self._epoch = arguments["initial_epoch"]
@@ -193,8 +205,11 @@ class Fit:
         if self._saved is not None:
             self._epoch = self._saved.state.epoch
             arguments["initial_epoch"] = arguments["epochs"] if self.is_skipped else self._epoch
-        with handing_to(self._take):
-            history = own_fit(self._model, **arguments)
+        try:
+            with handing_to(self._take):
+                history = own_fit(self._model, **arguments)
+        finally:
+            self._runtime.keep_best = None
         if self.is_skipped:
             self._restore()  # once more: Keras ends a training with making the averages of the weights final
         elif self._has_stepped or self._saved is not None:
@@ -258,6 +273,7 @@ class Fit:
             # What Keras and the callbacks do as an epoch begins has been done before, by an earlier run.
             self._is_reentering = False
             self._restore(self._batches.unused(self._saved.state.randomness))
+        self._runtime.keep_best = self._keep_best
         self._reports.training(preemptible=True, batch_size=self._batches.batch_size)
 
     def step_done(self, last_batch: int, logs: Any) -> None:
@@ -289,12 +305,26 @@ class Fit:
         if not is_last and (self._runtime.suspend_requested or self._runtime.checkpoint_due):
             self._runtime.unless_full(lambda: self._save(0))
 
+    def _keep_best(self) -> None:
+        """Copies the model; it is written with the next checkpoint, before which no later run begins."""
+        runtime = self._runtime
+        values = {name: value.copy() for name, value in values_of(self._model).items()}
+        self._best = KeptModel(runtime.step, runtime.train_s, values, self._files.layout(), runtime.standing.best)
+
+    def _write_best(self) -> None:
+        if self._best is not None:
+            path = self._runtime.spec.best_path(self._best.step)
+            self._best.write(path)
+            folders.prune_best(path)
+            self._best = None
+
     def _save(self, batch: int, *, is_finished: bool = False) -> None:
         """Writes a checkpoint, and ends the process after one that is not the last if it shall be suspended."""
         assert self._batches is not None
         if not is_finished:
             settle(self._callbacks)
         self._reports.flush()
+        self._write_best()
         arrays: list[Any] = []
         data_arrays: list[Any] = []
         state = FitState(
@@ -318,6 +348,7 @@ class Fit:
                 train_s=self._runtime.train_s,
                 state=state,
                 values=values_of(self._model),
+                layout=self._files.layout(),
                 arrays=arrays,
                 data_arrays=data_arrays,
                 iterator_files={} if is_finished else self._batches.iterator_files(batch),

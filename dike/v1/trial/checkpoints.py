@@ -18,6 +18,8 @@ from dike.exceptions import BadInputError
 from dike.trial import folders
 from dike.trial.runtime import TrialRuntime
 from dike.trial.spec import TrialSpec
+from dike.v1 import training
+from dike.v1.trial.export import GRAPH
 from dike.v1.trial.runs import RunLog
 
 KIND = "graph"
@@ -58,13 +60,14 @@ class Checkpoint:
         randomness.restore(json.loads(self.read(_RANDOMNESS)))
 
 
-def write(runtime: TrialRuntime, step: int, sessions: Mapping[int, Any], log: RunLog | None) -> str:
+def write(runtime: TrialRuntime, step: int, sessions: Mapping[int, Any], trainee: int, log: RunLog | None) -> str:
     """Writes a checkpoint.
 
     Args:
         runtime: the trial.
         step: its step.
         sessions: number -> session, those whose state is needed.
+        trainee: number of the one that trains.
         log: what all runs returned, if the script is to be replayed.
 
     Returns:
@@ -85,13 +88,39 @@ def write(runtime: TrialRuntime, step: int, sessions: Mapping[int, Any], log: Ru
         "train_s": runtime.train_s,
         "standing": runtime.standing.to_json(),
         "sessions": saved,
+        "trainee": trainee,
+        "loss": _loss(sessions[trainee]),
     }
+    graph = sessions[trainee]._dike_trial.state.meta_graph()
+    if graph is not None:
+        files[GRAPH] = graph
     if log is not None:
         files[RUNS] = log.dumps()
         meta["runs"] = len(log)
     folders.write(path, files, meta)
     folders.prune(path)
     return path
+
+
+def write_best(runtime: TrialRuntime, session: Any) -> None:
+    """Writes the variables of the session that trains, as the best so far."""
+    step = runtime.step
+    path = runtime.spec.best_path(step)
+    tracked = session._dike_trial
+    folder = f"{path}/session-{tracked.number}"
+    tf.io.gfile.makedirs(folder)
+    tracked.state.save_variables(session, folder)
+    graph = tracked.state.meta_graph()
+    meta = {"kind": KIND, "step": step, "train_s": runtime.train_s, "value": runtime.standing.best}
+    folders.write(
+        path, {} if graph is None else {GRAPH: graph}, {**meta, "trainee": tracked.number, "loss": _loss(session)}
+    )
+    folders.prune_best(path)
+
+
+def _loss(session: Any) -> str | None:
+    loss = training.of(session.graph).loss
+    return None if loss is None else str(loss.name)
 
 
 def find(spec: TrialSpec) -> Checkpoint | None:

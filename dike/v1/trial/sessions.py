@@ -254,7 +254,15 @@ class GraphTrial:
         if first:
             if self._runtime.save_at_end is None:
                 self._runtime.save_at_end = self._finish_open
+            self._runtime.keep_best = self._keep_best
             self._runtime.training(preemptible=not self._given_up)
+
+    def _keep_best(self) -> None:
+        """Keeps the session that trains, as it is while the script reports."""
+        session = None if self._trainee is None else self._sessions.get(self._trainee.number)
+        if session is not None and not self._busy and _in_main_thread():
+            with self._for_own_runs():
+                self._runtime.keep(lambda: checkpoints.write_best(self._runtime, session))
 
     def _stepped(self, plan: Plan, advance: int, values: list[Any]) -> None:
         self._step += advance
@@ -301,7 +309,7 @@ class GraphTrial:
         else:
             numbers = sorted(number for number, each in self._sessions.items() if each._dike_trial.has_run)
         sessions = {number: self._sessions[number] for number in numbers}
-        path = checkpoints.write(self._runtime, self._step, sessions, self._log)
+        path = checkpoints.write(self._runtime, self._step, sessions, self._trainee.number, self._log)
         self._unsaved = False
         self._saved = path, self._step
         self._runtime.checkpoint_written(path, self._step)

@@ -29,6 +29,7 @@ class SessionState:
         self._uninitialised: Any = None
         self._savers: dict[tuple[str, ...], Any] = {}
         self._iterators: dict[str, list[Any]] = {}
+        self._meta_graph: tuple[int, bytes | None] | None = None
 
     def save(self, session: Any, folder: str) -> dict[str, Any]:
         """Writes the state into `folder`, which exists or is made by writing.
@@ -36,15 +37,31 @@ class SessionState:
         Returns:
             What `restore` has to know, as JSON values.
         """
-        names = self._initialised(session)
-        if names:
-            self._saver(names).save(session, f"{folder}/variables", write_meta_graph=False, write_state=False)
+        names = self.save_variables(session, folder)
         iterators = {}
         for number, op in enumerate(self._iterator_ops()):
             choice = self._save_iterator(session, op, f"{folder}/iterator-{number}")
             if choice is not None:
                 iterators[op.name] = [number, choice]
         return {"variables": names, "iterators": iterators}
+
+    def save_variables(self, session: Any, folder: str) -> list[str]:
+        """Writes the variables and tables that have a value; their names."""
+        names = self._initialised(session)
+        if names:
+            self._saver(names).save(session, f"{folder}/variables", write_meta_graph=False, write_state=False)
+        return names
+
+    def meta_graph(self) -> bytes | None:
+        """The graph, with what is in its collections; None if it is too large for a file."""
+        version = self._graph.version
+        if self._meta_graph is None or self._meta_graph[0] != version:
+            try:
+                content = tf.compat.v1.train.export_meta_graph(graph=self._graph).SerializeToString()
+            except ValueError:  # more than 2 GiB
+                content = None
+            self._meta_graph = version, content
+        return self._meta_graph[1]
 
     def restore(self, session: Any, folder: str, saved: dict[str, Any]) -> None:
         """Puts back what `save` wrote.

@@ -114,7 +114,10 @@ export function Curves({ title, summary, data, series, focus = null, onFocus, is
     };
   }, [shape]);
   useEffect(() => plot.current.setData(data), [data]);
-  useEffect(() => plot.current.setSeries(focus === null ? null : focus + 1, { focus: focus !== null }), [focus]);
+  useEffect(() => {
+    // Without its hook, which would tell us what we have just told it.
+    plot.current.setSeries(focus === null ? null : focus + 1, { focus: focus !== null }, false);
+  }, [focus]);
   return html`<figure class="curves" data-points=${data[0].length}>
     <figcaption>${title}
       ${

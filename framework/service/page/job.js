@@ -227,7 +227,7 @@ export function JobView({ id, cluster }) {
   return html`<p class="back"><a href="#/">All jobs</a></p>
     <div class="title"><h1>${job.id}</h1> <${Badge} state=${job.state} /> <${Actions} job=${job} /></div>
     <${Facts} job=${job} />
-    ${job.failure && html`<p class="alert failure"><strong>It failed.</strong> ${job.failure}</p>`}
+    ${job.failure && html`<p class=${job.state === "failed" ? "alert failure" : "quiet"}>${job.failure}</p>`}
     ${job.state === "queued" ? why : active && job.waiting && html`<p class="quiet">${job.waiting}</p>`}
     <${job.kind === "search" ? Search : Training} job=${job} active=${active} where=${where} />
     <section aria-labelledby="events"><h2 id="events">Events</h2><${Events} id=${id} active=${active} /></section>

@@ -41,7 +41,7 @@ function Row({ job }) {
     <td><${Badge} state=${job.state} /></td>
     <td class="job">
       <a href=${`#/jobs/${encodeURIComponent(job.id)}`}>${job.id}</a>
-      ${why && html`<p class=${job.failure ? "why failed" : "why"} title=${why}>${why}</p>`}
+      ${why && html`<p class=${job.state === "failed" ? "why failed" : "why"} title=${why}>${why}</p>`}
     </td>
     <td class="wide">${job.user}</td>
     <td class="wide">${job.kind}</td>

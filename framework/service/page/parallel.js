@@ -49,11 +49,11 @@ function axesOf(trials, space, metric) {
       return { ...axisOf(name, values, known), of: (trial) => trial.parameters[name], differ: new Set(values).size > 1 };
     })
     .filter((axis) => axis.differ);
-  const values = trials.map((trial) => trial.objective);
-  return [...axes, { ...axisOf(metric, values), of: (trial) => trial.objective, isObjective: true }];
+  const values = trials.map((trial) => trial.value);
+  return [...axes, { ...axisOf(metric, values), of: (trial) => trial.value, isObjective: true }];
 }
 
-/** `trials` come with the best first, and have an `objective`. */
+/** `trials` come with the best first, and all have a value. */
 export function Parallel({ trials, space, metric, mode, pointed, onPoint }) {
   const box = useRef(null);
   const [width, setWidth] = useState(0);
@@ -72,7 +72,7 @@ export function Parallel({ trials, space, metric, mode, pointed, onPoint }) {
     return points.map(([left, value, axis], at) => `${at ? "L" : "M"}${left} ${y(axis.place(value))}`).join("");
   };
   const merit = (trial) => {
-    const place = axes.at(-1).place(trial.objective);
+    const place = axes.at(-1).place(trial.value);
     return Math.round(100 * (mode === "max" ? place : 1 - place));
   };
   const best = shown[0];

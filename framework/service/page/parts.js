@@ -4,8 +4,9 @@ import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
 
 export const ENDED = ["finished", "failed", "killed"];
 
-export function Badge({ state }) {
-  return html`<span class=${`badge state-${state}`}>${state}</span>`;
+/** A state; `text` says it in more words. */
+export function Badge({ state, text = state }) {
+  return html`<span class=${`badge state-${state}`}>${text}</span>`;
 }
 
 /** A bar that is `part` (0 to 1) full. */

@@ -14,17 +14,24 @@ const POINTS_OF_ALL = 4000;
 const ROWS = 50;
 const TRIALS_ENDED = ["finished", "stopped", "failed"];
 
-/** Trials with the best first; those without a value last. `objective` is the best that a trial has reported so far. */
+/** Trials by value, the best first; those that have none, or have failed, last. */
 function ranked(trials, mode) {
   const sign = mode === "max" ? -1 : 1;
-  const rank = (trial) => (trial.state === "failed" || trial.objective === null ? Infinity : sign * trial.objective);
-  return trials
-    .map((trial) => ({ ...trial, objective: trial.best_value ?? trial.value }))
-    .sort((one, other) => rank(one) - rank(other) || one.number - other.number);
+  const rank = (trial) => (trial.state === "failed" || trial.value === null ? Infinity : sign * trial.value);
+  return [...trials].sort((one, other) => rank(one) - rank(other) || one.number - other.number);
 }
 
 function bestOf(trials) {
-  return trials[0]?.objective !== null && trials[0]?.state !== "failed" ? trials[0] : undefined;
+  return trials.length > 0 && trials[0].value !== null && trials[0].state !== "failed" ? trials[0] : undefined;
+}
+
+/** The best value that any trial ever had, which only gets better: [value, step, trial]; undefined before there is one. */
+function bestSoFar(trials, mode) {
+  const sign = mode === "max" ? -1 : 1;
+  return trials
+    .map((trial) => (trial.best_value === null ? [trial.value, trial.step, trial] : [trial.best_value, trial.best_step, trial]))
+    .filter(([value]) => value !== null)
+    .sort(([one, , trial], [other, , next]) => sign * (one - other) || trial.number - next.number)[0];
 }
 
 function parametersOf(trial) {
@@ -89,8 +96,7 @@ function TrialCurves({ losses, trials, pointed, setPointed }) {
     <ul class="legend" aria-label="trials of the curves">
       ${shown.map(
         ({ number }) => html`<li key=${number}>
-        <button class=${number === pointed ? "pointed" : ""} aria-pressed=${number === pointed}
-          onClick=${() => setPointed(number === pointed ? null : number)}
+        <button class=${number === pointed ? "pointed" : ""} onClick=${() => setPointed(number)}
           onMouseEnter=${() => setPointed(number)} onMouseLeave=${() => setPointed(null)}>
           <${Sample} number=${number} /> ${number}
         </button>
@@ -103,16 +109,22 @@ function TrialCurves({ losses, trials, pointed, setPointed }) {
 }
 
 function Best({ list, trials, spec, id, active }) {
-  const best = bestOf(trials);
-  if (!best) return null;
+  const reached = bestSoFar(trials, list.mode);
+  if (!reached) return null;
+  const [value, step, trial] = reached;
+  const best = bestOf(trials) ?? trial;
   const command = commandOf(best, spec);
-  const step = best.best_step ?? best.step;
+  const of = (one) => (Object.keys(one.parameters).length ? `: ${parametersOf(one)}` : "");
   return html`<div class="best-so-far">
     <p>
-      ${active ? "Best so far" : "Best"}: ${list.metric} <strong>${figure(best.objective)}</strong>, trial ${best.number} at step ${figure(step)}
-      ${Object.keys(best.parameters).length > 0 && html`: ${parametersOf(best)}`}
+      ${active ? "Best so far" : "Best"}: ${list.metric} <strong>${figure(value)}</strong>, trial
+      ${" "}${trial.number} at step ${figure(step)}${of(trial)}
     </p>
-    ${spec && html`<${Copyable} label="Save its model" text=${`dike export ${quoted(id)} -o best.keras`} />`}
+    ${
+      best !== trial &&
+      html`<p>Best by its last value: ${list.metric} <strong>${figure(best.value)}</strong>, trial ${best.number}${of(best)}</p>`
+    }
+    ${spec && html`<${Copyable} label="Save its model" text=${`dike export ${quoted(id)} --trial ${best.number} -o best.keras`} />`}
     ${command && html`<${Copyable} label="Train with its parameters" text=${command} />`}
   </div>`;
 }
@@ -122,9 +134,9 @@ function Trial({ trial, isBest, isLoss, hasBest, yours, onOutput }) {
     <th scope="row">
       <${Sample} number=${trial.number} /> ${trial.number}${isBest && html` <span class="tag">best</span>`}
     </th>
-    <td><${Badge} state=${trial.state} /></td>
-    ${hasBest && html`<td class="number">${figure(trial.objective)}</td>`}
-    <td class="number ${hasBest ? "wide" : ""}">${figure(trial.value)}</td>
+    <td><${Badge} state=${trial.state} text=${trial.status} /></td>
+    <td class="number">${figure(trial.value)}</td>
+    ${hasBest && html`<td class="number wide">${figure(trial.best_value)}</td>`}
     ${!isLoss && html`<td class="number wide">${figure(trial.loss)}</td>`}
     <td class="number step">${figure(trial.step)}</td>
     <td class="parameters">
@@ -132,7 +144,7 @@ function Trial({ trial, isBest, isLoss, hasBest, yours, onOutput }) {
       ${trial.error && html`<details><summary>why it failed</summary><pre tabindex="0">${trial.error}</pre></details>`}
     </td>
     <td class="number wide">${trial.runs}</td>
-    <td class="number wide">${trial.train_s === null ? "–" : duration(trial.train_s)}</td>
+    <td class="number wide">${trial.slot_s === null ? "–" : duration(trial.slot_s)}</td>
     ${yours && html`<td class="act"><button class="plain" onClick=${onOutput} aria-label=${`Output of trial ${trial.number}`}>Output</button></td>`}
   </tr>`;
 }
@@ -142,18 +154,18 @@ function Trials({ list, trials, yours, onOutput }) {
   const best = bestOf(trials);
   const metric = list.metric;
   const isLoss = metric === "loss";
-  const hasBest = trials.some((trial) => trial.best_value !== undefined);
+  const hasBest = list.value === "last";
   return html`<h2 id="trials">Trials by ${metric}, the ${list.mode === "max" ? "greatest" : "least"} first</h2>
     <div class="scroll"><table class="trials">
       <thead>
         <tr>
           <th scope="col">Trial</th><th scope="col">State</th>
-          ${hasBest && html`<th scope="col" class="number">Best ${metric}</th>`}
-          <th scope="col" class=${`number ${hasBest ? "wide" : ""}`}>Last ${metric}</th>
+          <th scope="col" class="number">${hasBest ? "Last" : "Best"} ${metric}</th>
+          ${hasBest && html`<th scope="col" class="number wide">Best ${metric}</th>`}
           ${!isLoss && html`<th scope="col" class="number wide">Training loss</th>`}
           <th scope="col" class="number">Step</th>
           <th scope="col">Parameters</th>
-          <th scope="col" class="number wide">Runs</th><th scope="col" class="number wide">Trained for</th>
+          <th scope="col" class="number wide">Runs</th><th scope="col" class="number wide">Ran for</th>
           ${yours && html`<td></td>`}
         </tr>
       </thead>
@@ -193,7 +205,7 @@ function Progress({ found, active, spec, id, pointed, setPointed }) {
 
 function Parameters({ found, space, pointed, setPointed }) {
   const { list, trials, importance } = found;
-  const drawn = trials.filter((trial) => trial.state !== "failed" && trial.objective !== null);
+  const drawn = trials.filter((trial) => trial.state !== "failed" && trial.value !== null);
   if (!drawn.some((trial) => Object.keys(trial.parameters).length)) return null;
   return html`<section aria-labelledby="parameters">
     <h2 id="parameters">Parameters</h2>

@@ -1,0 +1,245 @@
+"""A kept model as files that others read: Keras' own, a TensorFlow checkpoint, or what a script's `save` wrote.
+
+The script is not run, and a Keras model not made: its classes need not be known here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import os
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from dike.exceptions import BadInputError
+from dike.trial import folders
+
+LAYOUT = "model.zip"
+"""File of a checkpoint: a `.keras` file less its weights, and `PLACES`."""
+VARIABLES = "variables.npz"
+"""File of a checkpoint: the values of all variables by name."""
+PLACES = "dike-places.json"
+"""Where in Keras' file of weights the variables go: path of a group -> its key -> a variable's name, or None for one of
+`ARRAYS`; and why there is no configuration."""
+ARRAYS = "arrays.npz"
+"""What layers have computed to be saved, by path and key."""
+SCRIPT = "script"
+"""Folder of a checkpoint that the script's own `save` has filled (`dike.checkpoint`)."""
+
+KERAS, WEIGHTS = ".keras", ".weights.h5"
+_DTYPE = "dtype"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A model that a trial or a job has kept.
+
+    Attributes:
+        path: folder of the checkpoint.
+        meta: what its writer noted.
+    """
+
+    path: str
+    meta: dict[str, Any]
+
+    @property
+    def step(self) -> int:
+        """Steps done then."""
+        return int(self.meta["step"])
+
+    @property
+    def value(self) -> float | None:
+        """The objective's value, if it was kept because that was the best."""
+        return self.meta.get("value")
+
+    @property
+    def suffix(self) -> str:
+        """What the name of an exported file ends in; empty for a folder."""
+        return "" if self.meta["kind"] in ("graph", "script") else KERAS
+
+
+def pick(names: Iterable[str], epoch: str | None, best_step: int | None) -> str | None:
+    """The folder that holds the wanted model, by the names of a trial's whole checkpoints; None if none does.
+
+    Args:
+        names: of the folders.
+        epoch: `best` or `last`; None for the best, or the last where no best one was kept.
+        best_step: step of the trial's best value; None if that is not known.
+    """
+    names = list(names)
+    last = max((folders.checkpoint_number(name), name) for name in [*names, ""])[1] or None
+    # Of the newest run, unless another is of the very step.
+    known = sorted((folders.best_number(name), name) for name in names)
+    bests = [(step, name) for (run, step), name in known if run >= 0]
+    best = next((name for step, name in reversed(bests) if step == best_step), None)
+    # At its end a trial has a checkpoint in any case.
+    if best is None and last is not None and folders.checkpoint_number(last)[0] == best_step:
+        best = last
+    if best is None and bests:
+        best = bests[-1][1]
+    return last if epoch == "last" else best or (last if epoch is None else None)
+
+
+def choose(folder: str, epoch: str | None, best_step: int | None) -> Kept:
+    """The model of a trial, or of a job, that is wanted; see `pick`.
+
+    Args:
+        folder: the trial's folder.
+        epoch: `best`, `last` or None.
+        best_step: step of the trial's best value; None if it had none.
+
+    Raises:
+        BadInputError: if there is none.
+    """
+    names = folders.names(folder)
+    while (name := pick(names, epoch, best_step)) is not None:
+        path = f"{folder.rstrip('/')}/{name}"
+        if not folders.problem(path):
+            return Kept(path, folders.read(path)[0])
+        names.remove(name)
+    if epoch == "best" and pick(names, None, None) is not None:
+        raise BadInputError(
+            f"No best epoch was kept in '{folder}': the script reports nothing but losses of batches, or cannot be "
+            "saved where it reports; export the last one with --epoch last."
+        )
+    raise BadInputError(
+        f"There is no whole checkpoint in '{folder}': none was written yet, it was removed, or it lies on an agent's "
+        "own disk; see docs/suspend-resume.md for which scripts have checkpoints, and --checkpoint-dir for where."
+    )
+
+
+def export(kept: Kept, target: str, *, force: bool = False) -> None:
+    """Writes a kept model.
+
+    Args:
+        kept: the model.
+        target: a file `*.keras` or `*.weights.h5` for Keras models, else a folder.
+        force: whether files that are there may be overwritten.
+
+    Raises:
+        BadInputError: if it cannot be written in this form, or something is in the way.
+    """
+    if problem := folders.problem(kept.path):
+        raise BadInputError(f"It cannot be exported: {problem}.")
+    is_file = target.endswith((KERAS, WEIGHTS))
+    if kept.suffix and not is_file:
+        raise BadInputError(f"'{target}' is no name for a Keras model; let it end in .keras or .weights.h5.")
+    if is_file and not kept.suffix:
+        what = "the state of a TensorFlow 1 session" if kept.meta["kind"] == "graph" else "what the script itself saved"
+        raise BadInputError(f"'{kept.path}' holds {what}, no Keras model; name a folder to export it to.")
+    _check_target(target, is_file=is_file, force=force)
+    try:
+        if is_file:
+            _write_file(target, _keras_file(kept) if target.endswith(KERAS) else _weights(kept))
+            return
+        os.makedirs(target, exist_ok=True)
+        if kept.meta["kind"] == "script":
+            with folders.to_read(f"{kept.path}/{SCRIPT}") as source:
+                shutil.copytree(source, target, dirs_exist_ok=True)
+        else:
+            importlib.import_module("dike.v1.trial.export").write(kept.path, kept.meta, target)
+    except OSError as error:
+        raise BadInputError(f"The model cannot be written to '{target}': {error.strerror}.") from error
+
+
+def load_into(kept: Kept, model: Any) -> None:
+    """Gives a Keras model, built as in the script, the weights of a kept one.
+
+    Raises:
+        BadInputError: if no Keras model was kept.
+    """
+    if not kept.suffix:
+        raise BadInputError(f"'{kept.path}' holds no Keras model; export it to a folder, and load it from there.")
+    with tempfile.TemporaryDirectory(prefix="dike-export-") as folder:
+        export(kept, path := os.path.join(folder, f"model{WEIGHTS}"))
+        model.load_weights(path)
+
+
+def _check_target(target: str, *, is_file: bool, force: bool) -> None:
+    if os.path.isdir(target) if is_file else os.path.isfile(target):
+        other = "folder" if is_file else "file"
+        raise BadInputError(f"'{target}' is a {other}; name another with -o.")
+    is_there = os.path.exists(target) if is_file else os.path.isdir(target) and bool(os.listdir(target))
+    if is_there and not force:
+        raise BadInputError(f"'{target}' is there already; name another with -o, or overwrite it with --force.")
+
+
+def _write_file(target: str, content: bytes) -> None:
+    folder = os.path.dirname(target)
+    if folder:
+        os.makedirs(folder, exist_ok=True)
+    partial = f"{target}.part"
+    try:
+        with open(partial, "wb") as file:
+            file.write(content)
+        os.replace(partial, target)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(partial)
+
+
+def _keras_file(kept: Kept) -> bytes:
+    """A `.keras` file as Keras writes it."""
+    with _opened_layout(kept) as layout:
+        problem = json.loads(layout.read(PLACES))["problem"]
+        if problem:
+            raise BadInputError(
+                f"Keras cannot describe this model in a file ({problem}), so there are its weights alone: export them "
+                "with -o best.weights.h5, and load them with model.load_weights into the model that the script builds."
+            )
+        whole = io.BytesIO()
+        with zipfile.ZipFile(whole, "w") as archive:
+            for name in layout.namelist():
+                if name not in (PLACES, ARRAYS):
+                    archive.writestr(name, layout.read(name))
+            archive.writestr("model.weights.h5", _weights(kept))
+    return whole.getvalue()
+
+
+def _weights(kept: Kept) -> bytes:
+    """A `.weights.h5` file as Keras writes it."""
+    try:
+        import h5py
+    except ImportError:
+        raise BadInputError("Exporting a Keras model needs h5py, which comes with Keras; install it here.") from None
+    from dike.arrays import load_arrays
+
+    with _opened_layout(kept) as layout:
+        known = json.loads(layout.read(PLACES))
+        arrays = load_arrays(layout.read(ARRAYS)) if ARRAYS in layout.namelist() else {}
+    if not known["groups"]:
+        raise BadInputError(f"Keras could not say where this model's weights go in a file: {known['problem']}.")
+    values = load_arrays(folders.read(kept.path)[1](VARIABLES))
+    content = io.BytesIO()
+    with h5py.File(content, "w") as file:
+        for path, group in known["groups"].items():
+            if group["name"] is None and not group["variables"]:
+                continue
+            place = file.require_group(f"{path}/vars".lstrip("/"))
+            if group["name"] is not None:
+                place.attrs["name"] = group["name"]
+            for key, name in group["variables"].items():
+                value = arrays[f"{path}:{key}"] if name is None else values[name]
+                dataset = place.create_dataset(key, data=value)
+                if value.dtype.name == "bfloat16":
+                    dataset.attrs[_DTYPE] = "bfloat16"
+    return content.getvalue()
+
+
+@contextlib.contextmanager
+def _opened_layout(kept: Kept) -> Iterator[zipfile.ZipFile]:
+    try:
+        content = folders.read(kept.path)[1](LAYOUT)
+    except FileNotFoundError:
+        raise BadInputError(
+            f"'{kept.path}' was written by an earlier version of Dike, which did not keep what Keras' files need; run "
+            "the trial again to export its model."
+        ) from None
+    with zipfile.ZipFile(io.BytesIO(content)) as layout:
+        yield layout
