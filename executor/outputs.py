@@ -288,7 +288,7 @@ def read_record(folder: str) -> OutputsRecord | None:
 def _record_in(run_folder: int) -> OutputsRecord | None:
     """The same, of an open folder. Whoever runs scripts there may have put anything in the record's place."""
     try:
-        with _open_plain(RECORD, run_folder) as file:
+        with open_plain(RECORD, run_folder) as file:
             return OutputsRecord.loads(file.read(RECORD_LIMIT_BYTES).decode())
     except (OSError, ValueError):
         return None
@@ -316,7 +316,7 @@ def open_output(folder: str, path: str, owner: str) -> BinaryIO:
             above = here
             here = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
             os.close(above)
-        return _open_plain(name, here)
+        return open_plain(name, here)
     except (OSError, ValueError) as error:
         raise FileNotFoundError(path) from error
     finally:
@@ -324,7 +324,7 @@ def open_output(folder: str, path: str, owner: str) -> BinaryIO:
             os.close(here)
 
 
-def _open_plain(name: str, folder: int) -> BinaryIO:
+def open_plain(name: str, folder: int) -> BinaryIO:
     """Opens a plain file in an open folder; raises OSError if it is something else, a link above all."""
     file = os.fdopen(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder), "rb")
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

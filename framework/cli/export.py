@@ -71,7 +71,11 @@ def export_model(
     storage: StorageOption = None,
     access: ServiceAccess,
 ) -> None:
-    """Writes the best model of a search to a file that Keras loads, or what a training job has trained."""
+    """Writes the best model of a search, or a job's, to a file.
+
+    Keras loads the file. Of a search it is the model of the best trial at its best epoch; of a training job what it has
+    trained so far.
+    """
     wanted = _Wanted(name, trial, None if epoch is None else epoch.value, target, force)
     if not _of_local_search(wanted, storage) and not _of_run(wanted):
         _of_service(wanted, access)
@@ -155,22 +159,23 @@ def _of_service(wanted: _Wanted, access: ServiceAccess) -> None:
     try:
         with access.client() as client:
             job = find_job(client, wanted.name)
-            record, metric, epoch = None, "", "last"
+            record: TrialRecord | None = None
+            metric, epoch = "", wanted.epoch
             if job.kind is JobKind.SEARCH:
                 found = client.trials(job.id)
                 trials = [TrialRecord(**view.model_dump()) for view in found.trials]
                 record = _trial(wanted, trials, found.mode, f"dike jobs {job.id}")
-                metric, epoch = found.metric, wanted.epoch
+                metric = found.metric
             else:
                 _refuse_trial(wanted)
+                epoch = "last"
             with tempfile.TemporaryDirectory(prefix="dike-export-") as folder:
                 client.model(job.id, Path(folder), None if record is None else record.number, epoch)
                 best_step = None if record is None else record.best_step
                 _write(wanted, choose(folder, epoch, best_step), metric, record)
     except ServiceUnavailableError as error:
         raise BadInputError(
-            f"There is no search '{wanted.name}' in the database here, no run {RUNS_FOLDER}/{wanted.name}, and no "
-            f"service to ask: {error}"
+            f"There is no search '{wanted.name}' in the database here, and no run {RUNS_FOLDER}/{wanted.name}. {error}"
         ) from error
 
 

@@ -159,7 +159,7 @@ def best_trials_table(
     columns = (
         _Column("trial", _texts(str(trial.number) for trial in trials)),
         *parameters,
-        _Column(f"{value} {metric}", _texts("" if each.value is None else f"{each.value:.5g}" for each in trials)),
+        _Column(f"{value} {metric}", _texts(_number(each.value) for each in trials)),
         *_best_columns(trials, metric, value),
         _Column("steps", _texts(str(trial.step) for trial in trials), dispensable=1),
         _Column("state", _texts(str(trial.state) for trial in trials), dispensable=2),

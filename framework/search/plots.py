@@ -197,11 +197,13 @@ def _draw_leaders(axes: Axes, leads: Sequence[tuple[float, float, int]]) -> None
     """
     place_in_axes = axes.transScale + axes.transLimits
     taken: list[tuple[float, float]] = []
+    shown = []
     for at_s, value, trial in reversed(leads):
         x, y = place_in_axes.transform((at_s, value))
-        if any(abs(x - other[0]) < LABEL_SHARE and abs(y - other[1]) < LABEL_HEIGHT for other in taken):
-            continue
-        taken.append((x, y))
+        if not any(abs(x - other[0]) < LABEL_SHARE and abs(y - other[1]) < LABEL_HEIGHT for other in taken):
+            taken.append((x, y))
+            shown.append((at_s, value, trial))
+    for at_s, value, trial in reversed(shown):
         axes.annotate(str(trial), (at_s, value), (0, 4), textcoords="offset points", fontsize=7)
 
 

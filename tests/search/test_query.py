@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import time
@@ -11,6 +12,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from typer.testing import CliRunner, Result
 
 from dike.exceptions import BadInputError
@@ -330,6 +332,26 @@ def test_the_value_that_a_script_states_is_the_one_drawn(url: str) -> None:
     (curve,) = figure.axes[2].get_lines()
     values = list(curve.get_ydata())
     assert values == [0.7, 0.7]
+
+
+def test_labels_of_leaders_do_not_cover_each_other() -> None:
+    spec = SearchSpec("close", "/t.py", (), {}, (Parameter("lr", (1,)),), "grid", 1)
+    count = 40
+    slices = [
+        SliceRecord(number, 0, number, "a", BEGIN_S, BEGIN_S + 100, first_step_s=BEGIN_S) for number in range(count)
+    ]
+    trials = [TrialRecord(number, {"lr": 1}, TrialState.FINISHED, value=0.1) for number in range(count)]
+    reports = {
+        number: [{"run": 0, "step": 1, "train_s": 10 + number % 20 * 0.4 + number, "value": 3.0 / (number + 1)}]
+        for number in range(count)
+    }
+    figure = draw_search(spec, trials, slices, reports)
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    texts = figure.axes[2].texts
+    assert 3 < len(texts) < count
+    assert texts[-1].get_text() == str(count - 1)
+    boxes = [text.get_window_extent(renderer) for text in texts]
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
 
 
 @pytest.mark.slow

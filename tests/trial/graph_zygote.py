@@ -28,9 +28,9 @@ class ObservedRuntime(TrialRuntime):
         super().__init__(spec)
         self._case = case
 
-    def progress(self, step: int, loss: float | None = None, metrics: Any = None, value: float | None = None) -> None:
+    def progress(self, step: int, loss: float | None = None, *others: Any, **named: Any) -> None:
         """As the base class."""
-        super().progress(step, loss, metrics, value)
+        super().progress(step, loss, *others, **named)
         with open("steps.txt", "a", encoding="utf-8") as file:
             file.write(f"{self.spec.run} {step} {'none' if loss is None else loss.hex()}\n")
         if step in self._case.get("suspend_at", ()):

@@ -42,9 +42,9 @@ class ObservedRuntime(TrialRuntime):
     def suspend_requested(self, value: bool) -> None:
         self._is_requested = value
 
-    def progress(self, step: int, loss: float | None = None, metrics: Any = None, value: float | None = None) -> None:
+    def progress(self, step: int, loss: float | None = None, *others: Any, **named: Any) -> None:
         """As the base class."""
-        super().progress(step, loss, metrics, value)
+        super().progress(step, loss, *others, **named)
         if loss is not None:
             with open("steps.txt", "a", encoding="utf-8") as file:
                 file.write(f"{step} {loss.hex()}\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import subprocess
 import sys
@@ -84,8 +83,12 @@ class Played:
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Played]:
-    folder = tmp_path_factory.mktemp("graph")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("graph")
+
+
+@pytest.fixture(scope="module")
+def played(folder: Path) -> dict[str, Played]:
     (folder / "cases.json").write_text(json.dumps(CASES))
     subprocess.run(
         [sys.executable, str(HERE / "graph_zygote.py"), str(folder)],
@@ -116,8 +119,11 @@ def test_a_suspended_trial_has_the_losses_of_an_uninterrupted_one(played: dict[s
     assert [step for _, step, _ in suspended.losses] == [step for _, step, _ in whole.losses]
     assert suspended.last_losses() == whole.last_losses()
     assert suspended.value() == whole.value()
-    newest = [float.fromhex(loss) for _, _, loss in whole.losses[-math.ceil(len(whole.losses) / 10) :]]
-    assert whole.value() == pytest.approx(math.fsum(newest) / len(newest), rel=1e-6)
+    assert whole.value() == float.fromhex(whole.losses[-1][2])
+    assert (
+        len({tuple(each.told("progress")[-1][key] for key in ("best", "best_step")) for each in (whole, suspended)})
+        == 1
+    )
     assert len(set(whole.last_losses().values())) > len(whole.losses) // 2
 
 
@@ -193,6 +199,36 @@ def test_the_position_in_data_with_random_ops_is_kept(played: dict[str, Played])
     assert [step for _, step, _ in suspended.losses] == [1, 2, 3, 4, 5]
     assert [loss for _, _, loss in suspended.losses][:3] == [loss for _, _, loss in whole.losses]
     assert "is saved without the state of its random ops" in suspended.output
+
+
+EXPORTED = """
+import sys, tensorflow as tf
+from dike.trial.export import choose, export
+for name in ("digits", "plain"):
+    kept = choose(f"{sys.argv[1]}/{name}/checkpoints", None, None)
+    export(kept, f"{sys.argv[1]}/{name}-exported")
+    reader = tf.train.load_checkpoint(f"{sys.argv[1]}/{name}-exported")
+    print(kept.step, len(reader.get_variable_to_shape_map()))
+model = tf.saved_model.load(f"{sys.argv[1]}/digits-exported/saved_model").signatures["serving_default"]
+print({name: value.shape.as_list() for name, value in model(image=tf.zeros([3, 8, 8, 1])).items()})
+"""
+
+
+def test_a_session_is_exported_as_a_checkpoint_and_where_the_graph_allows_as_a_saved_model(
+    played: dict[str, Played], folder: Path
+) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"}
+    done = subprocess.run(
+        [sys.executable, "-c", EXPORTED, folder], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    digits, plain, shape = done.stdout.splitlines()
+    steps = [max(played[name].last_losses()) for name in ("digits", "plain")]
+    assert [int(line.split()[0]) for line in (digits, plain)] == steps
+    assert shape == "{'logits': [3, 10]}"
+    assert "no SavedModel beside the checkpoint: its model reads the data itself" in done.stderr
+    files = {path.name.partition(".data")[0] for path in (folder / "plain-exported").iterdir()}
+    assert files == {"checkpoint", "model.ckpt", "model.ckpt.index", "model.ckpt.meta"}
 
 
 @pytest.mark.parametrize(("name", "why"), [("queue", "from queues"), ("threads", "in several threads")])

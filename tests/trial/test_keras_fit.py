@@ -12,7 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import h5py
 import pytest
+
+from dike.exceptions import BadInputError
+from dike.trial.export import Kept, choose, export
 
 pytestmark = pytest.mark.tensorflow
 
@@ -118,6 +122,22 @@ def test_an_interrupted_trial_is_the_same_at_every_step(played: Any, name: str) 
     assert json.loads((plain.folder / "result.json").read_text()) == json.loads(
         (cut.folder / "result.json").read_text()
     )
+    standings = [each.of_type("progress")[-1] for each in (plain, cut)]
+    assert len({tuple(standing[key] for key in ("value", "best", "best_step")) for standing in standings}) == 1
+    for epoch in ("best", "last"):
+        kept = [choose(str(each.folder / "checkpoints"), epoch, standings[0]["best_step"]) for each in (plain, cut)]
+        assert kept[0].step == kept[1].step
+        assert epoch == "last" or kept[0].step == standings[0]["best_step"]
+        assert weights_of(kept[0], plain.folder) == weights_of(kept[1], cut.folder)
+
+
+def weights_of(kept: Kept, folder: Path) -> dict[str, bytes]:
+    """What is in the exported file."""
+    export(kept, str(folder / "model.weights.h5"), force=True)
+    found: dict[str, bytes] = {}
+    with h5py.File(folder / "model.weights.h5") as file:
+        file.visititems(lambda name, item: found.update({name: item[()].tobytes()} if hasattr(item, "dtype") else {}))
+    return found
 
 
 def test_the_example_is_the_same_at_every_step(played: Any) -> None:
@@ -173,7 +193,7 @@ def test_reports_tell_the_whole_course(played: Any) -> None:
 def test_old_checkpoints_are_removed_but_not_those_of_finished_fits(played: Any) -> None:
     cut = played("several-cut")
 
-    names = sorted(path.name for path in (cut.folder / "checkpoints").iterdir())
+    names = sorted(path.name for path in (cut.folder / "checkpoints").glob("run-*"))
     last = json.loads((cut.folder / "checkpoints" / names[-1] / "dike-trial.json").read_text())
     ends = {path.name for path in (cut.folder / "checkpoints").iterdir() if path.name.endswith(("-step-4", "-step-8"))}
     assert set(last["needs"]) == ends
@@ -220,3 +240,8 @@ def test_steps_of_train_on_batch_are_reported(played: Any) -> None:
     assert on_batch.codes == [0], on_batch.output
     assert [report["preemptible"] for report in on_batch.of_type("training")] == [False]
     assert on_batch.lines("steps.txt", keys=1) == on_batch.lines("expected.txt", keys=1)
+    (last,) = on_batch.lines("expected.txt", keys=1)[("3",)]
+    assert on_batch.of_type("progress")[-1]["value"] == float.fromhex(last[0])
+    assert choose(str(on_batch.folder / "checkpoints"), None, None).step == 3
+    with pytest.raises(BadInputError, match="losses of batches"):
+        choose(str(on_batch.folder / "checkpoints"), "best", None)

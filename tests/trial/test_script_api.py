@@ -13,6 +13,7 @@ import pytest
 import dike
 from dike.exceptions import BadInputError
 from dike.trial import folders
+from dike.trial.export import choose, export
 from tests.trial.slot import Run, Slot, trial
 
 pytestmark = pytest.mark.integration
@@ -122,6 +123,11 @@ def test_a_suspended_trial_goes_on_as_if_nothing_had_been(
     assert run.code == 0
     assert run.of("progress")[-1]["step"] == STEPS
     assert losses(tmp_path / "diary.txt") == uninterrupted
+    # The script's best step is kept, also by a run that came before.
+    last = run.of("progress")[-1]
+    export(choose(str(tmp_path), "best", last["best_step"]), str(tmp_path / "exported"))
+    assert float.fromhex((tmp_path / "exported" / "loss").read_text()) == last["best"]
+    assert len(list(tmp_path.glob("best-*"))) == 1
 
 
 def test_a_killed_trial_goes_on_from_its_last_checkpoint(

@@ -242,17 +242,17 @@ def test_the_first_call_trains_and_ends_the_process(plain_slot: Slot, tmp_path: 
     script = plain_slot.write("two.py", TWO_CALLS.replace("BODY", "pass"))
     run = plain_slot.run(script, trial(tmp_path, call=0, parameters={"lr": 0.25}))
     assert (run.code, run.output) == (0, "first call\n")
-    assert run.reports[-1] == {"type": "result", "value": 1.25, "values": {}}
+    assert run.reports[-1] == {"type": "result", "value": 1.25, "values": {}, "best": 1.25, "best_step": 0}
 
 
 @pytest.mark.parametrize(
     ("body", "spec", "last"),
     [
-        ("return lr + units", {}, {"type": "result", "value": 3.1, "values": {}}),
+        ("return lr + units", {}, {"type": "result", "value": 3.1, "values": {}, "best": 3.1, "best_step": 1}),
         (
             "return {'f1': lr, 'loss': 2}",
             {"metric": "f1"},
-            {"type": "result", "value": 0.1, "values": {"f1": 0.1, "loss": 2.0}},
+            {"type": "result", "value": 0.1, "values": {"f1": 0.1, "loss": 2.0}, "best": 0.1, "best_step": 1},
         ),
     ],
 )

@@ -15,6 +15,7 @@ GRAPH = "graph.meta"
 NAME = "model.ckpt"
 SAVED_MODEL = "saved_model"
 
+_READERS = ("Iterator", "IteratorV2", "OneShotIterator", "QueueDequeueV2", "QueueDequeueManyV2", "ReaderReadV2")
 _LOGITS = ("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits")
 
 
@@ -68,9 +69,11 @@ def _write_saved_model(checkpoint: str, target: str, loss: str | None) -> str:
             if logits is not None:
                 outputs = {"logits": logits}
             needed = ancestors([tensor.op for tensor in outputs.values()])
+            if any(op.type in _READERS for op in needed):
+                return "its model reads the data itself"
             inputs = {op.name: op.outputs[0] for op in needed if op.type.startswith("Placeholder")}
             if not inputs:
-                return "the model of this graph takes nothing from placeholders"
+                return "its model takes nothing from placeholders"
             saved = {name for name, _ in tf.train.list_variables(checkpoint)}
             variables = [each for each in v1.global_variables() if each.op.name in saved]
             v1.train.Saver(variables).restore(session, checkpoint)

@@ -15,6 +15,7 @@
 | GET /jobs/{id}/logs?task=&after=&follow= | text/plain, or application/x-ndjson if accepted | owner, admin |
 | GET /jobs/{id}/outputs | OutputList: what its script has written | owner, admin |
 | GET /jobs/{id}/outputs/content?path= | application/octet-stream: one of those files | owner, admin |
+| GET /jobs/{id}/model?trial=&epoch= | application/x-tar: the folder that holds its model | owner, admin |
 | GET /jobs/{id}/explain | framework.service.explanation.Explanation | all |
 | GET /jobs/{id}/plan | PlanView; 404 for a search | all |
 | GET /jobs/{id}/trials | TrialList; 404 for a training job | all |

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import tarfile
+import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
@@ -225,6 +227,22 @@ class ServiceClient:
         finally:
             partial.unlink(missing_ok=True)
         return True
+
+    def model(self, job_id: str, folder: Path, trial: int | None = None, epoch: str | None = None) -> None:
+        """Copies the checkpoint that holds a model into a folder.
+
+        Args:
+            job_id: a training job, or a search.
+            folder: gets the checkpoint's folder.
+            trial: of a search: which.
+            epoch: `best` or `last`; None for the best, or the last where no best one was kept.
+        """
+        wanted = {name: value for name, value in {"trial": trial, "epoch": epoch}.items() if value is not None}
+        with tempfile.TemporaryFile() as archive:
+            archive.writelines(self._http.blocks(f"{_path(job_id)}/model", wanted))
+            archive.seek(0)
+            with tarfile.open(fileobj=archive) as files:
+                files.extractall(folder, filter="data")
 
     def cluster(self) -> ClusterView:
         """The service and the agents of its cluster."""

@@ -1,16 +1,19 @@
-"""What the scripts of jobs have written below their working folders (`executor.outputs`), handed out."""
+"""What the scripts of jobs have written below their working folders (`executor.outputs`), handed out, and models."""
 
 from __future__ import annotations
 
 import os
 import re
+import tarfile
 from collections.abc import Iterator
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, Literal
 from urllib.parse import quote
 
 from fastapi import APIRouter, HTTPException, Query
 from fastapi.responses import StreamingResponse
 
+from dike.trial.export import pick
+from dike.trial.folders import META
 from executor import outputs
 from executor.outputs import shown
 from framework.scheduler.records import JobKind, JobRecord
@@ -88,6 +91,70 @@ def get_output(
         "Content-Disposition": f"attachment; filename*=UTF-8''{quote(inside.rpartition('/')[2])}",
     }
     return StreamingResponse(_blocks(file, size), media_type="application/octet-stream", headers=headers)
+
+
+@router.get(
+    "/jobs/{job_id}/model",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}}}},
+)
+def model(
+    service: Service,
+    record: OwnJob,
+    trial: Annotated[int | None, Query(ge=0, le=2**31 - 1, description="Of a search: the trial's number.")] = None,
+    epoch: Annotated[Literal["best", "last"] | None, Query(description="Else the best one that was kept.")] = None,
+) -> StreamingResponse:
+    """The checkpoint folder that holds the model of a trial or of a training job, for `dike export`."""
+    folder, best_step = _folder(service, record), None
+    if folder is not None and record.kind is JobKind.SEARCH:
+        if trial is None:
+            raise HTTPException(422, f"Job '{record.id}' is a search; say of which trial.")
+        found = Store(service.store.database.url, engine=service.store.database.engine)
+        found.open_search(record.id)
+        best_step = next((one.best_step for one in found.load_trials(readings=False) if one.number == trial), None)
+        folder = f"{folder}/trial-{trial}"
+    if folder is not None and outputs.is_remote(folder):
+        raise HTTPException(404, f"The checkpoints are in {folder}; the service does not read there.")
+    known = None if folder is None else outputs.read_record(folder)
+    names = [] if folder is None or known is None or known.owner != _owner(record) else _whole(folder)
+    name = pick(names, epoch, best_step)
+    if name is None:
+        whose = f"Job '{record.id}'" if trial is None else f"Trial {trial} of '{record.id}'"
+        kept = f"{epoch} epoch" if epoch else "model"
+        raise HTTPException(404, f"{whose} has kept no {kept} that the service sees in {folder}.")
+    assert folder is not None
+    return StreamingResponse(_tar(folder, name), media_type="application/x-tar")
+
+
+def _whole(folder: str) -> list[str]:
+    """The complete checkpoints in a local folder; links are none."""
+    with os.scandir(folder) as entries:
+        found = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    return [name for name in found if os.path.isfile(f"{folder}/{name}/{META}")]
+
+
+def _tar(folder: str, name: str) -> Iterator[bytes]:
+    """A folder's plain files as a tar archive. No link is followed: the script may have made it."""
+    here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for parent, _, names, inside in os.fwalk(name, dir_fd=here):
+            for each in names:
+                try:
+                    file = outputs.open_plain(each, inside)
+                except OSError:
+                    continue  # A link, or gone meanwhile: the checkpoint is then not whole, as its reader will see.
+                info = tarfile.TarInfo(f"{parent}/{each}")
+                info.size = os.fstat(file.fileno()).st_size
+                yield info.tobuf()
+                sent = 0
+                for block in _blocks(file, info.size):
+                    sent += len(block)
+                    yield block
+                # What was promised, also of a file that has become shorter, up to a whole number of blocks.
+                yield bytes(info.size - sent + -info.size % tarfile.BLOCKSIZE)
+        yield bytes(2 * tarfile.BLOCKSIZE)
+    finally:
+        os.close(here)
 
 
 def _blocks(file: BinaryIO, size: int) -> Iterator[bytes]:
