@@ -48,6 +48,7 @@ def test_the_document_names_everything_for_generated_clients(alice: httpx.Client
     routes = [route for methods in document["paths"].values() for route in methods.values()]
     names = [route["operationId"] for route in routes]
     assert len(set(names)) == len(names)
+    assert all(re.match("(get|list|submit|resubmit|resume|kill|explain)_", name) for name in names)
     assert {"submit_job", "list_jobs", "get_job", "kill_job", "get_logs", "list_trials"} <= set(names)
     assert all(route["tags"] and route["description"] for route in routes)
     request = document["components"]["schemas"]["JobRequest"]

@@ -98,7 +98,7 @@ def get_output(
     response_class=StreamingResponse,
     responses={200: {"content": {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}}}},
 )
-def model(
+def get_model(
     service: Service,
     record: OwnJob,
     trial: Annotated[int | None, Query(ge=0, le=2**31 - 1, description="Of a search: the trial's number.")] = None,
