@@ -6,6 +6,7 @@ The script is not run, and a Keras model not made: its classes need not be known
 from __future__ import annotations
 
 import contextlib
+import glob
 import importlib
 import io
 import json
@@ -31,6 +32,9 @@ ARRAYS = "arrays.npz"
 """What layers have computed to be saved, by path and key."""
 SCRIPT = "script"
 """Folder of a checkpoint that the script's own `save` has filled (`dike.checkpoint`)."""
+
+CHECKPOINT = "checkpoint"
+"""The kind of what is no folder of ours, but a checkpoint of TensorFlow, by its prefix."""
 
 KERAS, WEIGHTS = ".keras", ".weights.h5"
 _DTYPE = "dtype"
@@ -61,7 +65,7 @@ class Kept:
     @property
     def suffix(self) -> str:
         """What the name of an exported file ends in; empty for a folder."""
-        return "" if self.meta["kind"] in ("graph", "script") else KERAS
+        return "" if self.meta["kind"] in ("graph", "script", CHECKPOINT) else KERAS
 
 
 def pick(names: Iterable[str], epoch: str | None, best_step: int | None) -> str | None:
@@ -114,6 +118,25 @@ def choose(folder: str, epoch: str | None, best_step: int | None) -> Kept:
     )
 
 
+def of_job(folder: str) -> Kept:
+    """The model that a training job has trained: Keras', or the newest checkpoint of TensorFlow in its folder.
+
+    Raises:
+        BadInputError: if there is none.
+    """
+    # Late: it imports TensorFlow where there is a checkpoint.
+    from dike.checkpoints import newest_whole, step_of
+
+    try:
+        return choose(folder, "last", None)
+    except BadInputError:
+        inner = sorted(glob.glob(f"{glob.escape(folder)}/fit-*"))
+        path = next(filter(None, map(newest_whole, [folder, *reversed(inner)])), None)
+        if path is None:
+            raise
+        return Kept(path, {"kind": CHECKPOINT, "step": step_of(path)})
+
+
 def export(kept: Kept, target: str, *, force: bool = False) -> None:
     """Writes a kept model.
 
@@ -125,13 +148,14 @@ def export(kept: Kept, target: str, *, force: bool = False) -> None:
     Raises:
         BadInputError: if it cannot be written in this form, or something is in the way.
     """
-    if problem := folders.problem(kept.path):
+    is_ours = kept.meta["kind"] != CHECKPOINT
+    if is_ours and (problem := folders.problem(kept.path)):
         raise BadInputError(f"It cannot be exported: {problem}.")
     is_file = target.endswith((KERAS, WEIGHTS))
     if kept.suffix and not is_file:
         raise BadInputError(f"'{target}' is no name for a Keras model; let it end in .keras or .weights.h5.")
     if is_file and not kept.suffix:
-        what = "the state of a TensorFlow 1 session" if kept.meta["kind"] == "graph" else "what the script itself saved"
+        what = "what the script itself saved" if kept.meta["kind"] == "script" else "a checkpoint of TensorFlow"
         raise BadInputError(f"'{kept.path}' holds {what}, no Keras model; name a folder to export it to.")
     _check_target(target, is_file=is_file, force=force)
     try:

@@ -95,8 +95,9 @@ class TrialResult:
             slot_s=values["slot_s"],
             runs=values["runs"],
             error=values["error"],
-            best_value=_number(values["best_value"]),
-            best_step=values["best_step"],
+            # What an earlier version of Dike has found may come in a search that goes on.
+            best_value=_number(values.get("best_value")),
+            best_step=values.get("best_step"),
             folder=f"{checkpoint_dir.rstrip('/')}/trial-{values['number']}",
         )
 

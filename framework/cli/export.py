@@ -133,13 +133,13 @@ def _trial(wanted: _Wanted, trials: Sequence[TrialRecord], mode: Mode, shows: st
 
 def _of_run(wanted: _Wanted) -> bool:
     """Exports what `dike run` has trained; False if there is no such folder."""
-    from dike.trial.export import choose
+    from dike.trial.export import of_job
 
     folder = next((path for path in (Path(wanted.name), Path(RUNS_FOLDER, wanted.name)) if path.is_dir()), None)
     if folder is None:
         return False
     _refuse_trial(wanted)
-    _write(wanted, choose(str(folder), "last", None))
+    _write(wanted, of_job(str(folder)))
     return True
 
 

@@ -367,8 +367,9 @@ class SearchResult:
 
     @property
     def leading(self) -> list[TrialRecord]:
-        """The best trial, and the one that ever had the best value."""
-        return [trial for trial in (self.best, best_so_far(self.trials, self.mode)) if trial is not None]
+        """The best trial, and the one that ever had the best value; none that has failed."""
+        sound = [trial for trial in self.trials if trial.state is not TrialState.FAILED]
+        return [trial for trial in (self.best, best_so_far(sound, self.mode)) if trial is not None]
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values: what `dike tune --format json` prints, and a service keeps."""

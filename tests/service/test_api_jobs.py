@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import math
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from dike.trial import folders
 from executor.outputs import LIMIT_VARIABLE, Outputs
 from framework.mesos import events
 from framework.scheduler.records import JobState, ProgressPoint, TaskRecord
@@ -396,6 +399,31 @@ def test_a_folder_that_another_job_has_written_to_is_not_handed_out(
     detail(bob.get(f"/api/v1/jobs/{job_id}/outputs/content", params={"path": "secret"}), 404)
 
 
+def test_the_model_of_a_job_is_handed_out_to_its_owner(
+    stage: ApiStage, alice: httpx.Client, bob: httpx.Client, tmp_path: Path
+) -> None:
+    job_id = alice.post("/api/v1/jobs", files=form(training(name="modelled"))).json()["id"]
+    path, folder, workspace = f"/api/v1/jobs/{job_id}/model", tmp_path / "run", tmp_path / "workspace"
+    stage.store.change_job(job_id, result={"checkpoint_dir": str(folder)})
+    workspace.mkdir()
+    record = stage.store.job(job_id)
+    assert record is not None
+    Outputs(workspace, str(folder), "somebody else's", 0, {}).save()
+    folders.write(f"{folder}/run-0-step-9", {"variables.npz": bytes(range(256)) * 3000}, {"kind": "model", "step": 9})
+    (folder / "run-0-step-9" / "link").symlink_to("/etc/passwd")
+    (folder / "run-0-step-10").symlink_to("/etc")
+    (folder / "run-0-step-11").mkdir()
+    assert "has kept no model" in detail(alice.get(path), 404)
+    Outputs(workspace, str(folder), record.claims_as, 1, {}).save()
+    with tarfile.open(fileobj=io.BytesIO(alice.get(path).content)) as archive:
+        archive.extractall(tmp_path / "got", filter="data")
+    got = tmp_path / "got" / "run-0-step-9"
+    assert folders.problem(str(got)) == ""
+    assert sorted(file.name for file in got.iterdir()) == ["dike-trial.json", "variables.npz"]
+    assert "no best epoch" in detail(alice.get(path, params={"epoch": "best"}), 404)
+    assert "alice" in detail(bob.get(path), 403)
+
+
 def test_a_search_shows_trials_slices_and_losses(
     stage: ApiStage, alice: httpx.Client, bob: httpx.Client, root: httpx.Client
 ) -> None:
@@ -418,7 +446,7 @@ def test_a_search_shows_trials_slices_and_losses(
     shown = alice.get(path).json()
     assert shown["trials"] == {"suspended": 1}
     listed = {one["id"]: one for one in alice.get("/api/v1/jobs").json()["jobs"]}
-    assert listed["digits"]["best"] == shown["best"] == FULL.value
+    assert listed["digits"]["best"] == shown["best"] == FULL.best_value
     [trial] = alice.get(f"{path}/trials").json()["trials"]
     assert (trial["loss"], trial["metrics"], trial["error"]) == (None, {"accuracy": None}, FULL.error)
     # How far a trial is may be known to all; what it was asked with, and where its results are, may not.

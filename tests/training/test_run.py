@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,9 @@ def test_the_keras_example_on_a_private_mesos(tmp_path: Path, examples: Path) ->
     variables_are_where_planned(result)
     assert list(Path(result["checkpoint_dir"]).rglob("*.index"))
     assert result["restarts"] == 0
+    exported = run_dike("export", result["checkpoint_dir"], "-o", "model.keras", cwd=tmp_path)
+    assert exported.returncode == 0, exported.stderr
+    assert "model.weights.h5" in zipfile.ZipFile(tmp_path / "model.keras").namelist()
 
 
 def test_the_v1_example_and_its_continuation(tmp_path: Path, examples: Path, mesos: EmbeddedCluster) -> None:
@@ -182,6 +186,9 @@ def test_the_v1_example_and_its_continuation(tmp_path: Path, examples: Path, mes
     # The second run goes on where the first one ended; its short life may pass without a line of progress.
     saved = checkpoints_of(tmp_path)
     assert max(saved) >= 200
+    exported = run_dike("export", "checkpoints", "-o", "exported", cwd=tmp_path)
+    assert f"of step {max(saved)}, to exported" in exported.stdout, exported.stderr
+    assert (tmp_path / "exported" / "model.ckpt.index").is_file()
     (tmp_path / "again").mkdir()
     again = dike_run(tmp_path / "again", *arguments, examples / "digits_v1.py", "--steps", "260")
     continued = again.result()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dike.trial import folders
+from dike.trial.export import CHECKPOINT
 
 GRAPH = "graph.meta"
 """File of a checkpoint: the graph of the session that trains."""
@@ -25,22 +27,27 @@ def write(path: str, meta: Mapping[str, Any], target: str) -> None:
     A SavedModel stands beside where TensorFlow is installed, and the graph can be loaded without the script's code.
 
     Args:
-        path: the checkpoint.
+        path: a trial's checkpoint; or one of TensorFlow (`CHECKPOINT`).
         meta: what its writer noted.
         target: a folder that exists.
     """
-    with folders.to_read(f"{path}/session-{meta['trainee']}") as source:
+    if meta["kind"] == CHECKPOINT:
+        folder, _, prefix = path.rpartition("/")
+    else:
+        folder, prefix = f"{path}/session-{meta['trainee']}", "variables"
+    with folders.to_read(folder) as source:
         for name in os.listdir(source):
-            if name.startswith("variables."):
-                shutil.copyfile(f"{source}/{name}", f"{target}/{NAME}{name.removeprefix('variables')}")
+            if name.startswith(f"{prefix}."):
+                shutil.copyfile(f"{source}/{name}", f"{target}/{NAME}{name.removeprefix(prefix)}")
     with open(f"{target}/checkpoint", "w", encoding="utf-8") as file:
         file.write(f'model_checkpoint_path: "{NAME}"\nall_model_checkpoint_paths: "{NAME}"\n')
-    try:
-        graph = folders.read(path)[1](GRAPH)
-    except FileNotFoundError:
+    if meta["kind"] != CHECKPOINT:
+        with contextlib.suppress(FileNotFoundError):
+            graph = folders.read(path)[1](GRAPH)
+            with open(f"{target}/{NAME}.meta", "wb") as file:
+                file.write(graph)
+    if not os.path.isfile(f"{target}/{NAME}.meta"):
         return
-    with open(f"{target}/{NAME}.meta", "wb") as file:
-        file.write(graph)
     problem = _write_saved_model(f"{target}/{NAME}", f"{target}/{SAVED_MODEL}", meta.get("loss"))
     if problem:
         print(f"dike: no SavedModel beside the checkpoint: {problem}", file=sys.stderr, flush=True)
