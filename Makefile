@@ -6,6 +6,7 @@
 # make bench-solver   measure all that is claimed of the solver; writes benchmarks/results/solver.md
 # make bench-search   measure all that is claimed of searches; writes benchmarks/results/search.md
 # make chaos  a random fault every few seconds while jobs run, CHAOS_FAULTS times; prints what it does
+# make wheel  write Dike's packages into dist/, for pip install dist/*.whl on other machines
 # make clean  remove all that make has made; checkpoints in dike-runs/ are left alone
 PYTHON ?= python3
 CHAOS_FAULTS ?= 210
@@ -16,7 +17,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 # The tests start hundreds of Python processes; without bytecode each would compile all that it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-fast test-thorough fuzz chaos lint bench bench-solver bench-search clean
+.PHONY: demo test test-fast test-thorough fuzz chaos lint bench bench-solver bench-search wheel clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-examples
@@ -58,6 +59,10 @@ $(VENV)/.installed-%: setup.cfg pyproject.toml $(wildcard compat/http_parser/*.*
 	$(PIP) install --quiet ./compat/http_parser
 	$(PIP) install --quiet --editable ".[$*]"
 	touch $@
+
+# The second package is one that pymesos needs and that no longer builds from where it is published.
+wheel: $(VENV)/.installed-examples
+	$(PIP) wheel --quiet --no-deps --wheel-dir dist . ./compat/http_parser
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info compat/http_parser/build compat/http_parser/*.egg-info

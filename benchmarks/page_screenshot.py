@@ -26,8 +26,8 @@ from dike.exceptions import DikeError
 ROOT = Path(__file__).parents[1]
 DEADLINE_S = 300.0
 WIDTH = 1280
-SEARCH_HEIGHT = 1180
-JOB_HEIGHT = 970
+SEARCH_HEIGHT = 1420
+JOB_HEIGHT = 892
 """Of the parts that are seen without scrolling: the events below name folders of this machine."""
 SEARCH = "digits-search"
 TRAINING = "digits_v1"

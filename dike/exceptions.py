@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from dike.tracebacks import error_lines
+
 _NOT_IN_A_LINE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
@@ -11,6 +13,10 @@ class DikeError(Exception):
     """Base of all errors a user can meet; `exit_code` is what the `dike` command ends with."""
 
     exit_code = 1
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows of it."""
+        return "".join(error_lines(self, is_deliberate=True)).splitlines()
 
 
 class BadInputError(DikeError):

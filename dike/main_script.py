@@ -14,6 +14,7 @@ from types import CodeType, ModuleType
 from typing import TypeVar
 
 from dike.exceptions import BadInputError, DikeError
+from dike.tracebacks import error_lines
 
 T = TypeVar("T")
 
@@ -45,16 +46,10 @@ def run_as_main(script: str, arguments: Sequence[str]) -> None:
     """
     # Taken out: what the script starts itself is another program.
     name = os.environ.pop(MODULE_VARIABLE, "")
-    module = ModuleType("__main__")
     path = os.path.abspath(script)
-    module.__dict__.update(__file__=path, __builtins__=builtins, __cached__=None)
-    sys.modules["__main__"] = module
-    sys.argv[:] = [path if name else script, *arguments]
     folder = os.getcwd() if name else os.path.dirname(os.path.realpath(script))
-    if sys.flags.safe_path:
-        sys.path.insert(0, folder)
-    else:
-        sys.path[0] = folder
+    module = become_main([path if name else script, *arguments], folder)
+    module.__dict__.update(__file__=path, __cached__=None)
     try:
         if name:
             code = _code_of_module(name, module)
@@ -67,6 +62,27 @@ def run_as_main(script: str, arguments: Sequence[str]) -> None:
         reason = error.msg if isinstance(error, SyntaxError) else str(error)
         raise ScriptSyntaxError(f"has a syntax error{line} ({reason})") from error
     call_script(lambda: exec(code, module.__dict__))  # noqa: S102 - running the script is what this module is for
+
+
+def become_main(argv: Sequence[str], folder: str) -> ModuleType:
+    """Makes this process one that runs something else than it was started for.
+
+    Args:
+        argv: what that finds in `sys.argv`.
+        folder: where it finds its modules first.
+
+    Returns:
+        Its module `__main__`, which is empty.
+    """
+    module = ModuleType("__main__")
+    module.__dict__.update(__builtins__=builtins)
+    sys.modules["__main__"] = module
+    sys.argv[:] = argv
+    if sys.flags.safe_path:
+        sys.path.insert(0, folder)
+    else:
+        sys.path[0] = folder
+    return module
 
 
 def _code_of_module(name: str, module: ModuleType) -> CodeType:
@@ -97,8 +113,11 @@ def _code_of_module(name: str, module: ModuleType) -> CodeType:
 def own_program() -> tuple[str, str] | None:
     """What this process was started to run: its file, and its name if it is a module (`python -m`), else empty.
 
-    None where there is no such file, as in a notebook, or where it is a module from elsewhere than the working folder.
+    None where there is no such file, as in a notebook and at a prompt, or where it is a module from elsewhere than the
+    working folder.
     """
+    if hasattr(sys, "ps1"):
+        return None  # what is typed at a prompt is not in the file that has run before
     main = sys.modules.get("__main__")
     path = getattr(main, "__file__", None)
     spec = getattr(main, "__spec__", None)
@@ -115,7 +134,7 @@ def call_script(function: Callable[[], T]) -> T:
     """Calls what is the script's own, and returns what it returns.
 
     Args:
-        function: calls it at once: its own frame is left out of tracebacks.
+        function: calls it.
 
     Raises:
         ScriptFailedError: if it raises anything but what follows.
@@ -127,11 +146,7 @@ def call_script(function: Callable[[], T]) -> T:
     except DikeError:
         raise
     except Exception as error:
-        # The first frames are this function and the one given, which Python itself would not show.
-        trace = error.__traceback__
-        for _ in range(2):
-            trace = trace.tb_next if trace is not None else None
-        traceback.print_exception(type(error), error, trace)
+        sys.stderr.write("".join(error_lines(error)))
         raise ScriptFailedError(f"failed ({one_line(error)})") from error
 
 

@@ -28,8 +28,12 @@ _FUNCTIONS = {
     "checkpoint": "dike.trial.script_api",
     "tune": "dike.trial.tuning",
     "grid_search": "dike.trial.tuning",
+    "Client": "framework.service.client",
 }
-"""Dike's own functions -> their modules. TensorFlow has none of these names."""
+"""Dike's own names -> their modules. TensorFlow has none of these names.
+
+`Client` is for programs that ask a service, and for no process that Dike starts; only who names it imports `framework`.
+"""
 
 # Tools ask any module for names such as `__wrapped__`; that must not import TensorFlow.
 _TENSORFLOW_DUNDERS = frozenset(
@@ -96,6 +100,10 @@ class _Package(ModuleType):
     def __setattr__(self, name: str, value: Any) -> None:
         if not isinstance(value, _StandIn):
             super().__setattr__(name, value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as a module is: by its name."""
+        return importlib.import_module, (self.__name__,)
 
 
 class _StandIn(ModuleType):

@@ -123,6 +123,8 @@ class Reporter:
 def _jsonable(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _jsonable(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_jsonable(part) for part in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -3,15 +3,18 @@
 Mesos promises nothing for framework messages, so both sides say what is, not what happened: the framework repeats what
 it wants the slot to hold until the slot has said that it knows (`Wanted.number`), and the slot repeats how its last
 runs ended until the framework has said that it knows (`Wanted.known_ends`). What a run reports is numbered, and kept by
-the slot until the framework has written it down (`Wanted.known_reports`), however long that is away.
+the slot until the framework has written it down (`Wanted.known_reports`), however long that is away. What a run prints
+stays in a file of the slot, and is sent from wherever the framework wants it (`Wanted.known_output`).
 """
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+from dike import typed
 from dike.trial.spec import TrialSpec
 from executor.messages import decode, encode, read_message
 
@@ -37,6 +40,8 @@ RunKey = tuple[int, int]
 """Number of a trial and of its run."""
 KnownReports = tuple[int, int, int]
 """Number of a trial, of its run, and how many of that run's reports are written down."""
+KnownOutput = tuple[int, int, int]
+"""Number of a trial, of its run, and how many bytes of that run's output are written down."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,9 @@ class Wanted:
         leave: whether the executor is to end once nothing runs; its task is then finished.
         known_ends: runs whose end the framework has recorded.
         known_reports: runs of which the framework wants to hear what comes after the reports it has written down.
+        known_output: runs of which it wants what they print, from there on; None from a version that takes no output.
+        stop: whether the trial of the run that is in the slot and not wanted will never run again: it is ended even if
+            it cannot be suspended.
     """
 
     number: int
@@ -57,6 +65,8 @@ class Wanted:
     leave: bool = False
     known_ends: tuple[RunKey, ...] = ()
     known_reports: tuple[KnownReports, ...] = ()
+    known_output: tuple[KnownOutput, ...] | None = None
+    stop: bool = False
 
     def encode(self) -> str:
         """The message as base64 text."""
@@ -71,6 +81,8 @@ class Wanted:
                 "leave": self.leave,
                 "known_ends": [list(key) for key in self.known_ends],
                 "known_reports": [list(known) for known in self.known_reports],
+                "known_output": None if self.known_output is None else [list(known) for known in self.known_output],
+                "stop": self.stop,
             }
         )
 
@@ -86,6 +98,7 @@ class Wanted:
             if values["kind"] != "wanted":
                 raise ValueError(f"not what a slot is told: {values['kind']!r}")
             run = values["run"]
+            output = values.get("known_output")
             return cls(
                 number=int(values["number"]),
                 run=None if run is None else TrialRun(TrialSpec.loads(run["trial"]), tuple(run["arguments"])),
@@ -94,6 +107,10 @@ class Wanted:
                 known_reports=tuple(
                     (int(trial), int(number), int(count)) for trial, number, count in values["known_reports"]
                 ),
+                known_output=None
+                if output is None
+                else tuple((int(trial), int(number), int(size)) for trial, number, size in output),
+                stop=bool(values.get("stop", False)),  # services of earlier versions do not say
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"malformed message to a slot: {error}") from error
@@ -137,6 +154,7 @@ class RunEnd:
         usage: the greatest of each figure.
         log: the file on the agent that holds its output, or the end of it if it has failed.
         reports: how many `progress` reports it has made.
+        output: how many bytes of output are to come in all; 0 if the framework takes none.
     """
 
     trial: int
@@ -154,6 +172,7 @@ class RunEnd:
     usage: Usage = Usage()
     log: str = ""
     reports: int = 0
+    output: int = 0
 
     @property
     def key(self) -> RunKey:
@@ -179,6 +198,7 @@ class SlotStatus:
         usage: what the run uses at the moment.
         zygote_ready: whether the zygote has imported what it should.
         losses: in the last words of a slot, what the framework may not know of its ended runs.
+        output: likewise the end of what they have printed.
     """
 
     task_id: str
@@ -195,10 +215,21 @@ class SlotStatus:
     usage: Usage = Usage()
     zygote_ready: bool = False
     losses: tuple[Losses, ...] = ()
+    output: tuple[TrialOutput, ...] = ()
 
     def encode(self) -> str:
         """The message as base64 text."""
-        return encode({"kind": "slot_status", **dataclasses.asdict(self)})
+        values = dataclasses.asdict(dataclasses.replace(self, output=()))
+        # A version that takes no output knows neither field.
+        values["ends"] = [_without_zero_output(end) for end in values["ends"]]
+        del values["output"]
+        if self.output:
+            values["output"] = [output.to_json() for output in self.output]
+        return encode({"kind": "slot_status", **values})
+
+
+def _without_zero_output(end: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in end.items() if name != "output" or value}
 
 
 @dataclass(frozen=True)
@@ -225,16 +256,78 @@ class Losses:
         return encode({"kind": "losses", **dataclasses.asdict(self)})
 
 
-def decode_slot_message(data: str) -> SlotStatus | Losses:
+@dataclass(frozen=True)
+class TrialOutput:
+    """A piece of what a run has printed, both streams in one.
+
+    Attributes:
+        task_id: the slot's Mesos task.
+        trial, run: which.
+        offset: how many bytes of the run's output came before it.
+        data: the bytes; whole characters, where they are UTF-8.
+        skipped: how many bytes right before it the slot leaves out for good.
+    """
+
+    task_id: str
+    trial: int
+    run: int
+    offset: int
+    data: bytes
+    skipped: int = 0
+
+    @property
+    def end(self) -> int:
+        """How many bytes of the output there are up to its end."""
+        return self.offset + len(self.data)
+
+    def encode(self) -> str:
+        """The message as base64 text."""
+        return encode({"kind": "trial_output", **self.to_json()})
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {**vars(self), "data": base64.b64encode(self.data).decode()}
+
+    @classmethod
+    def from_json(cls, values: Any) -> TrialOutput:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            ValueError: if it is something else, or there can be no such piece.
+        """
+        read = read_message(_EncodedOutput, values)
+        piece = cls(**{**vars(read), "data": base64.b64decode(read.data)})
+        if not 0 <= piece.skipped <= piece.offset or piece.end > typed.LARGEST:
+            raise ValueError(f"malformed message: output at {piece.offset}, {piece.skipped} bytes left out")
+        return piece
+
+
+@dataclass(frozen=True)
+class _EncodedOutput:
+    task_id: str
+    trial: int
+    run: int
+    offset: int
+    data: str
+    skipped: int = 0
+
+
+def decode_slot_message(data: str) -> SlotStatus | Losses | TrialOutput:
     """Reads what a slot sent.
 
     Raises:
-        ValueError: if it is none of the two.
+        ValueError: if it is none of these.
     """
     values = decode(data)
     kind = values.pop("kind", None) if isinstance(values, dict) else None
     if kind == "losses":
         return read_message(Losses, values)
+    if kind == "trial_output":
+        return TrialOutput.from_json(values)
     if kind == "slot_status":
-        return read_message(SlotStatus, values)
+        last = values.pop("output", ())
+        if not isinstance(last, list | tuple):
+            raise ValueError("malformed message: output is no list")
+        output = tuple(TrialOutput.from_json(piece) for piece in last)
+        return dataclasses.replace(read_message(SlotStatus, values), output=output)
     raise ValueError(f"unknown message kind {kind!r}")

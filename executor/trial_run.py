@@ -17,6 +17,7 @@ from executor.forked import ForkedProcess
 from executor.monitor import RunMonitor
 from executor.outputs import OUTPUT_DIR_VARIABLE, Outputs, Stamp
 from executor.process import keep_tails, tail_of
+from executor.run_log import RunLog
 from executor.trial_messages import RunEnd, RunKey, TrialRun
 from executor.trial_reports import RunReports
 from executor.zygote import ForkRequest
@@ -77,6 +78,7 @@ class SlotRun:
     Attributes:
         monitor: the one given.
         reports: what it has reported.
+        printed: what it has printed.
         asked_s: when it was first asked to end; None before.
     """
 
@@ -91,6 +93,7 @@ class SlotRun:
         self._saving: Background | None = None
         self._log = sandbox / f"trial-{order.trial.number}-run-{order.trial.run}.out"
         self._output = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self.printed = RunLog(self._log)
         self._report_reader, self._report_writer = os.pipe()
         self._control_reader, self._control_writer = os.pipe()
         os.set_blocking(self._report_reader, False)

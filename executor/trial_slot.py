@@ -11,8 +11,9 @@ from executor import descendants
 from executor.channel import TaskChannel, TaskEnd
 from executor.monitor import RunMonitor
 from executor.outputs import KILLED_SAVE_S
+from executor.run_log import Piece, RunLog
 from executor.slot_order import SlotOrder
-from executor.trial_messages import Losses, RunEnd, RunKey, SlotStatus, Usage, Wanted
+from executor.trial_messages import Losses, RunEnd, RunKey, SlotStatus, TrialOutput, Usage, Wanted
 from executor.trial_reports import KeptReports
 from executor.trial_run import SlotRun
 from executor.zygote import COMMAND, Zygote
@@ -25,6 +26,8 @@ LOSSES_S = 0.5
 """How often losses are sent at most."""
 LOSSES_LIMIT = 1000
 """So many reports go into one message."""
+PIECES_LIMIT = 8
+"""So many pieces of a run's output are sent at a heartbeat."""
 KILL_GRACE_S = 1.0
 """Between SIGTERM and SIGKILL; what a trial wants to keep is in its checkpoints."""
 KNOWN_TIMEOUT_S = 1.0
@@ -53,6 +56,9 @@ class TrialSlot(ZygoteSlot[Wanted]):
         self._ended: set[RunKey] = set()
         self._left: dict[RunKey, KeptReports] = {}
         """What ended runs have reported, until their end is known."""
+        self._printed: dict[RunKey, RunLog] = {}
+        """What they have printed, for as long."""
+        self._sends_output = False
         self._told: SlotStatus | None = None
         self._beat_s = self._losses_s = 0.0
 
@@ -83,10 +89,16 @@ class TrialSlot(ZygoteSlot[Wanted]):
             self._ends = [end for end in self._ends if end.key not in wish.known_ends]
             for key in wish.known_ends:
                 self._left.pop(key, None)
+                self._printed.pop(key, None)
             for trial, number, count in wish.known_reports:
                 reports = self._reports_of((trial, number))
                 if reports is not None:
                     reports.known(count)
+            self._sends_output = wish.known_output is not None
+            for trial, number, size in wish.known_output or ():
+                log = self._log_of((trial, number))
+                if log is not None:
+                    log.known(size)
             self._told = None  # who asks is answered
 
     # What to do.
@@ -96,7 +108,9 @@ class TrialSlot(ZygoteSlot[Wanted]):
         run = self._run
         if run is not None and run.is_over and self._is_clear(run, zygote) and self._is_saved(run):
             self._left[run.key] = run.reports.losses
-            self._ends.append(run.end())
+            self._printed[run.key] = run.printed
+            end = run.end()
+            self._ends.append(dataclasses.replace(end, output=run.printed.size) if self._sends_output else end)
             self._ended.add(run.key)
             self._empty_s = time.monotonic()
             self._run = run = None
@@ -153,6 +167,8 @@ class TrialSlot(ZygoteSlot[Wanted]):
             run.terminate(self._kill_grace_s, "its slot was killed")
         elif self._wanted.leave and reports.training and not reports.preemptible:
             run.terminate(KILL_GRACE_S, "its slot had to end, and it cannot be suspended")
+        elif self._wanted.stop and not reports.preemptible and not self._is_wanted(run):
+            run.terminate(KILL_GRACE_S, "its trial is stopped, and it cannot be suspended")
         elif self._wanted.leave or (reports.preemptible and not self._is_wanted(run)):
             run.suspend(self._order.suspend_timeout_s)
         run.kill_if_due()
@@ -175,6 +191,8 @@ class TrialSlot(ZygoteSlot[Wanted]):
         for key, reports in self._left.items():
             # Before the end itself is told.
             self._send_losses(key, reports)
+        for key, log in self._printed.items():
+            self._send_output(key, log)
         if run is not None and run.reports.losses.has_unsent and now_s - self._losses_s >= LOSSES_S:
             self._losses_s = now_s
             self._send_losses(run.key, run.reports.losses)
@@ -183,6 +201,7 @@ class TrialSlot(ZygoteSlot[Wanted]):
             self._beat_s = now_s
             if run is not None and run.pid is not None and not run.is_over:
                 run.monitor.look(descendants.processes(zygote.pid))
+                self._send_output(run.key, run.printed, PIECES_LIMIT)
         status = self._status()
         news = dataclasses.replace(status, step=0, usage=Usage())
         if is_due or news != self._told:
@@ -193,13 +212,35 @@ class TrialSlot(ZygoteSlot[Wanted]):
         for reports in self._left.values():
             reports.known(max(reports.oldest, reports.count - LOSSES_LIMIT))
         last = tuple(self._next_losses(key, reports) for key, reports in self._left.items() if reports.has_unsent)
-        status = dataclasses.replace(self._status(), losses=last).encode()
+        status = dataclasses.replace(self._status(), losses=last, output=self._last_output()).encode()
         self._channel.send(status)
         return dataclasses.replace(end, data=status)
 
     def _reports_of(self, key: RunKey) -> KeptReports | None:
         run = self._run
         return run.reports.losses if run is not None and run.key == key else self._left.get(key)
+
+    def _log_of(self, key: RunKey) -> RunLog | None:
+        run = self._run
+        return run.printed if run is not None and run.key == key else self._printed.get(key)
+
+    def _send_output(self, key: RunKey, log: RunLog, count: int | None = None) -> None:
+        """Sends so many pieces of a run's output at most; None: all that has not been sent of one that has ended."""
+        if not self._sends_output:
+            return
+        while pieces := log.take(count or PIECES_LIMIT, has_ended=count is None):
+            for piece in pieces:
+                self._channel.send(self._output_message(key, piece).encode())
+            if count is not None:
+                return
+
+    def _last_output(self) -> tuple[TrialOutput, ...]:
+        if not self._sends_output:
+            return ()
+        return tuple(self._output_message(key, piece) for key, log in self._printed.items() for piece in log.last())
+
+    def _output_message(self, key: RunKey, piece: Piece) -> TrialOutput:
+        return TrialOutput(self._channel.task_id, *key, piece.offset, piece.data, piece.skipped)
 
     def _send_losses(self, key: RunKey, reports: KeptReports) -> None:
         while reports.has_unsent:

@@ -9,14 +9,15 @@ import typer
 
 from dike.exceptions import BadInputError, DikeError
 from dike.profile import ModelProfile
-from solver.cli.plan import plan
+from solver.cli.help import with_panels
+from solver.cli.plan import PANELS, plan
 from solver.cli.profiles import load_saved_profile
 
 
 def main() -> None:
     """Entry point. Exit codes as of `dike`: 0 done, 1 failed, 2 bad input, 130 interrupted."""
     app = typer.Typer(pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
-    app.command()(plan)
+    app.command(cls=with_panels(PANELS))(plan)
     try:
         app(prog_name="python -m solver", obj=_load_profile)
     except DikeError as error:

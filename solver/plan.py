@@ -106,7 +106,8 @@ class Plan:
         samples_per_s: predicted speed.
         traffic_bytes: Eq. 1, weighted bytes per step of every worker.
         objective: `throughput` or `traffic`.
-        optimal: whether it is proven that no option and no placement is better, speeds within 1% being equal.
+        optimal: whether it is proven that no option and no placement is better in what `objective` says, speeds within
+            1% being equal; the gap is 0 then, and only then.
         gap: by how much at most (share of the best possible) a better plan could be better.
         solve_time_s: how long planning took.
         options: counts of options.

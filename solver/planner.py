@@ -233,7 +233,7 @@ def _plan(
         samples_per_s=best.samples_per_s,
         traffic_bytes=worth.traffic_bytes,
         objective=request.objective,
-        optimal=found.gap <= GAP_TOLERANCE and found.complete,
+        optimal=found.gap <= GAP_TOLERANCE,
         gap=found.gap if found.gap > GAP_TOLERANCE else 0.0,
         solve_time_s=solve_time_s,
         options=OptionCounts(

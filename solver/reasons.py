@@ -9,6 +9,8 @@ from solver.placement.fastest import OutOfTimeError
 from solver.search.option_search import TIE, OptionSearch, SearchResult
 from solver.search.placer import Solved
 
+_GUESS = "The speed of GPU model "
+
 
 def reasons(
     search: OptionSearch,
@@ -35,12 +37,14 @@ def reasons(
         numbers = [f"{_count(best.candidate.workers, 'worker')}, {_count(best.candidate.ps, 'parameter server')}."]
     else:
         numbers = [_workers(search, best, max_workers), _parameter_servers(search, best)]
-    guesses = [
-        f"The speed of GPU model '{model}' is not known; a P100's is assumed (solver/hardware.yaml)."
-        for model in unknown_gpus
-    ]
+    guesses = [f"{_GUESS}'{model}' is not known; a P100's is assumed (solver/hardware.yaml)." for model in unknown_gpus]
     ratio = [pruning.why for pruning in prunings if pruning.rule == "cpu_gpu_ratio"]
     return (*numbers, _limit(search, best), *ratio, *guesses)
+
+
+def guesses_in(why: Sequence[str]) -> list[str]:
+    """Those of a plan's sentences that say which GPUs' speed is a guess."""
+    return [sentence for sentence in why if sentence.startswith(_GUESS)]
 
 
 def _count(number: int, noun: str) -> str:

@@ -12,6 +12,7 @@ from dike.exceptions import BadInputError
 from solver.changes import FIELDS, changed
 from solver.plan import Plan
 from solver.planner import PlanRequest
+from solver.reasons import guesses_in
 
 UNCHANGED = "as it is"
 _REQUEST_FIELDS = ("batch_size", "max_workers")
@@ -34,6 +35,12 @@ class Variant:
     def to_json(self) -> dict[str, Any]:
         """The variant as JSON values."""
         return {"label": self.label, "reason": self.reason, "plan": None if self.plan is None else self.plan.to_json()}
+
+
+def shared_guesses(variants: Sequence[Variant]) -> tuple[str, ...]:
+    """The assumptions behind the plans' figures, such as the speed of a GPU that is not known; each once."""
+    found = (guess for variant in variants if variant.plan is not None for guess in guesses_in(variant.plan.why))
+    return tuple(dict.fromkeys(found))
 
 
 def what_if(request: PlanRequest, changes: Sequence[str]) -> dict[str, PlanRequest]:

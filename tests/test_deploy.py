@@ -182,7 +182,7 @@ def test_the_image_is_made_of_what_there_is() -> None:
 
 
 def test_the_pack_s_ports_are_the_service_s(unit: dict[str, dict[str, list[str]]]) -> None:
-    from framework.cli.service_options import DEFAULT_LISTEN
+    from framework.service.access import DEFAULT_LISTEN
 
     port = DEFAULT_LISTEN.rpartition(":")[2]
     assert f":{port} " in unit["Service"]["ExecStart"][0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,22 @@ def test_every_link_leads_somewhere(document: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]+)", document.read_text(encoding="utf-8"))
     missing = [link for link in links if "://" not in link and not (document.parent / link).exists()]
     assert missing == []
+
+
+@pytest.mark.parametrize("document", [ROOT / "README.md", *(ROOT / "docs").glob("*.md")], ids=lambda path: path.name)
+def test_no_line_is_too_long_to_read(document: Path) -> None:
+    lines = document.read_text(encoding="utf-8").splitlines()
+    # A table's row cannot be wrapped.
+    assert [line for line in lines if len(line) > 120 and not line.startswith("|")] == []
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_the_page_of_commands_is_what_their_help_says() -> None:
+    page = runpy.run_path(str(ROOT / "docs" / "commands.py"))
+    assert page["PAGE"].read_text(encoding="utf-8") == page["text"](), "run python docs/commands.py"
 
 
 @pytest.mark.parametrize(

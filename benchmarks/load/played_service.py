@@ -64,7 +64,7 @@ class PlayedService:
     def submit(self, client: ServiceClient | None = None) -> str:
         """Submits a job of one worker and one parameter server, by another client if one is given; returns its id."""
         request = TrainingRequest(script="train.py", profile=PROFILE.to_json(), max_workers=1)
-        return (client or self.client).submit(request, self.bundle).id
+        return (client or self.client).submit_request(request, self.bundle).id
 
     def open_jobs(self) -> int:
         """How many jobs of the user `load` have not ended."""

@@ -22,8 +22,10 @@ from dike import process, randomness
 from dike.exceptions import BadInputError, DikeError
 from dike.interception import after_import
 from dike.main_script import ScriptFailedError, exit_code_of, join_threads, run_as_main
+from dike.trial.pickled import FUNCTION_SUFFIX
 from dike.trial.runtime import TrialRuntime, runtime
 from dike.trial.spec import EXIT_BAD_INPUT
+from dike.trial.train_function import train_from_file
 
 INTERCEPTIONS = {
     "tensorflow": "dike.v1.trial",
@@ -38,7 +40,7 @@ _EXIT_INTERRUPTED = 130
 
 
 def run(argv: Sequence[str]) -> NoReturn:
-    """Runs `argv[0]` with the arguments after it as `__main__`, and ends the process."""
+    """Runs `argv[0]` with the arguments after it as `__main__`, or calls the function in it, and ends the process."""
     trial = runtime()
     if trial is None or not argv:
         print("dike: This is no trial; start searches with 'dike tune SCRIPT'.", file=sys.stderr)
@@ -50,7 +52,14 @@ def run(argv: Sequence[str]) -> NoReturn:
     trial.started()
     for library, module in INTERCEPTIONS.items():
         after_import(library, functools.partial(_install, trial, module))
-    conclude(trial, lambda: run_as_main(argv[0], argv[1:]))
+    conclude(trial, lambda: _run(trial, argv))
+
+
+def _run(trial: TrialRuntime, argv: Sequence[str]) -> None:
+    if argv[0].endswith(FUNCTION_SUFFIX):
+        train_from_file(trial, argv[0])
+    else:
+        run_as_main(argv[0], argv[1:])
 
 
 def conclude(trial: TrialRuntime, body: Callable[[], object]) -> NoReturn:

@@ -31,6 +31,9 @@ after each batch, and each may be the best.
 REPORT_WAIT_S = 5.0
 """How long a report that must not be lost may wait for a slow reader."""
 
+MAX_VALUES = 1000
+"""So many values of the objective are kept for one report; of more, every second goes."""
+
 
 @dataclass
 class Standing:
@@ -112,6 +115,7 @@ class TrialRuntime:
         self._losses: list[float] = []
         self._metrics: dict[str, float] = {}
         self._value: float | None = None
+        self._values: list[tuple[int, float]] = []
         self._is_restated = False
         self._keeping_s = 0.0
         self._names: set[str] = set()
@@ -212,7 +216,12 @@ class TrialRuntime:
         if is_reported and not self.standing.is_reported:
             self._is_restated = self.standing.best is not None
             self.standing = Standing(is_reported=True)
+            self._values.clear()
         self._value = value
+        if self.spec.every_value:
+            self._values.append((step, value))
+            if len(self._values) > MAX_VALUES:
+                del self._values[::2]
         is_best = self.standing.take(step, value, self.spec.mode)
         if is_best and is_reported and self.keep_best is not None:
             self.keep_best()
@@ -248,10 +257,13 @@ class TrialRuntime:
         if self._value is not None:
             line |= {"value": self._value, **self._best()}
             self._is_restated = False
+        if self._values:
+            line["values"] = list(self._values)
         self._reporter.send(line, wait_s)
         self._losses.clear()
         self._metrics.clear()
         self._value = None
+        self._values.clear()
         self._reported_s = self._clock()
 
     @property

@@ -1,20 +1,25 @@
-"""Runs a search for `dike.tune`: the `dike tune` command in a process of its own, with this script as its script."""
+"""Runs a search for `dike.tune`: the `dike tune` command in a process of its own, with this script or a function."""
 
 from __future__ import annotations
 
 import contextlib
 import difflib
+import importlib
 import json
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dike.exceptions import BadInputError, DikeError, JobFailedError
 from dike.main_script import own_program
+from dike.trial import pickled
+
+SpaceFunction = Callable[[Any], Mapping[str, Any] | None]
+"""Asks an Optuna trial for parameters and returns them by name, or nothing where these are what it asked for."""
 
 COMMAND = (sys.executable, "-P", "-m", "framework", "tune")
 REPEATED = ("constraint", "env", "volume")
@@ -26,34 +31,43 @@ OPTIONS = frozenset(
         *("checkpoint_dir", "checkpoint_interval"),
         *("connect_timeout", "image", "jobs_per_gpu", "logdir", "master", "metric", "milestones", "mode", "name"),
         *("on_failure", "policy", "principal", "quantum", "resources", "resume", "role", "sampler", "secret_file"),
-        *("seed", "slot_cpus", "slot_gpus", "slot_mem", "slots", "storage", "suspend_timeout", "timeout", "trials"),
-        "value",
+        *("seed", "slot_cpus", "slot_gpus", "slot_mem", "slots", "stop", "storage", "suspend_timeout", "timeout"),
+        *("trials", "value"),
     }
 )
 """What `dike.tune` passes on: long options of `dike tune`, spelled with '_'."""
 
 _PREFIX = "dike: "
+FRAME_PREFIX = "dike-frame: "
+"""Before what a notebook is to show in the place of what it showed last: MIME type -> text, as JSON."""
+_DEFAULTS = {"metric": "loss", "mode": "min"}
+"""What `dike.tune` says without having been told."""
 
 
-def search(space: str, options: Mapping[str, object], earlier: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def search(
+    function: Callable[..., Any],
+    space: str | SpaceFunction,
+    options: Mapping[str, object],
+    earlier: Sequence[dict[str, Any]],
+) -> dict[str, Any]:
     """Runs a search to its end; what it says goes to this process' standard error.
 
     Args:
-        space: the space as YAML.
-        options: names among `OPTIONS` -> values; None leaves an option out.
+        function: what a trial does; it is pickled if there is no script to run from the top.
+        space: the space as YAML, or a function.
+        options: names among `OPTIONS` -> values; None leaves an option out. The sampler may be an object.
         earlier: how the earlier calls of `dike.tune` in this script ended, one each.
 
     Returns:
         What the command has printed as JSON.
 
     Raises:
-        BadInputError: if the command refuses its input, or there is no script file.
+        BadInputError: if the command refuses its input, or something cannot be pickled.
         JobFailedError: if the search ends early, or no trial succeeds.
         KeyboardInterrupt: after Ctrl-C, when all trials are suspended.
     """
-    program = own_script()
     with tempfile.TemporaryDirectory(prefix="dike-tune-") as folder:
-        arguments = _arguments(Path(folder), program, space, options, earlier)
+        arguments = _arguments(Path(folder), function, space, options, earlier)
         output = Path(folder) / "result.json"
         code, message = _run([*COMMAND, *arguments], output)
         if code == BadInputError.exit_code:
@@ -64,21 +78,6 @@ def search(space: str, options: Mapping[str, object], earlier: Sequence[dict[str
             raise JobFailedError(message or f"The search ended with exit code {code}; the reason is above.")
         document: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
         return document
-
-
-def own_script() -> tuple[str, str]:
-    """The file that Python was started with, and its name if that is a module.
-
-    Raises:
-        BadInputError: if there is none, as in a notebook.
-    """
-    program = own_program()
-    if program is None:
-        raise BadInputError(
-            "dike.tune runs the script that calls it once for each trial, and here is none; put the call into a file "
-            "and run it with 'python FILE'."
-        )
-    return program
 
 
 def check_options(options: Mapping[str, object]) -> None:
@@ -95,21 +94,48 @@ def check_options(options: Mapping[str, object]) -> None:
 
 
 def _arguments(
-    folder: Path, program: tuple[str, str], space: str, options: Mapping[str, object], earlier: Sequence[dict[str, Any]]
+    folder: Path,
+    function: Callable[..., Any],
+    space: str | SpaceFunction,
+    options: Mapping[str, object],
+    earlier: Sequence[dict[str, Any]],
 ) -> list[str]:
     given = {name: value for name, value in options.items() if value is not None}
-    arguments = ["--format", "json"]
+    arguments = ["--format", "json", *(["--for-notebook"] if _notebook() is not None else [])]
+    sampler = given.get("sampler")
+    if "resume" in given:
+        # The search knows all the rest.
+        given = {name: value for name, value in given.items() if value != _DEFAULTS.get(name) and value is not sampler}
+    elif sampler is not None and not isinstance(sampler, str):
+        given["sampler"] = type(sampler).__name__
+        arguments += ["--sampler-object", _pickled(folder / "sampler.pickle", sampler, "sampler")]
     for name, value in given.items():
         for one in _values(value) if name in REPEATED else [value]:
             arguments += [f"--{name.replace('_', '-')}", str(one)]
     if "resume" in given:
-        return arguments  # the search knows all the rest
-    (folder / "space.yaml").write_text(space, encoding="utf-8")
+        return arguments
+    if callable(space):
+        arguments += ["--space-function", _pickled(folder / "space.pickle", space, "function given as the space")]
+    else:
+        (folder / "space.yaml").write_text(space, encoding="utf-8")
+        arguments += ["--space", str(folder / "space.yaml")]
+    program = own_program()
+    if program is None:
+        # A search that has no name is called by its file.
+        name = getattr(function, "__name__", "")
+        path = folder / (name if name.isidentifier() else "notebook")
+        path.write_bytes(pickled.dump_function(function))
+        return [*arguments, "--function-call", "0", "--function", str(path)]
     (folder / "earlier.json").write_text(json.dumps(list(earlier)), encoding="utf-8")
-    arguments += ["--space", str(folder / "space.yaml"), "--function-call", str(len(earlier))]
+    arguments += ["--function-call", str(len(earlier))]
     arguments += ["--earlier-results", str(folder / "earlier.json")]
     script, module = program
     return [*arguments, *(["-m", module] if module else [script]), "--", *sys.argv[1:]]
+
+
+def _pickled(path: Path, value: object, what: str) -> str:
+    path.write_bytes(pickled.dumps(value, what, pickled.OBJECT_LIMIT_BYTES))
+    return str(path)
 
 
 def _values(value: object) -> list[object]:
@@ -121,7 +147,7 @@ def _values(value: object) -> list[object]:
 
 def _run(command: Sequence[str], output: Path) -> tuple[int, str]:
     """Runs the command; returns its exit code and the last sentence it has said by itself."""
-    message = ""
+    screen = _Screen()
     with (
         output.open("wb") as result,
         # Ctrl-C reaches it by us alone: it takes a second one for impatience.
@@ -133,13 +159,58 @@ def _run(command: Sequence[str], output: Path) -> tuple[int, str]:
         while True:
             try:
                 for line in process.stderr:
-                    sys.stderr.write(line)
-                    if line.startswith(_PREFIX):
-                        message = line.removeprefix(_PREFIX).strip()
-                return process.wait(), message
+                    screen.take(line)
+                code = process.wait()
+                return code, screen.end(failed=code != 0)
             except KeyboardInterrupt:
                 with contextlib.suppress(ProcessLookupError):
                     process.send_signal(signal.SIGINT)
+
+
+class _Screen:
+    """Shows what the command says: on standard error, or in the output of a notebook's cell."""
+
+    def __init__(self) -> None:
+        self._notebook = _notebook()
+        self._table: Any = None
+        self._held = ""
+        self._message = ""
+
+    def take(self, line: str) -> None:
+        """Shows a line, or the table in it."""
+        if line.startswith(FRAME_PREFIX):
+            self._show(json.loads(line.removeprefix(FRAME_PREFIX)))
+            return
+        if line.startswith(_PREFIX):
+            self._message = line.removeprefix(_PREFIX).strip()
+        if self._notebook is None:
+            sys.stderr.write(line)
+            return
+        # What it says last, if it fails, is the message of the error that is raised, which a notebook shows by itself.
+        sys.stdout.write(self._held)
+        self._held = line
+
+    def end(self, *, failed: bool) -> str:
+        """There are no more; the last sentence that the command has said by itself."""
+        if not (failed and self._held.startswith(_PREFIX)):
+            sys.stdout.write(self._held)
+        self._held = ""
+        return self._message
+
+    def _show(self, data: Mapping[str, str]) -> None:
+        sys.stdout.write(self._held)
+        self._held = ""
+        if self._table is None:
+            self._table = self._notebook.display(data, raw=True, display_id=True)
+        else:
+            self._table.update(data, raw=True)
+
+
+def _notebook() -> Any:
+    """IPython's module of displays, if this process is the kernel of a notebook; else None."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return importlib.import_module("IPython.display") if hasattr(shell, "kernel") else None
 
 
 def outcome_of(error: DikeError) -> dict[str, Any]:

@@ -19,7 +19,7 @@ class TrialResult:
     Attributes:
         number: its number in the search, from 0.
         parameters: name -> value.
-        state: `finished`, `failed`, or where it stood when the search ended early.
+        state: `finished`, `stopped` (for good, by `stop=`), `failed`, or where it stood when the search ended early.
         step: training steps done.
         loss: its last training loss; None if it reported none.
         value: the objective, as it was reported last or the best of it (`--value`); None if it reported none.

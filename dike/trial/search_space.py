@@ -50,7 +50,7 @@ def _values(name: str, values: Any) -> str:
 
 
 def _range(name: str, values: tuple[Any, ...]) -> str:
-    bounds = [_plain(name, value) for value in values[:2]]
+    bounds = [plain_value(name, value) for value in values[:2]]
     options = list(values[2:])
     are_numbers = all(isinstance(bound, int | float) and not isinstance(bound, bool) for bound in bounds)
     if len(bounds) < 2 or not are_numbers or any(option not in _RANGE_OPTIONS for option in options):
@@ -61,11 +61,15 @@ def _range(name: str, values: tuple[Any, ...]) -> str:
 
 
 def _text(name: str, value: Any) -> str:
-    return json.dumps(value) if isinstance(value := _plain(name, value), str | bool) else repr(value)
+    return json.dumps(value) if isinstance(value := plain_value(name, value), str | bool) else repr(value)
 
 
-def _plain(name: str, value: Any) -> Value:
-    """The value as Python's own type; NumPy's scalars know theirs."""
+def plain_value(name: str, value: Any) -> Value:
+    """A parameter's value as Python's own type; NumPy's scalars know theirs.
+
+    Raises:
+        BadInputError: if it is none that a parameter can have.
+    """
     if hasattr(value, "item"):
         value = value.item()
     if not isinstance(value, bool | int | float | str):

@@ -39,6 +39,7 @@ class TrialSpec:
         earlier_results: what the calls before that one returned, as JSON values.
         report_fd: file descriptor to which reports are written; None to report nothing.
         control_fd: file descriptor from which requests are read, one a line (`suspend`); None for none.
+        every_value: whether each value of the objective that is stated is reported, not only the newest of a stretch.
     """
 
     search: str
@@ -54,6 +55,7 @@ class TrialSpec:
     mode: str = "min"
     report_fd: int | None = None
     control_fd: int | None = None
+    every_value: bool = False
 
     def checkpoint_path(self, step: int) -> str:
         """Where this run puts its checkpoint of a step; no other run and no other step uses the name."""
@@ -65,7 +67,10 @@ class TrialSpec:
 
     def dumps(self) -> str:
         """The trial as JSON text, for the environment variable."""
-        return json.dumps(dataclasses.asdict(self))
+        values = dataclasses.asdict(self)
+        if not self.every_value:
+            del values["every_value"]  # slots that a service of an earlier version has launched do not know it
+        return json.dumps(values)
 
     @classmethod
     def loads(cls, text: str) -> TrialSpec:

@@ -1,27 +1,28 @@
 """`dike.tune` and `dike.grid_search`: a search over a function of a script, asked for in that script.
 
-Nothing is pickled. The script's own process runs `dike tune` on the script. Each trial runs the script from the top:
-calls of `dike.tune` before the one in question return at once what they returned there, that one calls the function
-and ends the process. So closures, lambdas and scripts without `if __name__ == "__main__"` work.
+The script's own process runs `dike tune` on the script. Each trial runs the script from the top: calls of `dike.tune`
+before the one in question return at once what they returned there, that one calls the function and ends the process. So
+closures, lambdas and scripts without `if __name__ == "__main__"` work, and nothing of them is pickled.
+
+Where there is no script, as in a notebook, `dike tune` gets the function itself, pickled; each trial calls it.
 """
 
 from __future__ import annotations
 
-import inspect
+import functools
+import sys
 from collections.abc import Callable, Mapping
+from types import TracebackType
 from typing import Any
 
 from dike import task as tasks
 from dike.exceptions import BadInputError, DikeError
-from dike.main_script import call_script
-from dike.trial import launch, search_command, search_space
+from dike.tracebacks import error_lines
+from dike.trial import launch, search_command, search_space, train_function
 from dike.trial.runtime import TrialRuntime, runtime
+from dike.trial.search_command import SpaceFunction
 from dike.trial.search_result import SearchResult
-from dike.trial.spec import Value
-
-TrainFunction = Callable[..., Any]
-"""Trains with the parameters it takes by name. Returns the objective's value, a mapping with it among others, or None
-if training has reported it."""
+from dike.trial.train_function import TrainFunction
 
 _outcomes: list[dict[str, Any]] = []
 """How the calls so far ended in this process."""
@@ -29,7 +30,7 @@ _outcomes: list[dict[str, Any]] = []
 
 def tune(
     train_fn: TrainFunction,
-    space: Mapping[str, Any],
+    space: Mapping[str, Any] | SpaceFunction,
     *,
     metric: str = "loss",
     mode: str = "min",
@@ -41,11 +42,13 @@ def tune(
     Args:
         train_fn: what a trial does.
         space: name -> list of values, or range `(low, high)`, `(low, high, "log")`, `(low, high, "int")`; a range of
-            two whole numbers holds whole numbers only.
+            two whole numbers holds whole numbers only. Or a function of an Optuna trial that asks it for parameters
+            (`trial.suggest_float("lr", 1e-5, 0.1, log=True)`) and returns them by name; trials may have different ones.
         metric: the objective: `loss` for the training loss or the number that `train_fn` returns; or another name.
         mode: `min` or `max`.
         trials: how many; None for all points where the space is lists only.
-        options: any other option of `dike tune`, spelled with '_': `policy`, `name`, `master`, `storage`, `quantum`,
+        options: `sampler`, a name or an object of `optuna.samplers`; `stop`, which ends trials for good; any other
+            option of `dike tune`, spelled with '_': `policy`, `name`, `master`, `storage`, `quantum`,
             `slots`, `resume` ...
 
     Returns:
@@ -57,7 +60,9 @@ def tune(
         KeyboardInterrupt: after Ctrl-C, when all trials are suspended.
     """
     own = {"metric": metric, "mode": mode, "trials": trials}
-    return _tune(train_fn, space, search_space.to_yaml, {**own, **options})
+    return _tune(
+        train_fn, space, lambda space: space if callable(space) else search_space.to_yaml(space), {**own, **options}
+    )
 
 
 def grid_search(
@@ -68,31 +73,15 @@ def grid_search(
     return _tune(train_fn, grid, search_space.grid_to_yaml, {**own, **options})
 
 
-def arguments_for(train_fn: TrainFunction, parameters: Mapping[str, Value]) -> dict[str, Value]:
-    """The parameters that a function takes; '-' in their names stands for '_'.
-
-    Raises:
-        BadInputError: if it needs one that is not there.
-    """
-    named = {name.replace("-", "_"): value for name, value in parameters.items()}
-    try:
-        wanted = inspect.signature(train_fn).parameters.values()
-    except ValueError:
-        return named  # a function of C that does not say
-    by_name = {each.name for each in wanted if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    for each in wanted:
-        if each.default is each.empty and each.kind not in variadic and each.name not in by_name & named.keys():
-            raise BadInputError(
-                f"The function given to dike.tune needs '{each.name}', which the search space does not have; add it to "
-                "the space, or give it a default."
-            )
-    takes_all = any(each.kind is each.VAR_KEYWORD for each in wanted)
-    return {name: value for name, value in named.items() if takes_all or name in by_name}
+def _written(space: Mapping[str, Any] | SpaceFunction) -> str | SpaceFunction:
+    return space if callable(space) else search_space.to_yaml(space)
 
 
 def _tune(
-    train_fn: TrainFunction, space: Mapping[str, Any], to_yaml: Callable[[Any], str], options: Mapping[str, object]
+    train_fn: TrainFunction,
+    space: Mapping[str, Any] | SpaceFunction,
+    to_yaml: Callable[[Any], str | SpaceFunction],
+    options: Mapping[str, object],
 ) -> SearchResult:
     trial = runtime()
     if trial is not None:
@@ -101,56 +90,50 @@ def _tune(
         outcome = _search(train_fn, space, to_yaml(space), options)
     except DikeError as error:
         _outcomes.append(search_command.outcome_of(error))
+        _show_users_frames_only()
         raise
     _outcomes.append(outcome)
     return SearchResult.from_json(outcome)
 
 
+@functools.cache
+def _show_users_frames_only() -> None:
+    """Lets an error of ours that nobody catches end with the line of the script that it is about."""
+    otherwise = sys.excepthook
+
+    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, DikeError):
+            sys.stderr.write("".join(error_lines(error, is_deliberate=True)))
+        else:
+            otherwise(kind, error, trace)
+
+    sys.excepthook = show
+
+
 def _search(
-    train_fn: TrainFunction, space: Mapping[str, Any], as_yaml: str, options: Mapping[str, object]
+    train_fn: TrainFunction,
+    space: Mapping[str, Any] | SpaceFunction,
+    as_yaml: str | SpaceFunction,
+    options: Mapping[str, object],
 ) -> dict[str, Any]:
     if tasks.current() is not None:
         raise BadInputError("dike.tune cannot search inside a job of 'dike run'; run the script with 'python'.")
     search_command.check_options(options)
-    arguments_for(train_fn, dict.fromkeys(space, 0))
-    return search_command.search(as_yaml, options, _outcomes)
+    if not callable(space):
+        train_function.arguments_for(train_fn, dict.fromkeys(space, 0))
+    return search_command.search(train_fn, as_yaml, options, _outcomes)
 
 
 def _in_trial(trial: TrialRuntime, train_fn: TrainFunction) -> SearchResult:
     wanted = trial.spec.call
     if wanted is None:
         raise BadInputError("The script calls dike.tune itself; run it with 'python', not with 'dike tune'.")
-    if len(_outcomes) > wanted:
+    if train_function.is_called():
         raise BadInputError("dike.tune is called by the function that it was given; call it outside.")
     call = len(_outcomes)
     _outcomes.append({})
     if call == wanted:
-        launch.conclude(trial, lambda: _train(trial, train_fn))
+        launch.conclude(trial, lambda: train_function.train(trial, train_fn))
     outcome = trial.spec.earlier_results[call]
     search_command.raise_again(outcome)
     return SearchResult.from_json(outcome)
-
-
-def _train(trial: TrialRuntime, train_fn: TrainFunction) -> None:
-    arguments = arguments_for(train_fn, trial.spec.parameters)
-    returned = call_script(lambda: train_fn(**arguments))
-    if returned is None:
-        return
-    if not isinstance(returned, Mapping):
-        trial.result(_number(returned), {})
-        return
-    values = {str(name): _number(value) for name, value in returned.items()}
-    if trial.spec.metric in values:
-        trial.result(values[trial.spec.metric], values)
-    else:
-        trial.progress(trial.step, metrics=values)
-
-
-def _number(value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise BadInputError(
-            f"The function given to dike.tune returned a {type(value).__name__}; it may return a number, a dictionary "
-            "of numbers or None."
-        ) from None

@@ -28,6 +28,7 @@ from dike.exceptions import BadInputError, DikeError
 from dike.process import end_process
 from dike.profile import ModelProfile
 from framework.scheduler.background import is_busy
+from solver.cli.help import MAX_WIDTH, with_panels
 
 __all__ = ["app", "main"]
 
@@ -53,9 +54,14 @@ class _Subcommand(TyperCommand):
         self._settings = context_settings
         self._module, _, self._function = place.partition(":")
 
+    def summary(self) -> str:
+        """What it does: the first sentence of its help."""
+        text = " ".join((_docstring(self._module, self._function) or "").split("\n\n")[0].split())
+        return text.partition(". ")[0].rstrip(".")
+
     def get_short_help_str(self, limit: int = 45) -> str:
-        self.help = _docstring(self._module, self._function)
-        return super().get_short_help_str(limit)
+        """The same, for a shell's completion."""
+        return self.summary()
 
     def make_context(self, *arguments: Any, **settings: Any) -> Any:
         """The context of the subcommand itself."""
@@ -63,7 +69,8 @@ class _Subcommand(TyperCommand):
         group = getattr(module, "app", None)
         if group is None:
             group = typer.Typer(add_completion=False, rich_markup_mode=None)
-            group.command(self.name, context_settings=self._settings)(getattr(module, self._function))
+            command = with_panels(getattr(module, "PANELS", {}))
+            group.command(self.name, cls=command, context_settings=self._settings)(getattr(module, self._function))
         context: Any = get_command(group).make_context(*arguments, **settings)
         for param in context.command.params:
             value = context.params.get(param.name)
@@ -72,35 +79,57 @@ class _Subcommand(TyperCommand):
         return context
 
 
+SUBCOMMANDS = {
+    "Train": (
+        _Subcommand("run", "framework.cli.run:run", SCRIPTS_OWN),
+        _Subcommand("submit", "framework.cli.submit:submit", SCRIPTS_OWN),
+    ),
+    "Search hyper-parameters": (
+        _Subcommand("tune", "framework.cli.tune:tune"),
+        _Subcommand("trials", "framework.cli.trials:trials"),
+        _Subcommand("slices", "framework.cli.slices:slices"),
+        _Subcommand("export", "framework.cli.export:export_model"),
+        _Subcommand("plot", "framework.cli.plot:plot"),
+    ),
+    "Plan, without a cluster": (
+        _Subcommand("plan", "solver.cli.plan:plan"),
+        _Subcommand("profile", "framework.cli.profile:profile"),
+        _Subcommand("simulate", "framework.cli.simulate:simulate_policies"),
+        _Subcommand("simulate-jobs", "framework.cli.simulate_jobs:simulate_jobs"),
+    ),
+    "Serve a team": (
+        _Subcommand("serve", "framework.cli.serve:serve_command"),
+        _Subcommand("users", "framework.cli.users:users"),
+        _Subcommand("mesos", "framework.cli.mesos:mesos"),
+    ),
+    "Look at jobs, and end them": (
+        _Subcommand("jobs", "framework.cli.jobs:jobs"),
+        _Subcommand("logs", "framework.cli.logs:logs"),
+        _Subcommand("outputs", "framework.cli.outputs:outputs"),
+        _Subcommand("explain", "framework.cli.explain:explain"),
+        _Subcommand("agents", "framework.cli.agents:agents"),
+        _Subcommand("kill", "framework.cli.kill:kill"),
+        _Subcommand("clean", "framework.cli.clean:clean"),
+    ),
+}
+"""All subcommands, by the title under which `--help` lists them."""
+
+
 class _Subcommands(TyperGroup):
-    """All subcommands, in the order in which they are listed."""
+    """The `dike` command."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        for command in (
-            _Subcommand("run", "framework.cli.run:run", SCRIPTS_OWN),
-            _Subcommand("plan", "solver.cli.plan:plan"),
-            _Subcommand("profile", "framework.cli.profile:profile"),
-            _Subcommand("tune", "framework.cli.tune:tune"),
-            _Subcommand("trials", "framework.cli.trials:trials"),
-            _Subcommand("slices", "framework.cli.slices:slices"),
-            _Subcommand("plot", "framework.cli.plot:plot"),
-            _Subcommand("export", "framework.cli.export:export_model"),
-            _Subcommand("clean", "framework.cli.clean:clean"),
-            _Subcommand("serve", "framework.cli.serve:serve_command"),
-            _Subcommand("users", "framework.cli.users:users"),
-            _Subcommand("submit", "framework.cli.submit:submit", SCRIPTS_OWN),
-            _Subcommand("jobs", "framework.cli.jobs:jobs"),
-            _Subcommand("agents", "framework.cli.agents:agents"),
-            _Subcommand("logs", "framework.cli.logs:logs"),
-            _Subcommand("outputs", "framework.cli.outputs:outputs"),
-            _Subcommand("kill", "framework.cli.kill:kill"),
-            _Subcommand("explain", "framework.cli.explain:explain"),
-            _Subcommand("simulate", "framework.cli.simulate:simulate_policies"),
-            _Subcommand("simulate-jobs", "framework.cli.simulate_jobs:simulate_jobs"),
-            _Subcommand("mesos", "framework.cli.mesos:mesos"),
-        ):
-            self.add_command(command)
+        for commands in SUBCOMMANDS.values():
+            for command in commands:
+                self.add_command(command)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Writes the list of commands, one section for each title."""
+        width = max(map(len, self.commands))
+        for title, commands in SUBCOMMANDS.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{command.name:{width}}", command.summary()) for command in commands])
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         for param in self.get_params(ctx):
@@ -127,6 +156,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"max_content_width": MAX_WIDTH},
 )
 
 

@@ -17,7 +17,10 @@ def agents(
     access: ServiceAccess,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
-    """Shows the agents of a service's cluster: what of each is used, what was offered last."""
+    """Shows the agents of a service's cluster.
+
+    Shows what of each agent is used, and what it offered last.
+    """
     with access.client() as client:
         cluster = client.cluster()
     if output_format is Format.JSON:

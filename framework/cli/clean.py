@@ -67,17 +67,22 @@ class Found:
 def clean(
     folder: Annotated[Path, typer.Argument(help="The folder that the runs' folders are in.")] = Path(RUNS_FOLDER),
     older_than: Annotated[
-        str, typer.Option(metavar="TIME", help="Only what nothing was written to for so long: 30d, 12h.")
+        str, typer.Option(metavar="TIME", help="Only folders unchanged for this long, such as 30d or 12h.")
     ] = "30d",
     outputs: Annotated[
         bool,
-        typer.Option("--outputs", help="Also what scripts have written and printed."),
+        typer.Option("--outputs", help="Remove also what scripts have written and printed."),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove them; otherwise they are only listed.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Remove the checkpoints; without it they are only listed.")
+    ] = False,
     storage: StorageOption = None,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
-    """Lists old checkpoints of runs and searches that have ended, and removes them with --yes; never a best trial's."""
+    """Removes old checkpoints.
+
+    Lists those of runs and searches that have ended, and removes them with --yes. It never removes a best trial's.
+    """
     from framework.project.run_folders import RunFolders
 
     before_s = time.time() - read_age("--older-than", older_than)
@@ -98,10 +103,10 @@ def clean(
 @contextlib.contextmanager
 def _searches(folder: Path, storage: str | None) -> Iterator[Store | None]:
     """The database of the searches below a folder; None if there is none."""
-    from framework.search.database import DEFAULT_FILE
+    from framework.project.entry_point import SEARCHES_FILE
     from framework.search.store import Store
 
-    beside = folder / DEFAULT_FILE
+    beside = folder / SEARCHES_FILE
     if storage is None and not beside.exists():
         yield None
         return

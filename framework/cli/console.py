@@ -32,6 +32,10 @@ from solver.units import format_bytes
 PROGRESS_EVERY_S = 10.0
 _COPY = re.compile(r"/[^\s\"']*/executors/[^/\s]+/runs/[0-9a-f-]{36}/bundle(?=/)")
 """The copy of the script's folder in a task's sandbox."""
+ASYNCHRONOUS = (
+    "training is asynchronous: {workers} workers take turns to update the weights, with gradients of weights that may "
+    "be a few steps old, so the result differs a little from run to run; --max-workers 1 trains step by step"
+)
 NAMED_OUTPUTS = 8
 """How many of a run's outputs are named."""
 
@@ -79,6 +83,8 @@ class PlainObserver(JobObserver):
         if before is None:
             print_profile(self._console, self._profile)
             print_plan(self._console, plan)
+            if plan.option.workers > 1 and not self._profile.synchronous:
+                self.say(ASYNCHRONOUS.format(workers=plan.option.workers))
         elif before.option == plan.option:
             self.say("planned again: the same tasks, placed anew")
         else:

@@ -21,7 +21,10 @@ def explain(
     access: ServiceAccess,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
-    """Says what stands in a job's way: what is missing on which agent and by how much, and who holds it."""
+    """Says why a job does not run yet.
+
+    Shows what is missing on which agent and by how much, and who holds it.
+    """
     with access.client() as client:
         explanation = client.explain(find_job(client, job).id)
     if output_format is Format.JSON:

@@ -71,7 +71,11 @@ def export_model(
     storage: StorageOption = None,
     access: ServiceAccess,
 ) -> None:
-    """Writes the best model of a search to a file that Keras loads, or what a training job has trained."""
+    """Writes the best model of a search, or a job's, to a file.
+
+    Keras loads the file. Of a search it is the model of the best trial at its best epoch; of a training job what it has
+    trained so far.
+    """
     wanted = _Wanted(name, trial, None if epoch is None else epoch.value, target, force)
     if not _of_local_search(wanted, storage) and not _of_run(wanted):
         _of_service(wanted, access)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO
+from urllib.parse import quote
 
 from rich.console import Console
 
 from dike.exceptions import BadInputError, InterruptedByUserError, JobFailedError
 from framework.cli.task_output import TaskOutput
-from framework.project.tensorflow_noise import is_noise
+from framework.project.tensorflow_noise import is_noise, without_noise
 from framework.scheduler.records import JobKind, JobState, OutputChunk
+from framework.service.access import DEFAULT_SERVICE, SERVICE_VARIABLE
 from framework.service.api.client import ServiceClient
 from framework.service.api.schemas import JobDetails, Submitted
 from solver.cli.output import console, print_json, say
@@ -28,6 +31,24 @@ def tell(submitted: Submitted, out: Console, what: str) -> None:
     for warning in submitted.warnings:
         say(out, f"warning: {warning}")
     say(out, f"{what} {submitted.id}")
+
+
+def tell_what_next(submitted: Submitted, out: Console, url: str) -> None:
+    """Says which commands go on with a job, and where the page shows it.
+
+    Args:
+        submitted: the job.
+        out: where to.
+        url: the service's address.
+    """
+    is_usual = url == os.environ.get(SERVICE_VARIABLE, DEFAULT_SERVICE).rstrip("/")
+    end = submitted.id if is_usual else f"{submitted.id} --service {url}"
+    commands = {"its output": "logs -f", "why it waits": "explain", "end it": "kill"}
+    if submitted.kind is JobKind.SEARCH:
+        commands = {"its trials": "trials", **commands}
+    for what, command in commands.items():
+        say(out, f"{f'{what}:':14}dike {command} {end}")
+    say(out, f"{'page:':14}{url}/#/jobs/{quote(submitted.id, safe='')}")
 
 
 @dataclass(frozen=True)
@@ -63,13 +84,15 @@ class Staying:
         """
         tell(submitted, self.out, "resumed" if resumed else "submitted")
         last: Submitted | JobDetails = submitted
-        if self.wait or self.follow:
+        if not self.wait and not self.follow:
+            tell_what_next(submitted, self.out, client.url)
+        else:
             last = self._end_of(client, submitted.id, tail=0 if resumed else None)
         if self.as_json:
             print_json(last.model_dump(mode="json"))
         if isinstance(last, JobDetails):
             check_success(last)
-            say(self.out, f"{last.id} has finished")
+            say(self.out, f"{last.id} finished")
 
     def _end_of(self, client: ServiceClient, job_id: str, tail: int | None) -> JobDetails:
         def note(text: str) -> None:
@@ -89,6 +112,7 @@ def print_output(
     note: Note,
     *,
     task: str | None = None,
+    trial: int | None = None,
     follow: bool,
     tail: int | None = None,
 ) -> None:
@@ -100,6 +124,7 @@ def print_output(
         streams: `stdout` and `stderr` -> where it goes.
         note: told when the connection is lost.
         task: only this task's; None for all.
+        trial: of a search, what the trial of this number has printed; None for what the search itself tells.
         follow: whether to stay.
         tail: of what has been written so far, only so many lines; None for all.
 
@@ -112,15 +137,17 @@ def print_output(
     output = TaskOutput(streams)
     try:
         with leaving_is_fine(job.id):
-            for chunk in _chunks(client, job.id, note, task, follow=follow, tail=tail):
-                label = f"[{chunk.task}] " if several and task is None else ""
-                output.write(chunk.task, chunk.stream, chunk.text, label)
+            for chunk in _chunks(client, job.id, note, task, trial, follow=follow, tail=tail):
+                label = f"[{chunk.task}] " if several and task is None and trial is None else ""
+                # A trial's two streams are one.
+                text = chunk.text if trial is None else without_noise(chunk.text)
+                output.write(chunk.task, chunk.stream, text, label)
     finally:
         output.finish()
 
 
 def _check_task(client: ServiceClient, job: JobDetails, name: str) -> None:
-    # A search's trials all write into one; what its slots print is in their sandboxes.
+    # What its failed trials printed last is in one; what each trial prints, `--trial` shows.
     of_a_search = ["trials"] if job.kind is JobKind.SEARCH else []
     known = of_a_search or sorted({task.name for task in client.tasks(job.id)})
     if name not in known:
@@ -128,16 +155,23 @@ def _check_task(client: ServiceClient, job: JobDetails, name: str) -> None:
 
 
 def _chunks(
-    client: ServiceClient, job_id: str, note: Note, task: str | None, *, follow: bool, tail: int | None
+    client: ServiceClient,
+    job_id: str,
+    note: Note,
+    task: str | None,
+    trial: int | None,
+    *,
+    follow: bool,
+    tail: int | None,
 ) -> Iterator[OutputChunk]:
     after = 0
     if tail is not None:
-        so_far = list(client.logs(job_id, task=task, note=note))
+        so_far = list(client.logs(job_id, task=task, trial=trial, note=note))
         yield from last_lines(so_far, tail)
         if not follow:
             return
         after = so_far[-1].number if so_far else 0
-    yield from client.logs(job_id, task=task, after=after, follow=follow, note=note)
+    yield from client.logs(job_id, task=task, trial=trial, after=after, follow=follow, note=note)
 
 
 def last_lines(chunks: Sequence[OutputChunk], count: int) -> list[OutputChunk]:
@@ -165,7 +199,7 @@ def leaving_is_fine(job_id: str) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise InterruptedByUserError(
-            f"The job {job_id} goes on without us; dike logs {job_id} -f shows it again, dike kill {job_id} ends it."
+            f"Interrupted; the job {job_id} goes on. dike logs {job_id} -f shows it again, dike kill {job_id} ends it."
         ) from None
 
 

@@ -122,6 +122,15 @@ class JobOptions:
         return entry
 
 
+JOB_PANELS = {
+    "The script": ("module", "env", "outputs_limit", "batch_size", "saved_profile"),
+    "The plan": ("plan", "max_workers", "objective", "constraint", "volume"),
+    "Change the size while it trains": ("elastic", "resize_interval", "stragglers"),
+    "Checkpoints and restarts": ("checkpoint_dir", "checkpoint_interval", "max_restarts"),
+}
+"""How `--help` shows the options of a training job."""
+
+
 def constraint_option() -> Any:
     """How `--constraint` is declared."""
     return typer.Option(
@@ -131,14 +140,17 @@ def constraint_option() -> Any:
 
 def env_option() -> Any:
     """How `--env` is declared."""
-    return typer.Option(metavar="NAME[=VALUE]", help="A variable for the script, or its value here; repeatable.")
+    return typer.Option(
+        metavar="NAME[=VALUE]", help="Set a variable for the script, or pass this shell's value on; repeatable."
+    )
 
 
 def outputs_limit_option() -> Any:
     """How `--outputs-limit` is declared."""
     return typer.Option(
         metavar="SIZE",
-        help="How much of what the script writes is brought back, such as 500M, 20G or none (default 1G).",
+        help="Most that is brought back of the files the script writes, such as 500M, 20G or none.",
+        show_default="1G",
     )
 
 
@@ -146,7 +158,7 @@ def volume_option() -> Any:
     """How `--volume` is declared."""
     return typer.Option(
         metavar="HOST[:CONTAINER][:ro]",
-        help="A folder of the agents to mount, where tasks run in an image; by a service there or below /mnt, /data.",
+        help="Mount a folder of the agents into the tasks' container; a service allows the same path, /mnt and /data.",
     )
 
 
@@ -155,26 +167,33 @@ def job_options(
     context: typer.Context,
     script: Annotated[Path, typer.Argument(help="The training script.", show_default=False)],
     module: Annotated[bool, module_option("SCRIPT")] = False,
-    arguments: Annotated[list[str] | None, typer.Argument(help="Its own arguments.", show_default=False)] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="The script's own arguments.", show_default=False)
+    ] = None,
     plan: Annotated[Path | None, typer.Option(help="Follow this plan (JSON) instead of making one.")] = None,
-    max_workers: Annotated[int | None, typer.Option(min=1, help="At most this many workers.")] = None,
+    max_workers: Annotated[int | None, typer.Option(min=1, help="Use at most N workers.")] = None,
     objective: Annotated[
         Objective, typer.Option(help="What to plan for: speed, or the paper's Eq. 1 (traffic).")
     ] = "throughput",
     constraint: Annotated[list[str] | None, constraint_option()] = None,
     checkpoint_dir: Annotated[
-        str | None, typer.Option(help="Where checkpoints go and are resumed from; the same path on all agents.")
+        str | None, typer.Option(help="Folder for checkpoints, and to resume from; the same path on all agents.")
     ] = None,
     checkpoint_interval: Annotated[float, typer.Option(min=1, help="Seconds between checkpoints.")] = 60.0,
     max_restarts: Annotated[
-        int, typer.Option(min=0, help="How many failures to survive without a newer checkpoint in between.")
+        int, typer.Option(min=0, help="Restarts after failures, counted anew at each new checkpoint.")
     ] = 3,
     logs: Annotated[str, typer.Option(help="Whose output to show: chief or all.")] = "chief",
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Plan for this batch, not the script's.")] = None,
-    elastic: Annotated[
-        str | None, typer.Option(metavar="MIN:MAX", help="Change the number of workers between these as it pays.")
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Plan for this batch size.", show_default="the script's own")
     ] = None,
-    resize_interval: Annotated[float, typer.Option(min=1, help="Least seconds between changes of size.")] = 60.0,
+    elastic: Annotated[
+        str | None,
+        typer.Option(metavar="MIN:MAX", help="Change the number of workers between MIN and MAX while it trains."),
+    ] = None,
+    resize_interval: Annotated[
+        float, typer.Option(min=1, help="Least time between two changes of size, in seconds.")
+    ] = 60.0,
     stragglers: Annotated[
         str | None, typer.Option(help="Workers of half the usual speed: replace (elastic only), report or ignore.")
     ] = None,

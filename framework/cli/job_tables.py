@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -36,22 +36,38 @@ def jobs_table(jobs: Sequence[JobView], width: int) -> Table:
         width: columns of the terminal.
     """
     is_wide = width >= NARROW
-    dispensable = ("kind", "submitted") if is_wide else ()
-    table = new_table("Jobs", "job", "user", "state", *dispensable, "time", "tasks", "progress", "remarks")
+    now_s = time.time()
+    columns: list[tuple[str, Callable[[JobView], Text]]] = [
+        ("job", lambda job: Text(job.id)),
+        ("user", lambda job: Text(job.user)),
+        ("state", lambda job: Text(_state(job), _STYLES.get(job.state, ""))),
+    ]
+    if any(job.waiting_s is not None for job in jobs):
+        columns += [
+            ("queue", lambda job: Text(str(job.queue_position or ""))),
+            ("waiting", lambda job: Text("" if job.waiting_s is None else format_duration(job.waiting_s))),
+        ]
+    if is_wide:
+        columns += [("kind", lambda job: Text(job.kind)), ("submitted", lambda job: Text(_date(job.submitted_s)))]
+    else:
+        columns += [("submitted", lambda job: Text(_short_date(job.submitted_s, now_s)))]
+    columns += [
+        ("time", lambda job: Text(_time(job, now_s))),
+        ("tasks", lambda job: Text(str(job.live_tasks or ""))),
+        ("progress", lambda job: Text(_progress(job))),
+        ("remarks", lambda job: Text(job.failure or job.waiting)),
+    ]
+    table = new_table("Jobs", *(name for name, _ in columns))
     table.columns[0].no_wrap = True
     for job in jobs:
-        more = (str(job.kind), _date(job.submitted_s)) if is_wide else ()
-        table.add_row(
-            Text(job.id),
-            Text(job.user),
-            Text(_state(job), _STYLES.get(job.state, "")),
-            *more,
-            "" if job.started_s is None else format_duration((job.ended_s or time.time()) - job.started_s),
-            str(job.live_tasks or ""),
-            _progress(job),
-            Text(job.failure or job.waiting),
-        )
+        table.add_row(*(cell(job) for _, cell in columns))
     return table
+
+
+def describe_counts(counts: Mapping[JobState, int]) -> str:
+    """How many jobs there are in each state, in one line: `2 running, 5 queued, 31 finished`."""
+    order = (JobState.RUNNING, JobState.ENDING, JobState.QUEUED, JobState.FINISHED, JobState.FAILED, JobState.KILLED)
+    return ", ".join(f"{counts[state]} {state}" for state in order if counts.get(state))
 
 
 def facts_table(job: JobDetails, metric: str = "", best: TrialRecord | None = None, reached: str = "") -> Table:
@@ -64,20 +80,23 @@ def facts_table(job: JobDetails, metric: str = "", best: TrialRecord | None = No
         reached: the best value so far, in words.
     """
     facts = {
-        "state": _state(job),
+        "state": _state(job)
+        if job.queue_position is None
+        else f"{_state(job)}, number {job.queue_position} in the queue",
+        "failure": job.failure,
         "user": job.user,
         "script": job.script,
         "arguments": " ".join((job.request or {}).get("arguments", ())),
         "constraints": ", ".join(job.constraints),
         "submitted": _date(job.submitted_s),
+        "waiting": "" if job.waiting_s is None else format_duration(job.waiting_s),
         "started": _date(job.started_s),
         "ended": _date(job.ended_s),
         "progress": _progress(job),
         "best so far": reached,
         "best trial": "" if best is None else _trial(best, metric),
         "checkpoints": str((job.result or {}).get("checkpoint_dir") or ""),
-        "waits": job.waiting,
-        "failure": job.failure,
+        "waits for": job.waiting,
         "resume with": _resuming_command(job),
     }
     table = new_table(f"{job.kind.capitalize()} job {job.id}")
@@ -165,7 +184,7 @@ def print_explanation(out: Console, explanation: Explanation, now_s: float) -> N
             table.add_row(need.name, str(need.count), describe_amounts(need.amounts))
         out.print(table)
     if explanation.agents:
-        out.print(_explanation_table(explanation.agents, now_s))
+        out.print(_explanation_table(explanation.job_id, explanation.agents, now_s))
     if explanation.ahead:
         out.print(f"Served before it: {', '.join(explanation.ahead)}.", markup=False, soft_wrap=True)
     if explanation.verdict is Verdict.ENDED:
@@ -178,11 +197,14 @@ def print_explanation(out: Console, explanation: Explanation, now_s: float) -> N
         out.print(f"- {sentence}", markup=False, soft_wrap=True)
 
 
-def _explanation_table(agents: tuple[AgentRow, ...], now_s: float) -> Table:
+def _explanation_table(job_id: str, agents: tuple[AgentRow, ...], now_s: float) -> Table:
     table = new_table("Agents", "agent", "has", "free", "offered", "missing", "in the way", "held by")
     table.columns[-1].overflow = "fold"
     for agent in agents:
-        holders = [f"{job}: {describe_amounts(amounts)}" for job, amounts in agent.held_by_jobs.items()]
+        holders = [
+            f"{'this job' if job == job_id else job}: {describe_amounts(amounts)}"
+            for job, amounts in agent.held_by_jobs.items()
+        ]
         if any(agent.held_by_others.values()):
             holders.append(f"other frameworks: {describe_amounts(agent.held_by_others)}")
         table.add_row(
@@ -235,6 +257,17 @@ def _progress(job: JobView) -> str:
         return ""
     loss = "" if job.progress.loss is None else f", loss {job.progress.loss:.4g}"
     return f"step {job.progress.step:,}{loss}"
+
+
+def _time(job: JobView, now_s: float) -> str:
+    """For how long a job has run, from its first task on."""
+    return "" if job.started_s is None else format_duration((job.ended_s or now_s) - job.started_s)
+
+
+def _short_date(seconds: float, now_s: float) -> str:
+    """The time of day, after the date if that is not today's."""
+    then, now = (datetime.datetime.fromtimestamp(one).astimezone() for one in (seconds, now_s))
+    return f"{then:%H:%M}" if then.date() == now.date() else f"{then:%m-%d %H:%M}"
 
 
 def _date(seconds: float | None) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,39 +15,69 @@ from solver.cli.output import Format, console, print_json
 
 if TYPE_CHECKING:
     from framework.service.api.client import ServiceClient
-    from framework.service.api.schemas import JobDetails
+    from framework.service.api.schemas import JobDetails, JobView
 
 EVENTS_SHOWN = 20
 TRIALS_SHOWN = 10
+PAGE_LIMIT = 1000
+"""How many jobs a service tells at a time."""
 
 
 @with_options(access=service_access)
 def jobs(
     *,
     job: Annotated[str | None, typer.Argument(help=JOB_HELP, show_default=False)] = None,
-    user: Annotated[str | None, typer.Option(help="Only this user's.")] = None,
-    ended: Annotated[bool, typer.Option("--all", help="Also those that have ended.")] = False,
-    state: Annotated[list[JobState] | None, typer.Option(help="Only those in this state; repeatable.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many, the newest.")] = 100,
+    user: Annotated[str | None, typer.Option(help="Show only this user's jobs.")] = None,
+    ended: Annotated[bool, typer.Option("--all", help="Show also jobs that have ended.")] = False,
+    state: Annotated[list[JobState] | None, typer.Option(help="Show only jobs in this state; repeatable.")] = None,
+    limit: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Show at most N jobs: those that run first, then the queue, then ended ones, newest first.",
+        ),
+    ] = 100,
     access: ServiceAccess,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
-    """Shows the jobs of a service that have not ended, or one job: its tasks, its plan or its best trials, and more."""
+    """Shows a service's jobs, or one of them.
+
+    Without JOB: the jobs that run, then the queue in the order in which jobs are served, with how long each has waited;
+    --all adds those that have ended. With JOB: its tasks, its plan or its best trials, and what happened.
+    """
     with access.client() as client:
         if job is not None:
             _show_one(client, job, output_format)
             return
         states = tuple(state or (one for one in JobState if ended or not one.has_ended()))
-        found = list(itertools.islice(client.jobs(user=user, states=states), limit))
+        found, counts, more = _listed(client, user, states, limit)
     if output_format is Format.JSON:
-        print_json({"jobs": [one.model_dump(mode="json") for one in found]})
-    elif found:
-        from framework.cli.job_tables import jobs_table
+        print_json({"jobs": [one.model_dump(mode="json") for one in found], "counts": counts})
+        return
+    from framework.cli.job_tables import describe_counts, jobs_table
 
-        out = console()
+    out = console()
+    if found:
         out.print(jobs_table(found, out.width))
     else:
         print("There are no such jobs" + ("." if ended or state else "; --all shows those that have ended, too."))
+    if counts:
+        print(describe_counts(counts))
+    if more:
+        print(f"Only the first {limit} jobs are shown; --limit {2 * limit} shows more.")
+
+
+def _listed(
+    client: ServiceClient, user: str | None, states: tuple[JobState, ...], limit: int
+) -> tuple[list[JobView], dict[JobState, int], bool]:
+    """Jobs in the order of the queue, how many there are in each state, and whether more were found."""
+    found: list[JobView] = []
+    for page in client.job_pages(user=user, states=states, order="queue", limit=min(limit, PAGE_LIMIT)):
+        found += page.jobs
+        if len(found) >= limit or page.before is None:
+            return found[:limit], page.counts, len(found) > limit or page.before is not None
+    raise AssertionError("there is always a last page")
 
 
 def _show_one(client: ServiceClient, name: str, output_format: Format) -> None:
@@ -63,7 +92,8 @@ def _show_one(client: ServiceClient, name: str, output_format: Format) -> None:
     events = client.events(job.id)
     plan = client.plan(job.id) if job.kind is JobKind.TRAINING else None
     found = client.trials(job.id) if job.kind is JobKind.SEARCH else None
-    found_trials = [] if found is None else [TrialRecord(**view.model_dump()) for view in found.trials]
+    views = [] if found is None else found.trials
+    found_trials = [TrialRecord(**view.model_dump(exclude={"status"})) for view in views]
     best = [] if found is None else best_trials(found_trials, found.mode)[:TRIALS_SHOWN]
     reached = "" if found is None else best_in_words(found_trials, found.metric, found.mode)
     if output_format is Format.JSON:
@@ -79,7 +109,7 @@ def _show_one(client: ServiceClient, name: str, output_format: Format) -> None:
     out = console()
     out.print(facts_table(job, found.metric if found else "", best[0] if best else None, reached))
     if found is not None and best:
-        names = list(best[0].parameters)
+        names = list(dict.fromkeys(name for trial in best for name in trial.parameters))
         out.print(best_trials_table(best, found.metric, found.value, names, _folder(job), out.width))
     if plan is not None:
         print_layout(out, Plan.from_json(plan))

@@ -16,10 +16,13 @@ from solver.cli.output import console, say
 def kill(
     *,
     jobs: Annotated[list[str], typer.Argument(help=JOB_HELP, show_default=False)],
-    wait: Annotated[bool, typer.Option("--wait", help="Stay until they have ended.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the jobs end.")] = False,
     access: ServiceAccess,
 ) -> None:
-    """Ends jobs: the tasks of a training job, the trials of a search, which are suspended first."""
+    """Ends jobs.
+
+    The trials of a search are suspended first, so that it can be resumed.
+    """
     out = console()
     with access.client() as client:
         # All names are looked up before any job is ended.

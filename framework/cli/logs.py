@@ -1,36 +1,217 @@
-"""`dike logs JOB`: what a job's tasks have written."""
+"""`dike logs JOB`: what a job's tasks have written, or a trial of a search."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from typing import Annotated
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from framework.cli.job_names import JOB_HELP, find_job
-from framework.cli.option_groups import with_options
+from dike.exceptions import BadInputError, InterruptedByUserError, JobFailedError
+from framework.cli.job_names import find_job
+from framework.cli.option_groups import is_given, with_options
 from framework.cli.service_options import ServiceAccess, service_access
+from framework.cli.trials import StorageOption
+from framework.project.entry_point import RUNS_FOLDER, SEARCHES_FILE
+from framework.scheduler.records import NEWEST, JobKind, OutputChunk
 from solver.cli.output import console, say
+
+if TYPE_CHECKING:
+    from framework.search.records import TrialRecord
+    from framework.search.store import Store
+    from framework.service.api.schemas import TrialView
+
+POLL_S = 0.5
+"""How often is looked what a trial has printed since."""
 
 
 @with_options(access=service_access)
 def logs(
+    context: typer.Context,
     *,
-    job: Annotated[str, typer.Argument(help=JOB_HELP, show_default=False)],
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay until the job has ended.")] = False,
-    task: Annotated[str | None, typer.Option(help="Only this task's, such as worker:0.")] = None,
-    tail: Annotated[
-        int | None, typer.Option(min=0, help="Only the last so many lines, and with -f what comes.")
+    job: Annotated[
+        str,
+        typer.Argument(
+            help=f"The job: its name, the beginning of it, or '{NEWEST}' for your newest; or a search of dike tune.",
+            show_default=False,
+        ),
+    ],
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Stay until the job, or the trial, has ended.")
+    ] = False,
+    trial: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Of a search: what trial N has printed in all its runs.")
     ] = None,
+    task: Annotated[str | None, typer.Option(help="Show only this task's output, such as worker:0.")] = None,
+    tail: Annotated[
+        int | None, typer.Option(min=0, help="Show only the last N lines, and with -f what follows.")
+    ] = None,
+    storage: StorageOption = None,
     access: ServiceAccess,
 ) -> None:
-    """Shows a job's output; with -f the exit code is 1 if the job has failed."""
+    """Shows what a job prints, or a trial of a search.
+
+    With -f the exit code is 1 if the job or the trial fails.
+    """
+    if trial is not None and task is not None:
+        raise BadInputError("--trial and --task name different things; leave one of them out.")
+    # What reads a database takes half a second to import.
+    own = Path(RUNS_FOLDER, SEARCHES_FILE)
+    url = storage or (f"sqlite:///{own}" if own.is_file() else None)
+    is_local = is_given(context, "storage") or not is_given(context, "service")
+    store = _open_search(job, url, must_exist=is_given(context, "storage")) if url and is_local else None
+    if store is None:
+        looked_in = [_shown(url)] if url and is_local else []
+        _logs_of_service(access, job, looked_in, trial, task, follow=follow, tail=tail)
+        return
+    with contextlib.closing(store):
+        if task is not None:
+            raise BadInputError(f"{job} is a search, which has trials and no tasks: use --trial N in place of --task.")
+        if trial is None:
+            _choose(store, follow=follow)
+        else:
+            _logs_of_trial(store, trial, follow=follow, tail=tail)
+
+
+def _open_search(name: str, url: str, *, must_exist: bool) -> Store | None:
+    """A database in which there is a search of this name; None if there is none, and need not be."""
+    from framework.scheduler.journal import StorageUnavailableError
+    from framework.search.store import Store
+
+    with contextlib.ExitStack() as stack:
+        try:
+            store = stack.enter_context(contextlib.closing(Store(url, must_exist=True)))
+            store.open_search(name)
+        except StorageUnavailableError:
+            raise
+        except BadInputError:
+            if must_exist:
+                raise
+            return None
+        stack.pop_all()
+        return store
+
+
+def _shown(url: str) -> str:
+    from framework.search.database import parse_url, shown
+
+    return shown(parse_url(url))
+
+
+# Of a service.
+
+
+def _logs_of_service(
+    access: ServiceAccess,
+    name: str,
+    looked_in: list[str],
+    trial: int | None,
+    task: str | None,
+    *,
+    follow: bool,
+    tail: int | None,
+) -> None:
+    """Of a job of a service; `looked_in` are databases that hold no search of that name."""
     from framework.cli.following import check_success, print_output
 
     out = console(stderr=True)
     with access.client() as client:
-        found = find_job(client, job)
+        try:
+            found = find_job(client, name)
+        except BadInputError as error:
+            more = "".join(f" Nor does {url} hold a search '{name}'." for url in looked_in)
+            raise BadInputError(f"{error}{more}") from error
+        is_search = found.kind is JobKind.SEARCH
+        if trial is not None and not is_search:
+            raise BadInputError(f"The job {found.id} is a training job, which has no trials; leave out --trial.")
         streams = {"stdout": sys.stdout, "stderr": sys.stderr}
-        print_output(client, found, streams, lambda text: say(out, text), task=task, follow=follow, tail=tail)
+        print_output(
+            client, found, streams, lambda text: say(out, text), task=task, trial=trial, follow=follow, tail=tail
+        )
+        if trial is not None:
+            if follow:
+                _check_trial(found.id, [one for one in client.trials(found.id).trials if one.number == trial])
+            return
+        if is_search:
+            say(out, f"dike logs {found.id} --trial N shows what trial N has printed")
         if follow:
             check_success(client.wait_for_end(found.id, lambda text: say(out, text)))
+
+
+# Of a search of our own.
+
+
+def _choose(store: Store, *, follow: bool) -> None:
+    """Shows which trials there are to choose from."""
+    from framework.cli.search_tables import trials_table
+
+    name = store.spec.name
+    if follow:
+        raise BadInputError(f"Which trial of the search {name}? Add --trial N; dike trials {name} lists them.")
+    out = console()
+    out.print(trials_table(store.load_trials(readings=False), store.spec, out.width))
+    say(console(stderr=True), f"dike logs {name} --trial N shows what trial N has printed")
+
+
+def _logs_of_trial(store: Store, trial: int, *, follow: bool, tail: int | None) -> None:
+    from framework.cli.following import last_lines
+    from framework.cli.task_output import TaskOutput
+    from framework.project.tensorflow_noise import without_noise
+
+    name, count = store.spec.name, store.spec.trial_count
+    if trial >= count:
+        raise BadInputError(f"The search {name} has no trial {trial}; its trials are 0 to {count - 1}.")
+    output = TaskOutput({"stdout": sys.stdout, "stderr": sys.stderr})
+    last = 0
+    try:
+        if tail is not None:
+            chunks = store.load_output(trial)
+            last = chunks[-1].number if chunks else 0
+            for chunk in last_lines(chunks, tail):
+                output.write(chunk.task, chunk.stream, without_noise(chunk.text))
+        if tail is None or follow:
+            for chunk in _trial_output(store, trial, last, follow=follow):
+                output.write(chunk.task, chunk.stream, without_noise(chunk.text))
+    except KeyboardInterrupt:
+        raise InterruptedByUserError(f"The search {name} goes on without us.") from None
+    finally:
+        output.finish()
+    if follow:
+        _check_trial(name, [record for record in store.load_trials(readings=False) if record.number == trial])
+
+
+def _trial_output(store: Store, trial: int, after: int, *, follow: bool) -> Iterator[OutputChunk]:
+    while True:
+        # Before the output: what was printed before the end is read before it is believed.
+        state, [search] = store.trial_state(trial), store.searches(store.spec.name)
+        for chunk in store.load_output(trial, after=after):
+            yield chunk
+            after = chunk.number
+        if not follow or (state is not None and state.has_ended()) or not search.is_running:
+            return
+        time.sleep(POLL_S)
+
+
+def _check_trial(search: str, found: Sequence[TrialRecord | TrialView]) -> None:
+    """Does nothing for a trial that has finished, or was stopped for good (`--stop`).
+
+    Args:
+        search: the search's name.
+        found: the trial; nothing if it has never begun.
+
+    Raises:
+        JobFailedError: if it has failed, or has not ended although nobody trains it any more.
+    """
+    from framework.project.last_words import last_words
+    from framework.search.records import TrialState
+
+    for trial in found:
+        if trial.state is TrialState.FAILED:
+            raise JobFailedError(f"Trial {trial.number} of {search} failed: {last_words(trial.error).rstrip('.')}.")
+        if trial.state.has_ended():
+            return
+    raise JobFailedError(f"The search {search} does not run, and the trial has not ended.")

@@ -15,7 +15,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=N
 
 @app.callback()
 def mesos() -> None:
-    """A private Apache Mesos on this machine."""
+    """Starts and stops a private Apache Mesos on this machine."""
 
 
 def _count(text: str) -> int:

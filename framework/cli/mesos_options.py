@@ -6,8 +6,9 @@ import inspect
 import re
 import stat
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,27 +24,33 @@ def mesos_access(
     master: Annotated[
         str | None,
         typer.Option(
-            envvar="DIKE_MASTER", help="HOST:PORT or zk://HOST:PORT/PATH; without it, a private Mesos on this machine."
+            envvar="DIKE_MASTER",
+            help="Mesos master: HOST:PORT or zk://HOST:PORT/PATH.",
+            show_default="a private Mesos on this machine",
         ),
     ] = None,
     role: Annotated[str, typer.Option(help="Mesos role.")] = "*",
     principal: Annotated[str | None, typer.Option(help="Mesos principal.")] = None,
     secret_file: Annotated[Path | None, typer.Option(help="File that holds the principal's secret.")] = None,
-    image: Annotated[str | None, typer.Option(help="Container image for the tasks (Mesos containerizer).")] = None,
-    agent_python: Annotated[str | None, typer.Option(help="Python on the agents that has Dike installed.")] = None,
+    image: Annotated[str | None, typer.Option(help="Container image for the tasks.")] = None,
+    agent_python: Annotated[
+        str | None,
+        typer.Option(help="Python on the agents that has Dike installed.", show_default="this one, or python3"),
+    ] = None,
     bundle_port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port at which agents fetch scripts from here; 0 takes a free one.")
     ] = 0,
     advertise_address: Annotated[
         str | None,
-        typer.Option(metavar="HOST", help="By which address agents fetch scripts from here; for NAT and containers."),
+        typer.Option(metavar="HOST", help="Address at which agents reach this machine; for NAT and containers."),
     ] = None,
     connect_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for the master.")] = 10.0,
-    agents: Annotated[int, typer.Option(min=1, help="Private Mesos: how many agents.")] = 1,
+    agents: Annotated[int, typer.Option(min=1, help="Number of agents.")] = 1,
     resources: Annotated[
-        str, typer.Option(help="Private Mesos: what each agent declares, as in 'cpus:4;mem:4096;gpus:1'.")
+        str,
+        typer.Option(help="Resources of each agent, as in 'cpus:4;mem:4096;gpus:1'.", show_default="this machine's"),
     ] = "",
-    attributes: Annotated[str, typer.Option(help="Private Mesos: attributes of each agent, as in 'rack:r1'.")] = "",
+    attributes: Annotated[str, typer.Option(help="Attributes of each agent, as in 'rack:r1'.")] = "",
 ) -> MesosAccess:
     """Checks the options and puts them together.
 
@@ -83,6 +90,18 @@ def mesos_access(
     )
 
 
+def remembered_access(options: Mapping[str, Any]) -> MesosAccess:
+    """`mesos_access` of these options, which may be JSON values and may be others', too.
+
+    Raises:
+        BadInputError: as `mesos_access`.
+    """
+    defaults = {name: one.default for name, one in inspect.signature(mesos_access).parameters.items()}
+    values = {name: options.get(name, default) for name, default in defaults.items()}
+    secret_file = values["secret_file"]
+    return mesos_access(**{**values, "secret_file": None if secret_file is None else Path(secret_file)})
+
+
 def warn(text: str) -> None:
     """Says what the user should know and need not act on."""
     print(f"dike: {text}", file=sys.stderr)
@@ -90,6 +109,16 @@ def warn(text: str) -> None:
 
 MESOS_OPTIONS = frozenset(inspect.signature(mesos_access).parameters)
 """Their names."""
+MESOS_PANELS = {
+    "Which Mesos": ("master", "role", "principal", "secret_file", "connect_timeout"),
+    "Private Mesos, without --master": ("agents", "resources", "attributes"),
+    "How tasks start on the agents": ("image", "agent_python", "bundle_port", "advertise_address"),
+}
+"""How `--help` shows them."""
+PRIVATE_MESOS_OPTIONS = frozenset({"agents", "resources", "attributes"})
+"""Those of a private Mesos; the others are for one that is there already, or for both."""
+MASTER_OPTIONS = frozenset({"master", "role", "principal", "secret_file", "image", "agent_python", "advertise_address"})
+"""Those that say which one is there already, and how it is to be used."""
 
 
 def _read_secret(path: Path | None, principal: str | None) -> str | None:

@@ -10,10 +10,18 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import typer
+
 from dike.exceptions import BadInputError
 from solver.units import parse_duration
 
 Command = Callable[..., None]
+
+
+def is_given(context: typer.Context, parameter: str) -> bool:
+    """Whether the user has given an option or an argument on the command line."""
+    source = context.get_parameter_source(parameter)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def read_age(option: str, text: str) -> float:

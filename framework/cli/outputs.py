@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,7 +16,6 @@ from solver.cli.output import Format, console, new_table, print_json, say
 from solver.units import format_bytes
 
 if TYPE_CHECKING:
-    from framework.service.api.client import ServiceClient
     from framework.service.api.schemas import OutputList
 
 
@@ -25,13 +24,13 @@ def outputs(
     *,
     job: Annotated[str, typer.Argument(help=JOB_HELP, show_default=False)],
     folder: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="Copy them there, below their paths.")
+        Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="Copy the files into this folder.")
     ] = None,
-    trial: Annotated[int | None, typer.Option(min=0, help="Of a search: only this trial's.")] = None,
+    trial: Annotated[int | None, typer.Option(min=0, help="Of a search: only this trial's files.")] = None,
     access: ServiceAccess,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
-    """Lists the files that a job's script has written below its working folder, or copies them here."""
+    """Lists or copies the files that a job's script has written."""
     as_json = output_format is Format.JSON
     out = console(stderr=as_json)
     with access.client() as client:
@@ -46,11 +45,11 @@ def outputs(
         elif folder is None:
             _print(found, job_id)
         if folder is not None:
-            gone = _copy(client, job_id, found, folder)
-            count = len(found.files) - len(gone)
-            say(out, f"{count} file{'' if count == 1 else 's'} copied to {folder}")
-            for path in gone:
-                say(out, f"not copied: {path}, which is there no more")
+            copies = client.download(job_id, folder, found.files)
+            say(out, f"{len(copies)} file{'' if len(copies) == 1 else 's'} copied to {folder}")
+            for file in found.files:
+                if folder / file.path not in copies:
+                    say(out, f"not copied: {file.path}, which is there no more")
         for path, reason in found.left_behind.items():
             say(out, f"left behind: {path} ({reason})")
         if found.more:
@@ -74,32 +73,3 @@ def _print(found: OutputList, job_id: str) -> None:
         written = datetime.datetime.fromtimestamp(file.modified_s)
         table.add_row(Text(file.path), format_bytes(file.size_bytes), f"{written:%Y-%m-%d %H:%M:%S}")
     console().print(table)
-
-
-def _copy(client: ServiceClient, job_id: str, found: OutputList, folder: Path) -> list[str]:
-    """Copies files; returns those that are there no more."""
-    from framework.service.api.client_http import ServiceUnavailableError
-
-    gone = []
-    try:
-        for file in found.files:
-            path = PurePosixPath(file.path)
-            if path.is_absolute() or ".." in path.parts:
-                raise BadInputError(f"The service names an output '{path}', which is no path in a folder.")
-            target = folder / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            partial = target.with_name(f"{target.name}.part")
-            try:
-                with partial.open("wb") as local:
-                    local.writelines(client.output_content(job_id, file.path))
-                partial.replace(target)
-            except ServiceUnavailableError:
-                raise
-            except BadInputError:
-                # The script has removed it meanwhile.
-                gone.append(file.path)
-            finally:
-                partial.unlink(missing_ok=True)
-    except OSError as error:
-        raise BadInputError(f"The outputs cannot be written to {folder}: {error.strerror}.") from error
-    return gone

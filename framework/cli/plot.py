@@ -15,11 +15,11 @@ from solver.cli.output import console
 def plot(
     name: Annotated[str, typer.Argument(help="The search.", show_default=False)],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The file, .png, .svg or .pdf; NAME.png if not given.")
+        Path | None, typer.Option("--output", "-o", help="The picture: .png, .svg or .pdf.", show_default="NAME.png")
     ] = None,
     storage: StorageOption = None,
 ) -> None:
-    """Draws a search: losses of the trials, who held which slot, the best value over time."""
+    """Draws a search: losses, slots, and the best value over time."""
     from framework.search.database import default_storage
     from framework.search.plots import plot_search
     from framework.search.store import Store

@@ -19,11 +19,14 @@ def profile(
         list[str] | None, typer.Argument(help="The script's own arguments, after '--'.", show_default=False)
     ] = None,
     module: Annotated[bool, module_option("MODEL")] = False,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Also save the profile in this file.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Samples per step, in place of the script's own.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Save the profile in this file.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples per step.", show_default="the script's own")] = None,
     format: Annotated[Format, typer.Option(help="How to print the result.")] = Format.TABLE,  # noqa: A002
 ) -> None:
-    """Reads a model's parameters, FLOPs and longest path; trains nothing."""
+    """Reads a model's parameters, FLOPs and longest path.
+
+    It trains nothing.
+    """
     from framework.project.profiling import load_profile
 
     found = load_profile(model, arguments or (), batch_size, is_module=module)

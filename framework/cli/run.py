@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dike.exceptions import JobFailedError
-from framework.cli.job_options import job_options
-from framework.cli.mesos_options import mesos_access
+from framework.cli.job_options import JOB_PANELS, job_options
+from framework.cli.mesos_options import MESOS_PANELS, mesos_access
 from framework.cli.option_groups import with_options
 from framework.project.entry_point import hint
 from solver.cli.output import Format, console, print_json, say
@@ -21,6 +21,9 @@ from solver.cli.output import Format, console, print_json, say
 if TYPE_CHECKING:
     from framework.cli.job_options import JobOptions
     from framework.scheduler.session import MesosAccess
+
+
+PANELS = {**JOB_PANELS, "Output": ("plan_only", "logs", "output_format"), **MESOS_PANELS}
 
 
 @with_options(mesos=mesos_access, job=job_options)
@@ -32,7 +35,10 @@ def run(
     handed_over: Annotated[Path | None, typer.Option(hidden=True)] = None,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
-    """Plans and runs a training job: reads the model, looks at what Mesos offers, places the tasks and trains."""
+    """Plans and runs a training job.
+
+    Reads the script's model, looks at what Mesos offers, places the tasks and trains.
+    """
     from framework.cli.console import LiveObserver, PlainObserver
     from framework.training.run import run_training
     from solver.cli.tables import print_plan, print_profile
@@ -67,6 +73,6 @@ def run(
     observer.finished(result, time.monotonic() - started)
     if not result.succeeded:
         last_words = observer.with_own_paths(result.last_words)
-        words = f"{last_words} ({result.failure})" if last_words else result.failure
+        words = f"{last_words}; {result.failure}" if last_words else result.failure
         help_with_it = hint(last_words, request.entry, request.environment)
         raise JobFailedError(f"The job failed: {words}. {help_with_it}".rstrip())

@@ -2,25 +2,78 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import typer
+
+from dike.checkpoints import make_private
 from dike.exceptions import BadInputError
+from dike.trial.pickled import FUNCTION_SUFFIX
+from framework.cli.mesos_options import MASTER_OPTIONS, MESOS_OPTIONS, PRIVATE_MESOS_OPTIONS
+from framework.cli.option_groups import is_given
 from framework.policies.trials.interface import Milestone, PolicySettings
 from framework.policies.trials.registry import make_policy
 from framework.project.entry_point import RUNS_FOLDER, environment_for_tasks, find_entry_point
 from framework.project.script_facts import script_facts
 from framework.search.migration_cost import DEFAULT_MOVE_S
-from framework.search.optuna_study import default_sampler, grid_size
-from framework.search.records import Mode, Sampler, SearchSpec
+from framework.search.pruners import parse_stop
+from framework.search.records import Mode, SearchSpec
+from framework.search.samplers import EXHAUSTIVE, check_sampler, default_sampler, grid_size
 from framework.search.space import check_space, parse_parameter, read_space
 from framework.training.run import absolute_folder, new_job_id
 
 DEFAULT_TRIALS = 20
 _MILESTONE = re.compile(r"(?P<percent>\d+(\.\d+)?)%:(?P<seconds>\d+(\.\d+)?)s?")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}")
+
+
+RUN_OPTIONS = {
+    "slots": "max_slots",
+    "slot_cpus": "slot_cpus",
+    "slot_mem": "slot_mem_mib",
+    "slot_gpus": "slot_gpus",
+    "checkpoint_interval": "checkpoint_interval_s",
+    "suspend_timeout": "suspend_timeout_s",
+    "blacklist_for": "blacklist_s",
+    "on_failure": "on_failure",
+    "timeout": "timeout_s",
+}
+"""Options that `--resume` may be given anew, and their fields of a search: how it is run, not what is searched."""
+_REMEMBERED = ("logdir", "constraint", "volume", *sorted(MESOS_OPTIONS))
+"""Options that are no part of a search, but are the same again when it goes on."""
+
+
+def run_options(context: typer.Context, before: Mapping[str, Any]) -> dict[str, Any]:
+    """Where and how a search is to run, as JSON values: what was said before, and what is said now in its place.
+
+    Args:
+        context: of the command.
+        before: the options with which the search was begun; empty for a new one.
+    """
+    given = {}
+    for name in _REMEMBERED:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT"):
+            value = context.params[name]
+            given[name] = os.path.abspath(value) if name in ("logdir", "secret_file") else value
+    kept = dict(before)
+    if given.keys() & PRIVATE_MESOS_OPTIONS or "master" in given:
+        # Another Mesos: what was said of the one before does not go with it.
+        for name in PRIVATE_MESOS_OPTIONS | MASTER_OPTIONS:
+            kept.pop(name, None)
+    return {**kept, **given}
+
+
+def changed_spec(context: typer.Context, spec: SearchSpec) -> SearchSpec:
+    """A search that goes on, with what its user has now said of how it is to run."""
+    fields = {field: name for name, field in RUN_OPTIONS.items() if is_given(context, name)}
+    return dataclasses.replace(spec, **{field: context.params[name] for field, name in fields.items()})
 
 
 def milestones_of(text: str) -> tuple[Milestone, ...]:
@@ -43,12 +96,16 @@ def milestones_of(text: str) -> tuple[Milestone, ...]:
 def search_spec(
     *,
     script: Path | None,
+    function: Path | None,
     is_module: bool,
     on_this_machine: bool,
     param: Sequence[str],
     space_file: Path | None,
     trials: int | None,
-    sampler: Sampler | None,
+    sampler: str | None,
+    sampler_object: str,
+    space_function: str,
+    stop: str,
     seed: int,
     policy: str,
     quantum_s: float,
@@ -63,18 +120,30 @@ def search_spec(
 ) -> SearchSpec:
     """Checks what was asked for and puts it together; `others` go into the search as they are.
 
+    `function` is the file of a pickled function, which trials call in the place of a script.
+
     Raises:
         BadInputError: if it cannot be used.
     """
+    if name is not None and not _NAME.fullmatch(name):
+        raise BadInputError(f"'{name}' is no name for a search; use letters, digits, '-', '_' and '.'.")
+    if function is not None:
+        name = name or new_job_id(function)
+        script = _keep_function(function, name)
     if script is None:
         raise BadInputError("The script is missing; write dike tune SCRIPT, or dike tune --resume NAME.")
     entry = find_entry_point(script, is_module=is_module)
-    if name is not None and not _NAME.fullmatch(name):
-        raise BadInputError(f"'{name}' is no name for a search; use letters, digits, '-', '_' and '.'.")
     space = (*(() if space_file is None else read_space(space_file)), *map(parse_parameter, param))
-    check_space(space)
     chosen = sampler or default_sampler(space, trials)
-    if chosen == "grid":
+    if not sampler_object:
+        check_sampler(chosen)
+    if stop:
+        parse_stop(stop)
+    if not space_function:
+        check_space(space)
+    elif chosen == "grid":
+        raise BadInputError("A function has no grid to try; leave the sampler out, or take bruteforce.")
+    if chosen in EXHAUSTIVE and not space_function and not sampler_object:
         size = grid_size(space)
         trials = size if trials is None else min(trials, size)
     name = name or new_job_id(entry.script)
@@ -87,6 +156,9 @@ def search_spec(
         flags=script_facts(entry, [parameter.name for parameter in space]).flags if use_flags else {},
         space=space,
         sampler=chosen,
+        sampler_object=sampler_object,
+        space_function=space_function,
+        stop=stop,
         trial_count=trials or DEFAULT_TRIALS,
         seed=seed,
         policy=policy,
@@ -100,3 +172,19 @@ def search_spec(
         },
         **others,
     )
+
+
+def _keep_function(function: Path, name: str) -> Path:
+    """Puts a pickled function into the folder of its search, where one that goes on finds it; returns where it is."""
+    data = function.read_bytes()
+    # Another search of that name may be there, and this one be refused.
+    kept = Path(RUNS_FOLDER, name, "function", f"{function.stem}-{hashlib.sha256(data).hexdigest()[:12]}")
+    kept = kept.with_suffix(FUNCTION_SUFFIX)
+    try:
+        make_private(str(kept.parent))
+        kept.write_bytes(data)
+    except OSError as error:
+        raise BadInputError(
+            f"The function cannot be written to {kept}: {error.strerror}; change to a folder of your own (os.chdir)."
+        ) from error
+    return kept

@@ -35,6 +35,11 @@ def report(console: Console, result: SearchResult, spec: SearchSpec, storage: st
     exporting = exporting_command(result, storage)
     if exporting is not None:
         console.print(f"Export the model of the best trial's best epoch:\n{exporting}", markup=False, soft_wrap=True)
+    which = "N" if result.best is None else str(result.best.number)
+    named = "" if storage == default_storage() else f" --storage {shlex.quote(storage)}"
+    console.print(
+        f"What a trial has printed: dike logs {spec.name} --trial {which}{named}", markup=False, soft_wrap=True
+    )
 
 
 def exporting_command(result: SearchResult, storage: str) -> str | None:

@@ -69,11 +69,12 @@ def trials_table(
     for record in records:
         if record.state is not TrialState.FAILED and record.beats(best, spec.mode):
             best = record
+    now_s = time.time()
     values = [Text(_number(record.value), "bold" if record is best else "") for record in records]
     columns = (
         _Column("trial", _texts(str(record.number) for record in records)),
         _Column("parameters", _texts(map(describe_parameters, records)), folds=True),
-        _Column("state", [Text(str(record.state), _STYLES.get(record.state, "")) for record in records]),
+        _Column("state", [Text(record.status, _STYLES.get(record.state, "")) for record in records]),
         _Column("slot", _texts("" if record.slot is None else str(record.slot) for record in records), dispensable=2),
         _Column("steps", _texts(f"{record.step:,}" for record in records)),
         _Column("train loss", _texts(_number(record.loss) for record in records), dispensable=6),
@@ -81,7 +82,7 @@ def trials_table(
         *_best_columns(records, spec.metric, spec.value),
         _Column("convergence", _texts(_number(record.convergence) for record in records), dispensable=4),
         _Column("samples/s", _texts(_speeds(speeds.get(record.number, {})) for record in records), dispensable=5),
-        _Column("time", _texts(format_duration(record.slot_s) for record in records), dispensable=1),
+        _Column("time", _texts(format_duration(record.held_s(now_s)) for record in records), dispensable=1),
     )
     table = _fitting_table("", columns, width)
     for column in table.columns:
@@ -158,7 +159,7 @@ def best_trials_table(
     columns = (
         _Column("trial", _texts(str(trial.number) for trial in trials)),
         *parameters,
-        _Column(f"{value} {metric}", _texts("" if each.value is None else f"{each.value:.5g}" for each in trials)),
+        _Column(f"{value} {metric}", _texts(_number(each.value) for each in trials)),
         *_best_columns(trials, metric, value),
         _Column("steps", _texts(str(trial.step) for trial in trials), dispensable=1),
         _Column("state", _texts(str(trial.state) for trial in trials), dispensable=2),
@@ -209,8 +210,33 @@ def search_state(search: SearchSummary) -> str:
     return "ended early" if search.failure else "complete"
 
 
+def how_to_go_on(search: SearchSummary, options: str = "") -> str:
+    """Why a search that is not complete does not run, and the command that goes on with it; empty otherwise.
+
+    Args:
+        search: the search.
+        options: what the command must be given besides.
+    """
+    name, state = search.spec.name, search_state(search)
+    command = f"dike tune --resume {name} {options}".rstrip()
+    if state == "interrupted":
+        return f"{name} was interrupted: its process has ended; {command} goes on"
+    if state == "ended early":
+        return f"{name} has ended early: {search.failure.rstrip('.')}; {command} goes on"
+    return ""
+
+
+def trial_counts(search: SearchSummary) -> dict[str, int]:
+    """State -> how many trials are in it; those that ran when a search ended without a word are `interrupted`."""
+    return {
+        "interrupted" if state is TrialState.RUNNING and not search.is_running else str(state): search.states[state]
+        for state in TrialState
+        if state in search.states
+    }
+
+
 def _counts(search: SearchSummary) -> str:
-    counts = ", ".join(f"{search.states[state]} {state}" for state in TrialState if state in search.states)
+    counts = ", ".join(f"{count} {state}" for state, count in trial_counts(search).items())
     return f"{search.spec.trial_count}: {counts}" if counts else f"{search.spec.trial_count}"
 
 

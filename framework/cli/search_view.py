@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import json
+import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from dike.trial.search_command import FRAME_PREFIX
 from framework.cli.console import describe_outputs
 from framework.cli.search_tables import (
     best_in_words,
@@ -24,6 +29,15 @@ from framework.search.slots import Slot
 
 SUMMARY_EVERY_S = 10.0
 BEST_SHOWN = 5
+NOTEBOOK_WIDTH, NOTEBOOK_LINES = 120, 32
+"""How large a table in a notebook becomes."""
+_PRE = '<pre style="white-space:pre;overflow-x:auto;line-height:normal">{code}</pre>'
+_STATES = (
+    TrialState.WAITING,
+    "starting",
+    "restarting",
+    *(state for state in TrialState if state is not TrialState.WAITING),
+)
 LINES_BESIDE_TABLE = 9
 """Lines of a terminal that the live table leaves to headings and notes."""
 
@@ -76,6 +90,13 @@ class PlainSearchView(SearchObserver):
                 value += f", at best {reached[0]:.4g} at step {reached[1]}"
             self.say(f"trial {trial.number} ({describe_parameters(trial)}) finished at step {trial.step}: {value}")
 
+    def trial_stopped(self, trial: TrialRecord) -> None:
+        value = "" if trial.value is None else f": {self._spec.metric} {trial.value:.4g}"
+        self.say(
+            f"trial {trial.number} ({describe_parameters(trial)}) stopped for good at step {trial.step}{value} "
+            f"(--stop {self._spec.stop})"
+        )
+
     def output(self, text: str) -> None:
         self._console.print("end of the failed trial's output:", style="bold")
         self._console.print(text.rstrip(), markup=False, highlight=False)
@@ -108,6 +129,40 @@ class LiveSearchView(PlainSearchView):
         """The table says so."""
 
 
+class NotebookSearchView(PlainSearchView):
+    """The same for a notebook, where `dike.tune` shows what it gets: the table as it changes, and what is worth a line.
+
+    Args:
+        console: where lines go; tables follow `FRAME_PREFIX` on standard error, as JSON.
+        spec: the search.
+    """
+
+    def __init__(self, console: Console, spec: SearchSpec) -> None:
+        super().__init__(console, spec)
+        self._shown = ""
+
+    def trials_changed(self, trials: Sequence[TrialRecord]) -> None:
+        page = Console(record=True, file=io.StringIO(), width=NOTEBOOK_WIDTH, force_jupyter=False)
+        page.print(live_frame(trials, self._spec, NOTEBOOK_WIDTH, NOTEBOOK_LINES))
+        text = page.export_text(clear=False)
+        if text != self._shown:
+            self._shown = text
+            frame = {"text/plain": text, "text/html": page.export_html(inline_styles=True, code_format=_PRE)}
+            print(FRAME_PREFIX + json.dumps(frame), file=sys.stderr, flush=True)
+
+    def slot_changed(self, slot: Slot) -> None:
+        """The table says which slots hold what."""
+
+    def trial_started(self, trial: TrialRecord, slot: Slot, reason: str) -> None:
+        """The table says so."""
+
+    def trial_ended(self, trial: TrialRecord, slot: Slot, outcome: str) -> None:
+        """The table says so."""
+
+    def trial_stopped(self, trial: TrialRecord) -> None:
+        """The table says so."""
+
+
 def live_frame(trials: Sequence[TrialRecord], spec: SearchSpec, width: int, height: int) -> Group:
     """How the search stands and its most interesting trials, within a terminal of so many columns and lines."""
     shown = most_interesting(trials, spec.mode, max(3, height - LINES_BESIDE_TABLE))
@@ -124,8 +179,9 @@ def most_interesting(trials: Sequence[TrialRecord], mode: Mode, count: int) -> l
 
 def summary(trials: Sequence[TrialRecord], spec: SearchSpec) -> str:
     """How the search stands, in one line."""
-    counts = {state: sum(trial.state is state for trial in trials) for state in TrialState}
-    states = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    # Of those that run `starting` and `restarting 2/3` say more.
+    counts = Counter(trial.status.partition(" ")[0] for trial in trials)
+    states = ", ".join(f"{counts[state]} {state}" for state in _STATES if counts[state])
     best = best_in_words(trials, spec.metric, spec.mode)
     told = f"; best so far: {best}" if best else ""
     return f"{len(trials)} trials: {states or 'none yet'}{told}"
@@ -135,7 +191,8 @@ def print_result(console: Console, result: SearchResult, spec: SearchSpec) -> No
     """The last word: the best trials and where their checkpoints are."""
     best = best_trials(result.trials, result.mode)[:BEST_SHOWN]
     if best:
-        names = [parameter.name for parameter in spec.space]
+        # Where a function says the space, trials may have different ones.
+        names = list(dict.fromkeys(name for trial in best for name in trial.parameters))
         console.print(best_trials_table(best, spec.metric, spec.value, names, result.checkpoint_dir, console.width))
     console.print(f"Checkpoints are in {result.checkpoint_dir}", markup=False, highlight=False, soft_wrap=True)
     first = result.best

@@ -16,10 +16,11 @@ from urllib.parse import quote
 import typer
 
 from dike.exceptions import BadInputError
-from framework.cli.mesos_options import mesos_access
+from framework.cli.mesos_options import MESOS_PANELS, mesos_access
 from framework.cli.option_groups import read_age, with_options
-from framework.cli.service_options import DEFAULT_LISTEN, USERS_VARIABLE
+from framework.cli.service_options import USERS_VARIABLE
 from framework.project.entry_point import RUNS_FOLDER
+from framework.service.access import DEFAULT_LISTEN
 from framework.user_folders import own_token_file
 
 DAY_S = 24 * 3600.0
@@ -42,10 +43,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger("dike.serve")
 
 
+PANELS = {
+    "Clients": ("listen", "advertise", "users", "proxy_user_header", "proxy_address"),
+    "What is kept": ("state", "checkpoint_root", "keep", "keep_checkpoints"),
+    "Several services": ("ha", "standby", "failover_timeout"),
+    **MESOS_PANELS,
+    "How tasks start on the agents": (*MESOS_PANELS["How tasks start on the agents"], "allow_volume"),
+}
+
+
 @with_options(mesos=mesos_access)
 def serve_command(
     *,
-    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where clients reach the service.")] = DEFAULT_LISTEN,
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Address at which clients reach the service.")
+    ] = DEFAULT_LISTEN,
     state: Annotated[
         str, typer.Option(envvar=STATE_VARIABLE, metavar="URL", help="Database: sqlite:///FILE or postgresql://...")
     ] = f"sqlite:///{RUNS_FOLDER}/service.db",
@@ -65,43 +77,49 @@ def serve_command(
     ] = None,
     proxy_address: Annotated[
         list[str] | None,
-        typer.Option(metavar="ADDRESS|NETWORK", help="Where that proxy's requests come from; repeatable."),
+        typer.Option(metavar="ADDRESS|NETWORK", help="Address from which that proxy's requests come; repeatable."),
     ] = None,
     checkpoint_root: Annotated[
-        str, typer.Option(help="Where jobs are saved that name no folder; the same path on all agents.")
+        str, typer.Option(help="Folder for the checkpoints of all jobs; the same path on all agents.")
     ] = RUNS_FOLDER,
     failover_timeout: Annotated[
-        float, typer.Option(min=1, help="Seconds that Mesos keeps tasks while no service is there.")
+        float, typer.Option(min=1, help="Seconds for which Mesos keeps tasks running while the service is away.")
     ] = 7 * DAY_S,
     ha: Annotated[
         str | None,
         typer.Option(
-            envvar=HA_VARIABLE, metavar="zk://...", help="Stand by until elected there, where several services run."
+            envvar=HA_VARIABLE,
+            metavar="zk://...",
+            help="ZooKeeper that elects one of several services; the others stand by.",
         ),
     ] = None,
     standby: Annotated[
-        bool, typer.Option("--standby", help="Wait while another service runs on this database.")
+        bool, typer.Option("--standby", help="Stand by while another service runs on this database.")
     ] = False,
     advertise: Annotated[
-        str | None, typer.Option(metavar="HOST|URL", help="Where browsers find the web page, if not where it listens.")
+        str | None, typer.Option(metavar="HOST|URL", help="Address of the web page for browsers, if not --listen.")
     ] = None,
     allow_volume: Annotated[
         list[str] | None,
         typer.Option(
             metavar="FOLDER[:ro]",
-            help="A folder of the agents that jobs may mount, with --image; none in another that they can write to.",
+            help="A folder of the agents that jobs may mount, with --image; repeatable.",
         ),
     ] = None,
     keep: Annotated[
-        float, typer.Option(min=0, metavar="DAYS", help="Forget jobs so long after their end; 0: never.")
+        float, typer.Option(min=0, metavar="DAYS", help="Forget jobs this many days after their end; 0 means never.")
     ] = 30.0,
     keep_checkpoints: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Remove checkpoints so long after the end of their job: 30d, 12h."),
+        typer.Option(metavar="TIME", help="Remove checkpoints this long after the end of their job: 30d, 12h."),
     ] = None,
     mesos: MesosAccess,
 ) -> None:
-    """Keeps one Mesos framework registered and runs the jobs of many users on it; see docs/operations.md."""
+    """Runs the jobs of many users.
+
+    Keeps one Mesos framework registered, and runs on it what is submitted. How to install, upgrade and debug a service
+    is in docs/operations.md.
+    """
     from framework.scheduler.session import sigterm_as_interrupt
     from framework.service.api.front import ApiFront
     from framework.service.election import Ensemble

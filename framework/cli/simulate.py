@@ -35,9 +35,18 @@ class Until(enum.StrEnum):
     END = "end"
 
 
+PANELS = {
+    "Curves": ("curves", "metric", "mode", "target", "target_share", "until"),
+    "Slots": ("gpus", "gpu_types", "throughputs", "models"),
+    "Trials": ("jobs", "good", "seeds", "first_seed", "arrival_every"),
+    "Policies": ("policies", "quantum", "overhead", "move_overhead", "report_every", "jobs_per_gpu", "milestones"),
+    "Output": ("plot", "output_format"),
+}
+
+
 def simulate_policies(
     curves: Annotated[Path, typer.Option(help="CSV file of recorded curves, .gz or not.", show_default=False)],
-    gpus: Annotated[int | None, typer.Option(help="How many slots, all alike; 4.", show_default=False)] = None,
+    gpus: Annotated[int | None, typer.Option(help="Number of slots, all alike.", show_default="4")] = None,
     gpu_types: Annotated[
         str, typer.Option(help="Slots that differ, instead of --gpus: k80:2,p100:2,v100:2. Needs --throughputs.")
     ] = "",
@@ -45,29 +54,39 @@ def simulate_policies(
         Path | None, typer.Option(help="JSON file of steps per second by GPU type and job, .gz or not.")
     ] = None,
     models: Annotated[
-        str, typer.Option(help="Jobs of --throughputs that trials are drawn from, by commas: ResNet-18,ResNet-50; all.")
+        str,
+        typer.Option(
+            help="Jobs of --throughputs to draw trials from, separated by commas: ResNet-18,ResNet-50.",
+            show_default="all",
+        ),
     ] = "",
     jobs: Annotated[int, typer.Option(help="Trials of a bin.")] = 16,
-    good: Annotated[int, typer.Option(help="How many of them reach the target.")] = 4,
+    good: Annotated[int, typer.Option(help="Trials of a bin that reach the target.")] = 4,
     policies: Annotated[
         str,
-        typer.Option(help="Which, by commas; all and the limit: oracle, or assignment with --gpu-types."),
+        typer.Option(
+            help="Policies, separated by commas.",
+            show_default="all, and the limit: oracle, or assignment with --gpu-types",
+        ),
     ] = "",
-    seeds: Annotated[int, typer.Option(help="How many bins.")] = 30,
+    seeds: Annotated[int, typer.Option(help="Number of bins.")] = 30,
     first_seed: Annotated[int, typer.Option(help="The seed of the first; the next ones follow.")] = 0,
     quantum: Annotated[
-        float | None, typer.Option(help="Seconds between two decisions on a slot; 1% of the median curve's length.")
+        float | None,
+        typer.Option(help="Seconds between two decisions on a slot.", show_default="1% of the median curve"),
     ] = None,
     overhead: Annotated[
-        float | None, typer.Option(help="Seconds it takes to put a trial in a slot; 1.5, at most a tenth of --quantum.")
+        float | None,
+        typer.Option(
+            help="Seconds it takes to put a trial in a slot.", show_default="1.5, at most a tenth of --quantum"
+        ),
     ] = None,
-    move_overhead: Annotated[
-        float, typer.Option(help="Seconds more if the trial ran in another slot before: its checkpoint moves.")
-    ] = 0.0,
+    move_overhead: Annotated[float, typer.Option(help="Seconds more if the trial ran in another slot before.")] = 0.0,
     report_every: Annotated[
-        float | None, typer.Option(help="Seconds of training between two reports; a quarter of --quantum.")
+        float | None,
+        typer.Option(help="Seconds of training between two reports.", show_default="a quarter of --quantum"),
     ] = None,
-    arrival_every: Annotated[float, typer.Option(help="Seconds between two arrivals; 0: all are there at once.")] = 0.0,
+    arrival_every: Annotated[float, typer.Option(help="Seconds between two arrivals; 0 means all at once.")] = 0.0,
     jobs_per_gpu: Annotated[int, typer.Option(help="Trials bound to one slot (hermes, hermes2, fifo, rr, slaq).")] = 4,
     milestones: Annotated[str, typer.Option(help="Longer quanta for trials that have come far: 50%:20s,75%:40s.")] = "",
     metric: Annotated[
@@ -81,10 +100,13 @@ def simulate_policies(
     until: Annotated[Until, typer.Option(help="Trials leave at the target, or at the end of their curve.")] = (
         Until.TARGET
     ),
-    plot: Annotated[Path | None, typer.Option(help="Draw it into this file, .png, .svg or .pdf.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the result into this file (.png, .svg or .pdf).")] = None,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
-    """Compares policies in virtual time, on recorded learning curves."""
+    """Compares search policies in virtual time.
+
+    The trials follow recorded learning curves.
+    """
     from rich.progress import Progress
 
     from framework.cli.search_options import milestones_of

@@ -26,6 +26,17 @@ _POISSON = "poisson:"
 _HOUR_S = 3600.0
 
 
+PANELS = {
+    "Jobs": ("tables", "profiles", "arrivals", "trace", "jobs", "max_workers", "seeds", "first_seed"),
+    "Machines": (
+        *("machines", "gpus_per_machine", "cpus_per_machine", "memory_per_machine"),
+        *("network_gbps", "gpu_model"),
+    ),
+    "Schedulers": ("policies", "interval", "resize_cost", "convergence_error", "speed_error"),
+    "Output": ("plot", "output_format"),
+}
+
+
 def simulate_jobs(
     tables: Annotated[
         Path | None, typer.Option(help="Folder of measured speeds, one folder for each model.", show_default=False)
@@ -37,14 +48,14 @@ def simulate_jobs(
     trace: Annotated[
         Path | None, typer.Option(help="CSV file of arrivals, instead of --arrivals.", show_default=False)
     ] = None,
-    jobs: Annotated[int, typer.Option(help="How many jobs.")] = 40,
-    machines: Annotated[int, typer.Option(help="How many machines.")] = 16,
+    jobs: Annotated[int, typer.Option(help="Number of jobs.")] = 40,
+    machines: Annotated[int, typer.Option(help="Number of machines.")] = 16,
     gpus_per_machine: Annotated[int, typer.Option(help="GPUs of each machine.")] = 4,
     cpus_per_machine: Annotated[float, typer.Option(help="CPU cores of each machine.")] = 48,
     memory_per_machine: Annotated[float, typer.Option(help="Memory of each machine, GiB.")] = 192,
     network_gbps: Annotated[float, typer.Option(help="Speed of each network card, for --profiles.")] = 10,
     gpu_model: Annotated[str, typer.Option(help="Model of the GPUs, for --profiles.")] = "T4",
-    max_workers: Annotated[int, typer.Option(help="Most workers of a job.")] = 16,
+    max_workers: Annotated[int, typer.Option(help="Most workers a job may have.")] = 16,
     policies: Annotated[
         str, typer.Option(help="Which, by commas; also ALLOCATION/PLACEMENT/SHARDING, such as gain/spread/in-turn.")
     ] = ",".join(SCHEDULERS),
@@ -52,17 +63,18 @@ def simulate_jobs(
     resize_cost: Annotated[float, typer.Option(help="Seconds a job loses when its tasks change.")] = 30,
     convergence_error: Annotated[
         float | None,
-        typer.Option(help="Schedulers know a job's length up to this share, instead of a fitted curve's."),
+        typer.Option(help="Give schedulers a job's length with this relative error, instead of a fitted one."),
     ] = None,
     speed_error: Annotated[
-        float | None, typer.Option(help="Schedulers know a job's speeds up to this share, instead of fitted ones.")
+        float | None,
+        typer.Option(help="Give schedulers a job's speeds with this relative error, instead of fitted ones."),
     ] = None,
-    seeds: Annotated[int, typer.Option(help="How often, with other jobs.")] = 5,
+    seeds: Annotated[int, typer.Option(help="Number of runs, each with other jobs.")] = 5,
     first_seed: Annotated[int, typer.Option(help="The seed of the first; the next ones follow.")] = 0,
-    plot: Annotated[Path | None, typer.Option(help="Draw it into this file, .png, .svg or .pdf.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the result into this file (.png, .svg or .pdf).")] = None,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
-    """Compares schedulers of many training jobs in virtual time."""
+    """Compares schedulers of training jobs in virtual time."""
     from rich.progress import Progress
 
     from framework.simulation.jobs.beliefs import BeliefSettings

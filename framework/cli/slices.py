@@ -20,14 +20,19 @@ def slices(
     storage: StorageOption = None,
     output_format: FormatOption = Format.TABLE,
 ) -> None:
-    """Shows a search's time slices: which trial held which slot, when, and why it was chosen."""
+    """Shows which trial of a search held which slot, when and why."""
     from framework.cli.search_tables import slices_table
     from framework.search.database import default_storage
     from framework.search.store import Store
 
     with contextlib.closing(Store(storage or default_storage(), must_exist=True)) as store:
         store.open_search(name)
+        [search] = store.searches(name)
         records = store.load_slices()
+    for record in records:
+        if record.end_s is None and not search.is_running:
+            # A process that was killed has not written down that nothing runs any more.
+            record.outcome = "lost"
     if output_format is Format.JSON:
         print_json({"name": name, "slices": [_to_json(record) for record in records]})
     else:

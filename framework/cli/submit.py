@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dike.exceptions import BadInputError, InterruptedByUserError
-from framework.cli.job_options import JobOptions, job_options
+from framework.cli.job_options import JOB_PANELS, JobOptions, job_options
 from framework.cli.option_groups import with_options
-from framework.cli.service_options import ServiceAccess, service_access
+from framework.cli.service_options import SERVICE_PANELS, ServiceAccess, service_access
 from solver.cli.output import Format, console, say
 
 if TYPE_CHECKING:
@@ -18,20 +18,31 @@ if TYPE_CHECKING:
     from framework.training.run import RunRequest
 
 
+PANELS = {
+    **JOB_PANELS,
+    "The job": ("name", "wait", "follow", "logs", "save", "output_format"),
+    **SERVICE_PANELS,
+}
+
+
 @with_options(access=service_access, job=job_options)
 def submit(
     *,
     job: JobOptions,
-    name: Annotated[str | None, typer.Option(help="The job's name; made up if not given.")] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Stay until the job has ended.")] = False,
-    follow: Annotated[bool, typer.Option("--follow", help="Stay, and show its output.")] = False,
+    name: Annotated[str | None, typer.Option(help="The job's name.", show_default="made from the script's")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the job ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Wait, and show the output.")] = False,
     save: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Send nothing: write there what the web page takes instead.")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Send nothing; write the files that the web page's Submit takes."),
     ] = None,
     access: ServiceAccess,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
-    """Hands a training job to a service (dike serve), which runs it when its turn has come."""
+    """Hands a training job to a service (dike serve).
+
+    The service runs it when its turn comes, whatever happens to this terminal.
+    """
     from framework.cli.following import Staying
     from framework.service.requests import check_name
 
@@ -50,7 +61,7 @@ def submit(
     with access.client() as client:
         client.me()  # a wrong address or token is told before the script is run for its profile
         read = _read(job, name, quiet=as_json, on_this_machine=client.runs_here())
-        staying.after(client, client.submit(*read))
+        staying.after(client, client.submit_request(*read))
 
 
 def _read(job: JobOptions, name: str | None, *, quiet: bool, on_this_machine: bool) -> tuple[TrainingRequest, bytes]:

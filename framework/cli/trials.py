@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
+import shlex
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from solver.cli.output import Format, console, print_json
+from solver.cli.output import Format, console, print_json, say
 
 if TYPE_CHECKING:
     from framework.search.records import Parameter
@@ -16,7 +18,11 @@ if TYPE_CHECKING:
 
 StorageOption = Annotated[
     str | None,
-    typer.Option(envvar="DIKE_STORAGE", help="Database: sqlite:///FILE or postgresql://...; dike-runs/searches.db."),
+    typer.Option(
+        envvar="DIKE_STORAGE",
+        help="Database of searches: sqlite:///FILE or postgresql://...",
+        show_default="dike-runs/searches.db",
+    ),
 ]
 FormatOption = Annotated[Format, typer.Option("--format", help="How to print the result.")]
 
@@ -26,23 +32,29 @@ def trials(
     storage: StorageOption = None,
     output_format: FormatOption = Format.TABLE,
 ) -> None:
-    """Shows a search's trials as they stand, or which searches there are."""
-    from framework.cli.search_tables import best_in_words, trials_table
-    from framework.search.database import default_storage
+    """Shows a search's trials, or lists the searches."""
+    from framework.cli.search_tables import best_in_words, how_to_go_on, search_state, trials_table
+    from framework.search.database import STORAGE_VARIABLE, default_storage
+    from framework.search.records import trials_to_resume
     from framework.search.speeds import Speeds
     from framework.search.store import Store
 
+    options = f"--storage {shlex.quote(storage)}" if storage and storage != os.environ.get(STORAGE_VARIABLE) else ""
     with contextlib.closing(Store(storage or default_storage(), must_exist=True)) as store:
         if name is None:
-            _list(store.searches(), output_format)
+            _list(store.searches(), options, output_format)
             return
         spec = store.open_search(name)
+        [search] = store.searches(name)
         records = store.load_trials(readings=False)
+        if not search.is_running:
+            # A process that was killed has not written down that nothing runs any more.
+            records = trials_to_resume(records, {})
         measured = Speeds(store.load_slices(), {record.number: record for record in records})
     speeds = {record.number: measured.of(record) for record in records}
     if output_format is Format.JSON:
         listed = [{**record.to_json(), "samples_per_s": speeds[record.number]} for record in records]
-        print_json({"name": name, "trials": listed})
+        print_json({"name": name, "state": search_state(search), "failure": search.failure, "trials": listed})
         return
     out = console()
     out.print(trials_table(records, spec, out.width, speeds=speeds))
@@ -51,20 +63,25 @@ def trials(
     for record in records:
         if record.error:
             out.print(f"trial {record.number}: {record.error.strip().splitlines()[-1]}", markup=False, soft_wrap=True)
+    if said := how_to_go_on(search, options):
+        say(out, said)
 
 
-def _list(searches: list[SearchSummary], output_format: Format) -> None:
-    from framework.cli.search_tables import searches_table
+def _list(searches: list[SearchSummary], options: str, output_format: Format) -> None:
+    from framework.cli.search_tables import how_to_go_on, searches_table
 
     if output_format is Format.JSON:
         print_json({"searches": [_to_json(search) for search in searches]})
     else:
         out = console()
         out.print(searches_table(searches, out.width) if searches else "There are no searches yet.")
+        for search in searches:
+            if said := how_to_go_on(search, options):
+                say(out, said)
 
 
 def _to_json(search: SearchSummary) -> dict[str, object]:
-    from framework.cli.search_tables import search_state
+    from framework.cli.search_tables import search_state, trial_counts
 
     spec = search.spec
     return {
@@ -72,6 +89,7 @@ def _to_json(search: SearchSummary) -> dict[str, object]:
         "script": spec.script,
         "policy": spec.policy,
         "sampler": spec.sampler,
+        "stop": spec.stop,
         "metric": spec.metric,
         "mode": spec.mode,
         "space": [_parameter_to_json(parameter) for parameter in spec.space],
@@ -80,7 +98,7 @@ def _to_json(search: SearchSummary) -> dict[str, object]:
         "failure": search.failure,
         "created_s": search.created_s,
         "ended_s": search.ended_s,
-        "trials": {str(state): count for state, count in search.states.items()},
+        "trials": trial_counts(search),
     }
 
 

@@ -22,9 +22,9 @@ from framework.cli.job_options import (
     variables,
     volume_option,
 )
-from framework.cli.mesos_options import MESOS_OPTIONS, mesos_access
-from framework.cli.option_groups import with_options
-from framework.cli.service_options import SERVICE_OPTIONS, ServiceAccess, service_access
+from framework.cli.mesos_options import MESOS_OPTIONS, MESOS_PANELS, mesos_access, remembered_access
+from framework.cli.option_groups import is_given, with_options
+from framework.cli.service_options import SERVICE_OPTIONS, SERVICE_PANELS, ServiceAccess, service_access
 from framework.cli.trials import StorageOption
 from framework.mesos.containers import needs_mount, parse_volumes
 from framework.policies.trials.registry import POLICIES
@@ -36,14 +36,6 @@ if TYPE_CHECKING:
     from framework.cli.following import Staying
     from framework.scheduler.session import MesosAccess
     from framework.search.records import SearchSpec
-
-
-class Sampler(enum.StrEnum):
-    """How points of the space are chosen."""
-
-    GRID = "grid"
-    RANDOM = "random"
-    TPE = "tpe"
 
 
 class Mode(enum.StrEnum):
@@ -67,10 +59,24 @@ class OnFailure(enum.StrEnum):
     ABORT = "abort"
 
 
-MAY_CHANGE = {"resume", "storage", "logdir", "constraint", "volume", "output_format", *MESOS_OPTIONS}
-"""What `--resume` may be given besides: where to run it and how to print it."""
+MAY_CHANGE = {"resume", "storage", "logdir", "constraint", "volume", "for_notebook", "output_format", *MESOS_OPTIONS}
+"""What `--resume` may be given besides: where to run it and how to print it. `RUN_OPTIONS` come on top."""
 MAY_CHANGE_DETACHED = {"resume", "detach", "follow", "wait", "constraint", "output_format", *SERVICE_OPTIONS}
-NOT_WITH_DETACH = ("storage", "logdir", "function_call", *sorted(MESOS_OPTIONS))
+NOT_WITH_DETACH = ("storage", "logdir", "function_call", "sampler_object", "space_function", *sorted(MESOS_OPTIONS))
+
+
+PANELS = {
+    "The script": ("module", "no_flags", "env", "outputs_limit"),
+    "What is searched": ("param", "space", "trials", "sampler", "seed", "metric", "mode", "value"),
+    "Which trials run first, and which are stopped": (
+        *("policy", "quantum", "jobs_per_gpu", "milestones", "stop", "timeout"),
+    ),
+    "The search": ("name", "resume", "storage", "logdir", "on_failure", "output_format"),
+    "Slots": ("slots", "slot_cpus", "slot_mem", "slot_gpus", "constraint", "volume", "blacklist_for"),
+    "Checkpoints": ("checkpoint_dir", "checkpoint_interval", "suspend_timeout"),
+    "On a service": ("detach", "wait", "follow", *SERVICE_PANELS["Which service"]),
+    **MESOS_PANELS,
+}
 
 
 @with_options(access=service_access, mesos=mesos_access)
@@ -83,60 +89,79 @@ def tune(
     ] = None,
     param: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=a,b,c or NAME=1e-5:1e-1:log or NAME=2:8:int; once for each parameter."),
+        typer.Option(help="NAME=a,b,c, NAME=1e-5:1e-1:log or NAME=2:8:int; repeatable."),
     ] = None,
     space: Annotated[
         Path | None, typer.Option(help="YAML file of parameters, NAME: [a, b] or NAME: 1e-5:1e-1:log.")
     ] = None,
     trials: Annotated[
-        int | None, typer.Option(min=1, help="How many trials; a grid has as many as it has points.")
+        int | None, typer.Option(min=1, help="Number of trials.", show_default="20; of a grid, all its points")
     ] = None,
     sampler: Annotated[
-        Sampler | None, typer.Option(help="How points are chosen; grid for lists without --trials, else tpe.")
+        str | None,
+        typer.Option(
+            help="How points are chosen: grid, random, tpe, nsgaii, cmaes, gp, qmc or another of Optuna's.",
+            show_default="grid for lists without --trials, else tpe",
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the sampler and the policy.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the sampler and the policy.")] = 0,
     policy: Annotated[
         str,
         typer.Option(
-            help=f"Which trials run first: {', '.join(sorted(POLICIES))}. All are trained to their end, with asha too."
+            help="No policy stops a trial: each says which trials run first, and all are trained to their end, unless "
+            f"--stop is given. One of {', '.join(sorted(POLICIES))}."
         ),
     ] = "dike",
+    stop: Annotated[
+        str,
+        typer.Option(
+            help="End trials for good that promise little: asha, median, patience=N or threshold=X, counted in epochs "
+            "or reports. Nothing is stopped by default."
+        ),
+    ] = "",
     quantum: Annotated[float, typer.Option(min=0.1, help="Seconds between two decisions on a slot.")] = 10.0,
     jobs_per_gpu: Annotated[
         int, typer.Option(min=1, help="Trials bound to one slot (hermes, hermes2, fifo, rr, slaq).")
     ] = 4,
     milestones: Annotated[
-        str, typer.Option(help="hermes: longer quanta for trials that have come far, as in 50%:20s,75%:40s.")
+        str, typer.Option(help="Longer quanta for trials that have come far (hermes), as in 50%:20s,75%:40s.")
     ] = "",
-    metric: Annotated[str, typer.Option(help="The objective: loss is the training loss.")] = "loss",
+    metric: Annotated[str, typer.Option(help="The metric to optimise; loss is the training loss.")] = "loss",
     mode: Annotated[Mode, typer.Option(help="Whether the least or the greatest value is best.")] = Mode.MIN,
     value: Annotated[
         ValueKind, typer.Option(help="Judge a trial by the last value of the metric that it reports, or by its best.")
     ] = ValueKind.LAST,
-    name: Annotated[str | None, typer.Option(help="The search's name; made up if not given.")] = None,
-    resume: Annotated[str | None, typer.Option(help="Go on with the search of this name.")] = None,
+    name: Annotated[str | None, typer.Option(help="The search's name.", show_default="made from the script's")] = None,
+    resume: Annotated[str | None, typer.Option(help="Resume the search of this name.")] = None,
     storage: StorageOption = None,
-    slots: Annotated[int | None, typer.Option(min=1, help="At most this many slots.")] = None,
+    slots: Annotated[int | None, typer.Option(min=1, help="Use at most N slots.")] = None,
     slot_cpus: Annotated[float, typer.Option(min=0.1, help="CPUs of a slot.")] = 1.0,
     slot_mem: Annotated[float, typer.Option(min=64, help="Memory of a slot, MiB.")] = 2048.0,
-    slot_gpus: Annotated[int | None, typer.Option(min=0, help="GPUs of a slot; 1 where agents have GPUs.")] = None,
+    slot_gpus: Annotated[
+        int | None, typer.Option(min=0, help="GPUs of a slot.", show_default="1 where agents have GPUs")
+    ] = None,
     checkpoint_dir: Annotated[
-        str | None, typer.Option(help="Where trials are saved; the same path on all agents.")
+        str | None, typer.Option(help="Folder for the trials' checkpoints; the same path on all agents.")
     ] = None,
     checkpoint_interval: Annotated[float, typer.Option(min=1, help="Seconds between a trial's checkpoints.")] = 60.0,
     suspend_timeout: Annotated[
-        float, typer.Option(min=0.1, help="Seconds a trial has to save before it is stopped.")
+        float, typer.Option(min=0.1, help="Seconds a trial may take to save before it is killed.")
     ] = 30.0,
-    blacklist_for: Annotated[float, typer.Option(min=0, help="Seconds an agent is left out after failures.")] = 300.0,
+    blacklist_for: Annotated[
+        float, typer.Option(min=0, help="Seconds for which an agent is not used after failures.")
+    ] = 300.0,
     on_failure: Annotated[
-        OnFailure, typer.Option(help="What a failed trial means for the others.")
+        OnFailure, typer.Option(help="Whether the search goes on when a trial fails.")
     ] = OnFailure.CONTINUE,
     timeout: Annotated[
         float | None,
-        typer.Option(min=1, help="End after so many seconds, with --detach from the first slot on; trials suspended."),
+        typer.Option(
+            min=1,
+            help="End the search after X seconds, its trials suspended. With --detach they count from the first slot.",
+        ),
     ] = None,
     no_flags: Annotated[
-        bool, typer.Option("--no-flags", help="Parameters reach the script by dike.params() only.")
+        bool, typer.Option("--no-flags", help="Do not pass parameters as flags; the script asks dike.params().")
     ] = False,
     logdir: Annotated[Path | None, typer.Option(help="Write TensorBoard logs with HParams there.")] = None,
     constraint: Annotated[list[str] | None, constraint_option()] = None,
@@ -144,24 +169,31 @@ def tune(
     outputs_limit: Annotated[str | None, outputs_limit_option()] = None,
     volume: Annotated[list[str] | None, volume_option()] = None,
     detach: Annotated[
-        bool, typer.Option("--detach", help="Hand the search to a service (dike serve) and leave.")
+        bool, typer.Option("--detach", help="Hand the search to a service (dike serve) and return.")
     ] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="With --detach: stay until the search has ended.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="With --detach: wait until the search ends.")] = False,
     follow: Annotated[
-        bool, typer.Option("--follow", help="With --detach: stay, and show what trials print that fail.")
+        bool, typer.Option("--follow", help="With --detach: wait, and show what failing trials print.")
     ] = False,
     *,
     access: ServiceAccess,
     mesos: MesosAccess,
     function_call: Annotated[int | None, typer.Option(hidden=True)] = None,
     earlier_results: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    function: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    for_notebook: Annotated[bool, typer.Option("--for-notebook", hidden=True)] = False,
+    sampler_object: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    space_function: Annotated[Path | None, typer.Option(hidden=True)] = None,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
-    """Searches hyper-parameters: many trials share the slots, and the policy says whose turn it is."""
+    """Searches hyper-parameters.
+
+    Many trials share the slots by turns; the policy says which of them run first.
+    """
     from framework.cli.following import Staying
-    from framework.cli.search_options import milestones_of, search_spec
+    from framework.cli.search_options import RUN_OPTIONS, changed_spec, milestones_of, run_options, search_spec
     from framework.cli.search_report import report
-    from framework.cli.search_view import LiveSearchView, PlainSearchView
+    from framework.cli.search_view import LiveSearchView, NotebookSearchView, PlainSearchView
     from framework.search.database import default_storage
     from framework.search.run import SearchRequest, run_search
     from framework.search.store import Store
@@ -174,21 +206,21 @@ def tune(
     as_json = output_format is Format.JSON
     staying = Staying(wait, follow, as_json)
     if detach:
-        given = [option for option in NOT_WITH_DETACH if _is_given(context, option)]
+        given = [option for option in NOT_WITH_DETACH if is_given(context, option)]
         if given:
             options = ", ".join(map(_as_typed, given))
             raise BadInputError(
                 f"With --detach the service says where the search runs and is kept; leave out {options}."
             )
-    elif given := [option for option in sorted(SERVICE_OPTIONS) if _is_given(context, option)]:
+    elif given := [option for option in sorted(SERVICE_OPTIONS) if is_given(context, option)]:
         raise BadInputError(
             f"{_as_typed(given[0])} is for a search that a service runs; add --detach, or leave it out."
         )
     elif wait or follow:
         raise BadInputError("--wait and --follow are for a search that a service runs (--detach); leave them out.")
     if resume is not None:
-        changeable = MAY_CHANGE_DETACHED if detach else MAY_CHANGE
-        given = [option for option in context.params if _is_given(context, option) and option not in changeable]
+        changeable = MAY_CHANGE_DETACHED if detach else MAY_CHANGE | RUN_OPTIONS.keys()
+        given = [option for option in context.params if is_given(context, option) and option not in changeable]
         if given:
             options = ", ".join(_as_typed(option) for option in given)
             raise BadInputError(f"--resume {resume} goes on as the search was first asked for; leave out {options}.")
@@ -198,17 +230,26 @@ def tune(
                 staying.after(client, submitted, resumed=True)
             return
         with contextlib.closing(Store(url, must_exist=True)) as store:
-            spec = store.open_search(resume)
+            spec = changed_spec(context, store.open_search(resume))
+            remembered = run_options(context, store.options)
+        mesos = remembered_access(remembered)
+        constraints, volumes = tuple(remembered.get("constraint", ())), tuple(remembered.get("volume", ()))
+        logdir = Path(remembered["logdir"]) if "logdir" in remembered else None
     else:
+        remembered = run_options(context, {})
         spec = search_spec(
             script=script,
+            function=function,
             is_module=module,
             on_this_machine=_runs_here(access) if detach else mesos.runs_here,
             arguments=tuple(arguments or ()),
             param=param or [],
             space_file=space,
             trials=trials,
-            sampler=None if sampler is None else sampler.value,
+            sampler=sampler,
+            sampler_object=_read_object(sampler_object),
+            space_function=_read_object(space_function),
+            stop=stop,
             seed=seed,
             policy=policy,
             quantum_s=quantum,
@@ -244,11 +285,13 @@ def tune(
             "--image needs --checkpoint-dir, a folder that all agents share: trials leave their containers, and go on "
             "in others."
         )
-    request = SearchRequest(spec, url, resume is not None, mesos, logdir, constraints, volumes)
+    request = SearchRequest(spec, url, resume is not None, mesos, logdir, constraints, volumes, remembered)
     with contextlib.ExitStack() as stack:
         out = console(stderr=as_json)
         view = PlainSearchView(out, spec)
-        if sys.stdout.isatty() and not as_json:
+        if for_notebook:
+            view = NotebookSearchView(out, spec)
+        elif sys.stdout.isatty() and not as_json:
             view = stack.enter_context(LiveSearchView(out, spec))
         result = run_search(request, view)
     if as_json:
@@ -279,16 +322,17 @@ def _hand_over(
     more = {"constraints": list(constraints), "volumes": list(volumes)}
     request = search_request(spec, entry.path, facts.preload, **more)
     with access.client() as client:
-        staying.after(client, client.submit(request, bundle.pack(entry.script, entry.folder)))
-
-
-def _is_given(context: typer.Context, parameter: str) -> bool:
-    source = context.get_parameter_source(parameter)
-    return source is not None and source.name == "COMMANDLINE"
+        staying.after(client, client.submit_request(request, bundle.pack(entry.script, entry.folder)))
 
 
 def _as_typed(parameter: str) -> str:
     return f"the {parameter}" if parameter in ("script", "arguments") else f"--{parameter.replace('_', '-')}"
+
+
+def _read_object(path: Path | None) -> str:
+    from framework.search.samplers import write_object
+
+    return "" if path is None else write_object(path.read_bytes())
 
 
 def _read_results(path: Path | None) -> tuple[dict[str, Any], ...]:

@@ -25,7 +25,7 @@ LONGEST_DAYS = 36525
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="As jobs name their user.", show_default=False)]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The user's name, as jobs show it.", show_default=False)]
 File = Annotated[
     Path,
     typer.Option("--users", envvar=USERS_VARIABLE, metavar="FILE", help="The users file.", show_default=False),
@@ -34,7 +34,10 @@ File = Annotated[
 
 @app.callback()
 def users() -> None:
-    """Edits a service's users file: tokens that are made, replaced and withdrawn; a running service notices."""
+    """Edits a service's users file.
+
+    Makes, replaces and withdraws tokens; a running service notices.
+    """
 
 
 @app.command()
@@ -44,10 +47,10 @@ def add(
     expires: Annotated[
         str | None, typer.Option(metavar="DATE|DAYS", help="The token's last day (UTC), such as 2027-01-31 or 90d.")
     ] = None,
-    weight: Annotated[float, typer.Option(help="Share in the queue, relative to others'.")] = 1.0,
+    weight: Annotated[float, typer.Option(help="Weight in the queue, relative to other users.")] = 1.0,
     admin: Annotated[bool, typer.Option("--admin", help="Lets the user end all jobs and read their output.")] = False,
     no_token: Annotated[
-        bool, typer.Option("--no-token", help="Makes no token: for somebody whom a proxy signs in.")
+        bool, typer.Option("--no-token", help="Make no token: for a user whom a proxy signs in.")
     ] = False,
 ) -> None:
     """Adds a user, and prints the new token, which is kept nowhere."""
@@ -70,7 +73,8 @@ def rotate(
         str | None,
         typer.Option(
             metavar="DATE|DAYS|never",
-            help="The new token's last day (UTC); if nothing is said, that of the one before.",
+            help="The new token's last day (UTC).",
+            show_default="as before",
         ),
     ] = None,
 ) -> None:

@@ -89,10 +89,12 @@ class LeadingMaster:
 
     Args:
         found: the one that led at the beginning.
+        is_private: whether it belongs to this process, and ends with it.
     """
 
-    def __init__(self, found: Master) -> None:
+    def __init__(self, found: Master, *, is_private: bool = False) -> None:
         self._now = found
+        self.is_private = is_private
 
     @property
     def uri(self) -> str:

@@ -29,6 +29,7 @@ from typing import Any
 import pathspec
 
 from dike.exceptions import BadInputError
+from dike.trial.pickled import FUNCTION_SUFFIX
 from executor import bundle as executor_bundle
 from solver.units import format_bytes
 
@@ -106,6 +107,10 @@ def pack(
                 raise BadInputError(
                     f"{path} cannot be packed for the cluster: {why}; name it in {folder / IGNORE_FILE}."
                 ) from error
+        if not found and script.suffix == FUNCTION_SUFFIX:
+            # It lies in dike-runs, of which nothing else travels.
+            archive.add(script, script.relative_to(folder).as_posix(), recursive=False)
+            found = True
     if not found:
         raise BadInputError(
             f"The script {script} itself does not travel: {files.reason(script)}; take that out, or move the script."

@@ -10,9 +10,12 @@ from pathlib import Path
 
 from dike.exceptions import BadInputError
 from dike.main_script import MODULE_VARIABLE
+from dike.trial.pickled import FUNCTION_SUFFIX
 
 RUNS_FOLDER = "dike-runs"
 """Where runs and databases are kept, in the folder that the command is typed in, unless another is named."""
+SEARCHES_FILE = "searches.db"
+"""The database of searches among them."""
 EVERYWHERE = ("KERAS_BACKEND", "PYTHONHASHSEED", "XLA_FLAGS")
 """Variables that mean the same on every machine; those that begin with `TF_` do, too."""
 NOT_OURS_TO_SEND = ("TF_CONFIG",)
@@ -56,7 +59,12 @@ class EntryPoint:
     @property
     def root(self) -> Path:
         """Where Python looks for modules first."""
-        return self.folder if self.module else self.script.parent
+        return self.folder if self.module or self.is_function else self.script.parent
+
+    @property
+    def is_function(self) -> bool:
+        """Whether the file holds a function of a notebook, pickled, and not a script."""
+        return self.script.suffix == FUNCTION_SUFFIX
 
     @property
     def environment(self) -> dict[str, str]:

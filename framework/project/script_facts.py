@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dike.exceptions import BadInputError
+from dike.trial.pickled import names_in_function
 from framework.project.entry_point import EntryPoint
 
 _TENSORFLOW = ("tensorflow", "keras", "tf_keras")
@@ -48,6 +49,8 @@ def script_facts(entry: EntryPoint, names: Sequence[str]) -> ScriptFacts:
     Raises:
         BadInputError: if the script cannot be read or is not Python.
     """
+    if entry.is_function:
+        return ScriptFacts({name: f"--{name}" for name in names}, _preloadable_of_function(entry))
     trees = _trees(entry)
     literals = {
         node.value
@@ -128,6 +131,20 @@ def _preloadable(tree: ast.Module) -> Iterator[str]:
         # Left to itself TensorFlow imports Keras when it is first asked for it, in every trial anew.
         if _mentions_keras(tree):
             yield "keras"
+
+
+def _preloadable_of_function(entry: EntryPoint) -> tuple[str, ...]:
+    """The libraries that a pickled function names; reading it would import them."""
+    try:
+        named = names_in_function(entry.script.read_bytes())
+    except OSError as error:
+        raise BadInputError(f"The function in {entry.script} cannot be read: {error.strerror}.") from error
+    tops = {text.partition(".")[0] for text in named}
+    if "dike" in tops and "keras" in named:
+        tops.add("tensorflow")
+    if any(map(_TENSORFLOW_SETTING.fullmatch, named)):
+        tops.difference_update(_TENSORFLOW)
+    return tuple(top for top in PRELOADED if top in tops and _is_installed(top) and not _files_of(top, entry.root))
 
 
 def _imports(tree: ast.AST, package: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:

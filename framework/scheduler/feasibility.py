@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -78,6 +78,22 @@ def packed(needs: Sequence[TaskNeed], nodes: Nodes) -> frozenset[str]:
         else:
             return frozenset(used)
     return frozenset()
+
+
+def first_without_room(needs: Sequence[TaskNeed], room: Mapping[str, dict[str, float]]) -> TaskNeed | None:
+    """The first of these tasks that has no room any more; None if all have it, taking what comes first.
+
+    Args:
+        needs: the tasks.
+        room: agent -> what is free there; what the tasks take is subtracted.
+    """
+    for task in (need for need in needs for _ in range(need.count)):
+        free = next((free for free in room.values() if not task.missing(free)), None)
+        if free is None:
+            return task
+        for name, amount in task.amounts.items():
+            free[name] -= amount
+    return None
 
 
 def capacity(node: NodeClass) -> dict[str, float]:

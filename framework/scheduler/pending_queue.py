@@ -111,11 +111,26 @@ class PendingQueue:
             offers=dict(pool.last),
             last_offer_s=pool.last_offer_s,
             held_offers=len(pool),
-            jobs={handle.job_id: _facts(handle) for handle in self._jobs.values()},
+            jobs={handle.job_id: self._facts(handle, now_s) for handle in self._jobs.values()},
             order=tuple(handle.job_id for handle in self.order(list(self._jobs.values()))),
             shares=self._shares(),
             reservation=reservation,
             kept_s=0.0 if reservation is None else now_s - reservation.since_s,
+        )
+
+    def _facts(self, handle: JobHandle, now_s: float) -> JobFacts:
+        since_s = self._waits_since_s.get(handle.job_id)
+        return JobFacts(
+            job_id=handle.job_id,
+            user=handle.user,
+            need=handle.job.need,
+            is_ending=handle.is_ending,
+            constraints=handle.admitted,
+            sizing=handle.sizing,
+            held=totals((task.agent_id, task.resources) for task in handle.tasks.values()),
+            tasks=len(handle.tasks),
+            excluded=handle.job.excluded_agents() if isinstance(handle.job, Excluding) else {},
+            waits_since_s=None if since_s is None else time.time() - (now_s - since_s),
         )
 
     def _contender(self, handle: JobHandle, now_s: float) -> Contender:
@@ -257,17 +272,3 @@ def _waits(handle: JobHandle) -> bool:
 
 def _gangs(jobs: Sequence[JobHandle]) -> list[JobHandle]:
     return [handle for handle in jobs if handle.sizing is not None and handle.sizing.is_gang]
-
-
-def _facts(handle: JobHandle) -> JobFacts:
-    return JobFacts(
-        job_id=handle.job_id,
-        user=handle.user,
-        need=handle.job.need,
-        is_ending=handle.is_ending,
-        constraints=handle.admitted,
-        sizing=handle.sizing,
-        held=totals((task.agent_id, task.resources) for task in handle.tasks.values()),
-        tasks=len(handle.tasks),
-        excluded=handle.job.excluded_agents() if isinstance(handle.job, Excluding) else {},
-    )

@@ -88,7 +88,8 @@ class MesosAccess:
             credentials = None if embedded is None else embedded.credentials
             if self.principal is not None:
                 credentials = None if self.secret is None else (self.principal, self.secret)
-            yield LeadingMaster(dataclasses.replace(found, credentials=credentials))
+            now = dataclasses.replace(found, credentials=credentials)
+            yield LeadingMaster(now, is_private=self.master is None)
 
     def settings(self, name: str, master: LeadingMaster, **more: Any) -> FrameworkSettings:
         """How a framework of this name presents itself to a master; `more` are further fields of the settings."""

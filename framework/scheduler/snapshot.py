@@ -26,6 +26,7 @@ class JobFacts:
         held: agent -> resource -> amount that its tasks hold.
         tasks: how many have not ended.
         excluded: agent -> for how many seconds the job leaves it out, after failures there.
+        waits_since_s: since when it waits with nothing running, in seconds since the epoch; None if it does not.
     """
 
     job_id: str
@@ -37,6 +38,12 @@ class JobFacts:
     held: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     tasks: int = 0
     excluded: Mapping[str, float] = field(default_factory=dict)
+    waits_since_s: float | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether nothing of it runs although it wants to."""
+        return not self.tasks and not self.is_ending and self.need in (Need.COME_BACK, Need.START)
 
 
 @dataclass(frozen=True)
@@ -72,3 +79,8 @@ class Snapshot:
     shares: Mapping[str, float] = field(default_factory=dict)
     reservation: Reservation | None = None
     kept_s: float = 0.0
+
+    def queue_positions(self) -> dict[str, int]:
+        """Job -> its place in the queue, from 1, of those that wait with nothing running."""
+        waiting = [job_id for job_id in self.order if (job := self.jobs.get(job_id)) is not None and job.waits]
+        return {job_id: place for place, job_id in enumerate(waiting, start=1)}

@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Sequence, Set
 from typing import Any
 
 from dike.exceptions import BadInputError
-from executor.trial_messages import Losses, RunEnd, SlotStatus, decode_slot_message
+from executor.trial_messages import Losses, RunEnd, SlotStatus, TrialOutput, decode_slot_message
 from framework.mesos import events
 from framework.mesos.driver import CallRefusedError, MasterUnavailableError
 from framework.mesos.offers import AgentOffer
@@ -26,6 +26,7 @@ from framework.scheduler.records import JobState
 from framework.search.observer import SearchObserver
 from framework.search.records import SearchResult, SliceRecord, TrialRecord, TrialState
 from framework.search.recovery import SearchState, restore_runs
+from framework.search.samplers import learns
 from framework.search.slot_pool import SlotLaunch, SlotPool
 from framework.search.slots import ActiveRun, Slot
 from framework.search.store import Store
@@ -40,7 +41,7 @@ MAX_OPEN = 256
 MAX_BARREN = 3
 """Slots in a row that end by themselves before anything has trained in them: more would do no better."""
 LATE_REPORTS_S = 10.0
-"""How long the end of a run waits for reports that were lost on their way."""
+"""How long the end of a run waits for reports and output that were lost on their way."""
 
 
 class SearchController:
@@ -97,6 +98,7 @@ class SearchController:
         self._time_limit = TimeLimit(launch.spec.timeout_s, timed_s, clock, wall_clock)
         self._barren = 0
         self._too_slow: set[int] = set()
+        self._learns = learns(launch.spec)
         self._ends_held_since_s: dict[tuple[int, int], float] = {}
         """Trial and run -> since when its end waits for reports."""
         self._cancelled = left.cancelled
@@ -267,7 +269,7 @@ class SearchController:
 
     def _capacity(self) -> int:
         """How many trials may be open: all of them, unless the sampler learns from those before."""
-        if self._spec.sampler != "tpe":
+        if not self._learns:
             return min(self._spec.trial_count, MAX_OPEN)
         slots = len(self._pool.active) or self._spec.max_slots or 1
         return slots * self._spec.settings.jobs_per_slot
@@ -314,6 +316,7 @@ class SearchController:
         for slot in self._pool.slots:
             for run in slot.runs:
                 run.known = run.record.reports
+                run.known_output = self._trials.output_received(run.record)
         self._observer.trials_changed(self._trials.all)
 
     # How many slots it has use for, and which it can do without.
@@ -352,7 +355,7 @@ class SearchController:
             return self._slot_status(slot, message)
         if not self._receive(message):
             slot.ask_again()
-        return False
+        return self._free_stopped()
 
     def _final_message(self, slot: Slot, data: str) -> None:
         """What came with the end of a slot's task: how runs ended that we may not have heard of.
@@ -365,12 +368,28 @@ class SearchController:
             return
         for losses in message.losses:
             self._receive(losses)
+        for piece in message.output:
+            self._receive(piece, is_last=True)
         self._slot_status(slot, message)
 
-    def _receive(self, losses: Losses) -> bool:
-        """Takes reports in; false if some before them are missing."""
-        record = self._trials.records.get(losses.trial)
-        return record is None or record.state.has_ended() or self._trials.receive(record, losses)
+    def _receive(self, message: Losses | TrialOutput, *, is_last: bool = False) -> bool:
+        """Takes reports or output in; false if something before it is missing, and no last words."""
+        record = self._trials.records.get(message.trial)
+        if record is None:
+            return True
+        if isinstance(message, TrialOutput):
+            return self._trials.receive_output(record, message, is_last=is_last)
+        return record.state.has_ended() or self._trials.receive(record, message)
+
+    def _free_stopped(self) -> bool:
+        """Makes trials leave their slots that have just been stopped; whether there are any."""
+        stopped = self._trials.stop_hopeless(self._wall())
+        for record in stopped:
+            self._observer.trial_stopped(record)
+            for slot in self._pool.slots:
+                if slot.current is not None and slot.current.record is record:
+                    slot.stop()
+        return bool(stopped)
 
     def _slot_status(self, slot: Slot, status: SlotStatus) -> bool:
         before = slot.view()
@@ -398,14 +417,16 @@ class SearchController:
         return is_news or slot.view() != before
 
     def _must_wait(self, slot: Slot, end: RunEnd) -> bool:
-        """Whether the end of a run is not taken in yet, because reports of it are still to come."""
+        """Whether the end of a run is not taken in yet, because reports or output of it are still to come."""
         run = next((run for run in slot.runs if run.key == end.key), None)
-        if run is None or slot.is_gone or not self._trials.lacks_reports(run.record, end):
+        # Nobody waits for what a trial still says that has been stopped.
+        is_awaited = run is not None and not run.record.state.has_ended() and not slot.is_gone
+        if run is None or not is_awaited or not self._trials.lacks_anything(run.record, end):
             self._ends_held_since_s.pop(end.key, None)
             return False
         now_s = self._clock()
         if now_s - self._ends_held_since_s.setdefault(end.key, now_s) >= LATE_REPORTS_S:
-            logger.warning("some reports of trial %d, run %d never came", *end.key)
+            logger.warning("some reports or output of trial %d, run %d never came", *end.key)
             return False
         slot.ask_again()
         return True
@@ -487,7 +508,8 @@ class SearchController:
         )
 
     def _report_failed(self, record: TrialRecord, slot: Slot, end: RunEnd, why_hopeless: str) -> None:
-        where = f"trial {record.number} failed on {slot.node}: {end.message}; the end of its output is in {end.log}"
+        shown = f"dike logs {self._spec.name} --trial {record.number} shows its output"
+        where = f"trial {record.number} failed on {slot.node}: {end.message}; {shown}, whose end is in {end.log}, too"
         if record.state is not TrialState.FAILED:
             self._observer.notify(f"{where}; it will be tried again")
             return
@@ -515,6 +537,7 @@ class SearchController:
             convergence=run.choice.score,
             from_step=run.record.checkpoint_step,
         )
+        run.record.current = run.slice
         self._store.save_slice(run.slice)
 
     def _first_step(self, run: ActiveRun) -> None:
@@ -524,6 +547,7 @@ class SearchController:
         if run.slice is not None:
             run.slice.first_step_s = self._wall()
             self._store.save_slice(run.slice)
+        self._trials.stepped(run.record)
 
     def _end_slice(self, run: ActiveRun, outcome: str, end: RunEnd | None = None) -> None:
         """A run has ended.
@@ -545,6 +569,7 @@ class SearchController:
             for name, value in dataclasses.asdict(end.usage).items():
                 setattr(ended, name, value)
         run.record.slot_s += ended.end_s - ended.start_s
+        run.record.current = None
         self._store.save_slice(ended)
 
 
@@ -588,7 +613,7 @@ class TimeLimit:
         return self._clock() - self._begun_s >= self._limit_s
 
 
-def _decoded(data: str) -> SlotStatus | Losses | None:
+def _decoded(data: str) -> SlotStatus | Losses | TrialOutput | None:
     """What a slot sent; None if it cannot be read."""
     try:
         return decode_slot_message(data)

@@ -29,15 +29,15 @@ from sqlalchemy.schema import CreateColumn
 
 from dike.checkpoints import make_private
 from dike.exceptions import BadInputError
+from framework.project.entry_point import RUNS_FOLDER, SEARCHES_FILE
 from framework.scheduler.journal import StorageUnavailableError
-from framework.search.tables import METADATA, SEARCHES
+from framework.search.tables import METADATA, OUTPUT, SEARCHES
 
 logger = logging.getLogger(__name__)
 
 STORAGE_VARIABLE = "DIKE_STORAGE"
-DEFAULT_FOLDER = Path("dike-runs")
+DEFAULT_FOLDER = Path(RUNS_FOLDER)
 """The only folder that is made for a database: another one that is missing is a mistake in its URL."""
-DEFAULT_FILE = "searches.db"
 BUSY_TIMEOUT_S = 30.0
 """How long a statement waits for another process that writes to the same SQLite file."""
 AWAY_S = 45.0
@@ -51,7 +51,7 @@ _EXAMPLES = "sqlite:///searches.db or postgresql://user@host/database"
 
 def default_storage() -> str:
     """Where searches are kept if the user does not say: `$DIKE_STORAGE`, else a file under the current folder."""
-    return os.environ.get(STORAGE_VARIABLE) or f"sqlite:///{DEFAULT_FOLDER}/{DEFAULT_FILE}"
+    return os.environ.get(STORAGE_VARIABLE) or f"sqlite:///{DEFAULT_FOLDER}/{SEARCHES_FILE}"
 
 
 def parse_url(url: str) -> URL:
@@ -125,6 +125,9 @@ def open_database(url: str, *, must_exist: bool = False, private: bool = False, 
         if not must_exist:
             with making_tables(parsed):
                 METADATA.create_all(engine)
+        elif not inspect(engine).has_table(OUTPUT.name):
+            with making_tables(parsed):
+                METADATA.create_all(engine, tables=[OUTPUT])
         if _missing_columns(engine):
             with making_tables(parsed):
                 _add_columns(engine)

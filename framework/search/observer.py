@@ -29,6 +29,9 @@ class SearchObserver:
     def trial_ended(self, trial: TrialRecord, slot: Slot, outcome: str) -> None:
         """A run of a trial has ended; see `executor.trial_messages.RunEnd.outcome`."""
 
+    def trial_stopped(self, trial: TrialRecord) -> None:
+        """A trial has been ended for good (`--stop`); its run is about to leave its slot."""
+
     def output(self, text: str) -> None:
         """The end of a failed run's output."""
 

@@ -6,20 +6,24 @@ however often it is suspended in between.
 
 from __future__ import annotations
 
+import functools
 import math
-import random
 import threading
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 # Not used here. Optuna brings it in with a service's first search: queries of other threads would meet it half loaded.
 import sqlalchemy.orm  # noqa: F401
 from sqlalchemy import Engine, delete, select
 from sqlalchemy.engine import URL
+from sqlalchemy.exc import SQLAlchemyError
 
-from dike.exceptions import BadInputError
+from dike.exceptions import BadInputError, DikeError
+from dike.main_script import one_line
+from dike.trial.search_space import plain_value
 from dike.trial.spec import Value
 from framework.scheduler.lease import Heartbeat
 from framework.search.database import (
@@ -30,38 +34,23 @@ from framework.search.database import (
     storage_errors,
     wait_for_server,
 )
-from framework.search.records import Parameter, Sampler, SearchSpec
+from framework.search.pruners import Judge, parse_stop
+from framework.search.records import Parameter, SearchSpec
+from framework.search.samplers import own_object, sampler_of
 
 if TYPE_CHECKING:
     import optuna
-    from optuna.samplers import BaseSampler
     from optuna.storages import BaseStorage, RDBStorage
+    from optuna.trial import TrialState
 
 REPORT_GROWTH = 1.15
 """Each intermediate value comes at a step this much later than the one before: about 100 of them in a million steps."""
 MARK = "dike"
 """Attribute of studies that Dike has made."""
+EXHAUSTED = "dike_exhausted"
+"""Attribute of studies whose sampler has said that it has no more points."""
 _TRIALS_AT_A_TIME = 100
 """A trial may have some hundred values, and on SQLite nobody else writes while they are removed."""
-
-
-def default_sampler(space: Sequence[Parameter], trials: int | None) -> Sampler:
-    """`grid` where every point can be tried, else `tpe`.
-
-    Args:
-        space: what is searched.
-        trials: how many trials the user asked for; None if he did not say.
-    """
-    return "grid" if trials is None and all(parameter.choices for parameter in space) else "tpe"
-
-
-def grid_size(space: Sequence[Parameter]) -> int:
-    """How many points the grid of a space has.
-
-    Raises:
-        BadInputError: if there is no grid of it.
-    """
-    return math.prod(map(len, _axes(space)))
 
 
 class Study:
@@ -83,6 +72,15 @@ class Study:
         # Optuna finds a trial by its number by reading all of them.
         self._ids = {trial.number: trial._trial_id for trial in known}
         self._reported: dict[int, int] = {}
+        self._is_exhausted = False
+        self._judge = Judge(parse_stop(spec.stop), spec.mode) if spec.stop else None
+        self._ask_space = own_object(spec.space_function, "space", spec) if spec.space_function else None
+        if spec.sampler_object:
+            study.sampler = sampler_of(spec, 0)
+            self._is_exhausted = EXHAUSTED in study.user_attrs
+            if known:
+                # What it drew at random before it would draw again.
+                study.sampler.reseed_rng()
 
     @classmethod
     def create(cls, url: str, spec: SearchSpec, shared: RDBStorage | None = None) -> Study:
@@ -133,27 +131,28 @@ class Study:
     @property
     def remaining(self) -> int:
         """How many trials can still be asked for."""
-        return max(0, self._spec.trial_count - self._asked)
+        return 0 if self._is_exhausted else max(0, self._spec.trial_count - self._asked)
 
     def ask(self) -> tuple[int, dict[str, Value]]:
         """A new trial: its number and its parameters.
 
         Points of a grid come in the order in which the user listed the values, the last parameter changing fastest.
         What is random depends on the seed, the trial's number and the trials told so far, and so is the same after
-        `open`.
+        `open`, unless the sampler is the user's own object.
 
         Raises:
             ValueError: if none remains.
+            BadInputError: if the user's own sampler or space fails.
         """
         if not self.remaining:
             raise ValueError("all trials have been asked for")
         number = self._asked
-        self._study.sampler = _sampler(self._spec, number)
-        with study_errors(self._url):
+        self._set_sampler(number)
+        with study_errors(self._url), _errors_of(f"sampler {self._spec.sampler}"):
             trial = self._study.ask()
             self._asked += 1
             self._ids[trial.number] = trial._trial_id
-            return trial.number, _suggest(trial, self._spec.space)
+            return trial.number, self._suggest(trial)
 
     def asked(self) -> dict[int, dict[str, Value]]:
         """All trials that have been asked for: number -> parameters.
@@ -166,11 +165,11 @@ class Study:
         with study_errors(self._url):
             for frozen in self._study.get_trials(deepcopy=False):
                 parameters: dict[str, Value] = dict(frozen.params)
-                if not frozen.state.is_finished() and len(parameters) < len(self._spec.space):
-                    # The process was killed between two parameters.
-                    self._study.sampler = _sampler(self._spec, frozen.number)
-                    trial = optuna.Trial(self._study, frozen._trial_id)
-                    parameters = _suggest(trial, self._spec.space)
+                is_partial = self._ask_space is not None or len(parameters) < len(self._spec.space)
+                if not frozen.state.is_finished() and is_partial:
+                    # The process was killed between two parameters, or a function may make others of them.
+                    self._set_sampler(frozen.number)
+                    parameters = self._suggest(optuna.Trial(self._study, frozen._trial_id))
                 asked[frozen.number] = parameters
         return asked
 
@@ -184,6 +183,22 @@ class Study:
                 self._storage.set_trial_intermediate_value(self._ids[number], step, value)
             self._reported[number] = step
 
+    def judge(self, number: int, count: int, value: float) -> bool:
+        """Takes a value in that a trial has stated, in a search that stops trials; whether it is to be stopped.
+
+        Args:
+            number: which trial; it has not ended.
+            count: how many values it has stated, this one included: what stands in the place of steps, so that trials
+                with batches of different sizes are compared after as many epochs.
+            value: the value.
+        """
+        assert self._judge is not None
+        self.report(number, count, value)
+        is_kept = self._reported[number] == count
+        stored = functools.partial(self._frozen, number)
+        with study_errors(self._url):
+            return self._judge.is_hopeless(self._study, number, count, value, stored, is_kept=is_kept)
+
     def annotate(self, number: int, attributes: Mapping[str, Any]) -> None:
         """Attributes of a trial that has not ended, such as its state and its checkpoint, for people who look at it."""
         with study_errors(self._url):
@@ -191,7 +206,13 @@ class Study:
                 self._storage.set_trial_user_attr(self._ids[number], name, value)
 
     def tell(
-        self, number: int, value: float | None, *, failed: bool, attributes: Mapping[str, Any] | None = None
+        self,
+        number: int,
+        value: float | None,
+        *,
+        failed: bool,
+        stopped: bool = False,
+        attributes: Mapping[str, Any] | None = None,
     ) -> None:
         """A trial has ended. Nothing happens if that has been told before.
 
@@ -199,6 +220,7 @@ class Study:
             number: which.
             value: its objective; NaN makes it a failure, as Optuna has no place for it.
             failed: whether it could not be completed.
+            stopped: whether it was ended for good; then it needs no value.
             attributes: of it, see `annotate`.
         """
         from optuna.trial import TrialState as State
@@ -210,11 +232,33 @@ class Study:
         if value is not None and not is_number:
             shown["objective"] = "nan"
         self.annotate(number, shown)
+        values = [value] if value is not None and is_number else None
+        state = State.PRUNED if stopped else State.FAIL if failed or values is None else State.COMPLETE
         with study_errors(self._url):
-            if failed or value is None or not is_number:
-                self._storage.set_trial_state_values(self._ids[number], State.FAIL)
-            else:
-                self._storage.set_trial_state_values(self._ids[number], State.COMPLETE, [value])
+            if self._spec.sampler_object:
+                self._tell_sampler(number, state, values)
+            self._storage.set_trial_state_values(self._ids[number], state, None if state is State.FAIL else values)
+        if self._judge is not None:
+            self._judge.forget(number)
+
+    def _tell_sampler(self, number: int, state: TrialState, values: list[float] | None) -> None:
+        """What Optuna's own loop does for a sampler; named ones need none of it."""
+        self._study._thread_local.in_optimize_loop = True
+        with _errors_of(f"sampler {self._spec.sampler}"):
+            self._study.sampler.after_trial(self._study, self._frozen(number), state, values)
+        if self._study._stop_flag:
+            self._is_exhausted = True
+            self._study.set_user_attr(EXHAUSTED, value=True)
+
+    def _set_sampler(self, number: int) -> None:
+        if not self._spec.sampler_object:
+            self._study.sampler = sampler_of(self._spec, number)
+
+    def _suggest(self, trial: optuna.Trial) -> dict[str, Value]:
+        if self._ask_space is None:
+            return {parameter.name: _suggest_one(trial, parameter) for parameter in self._spec.space}
+        with _errors_of("function given as the space"):
+            return _checked_point(self._ask_space(trial), trial)
 
     @property
     def _storage(self) -> BaseStorage:
@@ -230,12 +274,13 @@ class Study:
 
 def _study(storage: RDBStorage, spec: SearchSpec) -> optuna.Study:
     import optuna
+    from optuna.samplers import RandomSampler
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with study_errors(storage.engine.url):
         direction: Literal["minimize", "maximize"] = "minimize" if spec.mode == "min" else "maximize"
         study = optuna.create_study(
-            storage=storage, study_name=spec.name, direction=direction, load_if_exists=True, sampler=_sampler(spec, 0)
+            storage=storage, study_name=spec.name, direction=direction, load_if_exists=True, sampler=RandomSampler()
         )
         if MARK not in study.user_attrs:
             if study.get_trials(deepcopy=False):
@@ -246,25 +291,16 @@ def _study(storage: RDBStorage, spec: SearchSpec) -> optuna.Study:
         return study
 
 
-def _sampler(spec: SearchSpec, number: int) -> BaseSampler:
-    """A sampler for one trial; the same whichever process asks."""
-    import numpy as np
-    from optuna.exceptions import ExperimentalWarning
-    from optuna.samplers import PartialFixedSampler, RandomSampler, TPESampler
-
-    seed = int(np.random.SeedSequence([spec.seed, number]).generate_state(1)[0])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExperimentalWarning)
-        if spec.sampler == "tpe":
-            # Trials that still run count as bad ones, so that those asked for meanwhile do not all go to one place.
-            return TPESampler(seed=seed, constant_liar=True)
-        if spec.sampler == "grid" and number < spec.trial_count:
-            return PartialFixedSampler(_grid_point(spec, number), RandomSampler(seed=seed))
-        return RandomSampler(seed=seed)
-
-
-def _suggest(trial: optuna.Trial, space: Sequence[Parameter]) -> dict[str, Value]:
-    return {parameter.name: _suggest_one(trial, parameter) for parameter in space}
+def _checked_point(point: object, trial: optuna.Trial) -> dict[str, Value]:
+    """What a function made of a space: its parameters; None for those that it has asked the trial for."""
+    if point is None:
+        point = trial.params
+    if not isinstance(point, Mapping) or not point:
+        raise BadInputError(
+            f"The function given as the space returned {point!r}; it returns a dictionary, as in "
+            "lambda trial: {'lr': trial.suggest_float('lr', 1e-5, 0.1, log=True)}."
+        )
+    return {str(name): plain_value(str(name), value) for name, value in point.items()}
 
 
 def _suggest_one(trial: optuna.Trial, parameter: Parameter) -> Value:
@@ -278,42 +314,13 @@ def _suggest_one(trial: optuna.Trial, parameter: Parameter) -> Value:
     return trial.suggest_float(name, parameter.low, parameter.high, log=parameter.log)
 
 
-def _grid_point(spec: SearchSpec, number: int) -> dict[str, Value]:
-    """The values of a trial; with fewer trials than points these are some points at random, in the grid's order."""
-    axes = _axes(spec.space)
-    count = math.prod(map(len, axes))
-    index = number
-    if spec.trial_count < count:
-        index = sorted(random.Random(spec.seed).sample(range(count), spec.trial_count))[number]  # noqa: S311
-    point: dict[str, Value] = {}
-    for parameter, values in zip(reversed(spec.space), reversed(axes), strict=True):
-        index, at = divmod(index, len(values))
-        point[parameter.name] = values[at]
-    return point
-
-
-def _axes(space: Sequence[Parameter]) -> list[tuple[Value, ...]]:
-    """The values of each parameter in a grid: its choices, or the whole numbers of its range."""
-    axes: list[tuple[Value, ...]] = []
-    for parameter in space:
-        if parameter.choices:
-            axes.append(parameter.choices)
-        elif parameter.is_integer and not parameter.log:
-            axes.append(tuple(range(int(parameter.low), int(parameter.high) + 1)))
-        else:
-            raise BadInputError(
-                f"The parameter '{parameter.name}' is a range, of which there is no grid; list its values, or take "
-                "--sampler tpe with --trials N."
-            )
-    return axes
-
-
 # The storage.
 
 
 def load_optuna() -> None:
     """Loads all that is used of Optuna, before there are threads: two that begin to can both meet it half loaded."""
     import optuna.exceptions
+    import optuna.importance
     import optuna.samplers
     import optuna.storages._rdb.models  # noqa: F401
 
@@ -361,6 +368,25 @@ def study_errors(url: URL) -> Iterator[None]:
         except StorageInternalError as error:
             # Its message is the same whatever has happened.
             raise error.__cause__ or error from None
+
+
+@contextmanager
+def _errors_of(what: str) -> Iterator[None]:
+    """For code of the user's own that runs in the process of the search.
+
+    Raises:
+        BadInputError: if it fails.
+    """
+    from optuna.exceptions import StorageInternalError
+
+    try:
+        yield
+    except (DikeError, StorageInternalError, SQLAlchemyError):
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        where = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}"
+        raise BadInputError(f"The {what} failed ({where}: {one_line(error)}).") from error
 
 
 def remove_study(url: str, name: str) -> None:

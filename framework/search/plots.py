@@ -23,6 +23,8 @@ NAMED = 5
 SLOT_HEIGHT_INCHES = 0.3
 LABEL_SHARE = 0.025
 """Slices shorter than this share of the whole time are not labelled."""
+LABEL_HEIGHT = 0.12
+"""Of the height of the last panel: what a label and a little space take."""
 LOG_RATIO = 20
 """Values that differ by more than this factor are drawn by orders of magnitude."""
 LABEL_LENGTH = 48
@@ -143,8 +145,12 @@ def _draw_slots(
         axes.barh(row[record.slot], width, left=start, height=0.8, color=colour, alpha=_FAINT)
         if trained_s is not None:
             axes.barh(row[record.slot], until_s - trained_s, left=trained_s - begin_s, height=0.8, color=colour)
+        # On what is not pale, where there is room.
+        solid = 0.0 if trained_s is None else until_s - trained_s
+        if solid > LABEL_SHARE * (end_s - begin_s):
+            start, width = until_s - solid - begin_s, solid
         if width > LABEL_SHARE * (end_s - begin_s):
-            label_colour = "white" if sum(colour) < DARK else "black"
+            label_colour = "white" if sum(colour) < DARK and width == solid else "black"
             place = (start + width / 2, row[record.slot])
             axes.text(*place, str(record.trial), ha="center", va="center", fontsize=7, color=label_colour)
     kinds = {record.slot: f", {record.kind}" if record.kind else "" for record in slices}
@@ -161,6 +167,7 @@ def _draw_best(
     sign = 1 if spec.mode == "min" else -1
     times: list[float] = []
     values: list[float] = []
+    leads: list[tuple[float, float, int]] = []
     leader: int | None = None
     for at_s, value, trial in timed:
         if not math.isfinite(value) or (values and sign * value >= sign * values[-1]):
@@ -168,15 +175,36 @@ def _draw_best(
         times.append(at_s - whole_s[0])
         values.append(value)
         if trial != leader:
-            axes.annotate(str(trial), (times[-1], values[-1]), (0, 4), textcoords="offset points", fontsize=7)
+            leads.append((times[-1], value, trial))
         leader = trial
     end = max(whole_s[1] - whole_s[0], 1e-3)
     axes.step([*times, end], [*values, *values[-1:]] if values else [math.nan], where="post", color="black")
     if values and min(values) > 0 and max(values) > LOG_RATIO * min(values):
         axes.set_yscale("log")
+    axes.margins(y=LABEL_HEIGHT)
     axes.set_xlim(0, end)
+    _draw_leaders(axes, leads)
     axes.set_xlabel("seconds (number: trial that takes the lead)")
     axes.set_ylabel(f"best {spec.metric} so far")
+
+
+def _draw_leaders(axes: Axes, leads: Sequence[tuple[float, float, int]]) -> None:
+    """Writes who took the lead where, the last ones first; one that would cover another is left out.
+
+    Args:
+        axes: with their limits set.
+        leads: seconds, value and trial.
+    """
+    place_in_axes = axes.transScale + axes.transLimits
+    taken: list[tuple[float, float]] = []
+    shown = []
+    for at_s, value, trial in reversed(leads):
+        x, y = place_in_axes.transform((at_s, value))
+        if not any(abs(x - other[0]) < LABEL_SHARE and abs(y - other[1]) < LABEL_HEIGHT for other in taken):
+            taken.append((x, y))
+            shown.append((at_s, value, trial))
+    for at_s, value, trial in reversed(shown):
+        axes.annotate(str(trial), (at_s, value), (0, 4), textcoords="offset points", fontsize=7)
 
 
 def _without_short_stretches(readings: Sequence[Reading]) -> list[tuple[int, float]]:

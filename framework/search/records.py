@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable
+import time
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -16,8 +17,12 @@ from framework.project.entry_point import EntryPoint
 
 Mode = Literal["min", "max"]
 ValueKind = Literal["last", "best"]
-Sampler = Literal["grid", "random", "tpe"]
 OnFailure = Literal["continue", "abort"]
+MAX_FAILURES = 3
+"""Failures in a row, without a new checkpoint between them, after which a trial is given up (as in Hops).
+
+One whose script is wrong itself is given up before.
+"""
 _BATCH_SIZE_NAMES = ("batch_size", "batchsize", "batch", "bs")
 
 
@@ -31,11 +36,13 @@ class TrialState(enum.StrEnum):
     SUSPENDED = "suspended"
     """Has given its slot back, with a checkpoint, or was stopped and goes on from its last one."""
     FINISHED = "finished"
+    STOPPED = "stopped"
+    """Was ended for good by `--stop`, because it did not promise enough; its slot may still be on the way out of it."""
     FAILED = "failed"
 
     def has_ended(self) -> bool:
         """Whether it will never run again."""
-        return self in (TrialState.FINISHED, TrialState.FAILED)
+        return self in (TrialState.FINISHED, TrialState.STOPPED, TrialState.FAILED)
 
 
 @dataclass(frozen=True)
@@ -68,8 +75,8 @@ class SearchSpec:
         arguments: arguments that every trial gets.
         flags: parameter -> the flag that carries it, such as `--batch-size`; parameters without one reach the script by
             `dike.params` alone.
-        space: what is searched.
-        sampler: how points of the space are chosen.
+        space: what is searched; empty where `space_function` says it.
+        sampler: how points of the space are chosen (`framework.search.samplers`).
         trial_count: how many trials.
         seed: of sampler and policy.
         policy: name of the policy.
@@ -90,6 +97,10 @@ class SearchSpec:
         environment: variables for the trials' processes.
         folder: absolute path of the folder that travels with the script, and in which trials work; empty for the
             script's own.
+        stop: what ends trials for good (`framework.search.pruners`); empty for nothing.
+        sampler_object: the sampler, pickled (`framework.search.samplers.own_object`); empty for the one that `sampler`
+            names.
+        space_function: a function that asks an Optuna trial for its parameters, pickled; empty for `space`.
     """
 
     name: str
@@ -97,7 +108,7 @@ class SearchSpec:
     arguments: tuple[str, ...]
     flags: dict[str, str]
     space: tuple[Parameter, ...]
-    sampler: Sampler
+    sampler: str
     trial_count: int
     seed: int = 0
     policy: str = "hermes"
@@ -119,6 +130,9 @@ class SearchSpec:
     earlier_results: tuple[dict[str, Any], ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     folder: str = ""
+    stop: str = ""
+    sampler_object: str = ""
+    space_function: str = ""
 
     @property
     def entry(self) -> EntryPoint:
@@ -151,9 +165,13 @@ class TrialRecord:
         batch_size: samples of one of its steps, as its process has reported; None if it has not.
         error: why it failed: the end of its output, traceback included; empty if it did not.
         reports: how many reports of its newest run have been written down.
+        stated, stated_step: how many values of its objective it has stated in a search that stops trials, and the step
+            of the last of them.
         readings: what the policy sees of it (objective to be minimised), until it has ended.
         slices: for each time slice, the number of readings before it.
         created_s, ended_s: wall-clock times, seconds since the epoch; None before the end.
+        retries: how many runs of it in a row have failed when it has not taken a step since; else 0.
+        current: its time slice; None while it holds no slot.
     """
 
     number: int
@@ -178,10 +196,32 @@ class TrialRecord:
     batch_size: float | None = None
     error: str = ""
     reports: int = 0
+    stated: int = 0
+    stated_step: int = 0
     readings: list[Reading] = field(default_factory=list)
     slices: list[int] = field(default_factory=list)
     created_s: float = 0.0
     ended_s: float | None = None
+    retries: int = 0
+    current: SliceRecord | None = field(default=None, compare=False)
+
+    @property
+    def status(self) -> str:
+        """Its state, or `starting` before the first step of a run, or `restarting 2/3` after a failure."""
+        is_training = self.step > 0 and self.current is not None and self.current.first_step_s is not None
+        if self.state.has_ended() or is_training:
+            return str(self.state)
+        if self.retries:
+            return f"restarting {self.retries + 1}/{MAX_FAILURES}"
+        return "starting" if self.state is TrialState.RUNNING else str(self.state)
+
+    def held_s(self, now_s: float) -> float:
+        """For how many seconds it has held slots, the one it holds now included.
+
+        Args:
+            now_s: seconds since the epoch.
+        """
+        return self.slot_s + (max(0.0, now_s - self.current.start_s) if self.current is not None else 0.0)
 
     @property
     def samples_per_step(self) -> float:
@@ -213,6 +253,7 @@ class TrialRecord:
             "number": self.number,
             "parameters": self.parameters,
             "state": str(self.state),
+            "status": self.status,
             "slot": self.slot,
             "batch_size": self.samples_per_step,
             "agent": self.agent,
@@ -225,7 +266,7 @@ class TrialRecord:
             "convergence": _number(self.convergence),
             "checkpoint": self.checkpoint,
             "train_s": round(self.train_s, 3),
-            "slot_s": round(self.slot_s, 3),
+            "slot_s": round(self.held_s(time.time()), 3),
             "runs": self.runs,
             "created_s": self.created_s,
             "ended_s": self.ended_s,
@@ -340,6 +381,27 @@ class SearchResult:
             "best": None if self.best is None else self.best.to_json(),
             "trials": [trial.to_json() for trial in self.trials],
         }
+
+
+def trials_to_resume(
+    records: list[TrialRecord], asked: Mapping[int, dict[str, Value]], live_slots: Collection[int] = ()
+) -> list[TrialRecord]:
+    """The trials of an interrupted search, ready to go on: what ran is suspended at its last checkpoint.
+
+    Args:
+        records: what was written of them.
+        asked: number -> parameters of every trial that the sampler gave; the last may have left no record.
+        live_slots: numbers of slots that may still run; what ran there still does.
+    """
+    known = {record.number for record in records}
+    records = [*records, *(TrialRecord(number, point) for number, point in asked.items() if number not in known)]
+    for record in records:
+        if record.state is TrialState.RUNNING and record.slot not in live_slots:
+            record.state = TrialState.WAITING if record.checkpoint is None else TrialState.SUSPENDED
+            record.slot = record.current = None
+        elif record.state is TrialState.STOPPED and record.slot not in live_slots:
+            record.slot = record.current = None  # its run has gone with it
+    return records
 
 
 def _number(value: float | None) -> float | str | None:

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dike.trial.spec import Value
 from framework.mesos.tasks import TaskState
 from framework.policies.trials.interface import Choice
 from framework.search.records import SearchSpec, SliceRecord, TrialRecord, TrialState
@@ -94,25 +93,6 @@ def _slot(values: Mapping[str, Any]) -> Slot:
     return Slot(**{**known, "gpu_devices": devices, "state": TaskState(known["state"])}, inherited=True)
 
 
-def trials_to_resume(
-    records: list[TrialRecord], asked: Mapping[int, dict[str, Value]], live_slots: Collection[int] = ()
-) -> list[TrialRecord]:
-    """The trials of an interrupted search, ready to go on: what ran is suspended at its last checkpoint.
-
-    Args:
-        records: what was written of them.
-        asked: number -> parameters of every trial that the sampler gave; the last may have left no record.
-        live_slots: numbers of slots that may still run; what ran there still does.
-    """
-    known = {record.number for record in records}
-    records = [*records, *(TrialRecord(number, point) for number, point in asked.items() if number not in known)]
-    for record in records:
-        if record.state is TrialState.RUNNING and record.slot not in live_slots:
-            record.state = TrialState.WAITING if record.checkpoint is None else TrialState.SUSPENDED
-            record.slot = None
-    return records
-
-
 def close_open_slices(store: Store, last_sign_s: float | None, live_slots: Collection[int] = ()) -> None:
     """Ends the time slices that a killed process has left open, when it gave its last sign of life.
 
@@ -141,7 +121,8 @@ def close_open_slices(store: Store, last_sign_s: float | None, live_slots: Colle
 
 def _lives(piece: SliceRecord, trials: Mapping[int, TrialRecord], live_slots: Collection[int]) -> bool:
     trial = trials[piece.trial]
-    return piece.slot in live_slots and trial.state is TrialState.RUNNING and piece.run == trial.runs - 1
+    holds = trial.state in (TrialState.RUNNING, TrialState.STOPPED)
+    return piece.slot in live_slots and holds and trial.slot == piece.slot and piece.run == trial.runs - 1
 
 
 def restore_runs(
@@ -165,21 +146,25 @@ def restore_runs(
     by_id = {slot.id: slot for slot in slots}
     # Of a run whose end was half written down the slice is closed already; it ends once more.
     begun = {(piece.trial, piece.run): piece for piece in slices}
-    for record in trials.open:
+    for record in trials.all:
         slot = by_id.get(record.slot) if record.slot is not None else None
-        if record.state is not TrialState.RUNNING or slot is None:
+        if record.state not in (TrialState.RUNNING, TrialState.STOPPED) or slot is None:
             continue
         run = ActiveRun(record, trial_run(spec, record, record.runs - 1), Choice(record.number, "", record.convergence))
         run.known = record.reports
+        run.known_output = trials.output_received(record)
         run.slice = begun.get(run.key)
         trials.speeds.begin_run(*run.key, slot.kind)
         if run.slice is None:
             # It has not got the slot yet: another run was still being suspended there.
             slot.next = run
             continue
+        record.current = run.slice
         run.since_s = now_s - (wall_s - (run.slice.first_step_s or run.slice.start_s))
         run.training = run.slice.first_step_s is not None
         slot.current = run
+        if record.state is TrialState.STOPPED:
+            slot.stop()
     for slot in by_id.values():
         if slot.current is None:
             slot.current, slot.next = slot.next, None

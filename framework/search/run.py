@@ -6,8 +6,10 @@ import contextlib
 import functools
 import logging
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -27,8 +29,9 @@ from framework.search.database import database_files, open_database, wait_for_se
 from framework.search.migration_cost import with_measured_migration_cost
 from framework.search.observer import SearchObserver
 from framework.search.optuna_study import Study
-from framework.search.records import SearchResult, SearchSpec
-from framework.search.recovery import close_open_slices, trials_to_resume
+from framework.search.records import SearchResult, SearchSpec, trials_to_resume
+from framework.search.recovery import close_open_slices
+from framework.search.samplers import describe_sampler
 from framework.search.slot_pool import SlotLaunch
 from framework.search.store import Store
 from framework.search.tensorboard import TensorBoardLog
@@ -45,13 +48,14 @@ class SearchRequest:
     """What `dike tune` was asked to do.
 
     Attributes:
-        spec: the search; for one that goes on, as it was first asked for.
+        spec: the search; one that goes on is what it was before but for what may change.
         storage: URL of the database.
         resume: whether the search is in the database already.
         mesos: where to run it.
         logdir: folder for TensorBoard; None for none.
         constraints: which agents it may use (`framework.scheduler.constraints`).
         volumes: folders of the agents for its containers (`framework.mesos.containers.parse_volume`).
+        options: what of this is not in `spec`, as the user has said it; kept for `--resume`.
     """
 
     spec: SearchSpec
@@ -61,6 +65,7 @@ class SearchRequest:
     logdir: Path | None = None
     constraints: tuple[str, ...] = ()
     volumes: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def run_search(request: SearchRequest, observer: SearchObserver) -> SearchResult:
@@ -77,7 +82,7 @@ def run_search(request: SearchRequest, observer: SearchObserver) -> SearchResult
         if request.resume:
             store.open_search(spec.name)
         else:
-            store.create_search(spec)
+            store.create_search(spec, request.options)
         wait_for_server(engine, observer.notify)
         try:
             return _run_locked(request, store, observer)
@@ -124,7 +129,10 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
         if request.resume and not trials.open and not trials.unsampled:
             observer.notify(f"the search {spec.name} is complete; nothing is left to run")
             return SearchResult(spec.name, True, trials.all, spec.mode, spec.checkpoint_dir)
-        observer.notify(f"search {spec.name}: {spec.trial_count} trials, policy {spec.policy}")
+        store.reopen_search()
+        stops = f"; --stop {spec.stop} ends trials for good" if spec.stop else ""
+        how = f"policy {spec.policy}, {describe_sampler(spec)}{stops}"
+        observer.notify(f"search {spec.name}: {spec.trial_count} trials, {how}")
         container = own_container(request.mesos.image, request.volumes, spec.checkpoint_dir)
         entry = spec.entry
         if not entry.script.is_file():
@@ -141,6 +149,8 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
         token = bundle.new_token()
         server = stack.enter_context(request.mesos.bundle_server({token: archive}.get, master))
         if request.resume:
+            # With a Mesos that is not there it is not gone on with the next time.
+            store.change_search(spec, request.options)
             _end_predecessor(store.framework_id(spec.name), master)
         launch = SlotLaunch(
             spec=spec,

@@ -34,6 +34,7 @@ class ActiveRun:
         training: whether it has taken its first step.
         known: how many of its reports have been written down, and
         confirmed: how many of these its slot has been told of.
+        known_output: how many bytes of its output have been written down.
     """
 
     record: TrialRecord
@@ -44,6 +45,7 @@ class ActiveRun:
     training: bool = False
     known: int = 0
     confirmed: int = 0
+    known_output: int = 0
 
     @property
     def key(self) -> RunKey:
@@ -92,6 +94,7 @@ class Slot:
     status: SlotStatus | None = None
     heard_s: float = 0.0
     inherited: bool = False
+    _stops: bool = False
     _wanted: Wanted = field(default_factory=lambda: Wanted(0))
     _ends: tuple[RunKey, ...] = ()
     _sent_s: float | None = None
@@ -143,18 +146,23 @@ class Slot:
             self.next = None
             self._want(None)
 
+    def stop(self) -> None:
+        """Wants its current run to end, even if it cannot be suspended: its trial will never run again."""
+        self._stops = True
+        self._want(self.next.order if self.next is not None else None)
+
     def adopt(self, status: SlotStatus) -> None:
         """An inherited slot has said how it is: from now on it is told what to hold, under numbers new to it.
 
         With that it sends again what its run has reported meanwhile, which has reached nobody.
         """
         self.inherited = False
-        run = None if self.leaving else self.next or self.current
+        run = None if self.leaving else self.next or (None if self._stops else self.current)
         self._wanted = Wanted(status.number + STRIDE)
         self._want(run.order if run is not None else None)
 
     def ask_again(self) -> None:
-        """Reports of its runs are missing: it is to send all that have not been written down."""
+        """Reports or output of its runs are missing: it is to send all that has not been written down."""
         if self._knows_all:
             self._want(self._wanted.run)
 
@@ -170,6 +178,7 @@ class Slot:
         ended = None
         if self.current is not None and self.current.key == end.key:
             ended, self.current, self.next = self.current, self.next, None
+            self._stops = False
         elif self.next is not None and self.next.key == end.key:
             ended, self.next = self.next, None
         wanted = self._wanted.run
@@ -201,7 +210,11 @@ class Slot:
         self._sent_s = now_s
         for run in runs:
             run.confirmed = run.known
-        return dataclasses.replace(self._wanted, known_reports=tuple((*run.key, run.known) for run in runs))
+        return dataclasses.replace(
+            self._wanted,
+            known_reports=tuple((*run.key, run.known) for run in runs),
+            known_output=tuple((*run.key, run.known_output) for run in runs),
+        )
 
     def failure(self) -> str:
         """Why it ended, in one sentence."""
@@ -223,5 +236,5 @@ class Slot:
         return None if self.current is None else self.current.key
 
     def _want(self, run: TrialRun | None) -> None:
-        self._wanted = Wanted(self._wanted.number + 1, run, self.leaving, self._ends)
+        self._wanted = Wanted(self._wanted.number + 1, run, self.leaving, self._ends, stop=self._stops)
         self._sent_s = None

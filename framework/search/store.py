@@ -25,11 +25,14 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
 from dike.exceptions import BadInputError
+from executor.trial_messages import TrialOutput
 from framework.scheduler.lease import Heartbeat, Lease, Leased, database_time_s, is_held
+from framework.scheduler.records import OutputChunk
+from framework.search import output
 from framework.search.database import open_database, parse_url, storage_errors
 from framework.search.objective import MAX_REPORTS, Objective, even_groups
 from framework.search.records import SearchSpec, SliceRecord, TrialRecord, TrialState
-from framework.search.tables import LOSSES, NAME_LENGTH, SEARCHES, SLICES, TRIALS
+from framework.search.tables import LOSSES, NAME_LENGTH, OUTPUT, SEARCHES, SLICES, TRIALS
 
 LossRow = dict[str, Any]
 _SPEC = TypeAdapter(SearchSpec)
@@ -76,6 +79,7 @@ class Store:
         self._lease: Lease | None = None
         self._search_id: int | None = None
         self._spec: SearchSpec | None = None
+        self._output_kept: dict[int, int] = {}
 
     def close(self) -> None:
         """Closes all connections."""
@@ -87,15 +91,20 @@ class Store:
         assert self._spec is not None, "no search has been opened"
         return self._spec
 
-    def create_search(self, spec: SearchSpec) -> None:
+    def create_search(self, spec: SearchSpec, options: Mapping[str, Any] | None = None) -> None:
         """Begins a search.
+
+        Args:
+            spec: what is asked for.
+            options: with which options of `dike tune` besides, as JSON values; `options` tells them.
 
         Raises:
             BadInputError: if there is one of that name.
         """
         if not spec.name or len(spec.name) > NAME_LENGTH:
             raise BadInputError(f"A search's name has 1 to {NAME_LENGTH} letters; choose another --name.")
-        values = {"name": spec.name, "spec": write_spec(spec), "created_s": time.time()}
+        written = {"spec": write_spec(spec), "options": json.dumps(dict(options or {}))}
+        values = {"name": spec.name, "created_s": time.time(), **written}
         with self._transaction() as connection:
             try:
                 key = connection.execute(insert(SEARCHES).values(values)).inserted_primary_key
@@ -200,10 +209,30 @@ class Store:
             values = {"ended_s": time.time(), "failure": failure}
             connection.execute(update(SEARCHES).where(SEARCHES.c.id == self._search_id).values(values))
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """With which options beside the specification the search was begun, or gone on with last."""
+        with self._reading() as connection:
+            text = connection.execute(select(SEARCHES.c.options).where(SEARCHES.c.id == self._require_id())).scalar()
+        return {} if text is None else dict(json.loads(text))
+
+    def change_search(self, spec: SearchSpec, options: Mapping[str, Any]) -> None:
+        """Goes on with the open search in another way; its name and what is searched stay."""
+        written = {"spec": write_spec(spec), "options": json.dumps(dict(options))}
+        with self._transaction() as connection:
+            connection.execute(update(SEARCHES).where(SEARCHES.c.id == self._require_id()).values(written))
+        self._spec = spec
+
+    def reopen_search(self) -> None:
+        """Writes down that the search goes on, however it has ended before."""
+        with self._transaction() as connection:
+            values = {"ended_s": None, "failure": ""}
+            connection.execute(update(SEARCHES).where(SEARCHES.c.id == self._search_id).values(values))
+
     def delete_search(self) -> None:
         """Removes the search, because nothing came of it."""
         with self._transaction() as connection:
-            for table in (LOSSES, SLICES, TRIALS):
+            for table in (OUTPUT, LOSSES, SLICES, TRIALS):
                 connection.execute(delete(table).where(table.c.search_id == self._require_id()))
             connection.execute(delete(SEARCHES).where(SEARCHES.c.id == self._require_id()))
 
@@ -224,7 +253,13 @@ class Store:
             from_steps: dict[int, list[int]] = defaultdict(list)
             for record in self._load_slices(connection) if readings else ():
                 from_steps[record.trial].append(record.from_step)
-        return [read_trial(row, objective, reports.get(row["number"], ()), from_steps[row["number"]]) for row in rows]
+            held = connection.execute(self._select(SLICES).where(SLICES.c.end_s.is_(None)))
+            current = {(piece.trial, piece.run): piece for piece in map(read_slice, held.mappings())}
+        found = [read_trial(row, objective, reports.get(row["number"], ()), from_steps[row["number"]]) for row in rows]
+        for trial in found:
+            if trial.state is TrialState.RUNNING:
+                trial.current = current.get((trial.number, trial.runs - 1))
+        return found
 
     def save_slice(self, record: SliceRecord) -> None:
         """Writes a time slice as it is now: as it begins, and as it has ended."""
@@ -274,6 +309,39 @@ class Store:
         """
         with self._reading() as connection:
             return _load_losses(connection, self._require_id(), trial, limit)
+
+    def add_output(self, pieces: Sequence[TrialOutput]) -> None:
+        """Keeps what runs have printed, in its order, each byte once; of long output the middle is left out."""
+        limit = output.limit_of(self.spec.trial_count)
+        trials = {piece.trial for piece in pieces}
+        with self._transaction() as connection:
+            output.add_output(connection, self._require_id(), pieces)
+            for trial in trials:
+                more = sum(len(piece.data) for piece in pieces if piece.trial == trial)
+                kept = self._output_kept[trial] + more if trial in self._output_kept else limit + 1
+                if kept > limit:
+                    kept = output.kept_bytes(connection, self._require_id(), trial)
+                if kept > limit:
+                    output.thin_output(connection, self._require_id(), trial, limit)
+                    kept = output.kept_bytes(connection, self._require_id(), trial)
+                self._output_kept[trial] = kept
+
+    def trial_state(self, trial: int) -> TrialState | None:
+        """Where a trial stands; None if there is none of that number yet."""
+        ours = (TRIALS.c.search_id == self._require_id()) & (TRIALS.c.number == trial)
+        with self._reading() as connection:
+            state = connection.execute(select(TRIALS.c.state).where(ours)).scalar()
+        return None if state is None else TrialState(state)
+
+    def output_received(self, trial: int, run: int) -> int:
+        """How many bytes of a run's output have been kept, or left out."""
+        with self._reading() as connection:
+            return output.received_bytes(connection, self._require_id(), trial, run)
+
+    def load_output(self, trial: int, *, after: int = 0, limit: int | None = None) -> list[OutputChunk]:
+        """What a trial has printed; see `framework.search.output.load_output`."""
+        with self._reading() as connection:
+            return output.load_output(connection, self._require_id(), trial, after=after, limit=limit)
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:

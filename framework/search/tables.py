@@ -8,7 +8,7 @@ import typing
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import BigInteger, Column, Float, ForeignKey, Integer, MetaData, String, Table, Text
+from sqlalchemy import BigInteger, Column, Float, ForeignKey, Index, Integer, MetaData, String, Table, Text
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
@@ -62,6 +62,8 @@ SEARCHES = Table(
     Column("ended_s", Float(53)),
     Column("failure", Text, nullable=False, default=""),
     Column("framework_id", String(NAME_LENGTH)),
+    # With which options beside its specification `dike tune` runs it, as JSON; NULL from an earlier version.
+    Column("options", Text),
     *lease_columns(),
 )
 
@@ -74,8 +76,8 @@ def _key(name: str) -> tuple[Column[Any], Column[Any]]:
     )
 
 
-def _columns(record: type, keys: Collection[str]) -> list[Column[Any]]:
-    """Columns of a record's fields, less its keys and the lists, which have tables of their own.
+def _columns(record: type, without: Collection[str]) -> list[Column[Any]]:
+    """Columns of a record's fields, less these and the lists, which have tables of their own.
 
     Where a field has a default its column may be NULL, as in rows that were written before there was such a field.
     """
@@ -83,7 +85,7 @@ def _columns(record: type, keys: Collection[str]) -> list[Column[Any]]:
     columns = []
     for field in dataclasses.fields(record):
         hint = hints[field.name]
-        if field.name in keys or typing.get_origin(hint) is list:
+        if field.name in without or typing.get_origin(hint) is list:
             continue
         nullable = field.default is not dataclasses.MISSING
         columns.append(Column(field.name, _TYPES.get(hint, Text), nullable=nullable))
@@ -98,7 +100,7 @@ _TYPES: dict[Any, type[TypeEngine[Any]]] = {
 }
 """Everything else is text: names, states, and what is kept as JSON."""
 
-TRIALS = Table("dike_trials", METADATA, *_key("number"), *_columns(TrialRecord, ("number",)))
+TRIALS = Table("dike_trials", METADATA, *_key("number"), *_columns(TrialRecord, ("number", "current")))
 
 SLICES = Table(
     "dike_slices",
@@ -125,4 +127,21 @@ LOSSES = Table(
     Column("metrics", Text, nullable=False),
     # How many reports have been merged into this row.
     Column("reports", Integer, nullable=False),
+)
+
+OUTPUT = Table(
+    "dike_trial_output",
+    METADATA,
+    # SQLite counts by itself only in a key that is an INTEGER.
+    Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    Column("search_id", ForeignKey(SEARCHES.c.id, ondelete="CASCADE"), nullable=False),
+    Column("trial", Integer, nullable=False),
+    Column("run", Integer, nullable=False),
+    # How many bytes of the run's output came before it, and how many it has.
+    Column("offset", BigInteger, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    # How many bytes right before it are not kept.
+    Column("skipped", BigInteger, nullable=False),
+    Column("text", Text, nullable=False),
+    Index("dike_trial_output_by_trial", "search_id", "trial", "number"),
 )

@@ -121,7 +121,7 @@ def _end_of_session(trial: TrialRecord) -> Any:
     from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData, SessionEndInfo
     from tensorboardX.proto.summary_pb2 import Summary, SummaryMetadata
 
-    status = "STATUS_SUCCESS" if trial.state is TrialState.FINISHED else "STATUS_FAILURE"
+    status = "STATUS_FAILURE" if trial.state is TrialState.FAILED else "STATUS_SUCCESS"
     end = SessionEndInfo(status=Status.Value(status), end_time_secs=time.time())
     content = HParamsPluginData(session_end_info=end, version=0).SerializeToString()
     plugin = SummaryMetadata.PluginData(plugin_name=_PLUGIN, content=content)

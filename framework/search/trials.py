@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from dike.trial.spec import TrialSpec
-from executor.trial_messages import Losses, RunEnd, TrialRun
+from executor.trial_messages import Losses, RunEnd, TrialOutput, TrialRun
 from framework.policies.trials.interface import TrialView
 from framework.project.last_words import last_words, why_hopeless
 from framework.search.objective import Objective, news_of
 from framework.search.optuna_study import Study
-from framework.search.records import SearchSpec, TrialRecord, TrialState
+from framework.search.records import MAX_FAILURES, SearchSpec, TrialRecord, TrialState
 from framework.search.speeds import Speeds
 from framework.search.store import Store
 from framework.search.tensorboard import TensorBoardLog
 
 logger = logging.getLogger(__name__)
 
-MAX_FAILURES = 3
-"""Failures in a row, without a new checkpoint between them, after which a trial is given up (as in Hops).
-
-One whose script is wrong itself is given up before.
-"""
 ADMISSION_S = 0.2
 """How long the sampler may be asked for trials at a time: Optuna takes the longer the more trials are open."""
 MAX_LOSSES = 10
@@ -79,8 +75,12 @@ class TrialTracker:
         # Trial -> the checkpoint's step and the agent that its last failure was at.
         self._failed_at: dict[int, tuple[int, str]] = {}
         self._unsaved: dict[int, list[tuple[int, dict[str, Any]]]] = {}
+        self._hopeless: list[TrialRecord] = []
         self._received = {record.number: record.reports for record in self.records.values()}
         """Trial -> how many reports of its newest run have come, written down or not."""
+        self._output_received: dict[int, int] = {}
+        """Trial -> up to where the output of its newest run has come, written down or not."""
+        self._unsaved_output: list[TrialOutput] = []
         for record in self.records.values():
             if record.state.has_ended():
                 # Its process may have been killed before the study heard of it.
@@ -161,6 +161,7 @@ class TrialTracker:
         run = record.runs
         record.runs += 1
         record.reports = self._received[record.number] = 0
+        self._output_received[record.number] = 0
         record.state = TrialState.RUNNING
         record.slot, record.agent = slot, agent
         record.convergence = score if score is not None else record.convergence
@@ -182,13 +183,64 @@ class TrialTracker:
             return False
         if losses.first > known:
             logger.warning("%d reports of trial %d are lost", losses.first - known, record.number)
-        self.add_reports(record, losses.run, losses.reports[max(0, known - losses.first) :])
+        new = losses.reports[max(0, known - losses.first) :]
+        self.add_reports(record, losses.run, new)
+        if self._spec.stop and self._is_hopeless(record, new):
+            self._hopeless.append(record)
         self._received[record.number] = max(known, losses.first + len(losses.reports))
         return True
 
-    def lacks_reports(self, record: TrialRecord, end: RunEnd) -> bool:
-        """Whether a run that has ended reported more than has come."""
-        return end.run == record.runs - 1 and self._received.get(record.number, 0) < end.reports
+    def stop_hopeless(self, wall_s: float) -> list[TrialRecord]:
+        """Ends the trials for good that have been found hopeless since the last time; returns them.
+
+        The slot of each is noted until its run is out of it.
+
+        Args:
+            wall_s: the time in seconds since the epoch.
+        """
+        stopped, self._hopeless = self._hopeless, []
+        for record in stopped:
+            if record.state is not TrialState.RUNNING:
+                record.slot = None
+            record.state, record.ended_s = TrialState.STOPPED, wall_s
+            self.save_progress()
+            self._run_is_over(record)
+        return stopped
+
+    def receive_output(self, record: TrialRecord, piece: TrialOutput, *, is_last: bool = False) -> bool:
+        """Takes in what a run of a trial has printed; each byte counts once, however often it is sent.
+
+        Args:
+            record: the trial; one that has been stopped may still print.
+            piece: what has come.
+            is_last: whether what is missing before it will not come any more.
+
+        Returns:
+            False, with nothing taken in, if something before it is missing that the slot still has.
+        """
+        if piece.run != record.runs - 1:
+            return True
+        known = self.output_received(record)
+        if piece.offset - piece.skipped > known and not is_last:
+            return False
+        if piece.end > known:
+            new = piece.data[max(0, known - piece.offset) :]
+            offset = piece.end - len(new)
+            self._unsaved_output.append(dataclasses.replace(piece, offset=offset, data=new, skipped=offset - known))
+            self._output_received[record.number] = piece.end
+        return True
+
+    def output_received(self, record: TrialRecord) -> int:
+        """Up to where the output of a trial's newest run has come."""
+        if record.number not in self._output_received:
+            self._output_received[record.number] = self._store.output_received(record.number, record.runs - 1)
+        return self._output_received[record.number]
+
+    def lacks_anything(self, record: TrialRecord, end: RunEnd) -> bool:
+        """Whether a run that has ended reported or printed more than has come."""
+        if end.run != record.runs - 1:
+            return False
+        return self._received.get(record.number, 0) < end.reports or self.output_received(record) < end.output
 
     def add_reports(self, record: TrialRecord, run: int, reports: Sequence[dict[str, Any]]) -> None:
         """Takes `progress` reports in; malformed ones are logged and left out."""
@@ -200,23 +252,32 @@ class TrialTracker:
                 continue
             self.speeds.add_report(record, run, record.step, record.train_s)
             self._unsaved.setdefault(record.number, []).append((run, report))
-            if "value" in report:
+            if not self._spec.stop and "value" in report:
                 self._study.report(record.number, record.step, float(report["value"]))
             if self._log is not None:
                 self._log.reported(record, [report])
 
     def save_progress(self) -> None:
-        """Writes what was reported since the last time."""
+        """Writes what was reported and printed since the last time."""
         for number, reports in self._unsaved.items():
             record = self.records[number]
             record.reports = self._received.get(number, 0)
             self._store.save_progress(record, reports)
         self._unsaved.clear()
+        if self._unsaved_output:
+            self._store.add_output(self._unsaved_output)
+            self._unsaved_output.clear()
 
     def set_checkpoint(self, record: TrialRecord, path: str | None, step: int) -> None:
         """A trial's newest checkpoint is there."""
         if path is not None and path != record.checkpoint:
             record.checkpoint, record.checkpoint_step = path, step
+            self._store.save_trial(record)
+
+    def stepped(self, record: TrialRecord) -> None:
+        """A run of a trial has taken its first step."""
+        if record.retries:
+            record.retries = 0
             self._store.save_trial(record)
 
     def set_batch_size(self, record: TrialRecord, samples: float | None) -> None:
@@ -266,11 +327,14 @@ class TrialTracker:
         progressed = self._got_on(record, end)
         self.set_checkpoint(record, end.checkpoint, end.step)
         news = news_of(record, end.last)
-        if news.keys() - {"type", "step", "train_s"}:
+        # The value of a trial that was stopped is the one by which it was judged.
+        if news.keys() - {"type", "step", "train_s"} and not record.state.has_ended():
             self.add_reports(record, end.run, [news])
         self.save_progress()
         remedy = Remedy.NONE
-        if end.outcome == "finished":
+        if record.state is TrialState.STOPPED:
+            record.slot = None  # however its run has ended
+        elif end.outcome == "finished":
             self._finish(record, wall_s)
         elif end.outcome in ("suspended", "stopped"):
             self._requeue(record)
@@ -282,7 +346,7 @@ class TrialTracker:
             if is_hopeless or record.failures >= MAX_FAILURES:
                 self._fail(record, end, wall_s)
             else:
-                record.error = end.tail or end.message
+                record.error, record.retries = end.tail or end.message, record.failures
                 self._requeue(record)
             if record.state is not TrialState.FAILED:
                 remedy = Remedy.REPLACE_SLOT if record.failures == 1 else Remedy.AVOID_AGENT
@@ -295,7 +359,9 @@ class TrialTracker:
         times = times + 1 if record.checkpoint_step <= at_step else 1
         self._lost[record.number] = times, record.checkpoint_step
         self.save_progress()
-        if times >= MAX_LOSSES:
+        if record.state is TrialState.STOPPED:
+            record.slot = None
+        elif times >= MAX_LOSSES:
             end = RunEnd(record.number, record.runs - 1, "failed", message=f"{reason} ({MAX_LOSSES} times)")
             self._fail(record, end, wall_s)
         else:
@@ -319,11 +385,31 @@ class TrialTracker:
     def _finish(self, record: TrialRecord, wall_s: float) -> None:
         record.state, record.slot, record.ended_s, record.error = TrialState.FINISHED, None, wall_s, ""
 
+    def _is_hopeless(self, record: TrialRecord, reports: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether a trial is to be stopped, by the values of its objective in reports that are new."""
+        for report in reports:
+            try:
+                values = [(int(step), float(value)) for step, value in report.get("values", ())]
+            except (TypeError, ValueError, OverflowError) as error:
+                logger.warning("values of trial %d ignored: %s", record.number, error)
+                continue
+            for step, value in values:
+                # What a run repeats after going back to a checkpoint has been judged.
+                if step > record.stated_step:
+                    record.stated, record.stated_step = record.stated + 1, step
+                    if self._study.judge(record.number, record.stated, value):
+                        return True
+        return False
+
     def _tell_study(self, record: TrialRecord) -> None:
         record.readings.clear()  # they are in the database; no policy looks at them any more
         value = None if record.state is TrialState.FAILED else record.value
         self._study.tell(
-            record.number, value, failed=value is None or math.isnan(value), attributes=_study_attributes(record)
+            record.number,
+            value,
+            failed=value is None or math.isnan(value),
+            stopped=record.state is TrialState.STOPPED,
+            attributes=_study_attributes(record),
         )
 
     def _fail(self, record: TrialRecord, end: RunEnd, wall_s: float) -> None:
@@ -361,5 +447,6 @@ def trial_run(spec: SearchSpec, trial: TrialRecord, run: int) -> TrialRun:
         mode=spec.mode,
         call=spec.call,
         earlier_results=spec.earlier_results,
+        every_value=bool(spec.stop),
     )
     return TrialRun(order, trial_arguments(spec, trial))

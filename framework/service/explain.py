@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from framework.scheduler.agents import AgentFacts
 from framework.scheduler.amounts import describe, left, total
 from framework.scheduler.constraints import HOSTNAME, Constraints, parse_constraints
-from framework.scheduler.feasibility import Nodes, Sizing, nodes_for
+from framework.scheduler.feasibility import Nodes, Sizing, first_without_room, nodes_for
 from framework.scheduler.job import Need
 from framework.scheduler.preemption import what_it_leaves, why_it_shrinks
 from framework.scheduler.records import JobRecord, TaskNeed
@@ -36,8 +36,9 @@ def explain(record: JobRecord, snapshot: Snapshot) -> Explanation:
     """
     job = snapshot.jobs.get(record.id)
     if record.state.has_ended():
-        because = f": {record.failure.rstrip('.')}" if record.failure else ""
-        return Explanation(record.id, Verdict.ENDED, f"The job has ended, {record.state}{because}.")
+        why = record.failure.rstrip(".")
+        because = f" {why.removeprefix('killed ')}" if why.startswith("killed by ") else f": {why}" if why else ""
+        return Explanation(record.id, Verdict.ENDED, f"The job {record.state.verb}{because}.")
     if job is None:
         return Explanation(
             record.id, Verdict.TURN, "The job has just been submitted.", last_offer_s=snapshot.last_offer_s
@@ -70,6 +71,7 @@ class _Case:
         self._agents = snapshot.agents or ()
         self._runs = False
         self._needs = () if job.sizing is None else job.sizing.needs(_whole(job.sizing, self._admitted))
+        self._left_over, self._left = self._packed()
 
     def explanation(self) -> Explanation:
         verdict, sentence = self._verdict()
@@ -85,6 +87,14 @@ class _Case:
             last_offer_s=self._now.last_offer_s,
             could_be_freed=tuple(self._could_be_freed()) if waits else (),
         )
+
+    def _packed(self) -> tuple[TaskNeed | None, dict[str, dict[str, float]]]:
+        """The first task that has no room any more beside the others, where each has room alone; what they leave."""
+        offers = self._now.offers
+        room = {one.agent_id: dict(offers[one.agent_id].free) for one in self._admitted if one.agent_id in offers}
+        if not room or any(all(need.missing(free) for free in room.values()) for need in self._needs):
+            return None, room
+        return first_without_room(self._needs, room), room
 
     @property
     def _admitted(self) -> list[AgentFacts]:
@@ -177,10 +187,14 @@ class _Case:
         return kept is not None and bound and kept.job_id != self._job.job_id and agent.agent_id in kept.agents
 
     def _row(self, agent: AgentFacts) -> AgentRow:
-        job = self._job
         offer = self._now.offers.get(agent.agent_id)
         first = self._needs[0] if self._needs else TaskNeed("task")
-        most = first if offer is None else max(self._needs, key=lambda need: need.lack(offer.free), default=first)
+        missing: dict[str, float] = {}
+        if offer is not None and not self._runs:
+            most = max(self._needs, key=lambda need: need.lack(offer.free), default=first)
+            missing = most.missing(offer.free)
+            if self._left_over is not None and agent.agent_id in self._left:
+                missing = self._left_over.missing(self._left[agent.agent_id])
         others = self._now.others.get(agent.agent_id, {})
         return AgentRow(
             agent_id=agent.agent_id,
@@ -188,12 +202,12 @@ class _Case:
             total=dict(agent.total),
             free=None if offer is None else dict(offer.free),
             offered_s=None if offer is None else offer.time_s,
-            missing={} if offer is None or self._runs else most.missing(offer.free),
+            missing=missing,
             obstacles=tuple(self._obstacles(agent)),
             held_by_jobs={
                 other.job_id: dict(other.held[agent.agent_id])
                 for other in self._now.jobs.values()
-                if agent.agent_id in other.held and other.job_id != job.job_id
+                if agent.agent_id in other.held
             },
             held_by_others={name: amount for name, amount in others.items() if amount > 0},
             can_ever_hold=not first.missing(agent.total),

@@ -47,9 +47,10 @@ class AgentRow:
         free: what it offered last, less what was launched on that since; None if it never offered anything.
         offered_s: when that was, in seconds since the epoch; None if never.
         missing: what that is short of for the one of `Explanation.needs` that lacks most; empty if it has room for
-            each, if it never offered anything, and for a job that runs.
+            each, if it never offered anything, and for a job that runs. Where each of the tasks has room alone but
+            not all have it together: what is short for the first that is left over, beside the others.
         obstacles: what else is in the way, one sentence each.
-        held_by_jobs: job of this service -> what its tasks hold there.
+        held_by_jobs: job of this service, this one included -> what its tasks hold there.
         held_by_others: what other frameworks hold there.
         can_ever_hold: whether it could hold the first of `Explanation.needs` if nothing ran there and nothing else
             was in the way.

@@ -23,8 +23,8 @@ from framework.scheduler.records import JobKind, JobRecord
 from framework.search.controller import SearchController
 from framework.search.migration_cost import with_measured_migration_cost
 from framework.search.optuna_study import Study
-from framework.search.records import SearchSpec, TrialRecord, TrialState
-from framework.search.recovery import SearchState, close_open_slices, trials_to_resume
+from framework.search.records import SearchSpec, TrialRecord, TrialState, trials_to_resume
+from framework.search.recovery import SearchState, close_open_slices
 from framework.search.slot_pool import SearchSizing, SlotLaunch
 from framework.search.store import Store
 from framework.search.trials import TrialTracker
@@ -202,6 +202,7 @@ def make_search(record: JobRecord, handle: JobHandle, recorder: JobRecorder, con
         resources.enter_context(_locked(store, spec.name, database.shared.heartbeat))
         study = (Study.create if is_new else Study.open)(database.url, spec, database.shared.storage())
         resources.callback(study.close)
+        store.reopen_search()
         close_open_slices(store, last_sign_s, live_slots)
         records = trials_to_resume(store.load_trials(), study.asked(), live_slots)
         state = _ending_with(spec, state, records)

@@ -117,6 +117,15 @@ def job_counts(connection: Connection) -> dict[tuple[JobKind, JobState], int]:
     return {(JobKind(kind), JobState(state)): count for kind, state, count in connection.execute(query)}
 
 
+def state_counts(connection: Connection, user: str | None = None) -> dict[JobState, int]:
+    """State -> number of a user's jobs, of all jobs if no user is named; states without any are left out."""
+    query = select(JOBS.c.state, func.count()).group_by(JOBS.c.state)
+    if user is not None:
+        query = query.where(JOBS.c.user == user)
+    counts = {JobState(state): int(count) for state, count in connection.execute(query)}
+    return {state: counts[state] for state in JobState if state in counts}
+
+
 def task_counts(connection: Connection) -> dict[str, int]:
     """State -> number of tasks."""
     query = select(TASKS.c.state, func.count()).group_by(TASKS.c.state)

@@ -26,8 +26,9 @@ from framework.mesos.containers import parse_volumes
 from framework.policies.trials.registry import make_policy
 from framework.scheduler.constraints import parse_constraints
 from framework.scheduler.records import JobKind, JobRecord
-from framework.search.optuna_study import grid_size
+from framework.search.pruners import parse_stop
 from framework.search.records import SearchSpec
+from framework.search.samplers import EXHAUSTIVE, check_sampler, grid_size
 from framework.search.space import check_space
 from framework.search.store import SearchSummary
 from framework.training.elastic.options import read_bounds, read_stragglers
@@ -137,6 +138,8 @@ class _Search(_Bounds):
     arguments: Annotated[tuple[Text, ...], Field(max_length=MAX_ITEMS)]
     flags: Annotated[dict[Text, Text], Field(max_length=MAX_PARAMETERS)]
     space: Annotated[tuple[_Parameter, ...], Field(max_length=MAX_PARAMETERS)]
+    sampler: Text
+    stop: Text
     trial_count: Annotated[int, Field(ge=1, le=MAX_TRIALS)]
     seed: Seed
     settings: _Settings
@@ -163,13 +166,18 @@ def check_search(spec: SearchSpec) -> None:
     """
     _Search.model_validate(spec)
     make_policy(spec.policy, spec.settings)
+    if spec.sampler_object or spec.space_function:
+        raise BadInputError("A service runs no Python objects of its users: name the sampler and list the space.")
+    check_sampler(spec.sampler)
+    if spec.stop:
+        parse_stop(spec.stop)
     check_space(spec.space)
     for parameter in spec.space:
         # A grid has every whole number of a range.
-        longest = MAX_TRIALS if spec.sampler == "grid" else 2**53
+        longest = MAX_TRIALS if spec.sampler in EXHAUSTIVE else 2**53
         if parameter.is_integer and parameter.high - parameter.low > longest:
             raise BadInputError(f"The range of '{parameter.name}' is too long.")
-    if spec.sampler == "grid" and not spec.trial_count <= grid_size(spec.space) < 2**63:
+    if spec.sampler in EXHAUSTIVE and not spec.trial_count <= grid_size(spec.space) < 2**63:
         raise BadInputError("The grid has fewer points than there are trials, or more than can be counted.")
 
 

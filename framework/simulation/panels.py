@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Result = TypeVar("Result")
+NAMES_LENGTH = 40
+"""So many letters fit below a panel, side by side."""
+
+
+class Named(Protocol):
+    """A result with a name."""
+
+    @property
+    def name(self) -> str: ...
 
 
 def draw_rows(
@@ -37,3 +46,9 @@ def draw_rows(
         panels[0].set_title(title, loc="left", fontsize=11)
     figure.tight_layout()
     save_figure(figure, path)
+
+
+def turn_names(axes: Axes, results: Sequence[Named]) -> None:
+    """Turns the names below the bars where they would cover each other: all bars are equally wide."""
+    if max(len(result.name) for result in results) * len(results) > NAMES_LENGTH:
+        axes.tick_params(axis="x", labelrotation=30, labelsize=9)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from framework.simulation.comparison import TOP, PolicyResult, reference
-from framework.simulation.panels import draw_rows
+from framework.simulation.panels import draw_rows, turn_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,6 +55,7 @@ def _draw_means(axes: Axes, results: Sequence[PolicyResult]) -> None:
     values = [result.mean_time_good_s / unit.mean_time_good_s for result in results]
     bars = axes.bar([result.name for result in results], values, color=[_colour(result.name) for result in results])
     axes.bar_label(bars, fmt="%.2f", fontsize=8)
+    turn_names(axes, results)
     axes.margins(y=0.1)
     axes.set_ylabel(f"mean time to target, {unit.name} = 1")
 
@@ -65,11 +66,12 @@ def _draw_tops(axes: Axes, results: Sequence[PolicyResult]) -> None:
     colours = [_colour(result.name) for result in results]
     firsts = [result.time_first_s / unit.time_first_s for result in results]
     tops = [result.time_top4_s / unit.time_top4_s for result in results]
-    axes.bar_label(axes.bar([place - 0.2 for place in places], firsts, 0.4, color=colours), fmt="%.1f", fontsize=7)
+    axes.bar_label(axes.bar([place - 0.2 for place in places], firsts, 0.4, color=colours), fmt="%.1f", fontsize=6)
     of_top = axes.bar([place + 0.2 for place in places], tops, 0.4, color=colours, alpha=0.55)
-    axes.bar_label(of_top, fmt="%.1f", fontsize=7)
+    axes.bar_label(of_top, fmt="%.1f", fontsize=6)
     axes.margins(y=0.1)
     axes.set_xticks(places, [result.name for result in results])
+    turn_names(axes, results)
     axes.set_ylabel(f"time of first, of top {TOP} (pale)")
 
 
@@ -82,6 +84,7 @@ def _draw_reached(axes: Axes, results: Sequence[PolicyResult]) -> None:
         axes.step(
             [0, *times_s, end_s], [*counts, counts[-1]], where="post", color=_colour(result.name), label=result.name
         )
+    axes.locator_params(axis="x", nbins=5)
     axes.set_xlabel("seconds")
     axes.set_ylabel("good trials at the target")
     axes.grid(alpha=0.3)

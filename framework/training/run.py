@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import functools
 import secrets
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -83,6 +84,7 @@ def run_training(request: RunRequest, observer: JobObserver) -> JobResult:
     checkpoint_dir = absolute_folder(request.checkpoint_dir or f"{RUNS_FOLDER}/{job_id}")
     container = own_container(request.mesos.image, request.volumes, request.checkpoint_dir and checkpoint_dir)
     checkpoints.check_folder(checkpoint_dir, request.profile)
+    made: list[TrainingJob] = []
     with sigterm_as_interrupt():
         try:
             token = bundle.new_token()
@@ -92,12 +94,30 @@ def run_training(request: RunRequest, observer: JobObserver) -> JobResult:
                 _marked(request, job_id, checkpoint_dir),
             ):
                 spec = _job_spec(request, job_id, checkpoint_dir, container, server.url(token), master)
-                return _run(request, spec, master, observer)
+                return _run(request, spec, master, observer, made)
         except KeyboardInterrupt:
-            raise InterruptedByUserError(
-                "Interrupted; everything that was started has been told to end. What it has saved and written is in "
-                f"{checkpoint_dir}."
-            ) from None
+            job = made[0] if made else None
+            raise InterruptedByUserError(_after_interruption(request, checkpoint_dir, job)) from None
+
+
+def _after_interruption(request: RunRequest, checkpoint_dir: str, job: TrainingJob | None) -> str:
+    """What somebody who has pressed Ctrl-C may want to know: how the training goes on."""
+    if job is None:
+        return "Interrupted; nothing was started."
+    ended = "Interrupted; all tasks were told to end."
+    step = job.result.checkpoint_step
+    if step is None and request.checkpoint_dir is None:
+        return (
+            f"{ended} No checkpoint was saved yet, so the same command starts again from the beginning; "
+            "--checkpoint-interval 10 saves every 10 seconds."
+        )
+    if request.checkpoint_dir is not None:
+        saved = "No new checkpoint was saved" if step is None else f"The checkpoint of step {step} was saved"
+        return f"{ended} {saved}; the same command goes on from the newest checkpoint in {checkpoint_dir}."
+    return (
+        f"{ended} The checkpoint of step {step} is in {checkpoint_dir}; the same command with "
+        f"--checkpoint-dir {shlex.quote(checkpoint_dir)} goes on from there."
+    )
 
 
 def _marked(request: RunRequest, job_id: str, checkpoint_dir: str) -> contextlib.AbstractContextManager[None]:
@@ -151,11 +171,16 @@ def _job_spec(
     )
 
 
-def _run(request: RunRequest, spec: JobSpec, master: LeadingMaster, observer: JobObserver) -> JobResult:
+def _run(
+    request: RunRequest, spec: JobSpec, master: LeadingMaster, observer: JobObserver, made: list[TrainingJob]
+) -> JobResult:
+    """Runs it; `made` has the job's state machine as soon as there is one."""
+
     def make(handle: JobHandle) -> TrainingJob:
         all_agents = functools.partial(admitted_agents, master, request.constraints)
         demand = functools.partial(demand_on, master)
-        return TrainingJob(spec, observer, all_agents, demand=demand, background=handle.background)
+        made.append(TrainingJob(spec, observer, all_agents, demand=demand, background=handle.background))
+        return made[0]
 
     job = StandaloneJob(
         job_id=spec.job_id,

@@ -14,7 +14,7 @@ from dike.task import Role, is_chief
 from executor.messages import Outcome
 from framework.mesos.containers import Container
 from framework.mesos.tasks import TaskState
-from framework.project.last_words import last_words
+from framework.project.last_words import last_words, same_again
 from solver import Objective, Plan, PlannedTask
 
 logger = logging.getLogger(__name__)
@@ -179,7 +179,7 @@ class JobTask:
     def own_failure(self) -> str:
         """What kind of failure this is, if it is the script's or the installation's; empty if it may be chance."""
         if self.outcome is not None:
-            return f"{self.name} {self.outcome.exit_code} {self.last_words}" if self.ended_itself else ""
+            return f"{self.outcome.exit_code} {same_again(self.outcome.tail)}" if self.ended_itself else ""
         return "no executor" if self.state is TaskState.FAILED and not self.executor_seen else ""
 
     @property

@@ -67,7 +67,7 @@ def plan_with(method: str, request: PlanRequest, on_progress: Callable[[PlanProg
     if plan.samples_per_s > fastest and len(set(ps_nodes)) < len(ps_nodes):
         why = (*why, "It is faster than any plan inside the rules: parameter servers share machines here.")
     gap = max(0.0, 1 - plan.samples_per_s / fastest * (1 - best.gap))
-    return dataclasses.replace(plan, gap=gap, why=why)
+    return dataclasses.replace(plan, optimal=gap == 0, gap=gap, why=why)
 
 
 def check_methods(names: Sequence[str]) -> None:

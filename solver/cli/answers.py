@@ -33,7 +33,7 @@ class Answers:
     """How to answer.
 
     Attributes:
-        method: who plans.
+        method: the planning method.
         time_limit_s: how long at most; None for the planner's own limit.
         picture: file for a picture; None for none.
         output_format: how to print.

@@ -13,7 +13,7 @@ from solver.cli.tables import print_plan
 from solver.explore import Exploration
 from solver.plan import Plan
 from solver.units import format_bytes
-from solver.variants import Variant
+from solver.variants import Variant, shared_guesses
 
 
 def print_variants(console: Console, variants: Sequence[Variant], title: str) -> None:
@@ -30,6 +30,8 @@ def print_variants(console: Console, variants: Sequence[Variant], title: str) ->
     for variant in variants:
         if variant.plan is None:
             console.print(f"- {variant.label}: {variant.reason}")
+    for guess in shared_guesses(variants):
+        console.print(f"- {guess}", markup=False)
 
 
 def print_comparison(console: Console, comparison: Comparison) -> None:

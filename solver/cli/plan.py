@@ -22,6 +22,14 @@ if TYPE_CHECKING:
 NOT_FOR_MANY_JOBS = ("method", "rules", "sharding", "objective", "max_workers", "batch_size", "measurements")
 """A file of jobs says these of each job, or they are the same for all."""
 
+PANELS = {
+    "Model and cluster": ("module", "cluster", "batch_size", "measurements"),
+    "The plan": ("objective", "max_workers", "rules", "sharding", "method", "time_limit"),
+    "More questions": ("compare", "explore", "what_if", "sweep", "jobs", "order"),
+    "Output": ("picture", "output_format"),
+}
+"""How `--help` shows the options."""
+
 
 def module_option(argument: str) -> Any:
     """How `-m` is declared.
@@ -66,36 +74,43 @@ def plan(
         list[str] | None, typer.Argument(help="The script's own arguments, after '--'.", show_default=False)
     ] = None,
     module: Annotated[bool, module_option("MODEL")] = False,
-    cluster: Annotated[Path | None, typer.Option(help="The cluster file (YAML); required.", show_default=False)] = None,
+    cluster: Annotated[Path | None, typer.Option(help="The cluster file (YAML). Required.", show_default=False)] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, max=10**9, help="Samples per worker and step.")] = None,
     objective: Annotated[
         Objective, typer.Option(help="What to plan for: speed, or the paper's Eq. 1 (traffic).")
     ] = "throughput",
-    max_workers: Annotated[int | None, typer.Option(min=1, help="At most this many workers.")] = None,
+    max_workers: Annotated[int | None, typer.Option(min=1, help="Use at most N workers.")] = None,
     rules: Annotated[
         str,
         typer.Option(help=f"Rules that prune the options: default, all, none, -NAME, or some of {', '.join(RULES)}."),
     ] = "default",
-    sharding: Annotated[Sharding, typer.Option(help="How variables are dealt out to the ps.")] = "greedy",
+    sharding: Annotated[
+        Sharding, typer.Option(help="How variables are distributed over the parameter servers.")
+    ] = "greedy",
     measurements: Annotated[
         Path | None, typer.Option(help="Measured step times (CSV), to calibrate the prediction with.")
     ] = None,
-    method: Annotated[str, typer.Option(help=f"Who plans: {', '.join(METHODS)}.")] = "dike",
-    compare: Annotated[bool, typer.Option("--compare", help="All methods side by side.")] = False,
+    method: Annotated[str, typer.Option(help=f"Planning method: {', '.join(METHODS)}.")] = "dike",
+    compare: Annotated[bool, typer.Option("--compare", help="Show all planning methods side by side.")] = False,
     explore: Annotated[
-        bool, typer.Option("--explore", help="Look outside each rule and say what it would have cost.")
+        bool, typer.Option("--explore", help="Plan without each rule and show what the rule costs.")
     ] = False,
     what_if: Annotated[
         list[str] | None, typer.Option(help="'add 2 x CLASS', 'remove 1 x CLASS', 'CLASS.FIELD=VALUE'; repeatable.")
     ] = None,
-    sweep: Annotated[str | None, typer.Option(help="One plan for each value, as in network_gbps=1,10,25.")] = None,
+    sweep: Annotated[str | None, typer.Option(help="Make one plan for each value, as in network_gbps=1,10,25.")] = None,
     jobs: Annotated[Path | None, typer.Option(help="Plan all jobs of this file (YAML) together.")] = None,
-    order: Annotated[Order, typer.Option(help="With --jobs: by marginal gain, or as given.")] = "gain",
-    time_limit: Annotated[float | None, typer.Option(help="Seconds of planning at most; kept in any case.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="Also draw the plan or the variants (.png or .svg).")] = None,
+    order: Annotated[Order, typer.Option(help="With --jobs: plan them by marginal gain, or as given.")] = "gain",
+    time_limit: Annotated[float | None, typer.Option(help="Plan for at most X seconds.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw the plan or the variants into this file (.png or .svg).")
+    ] = None,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
-    """Shows which tasks a training job would get on a cluster, where, and how fast they would be."""
+    """Shows which tasks a training job would get on a cluster.
+
+    Shows where they would run and how fast they would be, too. It needs a YAML file that describes it, not the cluster.
+    """
     load_profile: LoadProfile = context.obj
     chosen = _mode(
         compare=compare, explore=explore, what_if=bool(what_if), sweep=sweep is not None, jobs=jobs is not None

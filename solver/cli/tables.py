@@ -144,7 +144,7 @@ def _prediction(plan: Plan) -> Table:
 def _how_terms_add_up(plan: Plan) -> str:
     time = plan.step_time_s
     if not plan.profile.synchronous:
-        how = "a worker's round, or the busiest part if that takes longer"
+        how = "a worker's round, or the busiest part"
     elif time.total < (max(time.compute, time.input) + time.network + time.update + time.dispatch) * (1 - 1e-9):
         how = "a worker's work, or what overlaps it if that takes longer"
     else:

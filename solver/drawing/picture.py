@@ -19,6 +19,8 @@ COLOURS = {"ps": "#e8a33d", "worker": "#5b8fd6", "chief": "#7ab37a"}
 BOX_WIDTH, GAP = 3.0, 2.0
 TASK_HEIGHT, HEAD_HEIGHT = 0.42, 0.55
 TASKS_SHOWN = 6
+LETTER_WIDTH, LABEL_HEIGHT = 0.07, 0.2
+"""Of the labels at the lines, with a little space; a unit is an inch."""
 LABELS = 24
 """With more lines than this they get no figures."""
 
@@ -66,6 +68,25 @@ class _Box:
     @property
     def centre(self) -> tuple[float, float]:
         return self.x + BOX_WIDTH / 2, self.y
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """A rectangle."""
+
+    left: float
+    bottom: float
+    right: float
+    top: float
+
+    @classmethod
+    def around(cls, x: float, y: float, width: float, height: float) -> _Frame:
+        return cls(x - width / 2, y - height / 2, x + width / 2, y + height / 2)
+
+    def covers(self, other: _Frame) -> bool:
+        return (
+            self.left < other.right and other.left < self.right and self.bottom < other.top and other.bottom < self.top
+        )
 
 
 def _arrange(groups: Sequence[NodeGroup]) -> list[_Box]:
@@ -120,6 +141,8 @@ def _draw_traffic(axes: Axes, plan: Plan, boxes: Sequence[_Box]) -> None:
         if held[i] * workers[j] + held[j] * workers[i]
     }
     most = max(flows.values(), default=1)
+    frames = [_Frame(box.x, box.bottom, box.x + BOX_WIDTH, box.top) for box in boxes]
+    labels: list[_Frame] = []
     for (i, j), flow in flows.items():
         arrow = FancyArrowPatch(
             boxes[i].centre,
@@ -132,11 +155,24 @@ def _draw_traffic(axes: Axes, plan: Plan, boxes: Sequence[_Box]) -> None:
         )
         axes.add_patch(arrow)
         if len(flows) <= LABELS:
-            # Off the middle, where all lines between opposite boxes would meet.
-            (x1, y1), (x2, y2) = boxes[i].centre, boxes[j].centre
-            x, y = x1 + 0.42 * (x2 - x1), y1 + 0.42 * (y2 - y1)
+            label = format_bytes(flow)
+            x, y = _place_of_label(len(label) * LETTER_WIDTH, boxes[i], boxes[j], [*frames, *labels])
+            labels.append(_Frame.around(x, y, len(label) * LETTER_WIDTH, LABEL_HEIGHT))
             background = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
-            axes.text(x, y, format_bytes(flow), fontsize=7.5, color="#803030", ha="center", bbox=background, zorder=2)
+            middle = {"horizontalalignment": "center", "verticalalignment": "center"}
+            axes.text(x, y, label, middle, fontsize=7.5, color="#803030", bbox=background, zorder=2)
+
+
+def _place_of_label(width: float, one: _Box, other: _Box, taken: Sequence[_Frame]) -> tuple[float, float]:
+    """Where on the line between two boxes a label covers nothing; the middle if it does everywhere."""
+    (x1, y1), (x2, y2) = one.centre, other.centre
+    # Near the middle, but not in it, where all lines between opposite boxes would meet.
+    for part in (0.42, 0.58, 0.46, 0.54, 0.38, 0.62, 0.34, 0.66, 0.5, 0.3, 0.7, 0.26, 0.74):
+        x, y = x1 + part * (x2 - x1), y1 + part * (y2 - y1)
+        label = _Frame.around(x, y, width, LABEL_HEIGHT)
+        if not any(label.covers(frame) for frame in taken):
+            return x, y
+    return (x1 + x2) / 2, (y1 + y2) / 2
 
 
 def _all_tasks(plan: Plan, box: _Box) -> list[PlannedTask]:

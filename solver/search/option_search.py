@@ -40,14 +40,12 @@ class SearchResult:
         best: the option chosen.
         others: other options that were placed, best first, one of each label.
         gap: share by which a better option or placement could be better; 0 where there is none.
-        complete: whether every option was placed or ruled out by its bound.
         placed: how many options had to be placed, or shown to be too slow, by the placement program.
     """
 
     best: Solved
     others: tuple[Solved, ...]
     gap: float
-    complete: bool
     placed: int
 
 
@@ -118,21 +116,19 @@ class OptionSearch:
         fastest = max(entry.samples_per_s for entry in solved)
         floor = fastest * (1 - TIE)
         best = min((entry for entry in solved if entry.samples_per_s >= floor), key=self._key)
-        complete = cut_off is None and not self._too_large
         for candidate in table.by_traffic(floor):
             if cut_off is not None or candidate.key(candidate.traffic_bound, self._total) >= self._key(best):
                 break
             try:
                 found = self._place_if_it_reaches(candidate, floor, deadline)
             except OutOfTimeError:
-                complete = False
                 break
             if found is not None and found.samples_per_s >= floor and self._key(found) < self._key(best):
                 best = found
         unplaced = [*self._too_large, *([] if cut_off is None else [cut_off])]
         ceiling = max([entry.samples_ceiling for entry in solved] + [candidate.samples_bound for candidate in unplaced])
         gap = max(0.0, 1 - fastest / ceiling)
-        return self._result(best, gap, complete, lambda entry: (-entry.samples_per_s, *self._key(entry)))
+        return self._result(best, gap, lambda entry: (-entry.samples_per_s, *self._key(entry)))
 
     def calmest(self, deadline: float) -> SearchResult | None:
         """The option with least traffic by Eq. 1, whatever its speed, then with fewest tasks.
@@ -161,7 +157,7 @@ class OptionSearch:
         least_possible = min([least_possible, *(candidate.traffic_bound for candidate in self._too_large)])
         traffic = solved[0].traffic_bytes
         gap = 0.0 if traffic <= 0 else max(0.0, 1 - least_possible / traffic)
-        return self._result(solved[0], gap, least_possible >= traffic, self._key)
+        return self._result(solved[0], gap, self._key)
 
     def place(
         self,
@@ -258,7 +254,7 @@ class OptionSearch:
 
     def _tell(self, found: Solved, gap: float) -> None:
         if self._on_better is not None:
-            self._on_better(self._result(found, max(0.0, gap), False, self._key))
+            self._on_better(self._result(found, max(0.0, gap), self._key))
 
     def _table(self) -> CandidateTable:
         scenario, cheapest = self._scenario, self._scenario.cluster.costs().cheapest
@@ -285,14 +281,12 @@ class OptionSearch:
     def _key(self, solved: Solved) -> Key:
         return solved.candidate.key(solved.traffic_bytes, self._total)
 
-    def _result(
-        self, best: Solved, gap: float, complete: bool, key: Callable[[Solved], tuple[float, ...]]
-    ) -> SearchResult:
+    def _result(self, best: Solved, gap: float, key: Callable[[Solved], tuple[float, ...]]) -> SearchResult:
         others: dict[Label, Solved] = {}
         for entry in sorted(self.placed, key=key):
             if entry.candidate.label != best.candidate.label:
                 others.setdefault(entry.candidate.label, entry)
-        return SearchResult(best, tuple(others.values()), gap, complete, len(self._solved) + self._beaten)
+        return SearchResult(best, tuple(others.values()), gap, len(self._solved) + self._beaten)
 
 
 def _separate(scenario: Scenario, space: OptionSpace, *, ps_may_share: bool) -> Iterator[OptionRange]:

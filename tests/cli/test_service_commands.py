@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 import subprocess
+import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import dike
+from dike.exceptions import BadInputError, DikeError
 from dike.profile import Api
 from framework.embedded.agents import AgentSpec
 from framework.embedded.cluster import EmbeddedCluster
@@ -20,7 +25,25 @@ from tests.waiting import wait_until, whole_lines
 
 pytestmark = [pytest.mark.mesos, pytest.mark.timeout(600)]
 
-COUNTING = Path(__file__).parents[1] / "search" / "scripts" / "counting.py"
+ROOT = Path(__file__).parents[2]
+COUNTING = ROOT / "tests" / "search" / "scripts" / "counting.py"
+DOCUMENT = ROOT / "docs" / "api.md"
+SHORT_SCRIPT = """
+import sys
+from pathlib import Path
+import dike.compat.v1 as tf
+
+tf.disable_v2_behavior()
+x = tf.get_variable('x', [10, 10], initializer=tf.ones_initializer())
+step = tf.train.get_or_create_global_step()
+train = tf.train.GradientDescentOptimizer(0.01).minimize(tf.reduce_mean(tf.square(x)), global_step=step)
+epochs = int(sys.argv[sys.argv.index('--epochs') + 1])
+with tf.train.MonitoredTrainingSession() as session:
+    for _ in range(epochs):
+        session.run(train)
+Path('model.txt').write_text(str(epochs))
+print(f'trained {epochs} epochs', flush=True)
+"""
 SCRIPT = """
 import pathlib, sys, time
 import dike.compat.v1 as tf
@@ -61,6 +84,9 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess
             running.end(signal.SIGKILL)
 
 
+SUBMIT = ("submit", "--profile", "profile.json", "--constraint", "rack:IS:nowhere", "train.py")
+
+
 def refused(done: subprocess.CompletedProcess[str], *parts: str) -> None:
     """Asserts the form of a refusal and what its sentence says."""
     assert done.returncode == 2, done.stderr
@@ -73,9 +99,7 @@ def refused(done: subprocess.CompletedProcess[str], *parts: str) -> None:
 
 def submitted(service: ServiceProcess, *options: str, user: str = "ann") -> str:
     """Submits a job of which nothing can start, and returns its name."""
-    done = service.dike(
-        *("submit", "--profile", "profile.json", "--constraint", "rack:IS:nowhere", *options, "train.py"), user=user
-    )
+    done = service.dike(*SUBMIT[:-1], *options, SUBMIT[-1], user=user)
     assert done.returncode == 0, done.stderr
     return re.findall(r"submitted (\S+)", done.stdout)[0]
 
@@ -121,7 +145,14 @@ def test_users_come_and_go_while_the_service_runs(service: ServiceProcess) -> No
 
 
 def test_a_job_that_waits_is_explained_and_killed(service: ServiceProcess) -> None:
-    job = submitted(service)
+    done = service.dike(*SUBMIT)
+    job = re.findall(r"submitted (\S+)", done.stdout)[0]
+    assert [line.split(": ", 2)[-1].split() for line in done.stdout.splitlines()[-4:]] == [
+        ["dike", "logs", "-f", job],
+        ["dike", "explain", job],
+        ["dike", "kill", job],
+        [f"{service.url}/#/jobs/{job}"],
+    ]
     assert [(one["id"], one["state"], one["user"]) for one in service.asked("jobs", "--user", "ann")["jobs"]] == [
         (job, "queued", "ann")
     ]
@@ -134,6 +165,12 @@ def test_a_job_that_waits_is_explained_and_killed(service: ServiceProcess) -> No
     assert "rack:IS:nowhere" in " ".join(agent["obstacles"])
     shown = service.dike("explain", job[:-2], user="bob")
     assert explanation["sentence"] in shown.stdout.replace("\n", " ")
+    wait_until(lambda: service.asked("jobs", job)["queue_position"] == 1, "its place in the queue")
+    listed = service.dike("jobs", COLUMNS="200").stdout
+    cells = ["ann", "queued", "1", r"[\d.:]+( s)?", "training", r"20\d\d-"]
+    assert re.search(rf"{job} │ {' +│ '.join(cells)}", listed), listed
+    assert listed.splitlines()[-1] == "1 queued"
+    assert "queued, number 1 in the queue" in service.dike("jobs", job).stdout
     refused(service.dike("kill", job, user="bob"), job)
     followed = subprocess.Popen(
         dike_command("logs", "-f", job),
@@ -148,7 +185,7 @@ def test_a_job_that_waits_is_explained_and_killed(service: ServiceProcess) -> No
     assert followed.communicate(timeout=DEADLINE_S)[1] == f"dike: The job {job} was killed.\n"
     assert followed.returncode == 1
     assert "ended already: killed" in service.dike("kill", job).stdout
-    assert service.asked("jobs")["jobs"] == []
+    assert service.asked("jobs") == {"jobs": [], "counts": {"killed": 1}}
     assert service.dike("jobs", "--all", "--user", "nobody").stdout == "There are no such jobs.\n"
     assert "--all" in service.dike("jobs").stdout
     refused(service.dike("logs", job, "--task", "foo"), f"{job} has no task foo; it has none yet")
@@ -222,7 +259,7 @@ def test_a_search_is_handed_over(service: ServiceProcess, tmp_path: Path) -> Non
     done = service.dike(*detached, user="bob", KERAS_HOME=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
-    assert done.stderr.splitlines() == ["dike: submitted handed-over", "dike: handed-over has finished"]
+    assert done.stderr.splitlines() == ["dike: submitted handed-over", "dike: handed-over finished"]
     assert (tmp_path / "heard").read_text() == ".."
     refused(service.dike("tune", "--detach", *arguments, COUNTING), "handed-over", "--name")
     followed = service.dike("logs", "-f", "handed-over", user="bob")
@@ -240,7 +277,7 @@ def test_a_search_is_handed_over(service: ServiceProcess, tmp_path: Path) -> Non
     assert f"{best['value']:.5g}; lr=0.02; {best['checkpoint']}" in words
     assert "Best trials" in shown
     everything = " ".join(service.dike("jobs", "--all", COLUMNS="300").stdout.replace("│", " ").split())
-    assert f"2 finished, best {best['value']:.4g}" in everything
+    assert f"2 finished, best so far {best['value']:.4g}" in everything
     outputs = service.asked("outputs", "handed-over", user="bob")
     assert [file["path"] for file in outputs["files"]] == ["trial-0/models/model.txt", "trial-1/models/model.txt"]
     copied = service.dike("outputs", "handed-over", "-o", tmp_path / "copied", "--trial", "1", user="bob")
@@ -250,6 +287,14 @@ def test_a_search_is_handed_over(service: ServiceProcess, tmp_path: Path) -> Non
     refused(service.dike("outputs", "handed-over", user="ann"), "belongs to bob")
     refused(service.dike("trials", "handed-over", "--storage", "sqlite:///searches.db"), "dike jobs")
     refused(service.dike("logs", "handed-over", "--task", "foo", user="bob"), "has no task foo", "trials")
+    printed = service.dike("logs", "handed-over", "--trial", "1", "-f", user="bob")
+    assert printed.returncode == 0, printed.stderr
+    header, *lines = printed.stdout.splitlines()
+    assert header.startswith("--- run 0 on ")
+    assert lines == [f"loss {0.98**step:.9f}" for step in range(1, 6)]
+    assert "dike logs handed-over --trial N" in followed.stderr
+    refused(service.dike("logs", "handed-over", "--trial", "1", user="ann"), "belongs to bob")
+    refused(service.dike("logs", "handed-over", "--trial", "2", user="bob"), "no trial 2; its trials are 0 to 1")
     failed = service.dike("tune", "--detach", "--follow", "--param", "momentum=0.9", "--name", "failing", COUNTING)
     assert failed.returncode == 1, failed.stderr
     assert "required: --lr" in failed.stderr
@@ -290,7 +335,63 @@ def test_a_search_that_was_killed_goes_on(service: ServiceProcess, tmp_path: Pat
     assert (job["state"], job["trials"]["finished"]) == ("finished", 2)
     steps = [step for _, step in trained("0.02")]
     assert steps == list(range(1, len(steps) + 1))
+    printed = service.dike("logs", "resumed", "--trial", "1").stdout.splitlines()
+    assert [line.partition(" on ")[0] for line in printed if line.startswith("---")] == ["--- run 0", "--- run 1"]
+    assert len([line for line in printed if line.startswith("loss ")]) == len(steps)
     refused(service.dike("tune", "--detach", "--resume", "resumed"), "complete")
+
+
+@pytest.mark.tensorflow
+def test_the_python_of_the_document_runs(service: ServiceProcess, tmp_path: Path) -> None:
+    (program,) = re.findall(r"## From Python\n\n((?:(?:    .*)?\n)+)", DOCUMENT.read_text(encoding="utf-8"))
+    (tmp_path / "train.py").write_text(SHORT_SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        cwd=tmp_path,
+        env=service.environment("ann"),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode == 0, done.stderr
+    *output, state, copies, jobs = done.stdout.splitlines()
+    assert "trained 3 epochs" in output
+    assert state == "finished "
+    assert "results/model.txt" in copies
+    assert (tmp_path / "results" / "model.txt").read_text() == "3"
+    assert "finished" in jobs
+
+
+def test_the_client_from_python(service: ServiceProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DIKE_SERVICE", "DIKE_TOKEN"):
+        monkeypatch.setenv(name, service.environment("ann")[name])
+    script = shutil.copy(COUNTING, tmp_path)
+    with pytest.raises(BadInputError, match="No Dike service answers at"):
+        dike.Client("http://127.0.0.1:1").me()
+    with pytest.raises(BadInputError, match="does not know this token"):
+        dike.Client(token="somebody-else-has-this").me()
+    with dike.Client() as client:
+        assert client.me().user == "ann"
+        with pytest.raises(BadInputError, match="nothing"):
+            client.submit(tmp_path / "nothing.py")
+        with pytest.raises(BadInputError, match="--max-worker"):
+            client.submit(script, max_worker=1)
+        with pytest.raises(BadInputError, match="'follow' belongs to the command"):
+            client.submit(script, follow=True)
+        with pytest.raises(BadInputError, match="The range of 'lr'"):
+            client.tune(script, {"lr": (1,)})
+        job = client.tune(
+            script, {"lr": [0.1, 0.3]}, ["--steps", 3], slot_mem=256, env={"PYTHONPATH": str(ROOT)}, slots=1
+        )
+        ended = client.wait(job.id, timeout_s=DEADLINE_S)
+        assert ended.state == "finished", ended.failure
+        assert {trial.parameters["lr"] for trial in client.trials(job.id).trials} == {0.1, 0.3}
+        waiting = client.tune(script, {"lr": [0.1]}, name="waits", constraint=["rack:IS:nowhere"])
+        with pytest.raises(DikeError, match="has not ended within"):
+            client.wait(waiting.id, timeout_s=0)
+        client.kill(waiting.id)
+        assert client.wait(waiting.id).state == "killed"
+        assert {job.id, waiting.id} <= {one.id for one in client.jobs(user="ann")}
 
 
 @pytest.mark.tensorflow

@@ -15,7 +15,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from dike._version import __version__
-from framework.cli import app
+from framework.cli import SUBCOMMANDS, app
 from framework.search.records import Parameter, SearchSpec, TrialRecord, TrialState
 from framework.search.store import Store
 from tests.service.api_stage import TOKENS, ApiStage, api_stage
@@ -33,6 +33,7 @@ LISTS = NEVER | {"numpy", "pulp", "highspy", "sqlalchemy.orm"}
 """Nor a command that lists what there is."""
 ALL = LISTS | {"sqlalchemy", "httpx", "kazoo", "psutil", "rich", "yaml", "multiprocessing"}
 """Nor one that only says what can be typed."""
+HELP = {"solver.cli", "solver.cli.help"}
 COMMANDS = tuple(get_command(app).commands)  # type: ignore[attr-defined]
 
 
@@ -80,7 +81,7 @@ def test_what_can_be_typed_is_said_without_the_libraries_of_the_work(
 def test_nothing_is_imported_to_list_the_commands(tmp_path: Path) -> None:
     done, modules = start("--help", folder=tmp_path)
     assert all(f"\n  {name} " in done.stdout for name in COMMANDS)
-    assert {name for name in modules if name.startswith(("solver.", "executor", "framework.service"))} == {"solver.cli"}
+    assert {name for name in modules if name.startswith(("solver.", "executor", "framework.service"))} == HELP
     assert "pydantic" not in modules
 
 
@@ -136,15 +137,26 @@ def test_a_plan_is_made_without_what_runs_it(tmp_path: Path) -> None:
     assert modules & (NEVER | {"sqlalchemy", "httpx", "kazoo", "solver.baselines", "solver.jobs"}) == set()
 
 
-def test_the_list_has_the_beginning_of_what_each_command_says_of_itself() -> None:
+def test_the_list_has_the_first_sentence_of_what_each_command_says_of_itself() -> None:
     runner = CliRunner()
-    wide = {"COLUMNS": "1000", "TERMINAL_WIDTH": "1000"}
-    lines = runner.invoke(app, ["--help"], env=wide).stdout.partition("Commands:\n")[2].splitlines()
-    listed = dict(line.split(maxsplit=1) for line in lines)
-    assert tuple(listed) == COMMANDS
+    lines = runner.invoke(app, ["--help"]).stdout.partition("Train:\n")[2].splitlines()
+    listed = dict(line.split(maxsplit=1) for line in lines if line.startswith("  "))
+    assert sorted(listed) == sorted(COMMANDS)
     for name, text in listed.items():
-        own = " ".join(runner.invoke(app, [name, "--help"], env=wide).stdout.split())
-        assert text.removesuffix("...") in own
+        own = " ".join(runner.invoke(app, [name, "--help"]).stdout.split())
+        assert f"{text}." in own
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_option_of_a_command_with_many_stands_under_one_title(name: str) -> None:
+    place = next(command for commands in SUBCOMMANDS.values() for command in commands if command.name == name)
+    context = place.make_context(name, [], resilient_parsing=True)
+    panels = getattr(context.command, "panels", {})
+    shown = [option for names in panels.values() for option in names]
+    options = {one.name for one in context.command.params if one.param_type_name == "option" and not one.hidden}
+    assert len(set(shown)) == len(shown)
+    assert not panels or set(shown) == options
+    assert panels or len(options) <= 9, "give the module PANELS"
 
 
 def test_the_version_names_those_of_the_libraries_that_matter() -> None:
@@ -156,7 +168,7 @@ def test_the_version_names_those_of_the_libraries_that_matter() -> None:
 @pytest.mark.parametrize(
     ("typed", "completed"),
     [
-        ("dike pl", ["plan", "plot"]),
+        ("dike pl", ["plot", "plan"]),
         ("dike mesos ", ["up", "status", "down"]),
         ("dike jobs --st", ["--state"]),
         ("dike jobs --state f", ["finished", "failed"]),
@@ -192,4 +204,4 @@ def test_bash_completes_once_that_is_installed(tmp_path: Path) -> None:
 
     bash("dike --install-completion; true")  # a shell that has nothing more to do would become the command
     asked = "source ~/.bashrc; COMP_WORDS=(dike pl); COMP_CWORD=1; _dike_completion dike; echo ${COMPREPLY[*]}"
-    assert bash(asked).stdout.split() == ["plan", "plot"]
+    assert bash(asked).stdout.split() == ["plot", "plan"]

@@ -16,11 +16,13 @@ from dike.trial.spec import TrialSpec
 from executor import zygote
 from executor.slot_order import SlotOrder
 from executor.trial_messages import (
+    KnownOutput,
     KnownReports,
     Losses,
     RunEnd,
     RunKey,
     SlotStatus,
+    TrialOutput,
     TrialRun,
     Wanted,
     decode_slot_message,
@@ -45,6 +47,7 @@ class SlotProcess(SeenSlot[SlotStatus]):
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.losses: list[Losses] = []
+        self.output: list[TrialOutput] = []
         self._number = 0
         super().__init__(folder, order.encode(), zygote, environment)
 
@@ -52,6 +55,8 @@ class SlotProcess(SeenSlot[SlotStatus]):
         said = decode_slot_message(message)
         if isinstance(said, SlotStatus):
             self.statuses.append(said)
+        elif isinstance(said, TrialOutput):
+            self.output.append(said)
         else:
             self.losses.append(said)
 
@@ -62,11 +67,13 @@ class SlotProcess(SeenSlot[SlotStatus]):
         leave: bool = False,
         known: tuple[RunKey, ...] = (),
         reports: tuple[KnownReports, ...] = (),
+        output: tuple[KnownOutput, ...] | None = (),
+        stop: bool = False,
         number: int | None = None,
     ) -> None:
         if number is None:
             self._number += 1
-        self.say("wanted " + Wanted(number or self._number, run, leave, known, reports).encode())
+        self.say("wanted " + Wanted(number or self._number, run, leave, known, reports, output, stop).encode())
 
     def end_of(self, trial: int, run: int = 0) -> RunEnd:
         status = self.status_when(lambda status: any(end.key == (trial, run) for end in status.ends))
@@ -152,6 +159,39 @@ def test_reports_are_sent_again_until_they_are_known(slot: SlotProcess) -> None:
     (last,) = status.losses
     assert (last.trial, last.run, last.first) == (0, 0, 1)
     assert last.reports == again.reports
+
+
+def test_output_is_sent_as_it_comes_and_again_until_it_is_known(slot: SlotProcess) -> None:
+    slot.wants(trial(0, "chatty"))
+    slot.trains(0)
+    # While it runs: a beginning, then so much at once that the middle of it is left out.
+    slot.wait_for(lambda: any(b"all said" in piece.data for piece in slot.output), lambda: slot.output[-1:])
+    first, *others = slot.output
+    assert first.data.startswith(b"parameters {'lr': 0.1}\n")
+    assert any(piece.skipped for piece in others)
+    slot.wants(None)
+    end = slot.end_of(0)
+    printed = (slot.sandbox / "trial-0-run-0.out").read_bytes()
+    assert end.output == len(printed)
+    whole = b"".join(b"." * piece.skipped + piece.data for piece in slot.output)
+    assert len(whole) == len(printed)
+    assert all(printed[piece.offset : piece.end] == piece.data for piece in slot.output)
+    assert all(piece.data.decode() for piece in slot.output), "characters are not cut"
+    # Who misses something says from where on.
+    sent = len(slot.output)
+    slot.wants(None, output=((0, 0, end.output - 8),))
+    slot.wait_for(lambda: len(slot.output) > sent, lambda: slot.output[sent:])
+    assert (slot.output[-1].offset, slot.output[-1].data) == (end.output - 8, printed[-8:])
+    # The end is known to nobody: the last words hold the end of the output.
+    slot.wants(None, leave=True)
+    _, status = slot.task_end()
+    assert (status.output[-1].end, status.ends[0].output) == (len(printed), len(printed))
+
+
+def test_a_framework_that_takes_no_output_is_sent_none(slot: SlotProcess) -> None:
+    slot.wants(trial(0, "finish"), output=None)
+    assert slot.end_of(0).output == 0
+    assert slot.output == []
 
 
 def test_a_suspended_run_makes_place_and_goes_on_later(slot: SlotProcess) -> None:
@@ -245,6 +285,13 @@ def test_a_run_that_cannot_be_suspended_stays_unless_the_slot_is_to_leave(slot: 
     after = slot.status_when(lambda status: status.step > before.step + 10)
     assert after.run == (0, 0)
     assert not after.suspending
+    # Its trial is stopped for good.
+    slot.wants(trial(1, "finish"), stop=True)
+    end = slot.end_of(0)
+    assert (end.outcome, end.preemptible) == ("stopped", False)
+    slot.end_of(1)
+    slot.wants(trial(2, "fixed"), known=((0, 0), (1, 0)))
+    slot.trains(2)
     slot.wants(None, leave=True)
     state, status = slot.task_end()
     assert state == "TASK_FINISHED"

@@ -44,6 +44,12 @@ def train(*, preemptible: bool, obeys: bool = True) -> None:
 print("parameters", TRIAL["parameters"], flush=True)
 tell(type="started")
 match sys.argv[1]:
+    case "chatty":
+        # More than is sent in any case, then more at once than is sent late; the lines begin anywhere in a piece.
+        for size in (200, 2000):
+            print("".join(f"{number} äöü\n" for number in range(size * 100)), end="", flush=True)
+        print("all said", flush=True)
+        train(preemptible=True)
     case "train":
         train(preemptible=True)
     case "deaf":

@@ -58,6 +58,15 @@ def test_everything_but_the_ignored_is_packed(project: Path) -> None:
     assert sorted(names(bundle.pack(project / "train.py"))) == [".dikeignore", "package/helper.py", "train.py"]
 
 
+def test_of_the_runs_a_pickled_function_is_packed_and_nothing_else(project: Path) -> None:
+    function = project / "dike-runs" / "first" / "function" / "train.function"
+    function.parent.mkdir(parents=True)
+    for path in (function, function.parents[1] / "other.function"):
+        path.write_bytes(b"pickled")
+    packed = [name for name in names(bundle.pack(function, project)) if name.startswith("dike-runs")]
+    assert packed == ["dike-runs/first/function/train.function"]
+
+
 def test_links_out_of_the_folder_are_not_followed(project: Path) -> None:
     (project / "leak").symlink_to(project.parent / "secret")
     (project / "inside").symlink_to(project / "data.bin")

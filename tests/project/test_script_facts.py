@@ -5,10 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dike.exceptions import BadInputError
+from dike.trial import pickled
 from framework.project.entry_point import EntryPoint
 from framework.project.script_facts import ScriptFacts, script_facts
 
@@ -141,3 +143,21 @@ def test_a_script_that_is_not_python_is_named(tmp_path: Path) -> None:
         facts_of(script)
     with pytest.raises(BadInputError, match="cannot be read"):
         facts_of(tmp_path / "none.py")
+
+
+def test_a_pickled_function_names_its_libraries(tmp_path: Path) -> None:
+    """They are found without loading it, which would import them here."""
+
+    def facts_of_function(source: str) -> ScriptFacts:
+        session: dict[str, Any] = {"__name__": "__main__"}
+        exec(compile(source, "<cell 1>", "exec"), session)
+        path = tmp_path / "train.function"
+        path.write_bytes(pickled.dump_function(session["train"]))
+        return facts_of(path, "batch_size")
+
+    facts = facts_of_function("import numpy as np\ndef train(lr):\n    import sklearn.datasets\n    return np.exp(lr)")
+    assert facts == ScriptFacts({"batch_size": "--batch_size"}, ("numpy", "sklearn"))
+    keras = "import dike as tf\ndef train(lr): return tf.keras.Sequential()"
+    assert facts_of_function(keras).preload == ("tensorflow", "keras")
+    assert facts_of_function(f"{keras}, 'TF_USE_LEGACY_KERAS'").preload == ()
+    assert facts_of_function("import dike\ndef train(lr): dike.report(1, loss=lr)").preload == ()

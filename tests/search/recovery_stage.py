@@ -21,8 +21,8 @@ from framework.scheduler.records import TaskRecord
 from framework.scheduler.scheduler import Scheduler
 from framework.search.controller import SearchController
 from framework.search.optuna_study import Study
-from framework.search.records import SearchSpec
-from framework.search.recovery import SearchState, close_open_slices, trials_to_resume
+from framework.search.records import SearchSpec, trials_to_resume
+from framework.search.recovery import SearchState, close_open_slices
 from framework.search.slot_pool import SlotLaunch
 from framework.search.store import Store
 from framework.search.trials import TrialTracker

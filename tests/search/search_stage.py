@@ -68,7 +68,7 @@ class PlayedSlot:
     """The executor's side of a slot."""
 
     def __init__(self, stage: SearchStage, slot: Slot) -> None:
-        self._stage = stage
+        self.stage = stage
         self.slot = slot
         self.status = SlotStatus(slot.task_id)
         self.made: dict[RunKey, list[dict[str, Any]]] = {}
@@ -77,7 +77,7 @@ class PlayedSlot:
     @property
     def wanted(self) -> Wanted:
         """What it was told last."""
-        told = [data for task_id, data in self._stage.mesos.messages if task_id == self.slot.task_id]
+        told = [data for task_id, data in self.stage.mesos.messages if task_id == self.slot.task_id]
         return Wanted.decode(told[-1]) if told else Wanted(0)
 
     def update(self, state: str, **more: Any) -> None:
@@ -88,19 +88,19 @@ class PlayedSlot:
             "source": "SOURCE_EXECUTOR",
             **more,
         }
-        self._stage.scheduler.handle(events.StatusUpdate(status))
-        self._stage.tick()
+        self.stage.scheduler.handle(events.StatusUpdate(status))
+        self.stage.tick()
 
     def say(self, **changes: Any) -> None:
         self.status = dataclasses.replace(self.status, **changes)
-        self._stage.send(self.slot, self.status.encode())
+        self.stage.send(self.slot, self.status.encode())
 
     def train(self) -> RunKey:
         """Does what it is told: the run it is to hold takes its first step."""
         run = self.wanted.run
         assert run is not None
         self.say(number=self.wanted.number, run=run.key, training=True, preemptible=True)
-        self._stage.tick()
+        self.stage.tick()
         return run.key
 
     def report(self, step: int, loss: float, **more: Any) -> None:
@@ -123,7 +123,7 @@ class PlayedSlot:
     def send_reports(self, first: int, key: RunKey | None = None) -> None:
         """Sends what a run has reported, the one in it if no other is named, from a number on."""
         key = key or self.key
-        self._stage.send(self.slot, Losses(self.slot.task_id, *key, tuple(self.made[key][first:]), first).encode())
+        self.stage.send(self.slot, Losses(self.slot.task_id, *key, tuple(self.made[key][first:]), first).encode())
 
     @property
     def key(self) -> RunKey:
@@ -135,7 +135,7 @@ class PlayedSlot:
         """The run in it ends."""
         end = RunEnd(*self.key, outcome, usage=Usage(rss_bytes=1000), reports=len(self.made.get(self.key, ())), **more)
         self.say(run=None, training=False, ends=(*self.status.ends, end), number=self.wanted.number)
-        self._stage.tick()
+        self.stage.tick()
         return end
 
 

@@ -12,10 +12,11 @@ import pytest
 from dike.exceptions import BadInputError
 from executor.trial_messages import RunEnd
 from framework.search.controller import MAX_BARREN
-from framework.search.records import TrialState
-from framework.search.recovery import SearchState, trials_to_resume
+from framework.search.optuna_study import Study
+from framework.search.records import MAX_FAILURES, TrialState, trials_to_resume
+from framework.search.recovery import SearchState, restore_runs
 from framework.search.store import Store
-from framework.search.trials import MAX_FAILURES, MAX_LOSSES
+from framework.search.trials import MAX_LOSSES, TrialTracker
 from tests.search.search_stage import QUANTUM_S, SearchStage, fail, node, search_spec, stored
 
 
@@ -434,3 +435,57 @@ def test_a_trial_moves_to_a_faster_slot_that_becomes_free(tmp_path: Path, storag
     fast.end("finished")
     stage.tick(1)
     assert stage.trials[second[0]].state is TrialState.FINISHED
+
+
+def test_a_stopped_trial_frees_its_slot_at_once_and_stays_stopped(begin: Any, tmp_path: Path, storage: str) -> None:
+    spec = {"trials": 2, "stop": "threshold=3", "policy": "fifo"}
+    stage = begin(**spec)
+    slot = stage.offer(cpus=1)[0]
+    slot.train()
+    assert slot.wanted.run.trial.every_value
+    slot.report(10, 5.0, value=2.0, values=[[5, 1.0], [10, 2.0]])
+    assert stage.trials[0].state is TrialState.RUNNING
+    slot.report(20, 5.0, value=4.0, values=[[10, 9.0], [15, "nan?"]])  # malformed; and told already
+    slot.report(20, 5.0, value=4.0, values=[[15, 4.0], [20, 2.0]])
+    record = stored(storage)[0]
+    assert (record.state, record.value, record.stated, record.slot) == (TrialState.STOPPED, 4.0, 3, 0)
+    assert record.ended_s is not None
+    stage.tick()
+    assert (slot.wanted.run, slot.wanted.stop) == (None, True)
+    frozen = optuna.load_study(study_name="s", storage=storage).trials[0]
+    assert (frozen.state, frozen.value) == (optuna.trial.TrialState.PRUNED, 4.0)
+    assert frozen.intermediate_values == {1: 1.0, 2: 2.0, 3: 4.0}
+    slot.report(25, 5.0, value=1.0, values=[[25, 1.0]])
+    last = {"step": 25, "train_s": 25.0, "value": 1.0}
+    slot.end("suspended", checkpoint="/c/run-0-step-25", step=25, last=last)
+    assert (slot.wanted.run.key, slot.wanted.stop) == ((1, 0), False)
+    slot.train()
+    slot.end("finished", last={"step": 5, "train_s": 1.0, "value": 9.0})
+    record = stage.trials[0]
+    assert (record.state, record.value, record.slot) == (TrialState.STOPPED, 4.0, None)
+    assert record.checkpoint == "/c/run-0-step-25"
+    stage.tick(1.0)
+    result = stage.search.result
+    assert result.complete
+    # As in Optuna: one that has finished, however bad.
+    assert result.best is stage.trials[1]
+    resumed = SearchStage(search_spec(tmp_path, **spec), storage, records=trials_to_resume(result.trials, {}))
+    assert not resumed.tracker.open
+
+
+def test_a_stopped_trial_that_is_still_in_its_slot_is_told_again_after_a_restart(begin: Any, storage: str) -> None:
+    stage = begin(trials=1, stop="threshold=3")
+    slot = stage.offer(cpus=1)[0]
+    slot.train()
+    slot.report(5, 5.0, value=4.0, values=[[5, 4.0]])
+    state = stage.search.to_state()
+    records = trials_to_resume(list(stored(storage).values()), {}, live_slots={0})
+    assert records[0].slot == 0
+    tracker = TrialTracker(stage.search._spec, stage.store, Study.open(storage, stage.search._spec), records)
+    slots = SearchState.from_json(state).slots
+    restore_runs(stage.search._spec, slots, tracker, stage.store.load_slices(), 0.0, 0.0)
+    slots[0].adopt(slot.status)
+    wanted = slots[0].message_due(0.0)
+    assert wanted is not None
+    assert (wanted.run, wanted.stop) == (None, True)
+    assert trials_to_resume(list(stored(storage).values()), {})[0].slot is None

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
-from collections.abc import Callable
-from contextlib import closing
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from typer.testing import CliRunner, Result
 
 from dike.exceptions import BadInputError
+from executor.trial_messages import TrialOutput
 from framework.cli import app
 from framework.cli.search_tables import format_duration
 from framework.search.objective import Objective
@@ -76,20 +80,119 @@ def dike(url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Dike:
     return lambda *arguments, **options: CliRunner().invoke(app, [str(argument) for argument in arguments], **options)
 
 
-def test_without_a_name_the_searches_are_listed(dike: Dike) -> None:
-    shown = dike("trials").stdout
-    for word in ("digits", "/scripts/train.py", "hermes", "interrupted", "3: 1 running, 1 finished, 1 failed"):
+@contextmanager
+def running(url: str) -> Iterator[Store]:
+    """While it lasts a process runs the search: ours."""
+    with closing(Store(url)) as store, store.lock("digits"):
+        yield store
+
+
+def test_without_a_name_the_searches_are_listed(dike: Dike, url: str) -> None:
+    with running(url):
+        shown = dike("trials").stdout
+        (search,) = json.loads(dike("trials", "--format", "json").stdout)["searches"]
+    for word in ("digits", "/scripts/train.py", "hermes", "running", "3: 1 running, 1 finished, 1 failed"):
         assert word in shown
-    (search,) = json.loads(dike("trials", "--format", "json").stdout)["searches"]
-    assert (search["name"], search["state"], search["trials"]["running"]) == ("digits", "interrupted", 1)
+    assert "--resume" not in shown
+    assert (search["name"], search["state"], search["trials"]["running"]) == ("digits", "running", 1)
     assert (search["space"][0]["low"], search["space"][0]["high"]) == (None, None)
 
 
-def test_the_trials_of_a_search_are_shown(dike: Dike) -> None:
+def test_a_search_whose_process_was_killed_is_interrupted_and_nothing_in_it_runs(dike: Dike, url: str) -> None:
+    shown = dike("trials").stdout
+    assert "3: 1 interrupted, 1 finished, 1 failed" in shown
+    assert "dike: digits was interrupted: its process has ended; dike tune --resume digits goes on" in shown
+    (search,) = json.loads(dike("trials", "--format", "json").stdout)["searches"]
+    assert (search["state"], search["trials"]) == ("interrupted", {"interrupted": 1, "finished": 1, "failed": 1})
     shown = dike("trials", "digits").stdout
+    assert "running" not in shown
+    assert "dike tune --resume digits goes on" in shown
+    answer = json.loads(dike("trials", "digits", "--format", "json").stdout)
+    assert answer["state"] == "interrupted"
+    first = answer["trials"][0]
+    assert (first["state"], first["status"], first["slot"], first["slot_s"]) == ("waiting", "waiting", None, 0.0)
+    # Named by hand, the storage is named in the command, too.
+    other = url.replace("://", "+pysqlite://")
+    assert f"dike tune --resume digits --storage {other} goes on" in dike("trials", "--storage", other).stdout
+    with closing(Store(url)) as store:
+        store.open_search("digits")
+        store.finish_search("the search was to end after 9 s (--timeout)")
+    assert "digits has ended early: the search was to end after 9 s" in dike("trials").stdout
+    with closing(Store(url)) as store:
+        store.open_search("digits")
+        store.finish_search()
+    assert "--resume" not in dike("trials", "digits").stdout
+
+
+def test_states_and_time_move_while_a_trial_holds_a_slot(dike: Dike, url: str) -> None:
+    def shown() -> tuple[str, float]:
+        first = json.loads(dike("trials", "digits", "--format", "json").stdout)["trials"][0]
+        return first["status"], first["slot_s"]
+
+    with running(url) as store:
+        (_, _, _, second) = store.load_slices()
+        assert shown()[0] == "starting"
+        second.start_s = time.time() - 3600
+        store.save_slice(second)
+        status, seconds = shown()
+        assert (status, 3600 <= seconds < 7200) == ("starting", True)
+        assert "1:00:0" in dike("trials", "digits").stdout
+        trial = store.load_trials(readings=False)[0]
+        store.save_trial(dataclasses.replace(trial, retries=1))
+        assert shown()[0] == "restarting 2/3"
+        assert "restarting 2/3" in dike("trials", "digits").stdout
+        second.first_step_s = time.time()
+        store.save_slice(second)
+        assert shown()[0] == "running"
+
+
+def test_what_a_trial_has_printed_is_shown(dike: Dike, url: str) -> None:
+    with running(url) as store:
+        store.add_output([TrialOutput("slot", 0, 0, 0, b"one\ntwo\n"), TrialOutput("slot", 0, 1, 0, b"three\n")])
+        first, second = "--- run 0 on node-1, from step 0 ---\n", "--- run 1 on node-1, from step 100 ---\n"
+        whole = f"{first}one\ntwo\n{second}three\n"
+        assert dike("logs", "digits", "--trial", 0).stdout == whole
+        assert dike("logs", "digits", "--trial", 0, "--tail", 2).stdout == f"{second}three\n"
+        # A trial that has ended is not waited for.
+        ended = dike("logs", "digits", "--trial", 2, "-f")
+        assert (ended.exit_code, ended.stdout) == (0, "")
+    # Nor is one that nobody trains.
+    stands = dike("logs", "digits", "--trial", 0, "-f")
+    assert (stands.stdout, str(stands.exception)) == (
+        whole,
+        "The search digits does not run, and the trial has not ended.",
+    )
+    assert str(dike("logs", "digits", "--trial", 1, "-f").exception) == (
+        "Trial 1 of digits failed: ValueError: loss is NaN."
+    )
+    choose = dike("logs", "digits")
+    assert "lr=0.1" in choose.stdout
+    assert "dike logs digits --trial N shows what trial N has printed" in choose.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("digits", "--trial", 3), "The search digits has no trial 3; its trials are 0 to 2."),
+        (("digits", "-f"), "Which trial of the search digits? Add --trial N; dike trials digits lists them."),
+        (("digits", "--task", "chief:0"), "use --trial N in place of --task"),
+        (("digits", "--task", "chief:0", "--trial", 0), "--trial and --task name different things"),
+        (("dogits", "--storage", "sqlite:///searches.db"), "did you mean 'digits'?"),
+    ],
+)
+def test_which_trial_is_meant_must_be_clear(dike: Dike, arguments: tuple[object, ...], message: str) -> None:
+    refused = dike("logs", *arguments).exception
+    assert isinstance(refused, BadInputError)
+    assert message in str(refused)
+
+
+def test_the_trials_of_a_search_are_shown(dike: Dike, url: str) -> None:
+    with running(url):
+        shown = dike("trials", "digits").stdout
+        answer = json.loads(dike("trials", "digits", "--format", "json").stdout)
     for word in (
         "lr=0.1",
-        "running",
+        "starting",
         "finished",
         "failed",
         "nan",
@@ -98,18 +201,19 @@ def test_the_trials_of_a_search_are_shown(dike: Dike) -> None:
         "trial 1: ValueError: loss is NaN",
     ):
         assert word in shown
-    answer = json.loads(dike("trials", "digits", "--format", "json").stdout)
     assert [trial["state"] for trial in answer["trials"]] == ["running", "failed", "finished"]
     assert answer["trials"][1]["loss"] == "nan"
     assert answer["trials"][0]["slot"] == 3
     assert {"agent", "convergence", "created_s", "ended_s"} <= answer["trials"][0].keys()
 
 
-def test_the_slices_of_a_search_are_shown(dike: Dike) -> None:
+def test_the_slices_of_a_search_are_shown(dike: Dike, url: str) -> None:
     shown = dike("slices", "digits").stdout
-    for word in ("+5:00", "10.0 s", "node-1", "fastest", "0.5", "0 to 100", "512.0 MiB", "runs"):
+    for word in ("+5:00", "10.0 s", "node-1", "fastest", "0.5", "0 to 100", "512.0 MiB", "lost"):
         assert word in shown
     assert "GPU" not in shown
+    with running(url):
+        assert "lost" not in dike("slices", "digits").stdout
     slices = json.loads(dike("slices", "digits", "--format", "json").stdout)["slices"]
     assert [(piece["trial"], piece["run"]) for piece in slices] == [(0, 0), (1, 0), (2, 0), (0, 1)]
     assert slices[-1]["end_s"] is None
@@ -228,6 +332,26 @@ def test_the_value_that_a_script_states_is_the_one_drawn(url: str) -> None:
     (curve,) = figure.axes[2].get_lines()
     values = list(curve.get_ydata())
     assert values == [0.7, 0.7]
+
+
+def test_labels_of_leaders_do_not_cover_each_other() -> None:
+    spec = SearchSpec("close", "/t.py", (), {}, (Parameter("lr", (1,)),), "grid", 1)
+    count = 40
+    slices = [
+        SliceRecord(number, 0, number, "a", BEGIN_S, BEGIN_S + 100, first_step_s=BEGIN_S) for number in range(count)
+    ]
+    trials = [TrialRecord(number, {"lr": 1}, TrialState.FINISHED, value=0.1) for number in range(count)]
+    reports = {
+        number: [{"run": 0, "step": 1, "train_s": 10 + number % 20 * 0.4 + number, "value": 3.0 / (number + 1)}]
+        for number in range(count)
+    }
+    figure = draw_search(spec, trials, slices, reports)
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    texts = figure.axes[2].texts
+    assert 3 < len(texts) < count
+    assert texts[-1].get_text() == str(count - 1)
+    boxes = [text.get_window_extent(renderer) for text in texts]
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
 
 
 @pytest.mark.slow

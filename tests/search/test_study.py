@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import math
 from pathlib import Path
 
@@ -11,8 +12,20 @@ import pytest
 from optuna.trial import TrialState
 
 from dike.exceptions import BadInputError
-from framework.search.optuna_study import Study, default_sampler, grid_size
-from framework.search.records import Parameter, SearchSpec
+from dike.trial import pickled
+from framework.search.importance import LEAST_TRIALS, importances
+from framework.search.optuna_study import Study
+from framework.search.pruners import parse_stop
+from framework.search.records import Parameter, SearchSpec, TrialRecord
+from framework.search.records import TrialState as SearchTrialState
+from framework.search.samplers import (
+    check_sampler,
+    default_sampler,
+    describe_sampler,
+    grid_size,
+    learns,
+    write_object,
+)
 
 GRID = (Parameter("lr", (0.1, 0.03)), Parameter("optimizer", ("sgd", "adam", "lion")), Parameter("nesterov", (True,)))
 RANGES = (
@@ -200,6 +213,26 @@ def test_create_refuses_a_name_that_is_taken_and_open_makes_what_is_missing(url:
         Study.create(url, spec)
 
 
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_the_parameter_that_decides_is_the_most_important(mode: str) -> None:
+    spec = spec_of(RANGES, "random", 40, mode=mode)
+    trials = []
+    for number in range(40):
+        at = number / 39
+        parameters = {"lr": 10 ** (-5 + 4 * at), "units": 2 + number, "layers": 1 + number % 3, "new": number % 2}
+        state = SearchTrialState.FINISHED if number else SearchTrialState.FAILED
+        trials.append(TrialRecord(number, {**parameters, "optimizer": "sgd"}, state=state, value=(at - 0.5) ** 2))
+    # A parameter that the space does not name counts, and one that not all trials have does not.
+    trials[1].parameters["nesterov"] = True
+    found = importances(spec, trials)
+    assert list(found.values()) == sorted(found.values(), reverse=True)
+    assert set(found) == {"lr", "units", "layers", "new", "optimizer"}
+    assert found["lr"] > found["new"]
+    assert found["optimizer"] < 0.1
+    assert sum(found.values()) == pytest.approx(1)
+    assert importances(spec, trials[:LEAST_TRIALS]) == {}
+
+
 def test_the_sampler_follows_from_the_space() -> None:
     assert default_sampler(GRID, None) == "grid"
     assert default_sampler(GRID, 3) == "tpe"
@@ -207,3 +240,176 @@ def test_the_sampler_follows_from_the_space() -> None:
     with pytest.raises(BadInputError, match="'lr' is a range"):
         grid_size(RANGES)
     assert grid_size((Parameter("n", low=2, high=8, is_integer=True), *GRID)) == 42
+
+
+def test_a_sampler_that_there_is_not_names_the_nearest() -> None:
+    for name, said in (("nsga2", "did you mean nsgaii"), ("TPESampler", "did you mean tpe"), ("x", "there are brute")):
+        with pytest.raises(BadInputError, match=said):
+            check_sampler(name)
+
+
+def test_a_package_that_a_sampler_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(BadInputError, match="needs scipy and torch, not installed here; pip install scipy torch"):
+        check_sampler("gp")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", ["bruteforce", "cmaes", "nsgaii", "nsgaiii", "qmc"])
+def test_any_sampler_of_optuna_gives_points(url: str, sampler: str) -> None:
+    space = RANGES[1:4] if sampler == "bruteforce" else RANGES
+    spec = spec_of(space, sampler, 8)
+    if importlib.util.find_spec("scipy") is None and sampler == "qmc":
+        pytest.skip("qmc needs scipy")
+    check_sampler(sampler)
+    study = Study.create(url, spec)
+    points = set()
+    while study.remaining:
+        number, parameters = study.ask()
+        points.add(tuple(parameters.values()))
+        study.tell(number, float(parameters["units"]), failed=False)
+        if number == 4:
+            study = Study.open(url, spec)
+    assert len(points) == 8
+
+
+def test_which_samplers_learn_and_what_they_say_of_their_beginning() -> None:
+    assert {name: learns(spec_of(GRID, name, 6)) for name in ("grid", "random", "bruteforce", "tpe", "nsgaii")} == {
+        "grid": False,
+        "random": False,
+        "bruteforce": False,
+        "tpe": True,
+        "nsgaii": True,
+    }
+    assert describe_sampler(spec_of(RANGES, "random", 20)) == "sampler random"
+    assert describe_sampler(spec_of(RANGES, "tpe", 20)) == "sampler tpe (the first 10 trials are random points)"
+    assert describe_sampler(spec_of(RANGES, "cmaes", 20)) == "sampler cmaes (the first trial is a random point)"
+    few = describe_sampler(spec_of(RANGES, "nsgaii", 20))
+    assert few == "sampler nsgaii (all trials are random points: it learns after the first 50)"
+
+
+def test_a_sampler_of_the_users_own_goes_on_with_other_points(url: str) -> None:
+    own = optuna.samplers.TPESampler(n_startup_trials=3, multivariate=True, seed=1)
+    spec = spec_of(RANGES, "TPESampler", 6, sampler_object=write_object(pickled.dumps(own, "sampler", 10**6)))
+    assert learns(spec)
+    assert describe_sampler(spec) == "sampler TPESampler (the first 3 trials are random points)"
+    study = Study.create(url, spec)
+    points = [study.ask()[1]["lr"] for _ in range(2)]
+    study = Study.open(url, spec)
+    points += [study.ask()[1]["lr"] for _ in range(2)]
+    assert len(set(points)) == 4
+
+
+def test_a_sampler_that_has_no_more_points_ends_the_asking(url: str) -> None:
+    own = optuna.samplers.GridSampler({"optimizer": ["sgd", "adam"]})
+    spec = spec_of(GRID[1:2], "GridSampler", 20, sampler_object=write_object(pickled.dumps(own, "sampler", 10**6)))
+    study = Study.create(url, spec)
+    for number in range(2):
+        assert study.ask()[0] == number
+        study.tell(number, 1.0, failed=False)
+    assert study.remaining == 0
+    assert Study.open(url, spec).remaining == 0
+
+
+def depths(trial: optuna.Trial) -> dict[str, float]:
+    depth = trial.suggest_int("depth", 1, 2)
+    units = {f"units{layer}": 2 ** trial.suggest_int(f"log_units{layer}", 2, 4) for layer in range(depth)}
+    return {"depth": depth, **units}
+
+
+def function_space(space: object, **changes: object) -> SearchSpec:
+    return spec_of((), "tpe", 6, space_function=write_object(pickled.dumps(space, "space", 10**6)), **changes)
+
+
+def test_a_function_says_which_parameters_a_trial_has(url: str) -> None:
+    study = Study.create(url, function_space(depths))
+    points = [study.ask()[1] for _ in range(6)]
+    assert {tuple(point) for point in points} == {("depth", "units0"), ("depth", "units0", "units1")}
+    assert {value for point in points for name, value in point.items() if name != "depth"} <= {4, 8, 16}
+    # The process was killed before it had written the last one down.
+    assert Study.open(url, function_space(depths)).asked() == dict(enumerate(points))
+
+
+@pytest.mark.parametrize(
+    ("space", "said"),
+    [
+        (lambda trial: trial.suggest_float("lr", 0, 1), "returned 0.*it returns a dictionary"),
+        (lambda trial: {"lr": [1, 2]}, "'lr' takes numbers"),
+        (lambda trial: {"lr": trial.suggest("lr")}, r"failed \(test_study.py, line \d+: AttributeError"),
+    ],
+)
+def test_a_function_that_says_no_parameters(url: str, space: object, said: str) -> None:
+    with pytest.raises(BadInputError, match=said):
+        Study.create(url, function_space(space)).ask()
+
+
+def test_what_cannot_be_read_back_is_said(url: str) -> None:
+    with pytest.raises(BadInputError, match=r"The sampler cannot be read back .*; it needs the same Python"):
+        Study.create(url, spec_of(RANGES, "own", 3, sampler_object=write_object(b"cos\nnothing\n.")))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("ahsa", "did you mean asha"),
+        ("hyper", "write asha, asha=N, median"),
+        ("median=3", "takes no number"),
+        ("patience", "whole number of reports"),
+        ("patience=0", "whole number of reports"),
+        ("asha=1.5", "whole number of reports"),
+        ("threshold", "needs a number"),
+        ("threshold=nan", "needs a number"),
+    ],
+)
+def test_rules_for_stopping_that_are_none(text: str, said: str) -> None:
+    with pytest.raises(BadInputError, match=said):
+        parse_stop(text)
+
+
+def judged(study: Study, *curves: list[float]) -> list[int | None]:
+    """Trains one trial after the other; after how many values each is stopped, None for at its end."""
+    stopped: list[int | None] = []
+    for values in curves:
+        number, _ = study.ask()
+        after = next((at for at, value in enumerate(values, 1) if study.judge(number, at, value)), None)
+        study.tell(number, values[(after or 0) - 1], failed=False, stopped=after is not None)
+        stopped.append(after)
+    return stopped
+
+
+def test_patience_counts_values_without_a_better_one(url: str) -> None:
+    study = Study.create(url, spec_of(GRID, "grid", 6, stop="patience=3"))
+    assert judged(study, [5, 4, 3, 3.5, 3.5, 2.5, 2.6, 2.7, 2.8, 2.9], [math.nan, 1, 2, 3]) == [9, None]
+    assert [trial.state for trial in load(url).trials] == [TrialState.PRUNED, TrialState.COMPLETE]
+    assert load(url).trials[0].value == 2.8
+    assert load(url).best_trial.number == 1
+
+
+def test_patience_outlives_the_process(url: str) -> None:
+    spec = spec_of(GRID, "grid", 6, stop="patience=6", mode="max")
+    study = Study.create(url, spec)
+    number, _ = study.ask()
+    assert not any(study.judge(number, at, value) for at, value in enumerate([0.1, 0.9, *[0.5] * 5], 1))
+    study = Study.open(url, spec)
+    # One that the study itself does not keep.
+    assert study.judge(number, 8, 0.6)
+    assert load(url).trials[0].last_step == 7
+
+
+def test_a_threshold_is_the_worst_that_is_borne(url: str) -> None:
+    study = Study.create(url, spec_of(GRID, "grid", 6, stop="threshold=2"))
+    assert judged(study, [1, 2, 1], [1, 3, 1], [math.nan]) == [None, 2, 1]
+    assert load(url).trials[2].state is TrialState.PRUNED
+    assert load(url).trials[2].value is None
+
+
+def test_the_worse_half_is_stopped_when_enough_have_finished(url: str) -> None:
+    study = Study.create(url, spec_of(GRID, "random", 9, stop="median"))
+    good = [[3.0 - 0.1 * number, 2, 1] for number in range(5)]
+    assert judged(study, *good, [4, 3, 2], [1, 1, 1]) == [None] * 5 + [1, None]
+
+
+def test_asha_keeps_a_quarter_at_each_rung(url: str) -> None:
+    study = Study.create(url, spec_of(GRID, "random", 9, stop="asha=2"))
+    curves = [[5, value, value, value, value, value, value, value, value] for value in (1.0, 2.0, 0.5, 3.0)]
+    assert judged(study, *curves) == [None, 2, None, 2]

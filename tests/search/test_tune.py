@@ -303,6 +303,26 @@ def test_a_killed_search_goes_on_without_running_what_had_finished(tune: Tune) -
     assert tune.trajectories() == {lr: expected(lr, 60) for lr in lrs}
 
 
+def test_a_stopped_trial_stays_stopped(tune: Tune) -> None:
+    bad, good = "0.02", "0.1"
+    # The accuracy after the first step is the learning rate.
+    stop = ("--stop", "threshold=0.05", "--metric", "accuracy", "--mode", "max")
+    process = tune.start(*command(tune, *stop, "--slots", "2", lr=f"{bad},{good}", steps=LONG))
+    wait_until(lambda: tune.last_step(bad) and tune.last_step(good), "both trials")
+    wait_until(lambda: tune.json("trials", "count")["trials"][0]["state"] == "stopped", "the end of the bad trial")
+    wait_until(lambda: not any(map(psutil.pid_exists, tune.runs()[bad])), "its process gone")
+    process.kill()
+    process.communicate(timeout=DEADLINE_S)
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in tune.processes()), "the end of the killed search")
+    steps = tune.last_step(bad)
+    tune.hurry(good)
+    stopped, finished = tune.json("tune", "--resume", "count")["trials"]
+    assert (stopped["state"], finished["state"]) == ("stopped", "finished")
+    assert stopped["runs"] == 1
+    assert tune.last_step(bad) == steps < LONG
+    assert "stopped" in tune.run("trials", "count").stdout
+
+
 class Readers:
     """Five that open and close a database of searches about once a second, as its users do.
 
@@ -414,18 +434,49 @@ def test_reading_takes_nothing_from_two_searches_on_one_database(tune: Tune, dat
     assert steps == expected("0.02", len(steps))
 
 
-def test_an_interrupted_search_is_suspended_and_goes_on(tune: Tune) -> None:
-    process = tune.start(*command(tune, "--policy", "rr", lr="0.1,0.05", steps=LONG))
+def test_an_interrupted_search_is_suspended_and_goes_on_as_it_was_begun(tune: Tune) -> None:
+    options = ("--logdir", "tb", "--slots", "1", "--resources", "cpus:2;mem:1024", "--constraint", "hostname:UNLIKE:x")
+    process = tune.start(*command(tune, "--policy", "rr", *options, lr="0.1,0.05", steps=LONG))
     wait_until(lambda: len(tune.runs()) == 2, "two trials")
+    # What it prints is seen from another terminal.
+    follower = tune.start("logs", "count", "--trial", "0", "-f")
+    assert follower.stdout is not None
+    assert follower.stdout.readline() == "--- run 0 on agent-0, from step 0 ---\n"
+    assert follower.stdout.readline().startswith("loss 0.9")
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130
     assert "dike tune --resume count goes on" in stderr
     assert len(whole_lines(tune.diary)) < 2 * LONG
+    rest, said = follower.communicate(timeout=DEADLINE_S)
+    assert (follower.returncode, "does not run" in said) == (1, True)
+    assert rest
+    shown = tune.run("trials", "count").stdout
+    assert "count was interrupted" in shown
+    assert "running" not in shown
+    runs = len(list(tune.folder.glob("tb/trial-0/events*")))
     tune.hurry("0.1", "0.05")
-    assert tune.json("tune", "--resume", "count")["complete"]
-    # Not a step was done twice.
+    # All of that is remembered; what is said anew counts from now on.
+    result = tune.json("tune", "--resume", "count", "--slots", "2")
+    assert result["complete"]
+    # Not a step was done twice, and each step has printed its line.
     assert len(whole_lines(tune.diary)) == 2 * LONG
+    assert len(list(tune.folder.glob("tb/trial-0/events*"))) > runs
+    with sqlite3.connect(tune.folder / "dike-runs" / "searches.db") as database:
+        spec, options = database.execute("SELECT spec, options FROM dike_searches").fetchone()
+    assert json.loads(spec)["max_slots"] == 2
+    assert json.loads(options) == {
+        "logdir": str(tune.folder / "tb"),
+        "constraint": ["hostname:UNLIKE:x"],
+        "resources": "cpus:2;mem:1024",
+    }
+    for trial in result["trials"]:
+        printed = tune.run("logs", "count", "--trial", str(trial["number"])).stdout
+        lines = [line for line in printed.splitlines() if not line.startswith("---")]
+        assert lines == [
+            f"loss {float.fromhex(x):.9f}" for x in expected(str(trial["parameters"]["lr"]), LONG).values()
+        ]
+        assert printed.count("--- run ") == trial["runs"]
 
 
 def test_a_trial_that_fails_twice_by_the_same_error_is_given_up_with_its_traceback(tune: Tune) -> None:
@@ -436,6 +487,10 @@ def test_a_trial_that_fails_twice_by_the_same_error_is_given_up_with_its_traceba
     for run in range(2):
         kept = tune.folder / "dike-runs" / "count" / f"trial-{states[0.1]['number']}" / f"run-{run}.log"
         assert "ValueError: no further than 3" in kept.read_text()
+    followed = tune.run("logs", "count", "--trial", str(states[0.1]["number"]), "-f")
+    assert followed.returncode == 1
+    assert followed.stdout.count("ValueError: no further than 3") == 2
+    assert "failed: ValueError: no further than 3." in followed.stderr
     assert states[0.2]["state"] == "finished"
 
 

@@ -52,6 +52,8 @@ def sentence(done: subprocess.CompletedProcess[str]) -> str:
         (("--param", "lr=0.1", "--storage", "sqlite:////no/such/folder/x.db"), "/no/such/folder"),
         (("--param", "lr=0.1", "--name", "a/b"), "a/b"),
         (("--param", "lr=1e-5:1e-1:log", "--sampler", "grid"), "lr"),
+        (("--param", "lr=0.1", "--sampler", "nsga2"), "nsgaii"),
+        (("--param", "lr=0.1", "--stop", "patience"), "--stop patience=10"),
         (("--param", "lr=0.1", "--image", "x"), "--master"),
         (("--param", "lr=0.1", "--master", "127.0.0.1:1", "--connect-timeout", "0.2"), "127.0.0.1:1"),
     ],
@@ -89,7 +91,7 @@ def test_resume_of_an_unknown_name_suggests_the_nearest(tune: Tune, tmp_path: Pa
 
 def test_resume_takes_no_other_search_with_it(tune: Tune) -> None:
     assert "--param" in sentence(tune(COUNTING, "--resume", "digits", "--param", "lr=0.1"))
-    assert "--slots" in sentence(tune("--resume", "digits", "--slots", "1"))
+    assert "--seed" in sentence(tune("--resume", "digits", "--slots", "1", "--seed", "1"))
 
 
 def test_checkpoints_that_cannot_be_written(tune: Tune, tmp_path: Path) -> None:

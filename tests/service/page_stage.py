@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from framework.embedded.agents import AgentSpec
@@ -142,6 +143,16 @@ class WatchedPage:
     def _request(self, url: str) -> None:
         if not url.startswith(self._url + "/"):
             self.troubles.append(f"request to {url}")
+
+    def barriers(self) -> list[str]:
+        """What axe finds on the page as it is now that keeps people from using it."""
+        found = Axe().run(self.page).response["violations"]
+        return [
+            f"{one['id']}: {node['html']}: {node['failureSummary']}"
+            for one in found
+            if one["impact"] in ("serious", "critical")
+            for node in one["nodes"]
+        ]
 
     def enter(self, token: str) -> Page:
         """Goes to the page, signed in by the address."""

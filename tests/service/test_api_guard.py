@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import socket
 import threading
 import time
@@ -40,6 +41,27 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiStage]:
 def alice(stage: ApiStage) -> Iterator[httpx.Client]:
     with stage.client("alice") as client:
         yield client
+
+
+def test_the_document_names_everything_for_generated_clients(alice: httpx.Client) -> None:
+    document = alice.get("/openapi.json").json()
+    routes = [route for methods in document["paths"].values() for route in methods.values()]
+    names = [route["operationId"] for route in routes]
+    assert len(set(names)) == len(names)
+    assert all(re.match("(get|list|submit|resubmit|resume|kill|explain)_", name) for name in names)
+    assert {"submit_job", "list_jobs", "get_job", "kill_job", "get_logs", "list_trials"} <= set(names)
+    assert all(route["tags"] and route["description"] for route in routes)
+    request = document["components"]["schemas"]["JobRequest"]
+    for choice in request["oneOf"]:
+        assert choice["$ref"].rpartition("/")[2] in document["components"]["schemas"]
+
+
+def test_the_document_is_shown_without_another_host(alice: httpx.Client) -> None:
+    page = alice.get("/docs").text
+    files = re.findall(r'(?:src|href)="([^"]+)"', page)
+    assert "swagger-ui/swagger-ui-bundle.js" in files
+    for file in files:
+        assert alice.get(f"/{file}").status_code == 200, file
 
 
 def samples(client: httpx.Client) -> dict[str, float]:

@@ -18,6 +18,7 @@ from dike.trial import folders
 from executor.outputs import LIMIT_VARIABLE, Outputs
 from framework.mesos import events
 from framework.scheduler.records import JobState, ProgressPoint, TaskRecord
+from framework.search.records import TrialState
 from framework.search.store import Store
 from framework.service.api.cluster_schemas import ClusterView
 from framework.service.api.schemas import JobDetails, JobList, JobView, Submitted
@@ -162,11 +163,48 @@ def test_jobs_are_listed_in_pages_and_by_user_and_state(
     assert pages == [ids[4:2:-1], ids[2:0:-1], ids[:1]]
     ended = alice.get("/api/v1/jobs", params={"user": "bob", "state": ["killed", "failed"]}).json()["jobs"]
     assert [(job["id"], job["state"]) for job in ended] == [(ids[0], "killed")]
-    assert alice.get("/api/v1/jobs", params={"user": "nobody"}).json() == {"jobs": [], "before": None}
+    assert alice.get("/api/v1/jobs", params={"user": "nobody"}).json() == {"jobs": [], "before": None, "counts": {}}
+    assert alice.get("/api/v1/jobs", params={"user": "bob", "limit": 1}).json()["counts"] == {"queued": 4, "killed": 1}
     assert "state" in detail(alice.get("/api/v1/jobs", params={"state": "sleeping"}), 422)
     assert "limit" in detail(alice.get("/api/v1/jobs", params={"limit": 0}), 422)
     near = detail(alice.get("/api/v1/jobs", params={"before": f"{ids[1]}x"}), 404)
     assert near == f"There is no job '{ids[1]}x'; did you mean '{ids[1]}'?"
+
+
+def test_those_that_run_come_before_the_queue_and_that_before_those_that_have_ended(tmp_path: Path) -> None:
+    with api_stage(tmp_path) as stage, stage.client("alice") as alice:
+        runs = stage.submit("bob")
+        stage.inbox.put(events.OffersArrived((stage.mesos.offer(cpus=4),)))
+        stage.wait_for_state(runs, JobState.RUNNING)
+        ended = [stage.submit("alice") for _ in range(2)]
+        for job_id in ended:
+            alice.post(f"/api/v1/jobs/{job_id}/kill")
+            stage.wait_for_state(job_id, JobState.KILLED)
+        # Bob holds a share of the cluster already, so that whoever comes later is served before his others.
+        waits = [stage.submit(user) for user in ("bob", "alice", "alice")]
+        queue = [waits[1], waits[2], waits[0]]
+
+        def listed(**params: Any) -> list[JobView]:
+            found: list[JobView] = []
+            before: dict[str, str] = {}
+            while True:
+                answer = alice.get("/api/v1/jobs", params={"order": "queue", "limit": 2, **params, **before})
+                page = JobList.model_validate_json(answer.content)
+                assert page.counts == {"running": 1, "queued": 3, "killed": 2}
+                found += page.jobs
+                if page.before is None:
+                    return found
+                before = {"before": page.before}
+
+        wait_until(lambda: [job.queue_position for job in listed()][1:4] == [1, 2, 3], "the places in the queue")
+        jobs = listed()
+        assert [job.id for job in jobs] == [runs, *queue, *reversed(ended)]
+        assert [job.queue_position for job in jobs] == [None, 1, 2, 3, None, None]
+        assert [job.id for job in listed(state=["queued", "killed"])] == [*queue, *reversed(ended)]
+        waited_s = {job.id: job.waiting_s for job in jobs if job.waiting_s is not None}
+        assert waited_s.keys() == set(queue)
+        assert waited_s[waits[0]] > waited_s[waits[1]] > waited_s[waits[2]] >= 0
+        assert "order" in detail(alice.get("/api/v1/jobs", params={"order": "oldest"}), 422)
 
 
 def test_what_cannot_be_a_job_is_refused_in_one_sentence(stage: ApiStage, alice: httpx.Client) -> None:
@@ -200,7 +238,7 @@ def test_what_cannot_be_a_job_is_refused_in_one_sentence(stage: ApiStage, alice:
 
 
 def test_unknown_jobs_and_routes_are_404(alice: httpx.Client, bob: httpx.Client) -> None:
-    for part in (*OF_A_JOB, *OF_ITS_OWNER, "/trials", "/slices", "/losses"):
+    for part in (*OF_A_JOB, *OF_ITS_OWNER, "/trials", "/slices", "/losses", "/importance"):
         assert "no job 'none'" in detail(alice.get(f"/api/v1/jobs/none{part}"), 404)
     assert "no job 'none'" in detail(bob.post("/api/v1/jobs/none/kill"), 404)
     detail(alice.get("/api/v1/nothing"), 404)
@@ -309,7 +347,7 @@ def test_what_a_script_said_last_is_told_to_its_owner_only(
     job_id = alice.post("/api/v1/jobs", files=form(training())).json()["id"]
     stage.store.change_job(job_id, failure="worker:0 is failed", result={"last_words": "ValueError: mine"})
     path = f"/api/v1/jobs/{job_id}"
-    assert alice.get(path).json()["failure"] == "ValueError: mine (worker:0 is failed)"
+    assert alice.get(path).json()["failure"] == "ValueError: mine; worker:0 is failed"
     assert bob.get(path).json()["failure"] == "worker:0 is failed"
 
 
@@ -425,6 +463,16 @@ def test_a_search_shows_trials_slices_and_losses(
     assert [one["step"] for one in losses] == list(range(9, 100, 10))
     assert losses[-1]["loss"] is None
     assert alice.get(f"{path}/losses", params={"trial": 1}).json() == {"losses": {}}
+    assert alice.get(f"{path}/importance").json() == {"trials": 0, "needed": 5, "importances": {}}
+    for number in range(6):
+        values = {"lr": (0.1, 2, True)[number % 3], "units": 2 + number}
+        ended = dataclasses.replace(
+            FULL, number=number, parameters=values, state=TrialState.FINISHED, value=float(number)
+        )
+        store.save_trial(ended)
+    weighed = alice.get(f"{path}/importance").json()
+    assert (weighed["trials"], set(weighed["importances"])) == (6, {"lr", "units"})
+    assert bob.get(f"{path}/importance").json() == {"trials": 6, "needed": 5, "importances": {}}
     assert alice.post(f"{path}/again").json()["id"] == "digits-2"
     assert alice.post(f"{path}/again").json()["id"] == "digits-3"
     # A name that is as long as may be loses its end.

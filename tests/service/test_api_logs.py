@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import threading
 from collections.abc import Iterator
@@ -11,9 +12,13 @@ from typing import Any
 import httpx
 import pytest
 
+from executor.trial_messages import TrialOutput
 from framework.scheduler.records import JobState
+from framework.search.records import SliceRecord, TrialRecord, TrialState
+from framework.search.store import Store
 from framework.service.api import backend
-from tests.service.api_stage import DEADLINE_S, ApiStage, api_stage
+from tests.search.stored_search import SPEC
+from tests.service.api_stage import DEADLINE_S, ApiStage, api_stage, form
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.integration
@@ -121,6 +126,54 @@ def test_a_follower_of_a_deleted_job_ends(stage: ApiStage) -> None:
     end_job(stage, job_id)
     stage.store.delete_jobs(2e9)
     assert follower.end()[-1] in ({"ended": "finished"}, {"ended": None})
+
+
+@pytest.fixture
+def search(stage: ApiStage) -> Iterator[Store]:
+    """What a service writes of a search, of the job `digits`, is written by a test."""
+    spec = dataclasses.asdict(dataclasses.replace(SPEC, script="train.py"))
+    with stage.client() as client:
+        answer = client.post("/api/v1/jobs", files=form({"kind": "search", "spec": spec}))
+    assert answer.status_code == 201, answer.text
+    store = Store(stage.store.database.url, engine=stage.store.database.engine)
+    yield store
+    end_job(stage, "digits")
+
+
+def test_what_a_trial_prints_is_followed_through_its_runs_to_its_end(stage: ApiStage, search: Store) -> None:
+    path = "/api/v1/jobs/digits/logs"
+    with stage.client() as client:
+        # Nothing of the search has begun yet.
+        assert client.get(path, params={"trial": 1}).text == ""
+        follower = Follower(stage, "digits", trial=1)
+        search.create_search(dataclasses.replace(SPEC, name="digits"))
+        record = TrialRecord(1, {"lr": 0.1}, TrialState.RUNNING)
+        search.save_trial(record)
+        search.save_slice(SliceRecord(1, 0, 0, "node-1", 1.0))
+        search.add_output([TrialOutput("slot", 1, 0, 0, b"one\n"), TrialOutput("slot", 0, 0, 0, b"another's\n")])
+        wait_until(lambda: follower.text.endswith("one\n"), "the first run")
+        search.save_trial(dataclasses.replace(record, state=TrialState.SUSPENDED))
+        search.save_slice(SliceRecord(1, 1, 0, "node-2", 2.0, from_step=7))
+        search.add_output([TrialOutput("slot", 1, 1, 0, b"two\n")])
+        search.save_trial(dataclasses.replace(record, state=TrialState.FINISHED))
+        whole = "--- run 0 on node-1, from step 0 ---\none\n--- run 1 on node-2, from step 7 ---\ntwo\n"
+        lines = follower.end()
+        assert follower.text == whole
+        assert lines[-1] == {"ended": "finished"}
+        assert {line["task"] for line in lines[:-1]} == {"trial:1"}
+        assert client.get(path, params={"trial": 1}).text == whole
+        again = client.get(path, params={"trial": 1, "after": lines[0]["number"]}).text
+        assert whole == lines[0]["text"] + again
+        missing = client.get(path, params={"trial": 4})
+        assert (missing.status_code, missing.json()["detail"]) == (
+            404,
+            "The search 'digits' has no trial 4; its trials are 0 to 3.",
+        )
+        assert client.get(path, params={"trial": -1}).status_code == 422
+        job_id = stage.submit()
+        assert "training job" in client.get(f"/api/v1/jobs/{job_id}/logs", params={"trial": 0}).json()["detail"]
+    with stage.client("bob") as stranger:
+        assert stranger.get(path, params={"trial": 1}).status_code == 403
 
 
 def test_only_so_many_may_follow_and_places_are_given_up(stage: ApiStage) -> None:

@@ -58,7 +58,7 @@ def test_a_job_that_runs(stage: SchedulerStage) -> None:
 def test_a_job_that_has_ended_or_is_not_known_yet(stage: SchedulerStage) -> None:
     explanation = explained(stage, "job", JobState.FAILED, failure="worker:0 has failed.")
     assert explanation.verdict is Verdict.ENDED
-    assert "failed: worker:0 has failed" in explanation.sentence
+    assert explanation.sentence == "The job failed: worker:0 has failed."
     assert explained(stage, "new").verdict is Verdict.TURN
 
 
@@ -95,12 +95,30 @@ def test_what_is_missing_is_told_of_the_task_that_lacks_most() -> None:
     running = explained(stage, "runs", JobState.RUNNING)
     assert running.verdict is Verdict.RUNNING
     assert running.agents[0].missing == {}
+    # Its own tasks are among the holders.
+    assert running.agents[0].held_by_jobs == {"runs": {"cpus": 1.0, "mem": 1024.0}}
+    stage.close()
+
+
+def test_what_is_missing_is_told_where_each_task_has_room_but_not_all_together(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Pair(PlayedJob):
+        def needs(self, nodes: Nodes) -> tuple[TaskNeed, ...]:
+            return (TaskNeed("worker", 1, 1.0, 2048.0), TaskNeed("ps", 1, 0.5, 1536.0))
+
+    stage = SchedulerStage({"agent-0": 3.0})
+    stage.submit("job", 4, kind=Pair)
+    explanation = explained(stage, "job")
+    assert explanation.agents[0].missing == {"mem": 512.0}
+    print_explanation(Console(width=200), explanation, 0.0)
+    assert "512.0 MiB mem" in capsys.readouterr().out
     stage.close()
 
 
 def test_an_ended_job_is_told_of_no_offers(capsys: pytest.CaptureFixture[str], stage: SchedulerStage) -> None:
     print_explanation(Console(), explained(stage, "job", JobState.KILLED, failure="killed by eve"), 0.0)
-    assert capsys.readouterr().out == "job: The job has ended, killed: killed by eve.\n"
+    assert capsys.readouterr().out == "job: The job was killed by eve.\n"
 
 
 def test_jobs_that_are_served_before_it() -> None:

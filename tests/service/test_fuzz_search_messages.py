@@ -36,6 +36,14 @@ LOSSES = {
     "first": SMALL,
     "oldest": SMALL,
 }
+OUTPUT = {
+    "task_id": st.just(TASK),
+    "trial": SMALL,
+    "run": SMALL,
+    "offset": NUMBERS,
+    "data": st.sampled_from(["", "AAAA", "/w==", "no base64"]),
+    "skipped": SMALL,
+}
 END = record(
     trial=SMALL,
     run=SMALL,
@@ -52,6 +60,7 @@ END = record(
     usage=USAGE,
     log=ODD_TEXT,
     reports=SMALL,
+    output=SMALL,
 )
 STATUS = {
     "task_id": st.just(TASK),
@@ -68,11 +77,14 @@ STATUS = {
     "usage": USAGE,
     "zygote_ready": st.booleans(),
     "losses": st.lists(st.fixed_dictionaries(LOSSES), max_size=1),
+    "output": st.lists(st.fixed_dictionaries(OUTPUT), max_size=1),
 }
 MESSAGES = st.one_of(
     JSON,
     record(kind=st.just("losses"), **LOSSES),
     st.fixed_dictionaries({"kind": st.just("losses"), **LOSSES}),
+    record(kind=st.just("trial_output"), **OUTPUT),
+    st.fixed_dictionaries({"kind": st.just("trial_output"), **OUTPUT}),
     record(kind=st.just("slot_status"), **STATUS),
     st.fixed_dictionaries({"kind": st.just("slot_status"), **STATUS}),
 )

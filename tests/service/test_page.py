@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Route, expect
 
 from framework.project.bundle import pack
 from framework.service.requests import TrainingRequest, read_request, search_request
@@ -41,6 +41,7 @@ def watched(service: ServiceProcess, chromium: Browser) -> Iterator[WatchedPage]
     with WatchedPage(chromium, service.url, viewport={"width": 1280, "height": 900}) as page:
         yield page
         assert page.troubles == []
+        assert page.barriers() == []
 
 
 @pytest.fixture
@@ -72,7 +73,7 @@ def test_a_job_is_submitted_watched_and_killed(
     page.goto(service.url)
     page.get_by_label("Token").fill(service.token)
     page.get_by_role("button", name="Sign in").click()
-    page.get_by_role("link", name="Submit").click()
+    page.get_by_role("link", name="Submit", exact=True).click()
     page.get_by_label("Request").set_input_files(asked)
     page.get_by_label("Bundle").set_input_files(bundle)
     page.get_by_role("button", name="Submit").click()
@@ -86,6 +87,10 @@ def test_a_job_is_submitted_watched_and_killed(
         "before => Number(document.querySelector('figure.curves').dataset.points) > before + 5", arg=before
     )
     assert "loss by step: " in (curve.get_by_role("img").get_attribute("aria-label") or "")
+    speed = page.locator("figure.curves").nth(1)
+    assert "smoothed; the plan predicts" in (speed.get_by_role("img").get_attribute("aria-label") or "")
+    speed.get_by_text("As a table").click()
+    expect(speed.get_by_role("columnheader")).to_have_text(["Step", "measured", "smoothed", "predicted by the plan"])
     assert curve.locator("canvas").count() == 1
     agent = page.get_by_role("region", name="agent agent-0")
     assert "worker:0" in agent.inner_text()
@@ -104,18 +109,20 @@ def test_a_job_is_submitted_watched_and_killed(
     page.get_by_role("button", name="Submit again").wait_for()
 
     page.get_by_role("link", name="All jobs").click()
-    page.get_by_label("State").select_option("killed")
+    page.get_by_role("list", name="jobs by state").get_by_role("button", name="1 killed").click()
+    expect(page.get_by_role("combobox", name="State")).to_have_value("killed")
     expect(page.locator("table.jobs tbody tr")).to_have_count(1)
     page.get_by_label("Text").fill("no such job")
-    page.get_by_text("No job is like that.").wait_for()
+    page.get_by_text("No job matches these filters.").wait_for()
 
 
 def test_says_why_a_job_waits(watched: WatchedPage, service: ServiceProcess, script: Path) -> None:
     with service.client() as client:
-        job = client.submit(read_request(request(constraints=["rack:IS:<b>none</b>"])), pack(script))
+        job = client.submit_request(read_request(request(constraints=["rack:IS:<b>none</b>"])), pack(script))
         page = watched.enter(service.token)
         assert page.url == f"{service.url}/"
         page.get_by_role("link", name=job.id).click()
+        expect(page.locator("dl.facts")).to_contain_text("number 1, waiting for")
         why = page.get_by_role("region", name="Why it waits")
         page.wait_for_function(
             "text => document.querySelector('.why-waiting')?.innerText.includes(text)", arg="<b>none</b>"
@@ -130,12 +137,12 @@ def test_says_why_a_job_waits(watched: WatchedPage, service: ServiceProcess, scr
 def test_goes_on_with_a_search_that_was_killed(watched: WatchedPage, service: ServiceProcess, tmp_path: Path) -> None:
     asked = search_request(search_spec(tmp_path, name="resumed"), COUNTING.name, ())
     with service.client() as client:
-        client.submit(asked.model_copy(update={"constraints": ["rack:IS:none"]}), pack(COUNTING))
+        client.submit_request(asked.model_copy(update={"constraints": ["rack:IS:none"]}), pack(COUNTING))
         client.kill("resumed")
         client.wait_for_end("resumed", print)
         page = watched.enter(service.token)
         page.get_by_role("link", name="resumed").click()
-        page.get_by_role("button", name="Go on").click()
+        page.get_by_role("button", name="Resume").click()
         page.locator(".title .state-queued").wait_for()
         page.get_by_role("button", name="Kill", exact=True).wait_for()
         client.kill("resumed")
@@ -146,9 +153,10 @@ def test_shows_a_search_with_its_trials_and_slots(
 ) -> None:
     spec = search_spec(tmp_path, name="shown", arguments=("--steps", "20"), slot_mem_mib=256.0, max_slots=2)
     writing = tmp_path / "writing.py"
-    writing.write_text(f"{COUNTING.read_text()}Path('<b>model').write_text(str(arguments.lr))\n")
+    more = "Path('<b>model').write_text(str(arguments.lr))\nprint('lr', arguments.lr, '<b>printed')\n"
+    writing.write_text(f"{COUNTING.read_text()}{more}")
     with service.client() as client:
-        job = client.submit(search_request(spec, writing.name, ()), pack(writing))
+        job = client.submit_request(search_request(spec, writing.name, ()), pack(writing))
         page = watched.enter(service.token)
         page.get_by_role("link", name=job.id).click()
         expect(page.locator(".trials .state-finished")).to_have_count(3)
@@ -158,6 +166,22 @@ def test_shows_a_search_with_its_trials_and_slots(
         # The slices are asked for beside the trials, and may be those of a moment before.
         page.locator(".slice", has_text="2").first.wait_for()
         assert {slot.inner_text() for slot in page.locator(".slice").all()} == {"0", "1", "2"}
+        expect(page.locator(".best-so-far p")).to_contain_text("trial 2 at step 20: lr=0.3")
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        page.get_by_role("button", name="Copy: Train with its parameters").click()
+        page.get_by_text("copied").wait_for()
+        copied = page.evaluate("navigator.clipboard.readText()")
+        assert copied == "python writing.py --steps 20 --lr 0.3"
+        parameters = page.get_by_role("region", name="Parameters")
+        said = parameters.get_by_role("img").get_attribute("aria-label") or ""
+        assert said.startswith("parallel coordinates of 3 trials; the best, trial 2: lr 0.3, loss ")
+        expect(parameters.locator("path")).to_have_count(3)
+        expect(parameters).to_contain_text("shown once 5 trials have finished; 3 have")
+        page.get_by_role("list", name="trials of the curves").get_by_role("button", name="1").click()
+        page.get_by_text("trial 1: lr=0.2").wait_for()
+        page.get_by_role("button", name="Output of trial 2").click()
+        page.get_by_role("log", name="output of trial 2").get_by_text("lr 0.3 <b>printed").wait_for()
+        page.get_by_text("earlier events of the kind “trial”").wait_for()
         assert "loss of 3 trials" in (page.locator(".curves").get_by_role("img").get_attribute("aria-label") or "")
         page.locator(".title .state-finished").wait_for()
         files = page.get_by_role("region", name="Files written")
@@ -186,6 +210,7 @@ def test_fits_a_small_screen_and_is_used_by_keyboard(service: ServiceProcess, ch
             page.get_by_role("navigation").get_by_role("link", name=view).press("Enter")
             page.get_by_role("heading", level=1).wait_for()
             assert page.evaluate("document.documentElement.scrollWidth") <= 400
+            assert watched.barriers() == []
         assert watched.troubles == []
 
 
@@ -214,7 +239,37 @@ def test_says_that_the_service_is_away_and_goes_on_when_it_is_back(service: Serv
         page = watched.enter(service.token)
         service.end()
         page.get_by_text("has not answered since").wait_for()
+        page.get_by_text("Jobs that run go on without it").wait_for()
+        assert page.locator(".dot.good").count() == 0
+        page.get_by_text("no answer from the service").wait_for()
         assert page.get_by_role("heading", name="Jobs").is_visible()
         service.start()
         page.get_by_text("has not answered since").wait_for(state="detached")
+        page.locator(".dot.good").wait_for()
         assert all("ERR_CONNECTION" in trouble or "Failed to load" in trouble for trouble in watched.troubles)
+
+
+def test_says_that_jobs_end_with_a_service_of_a_private_mesos(service: ServiceProcess, chromium: Browser) -> None:
+    with WatchedPage(chromium, service.url) as watched:
+
+        def answer(route: Route) -> None:
+            response = route.fetch()
+            route.fulfill(response=response, json={**response.json(), "private": True})
+
+        watched.page.route("**/api/v1/cluster", answer)
+        page = watched.enter(service.token)
+        page.locator(".dot.good").wait_for()
+        page.context.set_offline(True)
+        page.get_by_text("and so have all running jobs").wait_for()
+
+
+def test_shows_the_rest_api(watched: WatchedPage, service: ServiceProcess) -> None:
+    """With no file of another host, under the page's content security policy, and with the token of this tab."""
+    page = watched.enter(service.token)
+    page.goto(f"{service.url}/docs")
+    route = page.locator("#operations-jobs-list_jobs")
+    route.get_by_role("button").first.click()
+    route.get_by_role("button", name="Try it out").click()
+    route.get_by_role("button", name="Execute").click()
+    expect(route.locator(".live-responses-table")).to_contain_text('"counts"')
+    watched.enter(service.token)

@@ -161,10 +161,11 @@ def test_trials_run_on_while_no_service_is_there_and_nothing_they_report_is_lost
 
 
 def check_losses(stage: Stage, name: str) -> None:
-    """Each trial's losses are those of an undisturbed one, and the database has all of them."""
+    """Each trial's losses are those of an undisturbed one, and the database has all of them, and what was printed."""
     with contextlib.closing(Store(stage.url)) as store:
         store.open_search(name)
         trials, losses, slices = store.load_trials(), store.load_losses(), store.load_slices()
+        printed = {trial.number: "".join(chunk.text for chunk in store.load_output(trial.number)) for trial in trials}
     done = stage.steps(name)
     for trial in trials:
         lr = trial.parameters["lr"]
@@ -172,6 +173,8 @@ def check_losses(stage: Stage, name: str) -> None:
         steps = done[lr]
         assert steps == undisturbed(lr, len(steps))
         assert trial.state is TrialState.FINISHED
+        lines = [line for line in printed[trial.number].splitlines() if not line.startswith("--- run ")]
+        assert lines == [f"loss {float.fromhex(loss):.9f}" for loss in steps.values()]
         told = losses[trial.number]
         assert sum(report["count"] for report in told) == len(steps)
         assert told[-1]["step"] == len(steps)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from benchmarks.search.policy_plots import Recorder, losses_over_time
 from framework.policies.trials.interface import PolicySettings
 from framework.policies.trials.registry import make_policy
 from framework.simulation.bins import Bin
+from framework.simulation.comparison import PolicyResult
 from framework.simulation.curves import Curve
-from framework.simulation.world import World, WorldSettings
+from framework.simulation.plots import COLOURS, plot_comparison
+from framework.simulation.world import Outcome, World, WorldSettings
+from solver.drawing import figure_files
 
 OVERHEAD_S = 2.0
 
@@ -51,3 +58,18 @@ def test_what_is_drawn_is_what_happened(policy: str) -> None:
                 assert loss == pytest.approx(1 - trained_s / (2 * target_s), abs=5.0 / (2 * target_s))
     assert sorted(ends_s) == pytest.approx(outcome.reached_s)
     assert policy != "rr" or outcome.preemptions > 10
+
+
+def test_names_and_figures_of_bars_do_not_cover_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(figure_files, "save_figure", lambda figure, path: drawn.append(figure))
+    outcome = Outcome((10.0, 20.0, 30.0, 40.0), preemptions=0, decisions=1)
+    results = [PolicyResult(name, (outcome,)) for name in COLOURS if name != "assignment"]
+    plot_comparison([("all alike", results)], tmp_path / "policies.png")
+    means, tops, _ = drawn[0].axes
+    FigureCanvasAgg(drawn[0]).draw()
+    renderer = FigureCanvasAgg(drawn[0]).get_renderer()
+    for axes in (means, tops):
+        assert {label.get_rotation() for label in axes.get_xticklabels()} == {30.0}
+        figures = [text.get_window_extent(renderer) for text in axes.texts]
+        assert not any(one.overlaps(other) for one, other in itertools.combinations(figures, 2))

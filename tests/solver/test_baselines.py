@@ -256,6 +256,7 @@ def test_the_gap_of_a_baseline_is_its_distance_from_the_best_plan() -> None:
     basic, first = plan_with("sar_basic", request), plan_with("first_fit", request)
     for plan in (basic, first):
         assert not plan.optimal
+        assert plan.gap > 0
         assert plan.gap == pytest.approx(1 - plan.samples_per_s / best)
     # First fit piles the parameter servers up on one machine.
     assert first.samples_per_s < basic.samples_per_s < best

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
 from matplotlib import image
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from dike.exceptions import BadInputError
 from solver import PlanRequest, make_plan
+from solver.drawing import picture
 from solver.drawing.picture import COLOURS, draw_plan
 from solver.grouping import group_nodes
 from tests.solver.solver_cases import digits, k80, machines, profile
@@ -30,6 +35,21 @@ def test_an_svg_names_machines_tasks_and_traffic(tmp_path: Path) -> None:
         assert task.node in texts
         assert task.name in texts
     assert "MiB" in texts
+
+
+def test_the_labels_of_lines_cover_neither_boxes_nor_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(picture, "save_figure", lambda figure, path: drawn.append(figure))
+    draw_plan(make_plan(PlanRequest(profile(), k80())), tmp_path / "plan.svg")
+    (axes,) = drawn[0].axes
+    renderer = FigureCanvasAgg(drawn[0]).get_renderer()
+    labels = [text.get_window_extent(renderer) for text in axes.texts if text.get_text().endswith("iB")]
+    frames = [patch.get_window_extent(renderer) for patch in axes.patches if isinstance(patch, Rectangle)]
+    assert len(labels) > 3
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(labels, 2))
+    assert not any(label.overlaps(frame) for label in labels for frame in frames)
 
 
 def test_a_png_has_the_colours_of_the_roles(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from dike.exceptions import BadInputError, InfeasibleError
 from dike.profile import Api
-from solver import Cluster, NodeClass, PlanRequest, make_plan
+from solver import Cluster, NodeClass, Objective, PlanRequest, make_plan
 from solver.cluster import PairCost
 from solver.cluster_file import read_cluster
 from solver.units import GIB
@@ -121,6 +121,18 @@ def test_an_unknown_gpu_is_said() -> None:
     assert any("'Zebra 9000' is not known" in sentence for sentence in plan.why)
     known = make_plan(PlanRequest(profile(), k80(gpu_model="Tesla K80")))
     assert not any("not known" in sentence for sentence in known.why)
+
+
+@pytest.mark.parametrize("objective", ["throughput", "traffic"])
+@pytest.mark.parametrize("limit_s", [0.0, 0.01, 0.05, None])
+def test_a_plan_is_proven_where_its_gap_is_nothing_and_nowhere_else(
+    objective: Objective, limit_s: float | None
+) -> None:
+    plans = []
+    request = PlanRequest(profile(), k80(5), objective=objective, time_limit_s=limit_s)
+    plans.append(make_plan(request, lambda progress: plans.append(progress.plan)))
+    assert len(plans) > 1
+    assert all(plan.optimal == (plan.gap == 0) for plan in plans)
 
 
 def test_a_job_stays_in_its_rack_where_crossing_is_slow() -> None:

@@ -117,6 +117,17 @@ def test_a_sweep_is_printed_and_drawn(model: Path, run: Run, tmp_path: Path) -> 
     assert "predicted samples/s" in picture.read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("question", [("--sweep", "network_gbps=1,10"), ("--what-if", "add 1 x gpu")])
+def test_variants_say_once_which_gpus_speed_is_a_guess(
+    model: Path, run: Run, tmp_path: Path, question: tuple[str, str]
+) -> None:
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text(FIVE.read_text(encoding="utf-8").replace("K80", "Z9"), encoding="utf-8")
+    done = run(model, "--cluster", cluster, *question)
+    assert done.code == 0, done.stderr
+    assert done.stdout.count("The speed of GPU model 'Z9' is not known") == 1
+
+
 def test_what_if_stands_beside_what_is(model: Path, run: Run) -> None:
     done = run(model, "--cluster", FIVE, "--what-if", "add 2 x gpu", "--what-if", "network_gbps=1", "--format", "json")
     as_it_is, more, slower = json.loads(done.stdout)

@@ -223,8 +223,9 @@ ValueError: my own mistake
 @pytest.mark.parametrize(
     ("tail", "words"),
     [
-        (TRACEBACK, "ValueError: my own mistake"),
-        (f"{TRACEBACK}step 3, loss 0.5\n", "ValueError: my own mistake"),
+        (TRACEBACK.replace("ValueError", "OSError"), "OSError: my own mistake (train.py, line 7)"),
+        # It was caught, and something said afterwards.
+        (f"{TRACEBACK}step 3, loss 0.5\n", "ValueError: my own mistake (train.py, line 7)"),
         ("reading\nno such data set\n\n", "no such data set"),
         (f"{'x' * 1000}\n", f"{'x' * LAST_WORDS}..."),
     ],
@@ -232,6 +233,7 @@ ValueError: my own mistake
 def test_a_script_that_fails_the_same_way_twice_before_a_step_is_given_up(tail: str, words: str) -> None:
     stage = Stage(spec(max_restarts=10))
     for _ in range(2):
+        assert not stage.job.done
         tasks = stage.start()
         outcome = dataclasses.replace(ended(1), tail=tail)
         stage.update(tasks["worker:0"], "TASK_FAILED", outcome, message="exited with status 1")
@@ -242,6 +244,14 @@ def test_a_script_that_fails_the_same_way_twice_before_a_step_is_given_up(tail: 
         "a newer checkpoint; its output is in /sandbox on agent-0"
     )
     assert stage.job.result.last_words == words
+
+
+def test_the_same_error_of_another_worker_is_the_same() -> None:
+    stage = Stage(spec(max_restarts=10))
+    for name, words in (("worker:0", "OSError: no file x7f31"), ("worker:1", "OSError: no file x9a02")):
+        stage.update(stage.start()[name], "TASK_FAILED", raised(words), message="exited with status 1")
+        stage.end_killed()
+    assert stage.job.done
 
 
 def raised(words: str) -> Outcome:
@@ -262,7 +272,7 @@ def attempts_until_given_up(words: str, *, steps: int, saves: bool = False, limi
         stage.update(chief, "TASK_FAILED", raised(words), message="exited with status 1")
         stage.end_killed()
         if stage.job.done:
-            assert stage.job.result.last_words == words
+            assert stage.job.result.last_words == f"{' '.join(words.split())} (train.py, line 7)"
             return attempt
     return limit + 1
 
@@ -273,11 +283,18 @@ def attempts_until_given_up(words: str, *, steps: int, saves: bool = False, limi
         # A mistake before the first step: the next attempt would make it, too.
         ("KeyError: 'MY_TOKEN'", 0, 1),
         ("TypeError: unsupported operand", 0, 1),
+        ("ValueError: shapes do not match", 0, 1),
+        ("RuntimeError: the optimizer has no variables", 0, 1),
+        ("__main__.NoData: none", 0, 1),
+        ("ValueError: Exception encountered when calling Dense.call().\n\nShapes do not match", 0, 1),
         # Another agent may have the file, or the module.
         ("FileNotFoundError: [Errno 2] No such file or directory: 'data.csv'", 0, 2),
         ("ModuleNotFoundError: No module named 'mine'", 0, 2),
         # Something else may have been wrong for a moment; not twice.
-        ("RuntimeError: disk is full, really", 0, 2),
+        ("OSError: disk is full, really", 0, 2),
+        ("RuntimeError: CUDA error: out of memory", 0, 2),
+        ("urllib.error.URLError: <urlopen error timed out>", 0, 2),
+        ("tensorflow.python.framework.errors_impl.UnavailableError: worker:1 is away", 0, 2),
         ("RuntimeError: disk is full, really", 3, 2),
         ("KeyError: 'MY_TOKEN'", 3, 2),
         # What other processes have to do with may pass, as long as it has trained.

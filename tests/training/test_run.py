@@ -281,6 +281,12 @@ def test_ctrl_c_ends_everything(tmp_path: Path, v1_script: Path, mesos: Embedded
     assert "left alone: 1 (something runs there)" in run_dike("clean", "--older-than", "0s", cwd=tmp_path).stdout
     run.process.send_signal(signal.SIGINT)
     run.result(exit_code=130)
+    assert re.search(
+        "dike: Interrupted; all tasks were told to end. "
+        "(No checkpoint was saved yet, so the same command starts again from the beginning; --checkpoint-interval 10 "
+        r"|The checkpoint of step \d+ is in (\S+); the same command with --checkpoint-dir \2 goes on from there\.)",
+        run.log,
+    ), run.log
     # It does not wait for ever: an import of TensorFlow may outlast its patience, but not Mesos'.
     wait_until(lambda: task_processes(mesos) == {}, "the end of all tasks' processes")
     wait_until(lambda: not any(one["active"] for one in mesos.state()["frameworks"]), "the framework's end")
@@ -292,7 +298,7 @@ def test_a_failing_script_names_task_agent_and_log(tmp_path: Path, v1_script: Pa
     run = dike_run(tmp_path, "--master", mesos.master, "--max-workers", "1", v1_script, "100")
     result = run.result(exit_code=1)
     assert re.search(r"worker:0 failed on agent-\d: exited with status 1", result["failure"])
-    assert "ValueError: broken on purpose" in run.log
+    assert re.search(r"The job failed: ValueError: broken on purpose \(\S+\.py, line \d+\); worker:0 failed", run.log)
     assert "Traceback (most recent call last)" in run.log
 
 

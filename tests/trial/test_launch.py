@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 import dike
+from dike.tracebacks import error_lines
+from dike.trial.spec import TrialSpec
 from tests.trial.slot import Slot, trial
 
 pytestmark = pytest.mark.integration
@@ -122,3 +125,33 @@ def test_without_a_trial_nothing_is_run(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert "start searches with 'dike tune SCRIPT'" in done.stderr
     assert "RuntimeWarning" not in done.stderr
+
+
+def test_a_traceback_shows_the_users_lines_only(plain_slot: Slot, tmp_path: Path) -> None:
+    source = """
+import dike
+
+def save(folder):
+    dike.no_such_name
+
+dike.checkpoint(save, print)
+dike.report(1, loss=1.0)
+"""
+    run = plain_slot.run(plain_slot.write("fails.py", source), trial(tmp_path, checkpoint_interval_s=0.0))
+    assert run.code == 1
+    frames = re.findall(r'File "(.+)", line (\d+), in (\S+)', run.output)
+    script = str(plain_slot.folder / "fails.py")
+    assert frames == [(script, "8", "<module>"), (script, "5", "save")]
+    assert "AttributeError: module 'dike' has no attribute 'no_such_name'" in run.output
+
+
+def test_a_traceback_of_a_mistake_of_ours_ends_where_that_is() -> None:
+    with pytest.raises(TypeError) as raised:
+        call_with_frames_of_ours()
+    lines = "".join(error_lines(raised.value))
+    assert re.search(r'spec.py", line \d+, in loads\n', lines)
+    assert lines.index("call_with_frames_of_ours") < lines.index("spec.py")
+
+
+def call_with_frames_of_ours() -> None:
+    TrialSpec.loads("[]")

@@ -62,6 +62,17 @@ def losses(diary: Path) -> dict[int, str]:
     return {step: each.pop() for step, each in found.items()}
 
 
+def test_each_value_is_told_where_trials_may_be_stopped(plain_slot: Slot, tmp_path: Path) -> None:
+    source = "import dike\nfor step in range(1, 2001): dike.report(step, loss=step if step < 2000 else float('nan'))\n"
+    script = plain_slot.write("fast.py", source)
+    run = plain_slot.run(script, trial(tmp_path, every_value=True))
+    told = [pair for report in run.of("progress") for pair in report["values"]]
+    assert told[0] == [1, 1.0]
+    assert told[-1] == [2000, "nan"]
+    assert len(told) >= 500
+    assert "values" not in plain_slot.run(script, trial(tmp_path)).of("progress")[-1]
+
+
 @pytest.fixture
 def script(plain_slot: Slot) -> Path:
     return plain_slot.write("counting.py", SCRIPT.replace("STEPS", str(STEPS)))

@@ -6,18 +6,23 @@ import ast
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
+import textwrap
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from optuna.samplers import RandomSampler
 
 from dike.exceptions import BadInputError, JobFailedError
 from dike.trial import search_command, search_space
 from dike.trial.search_result import SearchResult
-from dike.trial.tuning import arguments_for, grid_search, tune
+from dike.trial.train_function import arguments_for
+from dike.trial.tuning import grid_search, tune
 from framework.cli.tune import tune as command
 from framework.search.records import Parameter
 from framework.search.space import read_space
@@ -120,14 +125,37 @@ def test_every_option_is_one_of_the_command() -> None:
 def test_options_that_are_given_several_times(monkeypatch: pytest.MonkeyPatch) -> None:
     echo = "import json, sys; print(json.dumps({'arguments': sys.argv[1:]}))"
     monkeypatch.setattr(search_command, "COMMAND", (sys.executable, "-c", echo))
-    monkeypatch.setattr(search_command, "own_script", lambda: ("package/train.py", "package.train"))
+    monkeypatch.setattr(search_command, "own_program", lambda: ("package/train.py", "package.train"))
     options = {"env": {"A": "1", "B": 2}, "volume": ["/data:ro", "/ref"], "constraint": "rack:IN:r1,r2", "name": None}
     search_command.check_options(options)
-    arguments = search_command.search("", options, ())["arguments"]
+    arguments = search_command.search(print, "", options, ())["arguments"]
     asked = ["--env", "A=1", "--env", "B=2", "--volume", "/data:ro", "--volume", "/ref"]
     assert arguments[:12] == ["--format", "json", *asked, "--constraint", "rack:IN:r1,r2"]
     at = arguments.index("--")
     assert arguments[at - 2 : at] == ["-m", "package.train"]
+
+
+def test_samplers_and_spaces_that_are_objects_travel_as_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    echo = "import json, sys; print(json.dumps({'arguments': sys.argv[1:]}))"
+    monkeypatch.setattr(search_command, "COMMAND", (sys.executable, "-c", echo))
+    monkeypatch.setattr(search_command, "own_program", lambda: ("train.py", ""))
+    own = {"sampler": RandomSampler(seed=1), "metric": "loss", "mode": "min"}
+    arguments = search_command.search(print, lambda trial: {}, own, ())["arguments"]
+    assert arguments[arguments.index("--sampler") + 1] == "RandomSampler"
+    assert {"--sampler-object", "--space-function"} < set(arguments)
+    assert "--space" not in arguments
+    # A search that goes on knows all that.
+    assert search_command.search(print, "", {**own, "resume": "s"}, ())["arguments"] == [
+        "--format",
+        "json",
+        "--resume",
+        "s",
+    ]
+    with pytest.raises(BadInputError, match="The sampler cannot be sent to other processes"):
+        search_command.search(print, "", {"sampler": threading.Lock()}, ())
+    data = bytes(2**21)
+    with pytest.raises(BadInputError, match=r"function given as the space, .* takes 2.0 MiB; at most 1 MiB can be"):
+        search_command.search(print, lambda trial: {"size": len(data)}, {}, ())
 
 
 def test_a_process_knows_which_script_or_module_it_runs(tmp_path: Path) -> None:
@@ -149,12 +177,6 @@ def test_a_process_knows_which_script_or_module_it_runs(tmp_path: Path) -> None:
     # A module from elsewhere cannot travel with the working folder.
     assert told("-m", "package.train", cwd=package) is None
     assert told("-c", "import dike.main_script; print(dike.main_script.own_program())") is None
-
-
-def test_there_has_to_be_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "__main__", type(sys)("__main__"))
-    with pytest.raises(BadInputError, match="put the call into a file"):
-        tune(lambda lr: lr, {"lr": [1]})
 
 
 def test_a_job_does_not_search(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,6 +330,26 @@ print(found.complete, best, found.best_value, len(finer.trials))
 print(all(best / 2 <= trial.parameters["lr"] <= best for trial in finer.trials))
 print(finer.best_value == max(trial.value for trial in finer.trials))
 """
+
+
+@pytest.mark.mesos
+def test_the_space_of_the_documentation_is_a_function(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "tuning-api.md").read_text()
+    (example,) = re.findall(r"\n\n((?:    .*\n|\n)*    def space\(trial\):\n(?:    .*\n|\n)*)", text)
+    (tmp_path / "search.py").write_text(textwrap.dedent(example))
+    done = subprocess.run(
+        [sys.executable, "search.py"],
+        cwd=tmp_path,
+        env={**dike_environment(), "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 6
+    assert all(("'sgd'" in line) == ("'momentum'" in line) for line in lines)
+    assert {line.split()[1] for line in lines} <= {"finished", "stopped"}
 
 
 @pytest.mark.mesos

@@ -165,7 +165,7 @@ class DikePolicy:
             ever, lately = (first - loss) / mean_distance, fall / mean_distance / 0.5
             speed = math.sqrt(ever) * math.sqrt(lately) * self._quantum_s / had_s
         least = (1 + above) * self._quantum_s / (PATIENCE * had_s)
-        reason = "best chance to beat the best" if math.sqrt(speed) > least else "may start late"
+        reason = "best chance to beat the best" if math.sqrt(speed) > least else "retried: no progress yet"
         return max(math.sqrt(speed), least) / (1 + above + way_beyond(above)), reason
 
 

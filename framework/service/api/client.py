@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import io
+import os
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
+from dike.exceptions import BadInputError, DikeError
 from framework.scheduler.records import JobState, OutputChunk, TaskRecord
 from framework.service.api.client_http import ServiceHttp, ServiceUnavailableError
 from framework.service.api.cluster_schemas import ClusterView
 from framework.service.api.schemas import (
     EventList,
     EventView,
+    ImportanceView,
     JobDetails,
     JobList,
     JobView,
     Me,
+    OutputFileView,
     OutputList,
     PlanView,
     Submitted,
@@ -73,7 +77,7 @@ class ServiceClient:
         """Who the token belongs to."""
         return self._http.get("/me", Me)
 
-    def submit(self, request: TrainingRequest | SearchJobRequest, bundle: bytes) -> Submitted:
+    def submit_request(self, request: TrainingRequest | SearchJobRequest, bundle: bytes) -> Submitted:
         """Hands a job in, with its bundle; it is durable when this returns."""
         return self._http.post(
             "/jobs",
@@ -99,12 +103,31 @@ class ServiceClient:
             user: only this user's; None for everybody's.
             states: only those in one of these; none for all.
         """
-        wanted: dict[str, Any] = {"limit": PAGE, "state": [str(state) for state in states]}
+        for page in self.job_pages(user=user, states=states):
+            yield from page.jobs
+
+    def job_pages(
+        self,
+        *,
+        user: str | None = None,
+        states: Collection[JobState] = (),
+        order: Literal["newest", "queue"] = "newest",
+        limit: int = PAGE,
+    ) -> Iterator[JobList]:
+        """Jobs, page by page; the first comes even if it is empty.
+
+        Args:
+            user: only this user's; None for everybody's.
+            states: only those in one of these; none for all.
+            order: the newest first, or those that run, then the queue, then those that have ended.
+            limit: how many jobs a page has at most.
+        """
+        wanted: dict[str, Any] = {"limit": limit, "state": [str(state) for state in states], "order": order}
         if user is not None:
             wanted["user"] = user
         while True:
             page = self._http.get("/jobs", JobList, wanted)
-            yield from page.jobs
+            yield page
             if page.before is None:
                 return
             wanted["before"] = page.before
@@ -143,6 +166,10 @@ class ServiceClient:
         """A search's trials."""
         return self._http.get(f"{_path(job_id)}/trials", TrialList)
 
+    def importance(self, job_id: str) -> ImportanceView:
+        """How much each parameter of a search matters."""
+        return self._http.get(f"{_path(job_id)}/importance", ImportanceView)
+
     def outputs(self, job_id: str) -> OutputList:
         """The files that a job's script has written."""
         return self._http.get(f"{_path(job_id)}/outputs", OutputList)
@@ -150,6 +177,56 @@ class ServiceClient:
     def output_content(self, job_id: str, path: str) -> Iterator[bytes]:
         """One of these files, piece by piece."""
         return self._http.blocks(f"{_path(job_id)}/outputs/content", {"path": path})
+
+    def download(
+        self, job_id: str, folder: str | os.PathLike[str], files: Iterable[OutputFileView] | None = None
+    ) -> list[Path]:
+        """Copies files that a job's script has written into a folder here, below their paths.
+
+        Args:
+            job_id: whose.
+            folder: made if need be.
+            files: some of `outputs`; None for all of them.
+
+        Returns:
+            The copies. Of a file that the script has removed meanwhile there is none.
+
+        Raises:
+            BadInputError: if there are none to be had, or they cannot be written there.
+        """
+        if files is None:
+            found = self.outputs(job_id)
+            if found.unreachable and not found.files:
+                raise BadInputError(found.unreachable)
+            files = found.files
+        copies = []
+        try:
+            for file in files:
+                path = PurePosixPath(file.path)
+                if path.is_absolute() or ".." in path.parts:
+                    raise BadInputError(f"The service names an output '{path}', which is no path in a folder.")
+                target = Path(folder, path)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                if self._copy(job_id, file.path, target):
+                    copies.append(target)
+        except OSError as error:
+            raise BadInputError(f"The outputs cannot be written to {folder}: {error.strerror}.") from error
+        return copies
+
+    def _copy(self, job_id: str, path: str, target: Path) -> bool:
+        """Copies a file; False if there is none of that path any more."""
+        partial = target.with_name(f"{target.name}.part")
+        try:
+            with partial.open("wb") as local:
+                local.writelines(self.output_content(job_id, path))
+            partial.replace(target)
+        except ServiceUnavailableError:
+            raise
+        except BadInputError:
+            return False
+        finally:
+            partial.unlink(missing_ok=True)
+        return True
 
     def model(self, job_id: str, folder: Path, trial: int | None = None, epoch: str | None = None) -> None:
         """Copies the checkpoint that holds a model into a folder.
@@ -187,6 +264,7 @@ class ServiceClient:
         job_id: str,
         *,
         task: str | None = None,
+        trial: int | None = None,
         after: int = 0,
         follow: bool = False,
         note: Callable[[str], None] | None = None,
@@ -196,14 +274,16 @@ class ServiceClient:
         Args:
             job_id: whose.
             task: only this task's, such as `worker:0`.
+            trial: of a search, what the trial of this number has printed; None for what the job itself tells.
             after: only what came after the piece of this number.
-            follow: whether to go on until the job has ended; a service that is away is waited for.
+            follow: whether to go on until the job, or the trial, has ended; a service that is away is waited for.
             note: told when the connection is lost, and when it is back.
         """
         tell = note or (lambda text: None)
         lost_s: float | None = None
         while True:
-            wanted = {"after": after, "follow": follow, **({} if task is None else {"task": task})}
+            asked = {"task": task, "trial": trial, "after": after, "follow": follow}
+            wanted = {name: value for name, value in asked.items() if value is not None}
             try:
                 for line in self._http.lines(f"{_path(job_id)}/logs", wanted):
                     if lost_s is not None:
@@ -224,14 +304,19 @@ class ServiceClient:
                 tell(f"the connection to the service at {self.url} is lost; trying again")
             time.sleep(RECONNECT_PAUSE_S)
 
-    def wait_for_end(self, job_id: str, note: Callable[[str], None]) -> JobDetails:
+    def wait_for_end(self, job_id: str, note: Callable[[str], None], timeout_s: float | None = None) -> JobDetails:
         """A job once it has ended; a service that is away is waited for.
 
         Args:
             job_id: which.
             note: told when the service is away, and when it is back.
+            timeout_s: how long to wait at most; None for as long as it takes.
+
+        Raises:
+            DikeError: if it has not ended by then.
         """
         lost_s: float | None = None
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             try:
                 job = self.job(job_id)
@@ -247,6 +332,8 @@ class ServiceClient:
                     lost_s = None
                 if job.state.has_ended():
                     return job
+            if until_s is not None and time.monotonic() > until_s:
+                raise DikeError(f"The job {job_id} has not ended within {timeout_s:g} s; it goes on.")
             time.sleep(POLL_S)
 
 

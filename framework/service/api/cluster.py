@@ -24,13 +24,13 @@ open_router = APIRouter(tags=["service"])
 
 
 @router.get("/me")
-def me(user: SignedIn) -> Me:
+def get_me(user: SignedIn) -> Me:
     """Who the token belongs to."""
     return Me(user=user.name, admin=user.admin)
 
 
 @router.get("/cluster")
-def cluster(service: Service, user: SignedIn) -> ClusterView:
+def get_cluster(service: Service, user: SignedIn) -> ClusterView:
     """The service and the agents of its cluster."""
     snapshot = service.snapshot()
     live: dict[str, list[TaskRecord]] = {}
@@ -49,17 +49,18 @@ def cluster(service: Service, user: SignedIn) -> ClusterView:
         mesos_version=service.master.version,
         agents=agents,
         machine=this_machine() if is_on_this_machine(service.master) and not service.submissions.has_containers else "",
+        private=service.master.is_private,
     )
 
 
 @open_router.get("/sign-in")
-def sign_in(service: Service, request: Request) -> SignIn:
+def get_sign_in(service: Service, request: Request) -> SignIn:
     """Whether a token is needed, or a proxy has said who asks."""
     return SignIn(proxy=service.proxy is not None and service.proxy.has_sent(request))
 
 
-@open_router.get("/healthz", responses={503: {"model": Health}})
-def healthz(service: Service) -> Response:
+@open_router.get("/healthz", responses={200: {"model": Health}, 503: {"model": Health}})
+def get_health(service: Service) -> Response:
     """Whether the service works; without the master it does, and waits for it."""
     status, age_s = "ok", service.metrics.loop_age_s
     if age_s > LOOP_LIMIT_S:
@@ -79,7 +80,7 @@ def healthz(service: Service) -> Response:
     # Beside the token that the document has by itself: none will do, too.
     openapi_extra={"security": [{}]},
 )
-def metrics(service: Service, user: MaybeSignedIn) -> Response:
+def get_metrics(service: Service, user: MaybeSignedIn) -> Response:
     """What the service counts, in Prometheus' text format; by user only for whoever is signed in."""
     text = service.metrics.text(by_user=user is not None)
     return Response(text, media_type="text/plain; version=1.0.0; charset=utf-8")

@@ -46,6 +46,7 @@ class ClusterView(View):
         agents: by name; None as long as the master has not told.
         machine: where tasks run, and as whom (`session.this_machine`), if that is all one machine, without
             containers; empty otherwise.
+        private: whether this Mesos belongs to the service, and ends with it, and all tasks with that.
     """
 
     version: str
@@ -56,6 +57,7 @@ class ClusterView(View):
     mesos_version: str
     agents: list[AgentView] | None
     machine: str = ""
+    private: bool = False
 
 
 class Health(View):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import math
+import time
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
@@ -12,6 +15,7 @@ from pydantic_core import from_json
 from starlette.datastructures import UploadFile
 
 from framework.scheduler.records import JobKind, JobRecord, JobState
+from framework.scheduler.snapshot import JobFacts
 from framework.service import queries
 from framework.service.api.backend import Backend, Job, OwnJob, Service, SignedIn, find_job, is_of
 from framework.service.api.schemas import (
@@ -26,8 +30,7 @@ from framework.service.api.schemas import (
     Submitted,
     TaskList,
 )
-from framework.service.explain import can_ever_fit
-from framework.service.explain import explain as explain_job
+from framework.service.explain import can_ever_fit, explain
 from framework.service.explanation import Explanation
 from framework.service.requests import (
     MAX_NAME,
@@ -42,11 +45,19 @@ from framework.service.users import User
 REQUEST_LIMIT_BYTES = 4 * 2**20
 MAX_NUMBER = 2**63 - 1
 
+_ORDER = (
+    "newest: the newest first. queue: those that run, the newest first, then those that wait, the one that is served "
+    "first first, then those that have ended, the newest first."
+)
+
 router = APIRouter(tags=["jobs"])
 
 Number = Annotated[int, Query(ge=0, le=MAX_NUMBER)]
-Limit = Annotated[int, Query(ge=1, le=1000, description="At most so many.")]
+Limit = Annotated[int, Query(ge=1, le=1000, description="Answer with at most this many.")]
 
+_ARCHIVE: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/gzip": {"schema": {"type": "string", "format": "binary"}}}}
+}
 _MULTIPART = {
     "requestBody": {
         "required": True,
@@ -56,7 +67,12 @@ _MULTIPART = {
                     "type": "object",
                     "required": ["request", "bundle"],
                     "properties": {
-                        "request": {"type": "string", "description": "JSON: framework.service.requests.JobRequest."},
+                        "request": {
+                            "type": "string",
+                            "description": "JSON: a JobRequest.",
+                            "contentMediaType": "application/json",
+                            "contentSchema": {"$ref": "#/components/schemas/JobRequest"},
+                        },
                         "bundle": {"type": "string", "format": "binary", "description": "The script's folder, tar.gz."},
                     },
                 }
@@ -67,7 +83,7 @@ _MULTIPART = {
 
 
 @router.post("/jobs", status_code=201, openapi_extra=_MULTIPART)
-async def submit(request: Request, service: Service, user: SignedIn) -> Submitted:
+async def submit_job(request: Request, service: Service, user: SignedIn) -> Submitted:
     """Takes a job in; it is durable when the answer comes."""
     # Read here and not by a parameter, which would be read before the token is looked at.
     async with request.form(max_files=2, max_fields=2, max_part_size=REQUEST_LIMIT_BYTES) as form:
@@ -84,25 +100,30 @@ async def submit(request: Request, service: Service, user: SignedIn) -> Submitte
 
 
 @router.get("/jobs")
-def jobs(
+def list_jobs(
     service: Service,
     signed_in: SignedIn,
     user: Annotated[str | None, Query(max_length=200, pattern=r"^[^\x00]*$")] = None,
     state: Annotated[list[JobState] | None, Query(max_length=len(JobState))] = None,
     limit: Limit = 100,
     before: Annotated[str | None, Query(max_length=300, pattern=r"^[^\x00]*$")] = None,
+    order: Annotated[Literal["newest", "queue"], Query(description=_ORDER)] = "newest",
 ) -> JobList:
-    """Jobs, the newest first."""
-    if before is not None:
-        find_job(service, before)
-    records = service.store.jobs(user=user, states=state, limit=limit + 1, before=before, brief=True)
+    """Jobs, the newest first, or those that run, then the queue."""
+    last = None if before is None else find_job(service, before)
+    if order == "newest":
+        records = service.store.jobs(user=user, states=state, limit=limit + 1, before=before, brief=True)
+    else:
+        records = _by_queue(service, user, state or list(JobState), limit + 1, last)
     more = len(records) > limit
     views = [JobView(**values) for values in view_values(service, signed_in, records[:limit])]
-    return JobList(jobs=views, before=views[-1].id if more else None)
+    with service.store.database.reading() as connection:
+        counts = queries.state_counts(connection, user)
+    return JobList(jobs=views, before=views[-1].id if more else None, counts=counts)
 
 
 @router.get("/jobs/{job_id}")
-def job(service: Service, user: SignedIn, record: Job) -> JobDetails:
+def get_job(service: Service, user: SignedIn, record: Job) -> JobDetails:
     """One job."""
     [values] = view_values(service, user, [record])
     hidden = {} if is_of(record, user) else {"request": None, "result": None}
@@ -110,7 +131,7 @@ def job(service: Service, user: SignedIn, record: Job) -> JobDetails:
 
 
 @router.post("/jobs/{job_id}/kill", status_code=202)
-def kill(service: Service, user: SignedIn, record: OwnJob) -> JobView:
+def kill_job(service: Service, user: SignedIn, record: OwnJob) -> JobView:
     """Asks for a job's end; nothing happens to one that has ended."""
     service.submissions.kill(record, user.name)
     [values] = view_values(service, user, [find_job(service, record.id)])
@@ -118,27 +139,27 @@ def kill(service: Service, user: SignedIn, record: OwnJob) -> JobView:
 
 
 @router.post("/jobs/{job_id}/again", status_code=201)
-def again(service: Service, user: SignedIn, record: OwnJob) -> Submitted:
+def resubmit_job(service: Service, user: SignedIn, record: OwnJob) -> Submitted:
     """Submits a job's request and bundle once more, as a new job; one that was given a name gets a new one."""
     return _submit(service, user, _renamed(service, record.request), _bundle(service, record))
 
 
 @router.post("/jobs/{job_id}/resume")
-def resume(service: Service, user: SignedIn, record: OwnJob, asked: Resumption | None = None) -> Submitted:
+def resume_search(service: Service, user: SignedIn, record: OwnJob, asked: Resumption | None = None) -> Submitted:
     """Goes on with a search that was killed or has failed: the same job, with its trials and their checkpoints."""
     service.submissions.resume(record, user.name, None if asked is None else asked.constraints)
     reopened = find_job(service, record.id)
     return _submitted(service, user, reopened, can_ever_fit(stored_request(reopened), service.snapshot()))
 
 
-@router.get("/jobs/{job_id}/bundle", response_class=Response, responses={200: {"content": {"application/gzip": {}}}})
-def bundle(service: Service, record: OwnJob) -> Response:
+@router.get("/jobs/{job_id}/bundle", response_class=Response, responses=_ARCHIVE)
+def get_bundle(service: Service, record: OwnJob) -> Response:
     """The archive that was submitted."""
     return Response(_bundle(service, record), media_type="application/gzip")
 
 
 @router.get("/jobs/{job_id}/events")
-def job_events(service: Service, record: Job, after: Number = 0, limit: Limit = 1000) -> EventList:
+def list_events(service: Service, record: Job, after: Number = 0, limit: Limit = 1000) -> EventList:
     """What happened, oldest first."""
     found = service.store.history.events(record.id, after=after, limit=limit)
     views = [EventView.model_validate(event) for event in found]
@@ -146,11 +167,11 @@ def job_events(service: Service, record: Job, after: Number = 0, limit: Limit = 
 
 
 @router.get("/jobs/{job_id}/progress")
-def progress(
+def get_progress(
     service: Service,
     record: Job,
     after_step: Annotated[int, Query(ge=-1, le=MAX_NUMBER)] = -1,
-    limit: Annotated[int, Query(ge=1, le=10_000, description="At most so many, evenly chosen.")] = 1000,
+    limit: Annotated[int, Query(ge=1, le=10_000, description="Answer with at most this many, evenly chosen.")] = 1000,
 ) -> ProgressList:
     """What the chief of a training job reported, in the order of the steps."""
     with service.store.database.reading() as connection:
@@ -159,19 +180,20 @@ def progress(
 
 
 @router.get("/jobs/{job_id}/tasks")
-def tasks(service: Service, record: Job) -> TaskList:
+def list_tasks(service: Service, record: Job) -> TaskList:
     """All tasks there have been, in the order of their launch."""
     return TaskList(tasks=service.store.tasks(job_id=record.id))
 
 
 @router.get("/jobs/{job_id}/explain")
-def explain(service: Service, record: Job) -> Explanation:
+def explain_job(service: Service, user: SignedIn, record: Job) -> Explanation:
     """Why a job does not run, or not yet."""
-    return explain_job(record, service.snapshot())
+    told = dataclasses.replace(record, failure=_failure(record)) if is_of(record, user) else record
+    return explain(told, service.snapshot())
 
 
 @router.get("/jobs/{job_id}/plan")
-def plan(record: Job) -> PlanView:
+def get_plan(record: Job) -> PlanView:
     """The plan that a training job follows, or followed last."""
     if record.kind is not JobKind.TRAINING:
         raise HTTPException(404, f"Job '{record.id}' is a search; searches have no plan.")
@@ -180,9 +202,41 @@ def plan(record: Job) -> PlanView:
     return PlanView(plan={"profile": record.request["profile"], **known[0]} if known else None)
 
 
+def _by_queue(
+    service: Backend, user: str | None, states: Sequence[JobState], limit: int, after: JobRecord | None
+) -> list[JobRecord]:
+    """Jobs that run, then the queue, then those that have ended.
+
+    Args:
+        service: the service.
+        user: only this user's; None for everybody's.
+        states: only those in one of these.
+        limit: how many at most.
+        after: only those that come after this one; None for all.
+    """
+    positions = service.snapshot().queue_positions()
+
+    def place(record: JobRecord) -> tuple[bool, float, float, str]:
+        if record.state is not JobState.QUEUED:
+            return False, 0.0, -record.submitted_s, record.id
+        return True, positions.get(record.id, math.inf), record.submitted_s, record.id
+
+    found: list[JobRecord] = []
+    if after is None or not after.state.has_ended():
+        wanted = [state for state in states if not state.has_ended()]
+        found = sorted(service.store.jobs(user=user, states=wanted, brief=True), key=place)
+        found = [record for record in found if after is None or place(record) > place(after)][:limit]
+        after = None
+    ended = [state for state in states if state.has_ended()]
+    before = None if after is None else after.id
+    return found + service.store.jobs(user=user, states=ended, limit=limit - len(found), before=before, brief=True)
+
+
 def view_values(service: Backend, user: User, records: Sequence[JobRecord]) -> list[dict[str, Any]]:
     """The fields of `JobView`, for each of some jobs."""
     ids = [record.id for record in records]
+    snapshot = service.snapshot()
+    positions = snapshot.queue_positions()
     with service.store.database.reading() as connection:
         live = queries.live_tasks(connection, ids)
         points = queries.last_progress(connection, ids)
@@ -196,6 +250,8 @@ def view_values(service: Backend, user: User, records: Sequence[JobRecord]) -> l
             "progress": points.get(record.id),
             "trials": trials.get(record.id),
             "best": best.get(record.id),
+            "queue_position": positions.get(record.id) if record.state is JobState.QUEUED else None,
+            "waiting_s": _waiting_s(record, snapshot.jobs.get(record.id)),
             "failure": _failure(record) if is_of(record, user) else record.failure,
             "yours": is_of(record, user),
         }
@@ -203,10 +259,17 @@ def view_values(service: Backend, user: User, records: Sequence[JobRecord]) -> l
     ]
 
 
+def _waiting_s(record: JobRecord, facts: JobFacts | None) -> float | None:
+    if record.state is not JobState.QUEUED:
+        return None
+    since_s = record.submitted_s if record.started_s is None else None if facts is None else facts.waits_since_s
+    return None if since_s is None else max(0.0, time.time() - since_s)
+
+
 def _failure(record: JobRecord) -> str:
     """Why a job failed, with what its script said last, which is output and so for its owner only."""
     words = (record.result or {}).get("last_words")
-    return f"{words} ({record.failure})" if words else record.failure
+    return f"{words}; {record.failure}" if words else record.failure
 
 
 def _submit(service: Backend, user: User, values: Any, bundle: bytes) -> Submitted:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Header, HTTPException, Query
@@ -13,10 +13,13 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from framework.scheduler.records import JobState, OutputChunk
+from framework.scheduler.records import JobRecord, JobState, OutputChunk
+from framework.search.records import TrialState
 from framework.service import queries
 from framework.service.api.backend import Backend, OwnJob, Service
 from framework.service.api.jobs import Number
+from framework.service.api.searches import opened_search
+from framework.service.requests import SearchJobRequest, stored_request
 
 PAGE = 200
 """Chunks read at a time."""
@@ -34,19 +37,26 @@ router = APIRouter(tags=["jobs"])
         200: {"content": {"text/plain": {"schema": {"type": "string"}}, NDJSON: {"schema": {"type": "string"}}}}
     },
 )
-async def logs(
+async def get_logs(
     service: Service,
     record: OwnJob,
     task: Annotated[str | None, Query(max_length=64, pattern=r"^[^\x00]*$", description="Only of this one.")] = None,
+    trial: Annotated[
+        int | None, Query(ge=0, le=2**31 - 1, description="What this trial of a search printed, all its runs.")
+    ] = None,
     after: Number = 0,
-    follow: Annotated[bool, Query(description="Goes on until the job has ended.")] = False,
+    follow: Annotated[bool, Query(description="Goes on until the job has ended, or the trial.")] = False,
     accept: Annotated[str, Header()] = "",
 ) -> StreamingResponse:
-    """What a job's tasks wrote: text, or one JSON object a line if application/x-ndjson is accepted."""
+    """What a job's tasks wrote, or a trial: text, or one JSON object a line if application/x-ndjson is accepted."""
+    if trial is None:
+        source = _of_tasks(service, record, task)
+    else:
+        source = await run_in_threadpool(_of_trial, service, record, trial)
     if follow and not service.followers.acquire(blocking=False):
         raise HTTPException(503, "Too many clients follow outputs; try again later.", {"Retry-After": "10"})
     is_json = NDJSON in accept
-    stream = _Stream(service, record.id, task, after, follow=follow, is_json=is_json)
+    stream = _Stream(service, source, after, follow=follow, is_json=is_json)
     kind = _Following if follow else StreamingResponse
     response = kind(stream.lines(), media_type=NDJSON if is_json else "text/plain; charset=utf-8")
     # nginx, where there is one, would otherwise gather lines for a while.
@@ -64,13 +74,46 @@ class _Following(StreamingResponse):
             scope["app"].state.backend.followers.release()
 
 
+State = JobState | TrialState | None
+Source = Callable[[int], tuple[State, list[OutputChunk]]]
+"""Reads what came after the piece of a number, after it has read how the job or the trial stands; a job that has been
+deleted stands nowhere."""
+
+
+def _of_tasks(service: Backend, record: JobRecord, task: str | None) -> Source:
+    def look(after: int) -> tuple[State, list[OutputChunk]]:
+        with service.store.database.reading() as connection:
+            state = queries.state_of(connection, record.id)
+            return state, queries.output(connection, record.id, after=after, task=task, limit=PAGE)
+
+    return look
+
+
+def _of_trial(service: Backend, record: JobRecord, trial: int) -> Source:
+    store = opened_search(service, record)
+    request = stored_request(record)
+    assert isinstance(request, SearchJobRequest)
+    if trial >= (count := request.to_spec().trial_count):
+        raise HTTPException(404, f"The search '{record.id}' has no trial {trial}; its trials are 0 to {count - 1}.")
+
+    def look(after: int) -> tuple[State, list[OutputChunk]]:
+        nonlocal store
+        with service.store.database.reading() as connection:
+            job_state = queries.state_of(connection, record.id)
+        store = store or (None if job_state is None else opened_search(service, record))
+        if store is None:
+            return job_state, []
+        state = store.trial_state(trial)
+        chunks = store.load_output(trial, after=after, limit=PAGE)
+        return state if state is not None and state.has_ended() else job_state, chunks
+
+    return look
+
+
 class _Stream:
-    def __init__(
-        self, service: Backend, job_id: str, task: str | None, after: int, *, follow: bool, is_json: bool
-    ) -> None:
+    def __init__(self, service: Backend, source: Source, after: int, *, follow: bool, is_json: bool) -> None:
         self._service = service
-        self._job_id = job_id
-        self._task = task
+        self._source = source
         self._after = after
         self._follow = follow
         self._is_json = is_json
@@ -78,7 +121,7 @@ class _Stream:
     async def lines(self) -> AsyncIterator[str]:
         said_s = time.monotonic()
         while True:
-            state, chunks = await run_in_threadpool(self._look)
+            state, chunks = await run_in_threadpool(self._source, self._after)
             for chunk in chunks:
                 yield self._line(chunk)
                 self._after = chunk.number
@@ -96,13 +139,6 @@ class _Stream:
                 said_s = time.monotonic()
                 yield "\n"
             await asyncio.sleep(POLL_S)
-
-    def _look(self) -> tuple[JobState | None, list[OutputChunk]]:
-        """The job's state, None for one that has been deleted, and then its output."""
-        with self._service.store.database.reading() as connection:
-            state = queries.state_of(connection, self._job_id)
-            chunks = queries.output(connection, self._job_id, after=self._after, task=self._task, limit=PAGE)
-        return state, chunks
 
     def _line(self, chunk: OutputChunk) -> str:
         if not self._is_json:

@@ -67,7 +67,7 @@ def list_outputs(service: Service, record: OwnJob) -> OutputList:
     response_class=StreamingResponse,
     responses={200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}},
 )
-def output_content(
+def get_output(
     service: Service,
     record: OwnJob,
     path: Annotated[str, Query(max_length=4096, pattern=r"^[^\x00]+$", description="As the list has it.")],
@@ -98,7 +98,7 @@ def output_content(
     response_class=StreamingResponse,
     responses={200: {"content": {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}}}},
 )
-def model(
+def get_model(
     service: Service,
     record: OwnJob,
     trial: Annotated[int | None, Query(ge=0, le=2**31 - 1, description="Of a search: the trial's number.")] = None,

@@ -73,6 +73,10 @@ class JobView(View):
         progress: the last report of a training job's chief; None before the first, and for a search.
         trials: state -> number of a search's trials in it; None for a training job, and before a search has begun.
         best: the best value of a search's trials; None for a training job, and before there is one.
+        queue_position: its place among the jobs that wait to run, 1 being served first; None if it does not wait, and
+            for about a second after it was submitted.
+        waiting_s: for how many seconds it has waited to run, since it was submitted or since it last ran; None if it
+            does not wait.
         yours: whether you may end it and see request, result and output.
     """
 
@@ -93,6 +97,8 @@ class JobView(View):
     trials: dict[TrialState, int] | None
     best: float | None
     yours: bool
+    queue_position: int | None = None
+    waiting_s: float | None = None
 
 
 class JobDetails(JobView):
@@ -119,15 +125,18 @@ class Submitted(JobView):
 
 
 class JobList(View):
-    """Jobs, the newest first.
+    """Jobs, in the order that was asked for.
 
     Attributes:
         jobs: a page of them.
         before: what to give as `before` for the next page; None if this is the last one.
+        counts: state -> number of the user's jobs in it, of everybody's if no user was named, on all pages and whatever
+            states were asked for; states without jobs are left out.
     """
 
     jobs: list[JobView]
     before: str | None
+    counts: dict[JobState, int] = {}
 
 
 class TaskList(View):
@@ -174,6 +183,8 @@ class TrialView(View):
 
     Attributes:
         parameters: name -> value; empty if the job is not yours.
+        status: its state in more words: `starting` before the first step of a run, `restarting 2/3` after a failure.
+        slot_s: for how long it has held slots; counts while it does.
         loss: the training loss of its last step.
         value: the objective, as it was reported last or the best of it (`TrialList.value`).
         best_value, best_step: the best that was ever reported, and after how many steps.
@@ -184,6 +195,7 @@ class TrialView(View):
     number: int
     parameters: dict[str, Any]
     state: TrialState
+    status: str
     runs: int
     failures: int
     step: int
@@ -220,6 +232,21 @@ class TrialList(View):
     value: ValueKind
     trial_count: int
     trials: list[TrialView]
+
+
+class ImportanceView(View):
+    """How much each parameter of a search matters for its objective (`framework.search.importance`).
+
+    Attributes:
+        trials: how many finished trials were compared.
+        needed: how many it takes.
+        importances: name -> share of the importance of all, the greatest first; empty with too few trials, and if the
+            job is not yours.
+    """
+
+    trials: int
+    needed: int
+    importances: dict[str, float]
 
 
 class OutputFileView(View):

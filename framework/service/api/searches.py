@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Query
 
 from framework.scheduler.records import JobKind, JobRecord
+from framework.search.importance import LEAST_TRIALS, finished_trials, importances
 from framework.search.store import Store
 from framework.service import queries
 from framework.service.api.backend import Backend, Job, Service, SignedIn, is_of
-from framework.service.api.schemas import LossList, LossView, SliceList, SliceView, TrialList, TrialView
+from framework.service.api.schemas import ImportanceView, LossList, LossView, SliceList, SliceView, TrialList, TrialView
 from framework.service.requests import SearchJobRequest, stored_request
 
 router = APIRouter(tags=["searches"])
 
 
 @router.get("/jobs/{job_id}/trials")
-def trials(service: Service, user: SignedIn, record: Job) -> TrialList:
+def list_trials(service: Service, user: SignedIn, record: Job) -> TrialList:
     """A search's trials by number."""
-    store = _search(service, record)
+    store = opened_search(service, record)
     found = [] if store is None else store.load_trials(readings=False)
     request = stored_request(record)
     assert isinstance(request, SearchJobRequest)
     spec = request.to_spec()
-    views = [TrialView.model_validate(trial) for trial in found]
+    now_s = time.time()
+    views = [TrialView.model_validate(one).model_copy(update={"slot_s": one.held_s(now_s)}) for one in found]
     if not is_of(record, user):
         hidden: dict[str, Any] = {"parameters": {}, "checkpoint": None, "error": ""}
         views = [view.model_copy(update=hidden) for view in views]
@@ -32,28 +35,44 @@ def trials(service: Service, user: SignedIn, record: Job) -> TrialList:
 
 
 @router.get("/jobs/{job_id}/slices")
-def slices(service: Service, record: Job) -> SliceList:
+def list_slices(service: Service, record: Job) -> SliceList:
     """A search's time slices, in the order in which they began."""
-    store = _search(service, record)
+    store = opened_search(service, record)
     found = [] if store is None else store.load_slices()
     return SliceList(slices=[SliceView.model_validate(one) for one in found])
 
 
 @router.get("/jobs/{job_id}/losses")
-def losses(
+def list_losses(
     service: Service,
     record: Job,
     trial: Annotated[int | None, Query(ge=0, le=2**31 - 1, description="Only of this trial.")] = None,
-    limit: Annotated[int, Query(ge=2, le=2000, description="At most so many of each trial, evenly chosen.")] = 200,
+    limit: Annotated[
+        int, Query(ge=2, le=2000, description="Answer with at most this many of each trial, evenly chosen.")
+    ] = 200,
 ) -> LossList:
     """What a search's trials reported of their losses, oldest first."""
-    store = _search(service, record)
+    store = opened_search(service, record)
     reports = {} if store is None else store.load_losses(trial, limit)
     return LossList(losses={number: [LossView(**report) for report in ours] for number, ours in reports.items()})
 
 
-def _search(service: Backend, record: JobRecord) -> Store | None:
-    """Reads a search; None before it has begun."""
+@router.get("/jobs/{job_id}/importance")
+def get_importance(service: Service, user: SignedIn, record: Job) -> ImportanceView:
+    """How much each parameter of a search matters for its objective, judged by its finished trials."""
+    store = opened_search(service, record)
+    found = [] if store is None else store.load_trials(readings=False)
+    compared = len(finished_trials(found))
+    if not is_of(record, user):
+        return ImportanceView(trials=compared, needed=LEAST_TRIALS, importances={})
+    request = stored_request(record)
+    assert isinstance(request, SearchJobRequest)
+    shares = importances(request.to_spec(), found)
+    return ImportanceView(trials=compared, needed=LEAST_TRIALS, importances=shares)
+
+
+def opened_search(service: Backend, record: JobRecord) -> Store | None:
+    """A job's search, to be read; None before it has begun. Raises a 404 if the job is none."""
     if record.kind is not JobKind.SEARCH:
         raise HTTPException(404, f"Job '{record.id}' is a training job; it has no trials.")
     with service.store.database.reading() as connection:

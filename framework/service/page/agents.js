@@ -2,24 +2,25 @@
 
 import { html } from "./vendor/htm-preact.js";
 import { amounts } from "./explain.js";
-import { amount, hue, share } from "./format.js";
+import { amount, coloured, share } from "./format.js";
 
 const STRIPS = { cpus: "CPUs", mem: "memory", gpus: "GPUs" };
-const ROLE_HUES = { ps: 35, worker: 212, chief: 140 };
+const ROLES = ["worker", "ps", "chief"];
 const ROUNDING = 1e-6;
 
-/** A hue for each job, by the order of their ids among these agents. */
-function jobHues(agents) {
+/** A number for each job, by the order of their ids among these agents; it gives the colour. */
+function numbered(agents) {
   const ids = [...new Set(agents.flatMap((agent) => agent.tasks.map((task) => task.job_id)))].sort();
-  return new Map(ids.map((id, place) => [id, hue(place)]));
+  return new Map(ids.map((id, place) => [id, place]));
 }
 
-function taskHue(task, jobId, hues) {
-  if (!jobId) return hues.get(task.job_id);
-  return task.job_id === jobId ? (ROLE_HUES[task.name.split(":")[0]] ?? hue(0)) : null;
+/** The number of a task's colour: that of its job, or of its role in the job that is looked at; null for other jobs. */
+function taskNumber(task, jobId, jobs) {
+  if (!jobId) return jobs.get(task.job_id);
+  return task.job_id === jobId ? Math.max(ROLES.indexOf(task.name.split(":")[0]), 0) : null;
 }
 
-function Strip({ agent, name, colours }) {
+function Strip({ agent, name, numbers }) {
   const total = agent.total[name] ?? 0;
   const pieces = agent.tasks
     .filter((task) => task.resources[name] > 0)
@@ -27,7 +28,7 @@ function Strip({ agent, name, colours }) {
       held: task.resources[name],
       text: task.name,
       of: `${task.job_id}, ${task.name}`,
-      hue: colours.get(task.task_id),
+      number: numbers.get(task.task_id),
     }));
   const others = (agent.used[name] ?? 0) - (agent.held[name] ?? 0);
   if (others > ROUNDING) pieces.push({ held: others, text: "others", of: "other frameworks", others: true });
@@ -37,8 +38,8 @@ function Strip({ agent, name, colours }) {
     <span class="strip-box" role="img" aria-label=${`${STRIPS[name]}: ${share(name, used, total)} in use`}>
       ${pieces.map(
         (piece) => html`<span
-          class=${piece.others ? "piece others" : piece.hue === null ? "piece other-job" : "piece"}
-          style=${{ width: `${(100 * piece.held) / Math.max(total, used)}%`, "--hue": piece.hue ?? 0 }}
+          class=${piece.others ? "piece others" : piece.number === null ? "piece other-job" : "piece"}
+          style=${{ width: `${(100 * piece.held) / Math.max(total, used)}%`, ...coloured(piece.number ?? 0) }}
           title=${`${piece.of}: ${amount(name, piece.held)}`}><span>${piece.text}</span></span>`,
       )}
     </span>
@@ -46,26 +47,26 @@ function Strip({ agent, name, colours }) {
   </div>`;
 }
 
-function Swatch({ colour }) {
-  const style = { "--hue": colour ?? 0 };
-  return html`<span class=${colour === null ? "swatch other-job" : "swatch"} style=${style} aria-hidden="true"></span>`;
+function Swatch({ number }) {
+  const kind = number === null ? "swatch other-job" : "swatch";
+  return html`<span class=${kind} style=${coloured(number ?? 0)} aria-hidden="true"></span>`;
 }
 
-function Box({ agent, jobId, hues }) {
-  const colours = new Map(agent.tasks.map((task) => [task.task_id, taskHue(task, jobId, hues)]));
+function Box({ agent, jobId, jobs }) {
+  const numbers = new Map(agent.tasks.map((task) => [task.task_id, taskNumber(task, jobId, jobs)]));
   const shown = jobId ? agent.tasks.filter((task) => task.job_id === jobId) : agent.tasks;
   return html`<section class="agent" aria-label=${`agent ${agent.node}`}>
     <h3>${agent.node} ${!agent.active && html`<span class="badge state-failed">away</span>`}</h3>
     ${Object.entries(agent.attributes).map(([name, value]) => html`<span class="attribute">${name}: ${value}</span>`)}
     ${Object.keys(STRIPS)
       .filter((name) => agent.total[name] > 0)
-      .map((name) => html`<${Strip} agent=${agent} name=${name} colours=${colours} />`)}
+      .map((name) => html`<${Strip} agent=${agent} name=${name} numbers=${numbers} />`)}
     <ul class="tasks">
       ${shown.map(
         (
           task,
         ) => html`<li key=${task.task_id} title=${`${amounts(task.resources)}${task.message && `; ${task.message}`}`}>
-          <${Swatch} colour=${colours.get(task.task_id)} />
+          <${Swatch} number=${numbers.get(task.task_id)} />
           ${task.name} <span class="quiet">${task.state}</span>
           ${!jobId && html` <a href=${`#/jobs/${encodeURIComponent(task.job_id)}`}>${task.job_id}</a>`}
         </li>`,
@@ -76,8 +77,8 @@ function Box({ agent, jobId, hues }) {
 
 /** With a `jobId` its tasks are coloured by their roles, and those of other jobs are grey. */
 export function AgentBoxes({ agents, jobId }) {
-  const hues = jobHues(agents);
+  const jobs = numbered(agents);
   return html`<div class="agents">
-    ${agents.map((agent) => html`<${Box} key=${agent.id} agent=${agent} jobId=${jobId} hues=${hues} />`)}
+    ${agents.map((agent) => html`<${Box} key=${agent.id} agent=${agent} jobId=${jobId} jobs=${jobs} />`)}
   </div>`;
 }

@@ -40,6 +40,11 @@ export function takeTokenFromAddress() {
   }
 }
 
+/** Seconds since the epoch; while the service is away, those at which it answered last. */
+export function now() {
+  return connection.awaySince ?? Date.now() / 1000;
+}
+
 /** Asks whether a proxy has signed us in, where there is no token. */
 export async function findProxy() {
   if (token()) return;

@@ -45,10 +45,13 @@ function SignIn({ refused }) {
   </main>`;
 }
 
-function Away({ since }) {
+function Away({ since, cluster }) {
+  const jobs = cluster?.private
+    ? "It has a private Mesos of its own: if the service has ended, that has ended with it, and so have all running jobs."
+    : "Jobs that run go on without it; none begins until it is back.";
   return html`<div class="banner" role="alert">
-    The service has not answered since <${Clock} at=${since} />; what you see is from before. Jobs go on without it.
-    <button onClick=${tryNow}>Try now</button>
+    The service has not answered since <${Clock} at=${since} />. This page shows what was last known. ${jobs}
+    ${" "}<button onClick=${tryNow}>Try now</button>
   </div>`;
 }
 
@@ -68,12 +71,13 @@ function Use({ cluster }) {
   </dl>`;
 }
 
-function Header({ me, cluster, here }) {
-  const state = cluster === undefined ? "wait" : cluster.connected ? "good" : "bad";
+function Header({ me, cluster, here, away }) {
+  const state = away !== null ? "away" : cluster === undefined ? "wait" : cluster.connected ? "good" : "bad";
   const text = {
+    away: "no answer from the service",
     wait: "asking the service",
     good: `connected to Mesos at ${cluster?.master}`,
-    bad: "not connected to Mesos",
+    bad: "not connected to Mesos: no job can begin",
   }[state];
   return html`<header>
     <div class="head">
@@ -115,9 +119,9 @@ function Signed({ away }) {
     main.current.focus();
   };
   return html`<a class="skip" href="#main" onClick=${skip}>Skip to the content</a>
-    <${Header} me=${me} cluster=${cluster} here=${here} />
-    ${away !== null && html`<${Away} since=${away} />`}
-    <main id="main" ref=${main} tabindex="-1">${content}</main>`;
+    <${Header} me=${me} cluster=${cluster} here=${here} away=${away} />
+    ${away !== null && html`<${Away} since=${away} cluster=${cluster} />`}
+    <main id="main" ref=${main} tabindex="-1" class=${away === null ? "" : "stale"}>${content}</main>`;
 }
 
 function App() {

@@ -6,16 +6,18 @@ import { figure } from "./format.js";
 const DARK = matchMedia("(prefers-color-scheme: dark)");
 const HEIGHT = 260;
 const DECADES_FOR_LOG = 1.3;
+const NAMED = 3;
+const ROWS = 12;
 
-function colour(name) {
+function valueOf(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
 /** Whether a series spans so much that it is read better by orders of magnitude. */
-function suitsLog(rows) {
-  const values = rows.flat().filter((value) => value !== null && value !== undefined);
-  if (!values.length) return false;
-  const [least, greatest] = values.reduce(
+export function suitsLog(values) {
+  const known = values.filter((value) => value !== null && value !== undefined);
+  if (!known.length) return false;
+  const [least, greatest] = known.reduce(
     ([low, high], value) => [Math.min(low, value), Math.max(high, value)],
     [Infinity, -Infinity],
   );
@@ -24,17 +26,17 @@ function suitsLog(rows) {
 
 function options(width, series, isLog, onFocus) {
   const axis = {
-    stroke: () => colour("--quiet"),
-    grid: { stroke: () => colour("--line"), width: 1 },
-    ticks: { stroke: () => colour("--line"), width: 1 },
+    stroke: () => valueOf("--quiet"),
+    grid: { stroke: () => valueOf("--line"), width: 1 },
+    ticks: { stroke: () => valueOf("--line"), width: 1 },
   };
-  const isMany = series.length > 2;
+  const isMany = series.length > NAMED;
   return {
     width,
     height: HEIGHT,
     legend: { show: !isMany },
     cursor: { drag: { x: true, y: false }, focus: { prox: isMany ? 24 : -1 } },
-    focus: { alpha: 0.25 },
+    focus: { alpha: 0.2 },
     scales: { x: { time: false }, y: { distr: isLog ? 3 : 1 } },
     axes: [
       { ...axis, size: 34 },
@@ -44,29 +46,57 @@ function options(width, series, isLog, onFocus) {
       { label: "step" },
       ...series.map((one) => ({
         label: one.label,
-        stroke: one.stroke,
+        stroke: () => valueOf(one.colour),
+        dash: one.dash,
         width: one.width ?? 1.5,
         spanGaps: true,
         points: { show: one.isShort },
+        value: (_, value) => figure(value),
       })),
     ],
     hooks: { setSeries: [(_, index) => onFocus?.(index === null ? null : index - 1)] },
   };
 }
 
+/** Some values of the curves, evenly chosen, for those who read rather than look. */
+function Values({ data, series }) {
+  const [steps, ...rows] = data;
+  const count = Math.min(ROWS, steps.length);
+  const chosen = Array.from({ length: count }, (_, row) =>
+    count < 2 ? 0 : Math.round((row * (steps.length - 1)) / (count - 1)),
+  );
+  return html`<details class="values"><summary>As a table</summary>
+    <div class="scroll"><table>
+      <thead><tr>
+        <th scope="col" class="number">Step</th>
+        ${series.map((one) => html`<th scope="col" class="number">${one.label}</th>`)}
+      </tr></thead>
+      <tbody>
+        ${chosen.map(
+          (at) => html`<tr key=${at}>
+          <th scope="row" class="number">${figure(steps[at])}</th>
+          ${rows.map((row) => html`<td class="number">${figure(row[at])}</td>`)}
+        </tr>`,
+        )}
+      </tbody>
+    </table></div>
+  </details>`;
+}
+
 /**
  * A figure with one or more curves.
  *
- * `data` is [steps, values of the first series, ...]; `series` has a label and a colour for each. `summary` says in
- * words what is to be seen. `onFocus` gets the number of the series that is pointed at, or null. Unless `isLinear`, the
- * scale can be logarithmic, and is from the beginning where that suits the values.
+ * `data` is [steps, values of the first series, ...]; `series` has a label, a colour (a CSS variable) and a dash for
+ * each. `summary` says in words what is to be seen. `focus` is the number of the series that is to stand out, or null;
+ * `onFocus` gets the one that is pointed at. Unless `isLinear`, the scale can be logarithmic, and is from the beginning
+ * where that suits the values. Few curves come with their values as a table.
  */
-export function Curves({ title, summary, data, series, onFocus, isLinear = false }) {
+export function Curves({ title, summary, data, series, focus = null, onFocus, isLinear = false }) {
   const box = useRef(null);
   const plot = useRef(null);
   const [choice, setChoice] = useState(null);
-  const isLog = !isLinear && (choice ?? suitsLog(data.slice(1)));
-  const shape = JSON.stringify([series.map((one) => [one.label, one.stroke, one.width, one.isShort]), isLog]);
+  const isLog = !isLinear && (choice ?? suitsLog(data.slice(1).flat()));
+  const shape = JSON.stringify([series, isLog]);
   useEffect(() => {
     const make = () => {
       plot.current?.destroy();
@@ -84,6 +114,10 @@ export function Curves({ title, summary, data, series, onFocus, isLinear = false
     };
   }, [shape]);
   useEffect(() => plot.current.setData(data), [data]);
+  useEffect(() => {
+    // Without its hook, which would tell us what we have just told it.
+    plot.current.setSeries(focus === null ? null : focus + 1, { focus: focus !== null }, false);
+  }, [focus]);
   return html`<figure class="curves" data-points=${data[0].length}>
     <figcaption>${title}
       ${
@@ -94,5 +128,6 @@ export function Curves({ title, summary, data, series, onFocus, isLinear = false
       }
     </figcaption>
     <div ref=${box} role="img" aria-label=${summary}></div>
+    ${series.length <= NAMED && html`<${Values} data=${data} series=${series} />`}
   </figure>`;
 }

@@ -78,9 +78,20 @@ export function Clock({ at }) {
   return html`<time datetime=${date.toISOString()} title=${date.toLocaleString([], DAY)}>${date.toLocaleTimeString([], DAY)}</time>`;
 }
 
-const HUES = [212, 28, 140, 340, 265, 175, 52, 0, 95, 300, 235, 15];
+const COLOURS = 6;
+const DASHES = [[], [9, 4], [2, 3]];
 
-/** A colour for a number, the same one every time; neighbours differ. */
-export function hue(number) {
-  return HUES[number % HUES.length];
+/** The CSS variable of a number's colour, the same one every time: of few enough that everybody can tell them apart. */
+export function colour(number) {
+  return `--series-${number % COLOURS}`;
+}
+
+/** How a number's line is dashed, so that those of one colour differ. */
+export function dash(number) {
+  return DASHES[Math.floor(number / COLOURS) % DASHES.length];
+}
+
+/** A number's colour as a style for what is drawn with `--colour`. */
+export function coloured(number) {
+  return { "--colour": `var(${colour(number)})` };
 }

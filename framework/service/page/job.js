@@ -1,7 +1,7 @@
 /** One job: why it waits, how it trains, where it runs, what happens and what it writes. */
 
 import { html, useMemo, useState } from "./vendor/htm-preact.js";
-import { get, post, useLive } from "./api.js";
+import { get, now, post, useLive } from "./api.js";
 import { AgentBoxes } from "./agents.js";
 import { Curves } from "./curves.js";
 import { Explain } from "./explain.js";
@@ -16,17 +16,24 @@ const POINTS = 600;
 const FEW_POINTS = 20;
 const EVENTS_SHOWN = 200;
 const EVENTS_PAGE = 1000;
+const FOLDED_FROM = 3;
+/** The smoothed speed is a mean of about this share of the curve. */
+const SMOOTHED_SHARE = 15;
 
 function Facts({ job }) {
-  const end = job.ended_s ?? Date.now() / 1000;
+  const end = job.ended_s ?? now();
   const facts = [
     ["Kind", job.kind],
     ["User", job.user],
     ["Script", html`<code>${job.script}</code>`],
     ["Submitted", html`<${Ago} at=${job.submitted_s} />`],
-    ["Ran for", job.started_s === null ? "–" : duration(end - job.started_s)],
-    ["Live tasks", job.live_tasks],
   ];
+  if (job.waiting_s !== null) {
+    const place = job.queue_position === null ? "" : `number ${job.queue_position}, `;
+    facts.push(["In the queue", `${place}waiting for ${duration(job.waiting_s)}`]);
+  }
+  if (job.started_s !== null) facts.push([job.ended_s === null ? "Running for" : "Ran for", duration(end - job.started_s)]);
+  if (!ENDED.includes(job.state)) facts.push(["Live tasks", job.live_tasks]);
   if (job.constraints.length) facts.push(["Constraints", job.constraints.join(", ")]);
   return html`<${FactList} facts=${facts} />`;
 }
@@ -42,7 +49,7 @@ function Actions({ job }) {
   const ask = () => setAsks(true);
   const kill = () =>
     post(`${path}/kill`).then(
-      () => setSaid("Its end has been asked for."),
+      () => setSaid("Ending …"),
       (error) => setSaid(error.message),
     );
   const again = () =>
@@ -58,9 +65,9 @@ function Actions({ job }) {
     );
   return html`<div class="actions">
     ${!hasEnded && html`<button class="danger" disabled=${job.kill_requested} onClick=${ask}>Kill</button>`}
-    ${isResumable && html`<button onClick=${resume}>Go on</button>`}
+    ${isResumable && html`<button onClick=${resume}>Resume</button>`}
     ${hasEnded && html`<button onClick=${again}>Submit again</button>`}
-    <span role="status">${hasEnded ? "" : said || (job.kill_requested ? "Its end has been asked for." : "")}</span>
+    <span role="status">${hasEnded ? "" : said || (job.kill_requested ? "Ending …" : "")}</span>
     ${hasEnded && said && html`<span role="alert">${said}</span>`}
     ${asks && html`<${Confirm} question=${question} yes="Kill it" onYes=${kill} onNo=${() => setAsks(false)} />`}
   </div>`;
@@ -70,49 +77,70 @@ function column(points, name) {
   return points.map((point) => point[name]);
 }
 
-function Progress({ points }) {
-  const data = useMemo(
-    () => ["loss", "samples_per_s"].map((name) => [column(points, "step"), column(points, name)]),
-    [points],
-  );
+/** An exponential moving mean; what is missing stays so. */
+function smoothed(values) {
+  const weight = 2 / (Math.max(5, values.length / SMOOTHED_SHARE) + 1);
+  let mean = null;
+  return values.map((value) => {
+    if (value === null) return null;
+    mean = mean === null ? value : mean + weight * (value - mean);
+    return mean;
+  });
+}
+
+function Progress({ points, predicted }) {
+  const data = useMemo(() => {
+    const steps = column(points, "step");
+    const speed = column(points, "samples_per_s");
+    const rows = [steps, speed, smoothed(speed)];
+    return { loss: [steps, column(points, "loss")], speed: predicted ? [...rows, steps.map(() => predicted)] : rows };
+  }, [points, predicted]);
   if (!points.length) return html`<p class="quiet">No step has been reported yet.</p>`;
   const first = points[0];
   const last = points.at(-1);
   const isShort = points.length < FEW_POINTS;
   const hasSpeed = points.some((point) => point.samples_per_s !== null);
   const loss = (point) => `${figure(point.loss)} at step ${point.step}`;
+  const mean = data.speed[2].findLast((value) => value !== null);
+  const beside = predicted ? `; the plan predicts ${figure(predicted)}` : "";
   const said = {
     loss: `loss by step: ${loss(first)}, ${loss(last)}`,
-    speed: `samples a second by step: ${figure(last.samples_per_s)} now`,
+    speed: `samples a second by step: ${figure(mean)} now, smoothed${beside}`,
   };
   const series = {
-    loss: [{ label: "loss", stroke: "hsl(212 70% 52%)", isShort }],
-    speed: [{ label: "samples/s", stroke: "hsl(140 50% 42%)", isShort }],
+    loss: [{ label: "loss", colour: "--series-0", isShort }],
+    speed: [
+      { label: "measured", colour: "--faint", width: 1, isShort },
+      { label: "smoothed", colour: "--series-0", width: 2.5 },
+      ...(predicted ? [{ label: "predicted by the plan", colour: "--series-4", width: 2, dash: [9, 4] }] : []),
+    ],
   };
   return html`<p class="now">Step <strong>${figure(last.step)}</strong>, loss <strong>${figure(last.loss)}</strong>,
-      ${hasSpeed && html` <strong>${figure(last.samples_per_s)}</strong> samples/s,`} reported
+      ${hasSpeed && html` <strong>${figure(mean)}</strong> samples/s${predicted && ` (predicted ${figure(predicted)})`},`} reported
       ${" "}<${Ago} at=${last.time_s} /></p>
     <div class="pair">
-      <${Curves} title="Training loss" summary=${said.loss} data=${data[0]} series=${series.loss} />
+      <${Curves} title="Training loss" summary=${said.loss} data=${data.loss} series=${series.loss} />
       ${
         hasSpeed &&
-        html`<${Curves} title="Samples/s" summary=${said.speed} data=${data[1]} series=${series.speed} isLinear />`
+        html`<${Curves} title="Samples/s" summary=${said.speed} data=${data.speed} series=${series.speed} isLinear />`
       }
     </div>`;
 }
 
-function Training({ id, active, where }) {
+function Training({ job, active, where }) {
+  const path = `jobs/${encodeURIComponent(job.id)}`;
   const { data, error } = useLive(
-    (_, signal) => get(`jobs/${encodeURIComponent(id)}/progress`, { limit: POINTS }, signal),
-    [id],
+    (_, signal) => get(`${path}/progress`, { limit: POINTS }, signal),
+    [job.id],
     active,
   );
+  const plan = useLive((_, signal) => get(`${path}/plan`, {}, signal), [job.id], active).data?.plan;
   return html`<section aria-labelledby="progress">
       <h2 id="progress">Progress</h2>
-      ${data === undefined ? html`<${Pending} error=${error} />` : html`<${Progress} points=${data.points} />`}
+      ${data === undefined ? html`<${Pending} error=${error} />` : html`<${Progress} points=${data.points} predicted=${plan?.samples_per_s} />`}
     </section>
     ${where}
-    <${Plan} id=${id} active=${active} />`;
+    <${Plan} plan=${plan} />`;
 }
 
 /** All events after a number: they come a page at a time. */
@@ -127,6 +155,31 @@ async function eventsAfter(id, number, signal) {
   }
 }
 
+/** Events, newest first, those of one kind that follow one another together. */
+function folded(events) {
+  const groups = [];
+  for (const event of events.toReversed()) {
+    if (groups.at(-1)?.[0].kind === event.kind) groups.at(-1).push(event);
+    else groups.push([event]);
+  }
+  return groups.flatMap((group) => (group.length < FOLDED_FROM ? group.map((event) => [event]) : [group]));
+}
+
+function EventLine({ event }) {
+  return html`<${Clock} at=${event.time_s} /> <span class="kind">${event.kind}</span>
+    ${" "}<span class="said">${event.text}</span>`;
+}
+
+function EventGroup({ group: [newest, ...others] }) {
+  if (!others.length) return html`<li><${EventLine} event=${newest} /></li>`;
+  return html`<li><${EventLine} event=${newest} />
+    <details>
+      <summary>${others.length} earlier events of the kind “${newest.kind}”</summary>
+      <ol class="plain">${others.map((event) => html`<li key=${event.number}><${EventLine} event=${event} /></li>`)}</ol>
+    </details>
+  </li>`;
+}
+
 function Events({ id, active }) {
   const { data, error } = useLive(
     async (before, signal) => {
@@ -139,13 +192,11 @@ function Events({ id, active }) {
   );
   if (data === undefined) return html`<${Pending} error=${error} />`;
   if (!data.events.length) return html`<p class="quiet">Nothing yet.</p>`;
-  return html`<ol class="events" tabindex="0" aria-label="events, newest first">
-    ${data.events.toReversed().map(
-      (event) => html`<li key=${event.number}>
-      <${Clock} at=${event.time_s} /> <span class="kind">${event.kind}</span> <span class="said">${event.text}</span>
-    </li>`,
-    )}
-  </ol>`;
+  // The oldest of a group stays what it was, so that an open group stays open while it grows.
+  const groups = folded(data.events);
+  return html`<div class="events" tabindex="0" role="group" aria-label="events, newest first">
+    <ol class="plain">${groups.map((group) => html`<${EventGroup} key=${group.at(-1).number} group=${group} />`)}</ol>
+  </div>`;
 }
 
 export function JobView({ id, cluster }) {
@@ -176,14 +227,15 @@ export function JobView({ id, cluster }) {
   return html`<p class="back"><a href="#/">All jobs</a></p>
     <div class="title"><h1>${job.id}</h1> <${Badge} state=${job.state} /> <${Actions} job=${job} /></div>
     <${Facts} job=${job} />
-    ${job.failure && html`<p class="alert failure">${job.failure}</p>`}
+    ${job.failure && html`<p class=${job.state === "failed" ? "alert failure" : "quiet"}>${job.failure}</p>`}
     ${job.state === "queued" ? why : active && job.waiting && html`<p class="quiet">${job.waiting}</p>`}
-    <${job.kind === "search" ? Search : Training} id=${id} active=${active} where=${where} />
+    <${job.kind === "search" ? Search : Training} job=${job} active=${active} where=${where} />
     <section aria-labelledby="events"><h2 id="events">Events</h2><${Events} id=${id} active=${active} /></section>
     ${
       job.yours &&
       html`<section aria-labelledby="output">
         <h2 id="output">Output</h2>
+        ${job.kind === "search" && html`<p class="quiet">What a trial prints is behind “Output” in the table of trials.</p>`}
         <${Output} id=${id} active=${active} />
       </section>
       <section aria-labelledby="files">

@@ -1,18 +1,18 @@
-/** All jobs as a table, with filters. */
+/** All jobs as a table, with filters: those that run, then the queue, then those that have ended. */
 
 import { html, useState } from "./vendor/htm-preact.js";
 import { get, useLive } from "./api.js";
-import { Ago, figure } from "./format.js";
+import { Ago, duration, figure } from "./format.js";
 import { Badge, Bar, ENDED, Pending } from "./parts.js";
 
-const STATES = ["queued", "running", "ending", ...ENDED];
+const STATES = ["running", "ending", "queued", ...ENDED];
 const PAGE = 50;
 
 /** Kept while the page is open, so that one comes back from a job to the same table. */
 const filters = { user: "", state: "", text: "" };
 
 function jobsQuery({ user, state, limit }) {
-  const query = new URLSearchParams({ limit });
+  const query = new URLSearchParams({ limit, order: "queue" });
   if (user) query.set("user", user);
   for (const name of state === "open" ? STATES.filter((known) => !ENDED.includes(known)) : state ? [state] : [])
     query.append("state", name);
@@ -20,8 +20,12 @@ function jobsQuery({ user, state, limit }) {
 }
 
 function Progress({ job }) {
+  if (job.state === "queued" && job.waiting_s !== null) {
+    const place = job.queue_position === null ? "" : `number ${job.queue_position} in the queue, `;
+    return `${place}waiting for ${duration(job.waiting_s)}`;
+  }
   if (job.trials) {
-    const ended = (job.trials.finished ?? 0) + (job.trials.failed ?? 0);
+    const ended = (job.trials.finished ?? 0) + (job.trials.stopped ?? 0) + (job.trials.failed ?? 0);
     const all = Object.values(job.trials).reduce((total, count) => total + count, 0);
     const text = `${ended} of ${all} trials`;
     return html`<${Bar} part=${all ? ended / all : 0} label="trials that have ended" text=${text} /> ${text}`;
@@ -37,14 +41,26 @@ function Row({ job }) {
     <td><${Badge} state=${job.state} /></td>
     <td class="job">
       <a href=${`#/jobs/${encodeURIComponent(job.id)}`}>${job.id}</a>
-      ${why && html`<p class="why" title=${why}>${why}</p>`}
+      ${why && html`<p class=${job.state === "failed" ? "why failed" : "why"} title=${why}>${why}</p>`}
     </td>
     <td class="wide">${job.user}</td>
     <td class="wide">${job.kind}</td>
-    <td class="wide"><${Ago} at=${job.started_s} /></td>
+    <td class="wide"><${Ago} at=${job.submitted_s} /></td>
     <td class="progress"><${Progress} job=${job} /></td>
     <td class="number">${figure(job.best ?? job.progress?.loss)}</td>
   </tr>`;
+}
+
+/** How many jobs are in each state, each a button that shows only those. */
+function Counts({ counts, values, change }) {
+  const chip = (state) => {
+    const isOn = values.state === state;
+    const click = () => change({ ...values, state: isOn ? "" : state });
+    return html`<li key=${state}>
+      <button class=${`badge state-${state}`} aria-pressed=${isOn} onClick=${click}>${counts[state]} ${state}</button>
+    </li>`;
+  };
+  return html`<ul class="counts" aria-label="jobs by state">${STATES.filter((state) => counts[state]).map(chip)}</ul>`;
 }
 
 function Filters({ me, users, values, change }) {
@@ -87,10 +103,15 @@ export function JobsView({ me }) {
   const jobs = (data?.jobs ?? []).filter((job) =>
     [job.id, job.script, job.waiting, job.failure].some((text) => text.toLowerCase().includes(wanted)),
   );
+  const isFiltered = values.user || values.state || values.text;
+  const none = isFiltered
+    ? html`<p class="quiet">No job matches these filters.</p>`
+    : html`<p class="quiet">There are no jobs yet. <a href="#/submit">How to submit one</a></p>`;
   return html`<h1>Jobs</h1>
+    ${data !== undefined && html`<${Counts} counts=${data.counts} values=${values} change=${change} />`}
     <${Filters} me=${me} users=${known} values=${values} change=${change} />
     ${data === undefined && html`<${Pending} error=${error} />`}
-    ${data !== undefined && !jobs.length && html`<p class="quiet">No job is like that.</p>`}
+    ${data !== undefined && !jobs.length && none}
     ${
       jobs.length > 0 &&
       html`<div class="scroll"><table class="jobs">
@@ -98,11 +119,12 @@ export function JobsView({ me }) {
         <tr>
           <th scope="col">State</th><th scope="col">Job</th>
           <th scope="col" class="wide">User</th><th scope="col" class="wide">Kind</th>
-          <th scope="col" class="wide">Started</th><th scope="col">Progress</th><th scope="col" class="number">Loss or best</th>
+          <th scope="col" class="wide">Submitted</th><th scope="col">Progress</th>
+          <th scope="col" class="number">Loss, or best value</th>
         </tr>
       </thead>
       <tbody>${jobs.map((job) => html`<${Row} key=${job.id} job=${job} />`)}</tbody>
     </table></div>`
     }
-    ${data?.before && html`<button onClick=${() => setLimit(limit + PAGE)}>Show older jobs</button>`}`;
+    ${data?.before && html`<button onClick=${() => setLimit(limit + PAGE)}>Show more jobs</button>`}`;
 }

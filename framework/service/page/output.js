@@ -31,14 +31,16 @@ function lastOverwrite(text) {
   return ended.slice(ended.lastIndexOf("\r") + 1);
 }
 
-export function Output({ id, active }) {
+/** What a job's tasks have written, or, with a `trial`, what that trial of a search has. */
+export function Output({ id, trial, active }) {
+  const asked = trial === undefined ? {} : { trial };
   const { data, error } = useLive(
     async (before, signal) => {
-      const lines = await getLines(`jobs/${encodeURIComponent(id)}/logs`, { after: before?.number ?? 0 }, signal);
+      const lines = await getLines(`jobs/${encodeURIComponent(id)}/logs`, { ...asked, after: before?.number ?? 0 }, signal);
       const chunks = lines.filter((line) => line.number !== undefined);
       return before !== undefined && !chunks.length ? before : withChunks(before, chunks);
     },
-    [id],
+    [id, trial],
     active,
   );
   const [task, setTask] = useState("");
@@ -52,19 +54,20 @@ export function Output({ id, active }) {
   const width = Math.max(...tasks.map((name) => name.length), 0);
   const shown = data.lines.filter((line) => !task || line.task === task);
   const prefix = (line) => (tasks.length > 1 && !task ? `${line.task.padEnd(width)} │ ` : "");
+  const choose = html`<label>Task
+    <select value=${task} onChange=${(event) => setTask(event.target.value)}>
+      <option value="">all</option>
+      ${tasks.map((name) => html`<option value=${name}>${name}</option>`)}
+    </select>
+  </label>`;
   return html`<div class="filters">
-      <label>Task
-        <select value=${task} onChange=${(event) => setTask(event.target.value)}>
-          <option value="">all</option>
-          ${tasks.map((name) => html`<option value=${name}>${name}</option>`)}
-        </select>
-      </label>
+      ${tasks.length > 1 && choose}
       <label class="check">
         <input type="checkbox" checked=${follows} onChange=${(event) => setFollows(event.target.checked)} /> Follow
       </label>
-      ${data.cut && html`<span class="quiet">the last ${LINES_KEPT} lines; dike logs shows more</span>`}
+      ${data.cut && html`<span class="quiet">Only the last ${LINES_KEPT} lines; dike logs shows all.</span>`}
     </div>
-    <pre ref=${box} class="output" tabindex="0" role="log" aria-label="output of the job's tasks">${
+    <pre ref=${box} class=${shown.length ? "output" : "output empty"} tabindex="0" role="log" aria-label=${trial === undefined ? "output of the job's tasks" : `output of trial ${trial}`}>${
       shown.length ? shown.map((line) => prefix(line) + lastOverwrite(line.text)).join("\n") : active ? "nothing yet" : "no output"
     }</pre>`;
 }

@@ -1,11 +1,12 @@
 /** Small pieces that several views use. */
 
-import { html, useEffect, useRef } from "./vendor/htm-preact.js";
+import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
 
 export const ENDED = ["finished", "failed", "killed"];
 
-export function Badge({ state }) {
-  return html`<span class=${`badge state-${state}`}>${state}</span>`;
+/** A state; `text` says it in more words. */
+export function Badge({ state, text = state }) {
+  return html`<span class=${`badge state-${state}`}>${text}</span>`;
 }
 
 /** A bar that is `part` (0 to 1) full. */
@@ -25,6 +26,29 @@ export function Bar({ part, label, text }) {
 export function FactList({ facts }) {
   const entry = ([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`;
   return html`<dl class="facts">${facts.map(entry)}</dl>`;
+}
+
+async function copy(text, element) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    // Without TLS browsers let nobody write there, unless it is this machine.
+    getSelection().selectAllChildren(element);
+    document.execCommand("copy");
+  }
+}
+
+/** A text, such as a command, and a button that copies it. */
+export function Copyable({ label, text }) {
+  const [isCopied, setIsCopied] = useState(false);
+  const code = useRef(null);
+  useEffect(() => setIsCopied(false), [text]);
+  const onClick = () => copy(text, code.current).then(() => setIsCopied(true));
+  return html`<div class="copyable">
+    <span class="quiet">${label}</span> <code ref=${code}>${text}</code>
+    ${" "}<button onClick=${onClick} aria-label=${`Copy: ${label}`}>Copy</button>
+    ${" "}<span role="status">${isCopied ? "copied" : ""}</span>
+  </div>`;
 }
 
 /** What a view shows instead of data that has not come, or why it has not. */

@@ -1,12 +1,9 @@
 /** The plan that a training job follows. */
 
 import { html } from "./vendor/htm-preact.js";
-import { get, useLive } from "./api.js";
 import { amount, counted, figure } from "./format.js";
 
-export function Plan({ id, active }) {
-  const { data } = useLive((_, signal) => get(`jobs/${encodeURIComponent(id)}/plan`, {}, signal), [id], active);
-  const plan = data?.plan;
+export function Plan({ plan }) {
   if (!plan) return null;
   return html`<section aria-labelledby="plan">
     <h2 id="plan">Plan</h2>

@@ -1,21 +1,37 @@
-/** A search: its trials as a table and as curves, and who held which slot when. */
+/** A search: its best trial, its trials as curves, as lines over their parameters and as a table, and its slots. */
 
 import { html, useCallback, useMemo, useState } from "./vendor/htm-preact.js";
 import { get, useLive } from "./api.js";
 import { Curves } from "./curves.js";
-import { duration, figure, hue } from "./format.js";
-import { Badge, Bar, Pending } from "./parts.js";
+import { colour, coloured, dash, duration, figure } from "./format.js";
+import { Output } from "./output.js";
+import { Importance, Parallel } from "./parallel.js";
+import { Badge, Bar, Copyable, Pending } from "./parts.js";
 import { Timeline } from "./timeline.js";
 
 const CURVES_SHOWN = 40;
 const POINTS_OF_ALL = 4000;
 const ROWS = 50;
+const TRIALS_ENDED = ["finished", "stopped", "failed"];
 
-/** Trials with the best first; those without a value last. */
-function byValue(trials, mode) {
+/** Trials by value, the best first; those that have none, or have failed, last. */
+function ranked(trials, mode) {
   const sign = mode === "max" ? -1 : 1;
   const rank = (trial) => (trial.state === "failed" || trial.value === null ? Infinity : sign * trial.value);
   return [...trials].sort((one, other) => rank(one) - rank(other) || one.number - other.number);
+}
+
+function bestOf(trials) {
+  return trials.length > 0 && trials[0].value !== null && trials[0].state !== "failed" ? trials[0] : undefined;
+}
+
+/** The best value that any trial ever had, which only gets better: [value, step, trial]; undefined before there is one. */
+function bestSoFar(trials, mode) {
+  const sign = mode === "max" ? -1 : 1;
+  return trials
+    .map((trial) => (trial.best_value === null ? [trial.value, trial.step, trial] : [trial.best_value, trial.best_step, trial]))
+    .filter(([value]) => value !== null)
+    .sort(([one, , trial], [other, , next]) => sign * (one - other) || trial.number - next.number)[0];
 }
 
 function parametersOf(trial) {
@@ -24,114 +40,217 @@ function parametersOf(trial) {
     .join(", ");
 }
 
-export function trialColour(number) {
-  return `hsl(${hue(number)} 60% 52%)`;
+/** A word as a shell takes it. */
+function quoted(word) {
+  return /^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", `'"'"'`)}'`;
 }
 
-function TrialCurves({ losses, trials }) {
-  const [pointed, setPointed] = useState(null);
-  const ranked = useMemo(() => {
-    const shown = trials.filter((trial) => losses[trial.number]?.some((point) => point.loss !== null));
-    const running = shown.filter((trial) => trial.state === "running");
-    return [...new Set([...running, ...shown])].slice(0, CURVES_SHOWN).sort((one, other) => one.number - other.number);
+/** The command that trains once more with a trial's parameters; undefined where some reach the script otherwise. */
+function commandOf(trial, spec) {
+  const entries = Object.entries(trial.parameters);
+  if (!spec || spec.call !== null || entries.some(([name]) => !(name in spec.flags))) return undefined;
+  const given = entries.flatMap(([name, value]) => [spec.flags[name], String(value)]);
+  return ["python", spec.script, ...spec.arguments, ...given].map(quoted).join(" ");
+}
+
+function Sample({ number }) {
+  const style = { ...coloured(number), strokeDasharray: dash(number).join(" ") };
+  return html`<svg class="sample" width="26" height="8" aria-hidden="true"><line x1="0" x2="26" y1="4" y2="4" style=${style} /></svg>`;
+}
+
+function TrialCurves({ losses, trials, pointed, setPointed }) {
+  const shown = useMemo(() => {
+    const known = trials.filter((trial) => losses[trial.number]?.some((point) => point.loss !== null));
+    const running = known.filter((trial) => trial.state === "running");
+    return [...new Set([...running, ...known])].slice(0, CURVES_SHOWN).sort((one, other) => one.number - other.number);
   }, [losses, trials]);
   const data = useMemo(() => {
-    const tables = ranked.map((trial) => [
+    const tables = shown.map((trial) => [
       losses[trial.number].map((point) => point.step),
       losses[trial.number].map((point) => point.loss),
     ]);
     return tables.length > 1 ? uPlot.join(tables) : tables[0];
-  }, [ranked]);
-  const onFocus = useCallback((index) => setPointed(index), []);
-  if (!ranked.length) return html`<p class="quiet">No trial has reported a loss yet.</p>`;
-  const trial = pointed === null ? undefined : ranked[pointed];
-  const series = ranked.map(({ number }) => ({
+  }, [shown]);
+  const numbers = shown.map((trial) => trial.number).join();
+  const onFocus = useCallback((index) => setPointed(index === null ? null : shown[index].number), [numbers]);
+  if (!shown.length) return html`<p class="quiet">No trial has reported a loss yet.</p>`;
+  const series = shown.map(({ number }) => ({
     label: `trial ${number}`,
-    stroke: trialColour(number),
+    colour: colour(number),
+    dash: dash(number),
     isShort: losses[number].length < 3,
   }));
+  const focus = shown.findIndex((trial) => trial.number === pointed);
+  const trial = shown[focus];
   const cut =
-    ranked.length < Object.keys(losses).length
-      ? `, ${ranked.length} of ${Object.keys(losses).length} trials: those that run and the best`
+    shown.length < Object.keys(losses).length
+      ? `, ${shown.length} of ${Object.keys(losses).length} trials: those that run and the best`
       : "";
-  const summary = `loss of ${ranked.length} trials by step; the table below has the last values`;
-  return html`<${Curves} title=${`Training loss by step${cut}`} summary=${summary}
-      data=${data} series=${series} onFocus=${onFocus} />
-    <p class="pointed quiet">
-      ${trial ? `trial ${trial.number}: ${parametersOf(trial)}` : "Point at a curve to see whose it is."}
+  const last = trials.filter((one) => one.loss !== null).sort((one, other) => one.loss - other.loss)[0];
+  const summary =
+    `loss of ${shown.length} trials by step` +
+    (last ? `; the least is ${figure(last.loss)} of trial ${last.number} at step ${last.step}` : "") +
+    "; the table of trials has the others";
+  return html`<${Curves} title=${`Training loss by step${cut}`} summary=${summary} data=${data} series=${series}
+      focus=${focus < 0 ? null : focus} onFocus=${onFocus} />
+    <ul class="legend" aria-label="trials of the curves">
+      ${shown.map(
+        ({ number }) => html`<li key=${number}>
+        <button class=${number === pointed ? "pointed" : ""} onClick=${() => setPointed(number)}
+          onMouseEnter=${() => setPointed(number)} onMouseLeave=${() => setPointed(null)}>
+          <${Sample} number=${number} /> ${number}
+        </button>
+      </li>`,
+      )}
+    </ul>
+    <p class="pointed-at quiet">
+      ${trial ? `trial ${trial.number}: ${parametersOf(trial)}` : "Point at a curve or a number to see that trial's parameters."}
     </p>`;
 }
 
-function Trial({ trial, isBest }) {
+function Best({ list, trials, spec, id, active }) {
+  const reached = bestSoFar(trials, list.mode);
+  if (!reached) return null;
+  const [value, step, trial] = reached;
+  const best = bestOf(trials) ?? trial;
+  const command = commandOf(best, spec);
+  const of = (one) => (Object.keys(one.parameters).length ? `: ${parametersOf(one)}` : "");
+  return html`<div class="best-so-far">
+    <p>
+      ${active ? "Best so far" : "Best"}: ${list.metric} <strong>${figure(value)}</strong>, trial
+      ${" "}${trial.number} at step ${figure(step)}${of(trial)}
+    </p>
+    ${
+      best !== trial &&
+      html`<p>Best by its last value: ${list.metric} <strong>${figure(best.value)}</strong>, trial ${best.number}${of(best)}</p>`
+    }
+    ${spec && html`<${Copyable} label="Save its model" text=${`dike export ${quoted(id)} --trial ${best.number} -o best.keras`} />`}
+    ${command && html`<${Copyable} label="Train with its parameters" text=${command} />`}
+  </div>`;
+}
+
+function Trial({ trial, isBest, isLoss, hasBest, yours, onOutput }) {
   return html`<tr class=${isBest ? "best" : ""}>
     <th scope="row">
-      <span class="swatch" style=${{ "--hue": hue(trial.number) }} aria-hidden="true"></span> ${trial.number}
+      <${Sample} number=${trial.number} /> ${trial.number}${isBest && html` <span class="tag">best</span>`}
     </th>
-    <td><${Badge} state=${trial.state} /></td>
+    <td><${Badge} state=${trial.state} text=${trial.status} /></td>
     <td class="number">${figure(trial.value)}</td>
-    <td class="number wide">${figure(trial.best_value)}${trial.best_step !== null && ` at step ${figure(trial.best_step)}`}</td>
-    <td class="number wide">${figure(trial.loss)}</td>
-    <td class="number">${figure(trial.step)}</td>
+    ${hasBest && html`<td class="number wide">${figure(trial.best_value)}</td>`}
+    ${!isLoss && html`<td class="number wide">${figure(trial.loss)}</td>`}
+    <td class="number step">${figure(trial.step)}</td>
     <td class="parameters">
       ${parametersOf(trial)}
-      ${trial.error && html`<details><summary>why it failed</summary><pre>${trial.error}</pre></details>`}
+      ${trial.error && html`<details><summary>why it failed</summary><pre tabindex="0">${trial.error}</pre></details>`}
     </td>
     <td class="number wide">${trial.runs}</td>
-    <td class="number wide">${trial.train_s === null ? "–" : duration(trial.train_s)}</td>
+    <td class="number wide">${trial.slot_s === null ? "–" : duration(trial.slot_s)}</td>
+    ${yours && html`<td class="act"><button class="plain" onClick=${onOutput} aria-label=${`Output of trial ${trial.number}`}>Output</button></td>`}
   </tr>`;
 }
 
-function Trials({ list, trials }) {
+function Trials({ list, trials, yours, onOutput }) {
   const [rows, setRows] = useState(ROWS);
-  const best = trials[0]?.value !== null && trials[0]?.state !== "failed" ? trials[0] : undefined;
-  const objective = `${list.metric} (${list.mode === "max" ? "greatest" : "least"} is best)`;
-  return html`<h2 id="trials">Trials by ${objective}</h2>
+  const best = bestOf(trials);
+  const metric = list.metric;
+  const isLoss = metric === "loss";
+  const hasBest = list.value === "last";
+  return html`<h2 id="trials">Trials by ${metric}, the ${list.mode === "max" ? "greatest" : "least"} first</h2>
     <div class="scroll"><table class="trials">
       <thead>
         <tr>
-          <th scope="col">Trial</th><th scope="col">State</th><th scope="col" class="number">${list.value} ${list.metric}</th>
-          <th scope="col" class="number wide">Best so far</th>
-          <th scope="col" class="number wide">Training loss, last step</th><th scope="col" class="number">Step</th>
+          <th scope="col">Trial</th><th scope="col">State</th>
+          <th scope="col" class="number">${hasBest ? "Last" : "Best"} ${metric}</th>
+          ${hasBest && html`<th scope="col" class="number wide">Best ${metric}</th>`}
+          ${!isLoss && html`<th scope="col" class="number wide">Training loss</th>`}
+          <th scope="col" class="number">Step</th>
           <th scope="col">Parameters</th>
-          <th scope="col" class="number wide">Runs</th><th scope="col" class="number wide">Trained</th>
+          <th scope="col" class="number wide">Runs</th><th scope="col" class="number wide">Ran for</th>
+          ${yours && html`<td></td>`}
         </tr>
       </thead>
       <tbody>
         ${trials
           .slice(0, rows)
-          .map((trial) => html`<${Trial} key=${trial.number} trial=${trial} isBest=${trial === best} />`)}
+          .map(
+            (trial) => html`<${Trial} key=${trial.number} trial=${trial} isBest=${trial === best} isLoss=${isLoss}
+              hasBest=${hasBest} yours=${yours} onOutput=${() => onOutput(trial.number)} />`,
+          )}
       </tbody>
     </table></div>
     ${rows < trials.length && html`<button onClick=${() => setRows(rows + ROWS)}>Show more trials</button>`}`;
 }
 
-async function load(id, signal) {
+async function load(id, before, signal) {
   const path = `jobs/${encodeURIComponent(id)}`;
   const [list, { slices }] = await Promise.all([get(`${path}/trials`, {}, signal), get(`${path}/slices`, {}, signal)]);
   const limit = Math.max(20, Math.min(200, Math.floor(POINTS_OF_ALL / Math.max(list.trials.length, 1))));
   const { losses } = await get(`${path}/losses`, { limit }, signal);
-  return { list, slices, losses, trials: byValue(list.trials, list.mode) };
+  const finished = list.trials.filter((trial) => trial.state === "finished").length;
+  // Only finished trials count.
+  const importance = finished === before?.finished ? before.importance : await get(`${path}/importance`, {}, signal);
+  return { list, slices, losses, finished, importance, trials: ranked(list.trials, list.mode) };
 }
 
-function Progress({ found, active }) {
+function Progress({ found, active, spec, id, pointed, setPointed }) {
   const { list, slices, losses, trials } = found;
-  const ended = trials.filter((trial) => ["finished", "failed"].includes(trial.state)).length;
+  const ended = trials.filter((trial) => TRIALS_ENDED.includes(trial.state)).length;
   const text = `${ended} of ${list.trial_count} trials have ended`;
   const part = list.trial_count ? ended / list.trial_count : 0;
   return html`<p class="now"><${Bar} part=${part} label="trials that have ended" text=${text} /> ${text}</p>
-    <${TrialCurves} losses=${losses} trials=${trials} />
+    <${Best} list=${list} trials=${trials} spec=${spec} id=${id} active=${active} />
+    <${TrialCurves} losses=${losses} trials=${trials} pointed=${pointed} setPointed=${setPointed} />
     <${Timeline} slices=${slices} active=${active} />`;
 }
 
-export function Search({ id, active, where }) {
-  const { data, error } = useLive((_, signal) => load(id, signal), [id], active);
+function Parameters({ found, space, pointed, setPointed }) {
+  const { list, trials, importance } = found;
+  const drawn = trials.filter((trial) => trial.state !== "failed" && trial.value !== null);
+  if (!drawn.some((trial) => Object.keys(trial.parameters).length)) return null;
+  return html`<section aria-labelledby="parameters">
+    <h2 id="parameters">Parameters</h2>
+    <${Parallel} trials=${drawn} space=${space} metric=${list.metric} mode=${list.mode}
+      pointed=${pointed} onPoint=${setPointed} />
+    <${Importance} found=${importance} />
+  </section>`;
+}
+
+function TrialOutput({ id, number, active, close }) {
+  return html`<section aria-labelledby="trial-output" ref=${(box) => box?.scrollIntoView({ block: "nearest" })}>
+    <div class="title">
+      <h2 id="trial-output">Output of trial ${number}</h2> <button class="actions" onClick=${close}>Close</button>
+    </div>
+    <${Output} key=${number} id=${id} trial=${number} active=${active} />
+  </section>`;
+}
+
+export function Search({ job, active, where }) {
+  const { id } = job;
+  const { data, error } = useLive((before, signal) => load(id, before, signal), [id], active);
+  const [pointed, setPointed] = useState(null);
+  const [output, setOutput] = useState(null);
+  const close = useCallback(() => setOutput(null), []);
+  const spec = job.request?.spec;
+  const trial = data?.trials.find((one) => one.number === output);
   return html`<section aria-labelledby="progress">
       <h2 id="progress">Progress</h2>
-      ${data === undefined ? html`<${Pending} error=${error} />` : html`<${Progress} found=${data} active=${active} />`}
+      ${
+        data === undefined
+          ? html`<${Pending} error=${error} />`
+          : html`<${Progress} found=${data} active=${active} spec=${spec} id=${id} pointed=${pointed} setPointed=${setPointed} />`
+      }
     </section>
-    ${where}
+    ${data && html`<${Parameters} found=${data} space=${spec?.space ?? []} pointed=${pointed} setPointed=${setPointed} />`}
     ${
       data?.trials.length > 0 &&
-      html`<section aria-labelledby="trials"><${Trials} list=${data.list} trials=${data.trials} /></section>`
-    }`;
+      html`<section aria-labelledby="trials">
+        <${Trials} list=${data.list} trials=${data.trials} yours=${job.yours} onOutput=${setOutput} />
+      </section>`
+    }
+    ${
+      trial &&
+      html`<${TrialOutput} id=${id} number=${output} close=${close}
+        active=${active && !TRIALS_ENDED.includes(trial.state)} />`
+    }
+    ${where}`;
 }

@@ -1,7 +1,8 @@
 /** Slots' timelines: a row for each slot, a box for each time slice, coloured by its trial. */
 
 import { html } from "./vendor/htm-preact.js";
-import { duration, figure, hue } from "./format.js";
+import { now as lastKnown } from "./api.js";
+import { coloured, duration, figure } from "./format.js";
 
 const SLICES_SHOWN = 2000;
 const TICKS = 6;
@@ -35,7 +36,7 @@ function Slice({ slice, from, length, now }) {
   const style = {
     left: percent(slice.start_s - from),
     width: percent(end - slice.start_s),
-    "--hue": hue(slice.trial),
+    ...coloured(slice.trial),
     "--share": `${share}%`,
   };
   return html`<span class=${slice.end_s === null ? "slice running" : "slice"} title=${said.filter(Boolean).join("; ")}
@@ -46,20 +47,20 @@ export function Timeline({ slices, active }) {
   if (!slices.length) return null;
   const shown = slices.slice(-SLICES_SHOWN);
   const last = Math.max(...shown.map((slice) => slice.end_s ?? 0));
-  const now = active ? Date.now() / 1000 : last;
+  const now = active ? lastKnown() : last;
   const from = Math.min(...shown.map((slice) => slice.start_s));
   const until = Math.max(now, last);
   const length = Math.max(until - from, 1);
   const slots = [...new Set(shown.map((slice) => slice.slot))].sort((one, other) => one - other);
   const agents = new Map(shown.map((slice) => [slice.slot, slice.agent]));
-  const cut = shown.length < slices.length ? ` The last ${SLICES_SHOWN} slices.` : "";
+  const cut = shown.length < slices.length ? ` Only the last ${SLICES_SHOWN} are shown.` : "";
   const said = (slot, ours) => `slot ${slot}: trials ${ours.map((slice) => slice.trial).join(", ")}`;
   const draw = (slice) =>
     html`<${Slice} key=${`${slice.trial}-${slice.run}`} slice=${slice} from=${from} length=${length} now=${until} />`;
   const drawTick = (tick) =>
     html`<span class="tick" style=${{ left: `${(100 * tick) / length}%` }}>${tickText(tick, length)}</span>`;
   return html`<h3>Slots</h3>
-    <p class="quiet">Number and colour: trial; pale: not training yet.${cut}</p>
+    <p class="quiet">A box is a stretch of a trial's training; its number and colour say which trial. Pale: it is still starting.${cut}</p>
     <div class="timeline">
       ${slots.map((slot) => {
         const ours = shown.filter((slice) => slice.slot === slot);

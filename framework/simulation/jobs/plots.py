@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from framework.simulation.jobs.comparison import SchedulerResult, reference
-from framework.simulation.panels import draw_rows
+from framework.simulation.panels import draw_rows, turn_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,7 +51,7 @@ def _colours(results: Sequence[SchedulerResult]) -> list[str]:
 
 def _bars(axes: Axes, results: Sequence[SchedulerResult], colours: Sequence[str], values: Sequence[float]) -> None:
     axes.bar_label(axes.bar([result.name for result in results], values, color=colours), fmt="%.2f", fontsize=8)
-    axes.tick_params(axis="x", labelrotation=20 if max(len(result.name) for result in results) > 8 else 0)
+    turn_names(axes, results)
     axes.margins(y=0.1)
 
 

@@ -167,4 +167,5 @@ class _Layouter:
             variables=variables,
             # Neither was it planned so from the start, nor is anything proven of it.
             optimal=False,
+            gap=1.0,
         )

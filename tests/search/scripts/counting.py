@@ -53,6 +53,7 @@ for step in range(start + 1, arguments.steps + 1):
     state["loss"] *= 1 - arguments.lr
     if step == arguments.fail_at and arguments.lr == arguments.fail_lr:
         raise ValueError(f"no further than {step}")
+    print(f"loss {state['loss']:.9f}")
     if arguments.diary:
         with arguments.diary.open("a") as diary:
             diary.write(f"\n{arguments.lr} {os.getpid()} {step} {state['loss'].hex()} .\n")

@@ -1,0 +1,92 @@
+"""The function given to `dike.tune`, as a trial calls it."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dike.exceptions import BadInputError
+from dike.main_script import become_main, call_script
+from dike.trial import pickled
+from dike.trial.runtime import TrialRuntime
+from dike.trial.spec import Value
+
+TrainFunction = Callable[..., Any]
+"""Trains with the parameters it takes by name. Returns the objective's value, a mapping with it among others, or None
+if training has reported it."""
+
+_is_called = False
+
+
+def is_called() -> bool:
+    """Whether it has been called in this process."""
+    return _is_called
+
+
+def arguments_for(train_fn: TrainFunction, parameters: Mapping[str, Value]) -> dict[str, Value]:
+    """The parameters that a function takes; '-' in their names stands for '_'.
+
+    Raises:
+        BadInputError: if it needs one that is not there.
+    """
+    named = {name.replace("-", "_"): value for name, value in parameters.items()}
+    try:
+        wanted = inspect.signature(train_fn).parameters.values()
+    except ValueError:
+        return named  # a function of C that does not say
+    by_name = {each.name for each in wanted if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    for each in wanted:
+        if each.default is each.empty and each.kind not in variadic and each.name not in by_name & named.keys():
+            raise BadInputError(
+                f"The function given to dike.tune needs '{each.name}', which the search space does not have; add it to "
+                "the space, or give it a default."
+            )
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in wanted)
+    return {name: value for name, value in named.items() if takes_all or name in by_name}
+
+
+def train_from_file(trial: TrialRuntime, path: str) -> None:
+    """Does a trial whose function was pickled, because there is no script to run from the top.
+
+    Raises:
+        BadInputError, ScriptFailedError: see `train`.
+    """
+    become_main([""], os.getcwd())
+    with open(path, "rb") as file:
+        train(trial, pickled.load_function(file.read()))
+
+
+def train(trial: TrialRuntime, train_fn: TrainFunction) -> None:
+    """Calls a function with the trial's parameters, and reports what it returns.
+
+    Raises:
+        BadInputError: if it needs other parameters, or returns what is no objective.
+        ScriptFailedError: if it fails.
+    """
+    global _is_called
+    _is_called = True
+    arguments = arguments_for(train_fn, trial.spec.parameters)
+    returned = call_script(lambda: train_fn(**arguments))
+    if returned is None:
+        return
+    if not isinstance(returned, Mapping):
+        trial.result(_number(returned), {})
+        return
+    values = {str(name): _number(value) for name, value in returned.items()}
+    if trial.spec.metric in values:
+        trial.result(values[trial.spec.metric], values)
+    else:
+        trial.progress(trial.step, metrics=values)
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise BadInputError(
+            f"The function given to dike.tune returned a {type(value).__name__}; it may return a number, a dictionary "
+            "of numbers or None."
+        ) from None

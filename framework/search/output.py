@@ -1,0 +1,121 @@
+"""What trials have printed, in the database: the runs of a trial in one piece, thinned in the middle if it is long."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from sqlalchemy import ColumnElement, delete, func, insert, select, update
+from sqlalchemy.engine import Connection
+
+from executor.messages import storable
+from executor.trial_messages import TrialOutput
+from framework.scheduler.records import OutputChunk
+from framework.search.tables import OUTPUT, SLICES
+from solver.units import format_bytes
+
+TRIAL_BYTES = 512 * 1024
+"""How much of a trial's output is kept at most."""
+LEAST_TRIAL_BYTES = 64 * 1024
+SEARCH_BYTES = 64 * 2**20
+"""How much of all trials' output together: of many trials less is kept each, down to `LEAST_TRIAL_BYTES`."""
+_FIRST_SHARE, _LAST_SHARE = 0.25, 0.5
+"""What is kept of the limit when the middle goes; the rest is left free, so that this is seldom needed."""
+
+
+def limit_of(trial_count: int) -> int:
+    """How many bytes are kept of the output of each of so many trials."""
+    return min(TRIAL_BYTES, max(LEAST_TRIAL_BYTES, SEARCH_BYTES // trial_count))
+
+
+def task_of(trial: int) -> str:
+    """What a trial is called among the tasks whose output is shown."""
+    return f"trial:{trial}"
+
+
+def add_output(connection: Connection, search_id: int, pieces: Sequence[TrialOutput]) -> None:
+    """Adds what trials have printed, in its order, each byte once."""
+    rows = [
+        {
+            "search_id": search_id,
+            "trial": piece.trial,
+            "run": piece.run,
+            "offset": piece.offset,
+            "bytes": len(piece.data),
+            "skipped": piece.skipped,
+            "text": storable(piece.data.decode(errors="replace")),
+        }
+        for piece in pieces
+    ]
+    connection.execute(insert(OUTPUT), rows)
+
+
+def kept_bytes(connection: Connection, search_id: int, trial: int) -> int:
+    """How much of a trial's output is there."""
+    query = select(func.coalesce(func.sum(OUTPUT.c.bytes), 0)).where(_of_trial(search_id, trial))
+    return int(connection.execute(query).scalar_one())
+
+
+def received_bytes(connection: Connection, search_id: int, trial: int, run: int) -> int:
+    """Up to where the output of a run has come."""
+    ours = _of_trial(search_id, trial) & (OUTPUT.c.run == run)
+    query = select(func.coalesce(func.max(OUTPUT.c.offset + OUTPUT.c.bytes), 0)).where(ours)
+    return int(connection.execute(query).scalar_one())
+
+
+def thin_output(connection: Connection, search_id: int, trial: int, limit_bytes: int) -> None:
+    """Leaves out the middle of a trial's output, so that less is left than the limit."""
+    query = select(OUTPUT.c.number, OUTPUT.c.bytes, OUTPUT.c.skipped).where(_of_trial(search_id, trial))
+    rows = connection.execute(query.order_by(OUTPUT.c.number)).all()
+    first = _fitting([row.bytes for row in rows], limit_bytes * _FIRST_SHARE)
+    last = max(1, _fitting([row.bytes for row in reversed(rows)], limit_bytes * _LAST_SHARE))
+    middle = rows[first : len(rows) - last]
+    if not middle:
+        return
+    gone = (OUTPUT.c.number >= middle[0].number) & (OUTPUT.c.number <= middle[-1].number)
+    connection.execute(delete(OUTPUT).where(_of_trial(search_id, trial), gone))
+    after = rows[-last]
+    skipped = after.skipped + sum(row.bytes + row.skipped for row in middle)
+    connection.execute(update(OUTPUT).where(OUTPUT.c.number == after.number).values(skipped=skipped))
+
+
+def load_output(
+    connection: Connection, search_id: int, trial: int, *, after: int = 0, limit: int | None = None
+) -> list[OutputChunk]:
+    """What a trial has printed, oldest first, with lines that say where a run begins and where something is left out.
+
+    Args:
+        connection: to the database.
+        search_id: which search.
+        trial: number of the trial.
+        after: only what came after the piece of this number.
+        limit: at most so many pieces; None for all.
+    """
+    ours = select(OUTPUT).where(_of_trial(search_id, trial))
+    rows = connection.execute(ours.where(OUTPUT.c.number > after).order_by(OUTPUT.c.number).limit(limit)).all()
+    if not rows:
+        return []
+    before = ours.where(OUTPUT.c.number <= after).order_by(OUTPUT.c.number.desc()).limit(1)
+    last = connection.execute(before).first() if after else None
+    query = select(SLICES.c.run, SLICES.c.agent, SLICES.c.from_step)
+    slices = connection.execute(query.where(SLICES.c.search_id == search_id, SLICES.c.trial == trial))
+    begun = {row.run: f" on {row.agent}, from step {row.from_step}" for row in slices}
+    run, is_line_open = (None, False) if last is None else (last.run, not last.text.endswith("\n"))
+    chunks = []
+    for row in rows:
+        notes = [] if row.run == run else [f"run {row.run}{begun.get(row.run, '')}"]
+        notes += [f"{format_bytes(row.skipped)} left out"] if row.skipped else []
+        said = "".join(f"--- {note} ---\n" for note in notes)
+        text = ("\n" if said and is_line_open else "") + said + row.text
+        chunks.append(OutputChunk(row.number, task_of(trial), "stdout", text))
+        run, is_line_open = row.run, not text.endswith("\n")
+    return chunks
+
+
+def _of_trial(search_id: int, trial: int) -> ColumnElement[bool]:
+    return (OUTPUT.c.search_id == search_id) & (OUTPUT.c.trial == trial)
+
+
+def _fitting(sizes: Sequence[int], limit: float) -> int:
+    """How many of the sizes, from the first on, are not more than the limit together."""
+    return sum(total <= limit for total in itertools.accumulate(sizes))
