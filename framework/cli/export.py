@@ -136,7 +136,7 @@ def _of_run(wanted: _Wanted) -> bool:
     from dike.trial.export import of_job
 
     folder = next((path for path in (Path(wanted.name), Path(RUNS_FOLDER, wanted.name)) if path.is_dir()), None)
-    if folder is None:
+    if folder is None or any(folder.glob("trial-*")):  # That is a search's, of a service or of another database.
         return False
     _refuse_trial(wanted)
     _write(wanted, of_job(str(folder)))
@@ -153,7 +153,6 @@ def _refuse_trial(wanted: _Wanted) -> None:
 def _of_service(wanted: _Wanted, access: ServiceAccess) -> None:
     from dike.trial.export import choose
     from framework.scheduler.records import JobKind
-    from framework.search.records import TrialRecord
     from framework.service.api.client_http import ServiceUnavailableError
 
     try:
@@ -163,7 +162,7 @@ def _of_service(wanted: _Wanted, access: ServiceAccess) -> None:
             metric, epoch = "", wanted.epoch
             if job.kind is JobKind.SEARCH:
                 found = client.trials(job.id)
-                trials = [TrialRecord(**view.model_dump()) for view in found.trials]
+                trials = [view.to_record() for view in found.trials]
                 record = _trial(wanted, trials, found.mode, f"dike jobs {job.id}")
                 metric = found.metric
             else:

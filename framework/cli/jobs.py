@@ -83,7 +83,6 @@ def _listed(
 def _show_one(client: ServiceClient, name: str, output_format: Format) -> None:
     from framework.cli.job_tables import events_table, facts_table, last_events, tasks_table
     from framework.cli.search_tables import best_in_words, best_trials, best_trials_table
-    from framework.search.records import TrialRecord
     from solver import Plan
     from solver.cli.tables import print_layout
 
@@ -93,7 +92,7 @@ def _show_one(client: ServiceClient, name: str, output_format: Format) -> None:
     plan = client.plan(job.id) if job.kind is JobKind.TRAINING else None
     found = client.trials(job.id) if job.kind is JobKind.SEARCH else None
     views = [] if found is None else found.trials
-    found_trials = [TrialRecord(**view.model_dump(exclude={"status"})) for view in views]
+    found_trials = [view.to_record() for view in views]
     best = [] if found is None else best_trials(found_trials, found.mode)[:TRIALS_SHOWN]
     reached = "" if found is None else best_in_words(found_trials, found.metric, found.mode)
     if output_format is Format.JSON:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import signal
@@ -285,6 +286,14 @@ def test_a_search_is_handed_over(service: ServiceProcess, tmp_path: Path) -> Non
     assert [path.name for path in (tmp_path / "copied").rglob("*") if path.is_file()] == ["model.txt"]
     assert (tmp_path / "copied/trial-1/models/model.txt").read_text() == "0.02"
     refused(service.dike("outputs", "handed-over", user="ann"), "belongs to bob")
+    # `counting.py` is saved by its own functions.
+    exported = service.dike("export", "handed-over", "-o", tmp_path / "exported", user="bob")
+    assert "trial 1 at step 5, loss" in exported.stdout, exported.stderr
+    assert json.loads((tmp_path / "exported" / "state.json").read_text()) == {"loss": pytest.approx(0.98**5)}
+    refused(service.dike("export", "handed-over", "-o", tmp_path / "exported", user="bob"), "is there already")
+    refused(service.dike("export", "handed-over", "-o", tmp_path / "best.keras", user="bob"), "name a folder")
+    refused(service.dike("export", "handed-over", "--trial", "7", user="bob"), "has no trial 7")
+    refused(service.dike("export", "handed-over", user="ann"), "belongs to bob")
     refused(service.dike("trials", "handed-over", "--storage", "sqlite:///searches.db"), "dike jobs")
     refused(service.dike("logs", "handed-over", "--task", "foo", user="bob"), "has no task foo", "trials")
     printed = service.dike("logs", "handed-over", "--trial", "1", "-f", user="bob")

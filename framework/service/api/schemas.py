@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from framework.scheduler.records import JobKind, JobState, TaskRecord
-from framework.search.records import Mode, TrialState, ValueKind
+from framework.search.records import Mode, TrialRecord, TrialState, ValueKind
 
 
 def _finite(value: Any) -> Any:
@@ -215,6 +215,10 @@ class TrialView(View):
     error: str
     created_s: float
     ended_s: float | None
+
+    def to_record(self) -> TrialRecord:
+        """The trial, as far as it is told."""
+        return TrialRecord(**self.model_dump(exclude={"status"}))
 
 
 class TrialList(View):
