@@ -32,7 +32,7 @@ def kill(
                 say(out, f"{job.id} has ended already: {job.state}")
             else:
                 client.kill(job.id)
-                say(out, f"{job.id} is told to end")
+                say(out, f"ending {job.id}")
         if wait:
             for job_id in found:
                 ended = client.wait_for_end(job_id, lambda text: say(out, text))

@@ -177,7 +177,7 @@ def _logs_of_trial(store: Store, trial: int, *, follow: bool, tail: int | None) 
             for chunk in _trial_output(store, trial, last, follow=follow):
                 output.write(chunk.task, chunk.stream, without_noise(chunk.text))
     except KeyboardInterrupt:
-        raise InterruptedByUserError(f"The search {name} goes on without us.") from None
+        raise InterruptedByUserError(f"The search {name} goes on.") from None
     finally:
         output.finish()
     if follow:

@@ -49,7 +49,7 @@ def outputs(
             say(out, f"{len(copies)} file{'' if len(copies) == 1 else 's'} copied to {folder}")
             for file in found.files:
                 if folder / file.path not in copies:
-                    say(out, f"not copied: {file.path}, which is there no more")
+                    say(out, f"not copied: {file.path} no longer exists")
         for path, reason in found.left_behind.items():
             say(out, f"left behind: {path} ({reason})")
         if found.more:

@@ -163,11 +163,9 @@ class Preemption:
                 continue
             if job_id not in self._asked:
                 self._notify(
-                    reservation.job_id, f"job {job_id} of {handle.user} makes way: it gives up {_workers(task_ids)}"
+                    reservation.job_id, f"job {job_id} of {handle.user} ends {_workers(task_ids)} to make room"
                 )
-            reason = (
-                f"job {reservation.job_id} has waited long, and fits once this one has given up {_workers(task_ids)}"
-            )
+            reason = f"job {reservation.job_id} has waited long, and fits when this one has ended {_workers(task_ids)}"
             self._isolated(handle, handle.job.reclaim, task_ids, reason)
         self._asked = dict(wanted)
 
@@ -217,7 +215,7 @@ def why_it_shrinks(reservation: Reservation | None, job_id: str) -> str:
     if reservation is None or job_id not in reservation.gives_up:
         return ""
     given = _workers(reservation.gives_up[job_id])
-    return f" It makes way for job {reservation.job_id}, which has waited long and fits without {given} of this one."
+    return f" It makes room for job {reservation.job_id}, which has waited long and fits without {given} of this one."
 
 
 def what_it_leaves(reservation: Reservation | None, job: JobFacts, waiting: str) -> str:
@@ -231,7 +229,7 @@ def what_it_leaves(reservation: Reservation | None, job: JobFacts, waiting: str)
     if reservation is None or reservation.job_id != waiting:
         return ""
     if job.job_id in reservation.gives_up:
-        return f" It makes way, and gives up {_workers(reservation.gives_up[job.job_id])}."
+        return f" It makes room, and ends {_workers(reservation.gives_up[job.job_id])}."
     is_search = job.sizing is not None and not job.sizing.is_gang
     return (
         " It is asked to leave what is kept for this one." if is_search and job.held.keys() & reservation.agents else ""

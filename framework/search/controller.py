@@ -511,10 +511,10 @@ class SearchController:
         shown = f"dike logs {self._spec.name} --trial {record.number} shows its output"
         where = f"trial {record.number} failed on {slot.node}: {end.message}; {shown}, whose end is in {end.log}, too"
         if record.state is not TrialState.FAILED:
-            self._observer.notify(f"{where}; it will be tried again")
+            self._observer.notify(f"{where}; it is tried again")
             return
         self._observer.output(end.tail)
-        self._observer.notify(f"{where}; it is given up{f': {why_hopeless}' if why_hopeless else ''}")
+        self._observer.notify(f"{where}; it is not tried again{f': {why_hopeless}' if why_hopeless else ''}")
         self._trial_failed(record, end.message)
 
     def _trial_failed(self, record: TrialRecord, message: str) -> None:

@@ -213,7 +213,7 @@ class Service:
         if self.scheduler.job(job_id) is not None:
             if user and job_id not in self._killed_by:
                 self._killed_by[job_id] = user
-                self._recorders[job_id].event("note", f"{user} has asked for its end")
+                self._recorders[job_id].event("note", f"{user} asked to end it")
             self._note_state(job_id, JobState.ENDING)
             self.scheduler.cancel_job(job_id)
 

@@ -88,13 +88,13 @@ def test_the_user_furthest_above_the_fair_share_makes_way_until_the_other_runs()
     stage, first, second = crowded()
     assert isinstance(second, ShrinkingJob)
     assert (len(first.asked), second.asked) == (2, frozenset())
-    assert stage.told == [("waits", "job first of rich makes way: it gives up 2 workers")]
+    assert stage.told == [("waits", "job first of rich ends 2 workers to make room")]
     could_be_freed = explained(stage, "waits").could_be_freed
-    assert could_be_freed[0].endswith("holds 4 cpus, 4096 MiB there. It makes way, and gives up 2 workers.")
+    assert could_be_freed[0].endswith("holds 4 cpus, 4096 MiB there. It makes room, and ends 2 workers.")
     assert could_be_freed[1].endswith("there.")
     sentence = explained(stage, "first").sentence
-    assert "makes way for job waits, which has waited long and fits without 2 workers of this one" in sentence
-    assert "makes way" not in explained(stage, "second").sentence
+    assert "makes room for job waits, which has waited long and fits without 2 workers of this one" in sentence
+    assert "makes room" not in explained(stage, "second").sentence
     # While it saves nobody else is asked, nor it for more.
     first.leaving = first.asked
     stage.run(2 * RECHECK_S)

@@ -241,7 +241,7 @@ def test_a_mistake_before_the_first_step_is_not_tried_again(begin: Any, error: s
     slot.end("failed", exit_code=1, message=error, tail=traceback(error))
     assert (stage.trials[0].state, stage.trials[0].runs) == (TrialState.FAILED, 1)
     assert error in stage.trials[0].error
-    assert any("given up: it would fail in the same way again" in note for note in stage.watcher.notes)
+    assert any("not tried again: it would fail in the same way again" in note for note in stage.watcher.notes)
 
 
 @pytest.mark.slow

@@ -212,7 +212,7 @@ def test_who_has_killed_a_job_is_told(stage: Stage) -> None:
     for job_id in (waits, runs, search):
         assert (stage.job(job_id).state, stage.job(job_id).failure) == (JobState.KILLED, "killed by eve")
         notes = [event.text for event in stage.store.history.events(job_id) if event.kind == "note"]
-        assert notes == ["eve has asked for its end"]
+        assert notes == ["eve asked to end it"]
     assert {task.message for task in stage.store.tasks(job_id=runs)} == {"killed on request"}
 
 
