@@ -9,8 +9,8 @@ import pytest
 
 from framework.policies.trials.interface import PolicySettings
 from framework.search.migration_cost import LEAST_COUNT, with_measured_migration_cost
-from framework.search.records import Parameter, SliceRecord, TrialRecord
-from framework.search.recovery import close_open_slices, trials_to_resume
+from framework.search.records import Parameter, SliceRecord, TrialRecord, trials_to_resume
+from framework.search.recovery import close_open_slices
 from framework.search.slot_pool import kind_of
 from framework.search.speeds import LEAST_S, Speeds
 from framework.search.store import Store
