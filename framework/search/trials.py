@@ -99,7 +99,10 @@ class TrialTracker:
     @property
     def has_readings(self) -> bool:
         """Whether any trial has ever reported the objective."""
-        return any(record.value is not None for record in self.records.values())
+        of_losses = self._spec.metric == "loss"  # which are reported before the first value, an epoch's, is
+        return any(
+            record.value is not None or (of_losses and record.loss is not None) for record in self.records.values()
+        )
 
     @property
     def unsampled(self) -> int:

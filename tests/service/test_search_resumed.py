@@ -24,7 +24,8 @@ from tests.search.search_stage import search_spec
 from tests.service.api_stage import training
 from tests.service.searches_stage import Stage
 
-REPORT = {"type": "progress", "step": 1, "train_s": 1.0, "loss": 1.0, "low": 1.0, "high": 1.0, "count": 1}
+LOSS = {"loss": 1.0, "low": 1.0, "high": 1.0, "count": 1}
+REPORT = {"type": "progress", "step": 1, "train_s": 1.0, **LOSS, "value": 1.0}
 
 
 class ResumingStage(Stage):
