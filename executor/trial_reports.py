@@ -18,9 +18,6 @@ KEPT_REPORTS = 50_000
 """So many reports of a run are kept while nobody takes them in; beyond it the oldest go."""
 
 
-_STANDING = {"value", "best", "best_step", "restated"}
-
-
 class KeptReports:
     """`progress` reports of one run, until they are known to be written down.
 
