@@ -16,9 +16,10 @@ logger = logging.getLogger(__name__)
 
 KEPT_REPORTS = 50_000
 """So many reports of a run are kept while nobody takes them in; beyond it the oldest go."""
-
-
-_STANDING = {"value", "best", "best_step", "restated"}
+KEPT_VALUES = 100_000
+"""So many `values` are kept in them; beyond it the oldest go."""
+VALUES_LIMIT = 5000
+"""So many `values` go into one message, unless one report has more."""
 
 
 class KeptReports:
@@ -33,6 +34,9 @@ class KeptReports:
     def __init__(self) -> None:
         self._kept: deque[dict[str, Any]] = deque()
         self._unsent = 0
+        self._values = 0
+        self._bare = 0
+        """Number below which no report holds values."""
         self.oldest = 0
 
     @property
@@ -47,15 +51,28 @@ class KeptReports:
     def add(self, report: dict[str, Any]) -> None:
         """One has come."""
         self._kept.append(report)
+        self._values += _value_count(report)
         if len(self._kept) > KEPT_REPORTS:
             self._forget(self.oldest + 1)
+        while self._values > KEPT_VALUES:
+            self._bare = max(self._bare, self.oldest)
+            place = self._bare - self.oldest
+            self._values -= _value_count(self._kept[place])
+            self._kept[place] = _without_values(self._kept[place])
+            self._bare += 1
 
     def take(self, limit: int) -> tuple[int, tuple[dict[str, Any], ...]]:
         """Those that are to be sent next, at most so many: number of the first, and they."""
         first = max(self._unsent, self.oldest)
-        taken = tuple(itertools.islice(self._kept, first - self.oldest, first - self.oldest + limit))
+        taken: list[dict[str, Any]] = []
+        values = 0
+        for report in itertools.islice(self._kept, first - self.oldest, first - self.oldest + limit):
+            values += _value_count(report)
+            if taken and values > VALUES_LIMIT:
+                break
+            taken.append(report)
         self._unsent = first + len(taken)
-        return first, taken
+        return first, tuple(taken)
 
     def known(self, count: int) -> None:
         """So many are written down; those behind them are to be sent, again if they were before."""
@@ -64,8 +81,17 @@ class KeptReports:
 
     def _forget(self, below: int) -> None:
         while self.oldest < below:
-            self._kept.popleft()
+            self._values -= _value_count(self._kept.popleft())
             self.oldest += 1
+
+
+def _value_count(report: dict[str, Any]) -> int:
+    values = report.get("values")
+    return len(values) if isinstance(values, list) else 0
+
+
+def _without_values(report: dict[str, Any]) -> dict[str, Any]:
+    return {name: content for name, content in report.items() if name != "values"}
 
 
 class RunReports:
@@ -82,8 +108,8 @@ class RunReports:
         checkpoint: the newest checkpoint that the trial has; None if there is none.
         checkpoint_step: steps done at that checkpoint.
         batch_size: samples of a step; None if the run has not said.
-        last: content of the last `progress` report, with what a `result` said in place of its `value`, `best` and
-            `metrics`.
+        last: content of the last `progress` report but its `values`, with what a `result` said in place of its
+            `value`, `best` and `metrics`.
         losses: contents of `progress` reports.
     """
 
@@ -144,7 +170,7 @@ class RunReports:
                     self.batch_size = float(content["batch_size"])
             case "progress":
                 self.step = int(content["step"])
-                self.last = content
+                self.last = _without_values(content)
                 self.losses.add(content)
             case "checkpoint":
                 self._checkpoint(content)

@@ -6,7 +6,7 @@
                                                          the first step is about to be taken; whether a request to
                                                          suspend will be obeyed; samples of a step, where that is known
     {"type": "progress", "step": n, "train_s": t, "loss": x, "low": x, "high": x, "last": x, "count": k,
-     "metrics": {name: x}, "value": x, "best": x, "best_step": n, "values": [[n, x], ...]}
+     "metrics": {name: x}, "value": x, "best": x, "best_step": n, "values": [[k, n, x], ...]}
                                                          a stretch of training, see below
     {"type": "checkpoint", "path": p, "step": n, "train_s": t}
     {"type": "result", "value": x, "values": {...}, "best": x, "best_step": n}
@@ -22,8 +22,9 @@ epoch's results among them. `value` is the objective's newest value, absent wher
 result as Keras prints it, the metric in `dike.report`, or, of a script that reports nothing of the kind, the loss of
 its last batch. `best` and `best_step` are the best one so far and the step at which it was said, in all runs of the
 trial; `"restated": true` takes back what was said of the best before, because the script has begun to report numbers
-itself, or its function has returned one that is something else. `values`, in a search that stops trials, are all that
-were stated since the last such line, each with its step. How many losses a line describes is a matter of time, and so
+itself, or its function has returned one that is something else. `values`, in a search that stops trials, are those
+that the script has reported since the last such line: how many it has reported up to there in all runs, the step, and
+the value; of very many some are left out. How many losses a line describes is a matter of time, and so
 is their mean; `last`, `value` and `best` are not. A number that JSON cannot hold is written as text: "nan",
 "inf", "-inf".
 """

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import math
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -32,7 +33,12 @@ REPORT_WAIT_S = 5.0
 """How long a report that must not be lost may wait for a slow reader."""
 
 MAX_VALUES = 1000
-"""So many values of the objective are kept for one report; of more, every second goes."""
+"""So many values of the objective are kept for one report; of more, only those whose number 2, 4, 8, ... divides."""
+
+_ONLY_BATCHES = (
+    "--stop has not judged this trial, as its losses of batches are all there is; let the script call "
+    "dike.report(step, loss=...)."
+)
 
 
 @dataclass
@@ -44,12 +50,14 @@ class Standing:
         best, best_step: the best so far that is finite, and the step at which it was said; None before the first.
         is_reported: whether the script has reported one. From then on the losses that Dike reads of its batches count
             no more: one batch says less.
+        stated: how many its script has reported.
     """
 
     last: float | None = None
     best: float | None = None
     best_step: int | None = None
     is_reported: bool = False
+    stated: int = 0
 
     def take(self, step: int, value: float, mode: str) -> bool:
         """A value has been said; whether it is the best so far.
@@ -115,7 +123,8 @@ class TrialRuntime:
         self._losses: list[float] = []
         self._metrics: dict[str, float] = {}
         self._value: float | None = None
-        self._values: list[tuple[int, float]] = []
+        self._values: list[tuple[int, int, float]] = []
+        self._stride = 1
         self._is_restated = False
         self._keeping_s = 0.0
         self._names: set[str] = set()
@@ -216,15 +225,23 @@ class TrialRuntime:
         if is_reported and not self.standing.is_reported:
             self._is_restated = self.standing.best is not None
             self.standing = Standing(is_reported=True)
-            self._values.clear()
         self._value = value
-        if self.spec.every_value:
-            self._values.append((step, value))
-            if len(self._values) > MAX_VALUES:
-                del self._values[::2]
+        if is_reported:
+            self._add_value(step, value)
         is_best = self.standing.take(step, value, self.spec.mode)
         if is_best and is_reported and self.keep_best is not None:
             self.keep_best()
+
+    def _add_value(self, step: int, value: float) -> None:
+        """The script has reported one, by which the trial may be stopped; losses of batches are no match for those."""
+        self.standing.stated += 1
+        if not self.spec.every_value:
+            return
+        if len(self._values) >= MAX_VALUES:
+            # The same ones in each trial.
+            self._stride *= 2
+            self._values = [each for each in self._values if each[0] % self._stride == 0]
+        self._values.append((self.standing.stated, step, value))
 
     def keep(self, write: Callable[[], object]) -> None:
         """Writes the best model so far, if the disk has room for it and that has not taken too long before."""
@@ -264,6 +281,7 @@ class TrialRuntime:
         self._metrics.clear()
         self._value = None
         self._values.clear()
+        self._stride = 1
         self._reported_s = self._clock()
 
     @property
@@ -351,6 +369,8 @@ class TrialRuntime:
             BadInputError: if the objective was never reported.
         """
         if self._has_objective:
+            if self.spec.every_value and self.standing.last is not None and not self.standing.is_reported:
+                print(f"dike: {_ONLY_BATCHES}", file=sys.stderr, flush=True)
             return
         if self.spec.metric == "loss":
             raise BadInputError(

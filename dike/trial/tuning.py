@@ -73,10 +73,6 @@ def grid_search(
     return _tune(train_fn, grid, search_space.grid_to_yaml, {**own, **options})
 
 
-def _written(space: Mapping[str, Any] | SpaceFunction) -> str | SpaceFunction:
-    return space if callable(space) else search_space.to_yaml(space)
-
-
 def _tune(
     train_fn: TrainFunction,
     space: Mapping[str, Any] | SpaceFunction,

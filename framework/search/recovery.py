@@ -46,7 +46,9 @@ class SearchState:
             "next_slot": self.next_slot,
             "ending": self.ending,
             "cancelled": self.cancelled,
-            "slots": [{name: _plain(getattr(slot, name)) for name in _SLOT_FIELDS} for slot in self.slots],
+            "slots": [
+                {name: _plain(getattr(slot, name)) for name in (*_SLOT_FIELDS, _IS_OUTDATED)} for slot in self.slots
+            ],
             "first_slot_s": self.first_slot_s,
         }
 
@@ -81,6 +83,8 @@ _SLOT_FIELDS = (
     "leaving",
     "has_trained",
 )
+_IS_OUTDATED = "is_outdated"
+"""Of a slot; earlier versions do not say."""
 
 
 def _plain(value: Any) -> Any:
@@ -90,7 +94,8 @@ def _plain(value: Any) -> Any:
 def _slot(values: Mapping[str, Any]) -> Slot:
     known = {name: values[name] for name in _SLOT_FIELDS}
     devices = tuple(int(device) for device in known["gpu_devices"])
-    return Slot(**{**known, "gpu_devices": devices, "state": TaskState(known["state"])}, inherited=True)
+    others = {"gpu_devices": devices, "state": TaskState(known["state"]), _IS_OUTDATED: values.get(_IS_OUTDATED, True)}
+    return Slot(**{**known, **others}, inherited=True)
 
 
 def close_open_slices(store: Store, last_sign_s: float | None, live_slots: Collection[int] = ()) -> None:
@@ -168,3 +173,5 @@ def restore_runs(
     for slot in by_id.values():
         if slot.current is None:
             slot.current, slot.next = slot.next, None
+        # Such a slot would wait for ever for orders that it can read; a new one takes its place.
+        slot.leaving |= slot.is_outdated and (spec.mode != "min" or bool(spec.stop))

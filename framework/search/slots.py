@@ -73,6 +73,7 @@ class Slot:
         status: what it last said of itself; None before.
         heard_s: when that was, on the search's clock.
         inherited: whether it was launched by a service before this one, and has not been heard of since.
+        is_outdated: whether that was of an earlier version, so that its executor refuses what it does not know.
     """
 
     id: int
@@ -94,6 +95,7 @@ class Slot:
     status: SlotStatus | None = None
     heard_s: float = 0.0
     inherited: bool = False
+    is_outdated: bool = False
     _stops: bool = False
     _wanted: Wanted = field(default_factory=lambda: Wanted(0))
     _ends: tuple[RunKey, ...] = ()

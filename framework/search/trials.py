@@ -14,7 +14,7 @@ from dike.trial.spec import TrialSpec
 from executor.trial_messages import Losses, RunEnd, TrialOutput, TrialRun
 from framework.policies.trials.interface import TrialView
 from framework.project.last_words import last_words, why_hopeless
-from framework.search.objective import Objective, news_of
+from framework.search.objective import MAX_STEP, Objective, news_of
 from framework.search.optuna_study import Study
 from framework.search.records import MAX_FAILURES, SearchSpec, TrialRecord, TrialState
 from framework.search.speeds import Speeds
@@ -392,14 +392,14 @@ class TrialTracker:
         """Whether a trial is to be stopped, by the values of its objective in reports that are new."""
         for report in reports:
             try:
-                values = [(int(step), float(value)) for step, value in report.get("values", ())]
+                values = [(int(count), int(step), float(value)) for count, step, value in report.get("values", ())]
             except (TypeError, ValueError, OverflowError) as error:
                 logger.warning("values of trial %d ignored: %s", record.number, error)
                 continue
-            for step, value in values:
+            for count, step, value in values:
                 # What a run repeats after going back to a checkpoint has been judged.
-                if step > record.stated_step:
-                    record.stated, record.stated_step = record.stated + 1, step
+                if record.stated < count < MAX_STEP and 0 <= step < MAX_STEP:
+                    record.stated, record.stated_step = count, step
                     if self._study.judge(record.number, record.stated, value):
                         return True
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -14,6 +15,26 @@ from executor import trial_reports
 from executor.trial_reports import KeptReports, RunReports
 
 TRIAL = TrialSpec("search", 3, 1, {"lr": 0.1}, "/checkpoints/3/", resume_from="/checkpoints/3/run-0-step-20")
+
+
+FIRST_FIELDS = {
+    *("search", "number", "run", "parameters", "folder", "resume_from", "checkpoint_interval_s", "metric"),
+    *("call", "earlier_results", "report_fd", "control_fd"),
+}
+"""What slots that the first version has launched know of a trial; they refuse anything else."""
+
+
+def test_slots_of_the_first_version_know_all_that_they_are_told() -> None:
+    assert set(json.loads(TRIAL.dumps())) == FIRST_FIELDS
+    new = dataclasses.replace(TRIAL, mode="max", every_value=True)
+    assert set(json.loads(new.dumps())) == {*FIRST_FIELDS, "mode", "every_value"}
+    assert [TrialSpec.loads(each.dumps()) for each in (TRIAL, new)] == [TRIAL, new]
+
+
+def test_what_a_later_version_says_of_a_trial_is_no_hindrance() -> None:
+    assert TrialSpec.loads(json.dumps({**json.loads(TRIAL.dumps()), "of_tomorrow": 1})) == TRIAL
+    with pytest.raises(TypeError):
+        TrialSpec.loads("[]")
 
 
 def lines(*contents: dict[str, Any]) -> bytes:
@@ -151,6 +172,22 @@ def test_reports_are_kept_until_they_are_known() -> None:
     assert steps(reports.take(9)) == (2, [2, 3, 4])
     reports.known(99)
     assert (reports.oldest, reports.count, reports.has_unsent) == (5, 5, False)
+
+
+def test_of_too_many_values_the_oldest_go_and_a_message_holds_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial_reports, "KEPT_VALUES", 5)
+    monkeypatch.setattr(trial_reports, "VALUES_LIMIT", 3)
+    reports = RunReports(TRIAL)
+    for step in range(4):
+        reports.feed(lines({"type": "progress", "step": step, "values": [[1, step, 0.5], [2, step, 0.5]]}))
+    assert "values" not in reports.last
+    taken = [reports.losses.take(9) for _ in range(3)]
+    assert [steps(each) for each in taken] == [(0, [0, 1, 2]), (3, [3]), (4, [])]
+    assert [len(each.get("values", ())) for _, some in taken for each in some] == [0, 0, 2, 2]
+    reports.losses.known(4)
+    for step in range(4, 6):
+        reports.feed(lines({"type": "progress", "step": step, "values": [[1, step, 0.5], [2, step, 0.5]]}))
+    assert [len(each["values"]) for each in reports.losses.take(1)[1]] == [2]
 
 
 def test_of_too_many_reports_the_oldest_go(monkeypatch: pytest.MonkeyPatch) -> None:

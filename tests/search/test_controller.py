@@ -443,10 +443,11 @@ def test_a_stopped_trial_frees_its_slot_at_once_and_stays_stopped(begin: Any, tm
     slot = stage.offer(cpus=1)[0]
     slot.train()
     assert slot.wanted.run.trial.every_value
-    slot.report(10, 5.0, value=2.0, values=[[5, 1.0], [10, 2.0]])
+    slot.report(10, 5.0, value=2.0, values=[[1, 5, 1.0], [2, 10, 2.0]])
     assert stage.trials[0].state is TrialState.RUNNING
-    slot.report(20, 5.0, value=4.0, values=[[10, 9.0], [15, "nan?"]])  # malformed; and told already
-    slot.report(20, 5.0, value=4.0, values=[[15, 4.0], [20, 2.0]])
+    slot.report(20, 5.0, value=4.0, values=[[10**30, 11, 9.0], [2, 10, 9.0]])  # no such count; and told already
+    slot.report(20, 5.0, value=4.0, values=[[2, 10, 9.0], [3, 15, "nan?"]])  # malformed; and told already
+    slot.report(20, 5.0, value=4.0, values=[[3, 15, 4.0], [4, 20, 2.0]])
     record = stored(storage)[0]
     assert (record.state, record.value, record.stated, record.slot) == (TrialState.STOPPED, 4.0, 3, 0)
     assert record.ended_s is not None
@@ -455,7 +456,7 @@ def test_a_stopped_trial_frees_its_slot_at_once_and_stays_stopped(begin: Any, tm
     frozen = optuna.load_study(study_name="s", storage=storage).trials[0]
     assert (frozen.state, frozen.value) == (optuna.trial.TrialState.PRUNED, 4.0)
     assert frozen.intermediate_values == {1: 1.0, 2: 2.0, 3: 4.0}
-    slot.report(25, 5.0, value=1.0, values=[[25, 1.0]])
+    slot.report(25, 5.0, value=1.0, values=[[5, 25, 1.0]])
     last = {"step": 25, "train_s": 25.0, "value": 1.0}
     slot.end("suspended", checkpoint="/c/run-0-step-25", step=25, last=last)
     assert (slot.wanted.run.key, slot.wanted.stop) == ((1, 0), False)
@@ -473,11 +474,33 @@ def test_a_stopped_trial_frees_its_slot_at_once_and_stays_stopped(begin: Any, tm
     assert not resumed.tracker.open
 
 
+@pytest.mark.parametrize(("spec", "leaves"), [({"mode": "max"}, True), ({"stop": "median"}, True), ({}, False)])
+@pytest.mark.parametrize("is_outdated", [True, False])
+def test_a_slot_of_an_earlier_version_leaves_where_it_could_not_read_its_orders(
+    begin: Any, storage: str, spec: dict[str, str], leaves: bool, is_outdated: bool
+) -> None:
+    stage = begin(trials=1, **spec)
+    slot = stage.offer(cpus=1)[0]
+    slot.train()
+    state = stage.search.to_state()
+    if is_outdated:
+        del state["slots"][0]["is_outdated"]
+    records = trials_to_resume(list(stored(storage).values()), {}, live_slots={0})
+    tracker = TrialTracker(stage.search._spec, stage.store, Study.open(storage, stage.search._spec), records)
+    slots = SearchState.from_json(state).slots
+    restore_runs(stage.search._spec, slots, tracker, stage.store.load_slices(), 0.0, 0.0)
+    slots[0].adopt(slot.status)
+    wanted = slots[0].message_due(0.0)
+    assert wanted is not None
+    assert wanted.leave == (leaves and is_outdated)
+    assert (wanted.run is None) == wanted.leave
+
+
 def test_a_stopped_trial_that_is_still_in_its_slot_is_told_again_after_a_restart(begin: Any, storage: str) -> None:
     stage = begin(trials=1, stop="threshold=3")
     slot = stage.offer(cpus=1)[0]
     slot.train()
-    slot.report(5, 5.0, value=4.0, values=[[5, 4.0]])
+    slot.report(5, 5.0, value=4.0, values=[[1, 5, 4.0]])
     state = stage.search.to_state()
     records = trials_to_resume(list(stored(storage).values()), {}, live_slots={0})
     assert records[0].slot == 0

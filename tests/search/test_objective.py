@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dike.reporting import PROGRESS_INTERVAL_S
-from dike.trial.runtime import TrialRuntime
+from dike.trial.runtime import MAX_VALUES, Standing, TrialRuntime
 from dike.trial.spec import TrialSpec
 from executor.trial_reports import RunReports
 from framework.policies.trials.interface import PolicySettings, Reading, TrialView
@@ -142,6 +142,36 @@ def test_losses_of_batches_count_no_more_once_the_script_reports() -> None:
     assert (record.value, record.best_value, record.best_step, record.loss) == (0.5, 0.5, 10, 0.2)
 
 
+def test_trials_are_judged_by_what_the_script_reports_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    def judged(*calls: Callable[[TrialRuntime], object]) -> list[list[float]]:
+        reports = said(*calls, lambda trial: trial.check_reported(), every_value=True)
+        return [each for report in reports.losses.take(100)[1] for each in report.get("values", ())]
+
+    batches = [lambda trial, step=step: trial.progress(step, value=0.1, is_reported=False) for step in range(5)]
+    assert judged(*batches) == []
+    assert "--stop has not judged this trial" in capsys.readouterr().err
+    assert judged(*batches, lambda trial: trial.progress(5, value=2.0), *batches) == [[1, 5, 2.0]]
+    # Counted on after a suspension.
+    kept = dataclasses.asdict(Standing(last=2.0, is_reported=True, stated=3))
+    assert judged(lambda trial: trial.restored("/none", 7, 1.0, kept), lambda trial: trial.progress(8, value=1.5)) == [
+        [4, 8, 1.5]
+    ]
+    assert capsys.readouterr().err == ""
+
+
+def test_of_very_many_values_the_same_are_left_out_in_each_trial() -> None:
+    def fast(trial: TrialRuntime) -> None:
+        trial.progress(0, value=1.0)
+        for step in range(1, 5000):
+            trial.progress(step, value=1.0)
+
+    reports = said(fast, every_value=True).losses.take(100)[1]
+    counts = [count for report in reports for count, _, _ in report["values"]]
+    assert counts[:2] == [1, 64]
+    assert counts[-1] == 5000
+    assert 50 < len(counts) <= MAX_VALUES + 1
+
+
 @pytest.mark.parametrize(
     ("returned", "names", "best"),
     [(0.4, [], (0.3, 1)), (0.3, [], (0.3, 1)), (0.9, [], (0.9, 2)), (0.9, ["loss"], (0.3, 1))],
@@ -157,10 +187,10 @@ def test_what_a_function_returns_is_the_value(returned: float, names: list[str],
     assert (record.value, record.best_value, record.best_step) == (returned, *best)
 
 
-def said(*calls: Callable[[TrialRuntime], object]) -> RunReports:
+def said(*calls: Callable[[TrialRuntime], object], every_value: bool = False) -> RunReports:
     """What a trial that does this tells its executor."""
     with tempfile.TemporaryFile() as lines:
-        spec = TrialSpec("s", 0, 0, {}, "/none", metric="loss", report_fd=lines.fileno())
+        spec = TrialSpec("s", 0, 0, {}, "/none", report_fd=lines.fileno(), every_value=every_value)
         runtime = TrialRuntime(spec, lambda: 0.0)
         for call in calls:
             call(runtime)

@@ -67,8 +67,9 @@ def test_each_value_is_told_where_trials_may_be_stopped(plain_slot: Slot, tmp_pa
     script = plain_slot.write("fast.py", source)
     run = plain_slot.run(script, trial(tmp_path, every_value=True))
     told = [pair for report in run.of("progress") for pair in report["values"]]
-    assert told[0] == [1, 1.0]
-    assert told[-1] == [2000, "nan"]
+    assert told[0] == [1, 1, 1.0]
+    assert told[-1] == [2000, 2000, "nan"]
+    assert all(count == step for count, step, _ in told)
     assert len(told) >= 500
     assert "values" not in plain_slot.run(script, trial(tmp_path)).of("progress")[-1]
 
