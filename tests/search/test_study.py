@@ -385,6 +385,36 @@ def test_patience_counts_values_without_a_better_one(url: str) -> None:
     assert load(url).best_trial.number == 1
 
 
+@pytest.mark.parametrize(
+    ("values", "after"),
+    [
+        ([1.0] * 20, 4),  # it stands still
+        ([1.0, *[math.nan] * 20], 4),
+        ([math.nan] * 20, 3),
+        ([math.nan, math.nan, 5.0, 6.0, 4.0, 4.0, 4.0, 4.0], 8),
+        ([math.inf, math.inf, math.inf, math.inf], 4),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_patience_ends_with_what_is_no_better(url: str, values: list[float], after: int) -> None:
+    assert judged(Study.create(url, spec_of(GRID, "grid", 6, stop="patience=3")), values) == [after]
+
+
+def test_patience_does_not_count_from_a_best_value_that_another_process_may_have_bettered(url: str) -> None:
+    spec = spec_of(GRID, "grid", 6, stop="patience=10")
+    study = Study.create(url, spec)
+    number, _ = study.ask()
+    assert not any(study.judge(number, at, 1 / at) for at in range(1, 200))
+    study = Study.open(url, spec)
+    assert [study.judge(number, at, 1.0) for at in range(200, 220)].index(True) == 9
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_is_nan_alone_is_below_the_median(url: str) -> None:
+    study = Study.create(url, spec_of(GRID, "random", 9, stop="median"))
+    assert judged(study, *[[1.0]] * 5, [math.nan, math.nan]) == [None] * 5 + [1]
+
+
 def test_patience_outlives_the_process(url: str) -> None:
     spec = spec_of(GRID, "grid", 6, stop="patience=6", mode="max")
     study = Study.create(url, spec)
