@@ -138,9 +138,7 @@ class Judge:
             warnings.filterwarnings("ignore", "All-NaN", RuntimeWarning)
             return self._pruner.prune(study, trial)
 
-    def _values_without_better(
-        self, number: int, count: int, value: float, stored: Callable[[], FrozenTrial]
-    ) -> int:
+    def _values_without_better(self, number: int, count: int, value: float, stored: Callable[[], FrozenTrial]) -> int:
         """How many values a trial has stated since its best; NaN is the worst, and as good is not better."""
         best, at = self._best.get(number, (math.nan, 0))
         if number not in self._best:

@@ -300,15 +300,56 @@ def test_a_sampler_of_the_users_own_goes_on_with_other_points(url: str) -> None:
     assert len(set(points)) == 4
 
 
-def test_a_sampler_that_has_no_more_points_ends_the_asking(url: str) -> None:
-    own = optuna.samplers.GridSampler({"optimizer": ["sgd", "adam"]})
-    spec = spec_of(GRID[1:2], "GridSampler", 20, sampler_object=write_object(pickled.dumps(own, "sampler", 10**6)))
+def six_points(trial: optuna.Trial) -> dict[str, object]:
+    kind = trial.suggest_categorical("kind", ["a", "b"])
+    return (
+        {"kind": kind, "n": trial.suggest_int("n", 1, 4)}
+        if kind == "a"
+        else {"kind": kind, "on": trial.suggest_int("on", 0, 1)}
+    )
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+@pytest.mark.parametrize("is_told", [False, True])
+@pytest.mark.parametrize("kind", ["bruteforce", "BruteForceSampler", "GridSampler"])
+def test_a_sampler_that_has_no_more_points_ends_the_asking(url: str, kind: str, *, is_told: bool) -> None:
+    grid = {"lr": [0.1, 0.03], "optimizer": ["sgd", "adam", "lion"], "nesterov": [True]}
+    own = {
+        "BruteForceSampler": optuna.samplers.BruteForceSampler,
+        "GridSampler": lambda: optuna.samplers.GridSampler(grid),
+    }
+    changes = {}
+    if kind in own:
+        changes["sampler_object"] = write_object(pickled.dumps(own[kind](), "sampler", 10**6))
+    if kind != "GridSampler":
+        changes["space_function"] = write_object(pickled.dumps(six_points, "space", 10**6))
+    spec = spec_of(() if "space_function" in changes else GRID, kind, 20, **changes)
     study = Study.create(url, spec)
-    for number in range(2):
-        assert study.ask()[0] == number
-        study.tell(number, 1.0, failed=False)
-    assert study.remaining == 0
+    points = []
+    while study.remaining:
+        number, point = study.ask()
+        points.append(str(point))
+        if is_told:
+            study.tell(number, 1.0, failed=False)
+        if number == 2:
+            study = Study.open(url, spec)
+    assert len(points) == len(set(points)) == 6
     assert Study.open(url, spec).remaining == 0
+
+
+class Forgetful(optuna.samplers.RandomSampler):
+    def after_trial(self, *_: object) -> None:
+        raise RuntimeError("after_trial")
+
+
+def test_a_sampler_that_fails_at_the_end_of_a_trial_does_not_fail_there_again(url: str) -> None:
+    own = write_object(pickled.dumps(Forgetful(), "sampler", 10**6))
+    study = Study.create(url, spec_of(GRID, "Forgetful", 6, sampler_object=own))
+    number, _ = study.ask()
+    with pytest.raises(BadInputError, match=r"sampler Forgetful failed .*after_trial"):
+        study.tell(number, 1.0, failed=False)
+    study.tell(number, 1.0, failed=False)
+    assert load(url).trials[0].value == 1.0
 
 
 def depths(trial: optuna.Trial) -> dict[str, float]:
