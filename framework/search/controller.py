@@ -368,6 +368,7 @@ class SearchController:
             return
         for losses in message.losses:
             self._receive(losses)
+        self._free_stopped()
         for piece in message.output:
             self._receive(piece, is_last=True)
         self._slot_status(slot, message)
@@ -465,6 +466,9 @@ class SearchController:
         if slot.current is not None and slot.current.since_s is None:
             self._begin_slice(slot, slot.current)
             self._observer.trial_started(slot.current.record, slot, slot.current.choice.reason)
+            if slot.current.record.state.has_ended():
+                # An inherited slot may have said that it is hopeless before how the run before it ended.
+                slot.stop()
         if remedy is not Remedy.NONE and not slot.leaving:
             slot.leave()
         if remedy is Remedy.AVOID_AGENT:
@@ -491,6 +495,8 @@ class SearchController:
 
     def _report_end(self, record: TrialRecord, slot: Slot, end: RunEnd, from_step: int, why_hopeless: str) -> None:
         self._observer.trial_ended(record, slot, end.outcome)
+        if record.state is TrialState.STOPPED:
+            return  # that has been said, and it never goes on
         if end.outcome == "stopped" and end.exit_code is not None:
             self._trial_stopped(record, end, from_step)
         elif end.outcome in ("failed", "bad_input"):

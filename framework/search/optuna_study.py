@@ -36,7 +36,7 @@ from framework.search.database import (
 )
 from framework.search.pruners import Judge, parse_stop
 from framework.search.records import Parameter, SearchSpec
-from framework.search.samplers import own_object, sampler_of
+from framework.search.samplers import own_object, sampler_of, tries_all
 
 if TYPE_CHECKING:
     import optuna
@@ -72,12 +72,11 @@ class Study:
         # Optuna finds a trial by its number by reading all of them.
         self._ids = {trial.number: trial._trial_id for trial in known}
         self._reported: dict[int, int] = {}
-        self._is_exhausted = False
+        self._is_exhausted = EXHAUSTED in study.user_attrs
         self._judge = Judge(parse_stop(spec.stop), spec.mode) if spec.stop else None
         self._ask_space = own_object(spec.space_function, "space", spec) if spec.space_function else None
         if spec.sampler_object:
             study.sampler = sampler_of(spec, 0)
-            self._is_exhausted = EXHAUSTED in study.user_attrs
             if known:
                 # What it drew at random before it would draw again.
                 study.sampler.reseed_rng()
@@ -152,7 +151,10 @@ class Study:
             trial = self._study.ask()
             self._asked += 1
             self._ids[trial.number] = trial._trial_id
-            return trial.number, self._suggest(trial)
+            parameters = self._suggest(trial)
+            if tries_all(self._study.sampler) and not self._is_exhausted:
+                self._note_last_point(trial.number)
+            return trial.number, parameters
 
     def asked(self) -> dict[int, dict[str, Value]]:
         """All trials that have been asked for: number -> parameters.
@@ -235,20 +237,43 @@ class Study:
         values = [value] if value is not None and is_number else None
         state = State.PRUNED if stopped else State.FAIL if failed or values is None else State.COMPLETE
         with study_errors(self._url):
-            if self._spec.sampler_object:
-                self._tell_sampler(number, state, values)
-            self._storage.set_trial_state_values(self._ids[number], state, None if state is State.FAIL else values)
+            try:
+                if self._spec.sampler_object:
+                    self._tell_sampler(number, state, values)
+            finally:
+                # Else a sampler that fails now would fail in the same way whenever the search is to go on.
+                self._storage.set_trial_state_values(self._ids[number], state, None if state is State.FAIL else values)
         if self._judge is not None:
             self._judge.forget(number)
 
     def _tell_sampler(self, number: int, state: TrialState, values: list[float] | None) -> None:
         """What Optuna's own loop does for a sampler; named ones need none of it."""
-        self._study._thread_local.in_optimize_loop = True
         with _errors_of(f"sampler {self._spec.sampler}"):
-            self._study.sampler.after_trial(self._study, self._frozen(number), state, values)
+            self._after_trial(number, state, values)
+
+    def _after_trial(self, number: int, state: TrialState, values: list[float] | None) -> None:
+        self._study._thread_local.in_optimize_loop = True
+        self._study.sampler.after_trial(self._study, self._frozen(number), state, values)
         if self._study._stop_flag:
-            self._is_exhausted = True
-            self._study.set_user_attr(EXHAUSTED, value=True)
+            self._set_exhausted()
+
+    def _set_exhausted(self) -> None:
+        self._is_exhausted = True
+        self._study.set_user_attr(EXHAUSTED, value=True)
+
+    def _note_last_point(self, number: int) -> None:
+        """Finds out, of a sampler that tries each point once, whether the one just asked for was the last.
+
+        Optuna looks at that when a trial has ended; many may have been asked for by then.
+        """
+        from optuna.samplers import GridSampler
+        from optuna.trial import TrialState as State
+
+        if not isinstance(self._study.sampler, GridSampler):
+            # It takes trials that still run for done.
+            self._after_trial(number, State.FAIL, None)
+        elif number + 1 >= math.prod(map(len, self._frozen(number).system_attrs["search_space"].values())):
+            self._set_exhausted()
 
     def _set_sampler(self, number: int) -> None:
         if not self._spec.sampler_object:

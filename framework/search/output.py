@@ -16,16 +16,15 @@ from solver.units import format_bytes
 
 TRIAL_BYTES = 512 * 1024
 """How much of a trial's output is kept at most."""
-LEAST_TRIAL_BYTES = 64 * 1024
 SEARCH_BYTES = 64 * 2**20
-"""How much of all trials' output together: of many trials less is kept each, down to `LEAST_TRIAL_BYTES`."""
+"""How much of all trials' output together: of many trials less is kept each."""
 _FIRST_SHARE, _LAST_SHARE = 0.25, 0.5
 """What is kept of the limit when the middle goes; the rest is left free, so that this is seldom needed."""
 
 
 def limit_of(trial_count: int) -> int:
     """How many bytes are kept of the output of each of so many trials."""
-    return min(TRIAL_BYTES, max(LEAST_TRIAL_BYTES, SEARCH_BYTES // trial_count))
+    return min(TRIAL_BYTES, SEARCH_BYTES // trial_count)
 
 
 def task_of(trial: int) -> str:
@@ -70,13 +69,24 @@ def thin_output(connection: Connection, search_id: int, trial: int, limit_bytes:
     first = _fitting([row.bytes for row in rows], limit_bytes * _FIRST_SHARE)
     last = max(1, _fitting([row.bytes for row in reversed(rows)], limit_bytes * _LAST_SHARE))
     middle = rows[first : len(rows) - last]
-    if not middle:
-        return
-    gone = (OUTPUT.c.number >= middle[0].number) & (OUTPUT.c.number <= middle[-1].number)
-    connection.execute(delete(OUTPUT).where(_of_trial(search_id, trial), gone))
     after = rows[-last]
-    skipped = after.skipped + sum(row.bytes + row.skipped for row in middle)
-    connection.execute(update(OUTPUT).where(OUTPUT.c.number == after.number).values(skipped=skipped))
+    if middle:
+        gone = (OUTPUT.c.number >= middle[0].number) & (OUTPUT.c.number <= middle[-1].number)
+        connection.execute(delete(OUTPUT).where(_of_trial(search_id, trial), gone))
+        skipped = after.skipped + sum(row.bytes + row.skipped for row in middle)
+        connection.execute(update(OUTPUT).where(OUTPUT.c.number == after.number).values(skipped=skipped))
+    if after.bytes > limit_bytes * (1 - _FIRST_SHARE):
+        _cut(connection, after.number, int(limit_bytes * _LAST_SHARE))
+
+
+def _cut(connection: Connection, number: int, size: int) -> None:
+    """Leaves out all but the last bytes of a piece that is too large by itself."""
+    ours = OUTPUT.c.number == number
+    row = connection.execute(select(OUTPUT).where(ours)).one()
+    text = row.text.encode()[-size:].decode(errors="ignore")
+    gone = row.bytes - size
+    values = {"text": text, "offset": row.offset + gone, "bytes": size, "skipped": row.skipped + gone}
+    connection.execute(update(OUTPUT).where(ours).values(values))
 
 
 def load_output(

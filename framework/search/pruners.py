@@ -1,4 +1,4 @@
-"""What ends trials for good where a search is asked to (`--stop`): Optuna's pruners."""
+"""What ends trials for good where a search is asked to (`--stop`): Optuna's pruners, and a patience as Keras has it."""
 
 from __future__ import annotations
 
@@ -83,15 +83,11 @@ class Judge:
     """
 
     def __init__(self, stop: Stop, mode: Mode) -> None:
-        from optuna.exceptions import ExperimentalWarning
-
         self._stop = stop
         self._mode = mode
-        self._newest: dict[int, dict[int, float]] = {}
-        """Trial -> its newest values by their count, and the best of those before."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ExperimentalWarning)
-            self._pruner = self._make()
+        self._best: dict[int, tuple[float, int]] = {}
+        """Trial -> its best value and which it was; a later one that is not known may have been as good."""
+        self._pruner = self._make()
 
     def is_hopeless(
         self,
@@ -113,19 +109,18 @@ class Judge:
             stored: gets the trial as the study has it.
             is_kept: whether it has this value; it keeps the same ones of all trials.
         """
-        if self._stop.compares:
-            return is_kept and self._pruner.prune(study, stored())
-        if number not in self._newest:
-            # The trial may have begun in another process.
-            self._newest[number] = dict(stored().intermediate_values)
-        return self._pruner.prune(study, self._alone(self._newest[number], count, value))
+        if self._stop.kind == "patience":
+            return self._values_without_better(number, count, value, stored) >= (self._stop.number or 1)
+        if not self._stop.compares:
+            return self._prunes(study, _running({count: value}))
+        return is_kept and self._prunes(study, stored())
 
     def forget(self, number: int) -> None:
         """The trial has ended."""
-        self._newest.pop(number, None)
+        self._best.pop(number, None)
 
     def _make(self) -> BasePruner:
-        from optuna.pruners import MedianPruner, PatientPruner, SuccessiveHalvingPruner, ThresholdPruner
+        from optuna.pruners import MedianPruner, NopPruner, SuccessiveHalvingPruner, ThresholdPruner
 
         number = self._stop.number
         match self._stop.kind:
@@ -134,20 +129,38 @@ class Judge:
             case "median":
                 return MedianPruner(n_startup_trials=MEDIAN_AFTER)
             case "patience":
-                # It looks at one value more than it is told.
-                return PatientPruner(None, patience=int(number or 1) - 1)
+                # Optuna's goes on for ever with a value that stands still, or is NaN.
+                return NopPruner()
         return ThresholdPruner(upper=number) if self._mode == "min" else ThresholdPruner(lower=number)
 
-    def _alone(self, values: dict[int, float], count: int, value: float) -> FrozenTrial:
-        """A trial with what its rule looks at of its values; the others are taken out."""
-        from optuna.trial import TrialState, create_trial
+    def _prunes(self, study: optuna.Study, trial: FrozenTrial) -> bool:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "All-NaN", RuntimeWarning)
+            return self._pruner.prune(study, trial)
 
-        values[count] = value
-        length = int(self._stop.number or 1) if self._stop.kind == "patience" else 0
-        older = [each for each in values if each <= count - length]
-        known = [each for each in older if not math.isnan(values[each])]
-        best = (min if self._mode == "min" else max)(known, key=values.__getitem__, default=None)
-        for each in older:
-            if each not in (best, count):
-                del values[each]
-        return create_trial(state=TrialState.RUNNING, intermediate_values=dict(values))
+    def _values_without_better(self, number: int, count: int, value: float, stored: Callable[[], FrozenTrial]) -> int:
+        """How many values a trial has stated since its best; NaN is the worst, and as good is not better."""
+        best, at = self._best.get(number, (math.nan, 0))
+        if number not in self._best:
+            # The trial may have begun in another process, and the study keeps only some values of a long one.
+            known = stored().intermediate_values
+            for each in range(1, count):
+                if each not in known:
+                    at = each
+                elif self._is_better(known[each], best):
+                    best, at = known[each], each
+        if self._is_better(value, best):
+            best, at = value, count
+        self._best[number] = best, at
+        return count - at
+
+    def _is_better(self, value: float, best: float) -> bool:
+        if math.isnan(value) or math.isnan(best):
+            return math.isnan(best) and not math.isnan(value)
+        return value < best if self._mode == "min" else value > best
+
+
+def _running(values: dict[int, float]) -> FrozenTrial:
+    from optuna.trial import TrialState, create_trial
+
+    return create_trial(state=TrialState.RUNNING, intermediate_values=values)

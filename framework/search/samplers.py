@@ -68,6 +68,13 @@ def learns(spec: SearchSpec) -> bool:
     return not isinstance(sampler_of(spec, 0), BruteForceSampler | GridSampler | QMCSampler | RandomSampler)
 
 
+def tries_all(sampler: BaseSampler) -> bool:
+    """Whether a sampler tries each point of the space once, and then has no more."""
+    from optuna.samplers import BruteForceSampler, GridSampler
+
+    return isinstance(sampler, BruteForceSampler | GridSampler)
+
+
 def describe_sampler(spec: SearchSpec) -> str:
     """A sampler in words, with how many random points it begins with."""
     sampler = None if spec.sampler == "grid" and not spec.sampler_object else sampler_of(spec, 0)

@@ -201,8 +201,12 @@ class TrialTracker:
         Args:
             wall_s: the time in seconds since the epoch.
         """
-        stopped, self._hopeless = self._hopeless, []
-        for record in stopped:
+        hopeless, self._hopeless = self._hopeless, []
+        stopped = []
+        for record in hopeless:
+            if record.state.has_ended():
+                continue  # it has finished meanwhile, or several messages have said so
+            stopped.append(record)
             if record.state is not TrialState.RUNNING:
                 record.slot = None
             record.state, record.ended_s = TrialState.STOPPED, wall_s

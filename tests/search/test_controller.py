@@ -10,7 +10,7 @@ import optuna
 import pytest
 
 from dike.exceptions import BadInputError
-from executor.trial_messages import RunEnd
+from executor.trial_messages import Losses, RunEnd
 from framework.search.controller import MAX_BARREN
 from framework.search.optuna_study import Study
 from framework.search.records import MAX_FAILURES, TrialState, trials_to_resume
@@ -512,3 +512,59 @@ def test_a_stopped_trial_that_is_still_in_its_slot_is_told_again_after_a_restart
     assert wanted is not None
     assert (wanted.run, wanted.stop) == (None, True)
     assert trials_to_resume(list(stored(storage).values()), {})[0].slot is None
+
+
+@pytest.mark.parametrize("end", [{"outcome": "stopped", "exit_code": -9}, {"outcome": "failed", "message": "killed"}])
+def test_of_a_stopped_trial_nothing_is_said_to_go_on(begin: Any, end: dict[str, Any]) -> None:
+    stage = begin(trials=1, stop="threshold=3")
+    slot = stage.offer(cpus=1)[0]
+    slot.train()
+    slot.report(5, 5.0, value=4.0, values=[[5, 4.0]])
+    slot.end(**end)
+    assert stage.watcher.notes == []
+    assert (stage.trials[0].state, stage.trials[0].slot) == (TrialState.STOPPED, None)
+
+
+def test_last_words_that_stop_a_trial_count_before_its_end(begin: Any, storage: str) -> None:
+    stage = begin(trials=2, stop="threshold=3")
+    slot, other = stage.offer(cpus=2)
+    slot.train()
+    other.train()
+    for step in (5, 6):
+        slot.make(step, 5.0, value=4.0, values=[[step, 4.0]])
+    losses = tuple(Losses(slot.slot.task_id, 0, 0, (one,), at) for at, one in enumerate(slot.made[0, 0]))
+    last = dataclasses.replace(slot.status, run=None, losses=losses, ends=(RunEnd(0, 0, "finished", reports=2),))
+    slot.update("TASK_FINISHED", data=last.encode())
+    for _ in range(2):
+        assert (stage.trials[0].state, stage.trials[0].slot) == (TrialState.STOPPED, None)
+        assert stored(storage)[0].state is TrialState.STOPPED
+        other.report(5, 1.0, values=[[5, 1.0]])
+
+
+def test_a_trial_that_has_finished_is_not_stopped_any_more(begin: Any) -> None:
+    stage = begin(trials=1, stop="threshold=3")
+    slot = stage.offer(cpus=1)[0]
+    slot.train()
+    slot.make(5, 5.0, value=4.0, values=[[5, 4.0]])
+    stage.tracker.receive(stage.trials[0], Losses(slot.slot.task_id, 0, 0, tuple(slot.made[0, 0])))
+    stage.tracker.run_ended(stage.trials[0], RunEnd(0, 0, "finished", reports=1), 0.0)
+    assert stage.tracker.stop_hopeless(0.0) == []
+    assert stage.trials[0].state is TrialState.FINISHED
+
+
+def test_a_trial_that_is_stopped_before_its_turn_in_a_slot_leaves_it(begin: Any) -> None:
+    stage = begin(trials=2, policy="rr", stop="threshold=3")
+    slot = stage.offer(cpus=1)[0]
+    slot.train()
+    slot.report(5, 2.0)
+    stage.tick(QUANTUM_S + 0.1)
+    assert slot.slot.next.key == (1, 0)
+    slot.made[1, 0] = [{**slot.made[0, 0][0], "value": 4.0, "values": [[5, 4.0]]}]
+    slot.send_reports(0, (1, 0))
+    assert stage.trials[1].state is TrialState.STOPPED
+    slot.end("suspended", checkpoint="/c/a", step=5)
+    assert (slot.wanted.run, slot.wanted.stop) == (None, True)
+    slot.say(number=slot.wanted.number)
+    assert stage.trials[1].slot is None
+    stage.tick(QUANTUM_S)
+    assert slot.train() == (0, 1)

@@ -300,15 +300,56 @@ def test_a_sampler_of_the_users_own_goes_on_with_other_points(url: str) -> None:
     assert len(set(points)) == 4
 
 
-def test_a_sampler_that_has_no_more_points_ends_the_asking(url: str) -> None:
-    own = optuna.samplers.GridSampler({"optimizer": ["sgd", "adam"]})
-    spec = spec_of(GRID[1:2], "GridSampler", 20, sampler_object=write_object(pickled.dumps(own, "sampler", 10**6)))
+def six_points(trial: optuna.Trial) -> dict[str, object]:
+    kind = trial.suggest_categorical("kind", ["a", "b"])
+    return (
+        {"kind": kind, "n": trial.suggest_int("n", 1, 4)}
+        if kind == "a"
+        else {"kind": kind, "on": trial.suggest_int("on", 0, 1)}
+    )
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+@pytest.mark.parametrize("is_told", [False, True])
+@pytest.mark.parametrize("kind", ["bruteforce", "BruteForceSampler", "GridSampler"])
+def test_a_sampler_that_has_no_more_points_ends_the_asking(url: str, kind: str, *, is_told: bool) -> None:
+    grid = {"lr": [0.1, 0.03], "optimizer": ["sgd", "adam", "lion"], "nesterov": [True]}
+    own = {
+        "BruteForceSampler": optuna.samplers.BruteForceSampler,
+        "GridSampler": lambda: optuna.samplers.GridSampler(grid),
+    }
+    changes = {}
+    if kind in own:
+        changes["sampler_object"] = write_object(pickled.dumps(own[kind](), "sampler", 10**6))
+    if kind != "GridSampler":
+        changes["space_function"] = write_object(pickled.dumps(six_points, "space", 10**6))
+    spec = spec_of(() if "space_function" in changes else GRID, kind, 20, **changes)
     study = Study.create(url, spec)
-    for number in range(2):
-        assert study.ask()[0] == number
-        study.tell(number, 1.0, failed=False)
-    assert study.remaining == 0
+    points = []
+    while study.remaining:
+        number, point = study.ask()
+        points.append(str(point))
+        if is_told:
+            study.tell(number, 1.0, failed=False)
+        if number == 2:
+            study = Study.open(url, spec)
+    assert len(points) == len(set(points)) == 6
     assert Study.open(url, spec).remaining == 0
+
+
+class Forgetful(optuna.samplers.RandomSampler):
+    def after_trial(self, *_: object) -> None:
+        raise RuntimeError("after_trial")
+
+
+def test_a_sampler_that_fails_at_the_end_of_a_trial_does_not_fail_there_again(url: str) -> None:
+    own = write_object(pickled.dumps(Forgetful(), "sampler", 10**6))
+    study = Study.create(url, spec_of(GRID, "Forgetful", 6, sampler_object=own))
+    number, _ = study.ask()
+    with pytest.raises(BadInputError, match=r"sampler Forgetful failed .*after_trial"):
+        study.tell(number, 1.0, failed=False)
+    study.tell(number, 1.0, failed=False)
+    assert load(url).trials[0].value == 1.0
 
 
 def depths(trial: optuna.Trial) -> dict[str, float]:
@@ -383,6 +424,36 @@ def test_patience_counts_values_without_a_better_one(url: str) -> None:
     assert [trial.state for trial in load(url).trials] == [TrialState.PRUNED, TrialState.COMPLETE]
     assert load(url).trials[0].value == 2.8
     assert load(url).best_trial.number == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "after"),
+    [
+        ([1.0] * 20, 4),  # it stands still
+        ([1.0, *[math.nan] * 20], 4),
+        ([math.nan] * 20, 3),
+        ([math.nan, math.nan, 5.0, 6.0, 4.0, 4.0, 4.0, 4.0], 8),
+        ([math.inf, math.inf, math.inf, math.inf], 4),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_patience_ends_with_what_is_no_better(url: str, values: list[float], after: int) -> None:
+    assert judged(Study.create(url, spec_of(GRID, "grid", 6, stop="patience=3")), values) == [after]
+
+
+def test_patience_does_not_count_from_a_best_value_that_another_process_may_have_bettered(url: str) -> None:
+    spec = spec_of(GRID, "grid", 6, stop="patience=10")
+    study = Study.create(url, spec)
+    number, _ = study.ask()
+    assert not any(study.judge(number, at, 1 / at) for at in range(1, 200))
+    study = Study.open(url, spec)
+    assert [study.judge(number, at, 1.0) for at in range(200, 220)].index(True) == 9
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_is_nan_alone_is_below_the_median(url: str) -> None:
+    study = Study.create(url, spec_of(GRID, "random", 9, stop="median"))
+    assert judged(study, *[[1.0]] * 5, [math.nan, math.nan]) == [None] * 5 + [1]
 
 
 def test_patience_outlives_the_process(url: str) -> None:

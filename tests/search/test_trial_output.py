@@ -65,10 +65,22 @@ def test_of_much_output_the_beginning_and_the_end_stay(store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    ("trials", "limit"), [(1, 512 * 1024), (128, 512 * 1024), (512, 128 * 1024), (10_000, 64 * 1024)]
+    ("trials", "limit"), [(1, 512 * 1024), (128, 512 * 1024), (512, 128 * 1024), (100_000, 671)]
 )
 def test_of_many_trials_less_is_kept_each(trials: int, limit: int) -> None:
     assert output.limit_of(trials) == limit
+    assert limit * trials <= 64 * 2**20
+
+
+def test_a_piece_that_is_too_large_by_itself_is_cut(store: Store) -> None:
+    store.create_search(dataclasses.replace(store.spec, name="many", trial_count=100_000))
+    for begin in range(0, 5000, 1000):
+        store.add_output([piece(0, begin, b"".join(b"%06d \xc3\xa4\n" % at for at in range(begin, begin + 1000, 10)))])
+        assert store.output_received(0, 0) == begin + 1000
+    text = said(store)
+    assert 300 < len(text.encode()) < 671
+    assert text.startswith("--- run 0 ---\n--- 4.6 KiB left out ---\n")
+    assert text.endswith("004990 ä\n")
 
 
 def test_a_database_of_an_earlier_version_has_no_output_yet(store: Store, url: str) -> None:
