@@ -456,7 +456,7 @@ def test_a_stopped_trial_frees_its_slot_at_once_and_stays_stopped(begin: Any, tm
     frozen = optuna.load_study(study_name="s", storage=storage).trials[0]
     assert (frozen.state, frozen.value) == (optuna.trial.TrialState.PRUNED, 4.0)
     assert frozen.intermediate_values == {1: 1.0, 2: 2.0, 3: 4.0}
-    slot.report(25, 5.0, value=1.0, values=[[5, 25, 1.0]])
+    slot.report(25, 5.0, value=1.0, values=[[1, 5, 25, 1.0]])
     last = {"step": 25, "train_s": 25.0, "value": 1.0}
     slot.end("suspended", checkpoint="/c/run-0-step-25", step=25, last=last)
     assert (slot.wanted.run.key, slot.wanted.stop) == ((1, 0), False)
@@ -519,7 +519,7 @@ def test_of_a_stopped_trial_nothing_is_said_to_go_on(begin: Any, end: dict[str, 
     stage = begin(trials=1, stop="threshold=3")
     slot = stage.offer(cpus=1)[0]
     slot.train()
-    slot.report(5, 5.0, value=4.0, values=[[5, 4.0]])
+    slot.report(5, 5.0, value=4.0, values=[[1, 5, 4.0]])
     slot.end(**end)
     assert stage.watcher.notes == []
     assert (stage.trials[0].state, stage.trials[0].slot) == (TrialState.STOPPED, None)
@@ -531,21 +531,21 @@ def test_last_words_that_stop_a_trial_count_before_its_end(begin: Any, storage: 
     slot.train()
     other.train()
     for step in (5, 6):
-        slot.make(step, 5.0, value=4.0, values=[[step, 4.0]])
+        slot.make(step, 5.0, value=4.0, values=[[step - 4, step, 4.0]])
     losses = tuple(Losses(slot.slot.task_id, 0, 0, (one,), at) for at, one in enumerate(slot.made[0, 0]))
     last = dataclasses.replace(slot.status, run=None, losses=losses, ends=(RunEnd(0, 0, "finished", reports=2),))
     slot.update("TASK_FINISHED", data=last.encode())
     for _ in range(2):
         assert (stage.trials[0].state, stage.trials[0].slot) == (TrialState.STOPPED, None)
         assert stored(storage)[0].state is TrialState.STOPPED
-        other.report(5, 1.0, values=[[5, 1.0]])
+        other.report(5, 1.0, values=[[1, 5, 1.0]])
 
 
 def test_a_trial_that_has_finished_is_not_stopped_any_more(begin: Any) -> None:
     stage = begin(trials=1, stop="threshold=3")
     slot = stage.offer(cpus=1)[0]
     slot.train()
-    slot.make(5, 5.0, value=4.0, values=[[5, 4.0]])
+    slot.make(5, 5.0, value=4.0, values=[[1, 5, 4.0]])
     stage.tracker.receive(stage.trials[0], Losses(slot.slot.task_id, 0, 0, tuple(slot.made[0, 0])))
     stage.tracker.run_ended(stage.trials[0], RunEnd(0, 0, "finished", reports=1), 0.0)
     assert stage.tracker.stop_hopeless(0.0) == []
