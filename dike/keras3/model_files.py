@@ -32,6 +32,7 @@ class KeptModel:
         values: name of a variable -> its value.
         layout: `ModelFiles.layout`.
         value: the objective's value then, where that was the best; else None.
+        checkpoint: the number of a job's last checkpoint before; None where there is none.
     """
 
     step: int
@@ -39,10 +40,11 @@ class KeptModel:
     values: dict[str, Any]
     layout: bytes
     value: float | None = None
+    checkpoint: int | None = None
 
     def write(self, path: str) -> None:
         """Writes it to a folder."""
-        meta = {"kind": KIND, "step": self.step, "train_s": self.train_s, "value": self.value}
+        meta = {name: getattr(self, name) for name in ("step", "train_s", "value", "checkpoint")} | {"kind": KIND}
         folders.write(path, {VARIABLES: dump_arrays(self.values), LAYOUT: self.layout}, meta)
 
 

@@ -6,6 +6,7 @@ The script is not run, and a Keras model not made: its classes need not be known
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import glob
 import importlib
 import io
@@ -18,6 +19,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from dike.checkpoints import step_of
 from dike.exceptions import BadInputError
 from dike.trial import folders
 
@@ -47,10 +49,12 @@ class Kept:
     Attributes:
         path: folder of the checkpoint.
         meta: what its writer noted.
+        newer_step: of a job, the step of a newer checkpoint, which holds no model; None if there is none.
     """
 
     path: str
     meta: dict[str, Any]
+    newer_step: int | None = None
 
     @property
     def step(self) -> int:
@@ -124,17 +128,22 @@ def of_job(folder: str) -> Kept:
     Raises:
         BadInputError: if there is none.
     """
-    # Late: it imports TensorFlow where there is a checkpoint.
-    from dike.checkpoints import newest_whole, step_of
-
     try:
-        return choose(folder, "last", None)
+        kept = choose(folder, "last", None)
     except BadInputError:
-        inner = sorted(glob.glob(f"{glob.escape(folder)}/fit-*"))
+        # Late: it imports TensorFlow where there is a checkpoint.
+        from dike.checkpoints import newest_whole
+
+        inner = sorted(glob.glob(f"{glob.escape(folder)}/fit-*"), key=step_of)
         path = next(filter(None, map(newest_whole, [folder, *reversed(inner)])), None)
         if path is None:
             raise
         return Kept(path, {"kind": CHECKPOINT, "step": step_of(path)})
+    # A model is kept at the end of a fit; the job may have gone on since.
+    checkpoints = glob.glob(f"{glob.escape(folder)}/fit-*/*.index")
+    newest = max((step_of(path.removesuffix(".index")) for path in checkpoints), default=0)
+    is_newer = newest > max(kept.step, kept.meta.get("checkpoint") or 0)
+    return dataclasses.replace(kept, newer_step=newest if is_newer else None)
 
 
 def export(kept: Kept, target: str, *, force: bool = False) -> None:
@@ -148,9 +157,7 @@ def export(kept: Kept, target: str, *, force: bool = False) -> None:
     Raises:
         BadInputError: if it cannot be written in this form, or something is in the way.
     """
-    is_ours = kept.meta["kind"] != CHECKPOINT
-    if is_ours and (problem := folders.problem(kept.path)):
-        raise BadInputError(f"It cannot be exported: {problem}.")
+    _check_source(kept)
     is_file = target.endswith((KERAS, WEIGHTS))
     if kept.suffix and not is_file:
         raise BadInputError(f"'{target}' is no name for a Keras model; let it end in .keras or .weights.h5.")
@@ -162,14 +169,22 @@ def export(kept: Kept, target: str, *, force: bool = False) -> None:
         if is_file:
             _write_file(target, _keras_file(kept) if target.endswith(KERAS) else _weights(kept))
             return
-        os.makedirs(target, exist_ok=True)
-        if kept.meta["kind"] == "script":
-            with folders.to_read(f"{kept.path}/{SCRIPT}") as source:
-                shutil.copytree(source, target, dirs_exist_ok=True)
-        else:
-            importlib.import_module("dike.v1.trial.export").write(kept.path, kept.meta, target)
+        _write_folder(target.rstrip("/"), kept)
     except OSError as error:
-        raise BadInputError(f"The model cannot be written to '{target}': {error.strerror}.") from error
+        _check_source(kept)
+        raise BadInputError(f"The model cannot be written to '{target}': {_reason(error)}.") from error
+
+
+def _check_source(kept: Kept) -> None:
+    """Raises BadInputError if a trial's checkpoint is not there, or no longer: newer ones replace it."""
+    if kept.meta["kind"] != CHECKPOINT and (problem := folders.problem(kept.path)):
+        raise BadInputError(f"It cannot be exported: {problem}.")
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list) and error.args[0]:
+        return str(error.args[0][0][-1])  # of the first file
+    return error.strerror or str(error)
 
 
 def load_into(kept: Kept, model: Any) -> None:
@@ -206,6 +221,25 @@ def _write_file(target: str, content: bytes) -> None:
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.remove(partial)
+
+
+def _write_folder(target: str, kept: Kept) -> None:
+    """Whole or not at all, where the folder is new."""
+    partial = f"{target}.part"
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        os.makedirs(partial)
+        if kept.meta["kind"] == "script":
+            with folders.to_read(f"{kept.path}/{SCRIPT}") as source:
+                shutil.copytree(source, partial, dirs_exist_ok=True)
+        else:
+            importlib.import_module("dike.v1.trial.export").write(kept.path, kept.meta, partial)
+        if os.path.isdir(target) and (os.path.islink(target) or os.listdir(target)):
+            shutil.copytree(partial, target, dirs_exist_ok=True)
+        else:
+            os.replace(partial, target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _keras_file(kept: Kept) -> bytes:
@@ -256,14 +290,20 @@ def _weights(kept: Kept) -> bytes:
     return content.getvalue()
 
 
+def too_old(path: str) -> BadInputError:
+    """What is said of a checkpoint that lacks what is exported."""
+    return BadInputError(
+        f"'{path}' was written by an earlier version of Dike, which did not keep what an export needs; run the trial "
+        "again to export its model."
+    )
+
+
 @contextlib.contextmanager
 def _opened_layout(kept: Kept) -> Iterator[zipfile.ZipFile]:
     try:
         content = folders.read(kept.path)[1](LAYOUT)
     except FileNotFoundError:
-        raise BadInputError(
-            f"'{kept.path}' was written by an earlier version of Dike, which did not keep what Keras' files need; run "
-            "the trial again to export its model."
-        ) from None
+        _check_source(kept)
+        raise too_old(kept.path) from None
     with zipfile.ZipFile(io.BytesIO(content)) as layout:
         yield layout

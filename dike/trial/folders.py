@@ -156,19 +156,29 @@ def prune_best(path: str) -> None:
     assert match is not None, path
     run = int(match[1])
     for other_run, _, name in _checkpoints(folder, _BEST):
-        # Before its first run a trial has none: what is there is of an earlier search of the same name.
-        if name != own and (other_run <= run or run == 0):
+        if name != own and other_run <= run:
             _remove(f"{folder}/{name}")
+
+
+def clear_best(folder: str) -> None:
+    """Removes the models of best epochs: before its first run a trial has none, they are of an earlier search."""
+    with contextlib.suppress(ImportError):  # what TensorFlow alone would reach nobody here has written
+        for _, _, name in _checkpoints(folder, _BEST):
+            _remove(f"{folder.rstrip('/')}/{name}")
 
 
 @contextlib.contextmanager
 def to_fill(path: str) -> Iterator[str]:
     """An empty local folder that a script fills, as a part of a checkpoint; what it holds at the end is at `path`.
 
+    The checkpoint, should there be one already, is not complete from the beginning on.
+
     Raises:
         BadInputError: if `path` is remote and TensorFlow is not installed.
     """
     if not _is_remote(path):
+        _make_incomplete(os.path.dirname(path.rstrip("/")))
+        shutil.rmtree(path, ignore_errors=True)
         make_private(path)
         try:
             yield path
@@ -182,6 +192,9 @@ def to_fill(path: str) -> Iterator[str]:
     gfile = _gfile(path)
     with tempfile.TemporaryDirectory(prefix="dike-checkpoint-") as folder:
         yield folder
+        _make_incomplete(path.rstrip("/").rpartition("/")[0])
+        if gfile.isdir(path):
+            gfile.rmtree(path)
         _copy(gfile, folder, path)
 
 

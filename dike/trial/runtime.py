@@ -21,6 +21,7 @@ from dike import checkpoints
 from dike.exceptions import BadInputError
 from dike.process import end_process
 from dike.reporting import PROGRESS_INTERVAL_S, Reporter
+from dike.trial import folders
 from dike.trial import spec as specs
 from dike.trial.spec import EXIT_SUSPENDED, TrialSpec
 
@@ -184,6 +185,8 @@ class TrialRuntime:
             batch_size: samples of a step; None where that is not known.
         """
         if self._training_since_s is None:
+            if self.spec.run == 0:
+                folders.clear_best(self.spec.folder)
             self._training_since_s = self._checkpoint_s = self._clock()
         known = {} if batch_size is None else {"batch_size": int(batch_size)}
         self._tell({"type": "training", "preemptible": preemptible, **known})

@@ -191,5 +191,10 @@ def _write(wanted: _Wanted, kept: Kept, metric: str = "", record: TrialRecord | 
     if kept.suffix:
         load = f"model.load_weights('{target}')" if target.endswith(WEIGHTS) else f"keras.models.load_model('{target}')"
         print(f"Load it with {load}")
+    if kept.newer_step is not None:
+        print(
+            f"A newer checkpoint, of step {kept.newer_step}, holds no model to export: fit keeps one when it ends. Let "
+            "the job go on to its end."
+        )
     if record is not None and wanted.epoch is None and record.best_step not in (None, kept.step):
         print(f"The best value, {record.best_value:.6g}, was at step {record.best_step}, of which no model was kept.")

@@ -92,6 +92,34 @@ class Objective:
             record.best_value, record.best_step = best, step
         record.value = record.best_value if self._takes_best and record.best_value is not None else value
 
+    def news_of(self, record: TrialRecord, last: Mapping[str, Any]) -> dict[str, Any]:
+        """What the last report of a run says that has not been taken in, as a report."""
+        report = {"step": record.step, "train_s": record.train_s, **last}
+        if report["step"] != record.step:
+            return report
+        # It has arrived already; what the end of the script has added to it has not.
+        news = {name: report[name] for name in ("step", "train_s")}
+        metrics = {name: x for name, x in report.get("metrics", {}).items() if not _same(record.metrics.get(name), x)}
+        if metrics:
+            news["metrics"] = metrics
+        if not self._is_known(record, last):
+            news.update({name: last[name] for name in ("value", "best", "best_step", "restated") if name in last})
+        if record.loss is None and "loss" in last:
+            news.update({name: last[name] for name in ("loss", "low", "high", "last", "count") if name in last})
+        return news
+
+    def _is_known(self, record: TrialRecord, last: Mapping[str, Any]) -> bool:
+        """Whether a report would change nothing of a trial's value."""
+        if last.get("value") is None:
+            return True
+        best = _number(last.get("best"))
+        if not self._takes_best or best is None or record.best_value is None:
+            return _same(record.value, last["value"])
+        if last.get("restated"):
+            return best == record.best_value and last.get("best_step") == record.best_step
+        # The value is not written down where it is not the best.
+        return not self._sign * best < self._sign * record.best_value
+
 
 def thin(record: TrialRecord) -> None:
     """Merges neighbours among a trial's readings, if they are too many, so that each stands for equally many losses.
@@ -129,21 +157,20 @@ def _merged(first: Reading, second: Reading) -> Reading:
     return Reading(second.train_s, second.step, loss, low, high, count)
 
 
-def news_of(record: TrialRecord, last: Mapping[str, Any]) -> dict[str, Any]:
-    """What the last report of a run says that has not been taken in, as a report."""
-    report = {"step": record.step, "train_s": record.train_s, **last}
-    if report["step"] != record.step:
-        return report
-    # It has arrived already; what the end of the script has added to it has not.
-    news = {name: report[name] for name in ("step", "train_s")}
-    metrics = {name: x for name, x in report.get("metrics", {}).items() if x != record.metrics.get(name)}
-    if metrics:
-        news["metrics"] = metrics
-    if last.get("value") not in (None, record.value):
-        news.update({name: last[name] for name in ("value", "best", "best_step", "restated") if name in last})
-    if record.loss is None and "loss" in last:
-        news.update({name: last[name] for name in ("loss", "low", "high", "last", "count") if name in last})
-    return news
+def _number(stated: Any) -> float | None:
+    """A number of a report, which may be text such as "nan"; None if it is none."""
+    try:
+        return float(stated)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _same(known: float | None, stated: Any) -> bool:
+    """Whether a number of a report is one that is known; NaN is NaN."""
+    value = _number(stated)
+    if known is None or value is None:
+        return False
+    return value == known or (math.isnan(value) and math.isnan(known))
 
 
 def finite_or_none(value: float | None) -> float | None:

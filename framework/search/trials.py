@@ -14,7 +14,7 @@ from dike.trial.spec import TrialSpec
 from executor.trial_messages import Losses, RunEnd, TrialOutput, TrialRun
 from framework.policies.trials.interface import TrialView
 from framework.project.last_words import last_words, why_hopeless
-from framework.search.objective import MAX_STEP, Objective, news_of
+from framework.search.objective import MAX_STEP, Objective
 from framework.search.optuna_study import Study
 from framework.search.records import MAX_FAILURES, SearchSpec, TrialRecord, TrialState
 from framework.search.speeds import Speeds
@@ -333,7 +333,7 @@ class TrialTracker:
         """
         progressed = self._got_on(record, end)
         self.set_checkpoint(record, end.checkpoint, end.step)
-        news = news_of(record, end.last)
+        news = self._objective.news_of(record, end.last)
         # The value of a trial that was stopped is the one by which it was judged.
         if news.keys() - {"type", "step", "train_s"} and not record.state.has_ended():
             self.add_reports(record, end.run, [news])

@@ -25,7 +25,7 @@ from framework.policies.trials.losses import LossHistory
 from framework.policies.trials.new_readings import NewReadings
 from framework.policies.trials.progress import LIMIT as LOWEST
 from framework.policies.trials.progress import Progress
-from framework.search.objective import MAX_REPORTS, Objective, news_of, thin
+from framework.search.objective import MAX_REPORTS, Objective, thin
 from framework.search.records import TrialRecord, TrialState, ValueKind
 
 Way = Literal["report", "session", "fit"]
@@ -207,8 +207,26 @@ def taken(reports: RunReports) -> TrialRecord:
     record, objective = TrialRecord(0, {}), Objective("loss", "min")
     for report in reports.losses.take(100)[1]:
         objective.take(record, report)
-    objective.take(record, news_of(record, reports.last))
+    objective.take(record, objective.news_of(record, reports.last))
     return record
+
+
+@pytest.mark.parametrize("kind", typing.get_args(ValueKind))
+@pytest.mark.parametrize("losses", [[0.3, 0.5], [0.3, math.nan], [math.nan, math.nan], [0.5, 0.3]])
+def test_a_last_report_that_has_arrived_is_no_news(kind: ValueKind, losses: list[float]) -> None:
+    reports = said(
+        *(
+            lambda trial, step=step, x=x: trial.progress(step, metrics={"f": x}, value=x)
+            for step, x in enumerate(losses)
+        )
+    )
+    record, objective = TrialRecord(0, {}), Objective("loss", "min", kind)
+    for report in reports.losses.take(100)[1]:
+        objective.take(record, report)
+    assert objective.news_of(record, reports.last).keys() == {"step", "train_s"}
+    better = {**reports.last, "value": 0.1, "best": 0.1, "best_step": 1}
+    assert objective.news_of(record, better)["value"] == 0.1
+    assert objective.news_of(record, {**better, "restated": True})["best"] == 0.1
 
 
 MANY = 5 * MAX_REPORTS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from dike import checkpoints
 from dike.exceptions import BadInputError
-from dike.trial import folders
+from dike.trial import export, folders, script_api
 from dike.trial.runtime import TrialRuntime
 from dike.trial.spec import TrialSpec
 
@@ -178,3 +179,124 @@ def test_what_cannot_be_done_without_waits_for_room(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(checkpoints, "ROOM_TIMEOUT_S", -1.0)
     with pytest.raises(OSError, match="full"):
         checkpoints.wait_for_room(write)
+
+
+def _best(folder: Path, run: int, step: int) -> None:
+    folders.write(str(folder / f"best-run-{run}-step-{step}"), {}, {"kind": "script", "step": step, "train_s": 1.0})
+
+
+def test_a_first_run_clears_what_an_earlier_search_has_kept_and_nothing_of_its_successors(tmp_path: Path) -> None:
+    _best(tmp_path, 3, 80)
+    trial = TrialRuntime(TrialSpec(search="s", number=0, run=0, parameters={}, folder=str(tmp_path)))
+    trial.training(preemptible=True)
+    assert _names(tmp_path) == set()
+    # It has lost touch; its successor has kept a better one.
+    _best(tmp_path, 1, 300)
+    _best(tmp_path, 0, 90)
+    _best(tmp_path, 0, 120)
+    trial.training(preemptible=False)
+    folders.prune_best(str(tmp_path / "best-run-0-step-120"))
+    assert _names(tmp_path) == {"best-run-1-step-300", "best-run-0-step-120"}
+
+
+def test_a_step_that_is_best_twice_is_saved_into_an_empty_folder(tmp_path: Path) -> None:
+    trial = TrialRuntime(TrialSpec(search="s", number=0, run=0, parameters={}, folder=str(tmp_path)))
+    best = tmp_path / "best-run-0-step-1"
+    seen: list[tuple[list[str], str]] = []
+
+    def save(folder: str) -> None:
+        seen.append((os.listdir(folder), folders.problem(str(best))))
+        Path(folder, f"weights-{len(seen)}").touch()
+
+    script = script_api._ScriptTrial(trial)
+    script.register(script_api._Hooks(save, lambda folder: None))
+    script.report(1, {"loss": 0.5})
+    script.report(1, {"loss": 0.4})
+    assert seen == [([], f"there is no complete checkpoint in '{best}'")] * 2
+    assert os.listdir(best / "script") == ["weights-2"]
+    assert folders.problem(str(best)) == ""
+
+
+def _script_model(folder: Path) -> export.Kept:
+    path = folder / "run-0-step-5"
+    with folders.to_fill(str(path / export.SCRIPT)) as script:
+        Path(script, "weights").write_bytes(b"1")
+    folders.write(str(path), {}, {"kind": "script", "step": 5, "train_s": 1.0})
+    return export.choose(str(folder), None, None)
+
+
+def test_a_folder_is_exported_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, target = _script_model(tmp_path / "trial"), tmp_path / "out"
+    failed = shutil.Error([("weights", "out/weights", "[Errno 28] No space left on device")])
+
+    def copy_half(source: str, target: str, **_: object) -> None:
+        Path(target, "half").touch()
+        raise failed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copytree", copy_half)
+        with pytest.raises(BadInputError, match=r"written to '.*out': \[Errno 28\] No space left on device\.$"):
+            export.export(kept, str(target))
+    assert [path.name for path in tmp_path.iterdir()] == ["trial"]
+    export.export(kept, f"{target}/")
+    assert [path.name for path in target.iterdir()] == ["weights"]
+    with pytest.raises(BadInputError, match="is there already"):
+        export.export(kept, str(target))
+    (target / "weights").write_bytes(b"other")
+    (target / "mine").touch()
+    export.export(kept, str(target), force=True)
+    assert (target / "weights").read_bytes() == b"1"
+    assert {path.name for path in target.iterdir()} == {"weights", "mine"}
+
+
+def test_a_checkpoint_that_goes_while_it_is_exported_is_said_to_be_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = folders.problem
+
+    def checked_then_pruned(path: str) -> str:
+        found = check(path)
+        shutil.rmtree(path, ignore_errors=True)
+        return found
+
+    for target, file in (("out", {}), ("out.keras", {export.VARIABLES: b""})):
+        kept = _script_model(tmp_path / "trial")
+        if file:
+            folders.write(kept.path, file, {"kind": "fit", "step": 5, "train_s": 1.0})
+            kept = export.choose(str(tmp_path / "trial"), None, None)
+        with monkeypatch.context() as patch:
+            patch.setattr(folders, "problem", checked_then_pruned)
+            with pytest.raises(BadInputError, match=r"no complete checkpoint in '.*run-0-step-5'"):
+                export.export(kept, str(tmp_path / target))
+        assert not (tmp_path / target).exists()
+
+
+@pytest.mark.parametrize("sessions", [1, 2])
+def test_a_session_of_an_earlier_version_is_exported_if_it_is_the_only_one(tmp_path: Path, sessions: int) -> None:
+    path = tmp_path / "trial" / "run-0-step-5"
+    for number in range(sessions):
+        (path / f"session-{number}").mkdir(parents=True)
+        (path / f"session-{number}" / "variables.index").write_bytes(b"1")
+    meta = {"kind": "graph", "step": 5, "train_s": 1.0, "sessions": {str(number): {} for number in range(sessions)}}
+    folders.write(str(path), {}, meta)
+    kept, target = export.choose(str(tmp_path / "trial"), None, None), tmp_path / "out"
+    if sessions == 1:
+        export.export(kept, str(target))
+        assert (target / "model.ckpt.index").read_bytes() == b"1"
+        return
+    with pytest.raises(BadInputError, match="written by an earlier version of Dike"):
+        export.export(kept, str(target))
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(("numbers", "newer"), [([90, 101], None), ([101, 120], 120), ([], None)])
+def test_a_newer_checkpoint_of_a_job_than_its_model_is_said(
+    tmp_path: Path, numbers: list[int], newer: int | None
+) -> None:
+    meta = {"kind": "fit", "step": 100, "train_s": 1.0, "checkpoint": 101}
+    folders.write(str(tmp_path / "run-0-step-100"), {}, meta)
+    (tmp_path / "fit-10").mkdir()
+    for number in numbers:
+        (tmp_path / "fit-10" / f"ckpt-{number}.index").touch()
+    kept = export.of_job(str(tmp_path))
+    assert (kept.step, kept.newer_step) == (100, newer)

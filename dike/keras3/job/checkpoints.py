@@ -159,10 +159,12 @@ class FitCheckpoint:
 
     def keep_model(self, model: Any, step: int) -> None:
         """Keeps the trained model beside the checkpoints, for `dike export`."""
-        if not self.is_kept:
+        if self._manager is None:
             return
         fencing.check(self._task)
-        kept = KeptModel(step, 0.0, values_of(model), ModelFiles(model).layout())
+        newest = self._manager.latest_checkpoint
+        number = None if newest is None else checkpoints.step_of(newest)
+        kept = KeptModel(step, 0.0, values_of(model), ModelFiles(model).layout(), checkpoint=number)
         path = f"{self._task.checkpoint_dir.rstrip('/')}/run-{self._number}-step-{step}"
         checkpoints.wait_for_room(lambda: kept.write(path))
         folders.prune(path, keep=1)

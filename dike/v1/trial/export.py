@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dike.trial import folders
-from dike.trial.export import CHECKPOINT
+from dike.trial.export import CHECKPOINT, too_old
 
 GRAPH = "graph.meta"
 """File of a checkpoint: the graph of the session that trains."""
@@ -34,7 +34,7 @@ def write(path: str, meta: Mapping[str, Any], target: str) -> None:
     if meta["kind"] == CHECKPOINT:
         folder, _, prefix = path.rpartition("/")
     else:
-        folder, prefix = f"{path}/session-{meta['trainee']}", "variables"
+        folder, prefix = f"{path}/session-{_trainee(path, meta)}", "variables"
     with folders.to_read(folder) as source:
         for name in os.listdir(source):
             if name.startswith(f"{prefix}."):
@@ -51,6 +51,15 @@ def write(path: str, meta: Mapping[str, Any], target: str) -> None:
     problem = _write_saved_model(f"{target}/{NAME}", f"{target}/{SAVED_MODEL}", meta.get("loss"))
     if problem:
         print(f"dike: no SavedModel beside the checkpoint: {problem}", file=sys.stderr, flush=True)
+
+
+def _trainee(path: str, meta: Mapping[str, Any]) -> int | str:
+    """The number of the session that trains; earlier versions did not note it."""
+    if "trainee" in meta:
+        return int(meta["trainee"])
+    if len(meta.get("sessions", ())) != 1:
+        raise too_old(path)
+    return str(next(iter(meta["sessions"])))
 
 
 def _write_saved_model(checkpoint: str, target: str, loss: str | None) -> str:
