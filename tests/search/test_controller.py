@@ -456,7 +456,7 @@ def test_a_stopped_trial_frees_its_slot_at_once_and_stays_stopped(begin: Any, tm
     frozen = optuna.load_study(study_name="s", storage=storage).trials[0]
     assert (frozen.state, frozen.value) == (optuna.trial.TrialState.PRUNED, 4.0)
     assert frozen.intermediate_values == {1: 1.0, 2: 2.0, 3: 4.0}
-    slot.report(25, 5.0, value=1.0, values=[[1, 5, 25, 1.0]])
+    slot.report(25, 5.0, value=1.0, values=[[5, 25, 1.0]])
     last = {"step": 25, "train_s": 25.0, "value": 1.0}
     slot.end("suspended", checkpoint="/c/run-0-step-25", step=25, last=last)
     assert (slot.wanted.run.key, slot.wanted.stop) == ((1, 0), False)
@@ -559,7 +559,7 @@ def test_a_trial_that_is_stopped_before_its_turn_in_a_slot_leaves_it(begin: Any)
     slot.report(5, 2.0)
     stage.tick(QUANTUM_S + 0.1)
     assert slot.slot.next.key == (1, 0)
-    slot.made[1, 0] = [{**slot.made[0, 0][0], "value": 4.0, "values": [[5, 4.0]]}]
+    slot.made[1, 0] = [{**slot.made[0, 0][0], "value": 4.0, "values": [[1, 5, 4.0]]}]
     slot.send_reports(0, (1, 0))
     assert stage.trials[1].state is TrialState.STOPPED
     slot.end("suspended", checkpoint="/c/a", step=5)
