@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 import linecache
 import os
 import pickle
 import pickletools
+import zipfile
+from collections.abc import Iterator
 from typing import Any
 
 from dike.exceptions import BadInputError
@@ -17,6 +22,9 @@ FUNCTION_LIMIT_BYTES = 50 * 2**20
 """A function travels to every slot, with all that it refers to."""
 FUNCTION_SUFFIX = ".function"
 """Ending of a file that holds a function where else a script is."""
+_FUNCTION = "function given to dike.tune"
+_PICKLE, _CELLS = "function.pickle", "cells.json"
+"""What is in such a file, a zip archive: nothing runs when it is opened."""
 _MIB = 2**20
 
 
@@ -54,21 +62,27 @@ def dump_function(function: object) -> bytes:
     Raises:
         BadInputError: see `dumps`.
     """
-    what = "function given to dike.tune"
-    data = dumps(function, what, FUNCTION_LIMIT_BYTES)
+    data = dumps(function, _FUNCTION, FUNCTION_LIMIT_BYTES)
     # A function's code names the file that it is from.
     names = [name for name in linecache.cache if not os.path.isfile(name) and name.encode() in data]
-    return pickle.dumps((data, {name: linecache.getlines(name) for name in names}))
+    cells = json.dumps({name: linecache.getlines(name) for name in names})
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        # Without the time: of the same function come the same bytes.
+        archive.writestr(zipfile.ZipInfo(_PICKLE), data)
+        archive.writestr(zipfile.ZipInfo(_CELLS), cells)
+    return file.getvalue()
 
 
 def names_in_function(data: bytes) -> set[str]:
-    """All text in what `dump_function` returned, the names of modules among it; nothing of the function is loaded.
+    """All text in what `dump_function` returned, the names of modules among it; none of its code runs.
 
     Raises:
-        BadInputError: see `loads`.
+        BadInputError: if it cannot be read.
     """
-    pickled, _ = loads(data, "function given to dike.tune")
-    return {text for _, text, _ in pickletools.genops(pickled) if isinstance(text, str)}
+    pickled, _ = _opened(data)
+    with _reading(_FUNCTION):
+        return {text for _, text, _ in pickletools.genops(pickled) if isinstance(text, str)}
 
 
 def load_function(data: bytes) -> Any:
@@ -77,11 +91,16 @@ def load_function(data: bytes) -> Any:
     Raises:
         BadInputError: see `loads`.
     """
-    what = "function given to dike.tune"
-    pickled, cells = loads(data, what)
+    pickled, cells = _opened(data)
     for name, lines in cells.items():
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
-    return loads(pickled, what)
+    return loads(pickled, _FUNCTION)
+
+
+def _opened(data: bytes) -> tuple[bytes, dict[str, list[str]]]:
+    """The pickle, and the cells' names and lines."""
+    with _reading(_FUNCTION), zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return archive.read(_PICKLE), json.loads(archive.read(_CELLS))
 
 
 def loads(data: bytes, what: str) -> Any:
@@ -90,8 +109,14 @@ def loads(data: bytes, what: str) -> Any:
     Raises:
         BadInputError: if it cannot be read here.
     """
-    try:
+    with _reading(what):
         return pickle.loads(data)  # noqa: S301 - of the user who runs this process
+
+
+@contextlib.contextmanager
+def _reading(what: str) -> Iterator[None]:
+    try:
+        yield
     except Exception as error:
         raise BadInputError(
             f"The {what} cannot be read back ({one_line(error)}); it needs the same Python and the same modules."

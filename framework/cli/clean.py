@@ -131,7 +131,7 @@ def _look(folder: Path, folders: RunFolders, store: Store | None, before_s: floa
         search = searches.get((folder / name).resolve())
         try:
             if search is not None and store is not None:
-                _look_at_search(folders, name, store, search, found, before_s, remove=remove)
+                _look_at_search(folder, folders, name, store, search, found, before_s, remove=remove)
             else:
                 _look_at_run(folders, name, found, before_s, remove=remove)
         except OSError as error:
@@ -154,6 +154,7 @@ def _look_at_run(folders: RunFolders, name: str, found: Found, before_s: float, 
 
 
 def _look_at_search(
+    folder: Path,
     folders: RunFolders,
     name: str,
     store: Store,
@@ -189,6 +190,10 @@ def _look_at_search(
         for part in folders.parts(name):
             if part in dispensable:
                 _take(folders, (name, part), found, before_s, remove=remove)
+            elif spec.entry.is_function and (folder / name / part).resolve() == spec.entry.script.parent.resolve():
+                # The function that the trials call: needed as long as one may go on.
+                if result.complete and not search.failure and all(trial.state.has_ended() for trial in trials):
+                    _take(folders, (name, part), found, before_s, remove=remove)
             elif part in known:
                 found.left[BEST if part in best else MAY_GO_ON] += 1
 

@@ -187,11 +187,11 @@ def _logs_of_trial(store: Store, trial: int, *, follow: bool, tail: int | None) 
 def _trial_output(store: Store, trial: int, after: int, *, follow: bool) -> Iterator[OutputChunk]:
     while True:
         # Before the output: what was printed before the end is read before it is believed.
-        state, [search] = store.trial_state(trial), store.searches(store.spec.name)
+        state, found = store.trial_state(trial), store.searches(store.spec.name)
         for chunk in store.load_output(trial, after=after):
             yield chunk
             after = chunk.number
-        if not follow or (state is not None and state.has_ended()) or not search.is_running:
+        if not follow or (state is not None and state.has_ended()) or not any(one.is_running for one in found):
             return
         time.sleep(POLL_S)
 

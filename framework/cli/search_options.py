@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from framework.search.pruners import parse_stop
 from framework.search.records import Mode, SearchSpec
 from framework.search.samplers import EXHAUSTIVE, check_sampler, default_sampler, grid_size
 from framework.search.space import check_space, parse_parameter, read_space
+from framework.search.store import Store
 from framework.training.run import absolute_folder, new_job_id
 
 DEFAULT_TRIALS = 20
@@ -96,7 +98,6 @@ def milestones_of(text: str) -> tuple[Milestone, ...]:
 def search_spec(
     *,
     script: Path | None,
-    function: Path | None,
     is_module: bool,
     on_this_machine: bool,
     param: Sequence[str],
@@ -120,16 +121,11 @@ def search_spec(
 ) -> SearchSpec:
     """Checks what was asked for and puts it together; `others` go into the search as they are.
 
-    `function` is the file of a pickled function, which trials call in the place of a script.
-
     Raises:
         BadInputError: if it cannot be used.
     """
-    if name is not None and not _NAME.fullmatch(name):
-        raise BadInputError(f"'{name}' is no name for a search; use letters, digits, '-', '_' and '.'.")
-    if function is not None:
-        name = name or new_job_id(function)
-        script = _keep_function(function, name)
+    if name is not None:
+        check_name(name)
     if script is None:
         raise BadInputError("The script is missing; write dike tune SCRIPT, or dike tune --resume NAME.")
     entry = find_entry_point(script, is_module=is_module)
@@ -174,12 +170,33 @@ def search_spec(
     )
 
 
-def _keep_function(function: Path, name: str) -> Path:
-    """Puts a pickled function into the folder of its search, where one that goes on finds it; returns where it is."""
+@contextlib.contextmanager
+def kept_function(function: Path | None, name: str | None, storage: str) -> Iterator[tuple[Path, str] | None]:
+    """Puts a pickled function into the folder of its search, where one that goes on finds it.
+
+    It is removed again if the context ends with `BadInputError` and has left no search that needs it.
+
+    Args:
+        function: its file; None if there is none.
+        name: the search's name; None for one made from the file's.
+        storage: URL of the database of searches.
+
+    Yields:
+        What trials call in the place of a script, and the search's name; None if there is no function.
+
+    Raises:
+        BadInputError: if it cannot be written.
+    """
+    if function is None:
+        yield None
+        return
+    name = name or new_job_id(function)
+    check_name(name)
     data = function.read_bytes()
     # Another search of that name may be there, and this one be refused.
     kept = Path(RUNS_FOLDER, name, "function", f"{function.stem}-{hashlib.sha256(data).hexdigest()[:12]}")
     kept = kept.with_suffix(FUNCTION_SUFFIX)
+    was_there = kept.exists()
     try:
         make_private(str(kept.parent))
         kept.write_bytes(data)
@@ -187,4 +204,31 @@ def _keep_function(function: Path, name: str) -> Path:
         raise BadInputError(
             f"The function cannot be written to {kept}: {error.strerror}; change to a folder of your own (os.chdir)."
         ) from error
-    return kept
+    try:
+        yield kept, name
+    except BadInputError:
+        if not was_there and not _is_needed(kept, name, storage):
+            with contextlib.suppress(OSError):
+                kept.unlink()
+                for folder in (kept.parent, kept.parent.parent):
+                    folder.rmdir()  # unless something else is in it
+        raise
+
+
+def _is_needed(function: Path, name: str, storage: str) -> bool:
+    """Whether a search of that name calls the function."""
+    try:
+        with contextlib.closing(Store(storage, must_exist=True)) as store:
+            return any(Path(search.spec.script).resolve() == function.resolve() for search in store.searches(name))
+    except BadInputError:
+        return False  # there is no such database, or none that can be used
+
+
+def check_name(name: str) -> None:
+    """Refuses what is no name for a search.
+
+    Raises:
+        BadInputError: if it is none.
+    """
+    if not _NAME.fullmatch(name):
+        raise BadInputError(f"'{name}' is no name for a search; use letters, digits, '-', '_' and '.'.")

@@ -191,7 +191,14 @@ def tune(
     Many trials share the slots by turns; the policy says which of them run first.
     """
     from framework.cli.following import Staying
-    from framework.cli.search_options import RUN_OPTIONS, changed_spec, milestones_of, run_options, search_spec
+    from framework.cli.search_options import (
+        RUN_OPTIONS,
+        changed_spec,
+        kept_function,
+        milestones_of,
+        run_options,
+        search_spec,
+    )
     from framework.cli.search_report import report
     from framework.cli.search_view import LiveSearchView, NotebookSearchView, PlainSearchView
     from framework.search.database import default_storage
@@ -218,90 +225,98 @@ def tune(
         )
     elif wait or follow:
         raise BadInputError("--wait and --follow are for a search that a service runs (--detach); leave them out.")
-    if resume is not None:
-        changeable = MAY_CHANGE_DETACHED if detach else MAY_CHANGE | RUN_OPTIONS.keys()
-        given = [option for option in context.params if is_given(context, option) and option not in changeable]
-        if given:
-            options = ", ".join(_as_typed(option) for option in given)
-            raise BadInputError(f"--resume {resume} goes on as the search was first asked for; leave out {options}.")
+    with kept_function(function, name, url) as kept:
+        if kept is not None:
+            script, name = kept
+        if resume is not None:
+            changeable = MAY_CHANGE_DETACHED if detach else MAY_CHANGE | RUN_OPTIONS.keys()
+            given = [option for option in context.params if is_given(context, option) and option not in changeable]
+            if given:
+                options = ", ".join(_as_typed(option) for option in given)
+                raise BadInputError(
+                    f"--resume {resume} goes on as the search was first asked for; leave out {options}."
+                )
+            if detach:
+                with access.client() as client:
+                    submitted = client.resume(find_job(client, resume).id, constraints or None)
+                    staying.after(client, submitted, resumed=True)
+                return
+            with contextlib.closing(Store(url, must_exist=True)) as store:
+                spec = changed_spec(context, store.open_search(resume))
+                remembered = run_options(context, store.options)
+            mesos = remembered_access(remembered)
+            constraints, volumes = tuple(remembered.get("constraint", ())), tuple(remembered.get("volume", ()))
+            logdir = Path(remembered["logdir"]) if "logdir" in remembered else None
+        else:
+            remembered = run_options(context, {})
+            spec = search_spec(
+                script=script,
+                is_module=module,
+                on_this_machine=_runs_here(access) if detach else mesos.runs_here,
+                arguments=tuple(arguments or ()),
+                param=param or [],
+                space_file=space,
+                trials=trials,
+                sampler=sampler,
+                sampler_object=_read_object(sampler_object),
+                space_function=_read_object(space_function),
+                stop=stop,
+                seed=seed,
+                policy=policy,
+                quantum_s=quantum,
+                jobs_per_slot=jobs_per_gpu,
+                milestones=milestones_of(milestones),
+                metric=metric,
+                mode=mode.value,
+                value=value.value,
+                name=name,
+                use_flags=not no_flags and function_call is None,
+                max_slots=slots,
+                slot_cpus=slot_cpus,
+                slot_mem_mib=slot_mem,
+                slot_gpus=slot_gpus,
+                checkpoint_dir=checkpoint_dir,
+                environment={**outputs_environment(outputs_limit), **variables(env or ())},
+                checkpoint_interval_s=checkpoint_interval,
+                suspend_timeout_s=suspend_timeout,
+                blacklist_s=blacklist_for,
+                on_failure=on_failure.value,
+                timeout_s=timeout,
+                call=function_call,
+                earlier_results=_read_results(earlier_results),
+            )
         if detach:
-            with access.client() as client:
-                submitted = client.resume(find_job(client, resume).id, constraints or None)
-                staying.after(client, submitted, resumed=True)
+            if checkpoint_dir is None:
+                spec = dataclasses.replace(spec, checkpoint_dir="")
+            _hand_over(spec, constraints, volumes, access, staying)
             return
-        with contextlib.closing(Store(url, must_exist=True)) as store:
-            spec = changed_spec(context, store.open_search(resume))
-            remembered = run_options(context, store.options)
-        mesos = remembered_access(remembered)
-        constraints, volumes = tuple(remembered.get("constraint", ())), tuple(remembered.get("volume", ()))
-        logdir = Path(remembered["logdir"]) if "logdir" in remembered else None
-    else:
-        remembered = run_options(context, {})
-        spec = search_spec(
-            script=script,
-            function=function,
-            is_module=module,
-            on_this_machine=_runs_here(access) if detach else mesos.runs_here,
-            arguments=tuple(arguments or ()),
-            param=param or [],
-            space_file=space,
-            trials=trials,
-            sampler=sampler,
-            sampler_object=_read_object(sampler_object),
-            space_function=_read_object(space_function),
-            stop=stop,
-            seed=seed,
-            policy=policy,
-            quantum_s=quantum,
-            jobs_per_slot=jobs_per_gpu,
-            milestones=milestones_of(milestones),
-            metric=metric,
-            mode=mode.value,
-            value=value.value,
-            name=name,
-            use_flags=not no_flags and function_call is None,
-            max_slots=slots,
-            slot_cpus=slot_cpus,
-            slot_mem_mib=slot_mem,
-            slot_gpus=slot_gpus,
-            checkpoint_dir=checkpoint_dir,
-            environment={**outputs_environment(outputs_limit), **variables(env or ())},
-            checkpoint_interval_s=checkpoint_interval,
-            suspend_timeout_s=suspend_timeout,
-            blacklist_s=blacklist_for,
-            on_failure=on_failure.value,
-            timeout_s=timeout,
-            call=function_call,
-            earlier_results=_read_results(earlier_results),
-        )
-    if detach:
-        if checkpoint_dir is None:
-            spec = dataclasses.replace(spec, checkpoint_dir="")
-        _hand_over(spec, constraints, volumes, access, staying)
-        return
-    chosen_here = resume is None and checkpoint_dir is None
-    if mesos.image is not None and chosen_here and needs_mount(spec.checkpoint_dir, parse_volumes(volumes)):
-        raise BadInputError(
-            "--image needs --checkpoint-dir, a folder that all agents share: trials leave their containers, and go on "
-            "in others."
-        )
-    request = SearchRequest(spec, url, resume is not None, mesos, logdir, constraints, volumes, remembered)
-    with contextlib.ExitStack() as stack:
-        out = console(stderr=as_json)
-        view = PlainSearchView(out, spec)
-        if for_notebook:
-            view = NotebookSearchView(out, spec)
-        elif sys.stdout.isatty() and not as_json:
-            view = stack.enter_context(LiveSearchView(out, spec))
-        result = run_search(request, view)
-    if as_json:
-        print_json(result.to_json())
-    else:
-        report(out, result, spec, url)
-    if result.failure:
-        raise JobFailedError(f"The search has ended early: {result.failure}; dike tune --resume {spec.name} goes on.")
-    if result.best is None:
-        raise JobFailedError(f"No trial of the search {spec.name} has succeeded; dike trials {spec.name} says more.")
+        chosen_here = resume is None and checkpoint_dir is None
+        if mesos.image is not None and chosen_here and needs_mount(spec.checkpoint_dir, parse_volumes(volumes)):
+            raise BadInputError(
+                "--image needs --checkpoint-dir, a folder that all agents share: trials leave their containers, and go "
+                "on in others."
+            )
+        request = SearchRequest(spec, url, resume is not None, mesos, logdir, constraints, volumes, remembered)
+        with contextlib.ExitStack() as stack:
+            out = console(stderr=as_json)
+            view = PlainSearchView(out, spec)
+            if for_notebook:
+                view = NotebookSearchView(out, spec)
+            elif sys.stdout.isatty() and not as_json:
+                view = stack.enter_context(LiveSearchView(out, spec))
+            result = run_search(request, view)
+        if as_json:
+            print_json(result.to_json())
+        else:
+            report(out, result, spec, url)
+        if result.failure:
+            raise JobFailedError(
+                f"The search has ended early: {result.failure}; dike tune --resume {spec.name} goes on."
+            )
+        if result.best is None:
+            raise JobFailedError(
+                f"No trial of the search {spec.name} has succeeded; dike trials {spec.name} says more."
+            )
 
 
 def _runs_here(access: ServiceAccess) -> bool:

@@ -61,6 +61,7 @@ class SearchController:
         wall_clock: seconds since the epoch.
         state: where the service before this one has left it; None for a search without slots.
         patient: whether it waits for other agents where none that there are can hold a slot, instead of being an error.
+        storage_option: what `dike logs` needs besides, to find the search.
     """
 
     def __init__(
@@ -77,9 +78,11 @@ class SearchController:
         state: SearchState | None = None,
         *,
         patient: bool = False,
+        storage_option: str = "",
     ) -> None:
         left = state or SearchState(wall_clock(), first_slot, None, False, ())
         self._spec = launch.spec
+        self._storage_option = storage_option
         self._policy = policy
         self._outbox: list[Message] = []
         self._observer = observer
@@ -514,8 +517,10 @@ class SearchController:
         )
 
     def _report_failed(self, record: TrialRecord, slot: Slot, end: RunEnd, why_hopeless: str) -> None:
-        shown = f"dike logs {self._spec.name} --trial {record.number} shows its output"
-        where = f"trial {record.number} failed on {slot.node}: {end.message}; {shown}, whose end is in {end.log}, too"
+        where = (
+            f"trial {record.number} failed on {slot.node}: {end.message}; its output: dike logs {self._spec.name} "
+            f"--trial {record.number}{self._storage_option}{f'; its end is kept in {end.log}' if end.log else ''}"
+        )
         if record.state is not TrialState.FAILED:
             self._observer.notify(f"{where}; it is tried again")
             return

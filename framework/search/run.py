@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import shlex
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from framework.scheduler.journal import StorageUnavailableError
 from framework.scheduler.session import MesosAccess, is_on_this_machine, sigterm_as_interrupt
 from framework.scheduler.standalone import StandaloneJob, run_standalone
 from framework.search.controller import SearchController
-from framework.search.database import database_files, open_database, wait_for_server
+from framework.search.database import database_files, default_storage, open_database, wait_for_server
 from framework.search.migration_cost import with_measured_migration_cost
 from framework.search.observer import SearchObserver
 from framework.search.optuna_study import Study
@@ -129,7 +130,6 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
         if request.resume and not trials.open and not trials.unsampled:
             observer.notify(f"the search {spec.name} is complete; nothing is left to run")
             return SearchResult(spec.name, True, trials.all, spec.mode, spec.checkpoint_dir)
-        store.reopen_search()
         stops = f"; --stop {spec.stop} ends trials for good" if spec.stop else ""
         how = f"policy {spec.policy}, {describe_sampler(spec)}{stops}"
         observer.notify(f"search {spec.name}: {spec.trial_count} trials, {how}")
@@ -149,8 +149,9 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
         token = bundle.new_token()
         server = stack.enter_context(request.mesos.bundle_server({token: archive}.get, master))
         if request.resume:
-            # With a Mesos that is not there it is not gone on with the next time.
+            # With a Mesos that is not there it is not gone on with the next time, and has ended as it did before.
             store.change_search(spec, request.options)
+            store.reopen_search()
             _end_predecessor(store.framework_id(spec.name), master)
         launch = SlotLaunch(
             spec=spec,
@@ -163,9 +164,12 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
         )
         first_slot = max((piece.slot for piece in earlier), default=-1) + 1
         agents = functools.partial(admitted_agents, master, request.constraints)
+        elsewhere = "" if request.storage == default_storage() else f" --storage {shlex.quote(request.storage)}"
         job = StandaloneJob(
             job_id=spec.name,
-            make=lambda handle: SearchController(launch, policy, observer, trials, store, agents, first_slot),
+            make=lambda handle: SearchController(
+                launch, policy, observer, trials, store, agents, first_slot, storage_option=elsewhere
+            ),
             cancel_timeout_s=spec.suspend_timeout_s + CANCEL_MARGIN_S,
             subscribed=lambda framework_id: store.set_framework_id(spec.name, framework_id),
             interrupted=lambda: observer.notify("interrupted: suspending all trials (Ctrl-C again stops them)"),

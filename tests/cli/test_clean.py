@@ -50,15 +50,17 @@ def add_run(runs: Path, name: str, **changes: Any) -> Path:
     return runs / name
 
 
-def add_search(runs: Path, name: str, **states: TrialState) -> Store:
-    """A search that has ended, its trials each worse than the one before, and their checkpoints."""
+def add_search(runs: Path, name: str, failure: str = "", **states: TrialState) -> Store:
+    """A search that has ended, its trials each worse than the one before, their checkpoints, and their function."""
     store = Store(f"sqlite:///{runs}/searches.db")
-    store.create_search(dataclasses.replace(SPEC, name=name, checkpoint_dir=str(runs / name)))
+    add_files(runs / name / "function", "train-0.function")
+    script = str(runs / name / "function" / "train-0.function")
+    store.create_search(dataclasses.replace(SPEC, name=name, script=script, checkpoint_dir=str(runs / name)))
     with store.lock(name, last_sign_s=OLD_S):
         for number, state in enumerate(states.values()):
             store.save_trial(TrialRecord(number, {}, state, value=float(number)))
             add_files(runs / name / f"trial-{number}", f"run-0-step-{number}/dike-trial.json", "run-0.log")
-        store.finish_search()
+        store.finish_search(failure)
     return store
 
 
@@ -151,6 +153,14 @@ def test_a_search_keeps_its_best_trial_and_those_that_may_go_on(runs: Path) -> N
     assert clean("--older-than", "0s")["left"] == {"no run of dike run, nor a search in the database": 1}
     found = clean("--older-than", "0s", "--storage", "sqlite:///dike-runs/other.db")
     assert found["folders"] == ["digits/trial-0"]
+
+
+def test_the_function_of_a_search_goes_when_no_trial_can_go_on_with_it(runs: Path) -> None:
+    states = {"best": TrialState.FINISHED, "worse": TrialState.STOPPED}
+    add_search(runs, "complete", **states).close()
+    add_search(runs, "ended-early", "interrupted", **states).close()
+    assert clean("--yes")["folders"] == ["complete/function", "complete/trial-1", "ended-early/trial-1"]
+    assert [path.parent.parent.name for path in runs.glob("*/function/*")] == ["ended-early"]
 
 
 def test_a_folder_without_a_run_is_not_marked(tmp_path: Path) -> None:

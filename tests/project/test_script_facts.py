@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -161,3 +162,25 @@ def test_a_pickled_function_names_its_libraries(tmp_path: Path) -> None:
     assert facts_of_function(keras).preload == ("tensorflow", "keras")
     assert facts_of_function(f"{keras}, 'TF_USE_LEGACY_KERAS'").preload == ()
     assert facts_of_function("import dike\ndef train(lr): dike.report(1, loss=lr)").preload == ()
+
+
+class Touches:
+    """Makes a file when it is read out of a pickle."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self._path,)
+
+
+def test_nothing_of_a_pickled_function_runs_here(tmp_path: Path) -> None:
+    path = tmp_path / "touched"
+    with pytest.raises(BadInputError, match=r"function given to dike\.tune cannot be read back"):
+        pickled.names_in_function(pickle.dumps(Touches(path)))
+    data = pickled.dump_function(Touches(path))
+    assert data == pickled.dump_function(Touches(path))
+    assert "pathlib" in str(pickled.names_in_function(data))
+    assert not path.exists()
+    pickled.load_function(data)
+    assert path.exists()

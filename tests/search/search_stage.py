@@ -181,6 +181,7 @@ class SearchStage:
             clock=lambda: self.now,
             wall_clock=lambda: self.now + 1e9,
             patient=patient,
+            storage_option=" --storage X",
         )
         self.played: dict[int, PlayedSlot] = {}
         self.scheduler = Scheduler(

@@ -238,10 +238,13 @@ def test_a_mistake_before_the_first_step_is_not_tried_again(begin: Any, error: s
     stage = begin(nodes=[node("agent-0"), node("agent-1")], trials=1)
     slot = stage.offer(cpus=1)[0]
     slot.train()
-    slot.end("failed", exit_code=1, message=error, tail=traceback(error))
+    slot.end("failed", exit_code=1, message=error, tail=traceback(error), log="/c/run-0.log")
     assert (stage.trials[0].state, stage.trials[0].runs) == (TrialState.FAILED, 1)
     assert error in stage.trials[0].error
-    assert any("not tried again: it would fail in the same way again" in note for note in stage.watcher.notes)
+    assert stage.watcher.notes == [
+        f"trial 0 failed on agent-0: {error}; its output: dike logs s --trial 0 --storage X; its end is kept in "
+        "/c/run-0.log; it is not tried again: it would fail in the same way again"
+    ]
 
 
 @pytest.mark.slow

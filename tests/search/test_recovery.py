@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from dike.exceptions import BadInputError
 from framework.policies.trials.interface import PolicySettings
+from framework.search.observer import SearchObserver
 from framework.search.records import TrialState
+from framework.search.run import SearchRequest, run_search
+from framework.search.store import Store
 from tests.search.recovery_stage import STEPS, World, loss_of
 from tests.search.search_stage import search_spec
 
@@ -39,3 +44,17 @@ def test_a_search_survives_any_number_of_deaths(tmp_path: Path, seed: int, polic
     slices = world.store.load_slices()
     assert {(piece.trial, piece.run) for piece in slices} == set(world.began)
     assert all(piece.end_s is not None and piece.outcome in ("suspended", "finished") for piece in slices)
+
+
+def test_a_search_that_cannot_go_on_has_ended_as_before(tmp_path: Path, storage: str) -> None:
+    spec = search_spec(tmp_path)
+    with closing(Store(storage)) as store:
+        store.create_search(spec)
+        store.finish_search("it was to end after 5 s")
+        before = store.searches()
+        with pytest.raises(BadInputError, match="no script"):
+            run_search(SearchRequest(spec, storage, resume=True), SearchObserver())
+        assert [(found.failure, found.ended_s) for found in store.searches()] == [
+            (before[0].failure, before[0].ended_s)
+        ]
+        assert before[0].failure

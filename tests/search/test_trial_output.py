@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import text
 
 from executor.trial_messages import TrialOutput
+from framework.cli import logs
 from framework.search import output
 from framework.search.database import open_database
 from framework.search.records import SliceRecord
@@ -64,9 +65,7 @@ def test_of_much_output_the_beginning_and_the_end_stay(store: Store) -> None:
     assert said(store) == ""
 
 
-@pytest.mark.parametrize(
-    ("trials", "limit"), [(1, 512 * 1024), (128, 512 * 1024), (512, 128 * 1024), (100_000, 671)]
-)
+@pytest.mark.parametrize(("trials", "limit"), [(1, 512 * 1024), (128, 512 * 1024), (512, 128 * 1024), (100_000, 671)])
 def test_of_many_trials_less_is_kept_each(trials: int, limit: int) -> None:
     assert output.limit_of(trials) == limit
     assert limit * trials <= 64 * 2**20
@@ -89,6 +88,17 @@ def test_a_database_of_an_earlier_version_has_no_output_yet(store: Store, url: s
     with closing(Store(url, must_exist=True)) as reader:
         reader.open_search("digits")
         assert reader.load_output(0) == []
+
+
+def test_whoever_follows_a_search_that_is_removed_is_done(store: Store, url: str) -> None:
+    store.add_output([piece(0, 0, b"begins\n")])
+    with closing(Store(url)) as reader:
+        reader.open_search("digits")
+        with store.lock("digits"):
+            chunks = logs._trial_output(reader, 0, 0, follow=True)
+            assert next(chunks).text.endswith("begins\n")
+            store.delete_search()
+            assert list(chunks) == []
 
 
 @pytest.fixture
