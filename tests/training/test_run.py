@@ -171,6 +171,7 @@ def test_the_keras_example_on_a_private_mesos(tmp_path: Path, examples: Path) ->
     assert result["restarts"] == 0
     exported = run_dike("export", result["checkpoint_dir"], "-o", "model.keras", cwd=tmp_path)
     assert exported.returncode == 0, exported.stderr
+    assert "newer checkpoint" not in exported.stdout
     assert "model.weights.h5" in zipfile.ZipFile(tmp_path / "model.keras").namelist()
 
 
