@@ -225,10 +225,11 @@ def _write_file(target: str, content: bytes) -> None:
 
 def _write_folder(target: str, kept: Kept) -> None:
     """Whole or not at all, where the folder is new."""
-    partial = f"{target}.part"
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        os.makedirs(partial)
+    above = os.path.dirname(target) or "."
+    os.makedirs(above, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".dike-export-", dir=above, ignore_cleanup_errors=True) as folder:
+        partial = f"{folder}/model"
+        os.mkdir(partial)
         if kept.meta["kind"] == "script":
             with folders.to_read(f"{kept.path}/{SCRIPT}") as source:
                 shutil.copytree(source, partial, dirs_exist_ok=True)
@@ -238,8 +239,6 @@ def _write_folder(target: str, kept: Kept) -> None:
             shutil.copytree(partial, target, dirs_exist_ok=True)
         else:
             os.replace(partial, target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _keras_file(kept: Kept) -> bytes:
