@@ -45,7 +45,7 @@ def tell_what_next(submitted: Submitted, out: Console, url: str) -> None:
     end = submitted.id if is_usual else f"{submitted.id} --service {url}"
     commands = {"its output": "logs -f", "why it waits": "explain", "end it": "kill"}
     if submitted.kind is JobKind.SEARCH:
-        commands = {"its trials": "trials", **commands}
+        commands = {"its trials": "jobs", **commands}
     for what, command in commands.items():
         say(out, f"{f'{what}:':14}dike {command} {end}")
     say(out, f"{'page:':14}{url}/#/jobs/{quote(submitted.id, safe='')}")
