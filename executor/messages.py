@@ -77,8 +77,24 @@ STREAMS = ("stdout", "stderr")
 WANTED_OUTPUT = "wanted_output"
 
 
+class OutputPiece:
+    """A piece of output, whose fields a dataclass has."""
+
+    offset: int
+    data: bytes
+
+    @property
+    def end(self) -> int:
+        """How many bytes of the output there are up to its end."""
+        return self.offset + len(self.data)
+
+    def to_json(self) -> dict[str, Any]:
+        """Its fields as JSON values."""
+        return {**vars(self), "data": base64.b64encode(self.data).decode()}
+
+
 @dataclass(frozen=True)
-class LogChunk:
+class LogChunk(OutputPiece):
     """A piece of a process' output.
 
     Attributes:
@@ -95,18 +111,13 @@ class LogChunk:
     data: bytes
     skipped: int = 0
 
-    @property
-    def end(self) -> int:
-        """How many bytes of the stream there are up to its end."""
-        return self.offset + len(self.data)
-
     def encode(self) -> str:
         """The chunk as base64 text."""
         return encode({"type": "log", **self.to_json()})
 
     def to_json(self) -> dict[str, Any]:
         """The chunk as JSON values."""
-        values = {**vars(self), "data": base64.b64encode(self.data).decode()}
+        values = super().to_json()
         if not self.skipped:
             # The version before, to which a service may have gone back, does not know it.
             del values["skipped"]

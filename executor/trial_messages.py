@@ -16,7 +16,7 @@ from typing import Any
 
 from dike import typed
 from dike.trial.spec import TrialSpec
-from executor.messages import decode, encode, read_message
+from executor.messages import OutputPiece, decode, encode, read_message
 
 
 @dataclass(frozen=True)
@@ -257,7 +257,7 @@ class Losses:
 
 
 @dataclass(frozen=True)
-class TrialOutput:
+class TrialOutput(OutputPiece):
     """A piece of what a run has printed, both streams in one.
 
     Attributes:
@@ -275,18 +275,9 @@ class TrialOutput:
     data: bytes
     skipped: int = 0
 
-    @property
-    def end(self) -> int:
-        """How many bytes of the output there are up to its end."""
-        return self.offset + len(self.data)
-
     def encode(self) -> str:
         """The message as base64 text."""
         return encode({"kind": "trial_output", **self.to_json()})
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {**vars(self), "data": base64.b64encode(self.data).decode()}
 
     @classmethod
     def from_json(cls, values: Any) -> TrialOutput:
