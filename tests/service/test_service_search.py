@@ -15,6 +15,7 @@ from typing import Any
 
 import optuna
 import pytest
+from sqlalchemy import make_url
 
 from framework.mesos import events
 from framework.project import bundle
@@ -163,7 +164,9 @@ def test_many_that_wait_share_their_connections_and_a_heartbeat(
     renew = Heartbeat.renew
 
     def counted(heartbeat: Heartbeat, leases: Sequence[Lease]) -> bool:
-        beats.append(len(leases))
+        # Searches of other tests in this process may beat still.
+        if heartbeat._engine.url == make_url(stage.url):
+            beats.append(len(leases))
         return renew(heartbeat, leases)
 
     monkeypatch.setattr(Heartbeat, "renew", counted)
