@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import json
 import logging
+import os
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -95,7 +96,7 @@ class ZygotePool:
         """
         if kind not in self._pooled:
             log = self._folder / f"zygote-{next(self._numbers)}.out"
-            command = (*PROGRAM, "--also", SLOT_PROCESS, kind.launcher)
+            command = (kind.python, *PROGRAM[1:], "--also", SLOT_PROCESS, kind.launcher)
             self._pooled[kind] = _Pooled(Zygote(kind.preload, zygote_environment(kind), log, command))
 
     def ask(self, kind: ZygoteKind, request: ForkRequest, descriptors: Sequence[int], answered: Answered) -> None:
@@ -163,7 +164,7 @@ class ServedZygotes:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         values = {"kind": kind.dumps(), "request": request.encode().decode()}
         try:
-            connection.connect(self._path)
+            _connect(connection, self._path)
             socket.send_fds(connection, [json.dumps(values).encode()], list(descriptors))
         except OSError as error:
             connection.close()
@@ -196,5 +197,18 @@ def warm(path: str, kind: ZygoteKind) -> None:
         OSError: if the server is not there.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-        connection.connect(path)
+        _connect(connection, path)
         connection.send(json.dumps({"kind": kind.dumps()}).encode())
+
+
+def _connect(connection: socket.socket, path: str) -> None:
+    """Connects to a socket, whose path may be longer than the system takes.
+
+    Raises:
+        OSError: if nobody is there.
+    """
+    folder = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY)
+    try:
+        connection.connect(f"/proc/self/fd/{folder}/{os.path.basename(path)}")
+    finally:
+        os.close(folder)
