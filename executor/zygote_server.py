@@ -43,8 +43,11 @@ def main(path: str, folder: str) -> None:
         os.umask(0o077)
         # The system takes short paths only.
         os.chdir(os.path.dirname(path))
-        listener.bind(os.path.basename(path))
+        draft = f".{os.path.basename(path)}"
+        listener.bind(draft)
         listener.listen()
+        # Whoever sees it can connect.
+        os.rename(draft, path)
         listener.setblocking(False)
         arriving: list[socket.socket] = []
         while True:

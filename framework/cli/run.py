@@ -46,11 +46,17 @@ def run(
     started = time.monotonic()
     if handed_over is None and job.saved_profile is None and output_format is not Format.JSON:
         say(console(stderr=True), f"reading the model of {job.script}")
-    request = job.request(on_this_machine=mesos.runs_here, handed_over=handed_over)
-    request = dataclasses.replace(request, mesos=mesos, plan_only=plan_only)
     as_json = output_format is Format.JSON
-    folder = request.entry.folder if mesos.runs_here else None
     with contextlib.ExitStack() as stack:
+
+        def start_mesos() -> str:
+            nonlocal mesos
+            mesos = stack.enter_context(mesos.starting())
+            return "" if mesos.private is None else mesos.private.zygotes
+
+        request = job.request(on_this_machine=mesos.runs_here, handed_over=handed_over, zygotes=start_mesos)
+        request = dataclasses.replace(request, mesos=mesos, plan_only=plan_only)
+        folder = request.entry.folder if mesos.runs_here else None
         observer: PlainObserver
         if sys.stdout.isatty() and sys.stderr.isatty() and not as_json:
             observer = stack.enter_context(LiveObserver(console(), request.profile, folder))

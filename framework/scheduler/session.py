@@ -52,6 +52,7 @@ class MesosAccess:
             master.
         bundle_port: where executors fetch scripts from; 0 takes a free port.
         warn: takes what the user should know of a private Mesos.
+        private: the private Mesos, where it is being started already.
     """
 
     master: str | None = None
@@ -65,6 +66,7 @@ class MesosAccess:
     advertise_address: str | None = None
     bundle_port: int = 0
     warn: Callable[[str], None] = logger.warning
+    private: EmbeddedCluster | None = None
 
     @property
     def runs_here(self) -> bool:
@@ -75,12 +77,27 @@ class MesosAccess:
         return not self.master.startswith("zk://") and _is_loopback(host)
 
     @contextlib.contextmanager
+    def starting(self) -> Iterator[MesosAccess]:
+        """Begins to start a private Mesos, while there is something else to do before `connect`.
+
+        Yields:
+            What connects to it; this, if it is another Mesos.
+        """
+        if self.master is not None:
+            yield self
+            return
+        with EmbeddedCluster(self.agents).starting() as cluster:
+            yield dataclasses.replace(self, private=cluster)
+
+    @contextlib.contextmanager
     def connect(self) -> Iterator[LeadingMaster]:
         """The master; a private one lives as long as the context."""
         with contextlib.ExitStack() as stack:
             address = self.master
             if address is None:
-                address = stack.enter_context(EmbeddedCluster(self.agents)).master
+                cluster = self.private or stack.enter_context(EmbeddedCluster(self.agents).starting())
+                cluster.wait_started()
+                address = cluster.master
                 if said := exposure():
                     self.warn(said)
             found = mesos_master.connect(address, self.connect_timeout_s)
