@@ -70,13 +70,9 @@ class JobOptions:
         Raises:
             BadInputError: if something cannot be used.
         """
-        from dike.checkpoints import fingerprint
-        from framework.project import bundle
         from framework.project.profiling import Forks, load_profile, profile_of_job
-        from framework.training.run import RunRequest
-        from solver import Plan
 
-        plan = None if self.plan_file is None else Plan.loads(read_text(self.plan_file, "plan"))
+        plan_text = None if self.plan_file is None else read_text(self.plan_file, "plan")
         entry = self._entry_point()
         environment = {
             **environment_for_tasks(entry, on_this_machine=on_this_machine),
@@ -86,6 +82,12 @@ class JobOptions:
         }
         server = zygotes()
         forks = Forks.of_job(server, entry, environment) if server else None
+        from dike.checkpoints import fingerprint
+        from framework.project import bundle
+        from framework.training.run import RunRequest
+        from solver import Plan
+
+        plan = None if plan_text is None else Plan.loads(plan_text)
         archive = bundle.pack(entry.script, entry.folder)
         saved = handed_over or self.saved_profile
         if saved is None:

@@ -271,12 +271,15 @@ class Forks:
         except BadInputError:
             return None  # whoever runs it says so
         forks = cls(path, setup.kind({}))
+        # The server may just be starting, and there is other work to do.
+        threading.Thread(target=forks._warm, daemon=True).start()
+        return forks
+
+    def _warm(self) -> None:
         try:
-            warm(path, forks.kind)
+            warm(self.path, self.kind)
         except OSError as error:
             logger.warning("the zygote server cannot be reached: %s", error)
-            return None
-        return forks
 
     def fork(self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str], output: int) -> int | None:
         """Forks a process that reads a model; returns its id, None if that cannot be."""
