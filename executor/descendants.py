@@ -12,6 +12,7 @@ import os
 import psutil
 
 from executor.outputs import remote_copier
+from executor.process import children
 
 
 def processes(zygote: int | None) -> list[psutil.Process]:
@@ -20,10 +21,10 @@ def processes(zygote: int | None) -> list[psutil.Process]:
     Args:
         zygote: process id of the zygote, which is left out with all that it has not given away; None if there is none.
     """
-    found, waiting = [], [pid for pid in _children(os.getpid()) if pid not in (zygote, remote_copier.pid)]
+    found, waiting = [], [pid for pid in children(os.getpid()) if pid not in (zygote, remote_copier.pid)]
     while waiting:
         pid = waiting.pop()
-        waiting += _children(pid)
+        waiting += children(pid)
         with contextlib.suppress(psutil.NoSuchProcess):
             found.append(psutil.Process(pid))
     return found
@@ -43,16 +44,3 @@ def clear(zygote: int | None) -> bool:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(process.pid, os.WNOHANG)
     return not left
-
-
-def _children(pid: int) -> list[int]:
-    """Ids of a process' children; the kernel's own list, for to look through all processes takes milliseconds."""
-    found: list[int] = []
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with (
-                contextlib.suppress(FileNotFoundError, ProcessLookupError),
-                open(f"/proc/{pid}/task/{thread}/children") as file,
-            ):
-                found += map(int, file.read().split())
-    return found

@@ -21,7 +21,7 @@ from executor.driver import ExecutorDriver, pymesos
 from executor.environment import ZYGOTES_VARIABLE, Setup, ZygoteKind, process_environment
 from executor.forked import ForkedProcess
 from executor.messages import Addressed
-from executor.process import signal_group, wait_readable
+from executor.process import children, signal_group, wait_readable
 from executor.slot_order import decode_order
 from executor.zygote import ForkRequest
 from executor.zygote_pool import SLOT_PROCESS, ServedZygotes, ZygotePool, Zygotes
@@ -60,6 +60,11 @@ class SlotProcess:
         self._has_ended = False
         self._is_killed = False
         self.is_over = False
+
+    @property
+    def pid(self) -> int | None:
+        """Its id; None as long as it has none."""
+        return None if self._process is None else self._process.pid
 
     @property
     def watched(self) -> list[int]:
@@ -141,9 +146,8 @@ class SlotProcess:
         self.is_over = True
         self._close()
         if not self._has_ended:
-            # Whatever it has left belongs to nobody else.
             for group in self._groups:
-                with contextlib.suppress(PermissionError):
+                with contextlib.suppress(PermissionError):  # of somebody else by now
                     signal_group(group, signal.SIGKILL)
             self._say_end("TASK_FAILED", "the process that held the task was killed")
 
@@ -221,6 +225,7 @@ class Dispatcher(pymesos.Executor):
                     process.poll()
                     if process.is_over:
                         del self._tasks[task_id]
+                self._sweep()
                 if self._tasks or self._mailbox.is_waiting:
                     pass
                 elif self._has_begun:
@@ -237,6 +242,15 @@ class Dispatcher(pymesos.Executor):
         finally:
             for pool in pools:
                 pool.close()
+
+    def _sweep(self) -> None:
+        """Kills what processes of slots have left that were killed themselves: such orphans are ours."""
+        if all(process.pid is not None for process in self._tasks.values()):
+            ours = {*self._own.pids, *(process.pid for process in self._tasks.values())}
+            for orphan in set(children(os.getpid())) - ours:
+                with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                    os.kill(orphan, signal.SIGKILL)
+                    os.waitpid(orphan, 0)
 
     # Callbacks of pymesos, on its thread.
 

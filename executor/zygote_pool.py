@@ -92,6 +92,11 @@ class ZygotePool:
     def watched(self) -> list[int]:
         return [descriptor for one in self._pooled.values() for descriptor in one.zygote.watched]
 
+    @property
+    def pids(self) -> list[int]:
+        """Ids of the zygotes."""
+        return [pid for one in self._pooled.values() if (pid := one.zygote.pid) is not None]
+
     def warm(self, kind: ZygoteKind) -> None:
         """Has a zygote of this kind begin to import.
 

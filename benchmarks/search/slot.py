@@ -12,12 +12,14 @@ from pathlib import Path
 
 from dike.trial.spec import TrialSpec
 from executor import descendants
-from executor.environment import process_environment
+from executor.environment import Setup, process_environment
+from executor.forked import adopt_orphans
 from executor.monitor import Gpus, RunMonitor
 from executor.process import wait_readable
+from executor.slot_order import LAUNCHER
 from executor.trial_messages import RunEnd, TrialRun
 from executor.trial_run import CONTROL_FD, REPORT_FD, SlotRun
-from executor.zygote import ForkRequest, Zygote
+from executor.zygote import PROGRAM, ForkRequest, Zygote
 from framework.project.entry_point import EntryPoint
 from framework.project.script_facts import script_facts
 
@@ -109,10 +111,11 @@ class BenchmarkSlot:
 @contextlib.contextmanager
 def slot_for(script: Path, arguments: Sequence[str], folder: Path) -> Iterator[BenchmarkSlot]:
     """A slot whose zygote is ready for a script. This process becomes the parent of its orphans, as executors do."""
-    descendants.adopt_orphans()
+    adopt_orphans()
     folder.mkdir()
     preload = script_facts(EntryPoint(script, script.parent), ()).preload
-    zygote = Zygote(preload, process_environment(1.0, {}, ()), folder / "zygote.out")
+    setup = Setup(LAUNCHER, preload, {}, 1.0, ())
+    zygote = Zygote(preload, process_environment(setup), folder / "zygote.out", (*PROGRAM, LAUNCHER))
     try:
         slot = BenchmarkSlot(script, arguments, folder, zygote)
         slot.wait_until_ready()
@@ -125,6 +128,7 @@ def slot_for(script: Path, arguments: Sequence[str], folder: Path) -> Iterator[B
 
 def _spawn(request: ForkRequest, descriptors: Sequence[int]) -> int:
     """Starts what a zygote would fork as a process of its own; returns its id."""
+    changes = {name: value for name, value in request.environment.items() if value is not None}
     targets = (1, 2, REPORT_FD, CONTROL_FD)
     # The numbers may be each other's.
     moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _OUT_OF_THE_WAY) for descriptor in descriptors]
@@ -132,7 +136,7 @@ def _spawn(request: ForkRequest, descriptors: Sequence[int]) -> int:
         return os.posix_spawn(
             sys.executable,
             [sys.executable, "-P", "-m", "dike.trial.launch", str(request.script), *request.arguments],
-            {**process_environment(1.0, {}, ()), **request.environment},
+            {**process_environment(Setup(LAUNCHER, (), {}, 1.0, ())), **changes},
             file_actions=[(os.POSIX_SPAWN_DUP2, *pair) for pair in zip(moved, targets, strict=True)],
             setsid=True,
         )

@@ -16,12 +16,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from executor import attempt, elastic_slot, output, trial_slot
+from executor import attempt, job_slot, output, slot_process, trial_slot
 from executor.channel import Slot, TaskChannel
-from executor.elastic_slot import ElasticSlot
-from executor.messages import LaunchOrder, decode
-from executor.slot_order import SlotOrder
-from executor.trial_slot import TrialSlot
+from executor.environment import process_environment
+from executor.forked import adopt_orphans
+from executor.slot_order import decode_order
+from executor.zygote import Zygote
 
 DRAIN_S = 60.0
 """In the place of the product's: nothing is to be missing because the machine has stood still for a moment."""
@@ -39,6 +39,9 @@ class Edge:
 
     def sendFrameworkMessage(self, data: str) -> None:  # noqa: N802
         self.write({"message": data})
+
+    def processStarted(self, pid: int) -> None:  # noqa: N802
+        pass
 
     def write(self, line: dict[str, Any]) -> None:
         with self._lock:
@@ -59,16 +62,18 @@ def make_slot(channel: TaskChannel, order: str, zygote: list[str]) -> Slot:
     for module in (attempt, output):
         assert hasattr(module, "DRAIN_S")
         module.DRAIN_S = DRAIN_S
-    if decode(order).get("kind") == "slot":
-        trial_slot.KNOWN_TIMEOUT_S = float(os.environ.get("KNOWN_TIMEOUT_S", trial_slot.KNOWN_TIMEOUT_S))
-        return TrialSlot(channel, SlotOrder.decode(order), zygote)
-    elastic_slot.STOP_GRACE_S = float(os.environ.get("STOP_GRACE_S", elastic_slot.STOP_GRACE_S))
-    return ElasticSlot(channel, LaunchOrder.decode(order), zygote)
+    trial_slot.KNOWN_TIMEOUT_S = float(os.environ.get("KNOWN_TIMEOUT_S", trial_slot.KNOWN_TIMEOUT_S))
+    job_slot.STOP_GRACE_S = float(os.environ.get("STOP_GRACE_S", job_slot.STOP_GRACE_S))
+    decoded = decode_order(order)
+    setup = decoded.setup
+    own = Zygote(setup.preload, process_environment(setup), channel.sandbox / "zygote.out", zygote)
+    return slot_process.make_slot(channel, decoded, own)
 
 
 def main() -> None:
     sandbox, order, *zygote = sys.argv[1:]
     logging.basicConfig(level=logging.INFO)
+    adopt_orphans()
     edge = Edge(os.dup(1))
     # Where Mesos puts what its executors write.
     os.dup2(os.open(f"{sandbox}/stdout", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)

@@ -1,28 +1,39 @@
-"""One executor, three kinds of slots: the order says which."""
+"""The executor: a process for each of its tasks, from a zygote of its own or from the machine's server."""
 
 from __future__ import annotations
 
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from dike.profile import Api
 from dike.task import Role, TaskSpec
-from executor.channel import TaskChannel
-from executor.dispatch import Dispatcher, make_slot
-from executor.elastic_slot import ElasticSlot
-from executor.messages import LaunchOrder, Outcome, encode
-from executor.slot import JobSlot
+from executor import dispatch
+from executor.dispatch import Dispatcher
+from executor.messages import Addressed, LaunchOrder, LogChunk, Outcome, WantedOutput, decode_message, encode
 from executor.slot_order import SlotOrder
 from executor.trial_messages import decode_slot_message
-from executor.trial_slot import TrialSlot
+from executor.zygote_pool import warm
+from framework.project import bundle
+from tests.executor.slot_seen import HERE
+from tests.waiting import is_alive, wait_until
 
-TASK = TaskSpec("job", Role.WORKER, 0, {"ps": [], "worker": ["127.0.0.1:2"]}, Api.GRAPH, {}, "/checkpoints")
+TASK = TaskSpec("job", Role.WORKER, 0, {"ps": [], "worker": ["127.0.0.1:2"]}, Api.GRAPH, {}, "/nowhere/checkpoints")
 NOWHERE = "http://127.0.0.1:9/bundle"
-JOB = LaunchOrder(TASK, NOWHERE, "train.py").encode()
-ELASTIC = LaunchOrder(TASK, NOWHERE, "train.py", gpu_devices=(), elastic=True).encode()
+TOKEN = "t" * 32
 SEARCH = SlotOrder("search", NOWHERE, "train.py", gpu_devices=()).encode()
+DEADLINE_S = 120.0
 
 
 class Edge:
@@ -41,60 +52,243 @@ class Edge:
     def wait_for_acknowledgements(self, timeout_s: float) -> bool:
         return timeout_s > 0
 
+    def of(self, task_id: str) -> list[dict[str, Any]]:
+        return [update for update in self.updates if update["task_id"]["value"] == task_id]
 
-def launched(tmp_path: Path, *orders: str) -> tuple[Dispatcher, Edge]:
-    dispatcher, edge = Dispatcher(tmp_path), Edge()
-    for number, order in enumerate(orders):
-        dispatcher.launchTask(edge, {"task_id": {"value": f"task-{number}"}, "data": order})
-    return dispatcher, edge
+    def states(self, task_id: str) -> list[str]:
+        return [update["state"] for update in self.of(task_id)]
 
-
-def test_the_order_says_which_slot(tmp_path: Path) -> None:
-    channel = TaskChannel(Edge(), "task", tmp_path)
-    assert isinstance(make_slot(channel, JOB), JobSlot)
-    assert isinstance(make_slot(channel, ELASTIC), ElasticSlot)
-    assert isinstance(make_slot(channel, SEARCH), TrialSlot)
+    def output(self, task_id: str) -> str:
+        said = [decode_message(data) for data in self.messages]
+        return b"".join(one.data for one in said if isinstance(one, LogChunk) and one.task_id == task_id).decode()
 
 
-@pytest.mark.parametrize("order", [encode({"kind": "slot"}), encode([]), encode({"x": 1}), "?"])
-def test_an_order_of_another_version_fails_the_task_and_ends_the_executor(tmp_path: Path, order: str) -> None:
-    dispatcher, edge = launched(tmp_path, order)
-    dispatcher.main(edge)  # type: ignore[arg-type]
-    (update,) = edge.updates
+class Executor:
+    """Our executor in a thread of this process; its tasks' processes are children of this process."""
+
+    def __init__(self, sandbox: Path, served: str = "") -> None:
+        self.edge = Edge()
+        self.sandbox = sandbox
+        self.dispatcher = Dispatcher(sandbox, "executor", served)
+        self.thread = threading.Thread(target=self.dispatcher.main, args=(self.edge,), daemon=True)
+
+    def launch(self, **orders: str) -> None:
+        for task_id, order in orders.items():
+            self.dispatcher.launchTask(self.edge, {"task_id": {"value": task_id}, "data": order})
+        if not self.thread.is_alive():
+            self.thread.start()
+
+    def wait_for(self, condition: Callable[[], object], what: str) -> None:
+        wait_until(condition, what, said=lambda: f"{self.edge.updates} {self.logs}")
+
+    @property
+    def logs(self) -> str:
+        files = [path for path in self.sandbox.rglob("*") if path.suffix in (".out", ".log") or path.name == "stderr"]
+        return "\n".join(f"{path}: {path.read_text()[-1000:]}" for path in files)
+
+    def join(self) -> None:
+        self.thread.join(DEADLINE_S)
+        assert not self.thread.is_alive(), self.logs
+
+
+@pytest.fixture(scope="module")
+def bundle_url() -> Iterator[str]:
+    with bundle.BundleServer({TOKEN: bundle.pack(HERE / "job_script.py")}.get, "127.0.0.1") as server:
+        yield server.url(TOKEN)
+
+
+@pytest.fixture(scope="module")
+def parent() -> Iterator[None]:
+    """This process adopts orphans, as executors do."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(36, 1, 0, 0, 0)
+    yield
+    libc.prctl(36, 0, 0, 0, 0)
+
+
+def order(bundle_url: str, ways: str, index: int = 0) -> str:
+    task = TaskSpec(**{**vars(TASK), "index": index})
+    return LaunchOrder(
+        task, bundle_url, "job_script.py", (ways,), stream_logs=True, preload=(), gpu_devices=(), kill_grace_s=60
+    ).encode()
+
+
+@pytest.mark.parametrize("bad", [encode({"kind": "slot"}), encode([]), encode({"x": 1}), "?"])
+def test_an_order_of_another_version_fails_the_task_and_ends_the_executor(tmp_path: Path, bad: str) -> None:
+    executor = Executor(tmp_path)
+    executor.launch(task=bad)
+    executor.join()
+    (update,) = executor.edge.updates
     assert update["state"] == "TASK_FAILED"
     assert "another version of Dike" in update["message"]
 
 
-def test_a_slot_takes_one_task(tmp_path: Path) -> None:
-    _, edge = launched(tmp_path, JOB, SEARCH)
-    (update,) = edge.updates
-    assert (update["task_id"]["value"], update["state"]) == ("task-1", "TASK_FAILED")
+def test_a_shutdown_before_the_first_task_ends_the_executor(tmp_path: Path) -> None:
+    executor = Executor(tmp_path)
+    executor.dispatcher.shutdown(executor.edge)
+    executor.launch()
+    executor.join()
+    assert executor.edge.updates == []
 
 
-@pytest.mark.integration
-@pytest.mark.parametrize("order", [JOB, ELASTIC, SEARCH])
-def test_a_bundle_out_of_reach_fails_the_task(tmp_path: Path, order: str) -> None:
-    dispatcher, edge = launched(tmp_path, order)
-    dispatcher.main(edge)  # type: ignore[arg-type]
-    assert [update["state"] for update in edge.updates] == ["TASK_STARTING", "TASK_FAILED"]
-    assert "could not be fetched" in edge.updates[-1]["message"]
-    assert all(update["task_id"]["value"] == "task-0" for update in edge.updates)
-    if order is not SEARCH:
-        assert Outcome.decode(edge.updates[-1]["data"]).exit_code is None
-
-
-def test_nonsense_from_the_framework_is_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for order in (JOB, ELASTIC, SEARCH):
-        dispatcher, edge = launched(tmp_path, order)
-        dispatcher.frameworkMessage(edge, encode({"kind": "other"}))
-        assert edge.updates == []
-    assert caplog.text.count("message ignored") == 3
+def test_a_message_says_for_which_task_it_is() -> None:
+    message = Addressed("task", WantedOutput({"stdout": 3}).encode())
+    assert Addressed.decode(message.encode()) == message
+    for other in (WantedOutput({}).encode(), encode([]), encode({"task": "x"})):
+        with pytest.raises(ValueError, match="addressed"):
+            Addressed.decode(other)
     with pytest.raises(ValueError, match="kind"):
         decode_slot_message(encode({"kind": "other"}))
 
 
-def test_a_shutdown_before_the_task_ends_the_executor(tmp_path: Path) -> None:
-    dispatcher, edge = launched(tmp_path)
-    dispatcher.shutdown(edge)
-    dispatcher.main(edge)  # type: ignore[arg-type]
-    assert edge.updates == []
+@pytest.mark.integration
+@pytest.mark.usefixtures("parent")
+def test_each_task_has_its_own_process_folder_and_end(tmp_path: Path, bundle_url: str) -> None:
+    executor = Executor(tmp_path)
+    edge = executor.edge
+    orders = {"trains": order(bundle_url, "train"), "fails": order(bundle_url, "fail", 1), "search": SEARCH}
+    executor.launch(**orders)
+    executor.wait_for(lambda: "TASK_FAILED" in edge.states("fails"), "the end of a task")
+    executor.wait_for(lambda: "begins" in edge.output("trains"), "the output of the other")
+    assert edge.states("fails") == ["TASK_STARTING", "TASK_RUNNING", "TASK_FAILED"]
+    assert Outcome.decode(edge.of("fails")[-1]["data"]).exit_code == 3
+    assert (tmp_path / "trains" / "stdout").read_text() == "attempt 0 begins\n"
+    assert "about to fail" in (tmp_path / "fails" / "stderr").read_text()
+    # One that cannot fetch its script fails alone, too.
+    executor.wait_for(lambda: "TASK_FAILED" in edge.states("search"), "the end of the search's task")
+    assert "could not be fetched" in edge.of("search")[-1]["message"]
+    # What is said to one task is nobody else's; nonsense is ignored.
+    told = len(edge.messages)
+    executor.dispatcher.frameworkMessage(edge, Addressed("fails", WantedOutput({"stdout": 0}).encode()).encode())
+    executor.dispatcher.frameworkMessage(edge, Addressed("trains", encode({"kind": "other"})).encode())
+    executor.dispatcher.frameworkMessage(edge, Addressed("trains", WantedOutput({"stdout": 0}).encode()).encode())
+    executor.wait_for(lambda: edge.output("trains").count("begins") == 2, "output that is sent again")
+    assert len(edge.messages) == told + 1
+    # A task that comes later is taken in.
+    executor.launch(later=order(bundle_url, "finish", 2))
+    executor.wait_for(lambda: "TASK_FINISHED" in edge.states("later"), "the end of a later task")
+    executor.dispatcher.killTask(edge, {"value": "trains"})
+    executor.join()
+    assert edge.states("trains") == ["TASK_STARTING", "TASK_RUNNING", "TASK_KILLED"]
+    assert not psutil.Process().children()
+
+
+@pytest.mark.integration
+@pytest.mark.usefixtures("parent")
+def test_a_task_whose_holder_is_killed_fails_and_leaves_nothing(tmp_path: Path, bundle_url: str) -> None:
+    executor = Executor(tmp_path)
+    edge = executor.edge
+    executor.launch(task=order(bundle_url, "litter"), other=order(bundle_url, "train", 1))
+    executor.wait_for(lambda: "begins" in edge.output("task") and "begins" in edge.output("other"), "both tasks")
+    left = wait_until(
+        lambda: next((it["pid"] for it in map(_report, edge.messages) if it.get("type") == "left"), None), "litter"
+    )
+    held = executor.dispatcher._tasks["task"]
+    assert held._process is not None
+    (group,) = held._groups
+    os.kill(held._process.pid, signal.SIGKILL)
+    executor.wait_for(lambda: "TASK_FAILED" in edge.states("task"), "the end of the task")
+    assert edge.of("task")[-1]["message"] == "the process that held the task was killed"
+    wait_until(lambda: not any(map(is_alive, (group, left))), "the end of its processes")
+    assert edge.states("other") == ["TASK_STARTING", "TASK_RUNNING"]
+    executor.dispatcher.shutdown(edge)
+    executor.join()
+    assert edge.states("other")[-1] == "TASK_KILLED"
+
+
+def _report(message: str) -> dict[str, Any]:
+    return getattr(decode_message(message), "content", {})
+
+
+@pytest.mark.integration
+@pytest.mark.usefixtures("parent")
+def test_a_task_that_is_killed_while_others_are_imported_is_never_started(
+    tmp_path: Path, bundle_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "ZygotePool", _Never)
+    executor = Executor(tmp_path)
+    executor.launch(task=order(bundle_url, "train"))
+    executor.wait_for(lambda: executor.edge.states("task") == ["TASK_STARTING"], "its start")
+    executor.dispatcher.killTask(executor.edge, {"value": "task"})
+    executor.join()
+    assert executor.edge.states("task") == ["TASK_STARTING", "TASK_KILLED"]
+
+
+class _Never:
+    """Zygotes that import for ever."""
+
+    watched = ()
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def ask(self, *_: object) -> None:
+        pass
+
+    def poll(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A zygote server, deep down: its socket's path is longer than the system takes."""
+    folder = tmp_path.joinpath(*["folder"] * 15)
+    folder.mkdir(parents=True)
+    path = folder / "zygotes.sock"
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "executor.zygote_server", str(path), str(folder)], stdout=log, stderr=log
+        )
+    yield str(path), process
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.integration
+@pytest.mark.usefixtures("parent")
+def test_executors_share_what_a_server_has_imported(
+    tmp_path: Path, bundle_url: str, server: tuple[str, subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, process = server
+    values = LaunchOrder.decode(order(bundle_url, "finish"))
+    # Whatever a process has from Mesos or of its own is no reason for another zygote.
+    monkeypatch.setenv("MESOS_TASK", "mine")
+    warm(path, values.setup.kind(os.environ))
+    for number in range(2):
+        monkeypatch.setenv("MESOS_TASK", f"other {number}")
+        sandbox = tmp_path / f"sandbox-{number}"
+        sandbox.mkdir()
+        executor = Executor(sandbox, path)
+        executor.launch(task=values.encode())
+        executor.join()
+        assert executor.edge.states("task") == ["TASK_STARTING", "TASK_RUNNING", "TASK_FINISHED"], executor.logs
+        assert not list(sandbox.glob("zygote-*.out"))
+    assert len(list(Path(path).parent.glob("zygote-*.out"))) == 1
+    assert Path(path).stat().st_mode & 0o077 == 0
+    # One that is gone is done without.
+    process.kill()
+    process.wait()
+    sandbox = tmp_path / "alone"
+    sandbox.mkdir()
+    executor = Executor(sandbox, path)
+    executor.launch(task=values.encode())
+    executor.join()
+    assert executor.edge.states("task")[-1] == "TASK_FINISHED", executor.logs
+    assert list(sandbox.glob("zygote-*.out"))
+
+
+@pytest.mark.integration
+def test_a_server_refuses_nonsense(server: tuple[str, subprocess.Popen[bytes]]) -> None:
+    path, process = server
+    wait_until(lambda: os.path.exists(path), "the server")
+    folder = os.open(os.path.dirname(path), os.O_RDONLY)
+    for nonsense in (b"[]", b"not JSON", json.dumps({"kind": "[]"}).encode()):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            connection.connect(f"/proc/self/fd/{folder}/zygotes.sock")
+            connection.send(nonsense)
+            assert b"not a request" in connection.recv(1000)
+    os.close(folder)
+    assert process.poll() is None

@@ -10,20 +10,17 @@ from typing import Any
 
 import pytest
 
-from dike import process
 from dike.profile import Api
 from dike.task import Role, TaskSpec
-from executor import elastic_slot
-from executor import zygote as zygotes
 from executor.attempt import AttemptProcess
 from executor.channel import TaskChannel
 from executor.elastic_messages import decode_job_message
 from executor.environment import process_environment
-from executor.messages import LaunchOrder, Report
+from executor.messages import LAUNCHER, LaunchOrder, Report
 from executor.monitor import Gpus, RunMonitor
 from executor.output import OutputCopier
 from executor.process import wait_readable
-from executor.zygote import Zygote
+from executor.zygote import PROGRAM, Zygote
 from framework.embedded.ports import reserve_blocks
 from tests.executor.polled_zygote import poll_until
 from tests.executor.slot_seen import HERE
@@ -43,6 +40,9 @@ class Reports:
     def sendStatusUpdate(self, status: dict[str, Any]) -> None:  # noqa: N802
         raise AssertionError(status)
 
+    def processStarted(self, pid: int) -> None:  # noqa: N802
+        pass
+
     def sendFrameworkMessage(self, data: str) -> None:  # noqa: N802
         message = decode_job_message(data)
         assert isinstance(message, Report)
@@ -56,10 +56,11 @@ class Forks:
     """Forks the processes of a job, one zygote for all of them; this process adopts them, as executors do."""
 
     def __init__(self, folder: Path) -> None:
-        own = {process.SAVE_TIMEOUT_VARIABLE: str(elastic_slot.SAVE_TIMEOUT_S)}
-        environment = process_environment(1, own, ())
+        order = LaunchOrder(TaskSpec("", Role.PS, 0, {}, Api.GRAPH), "", "", gpu_devices=(), elastic=True)
         self.folder = folder
-        self.zygote = Zygote(("tensorflow",), environment, folder / "zygote.out", zygotes.JOB_COMMAND)
+        self.zygote = Zygote(
+            ("tensorflow",), process_environment(order.setup), folder / "zygote.out", (*PROGRAM, LAUNCHER)
+        )
         self.living: list[AttemptProcess] = []
 
     def start(self, task: TaskSpec, reports: Reports) -> AttemptProcess:

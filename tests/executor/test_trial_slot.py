@@ -14,7 +14,7 @@ import pytest
 
 from dike.trial.spec import TrialSpec
 from executor import zygote
-from executor.slot_order import SlotOrder
+from executor.slot_order import LAUNCHER, SlotOrder
 from executor.trial_messages import (
     KnownOutput,
     KnownReports,
@@ -142,7 +142,7 @@ def test_a_run_that_ends_by_itself_is_told_until_that_is_known(slot: SlotProcess
     assert slot.statuses[-1].ends == (end,)
     slot.wants(None, known=((0, 0),))
     assert slot.status_when(lambda status: status.number == 2).ends == ()
-    assert [update["state"] for update in slot.updates] == ["TASK_STARTING", "TASK_RUNNING"]
+    assert [update["state"] for update in slot.updates] == ["TASK_RUNNING"]
 
 
 def test_reports_are_sent_again_until_they_are_known(slot: SlotProcess) -> None:
@@ -403,7 +403,7 @@ def test_a_bundle_that_cannot_be_fetched_fails_the_slot(tmp_path: Path, order: S
 
 def test_with_the_real_zygote_a_trial_goes_on_as_if_never_interrupted(tmp_path: Path, order: SlotOrder) -> None:
     order = dataclasses.replace(order, script="api_script.py", preload=("decimal", "no_such_module"))
-    slot = SlotProcess(tmp_path, order, zygote.COMMAND)
+    slot = SlotProcess(tmp_path, order, (*PROGRAM, LAUNCHER))
     spec = TrialSpec("search", 0, 0, {"seed": 7}, str(tmp_path / "checkpoints"))
     slot.wants(TrialRun(spec, ("wait",)))
     slot.status_when(lambda status: status.run == (0, 0) and status.preemptible)
@@ -432,7 +432,7 @@ def test_relative_folders_of_modules_are_those_of_the_trials_own_copy(tmp_path: 
     environment = {"PYTHONPATH": f"lib{os.pathsep}{ROOT}"}
     with bundle.BundleServer({TOKEN: bundle.pack(project / "train.py")}.get, "127.0.0.1") as server:
         order = SlotOrder("search", server.url(TOKEN), "train.py", environment=environment, gpu_devices=())
-        with contextlib.closing(SlotProcess(tmp_path, order, zygote.COMMAND)) as slot:
+        with contextlib.closing(SlotProcess(tmp_path, order, (*PROGRAM, LAUNCHER))) as slot:
             for number in (0, 1):
                 slot.wants(TrialRun(TrialSpec("search", number, 0, {}, str(tmp_path / f"checkpoints-{number}"))))
                 end = slot.end_of(number)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from framework.scheduler.records import JobState
 from tests.service.counting_script import LAST
 from tests.service.dying_service import NEVER
-from tests.service.failover_stage import ROOT, Stage, staged
+from tests.service.failover_stage import Stage, staged
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.mesos]
@@ -25,16 +24,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
         yield made
 
 
-@pytest.fixture
-def python(tmp_path: Path) -> Path:
-    """What runs on the agents in place of Python."""
-    wrapper = tmp_path / "python"
-    wrapper.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m tests.service.plain_executor\n')
-    wrapper.chmod(0o755)
-    return wrapper
-
-
-def test_all_that_was_written_is_there_once_and_in_its_order(stage: Stage, python: Path) -> None:
+def test_all_that_was_written_is_there_once_and_in_its_order(stage: Stage) -> None:
     def output(stream: str) -> str:
         return "".join(chunk.text for chunk in stage.store.history.output(job.id) if chunk.stream == stream)
 
@@ -53,7 +43,7 @@ def test_all_that_was_written_is_there_once_and_in_its_order(stage: Stage, pytho
     job = stage.submit([str(stage.folder)], "counting_script.py")
     # Once while the script writes on, and once while it ends.
     for is_last in (False, True):
-        service = stage.serve(NEVER, python)
+        service = stage.serve(NEVER)
         wait_for_lines("lines written")
         wait_for_output(written())
         service.kill()
@@ -64,7 +54,7 @@ def test_all_that_was_written_is_there_once_and_in_its_order(stage: Stage, pytho
         if is_last:
             (stage.folder / "enough").touch()
             wait_until((stage.folder / "over").exists, "the script's end")
-    stage.serve(NEVER, python)
+    stage.serve(NEVER)
     stage.wait_until(lambda: stage.job(job.id).state.has_ended(), "the job's end")
     assert stage.job(job.id).state is JobState.FINISHED, stage.job(job.id).failure
     count = written()

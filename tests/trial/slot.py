@@ -19,7 +19,8 @@ from typing import Any
 from dike.trial import spec as specs
 from dike.trial.spec import TrialSpec
 from executor.process import wait_readable
-from executor.zygote import ForkRequest, Zygote
+from executor.slot_order import LAUNCHER
+from executor.zygote import PROGRAM, ForkRequest, Zygote
 from tests.executor.polled_zygote import poll_until
 
 DEADLINE_S = 180.0
@@ -172,7 +173,7 @@ def slot(folder: Path, preload: Sequence[str] = ()) -> Iterator[Slot]:
         # Trials are never to be handed over to a cluster.
         "DIKE_MASTER": "127.0.0.1:1",
     }
-    zygote = Zygote(preload, environment, folder / "zygote.out")
+    zygote = Zygote(preload, environment, folder / "zygote.out", (*PROGRAM, LAUNCHER))
     try:
         poll_until(zygote, lambda: zygote.ready, "a zygote")
         yield Slot(folder, zygote)

@@ -1,4 +1,4 @@
-"""A slot of an elastic job with real processes: one attempt at a time, each stopped before the next begins."""
+"""A slot of a training job with real processes; of an elastic one, one attempt at a time, each stopped before the next."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ import pytest
 
 from dike.profile import Api
 from dike.task import Role, TaskSpec
-from executor import zygote
 from executor.elastic_messages import ElasticStatus, ProcessEnd, WantedProcess, decode_job_message
-from executor.elastic_slot import preload
-from executor.messages import LaunchOrder, LogChunk, Outcome, Report, WantedOutput, decode_last_output
+from executor.messages import LAUNCHER, LaunchOrder, LogChunk, Outcome, Report, WantedOutput, decode_last_output
+from executor.zygote import PROGRAM
 from framework.project import bundle
 from tests.executor.slot_seen import HERE, STANDIN, SeenSlot, wait_gone
 
@@ -115,8 +114,8 @@ def opened(tmp_path: Path, bundle_url: str) -> Iterator[Open]:
         environment: Mapping[str, str] | None = None,
         **changes: Any,
     ) -> ElasticProcess:
-        order = LaunchOrder(TASK, bundle_url, "job_script.py", (ways,), stream_logs=True, elastic=True)
-        order = dataclasses.replace(order, gpu_devices=(), **changes)
+        order = LaunchOrder(TASK, bundle_url, "job_script.py", (ways,), stream_logs=True)
+        order = dataclasses.replace(order, gpu_devices=(), **{"elastic": True, **changes})
         slots.append(ElasticProcess(tmp_path, order, zygote, environment))
         return slots[-1]
 
@@ -146,7 +145,7 @@ def test_one_attempt_makes_place_for_the_next(opened: Open) -> None:
     # Nothing is wanted: the slot stays, and says so again and again.
     told = len(slot.statuses)
     slot.status_when(lambda _: len(slot.statuses) > told)
-    assert slot.states == ["TASK_STARTING", "TASK_RUNNING"]
+    assert slot.states == ["TASK_RUNNING"]
     # There was never more than one.
     for status in slot.statuses:
         assert status.attempt not in [end.attempt for end in status.ends]
@@ -174,7 +173,7 @@ def test_a_slot_that_stands_by_is_ready_before_it_has_a_process(opened: Open) ->
     state, message, outcome = slot.task_end()
     assert (state, message, outcome.exit_code) == ("TASK_FINISHED", "exited with status 0", 0)
     assert outcome.tail == "attempt 4 begins\n"
-    assert slot.states == ["TASK_STARTING", "TASK_RUNNING", "TASK_FINISHED"]
+    assert slot.states == ["TASK_RUNNING", "TASK_FINISHED"]
 
 
 def test_late_and_repeated_messages_change_nothing(opened: Open) -> None:
@@ -203,6 +202,7 @@ def test_late_and_repeated_messages_change_nothing(opened: Open) -> None:
     assert slot.output.count(b"begins") == 3
 
 
+@pytest.mark.parametrize("elastic", [True, False])
 @pytest.mark.parametrize(
     ("way", "state", "message", "exit_code"),
     [
@@ -212,14 +212,15 @@ def test_late_and_repeated_messages_change_nothing(opened: Open) -> None:
     ],
 )
 def test_a_process_that_ends_by_itself_ends_the_slot(
-    opened: Open, way: str, state: str, message: str, exit_code: int
+    opened: Open, way: str, state: str, message: str, exit_code: int, *, elastic: bool
 ) -> None:
-    slot = opened(way)
+    slot = opened(way, elastic=elastic)
     said, words, outcome = slot.task_end()
     assert (said, words, outcome.exit_code) == (state, message, exit_code)
     lines = {"attempt 0 begins", *(["about to fail"] if way == "fail" else [])}
     assert set(outcome.tail.splitlines()) == lines
-    assert slot.statuses[-1].ends == ()
+    # Nobody reads what a slot of another job says of itself.
+    assert [status.ends for status in slot.statuses[-1:]] == ([()] if elastic else [])
 
 
 def test_a_process_that_fails_when_it_is_stopped_ends_the_slot(opened: Open) -> None:
@@ -328,7 +329,11 @@ def test_a_bundle_that_cannot_be_fetched_fails_the_slot(opened: Open, bundle_url
 
 def test_the_real_zygote_gives_each_attempt_what_is_its_own(opened: Open) -> None:
     slot = opened(
-        "--flag", script="look_script.py", zygote=zygote.JOB_COMMAND, preload=("numpy.random",), environment={"A": "b"}
+        "--flag",
+        script="look_script.py",
+        zygote=(*PROGRAM, LAUNCHER),
+        preload=("numpy.random",),
+        environment={"A": "b"},
     )
     seen = []
     for attempt in (0, 1):
@@ -362,7 +367,7 @@ def test_what_is_imported_ahead(
     changes: dict[str, Any], script_imports: tuple[str, ...] | None, expected: tuple[str, ...]
 ) -> None:
     order = LaunchOrder(dataclasses.replace(TASK, **changes), "", "train.py", preload=script_imports)
-    assert preload(order) == expected
+    assert order.setup.preload == expected
 
 
 def test_messages_survive() -> None:
