@@ -138,6 +138,35 @@ class LogChunk(OutputPiece):
 
 
 @dataclass(frozen=True)
+class Addressed:
+    """A message to a task: Mesos delivers it to the task's executor, which may hold several tasks.
+
+    Attributes:
+        task_id: the Mesos task it is for.
+        data: the message, as its own `encode` wrote it.
+    """
+
+    task_id: str
+    data: str
+
+    def encode(self) -> str:
+        """The message and its address as base64 text."""
+        return encode({"task": self.task_id, "data": self.data})
+
+    @classmethod
+    def decode(cls, data: str) -> Addressed:
+        """Reads what `encode` wrote.
+
+        Raises:
+            ValueError: if it is something else, such as a message without an address.
+        """
+        match decode(data):
+            case {"task": str(task_id), "data": str(content), **rest} if not rest:
+                return cls(task_id, content)
+        raise ValueError("malformed message: no address")
+
+
+@dataclass(frozen=True)
 class WantedOutput:
     """From where on the framework wants output; sent to the executor, repeated until a chunk has come from there.
 
