@@ -76,7 +76,10 @@ def take_resources(
 
     Args:
         pool: what the agent offers.
-        cpus, mem_mib, disk_mib, gpus: how much of each, the executor's part included.
+        cpus: how many, the executor's part included.
+        mem_mib: how much, the executor's part included.
+        disk_mib: how much.
+        gpus: how many.
         held: what of that the executor has already; None: it is a new one.
 
     Raises:

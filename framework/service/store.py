@@ -254,9 +254,7 @@ class ServiceStore:
         with self.database.reading() as connection:
             rows = connection.execute(query).mappings().all()
         return [
-            TaskRecord(
-                **{**row, "resources": json.loads(row["resources"]), "executor_id": row["executor_id"] or ""}
-            )
+            TaskRecord(**{**row, "resources": json.loads(row["resources"]), "executor_id": row["executor_id"] or ""})
             for row in rows
         ]
 
