@@ -7,24 +7,11 @@ kernel for that.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 
 import psutil
 
 from executor.outputs import remote_copier
-
-_PR_SET_CHILD_SUBREAPER = 36
-
-
-def adopt_orphans() -> None:
-    """Makes this process the parent of every descendant whose own parent ends; Linux only.
-
-    Raises:
-        OSError: if the kernel refuses.
-    """
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
 
 
 def processes(zygote: int | None) -> list[psutil.Process]:
