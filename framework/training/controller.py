@@ -234,7 +234,7 @@ class TrainingJob:
             self._output.ended(task, event.status)
         if changed:
             self._observer.task_changed(task)
-        if task.executor_has_ended:
+        if task.executor_has_ended or task.missed_executor:
             self._run.executors.pop(task.executor_id, None)
         if state.is_terminal() and self._state.phase is Phase.RUNNING:
             self._end_attempt(self._task_ended(task, counts=not left_behind and not task.missed_executor))

@@ -191,8 +191,11 @@ class JobTask:
 
     @property
     def missed_executor(self) -> bool:
-        """Whether the executor that it was to join has ended before it came there: nobody's failure."""
-        return self.joined and not self.executor_seen and self.executor_has_ended
+        """Whether the executor that it was to join had ended before it came there: nobody's failure.
+
+        A master that knows of that end wants to start an executor, and has no room for what that would have for itself.
+        """
+        return self.joined and not self.executor_seen and (self.executor_has_ended or self.state is TaskState.ERROR)
 
     @property
     def is_fenced(self) -> bool:
