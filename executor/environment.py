@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dike import process
+from dike._version import __version__
 
 ZYGOTES_VARIABLE = "DIKE_ZYGOTES"
 """Optional environment variable of an executor: socket of this machine's zygote server (`executor.zygote_server`)."""
@@ -29,21 +32,25 @@ class ZygoteKind:
         launcher: module that turns a fork into a process of a job or of a search (`dike.zygote`).
         preload: modules that it imports.
         environment: its variables, in the order of their names.
+        python: the interpreter.
+        version: Dike's.
     """
 
     launcher: str
     preload: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
+    python: str = sys.executable
+    version: str = __version__
 
     def dumps(self) -> str:
         """The kind as JSON text."""
-        return json.dumps([self.launcher, self.preload, self.environment])
+        return json.dumps(dataclasses.astuple(self))
 
     @classmethod
     def loads(cls, text: str) -> ZygoteKind:
         """Reads what `dumps` wrote."""
-        launcher, preload, environment = json.loads(text)
-        return cls(launcher, tuple(preload), tuple((name, value) for name, value in environment))
+        launcher, preload, environment, python, version = json.loads(text)
+        return cls(launcher, tuple(preload), tuple((name, value) for name, value in environment), python, version)
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ class LaunchOrder:
     def setup(self) -> Setup:
         """How its processes are set up."""
         preload = LIBRARIES[self.task.api] if self.preload is None else self.preload
-        if server.is_server(self.task) and "tensorflow" not in preload:
+        if server.is_server(self.task) and not {"tensorflow", "keras", "tf_keras"} & set(preload):
             preload = ("tensorflow",)
         own = {process.SAVE_TIMEOUT_VARIABLE: str(ELASTIC_SAVE_S)} if self.elastic else {}
         return Setup(LAUNCHER, preload, {**self.environment, **own}, self.cpus, self.gpu_devices)

@@ -38,12 +38,13 @@ def signal_group(leader: int, number: signal.Signals) -> None:
         os.killpg(leader, number)
 
 
-def wait_readable(descriptors: Iterable[int], timeout_s: float) -> set[int]:
+def wait_readable(descriptors: Iterable[int], timeout_s: float | None) -> set[int]:
     """Waits until one of the file descriptors can be read or has no writer left; returns those, none at the timeout."""
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
-    return {descriptor for descriptor, _ in poll.poll(max(0.0, timeout_s) * 1000)}
+    milliseconds = None if timeout_s is None else max(0.0, timeout_s) * 1000
+    return {descriptor for descriptor, _ in poll.poll(milliseconds)}
 
 
 def keep_tails(folder: str, copies: Mapping[Path, Path]) -> bool:

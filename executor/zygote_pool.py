@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import json
 import logging
+import os
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +22,10 @@ logger = logging.getLogger(__name__)
 
 SLOT_PROCESS = "executor.slot_process"
 """What zygotes import beside the libraries, to turn forks into the processes of slots."""
+
+START_TIMEOUT_S = 30.0
+START_LOOK_S = 0.01
+"""How long, and how often, it is looked whether a server has started."""
 
 Answered = Callable[[int | str], None]
 """Called with the new process' id, or with why there is none."""
@@ -95,7 +100,12 @@ class ZygotePool:
         """
         if kind not in self._pooled:
             log = self._folder / f"zygote-{next(self._numbers)}.out"
-            command = (*PROGRAM, "--also", SLOT_PROCESS, kind.launcher)
+            # Not their values: whoever reads the log may not be meant to know them.
+            logger.info("a zygote imports %s for %s", ", ".join(kind.preload) or "nothing", kind.launcher)
+            for other in self._pooled:
+                changed = dict(set(other.environment) ^ set(kind.environment))
+                logger.info("one that imports %s differs in %s", ", ".join(other.preload), ", ".join(changed) or "that")
+            command = (kind.python, *PROGRAM[1:], "--also", SLOT_PROCESS, kind.launcher)
             self._pooled[kind] = _Pooled(Zygote(kind.preload, zygote_environment(kind), log, command))
 
     def ask(self, kind: ZygoteKind, request: ForkRequest, descriptors: Sequence[int], answered: Answered) -> None:
@@ -163,7 +173,7 @@ class ServedZygotes:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         values = {"kind": kind.dumps(), "request": request.encode().decode()}
         try:
-            connection.connect(self._path)
+            _connect(connection, self._path)
             socket.send_fds(connection, [json.dumps(values).encode()], list(descriptors))
         except OSError as error:
             connection.close()
@@ -190,11 +200,27 @@ class ServedZygotes:
 
 
 def warm(path: str, kind: ZygoteKind) -> None:
-    """Has a server's zygote of this kind begin to import.
+    """Has the zygote of this kind begin to import, of a server that may just be starting.
 
     Raises:
         OSError: if the server is not there.
     """
+    give_up_s = time.monotonic() + START_TIMEOUT_S
+    while not os.path.exists(path) and time.monotonic() < give_up_s:
+        time.sleep(START_LOOK_S)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-        connection.connect(path)
+        _connect(connection, path)
         connection.send(json.dumps({"kind": kind.dumps()}).encode())
+
+
+def _connect(connection: socket.socket, path: str) -> None:
+    """Connects to a socket, whose path may be longer than the system takes.
+
+    Raises:
+        OSError: if nobody is there.
+    """
+    folder = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY)
+    try:
+        connection.connect(f"/proc/self/fd/{folder}/{os.path.basename(path)}")
+    finally:
+        os.close(folder)

@@ -41,8 +41,13 @@ def main(path: str, folder: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         # Made readable for nobody else before anybody can connect.
         os.umask(0o077)
-        listener.bind(path)
+        # The system takes short paths only.
+        os.chdir(os.path.dirname(path))
+        draft = f".{os.path.basename(path)}"
+        listener.bind(draft)
         listener.listen()
+        # Whoever sees it can connect.
+        os.rename(draft, path)
         listener.setblocking(False)
         arriving: list[socket.socket] = []
         while True:
