@@ -256,12 +256,13 @@ class TrainingJob:
             return AttemptEnd(reason, task, counts=counts and not task.finished)
         elif task.finished and self._spec.computes(task.planned):
             return AttemptEnd() if self._script_has_ended() else None
-        elif needed := [other.name for other in self._gone_with(task) if not self._is_replaceable(other)]:
-            return AttemptEnd(f"{task.failure}; {', '.join(needed)} ran in the same executor", task, counts=counts)
-        elif self._is_replaceable(task) and (not counts or self._may_lose_another()):
-            self._replace(task, counts=counts)
         else:
-            return AttemptEnd(task.failure, task, counts=counts)
+            gone = self._gone_with(task)
+            if all(map(self._is_replaceable, (task, *gone))) and (not counts or self._may_lose_another()):
+                self._replace(task, counts=counts)
+            else:
+                with_it = f"; {', '.join(other.name for other in gone)} ended with it" if gone else ""
+                return AttemptEnd(f"{task.failure}{with_it}", task, counts=counts)
         return None
 
     def _gone_with(self, task: JobTask) -> list[JobTask]:

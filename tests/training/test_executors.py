@@ -154,7 +154,9 @@ def test_the_end_of_an_executor_is_one_failure(order: tuple[str, ...]) -> None:
     stage.end_killed()
     assert stage.job.need is Need.COME_BACK
     assert (stage.job.result.restarts, len(stage.watcher.restarts)) == (1, 1)
-    assert stage.watcher.restarts[0].startswith(f"{order[0]} failed on agent-0: Executor terminated")
+    others = ", ".join(name for name in tasks if name != order[0])
+    expected = f"{order[0]} failed on agent-0: Executor terminated; {others} ended with it"
+    assert stage.watcher.restarts == [expected]
     # The next attempt has one of its own.
     again = stage.start()
     assert not {task.executor_id for task in again.values()} & {task.executor_id for task in tasks.values()}
