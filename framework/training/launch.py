@@ -97,7 +97,7 @@ def choose_executor(
         executors: id -> Mesos' ExecutorInfo of those that are there and that tasks share.
         new: id of a new one that tasks may share, the same for all tasks of a launch on an agent.
     """
-    # A container sees the GPUs of all its tasks, and which is whose only we could say.
+    # A container sees the GPUs of all its tasks, and where we do not hand them out nobody says which is whose.
     if spec.isolate_tasks or (task.planned.gpus and not _hands_out(spec, agent.pool)):
         return
     living = [one for one in others if one.agent_id == agent.agent_id and not one.state.is_terminal()]
