@@ -65,7 +65,7 @@ def measure() -> Iterator[str]:
 def _describe(service: PlayedService) -> Iterator[str]:
     daemons = [service.cluster.master_pid, *(agent.pid for agent in service.cluster.agents)]
     yield (
-        f"{len(daemons) - 1} agents of 8 CPUs each on this one machine, so that Mesos itself and {2 * JOBS} executors "
+        f"{len(daemons) - 1} agents of 8 CPUs each on this one machine, so that Mesos itself and the jobs' executors "
         "take most of its time. A job has one worker and one parameter server; their executor reports states and ends."
     )
 

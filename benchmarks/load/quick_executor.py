@@ -1,8 +1,8 @@
-"""An executor whose task is over at once: with it a load test measures the service and Mesos, not a thousand scripts.
+"""An executor whose tasks are over at once: with it a load test measures the service and Mesos, not a thousand scripts.
 
-It speaks Mesos' v1 executor API by itself and imports next to nothing, as there are thousands of it. A parameter server
-runs until it is killed; any other task says `RUNNING` a few times and finishes. With an argument, `forever`, all run
-until they are killed.
+It speaks Mesos' v1 executor API by itself and imports next to nothing, as there are thousands of it. It takes any
+number of tasks. A parameter server runs until it is killed; any other task says `RUNNING` a few times and finishes.
+With an argument, `forever`, all run until they are killed. It ends when its last task has.
 """
 
 import base64
@@ -58,28 +58,30 @@ def update(task_id, state, message):
 
 
 def main():
-    """Runs one task."""
-    last = None
+    """Runs tasks until none is left."""
+    tasks = set()
     left = 0
     for event in events(connect({"type": "SUBSCRIBE", "subscribe": {}})):
         kind = event["type"]
         if kind == "LAUNCH":
             task_id = event["launch"]["task"]["task_id"]["value"]
+            tasks.add(task_id)
             update(task_id, "TASK_STARTING", "starting")
             for number in range(RUNNING_UPDATES):
                 update(task_id, "TASK_RUNNING", f"running, {number}")
-            left = 1 + RUNNING_UPDATES
+            left += 1 + RUNNING_UPDATES
             if ".ps-" not in task_id and "forever" not in sys.argv:
-                last = "TASK_FINISHED"
-                update(task_id, last, "finished")
+                tasks.remove(task_id)
+                update(task_id, "TASK_FINISHED", "finished")
                 left += 1
-        elif kind == "KILL" and last is None:
-            last = "TASK_KILLED"
-            update(event["kill"]["task_id"]["value"], last, "killed")
+        elif kind == "KILL" and event["kill"]["task_id"]["value"] in tasks:
+            task_id = event["kill"]["task_id"]["value"]
+            tasks.remove(task_id)
+            update(task_id, "TASK_KILLED", "killed")
             left += 1
         elif kind == "ACKNOWLEDGED":
             left -= 1
-            if last is not None and left == 0:
+            if not tasks and left == 0:
                 return
         elif kind == "SHUTDOWN":
             return

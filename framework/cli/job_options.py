@@ -31,7 +31,7 @@ class JobOptions:
         script, is_module, arguments: the script, or the name of a module, and its own arguments.
         plan_file: a plan to follow; None to make one.
         max_workers, objective, checkpoint_dir, checkpoint_interval_s, max_restarts, stream_all_logs, elastic,
-            resize_interval_s, stragglers, constraints, environment, volumes: see `RunRequest`.
+            resize_interval_s, stragglers, constraints, environment, volumes, isolate_tasks: see `RunRequest`.
         batch_size: what to plan for; None for the script's own.
         outputs_limit: how much of what the script writes is brought back, as it was typed; None for the default.
         saved_profile: a profile of the script; None to make one.
@@ -55,6 +55,7 @@ class JobOptions:
     environment: dict[str, str]
     outputs_limit: str | None
     volumes: tuple[str, ...]
+    isolate_tasks: bool
     saved_profile: Path | None
 
     def request(
@@ -120,6 +121,7 @@ class JobOptions:
             stragglers=self.stragglers,
             constraints=self.constraints,
             volumes=self.volumes,
+            isolate_tasks=self.isolate_tasks,
         )
 
     def _entry_point(self) -> EntryPoint:
@@ -133,7 +135,7 @@ class JobOptions:
 
 JOB_PANELS = {
     "The script": ("module", "env", "outputs_limit", "batch_size", "saved_profile"),
-    "The plan": ("plan", "max_workers", "objective", "constraint", "volume"),
+    "The plan": ("plan", "max_workers", "objective", "constraint", "volume", "isolate_tasks"),
     "Change the size while it trains": ("elastic", "resize_interval", "stragglers"),
     "Checkpoints and restarts": ("checkpoint_dir", "checkpoint_interval", "max_restarts"),
 }
@@ -209,6 +211,9 @@ def job_options(
     env: Annotated[list[str] | None, env_option()] = None,
     outputs_limit: Annotated[str | None, outputs_limit_option()] = None,
     volume: Annotated[list[str] | None, volume_option()] = None,
+    isolate_tasks: Annotated[
+        bool, typer.Option("--isolate-tasks", help="Give each task a container of its own, also on one agent.")
+    ] = False,
     saved_profile: Annotated[Path | None, typer.Option("--profile", help="A saved profile of the script.")] = None,
 ) -> JobOptions:
     """Checks the options and puts them together.
@@ -246,6 +251,7 @@ def job_options(
         environment=variables(env or ()),
         outputs_limit=outputs_limit,
         volumes=tuple(volume or ()),
+        isolate_tasks=isolate_tasks,
         saved_profile=saved_profile,
     )
 

@@ -116,4 +116,5 @@ def _training_request(request: RunRequest, name: str | None) -> TrainingRequest:
         preload=None if request.elastic is None else list(script_facts(request.entry, ()).preload),
         constraints=list(request.constraints),
         volumes=list(request.volumes),
+        isolate_tasks=request.isolate_tasks,
     )

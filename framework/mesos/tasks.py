@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import itertools
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from framework.mesos.containers import Container
@@ -64,21 +64,43 @@ EXECUTOR_MEM_MIB = 32.0
 
 
 def take_resources(
-    pool: ResourcePool, *, cpus: float, mem_mib: float, disk_mib: float = 0, gpus: int = 0
+    pool: ResourcePool,
+    *,
+    cpus: float,
+    mem_mib: float,
+    disk_mib: float = 0,
+    gpus: int = 0,
+    held: Sequence[Resource] | None = None,
 ) -> tuple[list[Resource], list[Resource]]:
     """Takes a task's resources, ports aside: the executor's small part and the rest.
+
+    Args:
+        pool: what the agent offers.
+        cpus: how many, the executor's part included.
+        mem_mib: how much, the executor's part included.
+        disk_mib: how much.
+        gpus: how many.
+        held: what of that the executor has already; None: it is a new one.
 
     Raises:
         ValueError: if the pool has too little.
     """
-    own_cpus = min(EXECUTOR_CPUS, cpus / 2)
-    own_mem = min(EXECUTOR_MEM_MIB, mem_mib / 2)
-    own = pool.take_scalar("cpus", own_cpus) + pool.take_scalar("mem", own_mem)
+    if held is None:
+        own = pool.take_scalar("cpus", min(EXECUTOR_CPUS, cpus / 2))
+        own += pool.take_scalar("mem", min(EXECUTOR_MEM_MIB, mem_mib / 2))
+    else:
+        own = list(held)
+    # A task needs something of its own.
+    own_cpus, own_mem = (min(_total(own, name), all_ / 2) for name, all_ in (("cpus", cpus), ("mem", mem_mib)))
     rest = pool.take_scalar("cpus", cpus - own_cpus) + pool.take_scalar("mem", mem_mib - own_mem)
     for name, amount in (("disk", disk_mib), ("gpus", gpus)):
         if amount:
             rest += pool.take_scalar(name, amount)
     return own, rest
+
+
+def _total(pieces: Iterable[Resource], name: str) -> float:
+    return sum(float(piece["scalar"]["value"]) for piece in pieces if piece["name"] == name)
 
 
 def take_devices(pool: ResourcePool, gpus: int, used: Collection[int]) -> tuple[tuple[int, ...], list[Resource]]:
@@ -128,3 +150,8 @@ def executor_info(
     if container is not None:
         info["container"] = container.to_mesos()
     return info
+
+
+def executor_of(info: Mapping[str, Any]) -> str:
+    """Id of the executor that a TaskInfo is launched into; a command's has the task's."""
+    return str(info.get("executor", {}).get("executor_id", info["task_id"])["value"])

@@ -84,16 +84,14 @@ Answer = Launch | Decline | Later
 
 @dataclass(frozen=True)
 class Message:
-    """What an executor is to be told; it may get lost.
+    """What a task's executor is to be told; it may get lost.
 
     Attributes:
-        task_id: its task's id, and its own.
-        agent_id: where it is.
+        task_id: the task.
         data: what to tell it.
     """
 
     task_id: str
-    agent_id: str
     data: str
 
 

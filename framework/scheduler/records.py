@@ -101,15 +101,17 @@ class TaskRecord:
     """One Mesos task of a job. Written before it is launched, so that no task is ever unknown.
 
     Attributes:
-        task_id: Mesos' id of it, and of its executor.
+        task_id: Mesos' id of it.
         job_id: whose it is.
         agent_id: Mesos' id of its agent.
         node, address: the agent for people, and its IP address or host name.
         name: what it is in its job, such as `worker:0` or `slot 3`.
         state: Mesos' name of its last state, less `TASK_`, in lower case; `intended` before the launch.
-        resources: name -> amount of `cpus`, `mem` (MiB), `disk` (MiB), `gpus`, `ports` it holds, executor included.
+        resources: name -> amount of `cpus`, `mem` (MiB), `disk` (MiB), `gpus`, `ports` it holds; what the executor has
+            counts to the task that it was launched with.
         launched_s, ended_s: seconds since the epoch; None while it has not ended.
         message: what Mesos or the executor said with the last state.
+        executor_id: Mesos' id of its executor; empty for one of an earlier version, whose id is the task's.
     """
 
     task_id: str
@@ -123,6 +125,7 @@ class TaskRecord:
     launched_s: float = 0.0
     ended_s: float | None = None
     message: str = ""
+    executor_id: str = ""
 
     @property
     def has_ended(self) -> bool:

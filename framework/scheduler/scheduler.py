@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+from executor.messages import Addressed
 from framework.mesos import events
 from framework.mesos.connection import Connection
 from framework.mesos.driver import MesosCalls, try_now
@@ -147,7 +148,7 @@ class Scheduler:
         handle = JobHandle(job_id, user, number, constraints, tasks, self._background)
         handle.job = make(handle)
         self._jobs[job_id] = handle
-        self._tracker.assign(handle, handle.tasks)
+        self._tracker.assign(handle, tasks)
         if self._connection.connected:
             self._isolated(handle, handle.job.handle, events.Subscribed(self._framework_id, ""))
         # Filters of earlier refusals must not hold back what a new job could use.
@@ -294,9 +295,17 @@ class Scheduler:
             self._failed(handle, error)
             return None
         for message in handle.job.messages():
-            where = {"value": message.task_id}, {"value": message.agent_id}
-            try_now(self._mesos.sendFrameworkMessage, *where, message.data)
+            task = handle.tasks.get(message.task_id)
+            if task is not None:
+                self._send(task, message.data)
         return answer
+
+    def _send(self, task: TaskRecord, data: str) -> None:
+        if task.executor_id:
+            data = Addressed(task.task_id, data).encode()
+        # One without an executor's id is of an earlier version, whose executors know no addresses.
+        executor_id, agent_id = {"value": task.executor_id or task.task_id}, {"value": task.agent_id}
+        try_now(self._mesos.sendFrameworkMessage, executor_id, agent_id, data)
 
     def _remove_ended(self) -> None:
         for handle in self.jobs:

@@ -12,7 +12,7 @@ from typing import Any
 from framework.mesos import events
 from framework.mesos.driver import MesosCalls, try_now
 from framework.mesos.offers import address_of
-from framework.mesos.tasks import TaskState
+from framework.mesos.tasks import TaskState, executor_of
 from framework.scheduler.job import JobHandle
 from framework.scheduler.journal import Journal
 from framework.scheduler.metrics import Metrics
@@ -48,6 +48,7 @@ class TaskTracker:
         self._journal = journal
         self._metrics = metrics
         self._owners: dict[str, JobHandle] = {}
+        self._executors: dict[str, JobHandle] = {}
         self._kills = KillService(mesos)
         self._orphans = Orphans(self._kills, journal)
         self._reconciler = Reconciler(mesos)
@@ -58,14 +59,16 @@ class TaskTracker:
 
     # Whose a task is.
 
-    def owner(self, task_id: str) -> JobHandle | None:
-        """The job of a task, or of the executor of that id; None if it is none's any more."""
-        return self._owners.get(task_id)
+    def owner(self, executor_id: str) -> JobHandle | None:
+        """The job of an executor's tasks; None if none of them is left."""
+        return self._executors.get(executor_id)
 
-    def assign(self, handle: JobHandle, task_ids: Iterable[str]) -> None:
-        """A job has these tasks; it hears what the master says of them."""
-        for task_id in task_ids:
-            self._owners[task_id] = handle
+    def assign(self, handle: JobHandle, tasks: Iterable[TaskRecord]) -> None:
+        """A job has these tasks; it hears what the master and their executors say of them."""
+        for task in tasks:
+            handle.tasks[task.task_id] = task
+            self._owners[task.task_id] = handle
+            self._executors[task.executor_id or task.task_id] = handle
 
     def disown(self, tasks: Sequence[TaskRecord]) -> None:
         """Ends tasks whose jobs have ended; how they end is written down."""
@@ -75,6 +78,8 @@ class TaskTracker:
         """A job has ended; what still runs of it is ended too."""
         for task_id in [task_id for task_id, owner in self._owners.items() if owner is handle]:
             del self._owners[task_id]
+        for executor_id in [executor_id for executor_id, owner in self._executors.items() if owner is handle]:
+            del self._executors[executor_id]
         self.disown(list(handle.tasks.values()))
 
     # What happens to tasks.
@@ -96,12 +101,10 @@ class TaskTracker:
             operations: agent's id -> what is launched on them.
             now_s: the time.
         """
-        tasks = _intended_tasks(handle.job_id, offers, operations)
+        tasks = _intended_tasks(handle, offers, operations)
         self._journal.intends(handle.job_id, tasks, state)
         handle.saved = state
-        for task in tasks:
-            handle.tasks[task.task_id] = task
-            self._owners[task.task_id] = handle
+        self.assign(handle, tasks)
         # Should nothing be heard of them, the master is asked.
         self._reconciler.doubt((task.task_id for task in tasks), now_s)
         return tasks
@@ -135,6 +138,9 @@ class TaskTracker:
         if state.is_terminal():
             del handle.tasks[event.task_id]
             del self._owners[event.task_id]
+            executor_id = changed.executor_id or changed.task_id
+            if all(task.executor_id != executor_id for task in handle.tasks.values()):
+                del self._executors[executor_id]
             if state not in (TaskState.FINISHED, TaskState.KILLED):
                 self._metrics.task_failed()
             if state is TaskState.LOST:
@@ -339,30 +345,37 @@ def _collect_state(handle: JobHandle, states: dict[JobHandle, dict[str, Any]]) -
 
 
 def _intended_tasks(
-    job_id: str, offers: Mapping[str, Sequence[Offer]], operations: Mapping[str, dict[str, Any]]
+    handle: JobHandle, offers: Mapping[str, Sequence[Offer]], operations: Mapping[str, dict[str, Any]]
 ) -> list[TaskRecord]:
     """The tasks that operations launch.
 
     Args:
-        job_id: whose they are.
+        handle: whose they are.
         offers: agent's id -> its offers.
         operations: agent's id -> what is launched on them.
     """
-    return [
-        TaskRecord(
-            task_id=info["task_id"]["value"],
-            job_id=job_id,
-            agent_id=agent,
-            node=offers[agent][0]["hostname"],
-            address=address_of(offers[agent][0]),
-            name=info["name"].rpartition(f"{job_id} ")[2],
-            state=INTENDED,
-            resources=_amounts([*info.get("resources", ()), *info.get("executor", {}).get("resources", ())]),
-            launched_s=time.time(),
-        )
-        for agent, operation in operations.items()
-        for info in operation["launch"]["task_infos"]
-    ]
+    executors = {task.executor_id for task in handle.tasks.values()}
+    tasks = []
+    for agent, operation in operations.items():
+        for info in operation["launch"]["task_infos"]:
+            executor_id = executor_of(info)
+            own = () if executor_id in executors else info.get("executor", {}).get("resources", ())
+            executors.add(executor_id)
+            tasks.append(
+                TaskRecord(
+                    task_id=info["task_id"]["value"],
+                    job_id=handle.job_id,
+                    agent_id=agent,
+                    node=offers[agent][0]["hostname"],
+                    address=address_of(offers[agent][0]),
+                    name=info["name"].rpartition(f"{handle.job_id} ")[2],
+                    state=INTENDED,
+                    resources=_amounts([*info.get("resources", ()), *own]),
+                    launched_s=time.time(),
+                    executor_id=executor_id,
+                )
+            )
+    return tasks
 
 
 def _updated(task: TaskRecord, event: events.StatusUpdate, state: TaskState) -> TaskRecord:

@@ -311,7 +311,7 @@ class SlotPool:
         for slot in self.slots:
             wanted = slot.message_due(now_s)
             if wanted is not None:
-                self._outbox.append(Message(slot.task_id, slot.agent_id, wanted.encode()))
+                self._outbox.append(Message(slot.task_id, wanted.encode()))
 
     # Agents that are left out after failures.
 

@@ -215,6 +215,7 @@ class TrainingRequest(BaseModel):
     preload: Annotated[list[Text], Field(max_length=1000)] | None = None
     constraints: ConstraintTexts = []
     volumes: VolumeTexts = []
+    isolate_tasks: bool = False
 
     @model_serializer(mode="wrap")
     def _known_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -255,6 +256,7 @@ class TrainingRequest(BaseModel):
             "resize_interval_s": self.resize_interval_s,
             "stragglers": read_stragglers(self.stragglers, is_elastic=bounds is not None),
             "preload": None if self.preload is None else tuple(self.preload),
+            "isolate_tasks": self.isolate_tasks,
         }
         return JobSpec(**{**values, **of_the_service})
 
@@ -343,9 +345,12 @@ def stored_request(record: JobRecord) -> TrainingRequest | SearchJobRequest:
         raise _refused(error) from error
 
 
+_NEWS = ("name", "volumes", "isolate_tasks")
+
+
 def _without_news(values: dict[str, Any]) -> dict[str, Any]:
     """A request without the fields that services of earlier versions do not know, where they say nothing."""
-    return {field: value for field, value in values.items() if value or field not in ("name", "volumes")}
+    return {field: value for field, value in values.items() if value or field not in _NEWS}
 
 
 def _refused(error: ValidationError) -> BadInputError:

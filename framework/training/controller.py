@@ -28,7 +28,7 @@ from framework.scheduler.demand import Demand
 from framework.scheduler.job import CANCELLED, Answer, Decline, Launch, Message, Need, Outcome, Reclaimable
 from framework.training.elastic.resizer import Resizer
 from framework.training.elastic.stragglers import StragglerReporter
-from framework.training.launch import DoesNotFitError, cluster_spec, launch_operation
+from framework.training.launch import DoesNotFitError, choose_executor, cluster_spec, launch_operation
 from framework.training.observer import JobObserver
 from framework.training.output import OutputReader, ReportListener, ReportReader, take_status
 from framework.training.planning import PlannedLaunch, Planner
@@ -234,8 +234,10 @@ class TrainingJob:
             self._output.ended(task, event.status)
         if changed:
             self._observer.task_changed(task)
+        if task.executor_has_ended or task.missed_executor:
+            self._run.executors.pop(task.executor_id, None)
         if state.is_terminal() and self._state.phase is Phase.RUNNING:
-            self._end_attempt(self._task_ended(task, counts=not left_behind))
+            self._end_attempt(self._task_ended(task, counts=not left_behind and not task.missed_executor))
 
     def _task_ended(self, task: JobTask, *, counts: bool) -> AttemptEnd | None:
         """What the end of a task means, of the attempt or not, while the job runs.
@@ -254,11 +256,21 @@ class TrainingJob:
             return AttemptEnd(reason, task, counts=counts and not task.finished)
         elif task.finished and self._spec.computes(task.planned):
             return AttemptEnd() if self._script_has_ended() else None
-        elif self._is_replaceable(task) and (not counts or self._may_lose_another()):
-            self._replace(task, counts=counts)
         else:
-            return AttemptEnd(task.failure, task, counts=counts)
+            gone = self._gone_with(task)
+            if all(map(self._is_replaceable, (task, *gone))) and (not counts or self._may_lose_another()):
+                self._replace(task, counts=counts)
+            else:
+                with_it = f"; {', '.join(other.name for other in gone)} ended with it" if gone else ""
+                return AttemptEnd(f"{task.failure}{with_it}", task, counts=counts)
         return None
+
+    def _gone_with(self, task: JobTask) -> list[JobTask]:
+        """The others that have ended with a task's executor, as Mesos is about to say of each of them."""
+        if not task.executor_has_ended or task.missed_executor:
+            return []
+        mates = [other for other in self._run.members if other.executor_id == task.executor_id]
+        return [other for other in mates if not other.state.is_terminal()]
 
     def _script_has_ended(self) -> bool:
         return self._run.script_has_ended(self._spec)
@@ -327,7 +339,7 @@ class TrainingJob:
         self.result.plan = run.plan = launch.plan
         self.result.addresses = {task.name: task.address for task in tasks}
         run.tasks = {}
-        run.add(tasks)
+        run.add(tasks, launch.operations.values())
         run.cluster = cluster_spec(tasks)
         run.used_ports = {task.port for task in tasks}
         self._observer.planned(launch.plan)
@@ -525,10 +537,19 @@ class WorkerReplacement:
             if agent is None:
                 continue
             task = self._replacement_of(lost.task)
+            others = self._run.tasks.values()
+            new_executor = f"{self._spec.job_id}.executor-{len(operations)}.{self._run.serial}"
+            choose_executor(self._spec, task, agent, others, self._run.executors, new_executor)
             assert self._run.plan is not None
             try:
                 operation = launch_operation(
-                    self._spec, self._run.plan, [task], self._run.cluster, agent, self._run.attempt
+                    self._spec,
+                    self._run.plan,
+                    [task],
+                    self._run.cluster,
+                    agent,
+                    self._run.attempt,
+                    executors=self._run.executors,
                 )
             except DoesNotFitError:
                 continue
@@ -537,7 +558,8 @@ class WorkerReplacement:
             del offered[agent.agent_id]
         for lost in self._being_launched:
             del self._run.tasks[lost.task.task_id]
-        self._run.add(lost.replacement for lost in self._being_launched if lost.replacement is not None)
+        replacements = [lost.replacement for lost in self._being_launched if lost.replacement is not None]
+        self._run.add(replacements, operations.values())
         return Launch(operations) if operations else Decline()
 
     def launched(self) -> None:
@@ -553,7 +575,7 @@ class WorkerReplacement:
         for lost in self._being_launched:
             assert lost.replacement is not None
             del self._run.tasks[lost.replacement.task_id]
-            self._run.add([lost.task])
+            self._run.add([lost.task], ())
             self._lost[lost.task.name] = dataclasses.replace(lost, replacement=None)
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from dike.checkpoints import fingerprint
@@ -15,6 +16,10 @@ from framework.mesos.resources import Resource, ResourcePool
 from framework.mesos.tasks import executor_info, take_devices, take_resources
 from framework.training.spec import JobSpec, JobTask
 from solver import Plan, PlannedTask
+
+Executors = Mapping[str, Mapping[str, Any]]
+"""Id -> Mesos' ExecutorInfo."""
+NO_EXECUTORS: Executors = MappingProxyType({})
 
 
 class DoesNotFitError(Exception):
@@ -27,9 +32,10 @@ def place(
     agents: Sequence[AgentOffer],
     serial: int,
     avoid_ports: Collection[int] = (),
-    held: Iterable[JobTask] = (),
+    held: Sequence[JobTask] = (),
+    executors: Executors = NO_EXECUTORS,
 ) -> list[JobTask]:
-    """Gives each of the plan's tasks its agent, its port and its GPU devices.
+    """Gives each of the plan's tasks its agent, its executor, its port and its GPU devices.
 
     Args:
         spec: the job.
@@ -38,6 +44,7 @@ def place(
         serial: number of this launch, part of the tasks' ids.
         avoid_ports: ports that failed before and are taken only if there is no other.
         held: tasks of the job that go on; their GPU devices are not given out again.
+        executors: id -> Mesos' ExecutorInfo of those that they share.
 
     Raises:
         DoesNotFitError: if a node is not on offer or has too little.
@@ -50,31 +57,54 @@ def place(
     for task in held:
         used_gpus[task.host].update(task.gpu_devices)
     choose = random.Random(f"{spec.job_id} {serial}")  # noqa: S311 (spreads ports; nothing secret)
-    tasks = []
+    tasks: list[JobTask] = []
     for planned in plan.tasks:
         agent = by_node.get(planned.node)
         if agent is None:
             raise DoesNotFitError(f"agent {planned.node} offers nothing at the moment")
         pool = pools.setdefault(agent.agent_id, agent.pool)
+        task = JobTask(
+            task_id=f"{spec.job_id}.{planned.role}-{planned.index}.{serial}",
+            planned=planned,
+            agent_id=agent.agent_id,
+            node=agent.node,
+            host=agent.address,
+            port=0,
+        )
+        new_executor = f"{spec.job_id}.executor-{list(pools).index(agent.agent_id)}.{serial}"
+        choose_executor(spec, task, agent, [*held, *tasks], executors, new_executor)
         try:
-            _take(pool, planned)
-            port, _ = pool.take_port(avoid_ports, choose)
-            devices, _ = take_devices(pool, planned.gpus, used_gpus[agent.address])
+            _take(pool, task, executors)
+            task.port, _ = pool.take_port(avoid_ports, choose)
+            task.gpu_devices, _ = take_devices(pool, planned.gpus, used_gpus[agent.address])
         except ValueError as error:
             raise DoesNotFitError(f"agent {planned.node}: {error}") from error
-        used_gpus[agent.address].update(devices)
-        tasks.append(
-            JobTask(
-                task_id=f"{spec.job_id}.{planned.role}-{planned.index}.{serial}",
-                planned=planned,
-                agent_id=agent.agent_id,
-                node=agent.node,
-                host=agent.address,
-                port=port,
-                gpu_devices=devices,
-            )
-        )
+        used_gpus[agent.address].update(task.gpu_devices)
+        tasks.append(task)
     return tasks
+
+
+def choose_executor(
+    spec: JobSpec, task: JobTask, agent: AgentOffer, others: Iterable[JobTask], executors: Executors, new: str
+) -> None:
+    """Says into which executor a task is launched: that of other tasks of its job on its agent, or a new one.
+
+    Args:
+        spec: the job.
+        task: gets its executor.
+        agent: where it is launched.
+        others: tasks of the job, those of the same launch too.
+        executors: id -> Mesos' ExecutorInfo of those that are there and that tasks share.
+        new: id of a new one that tasks may share, the same for all tasks of a launch on an agent.
+    """
+    # A container sees the GPUs of all its tasks, and where we do not hand them out nobody says which is whose.
+    if spec.isolate_tasks or (task.planned.gpus and not _hands_out(spec, agent.pool)):
+        return
+    living = [one for one in others if one.agent_id == agent.agent_id and not one.state.is_terminal()]
+    there = [one.executor_id for one in living if one.executor_id in executors and not one.stop_requested]
+    task.executor_id = there[0] if there else new
+    task.joined = bool(there)
+    task.hosts_executor = not any(one.hosts_executor for one in living if one.executor_id == task.executor_id)
 
 
 def fits(pool: ResourcePool, planned: PlannedTask) -> bool:
@@ -83,7 +113,7 @@ def fits(pool: ResourcePool, planned: PlannedTask) -> bool:
     ports = pool.ports()
     if not ports or any(amount > pool.scalar(name) for name, amount in needs):
         return False
-    _take(pool, planned)
+    _take_planned(pool, planned, ())
     pool.take_ports(ports[:1])
     return True
 
@@ -106,6 +136,7 @@ def launch_operation(
     agent: AgentOffer,
     attempt: int,
     *,
+    executors: Executors = NO_EXECUTORS,
     standby: bool = False,
 ) -> dict[str, Any]:
     """Mesos' LAUNCH operation for those of a job's tasks that belong on one agent.
@@ -117,19 +148,23 @@ def launch_operation(
         cluster: addresses of the whole job.
         agent: the offers to use.
         attempt: how many times the job was started before.
+        executors: id -> Mesos' ExecutorInfo of those that are there and that tasks share.
         standby: whether the tasks only get ready (`executor.messages.LaunchOrder`).
 
     Raises:
         DoesNotFitError: if the agent's offers do not hold what they need.
     """
     pool = agent.pool
+    executors = dict(executors)
     try:
         infos = []
         for task in tasks:
             process = task_spec(spec, plan, task.planned, cluster, attempt)
-            hands_out = spec.hand_out_gpus or pool.announces_gpu_devices
-            order = _order(spec, task, process, standby=standby, hand_out_gpus=hands_out)
-            infos.append(_task_info(spec, task, order, pool))
+            order = _order(spec, task, process, standby=standby, hand_out_gpus=_hands_out(spec, pool))
+            own, rest = _take(pool, task, executors)
+            if task.executor_id not in executors:
+                executors[task.executor_id] = _new_executor(spec, task, own)
+            infos.append(_task_info(spec, task, order, executors[task.executor_id], rest, pool))
     except ValueError as error:
         raise DoesNotFitError(f"agent {agent.node}: {error}") from error
     return {"type": "LAUNCH", "launch": {"task_infos": infos}}
@@ -154,17 +189,44 @@ def task_spec(
     )
 
 
-def _take(pool: ResourcePool, planned: PlannedTask) -> tuple[list[Resource], list[Resource]]:
-    return take_resources(pool, cpus=planned.cpus, mem_mib=planned.mem_mb, disk_mib=planned.disk_mb, gpus=planned.gpus)
+def _hands_out(spec: JobSpec, pool: ResourcePool) -> bool:
+    """Whether tasks are told their GPU devices, and Mesos does not isolate them."""
+    return spec.hand_out_gpus or pool.announces_gpu_devices
 
 
-def _task_info(spec: JobSpec, task: JobTask, order: LaunchOrder, pool: ResourcePool) -> dict[str, Any]:
+def _take(pool: ResourcePool, task: JobTask, executors: Executors) -> tuple[list[Resource], list[Resource]]:
+    """Takes a task's resources: its executor's own, and the rest."""
+    if not task.hosts_executor:
+        return _take_planned(pool, task.planned, ())
+    known = executors.get(task.executor_id)
+    return _take_planned(pool, task.planned, None if known is None else known["resources"])
+
+
+def _take_planned(
+    pool: ResourcePool, planned: PlannedTask, held: Sequence[Resource] | None
+) -> tuple[list[Resource], list[Resource]]:
+    return take_resources(
+        pool, cpus=planned.cpus, mem_mib=planned.mem_mb, disk_mib=planned.disk_mb, gpus=planned.gpus, held=held
+    )
+
+
+def _new_executor(spec: JobSpec, task: JobTask, own: Sequence[Resource]) -> dict[str, Any]:
+    name = task.name if task.executor_id == task.task_id else spec.job_id
+    return executor_info(task.executor_id, f"dike {name}", spec.job_id, spec.python, spec.container, own)
+
+
+def _task_info(
+    spec: JobSpec,
+    task: JobTask,
+    order: LaunchOrder,
+    executor: Mapping[str, Any],
+    rest: list[Resource],
+    pool: ResourcePool,
+) -> dict[str, Any]:
     planned = task.planned
-    own, rest = _take(pool, planned)
     rest += pool.take_ports([task.port])
     if pool.announces_gpu_devices:
         rest += pool.take_gpu_devices(task.gpu_devices)
-    executor = executor_info(task.task_id, f"dike {task.name}", spec.job_id, spec.python, spec.container, own)
     return {
         "name": f"{spec.job_id} {task.name}",
         "task_id": {"value": task.task_id},

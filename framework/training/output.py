@@ -90,7 +90,8 @@ class ReportReader:
             logger.warning("message ignored: %s", error)
             return
         task = tasks.get(message.task_id)
-        if task is None:
+        if task is None or task.state.is_terminal():
+            # The end of its output has come with its last status update.
             return
         if isinstance(message, LogChunk):
             self._output.read(task, message)
@@ -295,7 +296,7 @@ class OutputReader:
 
     def _send_request(self, task: JobTask, streams: Sequence[str]) -> None:
         wanted = WantedOutput({stream: task.received.get(stream, 0) for stream in streams})
-        self._outbox.append(Message(task.task_id, task.agent_id, wanted.encode()))
+        self._outbox.append(Message(task.task_id, wanted.encode()))
 
 
 def take_status(task: JobTask, state: TaskState, status: Mapping[str, Any]) -> bool:

@@ -46,7 +46,7 @@ class RunRequest:
         mesos: where to run it.
         checkpoint_dir: where checkpoints go; None makes a new folder below `dike-runs`.
         checkpoint_interval_s, max_restarts, objective, max_workers, plan, plan_only, stream_all_logs, elastic,
-            resize_interval_s, stragglers: see `JobSpec`.
+            resize_interval_s, stragglers, isolate_tasks: see `JobSpec`.
         environment: variables for the script's processes.
         constraints: which agents it may use (`framework.scheduler.constraints`).
         volumes: folders of the agents for its containers (`framework.mesos.containers.parse_volume`).
@@ -71,6 +71,7 @@ class RunRequest:
     stragglers: Stragglers = "report"
     constraints: tuple[str, ...] = ()
     volumes: tuple[str, ...] = ()
+    isolate_tasks: bool = False
 
 
 def run_training(request: RunRequest, observer: JobObserver) -> JobResult:
@@ -169,6 +170,7 @@ def _job_spec(
         resize_interval_s=request.resize_interval_s,
         stragglers=request.stragglers,
         preload=script_facts(request.entry, ()).preload,
+        isolate_tasks=request.isolate_tasks,
     )
 
 

@@ -47,6 +47,8 @@ class JobSpec:
         stragglers: what is done about workers that are much slower than the others.
         preload: what an elastic job's slots may import before its script does; None for what its API needs.
         claims_as: what its chiefs claim the checkpoint folder as, never another job's; empty for `job_id`.
+        isolate_tasks: whether each task has a Mesos executor of its own, and so a container; else the tasks on an agent
+            share one.
     """
 
     job_id: str
@@ -71,6 +73,7 @@ class JobSpec:
     stragglers: Stragglers = "report"
     preload: tuple[str, ...] | None = None
     claims_as: str = ""
+    isolate_tasks: bool = False
 
     @property
     def replicas(self) -> int | None:
@@ -111,6 +114,10 @@ class JobTask:
         member: whether it is part of the job's current attempt; one that waits to join is not yet.
         finished: whether its process has ended well by itself.
         adopted: whether it was started by a service before this one.
+        executor_id: Mesos' id of its executor, which other tasks of the job on its agent may share; as in states of
+            earlier versions, empty stands for the task's own id.
+        joined: whether it was launched into an executor that was there already.
+        hosts_executor: whether what its executor has for itself is a part of what was planned for this task.
     """
 
     task_id: str
@@ -133,6 +140,12 @@ class JobTask:
     member: bool = True
     finished: bool = False
     adopted: bool = False
+    executor_id: str = ""
+    joined: bool = False
+    hosts_executor: bool = True
+
+    def __post_init__(self) -> None:
+        self.executor_id = self.executor_id or self.task_id
 
     @property
     def name(self) -> str:
@@ -171,6 +184,20 @@ class JobTask:
         return self.adopted and self.state in (TaskState.STAGING, TaskState.STARTING)
 
     @property
+    def executor_has_ended(self) -> bool:
+        """Whether it ended with its executor, and so with all tasks of that."""
+        is_lost = self.state in (TaskState.FAILED, TaskState.LOST)
+        return is_lost and self.reason.startswith(("REASON_EXECUTOR_", "REASON_CONTAINER_"))
+
+    @property
+    def missed_executor(self) -> bool:
+        """Whether the executor that it was to join had ended before it came there: nobody's failure.
+
+        A master that knows of that end wants to start an executor, and has no room for what that would have for itself.
+        """
+        return self.joined and not self.executor_seen and (self.executor_has_ended or self.state is TaskState.ERROR)
+
+    @property
     def is_fenced(self) -> bool:
         """Whether it ended because another process uses its checkpoint folder."""
         return self.outcome is not None and self.outcome.exit_code == EXIT_CODE_FENCED
@@ -180,7 +207,7 @@ class JobTask:
         """What kind of failure this is, if it is the script's or the installation's; empty if it may be chance."""
         if self.outcome is not None:
             return f"{self.outcome.exit_code} {same_again(self.outcome.tail)}" if self.ended_itself else ""
-        return "no executor" if self.state is TaskState.FAILED and not self.executor_seen else ""
+        return "no executor" if self.state is TaskState.FAILED and not self.executor_seen and not self.joined else ""
 
     @property
     def ended_itself(self) -> bool:
@@ -191,7 +218,7 @@ class JobTask:
     def failure(self) -> str:
         """Why it ended, in one sentence that names task and agent; `place_of_output` may follow."""
         reason = self.message or self.reason or self.state
-        if self.reason == "REASON_EXECUTOR_TERMINATED" and not self.executor_seen:
+        if self.reason == "REASON_EXECUTOR_TERMINATED" and not self.executor_seen and not self.joined:
             reason += (
                 "; the executor ended before it could report, so Dike is probably not installed for the Python there "
                 "(--agent-python, --image)"

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from dike.exceptions import BadInputError
-from framework.mesos.tasks import TaskState
+from framework.mesos.tasks import TaskState, executor_of
 from framework.scheduler.job import Outcome
 from framework.scheduler.records import JobState
 from framework.training.spec import JobResult, JobSpec, JobTask, Resize
@@ -49,6 +49,8 @@ class JobRun:
         tasks: id -> task, those that are not part of the attempt too (`JobTask.member`).
         cluster: role -> addresses, in the order of the index.
         used_ports: ports that failed before, to be taken only if there is no other.
+        executors: id -> Mesos' ExecutorInfo of those that tasks share; whatever else is launched into one has to carry
+            the same.
     """
 
     attempt: int = 0
@@ -57,6 +59,7 @@ class JobRun:
     tasks: dict[str, JobTask] = field(default_factory=dict)
     cluster: dict[str, list[str]] = field(default_factory=dict)
     used_ports: set[int] = field(default_factory=set)
+    executors: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def members(self) -> list[JobTask]:
@@ -90,6 +93,7 @@ class JobRun:
         for task in self.members:
             task.member = False
         self.tasks = {}
+        self.executors = {}
 
     def sort(self) -> None:
         """Brings the tasks of the attempt into the plan's order, the others behind them."""
@@ -99,10 +103,21 @@ class JobRun:
             sorted(self.tasks.items(), key=lambda item: place[item[1].name] if item[1].member else len(place))
         )
 
-    def add(self, tasks: Iterable[JobTask]) -> None:
-        """Takes tasks in that one launch has started."""
+    def add(self, tasks: Iterable[JobTask], operations: Iterable[Mapping[str, Any]]) -> None:
+        """Takes tasks in that one launch has started.
+
+        Args:
+            tasks: the tasks.
+            operations: what launches them.
+        """
         self.tasks.update({task.task_id: task for task in tasks})
         self.serial += 1
+        for operation in operations:
+            for info in operation["launch"]["task_infos"]:
+                self.executors[executor_of(info)] = info["executor"]
+        # One of a task's own id takes no other.
+        shared = {task.executor_id for task in self.tasks.values() if not task.state.is_terminal()} - self.tasks.keys()
+        self.executors = {name: info for name, info in self.executors.items() if name in shared}
 
 
 @dataclass(frozen=True)
@@ -219,6 +234,7 @@ class _Stored:
     received: dict[str, dict[str, int]] = field(default_factory=dict)
     failures: int = 0
     failed_step: int | None = None
+    executors: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 _STORED = TypeAdapter(_Stored)
@@ -255,6 +271,7 @@ class StateWriter:
             "tasks": [_task_values(task) for task in run.tasks.values()],
             "cluster": {role: list(addresses) for role, addresses in run.cluster.items()},
             "used_ports": sorted(run.used_ports),
+            "executors": dict(run.executors),
             "result": _result_values(state),
             "elastic": None if state.elastic is None else _elastic_values(state.elastic),
         }
@@ -298,6 +315,7 @@ def read_state(values: Mapping[str, Any], spec: JobSpec) -> TrainingState:
         },
         cluster=stored.cluster,
         used_ports=set(stored.used_ports),
+        executors=stored.executors,
     )
     parts = {entry.name: getattr(stored.result, entry.name) for entry in dataclasses.fields(_StoredResult)}
     result = JobResult(**parts, plan=plan if run.serial else None, checkpoint_dir=spec.checkpoint_dir)

@@ -20,6 +20,7 @@ from framework.scheduler.records import OutputChunk
 from framework.service.api.backend import Proxy
 from framework.service.api.front import ApiFront
 from framework.service.api.schemas import EventView
+from framework.service.requests import TrainingRequest
 from framework.service.serve import ServeRequest
 from framework.service.users import own_token
 from tests.training.job_stage import profile
@@ -201,7 +202,8 @@ def test_a_service_named_by_the_environment_is_not_in_the_way(
 
 
 def test_what_is_saved_for_the_page_is_named(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert dike("submit --profile profile.json --env A=b=c --env D= --volume /data:ro --save saved train.py") == 0
+    options = "--profile profile.json --env A=b=c --env D= --volume /data:ro --isolate-tasks"
+    assert dike(f"submit {options} --save saved train.py") == 0
     said = capfd.readouterr().out
     for name in ("request.json", "bundle.tar.gz"):
         assert f"wrote saved/{name}" in said
@@ -210,6 +212,11 @@ def test_what_is_saved_for_the_page_is_named(folder: Path, capfd: pytest.Capture
     assert '"A": "b=c"' in text
     assert '"D": ""' in text
     assert '"/data:ro"' in text
+    request = TrainingRequest.model_validate_json(text)
+    assert request.isolate_tasks
+    assert request.to_spec(job_id="job", checkpoint_dir="", bundle_url="", python="").isolate_tasks
+    # Services of earlier versions take what does not ask for it.
+    assert "isolate_tasks" not in request.model_copy(update={"isolate_tasks": False}).model_dump_json()
 
 
 def test_ctrl_c_while_the_script_is_read(

@@ -120,14 +120,16 @@ def test_a_chief_whose_agent_is_gone_is_replaced_and_writes_no_more(stage: Fault
 def test_an_agent_that_was_unreachable_comes_back_and_its_tasks_are_ended(stage: FaultStage) -> None:
     job = started(stage)
     index = agent_of(stage, job, "worker:0")
-    lost = {task.task_id for task in stage.live_tasks(job).values() if task.node == f"agent-{index}"}
+    there = [task for task in stage.live_tasks(job).values() if task.node == f"agent-{index}"]
+    lost, executors = {task.task_id for task in there}, {task.executor_id for task in there}
     stage.cluster.kill_agent(index, signal.SIGSTOP)
     wait_for_second_attempt(stage)
     assert {task.state for task in stage.store.tasks(job_id=job) if task.task_id in lost} == {"unreachable"}
     stage.cluster.kill_agent(index, signal.SIGCONT)
     stage.wait_until(lambda: not lost & stage.known_to_master(), "the end of the tasks that came back")
     stage.wait_until(
-        lambda: not stage.processes(lambda _, variables: variables.get("MESOS_EXECUTOR_ID") in lost), "their processes"
+        lambda: not stage.processes(lambda _, variables: variables.get("MESOS_EXECUTOR_ID") in executors),
+        "their processes",
     )
     finished(stage, job, restarts=1)
     stage.wait_until_nothing_runs()
@@ -135,8 +137,8 @@ def test_an_agent_that_was_unreachable_comes_back_and_its_tasks_are_ended(stage:
 
 def test_a_killed_executor_takes_its_process_along_and_the_job_starts_again(stage: FaultStage) -> None:
     job = started(stage)
-    task = stage.live_tasks(job)["ps:0"].task_id
-    (executor,) = [process for process in stage.executors() if process.environ()["MESOS_EXECUTOR_ID"] == task]
+    executor_id = stage.live_tasks(job)["ps:0"].executor_id
+    (executor,) = [process for process in stage.executors() if process.environ()["MESOS_EXECUTOR_ID"] == executor_id]
     server = stage.roles()["ps:0"]
     executor.kill()
     stage.wait_until(lambda: not is_alive(server), "the ps' end")

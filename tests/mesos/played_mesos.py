@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+from executor.messages import Addressed
 from framework.mesos.driver import CallRefusedError, MasterUnavailableError
+from framework.mesos.tasks import executor_of
 
 
 def scalar(name: str, value: float) -> dict[str, Any]:
@@ -22,7 +24,9 @@ class PlayedMesos:
         self.acknowledged: list[dict[str, Any]] = []
         self.calls: list[str] = []
         self.reconciled: list[dict[str, str]] = []
+        self.executors: dict[tuple[str, str], Any] = {}
         self.messages: list[tuple[str, str]] = []
+        """Task -> what it was told."""
         self.unavailable = False
         self.refusal = ""
         self.decline_refusal = ""
@@ -53,7 +57,15 @@ class PlayedMesos:
         if self.refusal:
             raise CallRefusedError(self.refusal)
         for operation in operations:
-            self.accepted += operation["launch"]["task_infos"]
+            for info in operation["launch"]["task_infos"]:
+                self._check_executor(info)
+                self.accepted.append(info)
+
+    def _check_executor(self, info: dict[str, Any]) -> None:
+        """As Mesos does: whatever is launched into an executor carries the same ExecutorInfo."""
+        place = info["agent_id"]["value"], executor_of(info)
+        executor = info.get("executor")
+        assert self.executors.setdefault(place, executor) == executor, "another ExecutorInfo of the same id"
 
     def declineOffer(self, offer_ids: Any, filters: Any = None) -> None:  # noqa: N802
         assert filters["refuse_seconds"] > 0
@@ -85,4 +97,15 @@ class PlayedMesos:
     def sendFrameworkMessage(self, executor_id: Any, agent_id: Any, data: str) -> None:  # noqa: N802
         if self.unavailable:
             raise MasterUnavailableError("gone")
-        self.messages.append((executor_id["value"], data))
+        try:
+            told = Addressed.decode(data)
+        except ValueError:
+            # To an executor of an earlier version, whose id is its task's.
+            told = Addressed(executor_id["value"], data)
+        assert self.executor_of(told.task_id) == executor_id["value"]
+        self.messages.append((told.task_id, told.data))
+
+    def executor_of(self, task_id: str) -> str:
+        """Id of the executor that a task was launched into; the task's where that was elsewhere."""
+        infos = (info for info in self.accepted if info["task_id"]["value"] == task_id)
+        return next(map(executor_of, infos), task_id)

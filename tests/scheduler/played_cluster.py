@@ -11,6 +11,7 @@ from typing import Any
 from framework.mesos import events
 from framework.mesos.driver import CallRefusedError, MasterUnavailableError
 from framework.mesos.offers import MIB, AgentOffer
+from framework.mesos.tasks import executor_of
 from framework.scheduler.agents import REFRESH_S, AgentDirectory, AgentFacts
 from framework.scheduler.background import Background
 from framework.scheduler.fair_share import FairQueue
@@ -92,13 +93,16 @@ class PlayedMaster(PlayedMesos):
         return {"slaves": slaves}
 
     def acceptOffers(self, offer_ids: Any, operations: Any, filters: Any = None) -> None:  # noqa: N802
+        executors = {self.executor_of(task_id) for task_id in self.running}
         super().acceptOffers(offer_ids, operations, filters)
         for one in offer_ids:
             del self.offered[one["value"]]
         for operation in operations:
             for info in operation["launch"]["task_infos"]:
                 agent = f"agent-{info['agent_id']['value'].removeprefix('S')}"
-                pieces = [*info["resources"], *info.get("executor", {}).get("resources", ())]
+                own = () if executor_of(info) in executors else info.get("executor", {}).get("resources", ())
+                executors.add(executor_of(info))
+                pieces = [*info["resources"], *own]
                 cpus = sum(piece["scalar"]["value"] for piece in pieces if piece["name"] == "cpus")
                 assert cpus <= self.free(agent) + 1e-6, "more was launched than there is"
                 self.running[info["task_id"]["value"]] = (agent, cpus)

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import queue
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from framework.embedded.agents import AgentSpec
 from framework.embedded.cluster import EmbeddedCluster
-from framework.mesos import events
-from framework.mesos.driver import Driver, FrameworkSettings
 from framework.mesos.offers import AgentOffer
 from framework.mesos.tasks import take_resources
-from framework.scheduler.agents import AgentDirectory
 from framework.scheduler.job import JobHandle
 from framework.scheduler.records import JobKind, JobRecord
-from framework.scheduler.scheduler import Scheduler
 from framework.service.explain import explain
 from framework.service.explanation import Verdict
-from tests.embedded.embedded_support import RawFramework, leading_master
-from tests.scheduler.played_cluster import PlayedJob, RecordingJournal
-from tests.waiting import wait_until
+from tests.embedded.embedded_support import RawFramework
+from tests.scheduler.played_cluster import PlayedJob
+from tests.scheduler.subscribed import Framework
 
 pytestmark = pytest.mark.mesos
 
@@ -51,38 +46,8 @@ class SleepingJob(PlayedJob):
         }
 
 
-class Framework:
-    """A scheduler with a subscription of its own."""
-
-    def __init__(self, cluster: EmbeddedCluster, role: str) -> None:
-        self.master = leading_master(cluster)
-        self.received = events.EventScheduler()
-        principal, secret = cluster.access.credentials
-        settings = FrameworkSettings("scheduler", "nobody", role=role, principal=principal, secret=secret)
-        self.driver = Driver(settings, self.master.uri, self.received)
-        self.directory = AgentDirectory(self.master.ask, role)
-        self.directory.refresh()
-        self.numbers = itertools.count()
-        self.failed: list[Exception] = []
-        self.scheduler = Scheduler(
-            self.driver,
-            journal=RecordingJournal(),
-            log=lambda text: None,
-            ended=lambda handle: None,
-            failed=lambda handle, error: self.failed.append(error),
-            agents=self.directory,
-        )
-        self.driver.start()
-        self.until(lambda: self.driver.connected, "a subscription")
-
-    def until(self, condition: Callable[[], Any], what: str) -> Any:
-        """Goes on until the condition holds."""
-        return wait_until(condition, what, said=lambda: self.failed, lost=lambda: self.failed, pause=self._handle)
-
-    def _handle(self, pause_s: float) -> None:
-        with contextlib.suppress(queue.Empty):
-            self.scheduler.handle(self.received.events.get(timeout=pause_s))
-        self.scheduler.tick()
+class Team(Framework):
+    """Submits jobs that sleep."""
 
     def submit(self, job_id: str, cpus: float, *, constraints: tuple[str, ...] = ()) -> PlayedJob:
         made: list[PlayedJob] = []
@@ -108,11 +73,6 @@ class Framework:
         ours = f"/{self.driver.framework_id}/"
         return [value for name, value in metrics.items() if ours in name and name.endswith("/suppressed")] == [1.0]
 
-    def close(self) -> None:
-        self.driver.stop()
-        self.driver.join()
-        self.directory.close()
-
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[EmbeddedCluster]:
@@ -125,13 +85,13 @@ def cluster() -> Iterator[EmbeddedCluster]:
 
 
 @pytest.fixture
-def team(cluster: EmbeddedCluster) -> Iterator[Framework]:
-    found = Framework(cluster, "team")
+def team(cluster: EmbeddedCluster) -> Iterator[Team]:
+    found = Team(cluster, "team")
     yield found
     found.close()
 
 
-def test_what_is_reserved_for_our_role_is_used_first_and_constraints_hold(team: Framework) -> None:
+def test_what_is_reserved_for_our_role_is_used_first_and_constraints_hold(team: Team) -> None:
     assert {one.node: one.total["cpus"] for one in team.directory.current() or ()} == {"agent-0": 3.0, "agent-1": 2.0}
     team.submit("here", 1.5, constraints=("rack:IS:r1",))
     team.submit("there", 1.0, constraints=("rack:IS_NOT:r1",))
@@ -143,7 +103,7 @@ def test_what_is_reserved_for_our_role_is_used_first_and_constraints_hold(team: 
     assert there["slave_id"] == slaves["agent-1"]["id"]
 
 
-def test_other_frameworks_get_everything_while_we_are_idle(team: Framework, cluster: EmbeddedCluster) -> None:
+def test_other_frameworks_get_everything_while_we_are_idle(team: Team, cluster: EmbeddedCluster) -> None:
     team.until(team.suppressed, "offers suppressed")
     other = RawFramework(cluster.master)
     offered: set[str] = set()
@@ -166,7 +126,7 @@ def test_an_agent_that_another_framework_holds_is_waited_for_and_named(cluster: 
     while "agent-1" not in held:
         # Frameworks of earlier tests are gone; there is nobody else.
         held |= {offer["hostname"]: offer["id"] for offer in other.next_event("OFFERS")["offers"]}
-    ours = Framework(cluster, "*")
+    ours = Team(cluster, "*")
     ours.submit("job", 2.0, constraints=("rack:IS:r2",))
     ours.submit("small", 1.0, constraints=("rack:IS:r9",))
 

@@ -240,7 +240,8 @@ class Played:
             messages, self._heard = stage.master.messages[self._heard :], len(stage.master.messages)
             for task_id, data in messages:
                 self.slots[task_id].obey(WantedProcess.decode(data))
-                stage.scheduler.handle(events.MessageArrived("S0", task_id, self.slots[task_id].status.encode()))
+                executor_id = stage.master.executor_of(task_id)
+                stage.scheduler.handle(events.MessageArrived("S0", executor_id, self.slots[task_id].status.encode()))
             killed, self._ended = stage.master.killed[self._ended :], len(stage.master.killed)
             for task_id in killed:
                 stage.update(task_id, "TASK_KILLED")
@@ -249,7 +250,7 @@ class Played:
         """The job's chief says something."""
         chief = next(task for task in job.tasks if task.name == "chief:0")
         report = Report(chief.task_id, content).encode()
-        self.stage.scheduler.handle(events.MessageArrived(chief.agent_id, chief.task_id, report))
+        self.stage.scheduler.handle(events.MessageArrived(chief.agent_id, chief.executor_id, report))
 
 
 def test_a_training_job_starts_once_an_elastic_one_has_shrunk_and_that_does_not_grow_before() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dike.trial.spec import step_of_checkpoint
+from executor.messages import Addressed
 from executor.trial_messages import Losses, RunEnd, RunKey, SlotStatus, TrialRun, Wanted
 from executor.trial_reports import KeptReports
 from framework.mesos import events
@@ -237,10 +238,12 @@ class World:
     def _send(self, executor_id: Any, agent_id: Any, data: str) -> None:
         self._survives()
         chance = self.random.random()
+        told = Addressed.decode(data)
+        assert told.task_id == executor_id["value"]
         if chance > 0.2:
-            self._deliver(executor_id["value"], data)
+            self._deliver(told.task_id, told.data)
         elif chance > 0.1:
-            self._late.append((executor_id["value"], data))
+            self._late.append((told.task_id, told.data))
 
     def _deliver(self, task_id: str, data: str) -> None:
         if task_id in self.slots:

@@ -83,7 +83,7 @@ class Running:
             self.update(task_id, "TASK_RUNNING")
 
     def say(self, task_id: str, data: str) -> None:
-        self.service.handle(events.MessageArrived("S0", task_id, data))
+        self.service.handle(events.MessageArrived("S0", self.mesos.executor_of(task_id), data))
         self.service.tick()
 
     def assert_alive(self, *jobs: str) -> None:

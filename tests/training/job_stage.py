@@ -91,7 +91,16 @@ class Stage:
             more: further arguments of `TrainingJob`.
         """
         tasks = [
-            TaskRecord(task["task_id"], "job", task["agent_id"], task["node"], task["host"], "", task["state"])
+            TaskRecord(
+                task["task_id"],
+                "job",
+                task["agent_id"],
+                task["node"],
+                task["host"],
+                "",
+                task["state"],
+                executor_id=task.get("executor_id", ""),
+            )
             for task in (state or {"tasks": ()})["tasks"]
             if not TaskState(task.get("state", "lost")).is_terminal()
             and (launched is None or task["task_id"] in launched)
@@ -157,7 +166,7 @@ class Stage:
         self.handle(events.StatusUpdate(status))
 
     def say(self, task: JobTask, message: LogChunk | Report) -> None:
-        self.scheduler.handle(events.MessageArrived(task.agent_id, task.task_id, message.encode()))
+        self.scheduler.handle(events.MessageArrived(task.agent_id, task.executor_id, message.encode()))
 
     def step(self, task: JobTask, step: int, loss: float = 1.0) -> None:
         self.say(task, Report(task.task_id, {"type": "progress", "step": step, "loss": loss}))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections import Counter
 
 import pytest
 
@@ -11,7 +13,7 @@ from dike.profile import Api
 from executor.messages import LaunchOrder, LogChunk, Outcome, Report
 from framework.mesos import events
 from framework.mesos.offers import NO_OFFER_S
-from framework.mesos.tasks import TaskState
+from framework.mesos.tasks import TaskState, executor_of
 from framework.project.last_words import LAST_WORDS
 from framework.scheduler.agents import no_agent_meets
 from framework.scheduler.job import Need
@@ -36,15 +38,21 @@ def test_all_tasks_are_launched_together_with_one_cluster_spec() -> None:
     assert [order.stream_logs for order in orders].count(True) == 1
 
 
-def test_what_is_launched_is_what_was_planned() -> None:
-    stage = Stage(spec())
-    stage.start()
-    for info in stage.mesos.accepted:
-        task = next(task for task in stage.job.tasks if task.task_id == info["task_id"]["value"])
-        for name, planned in (("cpus", task.planned.cpus), ("mem", task.planned.mem_mb)):
-            pieces = info["resources"] + info["executor"]["resources"]
-            total = sum(piece["scalar"]["value"] for piece in pieces if piece["name"] == name)
-            assert total == pytest.approx(planned, abs=1e-3)
+@pytest.mark.parametrize("isolate_tasks", [False, True])
+def test_what_is_launched_is_what_was_planned(isolate_tasks: bool) -> None:
+    stage = Stage(spec(isolate_tasks=isolate_tasks))
+    tasks = stage.start(agents=2).values()
+    executors = {executor_of(info): info["executor"]["resources"] for info in stage.mesos.accepted}
+    assert len(executors) == (len(tasks) if isolate_tasks else 2)
+    for agent in ("S0", "S1"):
+        here = [task for task in tasks if task.agent_id == agent]
+        infos = [info["resources"] for info in stage.mesos.accepted if info["agent_id"]["value"] == agent]
+        pieces = itertools.chain(*infos, *(executors[one] for one in {task.executor_id for task in here}))
+        totals: Counter[str] = Counter()
+        for piece in pieces:
+            totals[piece["name"]] += piece.get("scalar", {}).get("value", 0)
+        assert totals["cpus"] == pytest.approx(sum(task.planned.cpus for task in here), abs=1e-3)
+        assert totals["mem"] == pytest.approx(sum(task.planned.mem_mb for task in here), abs=1e-3)
 
 
 def test_offers_are_waited_for_while_they_keep_coming_but_not_for_ever() -> None:

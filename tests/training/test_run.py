@@ -199,10 +199,9 @@ def test_the_v1_example_and_its_continuation(tmp_path: Path, examples: Path, mes
     assert checkpoints_of(tmp_path)[0] == saved[0]
 
 
-def has_trained_since(run: Running, failure: str = "") -> bool:
-    """Whether the job has made steps since it was started again after a failure."""
-    restarted = run.log.partition(failure)[2] if failure else run.log
-    return re.search(r"dike: worker:\d step \d", restarted.partition("; restart ")[2]) is not None
+def has_trained_since(run: Running, begun: int = 0) -> bool:
+    """Whether the job was started again, and has made steps since, after so many characters of the log."""
+    return re.search(r"dike: worker:\d step \d", run.log[begun:].partition("; restart ")[2]) is not None
 
 
 def checkpoints_of(folder: Path) -> dict[int, int]:
@@ -228,8 +227,9 @@ def test_a_killed_worker_rejoins_and_a_killed_executor_restarts_the_job(
     executor = task_processes(mesos)["ps:0"].parent()
     assert executor is not None
     assert "executor" in executor.cmdline()
+    begun = len(run.log)
     executor.kill()
-    run.wait_for(lambda: has_trained_since(run, "ps:0 failed"), "steps after the restart")
+    run.wait_for(lambda: has_trained_since(run, begun), "steps after the restart")
     (tmp_path / "end").touch()
     result = run.result()
     assert result["succeeded"]
@@ -308,10 +308,14 @@ def test_a_plan_can_be_saved_and_followed(tmp_path: Path, v1_script: Path, mesos
     plan = run.result()
     assert plan["option"]["workers"] == 1
     (tmp_path / "plan.json").write_text(json.dumps(plan))
-    run = dike_run(tmp_path, "--master", mesos.master, "--plan", tmp_path / "plan.json", v1_script, "100")
+    isolated = ("--master", mesos.master, "--plan", tmp_path / "plan.json", "--isolate-tasks")
+    run = dike_run(tmp_path, *isolated, v1_script, "100")
     result = run.result()
     assert result["succeeded"]
     assert result["plan"]["tasks"] == plan["tasks"]
+    tasks = mesos.state()["completed_frameworks"][-1]["completed_tasks"]
+    assert {task["id"] for task in tasks} == {task["executor_id"] for task in tasks}
+    assert len(tasks) == len(plan["tasks"])
 
 
 def test_too_little_on_offer_is_waited_for(tmp_path: Path, v1_script: Path, mesos: EmbeddedCluster) -> None:

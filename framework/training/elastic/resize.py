@@ -57,7 +57,7 @@ def further_tasks(
         DoesNotFitError: if there is no room for them.
     """
     wanted = dataclasses.replace(target.plan, tasks=target.new)
-    new = place(spec, wanted, agents, run.serial, run.used_ports, run.members)
+    new = place(spec, wanted, agents, run.serial, run.used_ports, run.members, run.executors)
     cluster = _next_cluster(run, target, new)
     for task in new:
         task.member = False
@@ -66,7 +66,7 @@ def further_tasks(
         here = [task for task in new if task.agent_id == agent.agent_id]
         if here:
             operations[agent.agent_id] = launch_operation(
-                spec, target.plan, here, cluster, agent, run.attempt + 1, standby=True
+                spec, target.plan, here, cluster, agent, run.attempt + 1, executors=run.executors, standby=True
             )
     return new, operations
 

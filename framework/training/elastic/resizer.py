@@ -152,9 +152,12 @@ class Resizer(ReportListener):
         if task is self._straggler:
             self._straggler = None
         if resize is not None and not resize.has_begun and (task.member or task in resize.new):
-            if not task.member:
+            if not task.member and not task.missed_executor:
                 self._autoscaler.avoid(task.agent_id, self._clock())
             self._abandon(resize, f"{task.failure}{task.place_of_output}")
+            if task.missed_executor:
+                # It is tried again as soon as all of the job runs.
+                self._next_s = self._clock()
 
     # What executors say.
 
@@ -330,7 +333,7 @@ class Resizer(ReportListener):
         except DoesNotFitError as error:
             self._observer.notify(f"the size of the job stays as it is: {error}")
             return
-        self._run.add(new)
+        self._run.add(new, operations.values())
         launch = _ResizeLaunch(
             functools.partial(RunningResize, self._spec, self._run, self._slots, target, new, reason), new, operations
         )

@@ -63,7 +63,7 @@ class ElasticSlots:
                 del self._slots[task_id]
             elif self._is_due(slot, now_s):
                 slot.sent_s = now_s
-                self._outbox.append(Message(task_id, slot.task.agent_id, slot.wanted.encode()))
+                self._outbox.append(Message(task_id, slot.wanted.encode()))
 
     def has_reported(self, task: JobTask) -> bool:
         """Whether the slot has reported its status."""

@@ -140,7 +140,8 @@ class ElasticStage(Stage):
                 self.report(task_id)
 
     def report(self, task_id: str) -> None:
-        self.scheduler.handle(events.MessageArrived("S0", task_id, self.slots[task_id].status.encode()))
+        executor_id = self.mesos.executor_of(task_id)
+        self.scheduler.handle(events.MessageArrived("S0", executor_id, self.slots[task_id].status.encode()))
 
     def round(self, seconds: float = 0.1) -> None:
         """A moment passes and everybody does what is due."""

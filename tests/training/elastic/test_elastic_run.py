@@ -58,13 +58,15 @@ def search(folder: Path, cluster: EmbeddedCluster, steps: int, slot_mem_mib: int
 
 def executor_of(cluster: EmbeddedCluster, name: str) -> psutil.Process:
     """The executor of the task that is called so, such as `chief-0`."""
+    tasks = [task for framework in cluster.state()["frameworks"] for task in framework["tasks"]]
+    ids = [task["executor_id"] for task in tasks if f".{name}." in task["id"]]
     for process in psutil.process_iter():
         try:
             environment = process.environ()
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             continue
         here = environment.get("MESOS_DIRECTORY", "").startswith(str(cluster.work_dir))
-        if here and f".{name}." in environment.get("MESOS_EXECUTOR_ID", "") and "executor" in process.cmdline():
+        if here and environment.get("MESOS_EXECUTOR_ID") in ids and "executor" in process.cmdline():
             return process
     raise AssertionError(f"there is no {name}")
 
