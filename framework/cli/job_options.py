@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,10 +15,11 @@ from framework.mesos.containers import parse_volumes
 from framework.project.entry_point import EntryPoint, environment_for_tasks, find_entry_point
 from framework.scheduler.constraints import parse_constraints
 from solver.choices import Objective
-from solver.cli.plan import module_option
+from solver.cli.plan import again_option, module_option
 from solver.text_files import read_text
 
 if TYPE_CHECKING:
+    from dike.profile import ModelProfile
     from framework.training.run import RunRequest
     from framework.training.spec import Stragglers
 
@@ -35,6 +36,7 @@ class JobOptions:
         batch_size: what to plan for; None for the script's own.
         outputs_limit: how much of what the script writes is brought back, as it was typed; None for the default.
         saved_profile: a profile of the script; None to make one.
+        profile_again: whether one is made even if one is kept.
     """
 
     script: Path
@@ -56,18 +58,22 @@ class JobOptions:
     outputs_limit: str | None
     volumes: tuple[str, ...]
     saved_profile: Path | None
+    profile_again: bool
 
-    def request(self, *, on_this_machine: bool, handed_over: Path | None = None) -> RunRequest:
+    def request(
+        self, *, on_this_machine: bool, tell: Callable[[str], None], handed_over: Path | None = None
+    ) -> RunRequest:
         """Reads the plan, packs what travels, gets the script's profile, and puts all of it together.
 
         Args:
             on_this_machine: whether the script's processes run on this machine.
+            tell: is told in one line where the profile comes from.
             handed_over: a profile that was written for us alone; it is removed.
 
         Raises:
             BadInputError: if something cannot be used.
         """
-        from dike.checkpoints import fingerprint
+        from dike.checkpoints import check_folder, fingerprint
         from framework.project import bundle
         from framework.project.profiling import load_profile, profile_of_job
         from framework.training.run import RunRequest
@@ -82,22 +88,49 @@ class JobOptions:
             **entry.environment,
             **self.environment,
         }
-        saved = handed_over or self.saved_profile
+
+        def check_plan(profile: ModelProfile) -> None:
+            planned = profile if plan is None else plan.profile
+            if planned.api != profile.api or fingerprint(planned) != fingerprint(profile):
+                raise BadInputError(
+                    f"The plan {self.plan_file} was made for another model than {self.script}'s; make one with "
+                    "--plan-only."
+                )
+
+        def serves(kept: ModelProfile) -> bool:
+            try:
+                check_plan(kept)
+                if self.checkpoint_dir is not None:
+                    check_folder(self.checkpoint_dir, kept)
+            except BadInputError:
+                return False
+            return kept.api.compares_variables
+
+        saved, known = handed_over or self.saved_profile, None
         if saved is None:
-            profile = profile_of_job(entry, archive, self.arguments, environment, self.batch_size, self.checkpoint_dir)
+            known = profile_of_job(
+                entry,
+                archive,
+                self.arguments,
+                environment,
+                self.batch_size,
+                self.checkpoint_dir,
+                again=self.profile_again,
+                serves=serves,
+                tell=tell,
+            )
+            profile = known.profile
         else:
             profile = load_profile(str(saved), (), self.batch_size)
         if handed_over is not None:
             handed_over.unlink(missing_ok=True)
-        if plan is not None and (plan.profile.api != profile.api or fingerprint(plan.profile) != fingerprint(profile)):
-            raise BadInputError(
-                f"The plan {self.plan_file} was made for another model than {self.script}'s; make one with --plan-only."
-            )
+        check_plan(profile)
         return RunRequest(
             entry=entry,
             archive=archive,
             arguments=self.arguments,
             profile=profile,
+            kept_profile=known if known is not None and known.is_kept else None,
             checkpoint_dir=self.checkpoint_dir,
             checkpoint_interval_s=self.checkpoint_interval_s,
             max_restarts=self.max_restarts,
@@ -123,7 +156,7 @@ class JobOptions:
 
 
 JOB_PANELS = {
-    "The script": ("module", "env", "outputs_limit", "batch_size", "saved_profile"),
+    "The script": ("module", "env", "outputs_limit", "batch_size", "saved_profile", "profile_again"),
     "The plan": ("plan", "max_workers", "objective", "constraint", "volume"),
     "Change the size while it trains": ("elastic", "resize_interval", "stragglers"),
     "Checkpoints and restarts": ("checkpoint_dir", "checkpoint_interval", "max_restarts"),
@@ -201,6 +234,7 @@ def job_options(
     outputs_limit: Annotated[str | None, outputs_limit_option()] = None,
     volume: Annotated[list[str] | None, volume_option()] = None,
     saved_profile: Annotated[Path | None, typer.Option("--profile", help="A saved profile of the script.")] = None,
+    profile_again: Annotated[bool, again_option()] = False,
 ) -> JobOptions:
     """Checks the options and puts them together.
 
@@ -215,6 +249,8 @@ def job_options(
         # Whatever is not an option of ours belongs to the script, and this stands where the script should.
         option = str(script).partition("=")[0]
         raise BadInputError(f"There is no option {option}; see dike {context.info_name} --help.")
+    if profile_again and saved_profile is not None:
+        raise BadInputError(f"--profile-again reads the model again, --profile takes {saved_profile}; leave one out.")
     parse_constraints(constraint or ())
     parse_volumes(volume or ())
     bounds = read_bounds(elastic, max_workers=max_workers, has_plan=plan is not None)
@@ -238,6 +274,7 @@ def job_options(
         outputs_limit=outputs_limit,
         volumes=tuple(volume or ()),
         saved_profile=saved_profile,
+        profile_again=profile_again,
     )
 
 

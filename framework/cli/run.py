@@ -44,11 +44,14 @@ def run(
     from solver.cli.tables import print_plan, print_profile
 
     started = time.monotonic()
-    if handed_over is None and job.saved_profile is None and output_format is not Format.JSON:
-        say(console(stderr=True), f"reading the model of {job.script}")
-    request = job.request(on_this_machine=mesos.runs_here, handed_over=handed_over)
-    request = dataclasses.replace(request, mesos=mesos, plan_only=plan_only)
     as_json = output_format is Format.JSON
+
+    def tell(text: str) -> None:
+        if not as_json:
+            say(console(stderr=True), text)
+
+    request = job.request(on_this_machine=mesos.runs_here, tell=tell, handed_over=handed_over)
+    request = dataclasses.replace(request, mesos=mesos, plan_only=plan_only)
     folder = request.entry.folder if mesos.runs_here else None
     with contextlib.ExitStack() as stack:
         observer: PlainObserver

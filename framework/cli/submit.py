@@ -66,10 +66,13 @@ def submit(
 
 def _read(job: JobOptions, name: str | None, *, quiet: bool, on_this_machine: bool) -> tuple[TrainingRequest, bytes]:
     """The request and the bundle."""
-    if job.saved_profile is None and not quiet:
-        say(console(stderr=True), f"reading the model of {job.script}")
+
+    def tell(text: str) -> None:
+        if not quiet:
+            say(console(stderr=True), text)
+
     try:
-        request = job.request(on_this_machine=on_this_machine)
+        request = job.request(on_this_machine=on_this_machine, tell=tell)
         return _training_request(request, name), request.archive
     except KeyboardInterrupt:
         raise InterruptedByUserError("Interrupted; nothing was submitted.") from None

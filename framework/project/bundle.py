@@ -131,6 +131,18 @@ def _too_large(folder: Path, size_limit_bytes: int) -> str:
     )
 
 
+def travelling(folder: Path) -> Iterator[Path]:
+    """The files of a folder that travel, and the folders in it that hold nothing.
+
+    Args:
+        folder: an absolute path without links.
+
+    Raises:
+        BadInputError: if a folder cannot be read, or what is to be ignored.
+    """
+    return _Files(folder).walk()
+
+
 def travels(path: Path, folder: Path) -> bool:
     """Whether a folder, or what is in it, travels with the folder around it.
 

@@ -17,6 +17,7 @@ from framework.mesos.containers import Container, own_container
 from framework.mesos.master import LeadingMaster
 from framework.project import bundle
 from framework.project.entry_point import RUNS_FOLDER, EntryPoint
+from framework.project.kept_profiles import KnownProfile
 from framework.project.run_folders import in_use
 from framework.project.script_facts import script_facts
 from framework.scheduler.agents import admitted_agents
@@ -42,6 +43,7 @@ class RunRequest:
         archive: that folder, packed (`framework.project.bundle.pack`).
         arguments: the script's own.
         profile: the model's numbers.
+        kept_profile: the same, where they were read for an earlier command; None if they were read for this one.
         mesos: where to run it.
         checkpoint_dir: where checkpoints go; None makes a new folder below `dike-runs`.
         checkpoint_interval_s, max_restarts, objective, max_workers, plan, plan_only, stream_all_logs, elastic,
@@ -55,6 +57,7 @@ class RunRequest:
     archive: bytes
     arguments: tuple[str, ...]
     profile: ModelProfile
+    kept_profile: KnownProfile | None = None
     mesos: MesosAccess = field(default_factory=MesosAccess)
     checkpoint_dir: str | None = None
     checkpoint_interval_s: float = 60.0
