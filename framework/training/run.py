@@ -97,7 +97,10 @@ def run_training(request: RunRequest, observer: JobObserver) -> JobResult:
                 _marked(request, job_id, checkpoint_dir),
             ):
                 spec = _job_spec(request, job_id, checkpoint_dir, container, server.url(token), master)
-                return _run(request, spec, master, observer, made)
+                result = _run(request, spec, master, observer, made)
+                if request.kept_profile is not None and result.profile is not None:
+                    request.kept_profile.replaced_by(result.profile)
+                return result
         except KeyboardInterrupt:
             job = made[0] if made else None
             raise InterruptedByUserError(_after_interruption(request, checkpoint_dir, job)) from None
@@ -154,6 +157,7 @@ def _job_spec(
         script=request.entry.path,
         arguments=request.arguments,
         profile=request.profile,
+        profile_is_kept=request.kept_profile is not None,
         checkpoint_dir=checkpoint_dir,
         bundle_url=bundle_url,
         python=request.mesos.python(master),

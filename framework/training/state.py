@@ -16,6 +16,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from dike.exceptions import BadInputError
+from dike.profile import ModelProfile
 from framework.mesos.tasks import TaskState
 from framework.scheduler.job import Outcome
 from framework.scheduler.records import JobState
@@ -139,6 +140,7 @@ class TrainingState:
         failures: how many there have been since the job last got on.
         failed_step: which checkpoint was the newest at the last of them; None if there was none.
         elastic: what an elastic job has learned that cannot be measured anew; None for any other.
+        profile: the model it is planned for, where the chief has found another than it was submitted with.
     """
 
     run: JobRun = field(default_factory=JobRun)
@@ -151,6 +153,7 @@ class TrainingState:
     failures: int = 0
     failed_step: int | None = None
     elastic: ElasticState | None = None
+    profile: ModelProfile | None = None
 
     def may_fail(self, limit: int) -> bool:
         """Whether one more failure can be survived.
@@ -219,6 +222,7 @@ class _Stored:
     received: dict[str, dict[str, int]] = field(default_factory=dict)
     failures: int = 0
     failed_step: int | None = None
+    profile: dict[str, Any] | None = None
 
 
 _STORED = TypeAdapter(_Stored)
@@ -249,6 +253,7 @@ class StateWriter:
             "early_failure": state.own_failure,
             "failures": state.failures,
             "failed_step": state.failed_step,
+            "profile": None if state.profile is None else state.profile.to_json(),
             "attempt": run.attempt,
             "serial": run.serial,
             "plan": self._written_plan(run.plan),
@@ -281,6 +286,8 @@ def read_state(values: Mapping[str, Any], spec: JobSpec) -> TrainingState:
     """
     try:
         stored = _STORED.validate_python(dict(values))
+        profile = None if stored.profile is None else ModelProfile.from_json(stored.profile)
+        spec = spec if profile is None else spec.with_profile(profile)
         plan = None if stored.plan is None else Plan.from_json({"profile": spec.profile.to_json(), **stored.plan})
     except (ValidationError, BadInputError) as error:
         raise BadInputError(
@@ -312,6 +319,7 @@ def read_state(values: Mapping[str, Any], spec: JobSpec) -> TrainingState:
         failures=stored.failures,
         failed_step=stored.failed_step,
         elastic=stored.elastic,
+        profile=profile,
     )
 
 
