@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,14 @@ import pytest
 
 from dike.exceptions import BadInputError
 from dike.profile import ModelProfile
+from framework import cli
 from framework.project import bundle, profiling
 from framework.project.entry_point import find_entry_point
 from framework.project.kept_profiles import KnownProfile
 from framework.project.profiling import load_profile, profile_of_job
 from tests.profiles import made_up_profile
+
+READ = profiling._Reading.profile
 
 
 class Scripts:
@@ -128,6 +133,28 @@ def test_a_script_that_is_no_python_is_run_each_time(scripts: Scripts) -> None:
     scripts.here()
     scripts.here()
     assert scripts.times == 2
+
+
+def test_the_second_dike_plan_starts_no_process(
+    scripts: Scripts, examples: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = ["dike", "plan", "train.py", "--cluster", str(examples / "clusters" / "laptop.yaml"), "--format", "json"]
+    monkeypatch.setattr(sys, "argv", command)
+    monkeypatch.setattr(cli, "end_process", sys.exit)
+
+    def plan() -> tuple[Any, str]:
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        said = capfd.readouterr()
+        assert end.value.code == 0, said.err
+        return json.loads(said.out)["profile"], said.err
+
+    first, _ = plan()
+    # The real one: a test without a mark is stopped where a process would start.
+    monkeypatch.setattr(profiling._Reading, "profile", READ)
+    again, said = plan()
+    assert again == first
+    assert "as it was on" in said
 
 
 def test_a_saved_profile_cannot_be_read_again(scripts: Scripts) -> None:
