@@ -403,7 +403,7 @@ class TrainingJob:
         limit = self._spec.max_restarts
         output = "" if end.task is None else end.task.place_of_output
         stale = end.task is not None and end.task.reason == STALE_OFFERS
-        if end.task is not None and end.task.found_other_model:
+        if self._spec.profile_is_kept and end.task is not None and end.task.found_other_model:
             return self._why_not_planned_again(end.task)
         if stale or not end.counts:
             self._observer.notify(f"{end.reason}; starting again")

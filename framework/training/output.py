@@ -340,7 +340,7 @@ def _number(value: Any, kind: Callable[[Any], Any]) -> Any:
 def _profile(values: Any) -> ModelProfile | None:
     try:
         profile = ModelProfile.from_json(values)
-    except (BadInputError, AttributeError) as error:
+    except BadInputError as error:
         logger.warning("profile ignored: %s", error)
         return None
     return profile if len(profile.variables) <= MAX_VARIABLES else None
