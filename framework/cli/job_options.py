@@ -61,7 +61,12 @@ class JobOptions:
     profile_again: bool
 
     def request(
-        self, *, on_this_machine: bool, tell: Callable[[str], None], handed_over: Path | None = None
+        self,
+        *,
+        on_this_machine: bool,
+        tell: Callable[[str], None],
+        handed_over: Path | None = None,
+        zygotes: Callable[[], str] = lambda: "",
     ) -> RunRequest:
         """Reads the plan, packs what travels, gets the script's profile, and puts all of it together.
 
@@ -69,25 +74,30 @@ class JobOptions:
             on_this_machine: whether the script's processes run on this machine.
             tell: is told in one line where the profile comes from.
             handed_over: a profile that was written for us alone; it is removed.
+            zygotes: called when the script is known; returns the socket of a zygote server, or nothing.
 
         Raises:
             BadInputError: if something cannot be used.
         """
-        from dike.checkpoints import check_folder, fingerprint
-        from framework.project import bundle
-        from framework.project.profiling import load_profile, profile_of_job
-        from framework.training.run import RunRequest
-        from solver import Plan
+        from framework.project.profiling import Forks, load_profile, profile_of_job
 
-        plan = None if self.plan_file is None else Plan.loads(read_text(self.plan_file, "plan"))
+        plan_text = None if self.plan_file is None else read_text(self.plan_file, "plan")
         entry = self._entry_point()
-        archive = bundle.pack(entry.script, entry.folder)
         environment = {
             **environment_for_tasks(entry, on_this_machine=on_this_machine),
             **outputs_environment(self.outputs_limit),
             **entry.environment,
             **self.environment,
         }
+        server = zygotes()
+        forks = Forks.of_job(server, entry, environment) if server else None
+        from dike.checkpoints import check_folder, fingerprint
+        from framework.project import bundle
+        from framework.training.run import RunRequest
+        from solver import Plan
+
+        plan = None if plan_text is None else Plan.loads(plan_text)
+        archive = bundle.pack(entry.script, entry.folder)
 
         def check_plan(profile: ModelProfile) -> None:
             planned = profile if plan is None else plan.profile
@@ -115,6 +125,7 @@ class JobOptions:
                 environment,
                 self.batch_size,
                 self.checkpoint_dir,
+                forks,
                 again=self.profile_again,
                 serves=serves,
                 tell=tell,
