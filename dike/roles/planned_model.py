@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +41,7 @@ def remember_start(argv: Sequence[str]) -> None:
     _start = _Start(tuple(argv), os.getcwd(), environment)
 
 
-def check(task: TaskSpec, variables: Iterable[tuple[str, Any]]) -> None:
+def check(task: TaskSpec, variables: Callable[[], Iterable[tuple[str, Any]]]) -> None:
     """Compares the model's variables with the planned ones; to be called by the chief before it touches checkpoints.
 
     Where they differ it does not come back: in the place of this process `dike.capture` reads the script's model,
@@ -49,11 +49,11 @@ def check(task: TaskSpec, variables: Iterable[tuple[str, Any]]) -> None:
 
     Args:
         task: the chief's task.
-        variables: unique name and variable of all that a profile would hold.
+        variables: gives unique name and variable of all that a profile would hold.
     """
     if task.kept_batch_size is None or task.report_fd is None or not task.is_chief or _start is None:
         return
-    specs = [variable_spec(name, variable, is_trained=True) for name, variable in variables]
+    specs = [variable_spec(name, variable, is_trained=True) for name, variable in variables()]
     if checkpoints.fingerprint_of(specs) == task.fingerprint:
         return
     print("dike: the model is not the one that was planned for; reading it again.", file=sys.stderr, flush=True)

@@ -103,7 +103,7 @@ class Fit:
         )
         optimizers = self._build(batches)
         if self._number == 0:
-            planned_model.check(self._cluster.task, named_variables(model))
+            planned_model.check(self._cluster.task, lambda: named_variables(model))
         variables = self._remote.of(model, optimizers)
         reporter().placement(variables.devices)
         checkpoint = FitCheckpoint(self._cluster.task, self._number, variables.local)

@@ -234,7 +234,7 @@ def _add_hooks(task: TaskSpec) -> None:
         graph = tf.compat.v1.get_default_graph()
         if task.is_chief and trained.of(graph).losses:
             # Where the model is read, too: before the hooks add to it.
-            planned_model.check(task, planned_variables(graph, trained.of(graph)))
+            planned_model.check(task, lambda: planned_variables(graph, trained.of(graph)))
         creator = session_creator or monitored_session.ChiefSessionCreator()
         # All workers' hooks would write the same files.
         given = [hook for hook in hooks or () if task.is_chief or not isinstance(hook, saver_hook)]

@@ -239,7 +239,7 @@ class PlainSession:
         if self._looked or not self._task.checkpoint_dir or not training.of(graph).updates:
             return self._restored
         self._looked = True
-        planned_model.check(self._task, planned_variables(graph, training.of(graph)))
+        planned_model.check(self._task, lambda: planned_variables(graph, training.of(graph)))
         fencing.claim(self._task)
         with graph.as_default():
             path = checkpoints.check_newest(self._task)
