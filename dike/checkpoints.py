@@ -15,11 +15,11 @@ import re
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from dike.exceptions import BadInputError
-from dike.profile import ModelProfile
+from dike.profile import ModelProfile, VariableSpec
 from dike.task import TaskSpec
 
 MARKER = "dike-model.json"
@@ -42,8 +42,13 @@ ROOM_POLL_S = 5.0
 
 def fingerprint(profile: ModelProfile) -> str:
     """Depends on names, shapes and types of the model's variables, and on nothing else."""
-    variables = sorted((variable.name, list(variable.shape), variable.dtype) for variable in profile.variables)
-    return hashlib.sha256(json.dumps(variables).encode()).hexdigest()
+    return fingerprint_of(profile.variables)
+
+
+def fingerprint_of(variables: Iterable[VariableSpec]) -> str:
+    """The fingerprint of a model that has these variables."""
+    described = sorted((variable.name, list(variable.shape), variable.dtype) for variable in variables)
+    return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
 
 def check_folder(path: str, profile: ModelProfile) -> None:

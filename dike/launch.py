@@ -24,7 +24,7 @@ from dike.interception import after_import
 from dike.main_script import ScriptFailedError, exit_code_of, join_threads, run_as_main
 from dike.profile import Api
 from dike.reporting import reporter
-from dike.roles import server
+from dike.roles import planned_model, server
 from dike.task import TaskSpec
 
 INTERCEPTIONS = {
@@ -86,6 +86,7 @@ def _run_script(task: TaskSpec, argv: Sequence[str]) -> int:
         # A script that is run again for the next attempt has to split its data as the first one did.
         randomness.install(zlib.crc32(task.job_id.encode()))
     after_import("tensorflow", lambda _: _intercept(task))
+    planned_model.remember_start(argv)
     reporter().started()
     code = 0
     try:

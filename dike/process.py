@@ -12,6 +12,8 @@ from typing import NoReturn
 EXIT_CODE_TERMINATED = 128 + signal.SIGTERM
 EXIT_CODE_FENCED = 76
 """Of a chief that has found its checkpoint folder taken over (`dike.roles.fencing`)."""
+EXIT_CODE_OTHER_MODEL = 77
+"""Of a chief that has found another model than was planned for, and has reported it (`dike.roles.planned_model`)."""
 SAVE_TIMEOUT_S = 5.0
 """How long a chief has after SIGTERM to end its step and save."""
 

@@ -33,6 +33,11 @@ class Api(enum.StrEnum):
         """Whether the chief is a task of its own that computes no steps."""
         return self is not Api.GRAPH
 
+    @property
+    def compares_variables(self) -> bool:
+        """Whether a job's chief can compare the model's variables with the planned ones before its first step."""
+        return self in (Api.GRAPH, Api.KERAS)
+
 
 @dataclass(frozen=True)
 class VariableSpec:

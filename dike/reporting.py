@@ -3,9 +3,10 @@
 Lines are `{"type": "started"}`, `{"type": "placement", "variables": {name: device}}`,
 `{"type": "progress", "step": n, "loss": x, ...}`, `{"type": "checkpoint", "path": p, "step": n}`,
 `{"type": "resumed", "step": n}` once a checkpoint has been restored, `{"type": "total", "steps": n}` where the script
-says how long it trains, and `{"type": "rates", "workers": {index: steps a second}}` of workers' own speed, not counting
-what they wait for (indices are text, as keys are in JSON). Steps are counted over all workers, restarts and, where
-the script has several, calls of `fit`; a later `total` replaces the one before.
+says how long it trains, `{"type": "rates", "workers": {index: steps a second}}` of workers' own speed, not counting
+what they wait for (indices are text, as keys are in JSON), and `{"type": "profile", "profile": {...}}` of a model that
+is not the planned one. Steps are counted over all workers, restarts and, where the script has several, calls of `fit`;
+a later `total` replaces the one before.
 A number that JSON cannot hold is written as text: `"nan"`, `"inf"`, `"-inf"`.
 """
 
@@ -18,7 +19,10 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dike.profile import ModelProfile
 
 PROGRESS_INTERVAL_S = 0.5
 """Progress is written at most this often; the last one is always written."""
@@ -66,6 +70,10 @@ class Reporter:
     def rates(self, workers: Mapping[int, float]) -> None:
         """Steps a second of each worker, by its own speed."""
         self.send({"type": "rates", "workers": {str(index): rate for index, rate in workers.items()}})
+
+    def profile(self, profile: ModelProfile) -> None:
+        """The script's model, which is not the planned one."""
+        self.send({"type": "profile", "profile": profile.to_json()}, wait_s=_FLUSH_TIMEOUT_S)
 
     def progress(self, step: int, **numbers: float | None) -> None:
         """Where training is; kept back when the last report is younger than `PROGRESS_INTERVAL_S`.

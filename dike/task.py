@@ -48,6 +48,8 @@ class TaskSpec:
         checkpoint_interval_s: seconds between periodic checkpoints.
         attempt: how many times the job was started before this.
         fingerprint: `dike.checkpoints.fingerprint` of the model that was planned; empty to check nothing.
+        kept_batch_size: samples per step that were planned for, where the model's profile was read for an earlier
+            command, and the chief has to make sure that it still is the model; None where it was read for this job.
         replicas: gradients that make one step of a synchronous job, whatever its number of workers, so that the global
             batch stays the same when that number changes; None: one of each worker.
         report_fd: file descriptor to which `dike.reporting` writes JSON lines; None to report nothing.
@@ -63,6 +65,7 @@ class TaskSpec:
     checkpoint_interval_s: float = 60.0
     attempt: int = 0
     fingerprint: str = ""
+    kept_batch_size: int | None = None
     replicas: int | None = None
     report_fd: int | None = None
 

@@ -26,9 +26,15 @@ def main() -> None:
 
 
 def _load_profile(
-    model: str, batch_size: int | None = None, /, *, arguments: Sequence[str] = (), is_module: bool = False
+    model: str,
+    batch_size: int | None = None,
+    /,
+    *,
+    arguments: Sequence[str] = (),
+    is_module: bool = False,
+    again: bool = False,
 ) -> ModelProfile:
-    if arguments or is_module:
+    if arguments or is_module or again:
         raise BadInputError("python -m solver runs no script; give a saved profile (.json), or use dike plan.")
     return load_saved_profile(model, batch_size)
 

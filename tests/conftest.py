@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from framework.embedded.library import cached_library
 from tests.running import Dike, run_dike
 
 # The tests have clusters, services and databases of their own, whichever the user has named for daily work.
@@ -123,6 +124,15 @@ def migrations_are_read_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_VersionManager, "_create_alembic_script", read_once)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_profiles_of_earlier_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Of the user's cache only Mesos is used: the profiles in there are of the same scripts."""
+    cache, own = cached_library().parent, tmp_path_factory.mktemp("cache")
+    cache.mkdir(parents=True, exist_ok=True)
+    (own / cache.name).symlink_to(cache)
+    os.environ["DIKE_CACHE"] = str(own)
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
 """`python -m dike.capture`: runs a script up to its first training step and writes the model's profile.
 
 Runs as a child of the `dike` command, which must not import TensorFlow. The file gets the profile's JSON, or
-`{"error": SENTENCE}`, with exit codes 0 and 2.
+`{"error": SENTENCE}`, with exit codes 0 and 2. Or it runs in the place of a job's chief that has found another model
+than was planned for, and reports the profile.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from dike.capture import hooks
 from dike.capture.sink import DISTRIBUTED, Sink
 from dike.exceptions import BadInputError, DikeError
 from dike.main_script import ScriptFailedError, ScriptSyntaxError, join_threads, run_as_main
-from dike.process import end_process
+from dike.process import EXIT_CODE_OTHER_MODEL, end_process
 from dike.profile import ModelProfile
+from dike.reporting import Reporter
 
 KERAS_PREFIX = "keras:"
 _BAD_INPUT = BadInputError.exit_code
@@ -68,17 +70,27 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         argv: the arguments; None for those of the command line.
     """
     parser = argparse.ArgumentParser(prog="python -m dike.capture", description="Writes a script's model profile.")
-    parser.add_argument("--output", required=True, type=Path, help="file that gets the profile or the error")
+    goal = parser.add_mutually_exclusive_group(required=True)
+    goal.add_argument("--output", type=Path, help="file that gets the profile or the error")
+    goal.add_argument("--report-fd", type=int, help="file descriptor to which a job's profile is reported")
     parser.add_argument("--batch-size", type=int, help="samples per step, in place of the script's own")
     parser.add_argument("model", help="a script or keras:NAME")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's arguments")
     options = parser.parse_args(argv)
 
     def deliver(profile: ModelProfile) -> NoReturn:
+        if options.output is None:
+            reporter = Reporter(options.report_fd)
+            reporter.profile(profile)
+            reporter.close()
+            end_process(EXIT_CODE_OTHER_MODEL)
         options.output.write_text(profile.dumps(), encoding="utf-8")
         end_process(0)
 
     def refuse(sentence: str) -> NoReturn:
+        if options.output is None:
+            print(f"dike: {sentence}", file=sys.stderr)
+            end_process(_BAD_INPUT)
         options.output.write_text(json.dumps({"error": sentence}), encoding="utf-8")
         end_process(_BAD_INPUT)
 

@@ -66,14 +66,13 @@ def graph_profile(
     by_name = settled.get_operation_by_name
     cost = reader.cost((settled.get_tensor_by_name(loss.name) for loss in losses), control=False, fed=fed)
     step_flops = reader.cost((by_name(operation.name) for operation in fetched), fed=fed).total
-    variables = _variables(graph, training)
     findings = Findings(
         name=name,
         api=Api.GRAPH,
         batch_size=read_size,
         forward=cost,
         step_flops=step_flops,
-        variables=unique_names(variables),
+        variables=planned_variables(graph, training),
         trainable=_trainable(graph, training),
         layers=Counter(operation.type for operation in forward if not is_plumbing(operation.type)),
         uncounted=reader.uncounted,
@@ -126,17 +125,17 @@ def _trainable(graph: Any, training: TrainingGraph) -> list[Any]:
     return [variable for variable in variables if id(variable) in trained] or variables
 
 
-def _variables(graph: Any, training: TrainingGraph) -> list[Any]:
-    """Global variables of the graph without those that follow another one: the optimizers' own, moving averages."""
+def planned_variables(graph: Any, training: TrainingGraph) -> list[tuple[str, Any]]:
+    """Global variables with unique names, without those that follow another: the optimizers' own, moving averages."""
     import tensorflow as tf
 
     with graph.as_default():
         slots = {id(variable) for optimizer in _optimizers(training) for variable in optimizer.variables()}
-    return [
+    return unique_names(
         variable
         for variable in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
         if id(variable) not in slots and not _follows_another(variable)
-    ]
+    )
 
 
 def _follows_another(variable: Any) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import atexit
+import functools
 import importlib
 import importlib.util
 import logging
@@ -238,12 +239,20 @@ def _is_flushed() -> bool:
 
 
 def _profile_to_plan_for(
-    model: str, batch_size: int | None = None, /, *, arguments: Sequence[str] = (), is_module: bool = False
+    model: str,
+    batch_size: int | None = None,
+    /,
+    *,
+    arguments: Sequence[str] = (),
+    is_module: bool = False,
+    again: bool = False,
 ) -> ModelProfile:
     # Late: only `dike plan` asks.
     from framework.project.profiling import load_profile
+    from solver.cli.output import console, say
 
-    return load_profile(model, arguments, batch_size, is_module=is_module)
+    tell = functools.partial(say, console(stderr=True))
+    return load_profile(model, arguments, batch_size, is_module=is_module, again=again, tell=tell)
 
 
 def _log_to_file_only() -> None:

@@ -15,10 +15,11 @@ from framework.mesos.containers import parse_volumes
 from framework.project.entry_point import EntryPoint, environment_for_tasks, find_entry_point
 from framework.scheduler.constraints import parse_constraints
 from solver.choices import Objective
-from solver.cli.plan import module_option
+from solver.cli.plan import again_option, module_option
 from solver.text_files import read_text
 
 if TYPE_CHECKING:
+    from dike.profile import ModelProfile
     from framework.training.run import RunRequest
     from framework.training.spec import Stragglers
 
@@ -35,6 +36,7 @@ class JobOptions:
         batch_size: what to plan for; None for the script's own.
         outputs_limit: how much of what the script writes is brought back, as it was typed; None for the default.
         saved_profile: a profile of the script; None to make one.
+        profile_again: whether one is made even if one is kept.
     """
 
     script: Path
@@ -57,14 +59,21 @@ class JobOptions:
     volumes: tuple[str, ...]
     isolate_tasks: bool
     saved_profile: Path | None
+    profile_again: bool
 
     def request(
-        self, *, on_this_machine: bool, handed_over: Path | None = None, zygotes: Callable[[], str] = lambda: ""
+        self,
+        *,
+        on_this_machine: bool,
+        tell: Callable[[str], None],
+        handed_over: Path | None = None,
+        zygotes: Callable[[], str] = lambda: "",
     ) -> RunRequest:
         """Reads the plan, packs what travels, gets the script's profile, and puts all of it together.
 
         Args:
             on_this_machine: whether the script's processes run on this machine.
+            tell: is told in one line where the profile comes from.
             handed_over: a profile that was written for us alone; it is removed.
             zygotes: called when the script is known; returns the socket of a zygote server, or nothing.
 
@@ -83,31 +92,57 @@ class JobOptions:
         }
         server = zygotes()
         forks = Forks.of_job(server, entry, environment) if server else None
-        from dike.checkpoints import fingerprint
+        from dike.checkpoints import check_folder, fingerprint
         from framework.project import bundle
         from framework.training.run import RunRequest
         from solver import Plan
 
         plan = None if plan_text is None else Plan.loads(plan_text)
         archive = bundle.pack(entry.script, entry.folder)
-        saved = handed_over or self.saved_profile
+
+        def check_plan(profile: ModelProfile) -> None:
+            planned = profile if plan is None else plan.profile
+            if planned.api != profile.api or fingerprint(planned) != fingerprint(profile):
+                raise BadInputError(
+                    f"The plan {self.plan_file} was made for another model than {self.script}'s; make one with "
+                    "--plan-only."
+                )
+
+        def serves(kept: ModelProfile) -> bool:
+            try:
+                check_plan(kept)
+                if self.checkpoint_dir is not None:
+                    check_folder(self.checkpoint_dir, kept)
+            except BadInputError:
+                return False
+            return kept.api.compares_variables
+
+        saved, known = handed_over or self.saved_profile, None
         if saved is None:
-            profile = profile_of_job(
-                entry, archive, self.arguments, environment, self.batch_size, self.checkpoint_dir, forks
+            known = profile_of_job(
+                entry,
+                archive,
+                self.arguments,
+                environment,
+                self.batch_size,
+                self.checkpoint_dir,
+                forks,
+                again=self.profile_again,
+                serves=serves,
+                tell=tell,
             )
+            profile = known.profile
         else:
             profile = load_profile(str(saved), (), self.batch_size)
         if handed_over is not None:
             handed_over.unlink(missing_ok=True)
-        if plan is not None and (plan.profile.api != profile.api or fingerprint(plan.profile) != fingerprint(profile)):
-            raise BadInputError(
-                f"The plan {self.plan_file} was made for another model than {self.script}'s; make one with --plan-only."
-            )
+        check_plan(profile)
         return RunRequest(
             entry=entry,
             archive=archive,
             arguments=self.arguments,
             profile=profile,
+            kept_profile=known if known is not None and known.is_kept else None,
             checkpoint_dir=self.checkpoint_dir,
             checkpoint_interval_s=self.checkpoint_interval_s,
             max_restarts=self.max_restarts,
@@ -134,7 +169,7 @@ class JobOptions:
 
 
 JOB_PANELS = {
-    "The script": ("module", "env", "outputs_limit", "batch_size", "saved_profile"),
+    "The script": ("module", "env", "outputs_limit", "batch_size", "saved_profile", "profile_again"),
     "The plan": ("plan", "max_workers", "objective", "constraint", "volume", "isolate_tasks"),
     "Change the size while it trains": ("elastic", "resize_interval", "stragglers"),
     "Checkpoints and restarts": ("checkpoint_dir", "checkpoint_interval", "max_restarts"),
@@ -215,6 +250,7 @@ def job_options(
         bool, typer.Option("--isolate-tasks", help="Give each task a container of its own, also on one agent.")
     ] = False,
     saved_profile: Annotated[Path | None, typer.Option("--profile", help="A saved profile of the script.")] = None,
+    profile_again: Annotated[bool, again_option()] = False,
 ) -> JobOptions:
     """Checks the options and puts them together.
 
@@ -229,6 +265,8 @@ def job_options(
         # Whatever is not an option of ours belongs to the script, and this stands where the script should.
         option = str(script).partition("=")[0]
         raise BadInputError(f"There is no option {option}; see dike {context.info_name} --help.")
+    if profile_again and saved_profile is not None:
+        raise BadInputError(f"--profile-again reads the model again, --profile takes {saved_profile}; leave one out.")
     parse_constraints(constraint or ())
     parse_volumes(volume or ())
     bounds = read_bounds(elastic, max_workers=max_workers, has_plan=plan is not None)
@@ -253,6 +291,7 @@ def job_options(
         volumes=tuple(volume or ()),
         isolate_tasks=isolate_tasks,
         saved_profile=saved_profile,
+        profile_again=profile_again,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -9,8 +10,8 @@ from typing import Annotated
 import typer
 
 from dike.exceptions import BadInputError
-from solver.cli.output import Format, console, print_json
-from solver.cli.plan import module_option
+from solver.cli.output import Format, console, print_json, say
+from solver.cli.plan import again_option, module_option
 
 
 def profile(
@@ -19,6 +20,7 @@ def profile(
         list[str] | None, typer.Argument(help="The script's own arguments, after '--'.", show_default=False)
     ] = None,
     module: Annotated[bool, module_option("MODEL")] = False,
+    profile_again: Annotated[bool, again_option()] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Save the profile in this file.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Samples per step.", show_default="the script's own")] = None,
     format: Annotated[Format, typer.Option(help="How to print the result.")] = Format.TABLE,  # noqa: A002
@@ -29,7 +31,8 @@ def profile(
     """
     from framework.project.profiling import load_profile
 
-    found = load_profile(model, arguments or (), batch_size, is_module=module)
+    tell = functools.partial(say, console(stderr=True))
+    found = load_profile(model, arguments or (), batch_size, is_module=module, again=profile_again, tell=tell)
     if output is not None:
         try:
             output.write_text(found.dumps() + "\n", encoding="utf-8")

@@ -40,9 +40,12 @@ def run(
     Reads the script's model, looks at what Mesos offers, places the tasks and trains.
     """
     started = time.monotonic()
-    if handed_over is None and job.saved_profile is None and output_format is not Format.JSON:
-        say(console(stderr=True), f"reading the model of {job.script}")
     as_json = output_format is Format.JSON
+
+    def tell(text: str) -> None:
+        if not as_json:
+            say(console(stderr=True), text)
+
     with contextlib.ExitStack() as stack:
 
         def start_mesos() -> str:
@@ -50,7 +53,7 @@ def run(
             mesos = stack.enter_context(mesos.starting())
             return "" if mesos.private is None else mesos.private.zygotes
 
-        request = job.request(on_this_machine=mesos.runs_here, handed_over=handed_over, zygotes=start_mesos)
+        request = job.request(on_this_machine=mesos.runs_here, tell=tell, handed_over=handed_over, zygotes=start_mesos)
         # Late, as all that is not needed to begin with the start of Mesos and the imports of the tasks.
         from framework.cli.console import LiveObserver, PlainObserver
         from framework.training.run import run_training

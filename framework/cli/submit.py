@@ -66,10 +66,13 @@ def submit(
 
 def _read(job: JobOptions, name: str | None, *, quiet: bool, on_this_machine: bool) -> tuple[TrainingRequest, bytes]:
     """The request and the bundle."""
-    if job.saved_profile is None and not quiet:
-        say(console(stderr=True), f"reading the model of {job.script}")
+
+    def tell(text: str) -> None:
+        if not quiet:
+            say(console(stderr=True), text)
+
     try:
-        request = job.request(on_this_machine=on_this_machine)
+        request = job.request(on_this_machine=on_this_machine, tell=tell)
         return _training_request(request, name), request.archive
     except KeyboardInterrupt:
         raise InterruptedByUserError("Interrupted; nothing was submitted.") from None
@@ -102,6 +105,7 @@ def _training_request(request: RunRequest, name: str | None) -> TrainingRequest:
         script=request.entry.path,
         arguments=list(request.arguments),
         profile=request.profile.to_json(),
+        profile_is_kept=request.kept_profile is not None,
         checkpoint_dir=folder,
         checkpoint_interval_s=request.checkpoint_interval_s,
         max_restarts=request.max_restarts,

@@ -30,7 +30,6 @@ import pathspec
 
 from dike.exceptions import BadInputError
 from dike.trial.pickled import FUNCTION_SUFFIX
-from executor import bundle as executor_bundle
 from solver.units import format_bytes
 
 logger = logging.getLogger(__name__)
@@ -83,6 +82,9 @@ def pack(
     Raises:
         BadInputError: if the files are larger than that, or more than executors unpack, or one cannot be read.
     """
+    # Late, here and below: who asks what travels sends nothing.
+    from executor import bundle as executor_bundle
+
     script = script.resolve()
     folder = script.parent if folder is None else folder.resolve()
     files = _Files(folder, without)
@@ -131,6 +133,18 @@ def _too_large(folder: Path, size_limit_bytes: int) -> str:
     )
 
 
+def travelling(folder: Path) -> Iterator[Path]:
+    """The files of a folder that travel, and the folders in it that hold nothing.
+
+    Args:
+        folder: an absolute path without links.
+
+    Raises:
+        BadInputError: if a folder cannot be read, or what is to be ignored.
+    """
+    return _Files(folder).walk()
+
+
 def travels(path: Path, folder: Path) -> bool:
     """Whether a folder, or what is in it, travels with the folder around it.
 
@@ -156,6 +170,8 @@ def check(archive: bytes, script: str) -> None:
         BadInputError: if it is too large, compressed or not, is no archive, reaches out of its folder, or lacks the
             script.
     """
+    from executor import bundle as executor_bundle
+
     if len(archive) > SIZE_LIMIT_BYTES:
         raise BadInputError(f"The bundle is larger than {SIZE_LIMIT_BYTES // 2**20} MiB.")
     found = False

@@ -8,12 +8,14 @@ import io
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -27,8 +29,8 @@ from executor.zygote import ForkRequest
 from executor.zygote_pool import ServedZygotes, warm
 from framework.project import tensorflow_noise
 from framework.project.entry_point import EntryPoint, find_entry_point, hint, planning_environment
-from framework.project.kept_profiles import kept_profile
-from framework.project.script_facts import script_facts
+from framework.project.kept_profiles import KnownProfile, content_of, kept_profile, libraries
+from framework.project.script_facts import imported_libraries, script_facts
 from solver.cli.profiles import load_saved_profile
 from solver.text_files import read_text
 
@@ -38,9 +40,22 @@ CAPTURE = "dike.capture"
 """Runs a script up to its training."""
 _KERAS_PREFIX = "keras:"
 _STDERR = 2
+_OF_KERAS = ("TF_USE_LEGACY_KERAS", "KERAS_BACKEND", "KERAS_HOME")
+"""Variables that say which Keras makes a model of `keras.applications`."""
+_OF_A_WORLD = ("DIKE_OUTPUT_DIR", "DIKE_CHECKPOINT_DIR")
+"""Variables that name a job's own folders."""
 PRINTS_DRAIN_S = 2.0
 SHOWN_AFTER_S = 10.0
 """When it is shown what a script prints that takes long to come to its training."""
+_OF_A_TERMINAL = re.compile(
+    r"_|OLDPWD|PWD|SHLVL|COLUMNS|LINES|DISPLAY|WINDOWID|STY|LS_COLORS|PS1|PROMPT_COMMAND|DIKE_LOG|DIKE_CACHE|"
+    r"(TERM|TERMINAL|COLORTERM|TMUX|SSH|GPG|DBUS|XDG_SESSION|XDG_RUNTIME|VTE|VSCODE|ITERM|KITTY|WAYLAND)(_.*)?"
+)
+"""Variables that differ between two terminals, and on which no model depends."""
+
+
+def _ignore(text: str) -> None:
+    """For callers that say nothing."""
 
 
 def load_profile(
@@ -50,32 +65,55 @@ def load_profile(
     timeout_s: float | None = None,
     *,
     is_module: bool = False,
+    again: bool = False,
+    tell: Callable[[str], None] = _ignore,
 ) -> ModelProfile:
     """The profile of `model`, read where we are: a script runs in the working folder, and its output is shown.
 
+    It is read only if none is kept (`framework.project.kept_profiles`).
+
     Args:
-        model: a training script, `keras:NAME`, whose profile is kept, or a saved profile (`.json`).
+        model: a training script, `keras:NAME` or a saved profile (`.json`).
         script_args: the script's own arguments.
         batch_size: samples per step of one worker; None for the script's own.
         timeout_s: how long a script may take to come to its training; None for as long as it likes.
         is_module: whether `model` is the name of a module, as for `python -m`.
+        again: whether it is read even if one is kept.
+        tell: is told in one line that a script's kept one is used.
 
     Raises:
         BadInputError: if there is no profile to be had; the message says why in one sentence.
     """
     _check_batch_size(batch_size)
-    if is_module:
-        entry = find_entry_point(model, is_module=True)
-        environment = _environment({**os.environ, **entry.environment})
-        return _Reading(str(entry.script), script_args, batch_size, environment).profile(timeout_s)
-    if model.endswith(".json"):
+    if not is_module and model.endswith(".json"):
+        if again:
+            raise BadInputError(f"{model} is a saved profile, which --profile-again cannot read again; leave it out.")
         return load_saved_profile(model, batch_size)
-    if model.startswith(_KERAS_PREFIX):
+    if not is_module and model.startswith(_KERAS_PREFIX):
         reading = _Reading(model, (), batch_size, _environment(os.environ))
-        name = model.removeprefix(_KERAS_PREFIX)
-        return kept_profile(name, batch_size, functools.partial(reading.profile, timeout_s))
-    _check_readable(model)
-    return _Reading(model, script_args, batch_size, _environment(os.environ)).profile(timeout_s)
+        settings = {name: value for name, value in os.environ.items() if name in _OF_KERAS}
+        read = functools.partial(reading.profile, timeout_s)
+        return kept_profile(model, [model, batch_size], settings, read, again=again).profile
+    if not is_module:
+        _check_readable(model)
+    entry = find_entry_point(model, is_module=is_module)
+    environment = _environment({**os.environ, **entry.environment})
+    script = str(entry.script) if is_module else model
+    reading = _Reading(script, script_args, batch_size, environment)
+    # Late: a saved profile travels nowhere.
+    from framework.project import bundle
+
+    known = {name: value for name, value in environment.items() if not _OF_A_TERMINAL.fullmatch(name)}
+    try:
+        content = content_of(entry.folder, bundle.travelling(entry.folder))
+    except BadInputError:
+        content = None
+    inputs = _inputs(entry, content, ["in", os.getcwd(), script, *script_args], batch_size)
+    read = functools.partial(reading.profile, timeout_s)
+    found = kept_profile(entry.script.stem, inputs, known, read, again=again)
+    if found.is_kept:
+        tell(_as_it_was(found, entry))
+    return found.profile
 
 
 def profile_of_job(
@@ -86,11 +124,15 @@ def profile_of_job(
     batch_size: int | None = None,
     checkpoint_dir: str | None = None,
     forks: Forks | None = None,
-) -> ModelProfile:
+    *,
+    again: bool = False,
+    serves: Callable[[ModelProfile], bool] = lambda profile: True,
+    tell: Callable[[str], None] = _ignore,
+) -> KnownProfile:
     """The profile of a script that is about to run as a job: read in the world that its tasks will see.
 
-    It runs in a copy of the folder that travels, with the variables that travel. What it prints until its training
-    begins is shown if it fails or takes long: its chief will print it again.
+    It runs in a copy of the folder that travels, with the variables that travel, if no profile is kept of this very
+    world. What it prints until its training begins is shown if it fails or takes long: its chief will print it again.
 
     Args:
         entry: the script.
@@ -100,12 +142,16 @@ def profile_of_job(
         batch_size: samples per step of one worker; None for the script's own.
         checkpoint_dir: an earlier run's folder: what that has written is there again.
         forks: where a process can be had that has imported TensorFlow; None to start one that does so itself.
+        again: whether it is read even if one is kept.
+        serves: whether a kept one will do.
+        tell: is told in one line that it is being read, or that a kept one is used.
 
     Raises:
         BadInputError: if there is no profile to be had; the message says why in one sentence, and what may help.
     """
     # Late: a saved profile travels nowhere.
-    from executor import bundle, outputs
+    from executor import bundle as archives
+    from executor import outputs
 
     _check_batch_size(batch_size)
     for_tasks = dict(environment or {})
@@ -115,23 +161,55 @@ def profile_of_job(
         try:
             folder.mkdir()
             checkpoints.mkdir()
-            bundle.unpack(io.BytesIO(archive), folder)
+            archives.unpack(io.BytesIO(archive), folder)
             if checkpoint_dir is not None:
                 outputs.restore_into(folder, checkpoint_dir)
-        except (OSError, bundle.BundleError) as error:
+        except (OSError, archives.BundleError) as error:
             raise BadInputError(f"The script's folder cannot be copied to {world}: {error}.") from error
         own = {
             **planning_environment(for_tasks),
-            outputs.OUTPUT_DIR_VARIABLE: str(folder),
-            "DIKE_CHECKPOINT_DIR": str(checkpoints),
+            **dict(zip(_OF_A_WORLD, (str(folder), str(checkpoints)), strict=True)),
         }
         shown_as = (os.fsencode(folder), os.fsencode(entry.folder))
         reading = _Reading(entry.path, arguments, batch_size, _environment(own), folder, shown_as, forks)
-        try:
-            return reading.profile(None)
-        except BadInputError as error:
-            said = str(error).replace(str(folder), str(entry.folder))
-            raise BadInputError(f"{said} {hint(said, entry, for_tasks)}".rstrip()) from None
+
+        def read() -> ModelProfile:
+            tell(f"reading the model of {entry.path}")
+            try:
+                return reading.profile(None)
+            except BadInputError as error:
+                said = str(error).replace(str(folder), str(entry.folder))
+                raise BadInputError(f"{said} {hint(said, entry, for_tasks)}".rstrip()) from None
+
+        known = {name: value for name, value in reading.environment.items() if name not in (*_OF_A_WORLD, "DIKE_CACHE")}
+        content = content_of(folder, folder.rglob("*"))
+        inputs = _inputs(entry, content, ["job", folder.name, entry.path, *arguments], batch_size)
+        found = kept_profile(entry.script.stem, inputs, known, read, again=again, serves=serves)
+        if found.is_kept:
+            tell(_as_it_was(found, entry))
+        return found
+
+
+def _inputs(entry: EntryPoint, content: str | None, call: Sequence[str], batch_size: int | None) -> object:
+    """What a script's model depends on, as JSON values; None if that is not known.
+
+    Args:
+        entry: the script.
+        content: a hash of the files that it finds.
+        call: where it runs, and its arguments.
+        batch_size: samples per step of one worker; None for the script's own.
+    """
+    if content is None:
+        return None
+    try:
+        return [content, list(call), entry.module, batch_size, libraries(imported_libraries(entry))]
+    except BadInputError:
+        return None  # it is no Python: who runs it says where
+
+
+def _as_it_was(found: KnownProfile, entry: EntryPoint) -> str:
+    read = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.read_s))
+    return f"the model of {entry.path} is as it was on {read} (--profile-again reads it again)"
 
 
 def _check_batch_size(batch_size: int | None) -> None:

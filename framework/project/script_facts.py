@@ -1,4 +1,4 @@
-"""What a script's source tells a search: how its flags are spelled, and which libraries it will import.
+"""What a script's source tells: how its flags are spelled, and which libraries it will import.
 
 The script, and the modules that travel with it and that it imports, are parsed, never run.
 """
@@ -67,6 +67,16 @@ def script_facts(entry: EntryPoint, names: Sequence[str]) -> ScriptFacts:
         and not (sets_up_tensorflow and name.partition(".")[0] in _TENSORFLOW)
     ]
     return ScriptFacts({name: _flag(name, literals) for name in names}, tuple(preload))
+
+
+def imported_libraries(entry: EntryPoint) -> list[str]:
+    """The top-level modules that a script and what travels with it import, and that do not travel; none of Python's.
+
+    Raises:
+        BadInputError: if the script cannot be read or is not Python.
+    """
+    modules = {name.partition(".")[0] for tree in _trees(entry) for name, _ in _imports(tree)}
+    return sorted(name for name in modules - sys.stdlib_module_names if not _files_of(name, entry.root))
 
 
 def _flag(name: str, literals: set[str]) -> str:

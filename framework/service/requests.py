@@ -32,7 +32,7 @@ from framework.search.samplers import EXHAUSTIVE, check_sampler, grid_size
 from framework.search.space import check_space
 from framework.search.store import SearchSummary
 from framework.training.elastic.options import read_bounds, read_stragglers
-from framework.training.spec import JobSpec
+from framework.training.spec import MAX_VARIABLES, JobSpec
 from solver import Plan
 
 MAX_TEXT = 4096
@@ -181,10 +181,6 @@ def check_search(spec: SearchSpec) -> None:
         raise BadInputError("The grid has fewer points than there are trials, or more than can be counted.")
 
 
-MAX_VARIABLES = 20_000
-"""Of a model: planning more takes longer than a service can wait for it."""
-
-
 class TrainingRequest(BaseModel):
     """A training job as it is submitted; most fields mean what they mean in `framework.training.spec.JobSpec`.
 
@@ -201,6 +197,7 @@ class TrainingRequest(BaseModel):
     script: Script
     arguments: Annotated[list[Text], Field(max_length=MAX_ITEMS)] = []
     profile: dict[str, Any]
+    profile_is_kept: bool = False
     checkpoint_dir: Text | None = None
     checkpoint_interval_s: Seconds = 60.0
     max_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
@@ -245,6 +242,7 @@ class TrainingRequest(BaseModel):
             "script": self.script,
             "arguments": tuple(self.arguments),
             "profile": ModelProfile.from_json(self.profile),
+            "profile_is_kept": self.profile_is_kept,
             "checkpoint_interval_s": self.checkpoint_interval_s,
             "max_restarts": self.max_restarts,
             "objective": self.objective,
@@ -345,7 +343,7 @@ def stored_request(record: JobRecord) -> TrainingRequest | SearchJobRequest:
         raise _refused(error) from error
 
 
-_NEWS = ("name", "volumes", "isolate_tasks")
+_NEWS = ("name", "volumes", "isolate_tasks", "profile_is_kept")
 
 
 def _without_news(values: dict[str, Any]) -> dict[str, Any]:

@@ -92,33 +92,42 @@ class TrainingJob:
         patient: bool = False,
         background: Background | None = None,
     ) -> None:
-        self._spec = spec
         self._observer = observer
         self._clock = clock
         self._framework_id = ""
+        self._all_agents = all_agents
+        self._demand = demand
+        self._patient = patient
+        self._background = background or AtOnce()
         if state is None:
             self._state = TrainingState(JobRun(plan=spec.plan), JobResult(checkpoint_dir=spec.checkpoint_dir))
         else:
             self._state = read_state(state, spec)
         self.result = self._state.result
-        self._run = run = self._state.run
+        self._run = self._state.run
         self._must_take_up = state is not None
-        self._writer = StateWriter(spec)
         self._connection = Connection(observer.notify)
         self._outbox: list[Message] = []
-        self._planner = Planner(spec, run, observer, all_agents, background or AtOnce(), clock(), patient=patient)
+        self._prepare(spec if self._state.profile is None else spec.with_profile(self._state.profile))
+        if launched is not None:
+            self._run.forget_unlaunched(launched)
+
+    def _prepare(self, spec: JobSpec) -> None:
+        """Makes all that depends on what was asked for, of which nothing runs."""
+        run, observer, clock = self._run, self._observer, self._clock
+        self._spec = spec
+        self._writer = StateWriter(spec)
+        self._planner = Planner(spec, run, observer, self._all_agents, self._background, clock(), patient=self._patient)
         self._replacement = WorkerReplacement(spec, run, observer)
         self._resizer: Resizer | None = None
         listener: ReportListener = StragglerReporter(observer) if spec.stragglers != "ignore" else ReportListener()
         if spec.elastic is not None:
             listener = self._resizer = Resizer(
-                spec, run, self._outbox, observer, self.result, lambda: demand(self._framework_id), clock
+                spec, run, self._outbox, observer, self.result, lambda: self._demand(self._framework_id), clock
             )
         self._launching: WorkerReplacement | Resizer | None = None
         self._output = OutputReader(spec, run, self._outbox, observer, clock)
         self._reports = ReportReader(spec, self._state, observer, listener, self._output)
-        if launched is not None:
-            run.forget_unlaunched(launched)
 
     @property
     def done(self) -> bool:
@@ -406,6 +415,8 @@ class TrainingJob:
         limit = self._spec.max_restarts
         output = "" if end.task is None else end.task.place_of_output
         stale = end.task is not None and end.task.reason == STALE_OFFERS
+        if self._spec.profile_is_kept and end.task is not None and end.task.found_other_model:
+            return self._why_not_planned_again(end.task)
         if stale or not end.counts:
             self._observer.notify(f"{end.reason}; starting again")
         elif end.task is not None and end.task.is_fenced:
@@ -418,6 +429,24 @@ class TrainingJob:
         else:
             self._state.count_failure()
             self._observer.restarting(f"{end.reason}{output}", self._state.failures, limit)
+        return ""
+
+    def _why_not_planned_again(self, task: JobTask) -> str:
+        """Takes in that the chief has found another model than was planned for; why that is the job's end, if it is."""
+        script = self._spec.script
+        if self._spec.plan is not None:
+            return f"{task.failure}; the plan was made for another model than {script}'s, make one with --plan-only"
+        if self.result.profile is None:
+            # What it has read was lost on its way. It reads again, but not for ever.
+            if not self._state.may_fail(max(1, self._spec.max_restarts)):
+                return (
+                    f"{task.failure}; the model of {script} has changed, --profile-again reads it{task.place_of_output}"
+                )
+            self._state.count_failure()
+        self._observer.notify(
+            f"the model of {script} is not what it was, though the script is: it reads something that does not travel; "
+            "planning again"
+        )
         return ""
 
     def _why_hopeless(self, task: JobTask | None) -> str:
@@ -461,6 +490,10 @@ class TrainingJob:
     def _stopped(self) -> None:
         if self._state.comes_back:
             self._run.clear()
+            found = self.result.profile
+            if found is not None and self._spec.profile_is_kept:
+                self._state.profile, self._run.plan = found, None
+                self._prepare(self._spec.with_profile(found))
             self._state.phase = Phase.WAITING
             self._planner.wait(self._clock())
             return

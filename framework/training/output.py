@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from dike import typed
+from dike.exceptions import BadInputError
+from dike.profile import ModelProfile
 from executor.elastic_messages import ElasticStatus, decode_job_message
 from executor.messages import STREAMS, LogChunk, Outcome, WantedOutput, decode_last_output
 from framework.mesos.tasks import TaskState
 from framework.scheduler.job import Message
 from framework.training.observer import JobObserver
-from framework.training.spec import JobSpec, JobTask
+from framework.training.spec import MAX_VARIABLES, JobSpec, JobTask
 from framework.training.state import JobRun, TrainingState
 
 logger = logging.getLogger(__name__)
@@ -120,6 +122,8 @@ class ReportReader:
                     self._listener.total(steps)
             case "rates":
                 self._rates(task, _mapping(content.get("workers")))
+            case "profile" if self._spec.profile_is_kept and self._spec.is_chief(task.planned):
+                self._state.result.profile = _profile(content.get("profile"))
 
     def _progress(self, task: JobTask, content: Mapping[str, Any]) -> None:
         self._state.stepped = True
@@ -332,3 +336,12 @@ def _number(value: Any, kind: Callable[[Any], Any]) -> Any:
     except (TypeError, ValueError, OverflowError):
         return None
     return None if isinstance(number, int) and abs(number) > typed.LARGEST else number
+
+
+def _profile(values: Any) -> ModelProfile | None:
+    try:
+        profile = ModelProfile.from_json(values)
+    except BadInputError as error:
+        logger.warning("profile ignored: %s", error)
+        return None
+    return profile if len(profile.variables) <= MAX_VARIABLES else None

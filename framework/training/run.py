@@ -17,6 +17,7 @@ from framework.mesos.containers import Container, own_container
 from framework.mesos.master import LeadingMaster
 from framework.project import bundle
 from framework.project.entry_point import RUNS_FOLDER, EntryPoint
+from framework.project.kept_profiles import KnownProfile
 from framework.project.run_folders import in_use
 from framework.project.script_facts import script_facts
 from framework.scheduler.agents import admitted_agents
@@ -43,6 +44,7 @@ class RunRequest:
         archive: that folder, packed (`framework.project.bundle.pack`).
         arguments: the script's own.
         profile: the model's numbers.
+        kept_profile: the same, where they were read for an earlier command; None if they were read for this one.
         mesos: where to run it.
         checkpoint_dir: where checkpoints go; None makes a new folder below `dike-runs`.
         checkpoint_interval_s, max_restarts, objective, max_workers, plan, plan_only, stream_all_logs, elastic,
@@ -56,6 +58,7 @@ class RunRequest:
     archive: bytes
     arguments: tuple[str, ...]
     profile: ModelProfile
+    kept_profile: KnownProfile | None = None
     mesos: MesosAccess = field(default_factory=MesosAccess)
     checkpoint_dir: str | None = None
     checkpoint_interval_s: float = 60.0
@@ -96,7 +99,10 @@ def run_training(request: RunRequest, observer: JobObserver) -> JobResult:
                 _marked(request, job_id, checkpoint_dir),
             ):
                 spec = _job_spec(request, job_id, checkpoint_dir, container, server.url(token), master)
-                return _run(request, spec, master, observer, made)
+                result = _run(request, spec, master, observer, made)
+                if request.kept_profile is not None and result.profile is not None:
+                    request.kept_profile.replaced_by(result.profile)
+                return result
         except KeyboardInterrupt:
             job = made[0] if made else None
             raise InterruptedByUserError(_after_interruption(request, checkpoint_dir, job)) from None
@@ -153,6 +159,7 @@ def _job_spec(
         script=request.entry.path,
         arguments=request.arguments,
         profile=request.profile,
+        profile_is_kept=request.kept_profile is not None,
         checkpoint_dir=checkpoint_dir,
         bundle_url=bundle_url,
         python=request.mesos.python(master),

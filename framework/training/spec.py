@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from dike.process import EXIT_CODE_FENCED
+from dike.process import EXIT_CODE_FENCED, EXIT_CODE_OTHER_MODEL
 from dike.profile import ModelProfile
 from dike.task import Role, is_chief
 from executor.messages import Outcome
@@ -20,6 +20,8 @@ from solver import Objective, Plan, PlannedTask
 logger = logging.getLogger(__name__)
 
 Stragglers = Literal["replace", "report", "ignore"]
+MAX_VARIABLES = 20_000
+"""Of a model that somebody has sent: planning more takes longer than a service can wait for it."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class JobSpec:
         job_id: unique identifier, part of its tasks' names.
         script, arguments: path of the script inside its bundle, and its arguments.
         profile: the model's numbers.
+        profile_is_kept: whether they were read for an earlier command, so that the chief has to compare them.
         checkpoint_dir, checkpoint_interval_s: where checkpoints go, the same path on all agents, and every how many s.
         max_restarts: how many failures are survived without a newer checkpoint in between.
         objective: what the planner optimises, `throughput` or `traffic`.
@@ -74,11 +77,16 @@ class JobSpec:
     preload: tuple[str, ...] | None = None
     claims_as: str = ""
     isolate_tasks: bool = False
+    profile_is_kept: bool = False
 
     @property
     def replicas(self) -> int | None:
         """Gradients that make one step of a synchronous elastic job; None where that is one of each worker."""
         return self.elastic[1] if self.elastic is not None and self.profile.synchronous else None
+
+    def with_profile(self, profile: ModelProfile) -> JobSpec:
+        """The same job, of the model that its chief has read."""
+        return dataclasses.replace(self, profile=profile, profile_is_kept=False)
 
     def is_chief(self, planned: PlannedTask) -> bool:
         """Whether this task's output and progress are the job's."""
@@ -203,6 +211,11 @@ class JobTask:
         return self.outcome is not None and self.outcome.exit_code == EXIT_CODE_FENCED
 
     @property
+    def found_other_model(self) -> bool:
+        """Whether it ended because the script's model is not the one that was planned for."""
+        return self.outcome is not None and self.outcome.exit_code == EXIT_CODE_OTHER_MODEL
+
+    @property
     def own_failure(self) -> str:
         """What kind of failure this is, if it is the script's or the installation's; empty if it may be chance."""
         if self.outcome is not None:
@@ -273,6 +286,7 @@ class JobResult:
         failure: why it failed; empty if it did not.
         failed_tail: the end of the failed task's output.
         last_words: the error in there that the script has ended with; empty if it has not ended by itself.
+        profile: the model that the chief has found, where it was another than the planned one; None where it was not.
         resizes: changes of size, in their order.
     """
 
@@ -289,6 +303,7 @@ class JobResult:
     failed_tail: str = ""
     resizes: list[Resize] = field(default_factory=list)
     last_words: str = ""
+    profile: ModelProfile | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The result as JSON values."""

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from dike.exceptions import BadInputError
+from dike.profile import ModelProfile
 from framework.mesos.tasks import TaskState, executor_of
 from framework.scheduler.job import Outcome
 from framework.scheduler.records import JobState
@@ -154,6 +155,7 @@ class TrainingState:
         failures: how many there have been since the job last got on.
         failed_step: which checkpoint was the newest at the last of them; None if there was none.
         elastic: what an elastic job has learned that cannot be measured anew; None for any other.
+        profile: the model it is planned for, where the chief has found another than it was submitted with.
     """
 
     run: JobRun = field(default_factory=JobRun)
@@ -166,6 +168,7 @@ class TrainingState:
     failures: int = 0
     failed_step: int | None = None
     elastic: ElasticState | None = None
+    profile: ModelProfile | None = None
 
     def may_fail(self, limit: int) -> bool:
         """Whether one more failure can be survived.
@@ -235,6 +238,7 @@ class _Stored:
     failures: int = 0
     failed_step: int | None = None
     executors: dict[str, dict[str, Any]] = field(default_factory=dict)
+    profile: dict[str, Any] | None = None
 
 
 _STORED = TypeAdapter(_Stored)
@@ -265,6 +269,7 @@ class StateWriter:
             "early_failure": state.own_failure,
             "failures": state.failures,
             "failed_step": state.failed_step,
+            "profile": None if state.profile is None else state.profile.to_json(),
             "attempt": run.attempt,
             "serial": run.serial,
             "plan": self._written_plan(run.plan),
@@ -298,6 +303,8 @@ def read_state(values: Mapping[str, Any], spec: JobSpec) -> TrainingState:
     """
     try:
         stored = _STORED.validate_python(dict(values))
+        profile = None if stored.profile is None else ModelProfile.from_json(stored.profile)
+        spec = spec if profile is None else spec.with_profile(profile)
         plan = None if stored.plan is None else Plan.from_json({"profile": spec.profile.to_json(), **stored.plan})
     except (ValidationError, BadInputError) as error:
         raise BadInputError(
@@ -330,6 +337,7 @@ def read_state(values: Mapping[str, Any], spec: JobSpec) -> TrainingState:
         failures=stored.failures,
         failed_step=stored.failed_step,
         elastic=stored.elastic,
+        profile=profile,
     )
 
 

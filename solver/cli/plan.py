@@ -23,7 +23,7 @@ NOT_FOR_MANY_JOBS = ("method", "rules", "sharding", "objective", "max_workers", 
 """A file of jobs says these of each job, or they are the same for all."""
 
 PANELS = {
-    "Model and cluster": ("module", "cluster", "batch_size", "measurements"),
+    "Model and cluster": ("module", "profile_again", "cluster", "batch_size", "measurements"),
     "The plan": ("objective", "max_workers", "rules", "sharding", "method", "time_limit"),
     "More questions": ("compare", "explore", "what_if", "sweep", "jobs", "order"),
     "Output": ("picture", "output_format"),
@@ -40,6 +40,11 @@ def module_option(argument: str) -> Any:
     return typer.Option("-m", "--module", help=f"{argument} is the name of a module, as for python -m.")
 
 
+def again_option() -> Any:
+    """How `--profile-again` is declared."""
+    return typer.Option("--profile-again", help="Read the script's model even if it is as it was.")
+
+
 class LoadProfile(Protocol):
     """Gets the profile of a model; the application passes one as the context's object."""
 
@@ -51,6 +56,7 @@ class LoadProfile(Protocol):
         *,
         arguments: Sequence[str] = (),
         is_module: bool = False,
+        again: bool = False,
     ) -> ModelProfile:
         """The profile.
 
@@ -59,6 +65,7 @@ class LoadProfile(Protocol):
             batch_size: samples per worker and step; None for the model's own.
             arguments: a script's own arguments.
             is_module: whether the model is named as a module, as for `python -m`.
+            again: whether it is read even if its profile is kept.
         """
 
 
@@ -74,6 +81,7 @@ def plan(
         list[str] | None, typer.Argument(help="The script's own arguments, after '--'.", show_default=False)
     ] = None,
     module: Annotated[bool, module_option("MODEL")] = False,
+    profile_again: Annotated[bool, again_option()] = False,
     cluster: Annotated[Path | None, typer.Option(help="The cluster file (YAML). Required.", show_default=False)] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, max=10**9, help="Samples per worker and step.")] = None,
     objective: Annotated[
@@ -140,7 +148,7 @@ def plan(
         _refuse(context, "--jobs", NOT_FOR_MANY_JOBS)
         from solver.jobs import read_jobs
 
-        answers.jobs(read_jobs(jobs, load_profile), machines, order)
+        answers.jobs(read_jobs(jobs, functools.partial(load_profile, again=profile_again)), machines, order)
         return
     _refuse(context, "a single job", ("order",))
     if chosen in ("--compare", "--explore"):
@@ -149,7 +157,7 @@ def plan(
         raise BadInputError("The model is missing; give one, or a file of many jobs with --jobs.")
     calibration = None if measurements is None else _calibration(measurements)
     allowed = parse_rules(rules, objective)
-    profile = load_profile(model, batch_size, arguments=arguments or (), is_module=module)
+    profile = load_profile(model, batch_size, arguments=arguments or (), is_module=module, again=profile_again)
     request = PlanRequest(
         profile=profile,
         cluster=machines,

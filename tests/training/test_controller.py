@@ -8,7 +8,9 @@ from collections import Counter
 
 import pytest
 
+from dike.checkpoints import fingerprint
 from dike.exceptions import BadInputError, InfeasibleError
+from dike.process import EXIT_CODE_OTHER_MODEL
 from dike.profile import Api
 from executor.messages import LaunchOrder, LogChunk, Outcome, Report
 from framework.mesos import events
@@ -21,7 +23,9 @@ from framework.scheduler.offer_pool import COLLECT_S, SETTLE_S
 from framework.scheduler.reconciler import ASK_AGAIN_S, RECONCILE_AFTER_S
 from framework.scheduler.task_tracker import KILL_AGAIN_S
 from framework.training.controller import REPLACEMENT_TIMEOUT_S
+from framework.training.spec import JobTask
 from solver import NodeClass
+from tests.profiles import made_up_profile
 from tests.training.job_stage import GIB, Stage, ended, profile, spec
 
 
@@ -252,6 +256,65 @@ def test_a_script_that_fails_the_same_way_twice_before_a_step_is_given_up(tail: 
         "a newer checkpoint; its output is in /sandbox on agent-0"
     )
     assert stage.job.result.last_words == words
+
+
+FOUND = made_up_profile({"w": (300, 100)}, flops=6e5, batch_size=64)
+OTHER_MODEL = "exited with status 77"
+
+
+def find_other_model(stage: Stage, reported: object = None) -> dict[str, JobTask]:
+    """The job starts, and its chief finds another model than was planned for."""
+    tasks = stage.start()
+    chief = tasks["worker:0"]
+    stage.say(chief, Report(chief.task_id, {"type": "profile", "profile": reported or FOUND.to_json()}))
+    stage.update(chief, "TASK_FAILED", ended(EXIT_CODE_OTHER_MODEL), message=OTHER_MODEL)
+    stage.end_killed()
+    return tasks
+
+
+def kept_batch_sizes(stage: Stage) -> list[int | None]:
+    """What the tasks of the last launch were told of the model."""
+    orders = [LaunchOrder.decode(info["data"]) for info in stage.mesos.accepted]
+    return [order.task.kept_batch_size for order in orders if order.task.attempt == orders[-1].task.attempt]
+
+
+def test_another_model_than_the_kept_one_is_planned_for_once() -> None:
+    stage = Stage(spec(profile_is_kept=True, max_restarts=0))
+    find_other_model(stage)
+    assert set(kept_batch_sizes(stage)) == {64}
+    assert "planning again" in stage.watcher.notes[-1]
+    tasks = stage.start()
+    assert set(kept_batch_sizes(stage)) == {None}
+    plan = stage.job.result.plan
+    assert plan is not None
+    assert (plan.profile, stage.job.result.profile) == (FOUND, FOUND)
+    assert LaunchOrder.decode(stage.mesos.accepted[-1]["data"]).task.fingerprint == fingerprint(FOUND)
+    # Nobody is asked any more.
+    stage.say(tasks["worker:0"], Report(tasks["worker:0"].task_id, {"type": "profile", "profile": profile().to_json()}))
+    assert stage.job.result.profile == FOUND
+    for name in ("worker:0", "worker:1"):
+        stage.update(tasks[name], "TASK_FINISHED", ended(0))
+    stage.end_killed()
+    assert stage.job.result.succeeded
+    assert stage.job.result.restarts == 0
+
+
+def test_a_model_that_got_lost_on_its_way_is_read_again_but_not_for_ever() -> None:
+    stage = Stage(spec(profile_is_kept=True, max_restarts=0))
+    for nonsense in ({"name": "no profile"}, [1]):
+        assert not stage.job.done
+        find_other_model(stage, nonsense)
+    assert stage.job.done
+    assert "--profile-again" in stage.job.result.failure
+
+
+def test_a_plan_of_the_users_is_not_made_anew() -> None:
+    first = Stage(spec())
+    first.start()
+    stage = Stage(spec(plan=first.job.result.plan, profile_is_kept=True))
+    find_other_model(stage)
+    assert stage.job.done
+    assert "--plan-only" in stage.job.result.failure
 
 
 def test_the_same_error_of_another_worker_is_the_same() -> None:

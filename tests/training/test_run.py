@@ -86,6 +86,19 @@ if attempts == 1:
 print('the end of attempt', attempts, flush=True)
 """
 
+OUTSIDE_SCRIPT = """
+import sys
+import keras
+import numpy as np
+
+width = int(open(sys.argv[1]).read())
+print('width', width, flush=True)
+model = keras.Sequential([keras.layers.Dense(width), keras.layers.Dense(1)])
+model.compile('sgd', 'mse')
+model.fit(np.zeros((64, 4), 'f'), np.zeros((64, 1), 'f'), epochs=1, verbose=0)
+print('fit', model.count_params(), flush=True)
+"""
+
 Result = dict[str, Any]
 
 
@@ -100,6 +113,35 @@ def mesos() -> Iterator[EmbeddedCluster]:
 def runs_end() -> Iterator[None]:
     yield
     Running.end_all()
+
+
+def test_a_model_that_has_changed_behind_the_scripts_back_is_planned_again(
+    mesos: EmbeddedCluster, tmp_path: Path
+) -> None:
+    width, folder = tmp_path / "width", tmp_path / "project"
+    folder.mkdir()
+    (folder / "train.py").write_text(OUTSIDE_SCRIPT)
+
+    def run() -> tuple[list[str], str]:
+        ended = run_dike("run", "--master", mesos.master, "--max-workers", "1", "train.py", width, cwd=folder)
+        assert ended.returncode == 0, ended.stderr
+        return re.findall(r"^(?:width|fit) \d+", ended.stdout, re.MULTILINE), ended.stdout + ended.stderr
+
+    width.write_text("3")
+    first, said = run()
+    assert first == ["width 3", "fit 19"]
+    assert "reading the model of train.py" in said
+    # Once more in the chief, to read it, and once to train it.
+    width.write_text("5")
+    again, said = run()
+    assert again == ["width 5", "width 5", "width 5", "fit 31"]
+    assert "the model of train.py is as it was on" in said
+    assert "planning again" in said
+    assert "0 restarts" in said
+    third, said = run()
+    assert third == ["width 5", "fit 31"]
+    assert "the model of train.py is as it was on" in said
+    assert "planning again" not in said
 
 
 def dike_run(folder: Path, *arguments: str | Path) -> Running:

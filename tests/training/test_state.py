@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dike.exceptions import BadInputError, InfeasibleError
+from dike.process import EXIT_CODE_OTHER_MODEL
 from dike.profile import Api
 from executor.messages import LaunchOrder, LogChunk, Report, WantedOutput
 from framework.mesos.tasks import TaskState
@@ -21,6 +22,7 @@ from framework.training.spec import JobSpec
 from framework.training.state import Phase
 from solver import NodeClass
 from tests.mesos.played_mesos import PlayedMesos
+from tests.profiles import made_up_profile
 from tests.properties import examples
 from tests.service.taken_up import another, go_on, subscribe, written
 from tests.training.job_stage import GIB, Stage, ended, profile, spec
@@ -132,6 +134,22 @@ def test_a_job_that_has_ended_stays_ended() -> None:
     assert stage.job.done
     assert stage.job.outcome().state is JobState.FINISHED
     assert stage.job.outcome().result == result
+
+
+def test_a_job_goes_on_with_the_model_that_its_chief_has_found() -> None:
+    job_spec = spec(profile_is_kept=True)
+    found = made_up_profile({"w": (300, 100)}, flops=6e5, batch_size=64)
+    stage = Stage(job_spec)
+    chief = stage.start()["worker:0"]
+    stage.say(chief, Report(chief.task_id, {"type": "profile", "profile": found.to_json()}))
+    stage.update(chief, "TASK_FAILED", ended(EXIT_CODE_OTHER_MODEL))
+    stage.end_killed()
+    go_on(stage, job_spec)
+    stage.start()
+    go_on(stage, job_spec)
+    assert stage.job.result.plan is not None
+    assert stage.job.result.plan.profile == found
+    assert LaunchOrder.decode(stage.mesos.accepted[-1]["data"]).task.kept_batch_size is None
 
 
 def test_all_tasks_are_written_down_before_the_first_is_launched() -> None:

@@ -19,8 +19,9 @@ from dike.keras3.job.checkpoints import FitCheckpoint, FitSaver, LeaveValidation
 from dike.keras3.job.epoch import Epoch
 from dike.keras3.job.remote import ModelVariables, RemoteVariables
 from dike.keras3.job.step import Step
-from dike.keras3.model import check_distributable, optimizers_of
+from dike.keras3.model import check_distributable, named_variables, optimizers_of
 from dike.reporting import reporter
+from dike.roles import planned_model
 from dike.roles.cluster import Cluster, log
 
 
@@ -101,6 +102,8 @@ class Fit:
             class_weight=arguments["class_weight"],
         )
         optimizers = self._build(batches)
+        if self._number == 0:
+            planned_model.check(self._cluster.task, lambda: named_variables(model))
         variables = self._remote.of(model, optimizers)
         reporter().placement(variables.devices)
         checkpoint = FitCheckpoint(self._cluster.task, self._number, variables.local)
