@@ -1,15 +1,18 @@
-"""The zygote of a slot: `python -P -m dike.zygote LAUNCHER FD [--preload a,b]`. It imports, and forks on request.
+"""A zygote: `python -P -m dike.zygote LAUNCHER FD [--also MODULE] [--preload a,b]`. It imports, and forks on request.
 
 LAUNCHER is a module, `dike.trial.launch` for the trials of a search and `dike.launch` for the processes of a training
-job: its `run(argv)` turns a fork into one of them, its `COMPANIONS` say what else to import with a library.
+job: its `run(argv)` turns a fork into one of them, its `COMPANIONS` say what else to import with a library. MODULE is
+another one with a `run(argv)`.
 
-Over the connected socket FD (AF_UNIX, SOCK_SEQPACKET) it says `{"ready": true, "preloaded": [...], "skipped": [...]}`.
-Then it is asked: `{"argv": [script, ...], "cwd": folder, "environment": {name: value or null}, "parent": pid}` with
-file descriptors - stdout, stderr, where the fork reports, and where it reads requests, if it does - and answers
-`{"pid": n}` or `{"error": "..."}`.
+Over the connected socket FD (AF_UNIX, SOCK_SEQPACKET) it says `{"ready": true, "preloaded": [...], "skipped": [...]}`,
+or `{"unfit": "why"}` if what it has imported must not be forked. Then it is asked: `{"argv": [script, ...],
+"cwd": folder, "environment": {name: value or null}, "parent": pid, "module": which of the two}` with file descriptors -
+stdout, stderr, where the fork reports, and where it reads requests, if it does - and answers `{"pid": n}` or
+`{"error": "..."}`.
 
-It runs no TensorFlow op: a fork after one may deadlock. The process is forked by a child that ends at once, so that the
-executor, which adopts orphans, becomes its parent; a zygote that dies takes none along.
+It runs no TensorFlow op: a fork after one may deadlock. The process is forked by a child that ends at once, so that
+`parent`, which adopts orphans, becomes its parent; a zygote that dies takes none along. A fork may become a zygote in
+its turn (`split`): what has been imported once then serves the processes of several parents.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from dike import process
@@ -40,11 +44,16 @@ Run = Callable[[Sequence[str]], NoReturn]
 """What a fork does: runs the script `argv[0]` with the arguments after it, and ends the process."""
 
 
+_aside: list[str] = []
+"""Modules that were imported for MODULE only: a user's script may have some of the same name."""
+
+
 def main() -> None:
-    """Imports what is wanted, says so, and forks until the executor closes its end."""
+    """Imports what is wanted, says so, and forks until the other end is closed."""
     parser = argparse.ArgumentParser()
     parser.add_argument("launcher")
     parser.add_argument("fd", type=int)
+    parser.add_argument("--also", default="")
     parser.add_argument("--preload", default="")
     arguments = parser.parse_args()
     process.die_with_parent()
@@ -52,19 +61,100 @@ def main() -> None:
     os.environ.pop("DIKE_MASTER", None)
     with _take_over(arguments.fd) as connection:
         launcher = importlib.import_module(arguments.launcher)
+        if arguments.also:
+            _import_aside(arguments.also)
         names = [name for name in arguments.preload.split(",") if name]
         loaded, skipped = preload(names, launcher.COMPANIONS)
+        if unfit := _why_unfit():
+            connection.send(json.dumps({"unfit": unfit}).encode())
+            return
         # What is there now is shared with every fork, as long as no collection touches it.
         gc.collect()
         gc.freeze()
         connection.send(json.dumps({"ready": True, "preloaded": loaded, "skipped": skipped}).encode())
-        while True:
-            data, descriptors, _, _ = socket.recv_fds(connection, REQUEST_BYTES, len(TARGET_FDS))
-            if not data:
-                return
-            connection.send(json.dumps(_fork(launcher.run, connection, json.loads(data), descriptors)).encode())
-            for descriptor in descriptors:
-                os.close(descriptor)
+        _serve(connection, arguments.launcher)
+
+
+def split(launcher: str, log: Path, closed: Sequence[int]) -> tuple[socket.socket, int]:
+    """Forks a zygote off this process, which is a fork of one itself and has started no thread.
+
+    Args:
+        launcher: its LAUNCHER.
+        log: gets its output.
+        closed: file descriptors of this process that it must not hold.
+
+    Returns:
+        The socket by which to talk to it, and its process id.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    parent = os.getpid()
+    child = os.fork()
+    if child:
+        theirs.close()
+        return ours, child
+    try:
+        os.setsid()
+        process.die_with_parent(parent)
+        ours.close()
+        for descriptor in closed:
+            os.close(descriptor)
+        with log.open("ab") as output:
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+        for name in _aside:
+            sys.modules.pop(name, None)
+        with _take_over(theirs.detach()) as connection:
+            connection.send(json.dumps({"ready": True}).encode())
+            _serve(connection, launcher)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def _serve(connection: socket.socket, launcher: str) -> None:
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(connection, REQUEST_BYTES, len(TARGET_FDS))
+        if not data:
+            return
+        request = json.loads(data)
+        run = importlib.import_module(request.get("module") or launcher).run
+        connection.send(json.dumps(_fork(run, connection, request, descriptors)).encode())
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _import_aside(module: str) -> None:
+    """Imports a module of ours, and what it needs, from where we are: PYTHONPATH is the script's."""
+    before = set(sys.modules)
+    path = sys.path[:]
+    home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    scripts = set(os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[:] = [home, *(part for part in path if part not in scripts)]
+    try:
+        importlib.import_module(module)
+    finally:
+        sys.path[:] = path
+    _aside.extend(
+        name
+        for name in sys.modules.keys() - before
+        if name.partition(".")[0] not in (*sys.stdlib_module_names, "dike", "numpy")
+    )
+
+
+def _why_unfit() -> str:
+    """Why a fork of this process would not work; empty if it would."""
+    threads = len(os.listdir("/proc/self/task")) - 1
+    if threads:
+        return f"{threads} threads run after the imports"
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{descriptor}")
+        except FileNotFoundError:
+            continue  # the listing's own
+        if target.startswith("/dev/nvidia"):
+            return "a GPU is in use after the imports"
+    return ""
 
 
 def preload(names: Sequence[str], companions: Mapping[str, str]) -> tuple[list[str], list[str]]:
@@ -151,6 +241,7 @@ def _become(run: Run, request: dict[str, Any], descriptors: Sequence[int], go_be
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+    _resize_thread_pools(os.environ.get("OMP_NUM_THREADS", ""))
     own = os.getcwd()
     os.chdir(request["cwd"])
     # Python has made them absolute at its start; they mean the working folder.
@@ -158,6 +249,14 @@ def _become(run: Run, request: dict[str, Any], descriptors: Sequence[int], go_be
     moved = {os.path.abspath(os.path.join(own, part)): os.path.abspath(part) for part in relative}
     sys.path[:] = [moved.get(path, path) for path in sys.path]
     run(request["argv"])
+
+
+def _resize_thread_pools(threads: str) -> None:
+    """Gives the libraries that have been imported with one thread as many as they would have made themselves."""
+    if threads.isdecimal() and threads != "1" and "numpy" in sys.modules:
+        import threadpoolctl  # only here: most forks have one thread
+
+        threadpoolctl.threadpool_limits(int(threads))
 
 
 if __name__ == "__main__":

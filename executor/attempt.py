@@ -1,4 +1,4 @@
-"""The process of one attempt of an elastic job, in its slot."""
+"""The process of one attempt of a training job, in its slot."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from executor.forked import ForkedProcess
 from executor.messages import LaunchOrder
 from executor.monitor import RunMonitor
 from executor.output import DRAIN_S, OutputCopier, forward_reports
-from executor.outputs import Outputs
-from executor.slot import variables_of
+from executor.outputs import OUTPUT_DIR_VARIABLE, Outputs
 from executor.zygote import ForkRequest
 
 REPORT_FD = 3
@@ -57,6 +56,7 @@ class AttemptProcess:
         self.process: ForkedProcess | None = None
         self.stopped = False
         self._output = output
+        self._channel = channel
         self._outputs = outputs
         pipes = [os.pipe() for _ in range(3)]
         stdout, stderr, reports = (os.fdopen(reader, "rb") for reader, _ in pipes)
@@ -104,7 +104,9 @@ class AttemptProcess:
             folder: the unpacked bundle.
         """
         environment = {
-            **variables_of(self.task, folder),
+            # Tell a script where its checkpoints and its outputs go.
+            "DIKE_CHECKPOINT_DIR": self.task.checkpoint_dir,
+            OUTPUT_DIR_VARIABLE: str(folder),
             tasks.VARIABLE: dataclasses.replace(self.task, report_fd=REPORT_FD).dumps(),
         }
         return ForkRequest(Path(order.script), order.arguments, folder, environment), self._writers
@@ -112,6 +114,7 @@ class AttemptProcess:
     def started(self, pid: int) -> None:
         """Its process exists, as a child of ours."""
         self.process = ForkedProcess(pid)
+        self._channel.started(pid)
         self._close_writers()
 
     def abandon(self) -> None:

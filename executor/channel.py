@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import logging
+import os
+import queue
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 
 class Driver(Protocol):
-    """What a slot needs of `executor.driver.ExecutorDriver`."""
+    """What a slot needs of its executor."""
 
     def sendStatusUpdate(self, status: dict[str, Any]) -> None:  # noqa: N802 (pymesos' name)
         """Sends a status update."""
 
     def sendFrameworkMessage(self, data: str) -> None:  # noqa: N802
         """Sends a framework message, in base64."""
+
+    def processStarted(self, pid: int) -> None:  # noqa: N802
+        """A process that leads a group has been started for the task."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +49,17 @@ class TaskChannel:
 
     Attributes:
         task_id: Mesos' id of the task.
-        sandbox: the folder that Mesos made for the executor.
+        sandbox: the folder for what the task writes.
     """
 
     def __init__(self, driver: Driver, task_id: str, sandbox: Path) -> None:
         self.task_id = task_id
         self.sandbox = sandbox
         self._driver = driver
+
+    def started(self, pid: int) -> None:
+        """A process of the task has begun; it leads a group, which is to end with the task whatever happens to us."""
+        self._driver.processStarted(pid)
 
     def update(self, state: str, message: str, data: str = "") -> None:
         """Tells Mesos the task's state; delivered without fail."""
@@ -88,3 +100,36 @@ class Slot(Protocol):
 
     def told(self, data: str) -> None:
         """The framework has sent a message, in base64."""
+
+
+class Mailbox(Generic[T]):
+    """Messages from any thread, in the order in which they came, for one that waits for file descriptors.
+
+    Its own can be read as long as there are any.
+    """
+
+    def __init__(self) -> None:
+        self._messages: queue.SimpleQueue[T] = queue.SimpleQueue()
+        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def fileno(self) -> int:
+        return self._event
+
+    def put(self, message: T) -> None:
+        """Leaves a message; any thread may."""
+        self._messages.put(message)
+        os.eventfd_write(self._event, 1)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there are messages."""
+        return not self._messages.empty()
+
+    def take(self) -> list[T]:
+        """All that has come since the last call."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._event)
+        messages = []
+        while not self._messages.empty():
+            messages.append(self._messages.get())
+        return messages

@@ -1,114 +1,325 @@
-"""The Mesos executor: takes one task and gives it to the slot that its order asks for."""
+"""The Mesos executor: has a process forked for each of its tasks, and stands between them and the agent."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import json
 import logging
-import threading
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from dike._version import __version__
-from executor.channel import Slot, TaskChannel, TaskEnd
+from executor.channel import Mailbox, TaskChannel
 from executor.driver import ExecutorDriver, pymesos
-from executor.elastic_slot import ElasticSlot
-from executor.messages import LaunchOrder, decode
-from executor.slot import JobSlot
-from executor.slot_order import SlotOrder
-from executor.trial_slot import TrialSlot
+from executor.environment import ZYGOTES_VARIABLE, Setup, ZygoteKind, process_environment
+from executor.forked import ForkedProcess
+from executor.messages import Addressed
+from executor.process import signal_group, wait_readable
+from executor.slot_order import decode_order
+from executor.zygote import ForkRequest
+from executor.zygote_pool import SLOT_PROCESS, ServedZygotes, ZygotePool, Zygotes
 
 logger = logging.getLogger(__name__)
 
 ACKNOWLEDGE_TIMEOUT_S = 15.0
 LAUNCH_TIMEOUT_S = 180.0
-"""How long an executor waits for its task: an agent that was restarted meanwhile may have given the task up."""
+"""How long an executor waits for its first task: an agent that was restarted meanwhile may have given it up."""
 SHUTDOWN_GRACE_S = 0.5
 """Shorter than the least grace Mesos gives an executor."""
+END_TIMEOUT_S = 60.0
+"""How long the process of a slot may take, beyond the grace of what is in it, to end once it is told to."""
+LOOK_S = 5.0
+"""How often deadlines are looked at, whatever comes."""
+STREAMS = ("stdout", "stderr")
+
+
+class SlotProcess:
+    """The process of a task's slot (`executor.slot_process`), from the decision to fork it until nothing of it is left.
+
+    Args:
+        channel: the task.
+        driver: sends what it says.
+        data: its order, encoded.
+    """
+
+    def __init__(self, channel: TaskChannel, driver: ExecutorDriver, data: str) -> None:
+        self.channel = channel
+        self._driver = driver
+        ours, self._theirs = socket.socketpair()
+        self._connection: Connection | None = Connection(ours.detach())
+        self._connection.send_bytes(data.encode())
+        self._process: ForkedProcess | None = None
+        self._groups: set[int] = set()
+        self._has_ended = False
+        self._is_killed = False
+        self.is_over = False
+
+    @property
+    def watched(self) -> list[int]:
+        """File descriptors that can be read when there is something to `poll`."""
+        connection = [] if self._connection is None or self._process is None else [self._connection.fileno()]
+        return [*connection, *(() if self._process is None else self._process.watched)]
+
+    def request(self, setup: Setup, kind: ZygoteKind) -> ForkRequest:
+        """What a zygote is to be asked for.
+
+        Args:
+            setup: of the slot.
+            kind: of the zygote.
+        """
+        wanted: dict[str, str | None] = dict(process_environment(setup))
+        has = dict(kind.environment)
+        changes = {name: value for name, value in wanted.items() if has.get(name) != value}
+        changes |= dict.fromkeys((*(has.keys() - wanted.keys()), ZYGOTES_VARIABLE))
+        folder = self.channel.sandbox
+        return ForkRequest(folder, (self.channel.task_id,), folder, changes, module=SLOT_PROCESS)
+
+    def descriptors(self, *, has_sandbox: bool) -> list[int]:
+        """Its output and its end of the connection; `answered` closes them.
+
+        Args:
+            has_sandbox: whether our own output is its sandbox's.
+        """
+        if has_sandbox:
+            output = [os.dup(descriptor) for descriptor in (1, 2)]
+        else:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+            output = [os.open(self.channel.sandbox / stream, flags, 0o644) for stream in STREAMS]
+        return [*output, self._theirs.detach()]
+
+    def started(self, pid: int) -> None:
+        """Its process exists."""
+        if self.is_over:
+            return
+        try:
+            self._process = ForkedProcess(pid)
+        except ProcessLookupError:
+            self.failed("its process ended at once")
+
+    def failed(self, reason: str) -> None:
+        """It will never have a process."""
+        if not self.is_over:
+            self._say_end("TASK_KILLED" if self._is_killed else "TASK_FAILED", reason)
+            self._close()
+            self.is_over = True
+
+    def told(self, data: str) -> None:
+        """Hands over what the framework says."""
+        self._send({"told": data})
+
+    def kill(self, grace_s: float | None) -> None:
+        """Has it end.
+
+        Args:
+            grace_s: seconds between SIGTERM and SIGKILL for what is in it; None for what its order says.
+        """
+        self._is_killed = True
+        if self._process is None:
+            # One that is forked all the same finds nobody at the other end.
+            self.failed("killed on request")
+        else:
+            self._send({"kill": grace_s})
+            self._process.limit(END_TIMEOUT_S)
+
+    def poll(self) -> None:
+        """Takes in what it says, and its end."""
+        if self._process is None or self.is_over:
+            return
+        self._read()
+        self._process.kill_if_due()
+        self._process.poll()
+        if self._process.over_s is None:
+            return
+        self._read()
+        self.is_over = True
+        self._close()
+        if not self._has_ended:
+            # Whatever it has left belongs to nobody else.
+            for group in self._groups:
+                with contextlib.suppress(PermissionError):
+                    signal_group(group, signal.SIGKILL)
+            self._say_end("TASK_FAILED", "the process that held the task was killed")
+
+    def _read(self) -> None:
+        while self._connection is not None and self._connection.poll():
+            try:
+                said = json.loads(self._connection.recv_bytes())
+            except (EOFError, OSError):
+                self._close()
+                return
+            if "update" in said:
+                self._has_ended = self._has_ended or said["update"]["state"] in TERMINAL
+                self._driver.sendStatusUpdate(said["update"])
+            elif "message" in said:
+                self._send({"taken": self.channel.send(said["message"])})
+            else:
+                self._groups.add(said["group"])
+
+    def _send(self, message: dict[str, Any]) -> None:
+        if self._connection is not None:
+            try:
+                self._connection.send_bytes(json.dumps(message).encode())
+            except OSError:
+                self._close()  # its end is seen in `poll`
+
+    def _say_end(self, state: str, message: str) -> None:
+        self._has_ended = True
+        self.channel.update(state, message)
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+TERMINAL = ("TASK_FINISHED", "TASK_FAILED", "TASK_KILLED")
 
 
 class Dispatcher(pymesos.Executor):
-    """Runs its one task in a slot, then ends, so that Mesos has its resources back at once.
+    """Runs the tasks it is given, all of one job, and ends with the last, so that Mesos has its resources back at once.
 
-    The callbacks only hand work over; `main` runs the slot on the main thread.
+    The callbacks only hand work over; `main` does all of it, on the main thread.
+
+    Args:
+        sandbox: the executor's folder.
+        executor_id: its id in Mesos; a task of the same id has the sandbox for itself, others have folders in there.
+        served: socket of this machine's zygote server; empty for none.
     """
 
-    def __init__(self, sandbox: Path) -> None:
+    def __init__(self, sandbox: Path, executor_id: str, served: str = "") -> None:
         self._sandbox = sandbox
-        self._arrived = threading.Event()
-        self._channel: TaskChannel | None = None
-        self._slot: Slot | None = None
+        self._executor_id = executor_id
+        self._mailbox: Mailbox[Callable[[], None]] = Mailbox()
+        self._own = ZygotePool(sandbox)
+        self._served = ServedZygotes(served) if served else None
+        self._tasks: dict[str, SlotProcess] = {}
+        self._has_begun = False
+        self._is_shut_down = False
 
     def main(self, driver: ExecutorDriver) -> None:
-        """Waits for the task, runs it, reports its end and waits until the agent knows.
+        """Waits for tasks, runs them, reports their ends and waits until the agent knows.
 
         Args:
             driver: a started driver that calls this object back.
         """
-        if not self._arrived.wait(LAUNCH_TIMEOUT_S):
-            logger.error("no task came within %g s", LAUNCH_TIMEOUT_S)
-            return
-        state = "the refusal of the task"
-        if self._slot is not None and self._channel is not None:
-            try:
-                end = self._slot.run()
-            except Exception as error:
-                # Nobody else would tell the user why the slot ended.
-                logger.exception("the slot failed")
-                end = TaskEnd("TASK_FAILED", f"the executor failed: {error!r}")
-            self._channel.update(end.state, end.message, end.data)
-            state = end.state
-        if not driver.wait_for_acknowledgements(ACKNOWLEDGE_TIMEOUT_S):
-            logger.error("the agent did not acknowledge %s", state)
+        give_up_s = time.monotonic() + LAUNCH_TIMEOUT_S
+        pools: list[Zygotes] = [self._own, *([self._served] if self._served else [])]
+        try:
+            while not (self._is_shut_down and not self._tasks):
+                for do in self._mailbox.take():
+                    do()
+                for pool in pools:
+                    pool.poll()
+                for task_id, process in list(self._tasks.items()):
+                    process.poll()
+                    if process.is_over:
+                        del self._tasks[task_id]
+                if self._tasks or self._mailbox.is_waiting:
+                    pass
+                elif self._has_begun:
+                    if not driver.wait_for_acknowledgements(ACKNOWLEDGE_TIMEOUT_S):
+                        logger.error("the agent did not acknowledge the end of every task")
+                    if not self._mailbox.is_waiting:
+                        return
+                elif time.monotonic() > give_up_s:
+                    logger.error("no task came within %g s", LAUNCH_TIMEOUT_S)
+                    return
+                of_pools = [descriptor for pool in pools for descriptor in pool.watched]
+                of_tasks = [descriptor for process in self._tasks.values() for descriptor in process.watched]
+                wait_readable([self._mailbox.fileno(), *of_pools, *of_tasks], LOOK_S)
+        finally:
+            for pool in pools:
+                pool.close()
 
     # Callbacks of pymesos, on its thread.
 
     def launchTask(self, driver: pymesos.MesosExecutorDriver, task: dict[str, Any]) -> None:  # noqa: N802
-        """Takes the slot's task."""
-        channel = TaskChannel(driver, task["task_id"]["value"], self._sandbox)
-        if self._slot is not None:
-            channel.update("TASK_FAILED", "this slot has a task already")
-            return
-        try:
-            self._slot = make_slot(channel, task["data"])
-            self._channel = channel
-        except (KeyError, TypeError, ValueError) as error:
-            message = f"this order is of another version of Dike than the agent's {__version__}: {error!r}"
-            channel.update("TASK_FAILED", message)
-        self._arrived.set()
+        """Takes a task."""
+        self._mailbox.put(functools.partial(self._launch, driver, task["task_id"]["value"], task["data"]))
 
     def frameworkMessage(self, driver: pymesos.MesosExecutorDriver, message: str) -> None:  # noqa: N802
-        """The framework wants something of the slot."""
-        if self._slot is not None:
-            self._slot.told(message)
+        """The framework wants something of a task."""
+        self._mailbox.put(functools.partial(self._tell, message))
 
     def killTask(self, driver: pymesos.MesosExecutorDriver, task_id: dict[str, Any]) -> None:  # noqa: N802
-        """Ends the task, gently first."""
-        if self._slot is not None and self._channel is not None and task_id["value"] == self._channel.task_id:
-            self._slot.kill()
+        """Ends a task, gently first."""
+        self._mailbox.put(functools.partial(self._kill, task_id["value"]))
 
     def shutdown(self, driver: pymesos.MesosExecutorDriver) -> None:
-        """Mesos wants the slot to end: the framework or the agent is gone."""
-        if self._slot is not None:
-            self._slot.kill(SHUTDOWN_GRACE_S)
-        self._arrived.set()
+        """Mesos wants all to end: the framework or the agent is gone."""
+        self._mailbox.put(self._shut_down)
 
     def error(self, driver: pymesos.MesosExecutorDriver, message: str) -> None:
         """The agent refuses this executor."""
         logger.error("error from Mesos: %s", message)
         self.shutdown(driver)
 
+    # On the main thread.
 
-def make_slot(channel: TaskChannel, data: str) -> Slot:
-    """The slot for a task.
+    def _launch(self, driver: ExecutorDriver, task_id: str, data: str) -> None:
+        self._has_begun = True
+        has_sandbox = task_id == self._executor_id
+        folder = self._sandbox if has_sandbox else self._sandbox / task_id
+        channel = TaskChannel(driver, task_id, folder)
+        if self._is_shut_down:
+            channel.update("TASK_KILLED", "its executor was shut down")
+            return
+        try:
+            setup = decode_order(data).setup
+        except (KeyError, TypeError, ValueError) as error:
+            message = f"this order is of another version of Dike than the agent's {__version__}: {error!r}"
+            channel.update("TASK_FAILED", message)
+            return
+        channel.update("TASK_STARTING", "its process is started")
+        folder.mkdir(exist_ok=True)
+        self._tasks[task_id] = process = SlotProcess(channel, driver, data)
+        kind = setup.kind(os.environ)
+        request, descriptors = process.request(setup, kind), process.descriptors(has_sandbox=has_sandbox)
 
-    Args:
-        channel: the task.
-        data: its order, of a training job or of a search.
+        def answered(answer: int | str) -> None:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            if isinstance(answer, int):
+                process.started(answer)
+            else:
+                process.failed(f"its process could not be started: {answer}")
 
-    Raises:
-        KeyError, TypeError, ValueError: if it is neither.
-    """
-    values = decode(data)
-    if isinstance(values, dict) and values.get("kind") == "slot":
-        return TrialSlot(channel, SlotOrder.decode(data))
-    order = LaunchOrder.decode(data)
-    return ElasticSlot(channel, order) if order.elastic else JobSlot(channel, order)
+        def answered_by_server(answer: int | str) -> None:
+            if isinstance(answer, int):
+                answered(answer)
+            else:
+                logger.warning("%s; this executor imports by itself", answer)
+                self._own.ask(kind, request, descriptors, answered)
+
+        if self._served is not None:
+            self._served.ask(kind, request, descriptors, answered_by_server)
+        else:
+            self._own.ask(kind, request, descriptors, answered)
+
+    def _tell(self, message: str) -> None:
+        try:
+            addressed = Addressed.decode(message)
+        except ValueError as error:
+            if len(self._tasks) != 1:
+                logger.warning("message ignored: %s", error)
+                return
+            # Of a framework of the version before, which has an executor for each task.
+            addressed = Addressed(next(iter(self._tasks)), message)
+        if (process := self._tasks.get(addressed.task_id)) is not None:
+            process.told(addressed.data)
+
+    def _kill(self, task_id: str) -> None:
+        if (process := self._tasks.get(task_id)) is not None:
+            process.kill(None)
+
+    def _shut_down(self) -> None:
+        self._is_shut_down = True
+        for process in self._tasks.values():
+            process.kill(SHUTDOWN_GRACE_S)

@@ -13,8 +13,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from dike import typed
+from dike import process, typed
+from dike.profile import Api
+from dike.roles import server
 from dike.task import TaskSpec
+from executor.environment import Setup
+
+LAUNCHER = "dike.launch"
+"""Turns a zygote's fork into a process of a training job."""
+LIBRARIES = {
+    Api.GRAPH: ("tensorflow",),
+    Api.KERAS: ("tensorflow", "keras"),
+    # TF_USE_LEGACY_KERAS counts only before TensorFlow's import, and the script may be about to set it.
+    Api.TF_KERAS: (),
+    Api.COORDINATOR: ("tensorflow",),
+}
+"""API -> what a zygote may import before any script of it, as far as is known."""
+ELASTIC_SAVE_S = 60.0
+"""How long a chief has to end its step and save when the job changes its size."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +47,10 @@ class LaunchOrder:
         gpu_devices: device indices for `CUDA_VISIBLE_DEVICES`; None where Mesos isolates GPUs itself.
         stream_logs: whether output is sent to the framework as it comes; it always goes to the sandbox.
         kill_grace_s: seconds between SIGTERM and SIGKILL; a chief that trains takes up to 5 s to save.
-        elastic: whether the slot keeps a zygote and changes its process when it is told to
-            (`executor.elastic_messages`).
+        elastic: whether the slot changes its process when it is told to (`executor.elastic_messages`).
         standby: whether an elastic slot only gets ready: `task` says who it will be, and its process is still to come.
-        preload: modules that an elastic slot's zygote may import before the script does
-            (`framework.project.script_facts`); None: those that its API is known to need.
+        preload: modules that the slot's zygote may import before the script does (`framework.project.script_facts`);
+            None: those that its API is known to need.
     """
 
     task: TaskSpec
@@ -50,6 +65,15 @@ class LaunchOrder:
     elastic: bool = False
     standby: bool = False
     preload: tuple[str, ...] | None = None
+
+    @property
+    def setup(self) -> Setup:
+        """How its processes are set up."""
+        preload = LIBRARIES[self.task.api] if self.preload is None else self.preload
+        if server.is_server(self.task) and not {"tensorflow", "keras", "tf_keras"} & set(preload):
+            preload = ("tensorflow",)
+        own = {process.SAVE_TIMEOUT_VARIABLE: str(ELASTIC_SAVE_S)} if self.elastic else {}
+        return Setup(LAUNCHER, preload, {**self.environment, **own}, self.cpus, self.gpu_devices)
 
     def encode(self) -> str:
         """The order as base64 text, the form of bytes in Mesos' JSON."""
@@ -162,6 +186,35 @@ class WantedOutput:
         if not isinstance(values, dict) or values.pop("kind", None) != WANTED_OUTPUT:
             raise ValueError("not what a slot of a job is told")
         return read_message(cls, values)
+
+
+@dataclass(frozen=True)
+class Addressed:
+    """What the framework says to an executor, for one of its tasks.
+
+    Attributes:
+        task_id: the Mesos task it is for.
+        data: the message, in base64.
+    """
+
+    task_id: str
+    data: str
+
+    def encode(self) -> str:
+        """The message as base64 text."""
+        return encode({"task": self.task_id, "data": self.data})
+
+    @classmethod
+    def decode(cls, data: str) -> Addressed:
+        """Reads what `encode` wrote.
+
+        Raises:
+            ValueError: if it is something else.
+        """
+        values = decode(data)
+        if not isinstance(values, dict) or values.keys() != {"task", "data"}:
+            raise ValueError("not addressed to a task")
+        return cls(str(values["task"]), str(values["data"]))
 
 
 @dataclass(frozen=True)

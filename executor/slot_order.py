@@ -5,7 +5,11 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 
-from executor.messages import decode, encode
+from executor.environment import Setup
+from executor.messages import LaunchOrder, decode, encode
+
+LAUNCHER = "dike.trial.launch"
+"""Turns a zygote's fork into a trial's process."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,13 @@ class SlotOrder:
     gpu_devices: tuple[int, ...] | None = None
     suspend_timeout_s: float = 30.0
 
+    @property
+    def setup(self) -> Setup:
+        """How its trials are set up."""
+        # The order of a set of strings is the same in every slot a trial comes to.
+        own = {"PYTHONHASHSEED": "0", **self.environment}
+        return Setup(LAUNCHER, self.preload, own, self.cpus, self.gpu_devices)
+
     def encode(self) -> str:
         """The order as base64 text, the form of bytes in Mesos' JSON."""
         return encode({"kind": "slot", **dataclasses.asdict(self)})
@@ -57,3 +68,14 @@ class SlotOrder:
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"malformed order for a slot: {error}") from error
+
+
+def decode_order(data: str) -> LaunchOrder | SlotOrder:
+    """Reads what an executor is launched with.
+
+    Raises:
+        KeyError, TypeError, ValueError: if it is neither for a training job nor for a search.
+    """
+    values = decode(data)
+    is_search = isinstance(values, dict) and values.get("kind") == "slot"
+    return SlotOrder.decode(data) if is_search else LaunchOrder.decode(data)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Sequence
 
 from executor import descendants
 from executor.channel import TaskChannel, TaskEnd
@@ -16,8 +15,8 @@ from executor.slot_order import SlotOrder
 from executor.trial_messages import Losses, RunEnd, RunKey, SlotStatus, TrialOutput, Usage, Wanted
 from executor.trial_reports import KeptReports
 from executor.trial_run import SlotRun
-from executor.zygote import COMMAND, Zygote
-from executor.zygote_slot import CLEAR_POLL_S, Setup, ZygoteSlot
+from executor.zygote import Zygote
+from executor.zygote_slot import CLEAR_POLL_S, ZygoteSlot
 
 logger = logging.getLogger(__name__)
 
@@ -40,14 +39,11 @@ class TrialSlot(ZygoteSlot[Wanted]):
     Args:
         channel: the slot's task.
         order: what it has to know.
-        zygote_command: the program that forks trials.
+        zygote: forks trials.
     """
 
-    def __init__(self, channel: TaskChannel, order: SlotOrder, zygote_command: Sequence[str] = COMMAND) -> None:
-        # The order of a set of strings is the same in every slot a trial comes to.
-        own = {"PYTHONHASHSEED": "0", **order.environment}
-        setup = Setup(order.bundle_url, order.preload, own, order.cpus, order.gpu_devices, zygote_command)
-        super().__init__(channel, setup, KILL_GRACE_S)
+    def __init__(self, channel: TaskChannel, order: SlotOrder, zygote: Zygote) -> None:
+        super().__init__(channel, order.bundle_url, order.gpu_devices, KILL_GRACE_S, zygote)
         self._order = order
         self._wanted = Wanted(0)
         self._run: SlotRun | None = None
@@ -142,6 +138,7 @@ class TrialSlot(ZygoteSlot[Wanted]):
         answer = zygote.take_answer()
         if isinstance(answer, int):
             run.started(answer)
+            self._channel.started(answer)
         elif answer is not None:
             run.not_started(f"its process could not be started: {answer}", failed=True)
         elif zygote.failure:
@@ -255,7 +252,7 @@ class TrialSlot(ZygoteSlot[Wanted]):
             task_id=self._channel.task_id,
             number=self._wanted.number,
             ends=tuple(self._ends),
-            zygote_ready=self._zygote is not None and self._zygote.ready,
+            zygote_ready=self._zygote.ready,
         )
         run = self._run
         if run is None:

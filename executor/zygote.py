@@ -11,6 +11,7 @@ import contextlib
 import json
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -24,10 +25,8 @@ from executor.process import describe_exit, tail_of
 
 logger = logging.getLogger(__name__)
 
-COMMAND = (sys.executable, "-P", "-m", "dike.zygote", "dike.trial.launch")
-"""The zygote of a search's slot."""
-JOB_COMMAND = (*COMMAND[:-1], "dike.launch")
-"""The zygote of a training job's slot."""
+PROGRAM = (sys.executable, "-P", "-m", "dike.zygote")
+"""Its first argument is the launcher (`executor.environment.ZygoteKind`)."""
 MAX_DEATHS = 3
 """How many zygotes in a row may end before they have forked anything."""
 READY_TIMEOUT_S = 300.0
@@ -44,13 +43,17 @@ class ForkRequest:
         script: its path, seen from the working directory.
         arguments: the script's arguments.
         folder: working directory.
-        environment: changes to the zygote's own.
+        environment: changes to the zygote's own; None unsets a variable.
+        parent: the process that adopts orphans, and so becomes its parent; None for this one.
+        module: what it runs; empty for the zygote's launcher.
     """
 
     script: Path
     arguments: Sequence[str]
     folder: Path
-    environment: Mapping[str, str]
+    environment: Mapping[str, str | None]
+    parent: int | None = None
+    module: str = ""
 
     def encode(self) -> bytes:
         """The request as the zygote reads it."""
@@ -58,9 +61,22 @@ class ForkRequest:
             "argv": [str(self.script), *self.arguments],
             "cwd": str(self.folder),
             "environment": dict(self.environment),
-            "parent": os.getpid(),
+            "parent": self.parent or os.getpid(),
+            **({"module": self.module} if self.module else {}),
         }
         return json.dumps(values).encode()
+
+    @classmethod
+    def decode(cls, text: str, parent: int) -> ForkRequest:
+        """Reads what `encode` wrote, for forks that another process is to adopt.
+
+        Raises:
+            KeyError, TypeError, ValueError: if it is something else.
+        """
+        values = json.loads(text)
+        script, *arguments = values["argv"]
+        folder, environment = Path(values["cwd"]), dict(values["environment"])
+        return cls(Path(script), arguments, folder, environment, parent, values.get("module", ""))
 
 
 class Zygote:
@@ -72,7 +88,10 @@ class Zygote:
         preload: modules to import.
         environment: its whole environment, which its forks inherit.
         log: file that gets its output.
-        command: the program; its arguments are the socket's file descriptor and what it is to preload.
+        command: the program with its first arguments; the next are the socket's file descriptor and what it is to
+            preload.
+        first: the socket and the process id of a zygote that is there already, a child of this process; the ones after
+            it are started by the command.
 
     Attributes:
         ready: whether it has imported what it should.
@@ -81,18 +100,27 @@ class Zygote:
     """
 
     def __init__(
-        self, preload: Sequence[str], environment: Mapping[str, str], log: Path, command: Sequence[str] = COMMAND
+        self,
+        preload: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        command: Sequence[str],
+        first: tuple[socket.socket, int] | None = None,
     ) -> None:
         self._preload = preload
         self._environment = environment
         self._log = log
         self._command = command
         self._deaths = 0
+        self._is_unfit = False
         self._answer: int | str | None = None
         self.ready = False
         self.asked = False
         self.failure = ""
-        self._start()
+        if first is None:
+            self._start()
+        else:
+            self._take_up(*first)
 
     @property
     def pid(self) -> int | None:
@@ -159,7 +187,7 @@ class Zygote:
         preload = ["--preload", ",".join(self._preload)] if self._preload else []
         try:
             with theirs, self._log.open("ab") as output:
-                self._process = subprocess.Popen(
+                self._process: subprocess.Popen[bytes] | SplitProcess = subprocess.Popen(
                     [*self._command, str(theirs.fileno()), *preload],
                     env=dict(self._environment),
                     cwd=self._log.parent,
@@ -174,6 +202,13 @@ class Zygote:
             raise
         # The socket alone would not tell: whoever has inherited it holds it open.
         self._pidfd = os.pidfd_open(self._process.pid)
+
+    def _take_up(self, connection: socket.socket, pid: int) -> None:
+        self._socket = connection
+        self._socket.setblocking(False)
+        self._deadline_s = time.monotonic() + READY_TIMEOUT_S
+        self._process = SplitProcess(pid)
+        self._pidfd = os.pidfd_open(pid)
 
     def _receive(self) -> Any:
         try:
@@ -193,6 +228,9 @@ class Zygote:
             case {"ready": True}:
                 self.ready = True
                 logger.info("the zygote is ready: %s", message)
+            case {"unfit": str(reason)}:
+                logger.warning("%s, so every process imports them itself: %s", ", ".join(self._preload), reason)
+                self._preload, self._is_unfit = (), bool(self._preload)
             case {"pid": int(pid)}:
                 self.asked, self._answer, self._deaths = False, pid, 0
             case {"error": error}:
@@ -204,7 +242,9 @@ class Zygote:
         code = self._process.returncode
         how = describe_exit(code)
         logger.error("the zygote %s", how)
-        if self.asked or not self.ready:
+        if self._is_unfit:
+            self._is_unfit = False
+        elif self.asked or not self.ready:
             self._deaths += 1
         self._release()
         self.ready = self.asked = False
@@ -219,3 +259,35 @@ class Zygote:
     def _release(self) -> None:
         self._socket.close()
         os.close(self._pidfd)
+
+
+class SplitProcess:
+    """A zygote that this process has forked, as `subprocess.Popen` shows one that it has started.
+
+    Attributes:
+        pid: its process id.
+        returncode: its exit code, or minus the signal that ended it; None before.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Looks whether it has ended."""
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self) -> int:
+        """Waits for its end."""
+        if self.returncode is None:
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.returncode
+
+    def kill(self) -> None:
+        """Ends it."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import queue
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
 from executor import bundle, descendants
-from executor.channel import TaskChannel, TaskEnd
-from executor.environment import process_environment
+from executor.channel import Mailbox, TaskChannel, TaskEnd
 from executor.monitor import Gpus, RunMonitor
 from executor.outputs import Stamp, local_files, remote_copier
 from executor.process import wait_readable
@@ -28,28 +23,6 @@ GPU_RELEASE_TIMEOUT_S = 10.0
 """How long the next process waits for GPU memory that one which is gone should not hold."""
 
 Wish = TypeVar("Wish")
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Setup:
-    """What a slot needs before it can fork anything.
-
-    Attributes:
-        bundle_url: where the script's folder can be fetched, token included.
-        preload: modules for the zygote to import.
-        environment: variables of the slot's processes, on top of the executor's own.
-        cpus: the slot's CPUs.
-        gpu_devices: the slot's GPUs; None where Mesos isolates GPUs itself.
-        zygote_command: the program that forks the processes.
-    """
-
-    bundle_url: str
-    preload: Sequence[str]
-    environment: Mapping[str, str]
-    cpus: float
-    gpu_devices: Sequence[int] | None
-    zygote_command: Sequence[str]
 
 
 class Held(Protocol):
@@ -71,52 +44,33 @@ class Held(Protocol):
         """Takes in what it has to say, and its end."""
 
 
-class Mailbox(Generic[T]):
-    """Messages from any thread, in the order in which they came, for one that waits for file descriptors.
-
-    Its own can be read as long as there are any.
-    """
-
-    def __init__(self) -> None:
-        self._messages: queue.SimpleQueue[T] = queue.SimpleQueue()
-        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-
-    def fileno(self) -> int:
-        return self._event
-
-    def put(self, message: T) -> None:
-        """Leaves a message; any thread may."""
-        self._messages.put(message)
-        os.eventfd_write(self._event, 1)
-
-    def take(self) -> list[T]:
-        """All that has come since the last call."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._event)
-        messages = []
-        while not self._messages.empty():
-            messages.append(self._messages.get())
-        return messages
-
-
 class ZygoteSlot(ABC, Generic[Wish]):
     """Does what the framework wants: one thread, which waits for whatever comes first.
 
     Args:
         channel: the slot's task.
-        setup: what it needs.
+        bundle_url: where the script's folder can be fetched, token included.
+        gpu_devices: the slot's GPUs; None where Mesos isolates GPUs itself.
         kill_grace_s: seconds between SIGTERM and SIGKILL when the task is killed.
+        zygote: forks the slot's processes; the slot closes it.
     """
 
-    def __init__(self, channel: TaskChannel, setup: Setup, kill_grace_s: float) -> None:
+    def __init__(
+        self,
+        channel: TaskChannel,
+        bundle_url: str,
+        gpu_devices: Sequence[int] | None,
+        kill_grace_s: float,
+        zygote: Zygote,
+    ) -> None:
         self._channel = channel
-        self._setup = setup
+        self._bundle_url = bundle_url
         self._own_grace_s = kill_grace_s
         self._folder = channel.sandbox / "bundle"
-        self._gpus = Gpus(setup.gpu_devices)
+        self._gpus = Gpus(gpu_devices)
         self._mailbox: Mailbox[Wish | float] = Mailbox()
         self._kill_grace_s: float | None = None
-        self._zygote: Zygote | None = None
+        self._zygote = zygote
         self._is_announced = False
         self._given: dict[str, Stamp] = {}
         """What has travelled with the script."""
@@ -138,16 +92,12 @@ class ZygoteSlot(ABC, Generic[Wish]):
 
     def run(self) -> TaskEnd:
         """Holds the slot to the end of its task."""
-        self._channel.update("TASK_STARTING", "fetching the script")
-        setup = self._setup
-        environment = process_environment(setup.cpus, setup.environment, setup.gpu_devices)
+        zygote = self._zygote
         try:
-            bundle.fetch(setup.bundle_url, self._folder)
+            bundle.fetch(self._bundle_url, self._folder)
             self._given = dict(local_files(self._folder))
-            descendants.adopt_orphans()
-            log = self._channel.sandbox / "zygote.out"
-            self._zygote = zygote = Zygote(setup.preload, environment, log, setup.zygote_command)
         except (bundle.BundleError, OSError) as error:
+            zygote.close()
             return self._end("TASK_FAILED", f"the slot could not be set up: {error}")
         try:
             while (end := self._advance(zygote)) is None:

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -55,14 +56,23 @@ _GONE = {
 """Name below `tf` -> since when it is gone, and what to use."""
 
 
-def main() -> NoReturn:
-    """Entry point; ends the process."""
+def run(argv: Sequence[str]) -> NoReturn:
+    """Reads a model in a zygote's fork (`dike.zygote`), whose end is no failure of the zygote, and ends the process."""
+    main(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Entry point; ends the process.
+
+    Args:
+        argv: the arguments; None for those of the command line.
+    """
     parser = argparse.ArgumentParser(prog="python -m dike.capture", description="Writes a script's model profile.")
     parser.add_argument("--output", required=True, type=Path, help="file that gets the profile or the error")
     parser.add_argument("--batch-size", type=int, help="samples per step, in place of the script's own")
     parser.add_argument("model", help="a script or keras:NAME")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's arguments")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
 
     def deliver(profile: ModelProfile) -> NoReturn:
         options.output.write_text(profile.dumps(), encoding="utf-8")

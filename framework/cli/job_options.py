@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -57,34 +57,43 @@ class JobOptions:
     volumes: tuple[str, ...]
     saved_profile: Path | None
 
-    def request(self, *, on_this_machine: bool, handed_over: Path | None = None) -> RunRequest:
+    def request(
+        self, *, on_this_machine: bool, handed_over: Path | None = None, zygotes: Callable[[], str] = lambda: ""
+    ) -> RunRequest:
         """Reads the plan, packs what travels, gets the script's profile, and puts all of it together.
 
         Args:
             on_this_machine: whether the script's processes run on this machine.
             handed_over: a profile that was written for us alone; it is removed.
+            zygotes: called when the script is known; returns the socket of a zygote server, or nothing.
 
         Raises:
             BadInputError: if something cannot be used.
         """
-        from dike.checkpoints import fingerprint
-        from framework.project import bundle
-        from framework.project.profiling import load_profile, profile_of_job
-        from framework.training.run import RunRequest
-        from solver import Plan
+        from framework.project.profiling import Forks, load_profile, profile_of_job
 
-        plan = None if self.plan_file is None else Plan.loads(read_text(self.plan_file, "plan"))
+        plan_text = None if self.plan_file is None else read_text(self.plan_file, "plan")
         entry = self._entry_point()
-        archive = bundle.pack(entry.script, entry.folder)
         environment = {
             **environment_for_tasks(entry, on_this_machine=on_this_machine),
             **outputs_environment(self.outputs_limit),
             **entry.environment,
             **self.environment,
         }
+        server = zygotes()
+        forks = Forks.of_job(server, entry, environment) if server else None
+        from dike.checkpoints import fingerprint
+        from framework.project import bundle
+        from framework.training.run import RunRequest
+        from solver import Plan
+
+        plan = None if plan_text is None else Plan.loads(plan_text)
+        archive = bundle.pack(entry.script, entry.folder)
         saved = handed_over or self.saved_profile
         if saved is None:
-            profile = profile_of_job(entry, archive, self.arguments, environment, self.batch_size, self.checkpoint_dir)
+            profile = profile_of_job(
+                entry, archive, self.arguments, environment, self.batch_size, self.checkpoint_dir, forks
+            )
         else:
             profile = load_profile(str(saved), (), self.batch_size)
         if handed_over is not None:

@@ -16,7 +16,7 @@ from dike.exceptions import BadInputError
 from solver.text_files import read_text
 
 if TYPE_CHECKING:
-    from framework.scheduler.session import MesosAccess
+    from framework.scheduler.mesos_access import MesosAccess
 
 
 def mesos_access(
@@ -58,7 +58,7 @@ def mesos_access(
         BadInputError: if they contradict each other or cannot be used.
     """
     from framework.embedded.agents import private_agents
-    from framework.scheduler.session import MesosAccess
+    from framework.scheduler.mesos_access import MesosAccess
 
     if image is not None and master is None:
         raise BadInputError("--image needs --master: the private Mesos runs tasks in this machine's own file system.")

@@ -20,7 +20,7 @@ from solver.cli.output import Format, console, print_json, say
 
 if TYPE_CHECKING:
     from framework.cli.job_options import JobOptions
-    from framework.scheduler.session import MesosAccess
+    from framework.scheduler.mesos_access import MesosAccess
 
 
 PANELS = {**JOB_PANELS, "Output": ("plan_only", "logs", "output_format"), **MESOS_PANELS}
@@ -39,18 +39,25 @@ def run(
 
     Reads the script's model, looks at what Mesos offers, places the tasks and trains.
     """
-    from framework.cli.console import LiveObserver, PlainObserver
-    from framework.training.run import run_training
-    from solver.cli.tables import print_plan, print_profile
-
     started = time.monotonic()
     if handed_over is None and job.saved_profile is None and output_format is not Format.JSON:
         say(console(stderr=True), f"reading the model of {job.script}")
-    request = job.request(on_this_machine=mesos.runs_here, handed_over=handed_over)
-    request = dataclasses.replace(request, mesos=mesos, plan_only=plan_only)
     as_json = output_format is Format.JSON
-    folder = request.entry.folder if mesos.runs_here else None
     with contextlib.ExitStack() as stack:
+
+        def start_mesos() -> str:
+            nonlocal mesos
+            mesos = stack.enter_context(mesos.starting())
+            return "" if mesos.private is None else mesos.private.zygotes
+
+        request = job.request(on_this_machine=mesos.runs_here, handed_over=handed_over, zygotes=start_mesos)
+        # Late, as all that is not needed to begin with the start of Mesos and the imports of the tasks.
+        from framework.cli.console import LiveObserver, PlainObserver
+        from framework.training.run import run_training
+        from solver.cli.tables import print_plan, print_profile
+
+        request = dataclasses.replace(request, mesos=mesos, plan_only=plan_only)
+        folder = request.entry.folder if mesos.runs_here else None
         observer: PlainObserver
         if sys.stdout.isatty() and sys.stderr.isatty() and not as_json:
             observer = stack.enter_context(LiveObserver(console(), request.profile, folder))

@@ -33,7 +33,7 @@ TALKATIVE = ("httpx", "httpcore", "kazoo", "uvicorn", "pymesos")
 
 if TYPE_CHECKING:
     from framework.mesos.master import LeadingMaster
-    from framework.scheduler.session import MesosAccess
+    from framework.scheduler.mesos_access import MesosAccess
     from framework.service.api.backend import Proxy
     from framework.service.api.front import ApiFront
     from framework.service.serve import Front

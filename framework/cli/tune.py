@@ -34,7 +34,7 @@ from solver.cli.plan import module_option
 
 if TYPE_CHECKING:
     from framework.cli.following import Staying
-    from framework.scheduler.session import MesosAccess
+    from framework.scheduler.mesos_access import MesosAccess
     from framework.search.records import SearchSpec
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import shutil
@@ -9,7 +10,8 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -37,6 +39,7 @@ MOST_AGENTS = 110
 PORTS_OF_A_DAEMON = 2
 """One, and another if some program has taken it meanwhile."""
 MASTER = "master"
+ZYGOTES = "zygotes"
 CANDIDATES = ("master-0", "master-1")
 
 
@@ -100,6 +103,7 @@ class EmbeddedCluster:
         names = (MASTER,) if zookeeper is None else CANDIDATES
         self._masters = [MasterDaemon(name, 0, zookeeper) for name in names]
         self._agents: list[AgentDaemon] = []
+        self._start: Future[None] | None = None
 
     def __enter__(self) -> EmbeddedCluster:
         self.start()
@@ -149,17 +153,40 @@ class EmbeddedCluster:
             BadInputError: the platform is not supported, or `$DIKE_MESOS_FILE` names something else.
             DikeError: Mesos cannot be had or does not come up; the message ends with its log.
         """
-        if self._files.work_dir != Path():
-            raise DikeError("A cluster object can be started only once: make another.")
-        self._library = ensure_library()
         try:
-            runner = self._prepare()
-            runner.bring_up(self._masters)
-            runner.bring_up(self._agents)
-            self.wait_for_agents(READY_TIMEOUT_S)
+            self._bring_up(self._prepare())
         except BaseException:  # Ctrl-C included: nothing half-started stays.
             self.stop()
             raise
+
+    @contextlib.contextmanager
+    def starting(self) -> Iterator[EmbeddedCluster]:
+        """Starts everything in the background; the zygote server is there at once, for the rest see `wait_started`.
+
+        Raises:
+            BadInputError, DikeError: as `start`.
+        """
+        with ThreadPoolExecutor(1, "mesos") as background:
+            try:
+                self._start = background.submit(self._bring_up, self._prepare())
+                yield self
+            finally:
+                # Without the supervisor a start that is still under way fails at once.
+                self.stop()
+
+    def wait_started(self) -> None:
+        """Returns when all agents have registered, of a cluster that is `starting`.
+
+        Raises:
+            DikeError: as `start`.
+        """
+        assert self._start is not None
+        self._start.result()
+
+    @property
+    def zygotes(self) -> str:
+        """The zygote server's socket (`executor.zygote_server`)."""
+        return str(self._files.zygotes)
 
     def stop(self) -> None:
         """Ends everything the cluster has started; does nothing when it is not running."""
@@ -228,8 +255,16 @@ class EmbeddedCluster:
         runner = self._running()
         runner.bring_up([master for master in self._masters if runner.has_ended(master)], movable=False)
 
+    def _bring_up(self, runner: DaemonRunner) -> None:
+        runner.bring_up(self._masters)
+        runner.bring_up(self._agents)
+        self.wait_for_agents(READY_TIMEOUT_S)
+
     def _prepare(self) -> DaemonRunner:
-        """Makes the work folder, reserves ports and starts the supervisor."""
+        """Makes the work folder, reserves ports, starts the supervisor and the zygote server."""
+        if self._files.work_dir != Path():
+            raise DikeError("A cluster object can be started only once: make another.")
+        self._library = ensure_library()
         named = self._named_work_dir
         folder = Path(tempfile.mkdtemp(prefix="dike-mesos-")) if named is None else named
         folder.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
@@ -251,6 +286,13 @@ class EmbeddedCluster:
                 block.claim.close()
         own, offered = blocks[:own_count], blocks[own_count:]
         ports = itertools.chain.from_iterable(own)
+        self._files.daemon(ZYGOTES).mkdir(exist_ok=True)
+        control.start(
+            ZYGOTES,
+            settings.zygote_server_command(self._files),
+            settings.zygote_server_environment(),
+            self._files.log(ZYGOTES),
+        )
         self._runner = DaemonRunner(control, self._files, self.access, self._library, ports)
         self.access.write(self._files.credentials)
         for master in self._masters:

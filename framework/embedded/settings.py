@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from executor.environment import ZYGOTES_VARIABLE
 from framework.embedded.access import ClusterAccess
 from framework.embedded.agents import AgentSpec
 
@@ -34,6 +36,11 @@ class ClusterFiles:
     def credentials(self) -> Path:
         """File with what daemons want to hear, in Mesos' form."""
         return self.work_dir / "credentials.json"
+
+    @property
+    def zygotes(self) -> Path:
+        """Socket of the zygote server."""
+        return self.work_dir / "zygotes.sock"
 
     def log(self, name: str) -> Path:
         return self.work_dir / f"{name}.log"
@@ -70,6 +77,16 @@ def supervisor_command(files: ClusterFiles, access: ClusterAccess, *, remove: bo
 def daemon_command(library: Path, supervisor_pid: int, *arguments: str) -> list[str]:
     """Command line of a master or agent."""
     return [*INTERPRETER, str(HERE / "daemon.py"), str(library), str(supervisor_pid), *arguments]
+
+
+def zygote_server_command(files: ClusterFiles) -> list[str]:
+    """Command line of what keeps zygotes for the executors."""
+    return [sys.executable, "-P", "-m", "executor.zygote_server", str(files.zygotes), str(files.daemon("zygotes"))]
+
+
+def zygote_server_environment() -> dict[str, str]:
+    """Environment of what keeps zygotes for the executors; each zygote has one of its own."""
+    return {name: os.environ[name] for name in (*INHERITED, "PYTHONPATH") if name in os.environ}
 
 
 def master_environment(files: ClusterFiles, name: str, port: int, access: ClusterAccess) -> dict[str, str]:
@@ -111,6 +128,7 @@ def agent_environment(
         "MESOS_REGISTRATION_BACKOFF_FACTOR": "100ms",
         "MESOS_EXECUTOR_SHUTDOWN_GRACE_PERIOD": "1secs",
         "MESOS_RESOURCES": spec.resources,
+        "MESOS_EXECUTOR_ENVIRONMENT_VARIABLES": json.dumps({ZYGOTES_VARIABLE: str(files.zygotes)}),
         "MESOS_HTTP_CREDENTIALS": str(files.credentials),
     }
     if spec.attributes:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import io
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -19,12 +20,22 @@ from typing import BinaryIO
 
 from dike.exceptions import BadInputError
 from dike.profile import ModelProfile
+from executor.environment import Setup, ZygoteKind
+from executor.messages import LAUNCHER
+from executor.process import wait_readable
+from executor.zygote import ForkRequest
+from executor.zygote_pool import ServedZygotes, warm
 from framework.project import tensorflow_noise
 from framework.project.entry_point import EntryPoint, find_entry_point, hint, planning_environment
 from framework.project.kept_profiles import kept_profile
+from framework.project.script_facts import script_facts
 from solver.cli.profiles import load_saved_profile
 from solver.text_files import read_text
 
+logger = logging.getLogger(__name__)
+
+CAPTURE = "dike.capture"
+"""Runs a script up to its training."""
 _KERAS_PREFIX = "keras:"
 _STDERR = 2
 PRINTS_DRAIN_S = 2.0
@@ -74,6 +85,7 @@ def profile_of_job(
     environment: Mapping[str, str] | None = None,
     batch_size: int | None = None,
     checkpoint_dir: str | None = None,
+    forks: Forks | None = None,
 ) -> ModelProfile:
     """The profile of a script that is about to run as a job: read in the world that its tasks will see.
 
@@ -87,6 +99,7 @@ def profile_of_job(
         environment: what its tasks get (`framework.project.entry_point.environment_for_tasks`).
         batch_size: samples per step of one worker; None for the script's own.
         checkpoint_dir: an earlier run's folder: what that has written is there again.
+        forks: where a process can be had that has imported TensorFlow; None to start one that does so itself.
 
     Raises:
         BadInputError: if there is no profile to be had; the message says why in one sentence, and what may help.
@@ -113,7 +126,7 @@ def profile_of_job(
             "DIKE_CHECKPOINT_DIR": str(checkpoints),
         }
         shown_as = (os.fsencode(folder), os.fsencode(entry.folder))
-        reading = _Reading(entry.path, arguments, batch_size, _environment(own), folder, shown_as)
+        reading = _Reading(entry.path, arguments, batch_size, _environment(own), folder, shown_as, forks)
         try:
             return reading.profile(None)
         except BadInputError as error:
@@ -145,6 +158,7 @@ class _Reading:
         environment: the child's.
         folder: its working folder; None for ours.
         shown_as: what its output calls that folder, and what it is shown as; None shows all output as it comes.
+        forks: where the child is forked; None starts it anew.
     """
 
     model: str
@@ -153,6 +167,7 @@ class _Reading:
     environment: Mapping[str, str]
     folder: Path | None = None
     shown_as: tuple[bytes, bytes] | None = None
+    forks: Forks | None = None
 
     def profile(self, timeout_s: float | None) -> ModelProfile:
         """What the child has found.
@@ -162,60 +177,130 @@ class _Reading:
         """
         with tempfile.TemporaryDirectory(prefix="dike-profile-") as folder:
             output = Path(folder) / "profile.json"
-            # -P: a script's folder may hold files named as our packages or as Python's own.
-            command = [sys.executable, "-P", "-u", "-m", "dike.capture", "--output", str(output)]
+            options = ["--output", str(output)]
             if self.batch_size is not None:
-                command += ["--batch-size", str(self.batch_size)]
+                options += ["--batch-size", str(self.batch_size)]
             prints = _Prints(self.shown_as, os.path.basename(self.model))
-            code = self._run([*command, self.model, *self.arguments], timeout_s, prints)
+            self._run([*options, self.model, *self.arguments], timeout_s, prints)
             try:
                 data = json.loads(output.read_text(encoding="utf-8"))
             except (FileNotFoundError, json.JSONDecodeError):
-                data = {
-                    "error": f"{os.path.basename(self.model)} ended its own process before its training began "
-                    f"(exit code {code})."
-                }
+                data = {"error": f"{os.path.basename(self.model)} ended its own process before its training began."}
         if "error" in data:
             prints.show()
             raise BadInputError(data["error"])
         return ModelProfile.from_json(data)
 
-    def _run(self, command: list[str], timeout_s: float | None, prints: _Prints) -> int:
+    def _run(self, arguments: Sequence[str], timeout_s: float | None, prints: _Prints) -> None:
         """Runs the child; what it prints goes to standard error, for standard output may be wanted for JSON."""
-        # A session of its own: whatever processes the script has started can then be ended with it.
-        child = subprocess.Popen(
-            command,
-            cwd=self.folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=dict(self.environment),
-            start_new_session=True,
-        )
-        assert child.stdout is not None
+        reader, writer = os.pipe()
+        try:
+            pid = self._start(arguments, writer)
+        finally:
+            os.close(writer)
+        ended = os.pidfd_open(pid)
         # A thread, so that the time-out holds for a script that prints nothing.
-        printer = threading.Thread(target=prints.follow, args=(child.stdout,), daemon=True)
+        printer = threading.Thread(target=prints.follow, args=(os.fdopen(reader, "rb"),), daemon=True)
         printer.start()
         patience = threading.Timer(SHOWN_AFTER_S, prints.show_late)
         patience.daemon = True
         patience.start()
         try:
-            return child.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            prints.show()
-            raise BadInputError(
-                f"{os.path.basename(self.model)} did not come to its training within {timeout_s:.0f} s."
-            ) from None
+            if not wait_readable([ended], timeout_s):
+                prints.show()
+                raise BadInputError(
+                    f"{os.path.basename(self.model)} did not come to its training within {timeout_s:.0f} s."
+                )
         except KeyboardInterrupt:
             prints.show()
             raise
         finally:
             patience.cancel()
             with contextlib.suppress(ProcessLookupError):  # where all of them have ended
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
+                os.killpg(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):  # of a fork
+                os.waitpid(pid, 0)
+            os.close(ended)
             # A daemon that the script has started in a session of its own may hold the pipe open for ever.
             printer.join(PRINTS_DRAIN_S)
+
+    def _start(self, arguments: Sequence[str], output: int) -> int:
+        """Starts the child in a session of its own: whatever processes the script starts can then be ended with it."""
+        if self.forks is not None:
+            pid = self.forks.fork(arguments, self.folder or Path.cwd(), self.environment, output)
+            if pid is not None:
+                return pid
+        with open(os.devnull, "rb") as nothing:
+            child = subprocess.Popen(
+                # -P: a script's folder may hold files named as our packages or as Python's own.
+                [sys.executable, "-P", "-u", "-m", CAPTURE, *arguments],
+                cwd=self.folder,
+                stdin=nothing,
+                stdout=output,
+                stderr=output,
+                env=dict(self.environment),
+                start_new_session=True,
+            )
+        child.returncode = 0  # its end is ours to wait for
+        return child.pid
+
+
+@dataclass(frozen=True)
+class Forks:
+    """A zygote server (`executor.zygote_server`), and the kind of zygote that a job's tasks are forked from.
+
+    Attributes:
+        path: the server's socket.
+        kind: of zygote.
+    """
+
+    path: str
+    kind: ZygoteKind
+
+    @classmethod
+    def of_job(cls, path: str, entry: EntryPoint, for_tasks: Mapping[str, str]) -> Forks | None:
+        """Has a zygote for a job's tasks begin to import; None if its script cannot be read.
+
+        Args:
+            path: the server's socket.
+            entry: the script.
+            for_tasks: what its tasks get of our environment.
+        """
+        try:
+            setup = Setup(LAUNCHER, script_facts(entry, ()).preload, for_tasks)
+        except BadInputError:
+            return None  # whoever runs it says so
+        forks = cls(path, setup.kind({}))
+        # The server may just be starting, and there is other work to do.
+        threading.Thread(target=forks._warm, daemon=True).start()
+        return forks
+
+    def _warm(self) -> None:
+        try:
+            warm(self.path, self.kind)
+        except OSError as error:
+            logger.warning("the zygote server cannot be reached: %s", error)
+
+    def fork(self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str], output: int) -> int | None:
+        """Forks a process that reads a model; returns its id, None if that cannot be."""
+        has = dict(self.kind.environment)
+        changes: dict[str, str | None] = {name: text for name, text in environment.items() if has.get(name) != text}
+        changes |= dict.fromkeys(has.keys() - environment.keys())
+        script, *others = arguments
+        request = ForkRequest(Path(script), others, folder, changes, module=f"{CAPTURE}.__main__")
+        answers: list[int | str] = []
+        served = ServedZygotes(self.path)
+        try:
+            served.ask(self.kind, request, [output, output], answers.append)
+            while not answers:
+                wait_readable(served.watched, None)
+                served.poll()
+        finally:
+            served.close()
+        if isinstance(answers[0], int):
+            return answers[0]
+        logger.warning("the model is not read in a fork: %s", answers[0])
+        return None
 
 
 class _Prints:

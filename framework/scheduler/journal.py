@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dike.exceptions import BadInputError
+from dike.exceptions import BadInputError, JobFailedError
 from framework.scheduler.records import TaskRecord
 
 
@@ -27,6 +27,14 @@ class Journal:
 
     def unknown(self, task_id: str, agent_id: str) -> None:
         """The master names a task that no job knows; it is being killed."""
+
+
+class LeaseLostError(JobFailedError):
+    """Another process has taken over what this one was to write; nothing more may be done in its name."""
+
+
+class ServiceLeaseLostError(LeaseLostError):
+    """What was taken over is the service, and with it all its jobs."""
 
 
 class StorageUnavailableError(BadInputError):

@@ -24,7 +24,8 @@ from sqlalchemy import Column, Engine, Float, Integer, Result, Row, String, Tabl
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from dike.exceptions import BadInputError, JobFailedError
+from dike.exceptions import BadInputError
+from framework.scheduler.journal import LeaseLostError
 
 logger = logging.getLogger(__name__)
 
@@ -53,14 +54,6 @@ def lease_columns() -> list[Column[Any]]:
 
 
 _COLUMNS = tuple(column.name for column in lease_columns())
-
-
-class LeaseLostError(JobFailedError):
-    """Another process has taken over what this one was to write; nothing more may be done in its name."""
-
-
-class ServiceLeaseLostError(LeaseLostError):
-    """What was taken over is the service, and with it all its jobs."""
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,7 @@ from framework.scheduler.agents import AgentDirectory
 from framework.scheduler.background import AtOnce, Background
 from framework.scheduler.fair_share import FairQueue
 from framework.scheduler.job import Job, JobHandle, Need
-from framework.scheduler.journal import Journal, StorageUnavailableError
-from framework.scheduler.lease import ServiceLeaseLostError
+from framework.scheduler.journal import Journal, ServiceLeaseLostError, StorageUnavailableError
 from framework.scheduler.metrics import Metrics
 from framework.scheduler.offer_matcher import OfferMatcher
 from framework.scheduler.offer_pool import OfferPool

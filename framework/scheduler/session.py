@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import getpass
-import ipaddress
 import logging
-import os
 import queue
 import signal
-import socket
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, Protocol
+from typing import Protocol
 
 from dike.exceptions import BadInputError, JobFailedError
-from framework.embedded.access import exposure, known_access
-from framework.embedded.agents import AgentSpec
-from framework.embedded.cluster import EmbeddedCluster
 from framework.mesos import events
-from framework.mesos import master as mesos_master
-from framework.mesos.driver import Driver, FrameworkSettings, driver_failure
+from framework.mesos.driver import Driver, driver_failure
 from framework.mesos.master import LeadingMaster
-from framework.project.bundle import BundleServer, address_towards
 
 logger = logging.getLogger(__name__)
 
@@ -34,100 +22,6 @@ EVENT_WAIT_S = 0.1
 DRAIN_S = 0.25
 """How long events are taken in before what is due by time is done, however many there are."""
 SUBSCRIBE_TIMEOUT_S = 20.0
-
-
-@dataclass(frozen=True)
-class MesosAccess:
-    """Which Mesos to use, and how.
-
-    Attributes:
-        master: `host:port` or `zk://...`; None starts a private Mesos on this machine.
-        agents: the private Mesos' agents.
-        connect_timeout_s: how long to wait for the master.
-        role: in which to subscribe.
-        principal, secret: of which user; an embedded Mesos of this account takes its own, which need not be named.
-        image: container image for the tasks; None for the agent's own file system.
-        agent_python: interpreter on the agents; None takes ours for a Mesos on this machine and `python3` for another.
-        advertise_address: by which host name or address agents reach this machine; None for the one that faces the
-            master.
-        bundle_port: where executors fetch scripts from; 0 takes a free port.
-        warn: takes what the user should know of a private Mesos.
-    """
-
-    master: str | None = None
-    agents: Sequence[AgentSpec] = (AgentSpec(),)
-    connect_timeout_s: float = 10.0
-    role: str = "*"
-    principal: str | None = None
-    secret: str | None = None
-    image: str | None = None
-    agent_python: str | None = None
-    advertise_address: str | None = None
-    bundle_port: int = 0
-    warn: Callable[[str], None] = logger.warning
-
-    @property
-    def runs_here(self) -> bool:
-        """Whether tasks see this machine's files, as far as that can be told before the master has answered."""
-        if self.master is None or self.image is not None:
-            return self.image is None
-        host = self.master.rpartition("@")[2].rpartition(":")[0]
-        return not self.master.startswith("zk://") and _is_loopback(host)
-
-    @contextlib.contextmanager
-    def connect(self) -> Iterator[LeadingMaster]:
-        """The master; a private one lives as long as the context."""
-        with contextlib.ExitStack() as stack:
-            address = self.master
-            if address is None:
-                address = stack.enter_context(EmbeddedCluster(self.agents)).master
-                if said := exposure():
-                    self.warn(said)
-            found = mesos_master.connect(address, self.connect_timeout_s)
-            embedded = known_access(found.host)
-            credentials = None if embedded is None else embedded.credentials
-            if self.principal is not None:
-                credentials = None if self.secret is None else (self.principal, self.secret)
-            now = dataclasses.replace(found, credentials=credentials)
-            yield LeadingMaster(now, is_private=self.master is None)
-
-    def settings(self, name: str, master: LeadingMaster, **more: Any) -> FrameworkSettings:
-        """How a framework of this name presents itself to a master; `more` are further fields of the settings."""
-        principal, secret = master.credentials or (None, None)
-        return FrameworkSettings(name, _user_name(), self.role, principal=principal, secret=secret, **more)
-
-    def bundle_server(self, archive: Callable[[str], bytes | None], master: LeadingMaster) -> BundleServer:
-        """Where executors fetch scripts; the arguments are those of `BundleServer`.
-
-        Raises:
-            BadInputError: if that port cannot be listened on.
-        """
-        if self.advertise_address is not None:
-            # Whoever stands in between may come to any of our addresses.
-            return BundleServer(archive, "", self.bundle_port, self.advertise_address)
-        address = "127.0.0.1" if self.master is None else address_towards(master.host, master.port)
-        return BundleServer(archive, address, self.bundle_port)
-
-    def python(self, master: LeadingMaster) -> str:
-        """The interpreter that runs executors on the agents."""
-        return self.agent_python or (sys.executable if is_on_this_machine(master) and not self.image else "python3")
-
-
-def is_on_this_machine(master: LeadingMaster) -> bool:
-    """Whether the master is reached by loopback, and so its agents are on this machine too."""
-    return _is_loopback(master.host)
-
-
-def this_machine() -> str:
-    """Host name and account: equal for processes that see the same files."""
-    return f"{socket.gethostname()} {os.getuid()}"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
-    except (OSError, ValueError):
-        return False
 
 
 class Work(Protocol):
@@ -229,14 +123,6 @@ def _pump_until_interrupted(work: Work, callbacks: events.EventScheduler) -> Non
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def _user_name() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        # A container may run under a number that has no name.
-        return "nobody"
 
 
 @contextlib.contextmanager

@@ -13,8 +13,9 @@ from framework.mesos.master import LeadingMaster
 from framework.scheduler.background import Threads
 from framework.scheduler.job import Job, JobHandle
 from framework.scheduler.journal import Journal
+from framework.scheduler.mesos_access import MesosAccess
 from framework.scheduler.scheduler import Scheduler
-from framework.scheduler.session import MesosAccess, drive
+from framework.scheduler.session import drive
 
 logger = logging.getLogger(__name__)
 

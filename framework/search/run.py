@@ -23,7 +23,8 @@ from framework.project import bundle
 from framework.project.script_facts import script_facts
 from framework.scheduler.agents import admitted_agents
 from framework.scheduler.journal import StorageUnavailableError
-from framework.scheduler.session import MesosAccess, is_on_this_machine, sigterm_as_interrupt
+from framework.scheduler.mesos_access import MesosAccess, is_on_this_machine
+from framework.scheduler.session import sigterm_as_interrupt
 from framework.scheduler.standalone import StandaloneJob, run_standalone
 from framework.search.controller import SearchController
 from framework.search.database import database_files, default_storage, open_database, wait_for_server

@@ -9,7 +9,8 @@ from contextlib import ExitStack, contextmanager
 from sqlalchemy import func, insert, select
 from sqlalchemy.engine import Connection
 
-from framework.scheduler.lease import Lease, Leased, ServiceLeaseLostError
+from framework.scheduler.journal import ServiceLeaseLostError
+from framework.scheduler.lease import Lease, Leased
 from framework.search.database import database_files, making_tables, open_database, parse_url, storage_errors
 from framework.search.optuna_study import SharedStudies
 from framework.service.tables import SERVICES

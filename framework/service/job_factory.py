@@ -17,8 +17,8 @@ from framework.policies.trials.registry import make_policy
 from framework.scheduler.agents import AllAgents
 from framework.scheduler.demand import Demand
 from framework.scheduler.job import Answer, Job, JobHandle
-from framework.scheduler.journal import StorageUnavailableError
-from framework.scheduler.lease import HEARTBEAT_S, STALE_S, Heartbeat, LeaseLostError
+from framework.scheduler.journal import LeaseLostError, StorageUnavailableError
+from framework.scheduler.lease import HEARTBEAT_S, STALE_S, Heartbeat
 from framework.scheduler.records import JobKind, JobRecord
 from framework.search.controller import SearchController
 from framework.search.migration_cost import with_measured_migration_cost

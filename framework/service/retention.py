@@ -17,8 +17,7 @@ from pathlib import Path
 
 from dike.exceptions import BadInputError
 from framework.project.run_folders import RunFolders
-from framework.scheduler.journal import StorageUnavailableError
-from framework.scheduler.lease import ServiceLeaseLostError
+from framework.scheduler.journal import ServiceLeaseLostError, StorageUnavailableError
 from framework.scheduler.records import JobKind, JobRecord
 from framework.search.optuna_study import remove_study
 from framework.search.records import SearchResult

@@ -20,7 +20,8 @@ from framework.scheduler.agents import AgentDirectory, AllAgents, no_agent_meets
 from framework.scheduler.background import Threads
 from framework.scheduler.constraints import parse_constraints
 from framework.scheduler.fair_share import FairQueue
-from framework.scheduler.session import MesosAccess, drive, is_on_this_machine
+from framework.scheduler.mesos_access import MesosAccess, is_on_this_machine
+from framework.scheduler.session import drive
 from framework.search.optuna_study import load_optuna
 from framework.service.election import elected, end_at_once
 from framework.service.job_factory import JobContext

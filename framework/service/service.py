@@ -18,8 +18,7 @@ from framework.scheduler.agents import AgentDirectory
 from framework.scheduler.background import Background
 from framework.scheduler.fair_share import FairQueue
 from framework.scheduler.job import CANCELLED, INTERRUPTED, Holder, JobHandle, Need, Outcome
-from framework.scheduler.journal import Journal, StorageUnavailableError
-from framework.scheduler.lease import ServiceLeaseLostError
+from framework.scheduler.journal import Journal, ServiceLeaseLostError, StorageUnavailableError
 from framework.scheduler.records import JobRecord, JobState, TaskRecord
 from framework.scheduler.scheduler import Scheduler
 from framework.service.job_factory import JobContext, make_job

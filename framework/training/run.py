@@ -22,7 +22,8 @@ from framework.project.script_facts import script_facts
 from framework.scheduler.agents import admitted_agents
 from framework.scheduler.demand import demand_on
 from framework.scheduler.job import JobHandle
-from framework.scheduler.session import MesosAccess, is_on_this_machine, sigterm_as_interrupt
+from framework.scheduler.mesos_access import MesosAccess, is_on_this_machine
+from framework.scheduler.session import sigterm_as_interrupt
 from framework.scheduler.standalone import StandaloneJob, run_standalone
 from framework.training.controller import TrainingJob
 from framework.training.elastic.options import elastic_notes
@@ -167,7 +168,7 @@ def _job_spec(
         elastic=request.elastic,
         resize_interval_s=request.resize_interval_s,
         stragglers=request.stragglers,
-        preload=script_facts(request.entry, ()).preload if request.elastic else None,
+        preload=script_facts(request.entry, ()).preload,
     )
 
 

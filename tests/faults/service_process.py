@@ -15,7 +15,8 @@ import time
 from typing import Any
 
 from framework.mesos.driver import Driver
-from framework.scheduler.session import MesosAccess, sigterm_as_interrupt
+from framework.scheduler.mesos_access import MesosAccess
+from framework.scheduler.session import sigterm_as_interrupt
 from framework.service.serve import ServeRequest, no_front, serve
 
 

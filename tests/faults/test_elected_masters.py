@@ -12,7 +12,7 @@ import pytest
 from dike.exceptions import DikeError
 from framework.embedded.agents import AgentSpec
 from framework.embedded.cluster import EmbeddedCluster
-from framework.scheduler.session import MesosAccess
+from framework.scheduler.mesos_access import MesosAccess
 from framework.training.observer import JobObserver
 from framework.training.run import RunRequest, run_training
 from tests.embedded.embedded_support import leading_master

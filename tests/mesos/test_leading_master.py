@@ -16,7 +16,7 @@ from framework.scheduler import standalone
 from framework.scheduler.agents import admitted_agents
 from framework.scheduler.demand import demand_on
 from framework.scheduler.job import Message, Need
-from framework.scheduler.session import MesosAccess
+from framework.scheduler.mesos_access import MesosAccess
 from framework.scheduler.standalone import StandaloneJob, run_standalone
 from tests.mesos.played_mesos import PlayedMesos
 from tests.service.api_stage import api_stage, played_master

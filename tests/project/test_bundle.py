@@ -25,7 +25,7 @@ from executor import bundle as executor_bundle
 from framework.embedded.ports import reserve_blocks
 from framework.mesos.master import LeadingMaster, Master
 from framework.project import bundle
-from framework.scheduler.session import MesosAccess
+from framework.scheduler.mesos_access import MesosAccess
 from framework.search.database import database_files
 from framework.search.store import Store
 from tests.search.locks import locked_by

@@ -9,7 +9,7 @@ import pytest
 from dike.exceptions import BadInputError
 from framework.project import entry_point
 from framework.project.entry_point import environment_for_tasks, find_entry_point, hint
-from framework.scheduler.session import MesosAccess
+from framework.scheduler.mesos_access import MesosAccess
 
 
 @pytest.fixture

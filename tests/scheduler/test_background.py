@@ -15,7 +15,7 @@ from framework.mesos.events import EventScheduler
 from framework.mesos.master import LeadingMaster, Master
 from framework.scheduler import standalone
 from framework.scheduler.background import AT_A_TIME, AtOnce, Background, Threads
-from framework.scheduler.session import MesosAccess
+from framework.scheduler.mesos_access import MesosAccess
 from framework.scheduler.standalone import StandaloneJob, run_standalone
 from framework.training.controller import TrainingJob
 from solver import Plan, PlanRequest, make_plan

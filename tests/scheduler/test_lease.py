@@ -17,7 +17,7 @@ from dike.exceptions import BadInputError
 from framework.mesos.driver import Driver, FrameworkSettings
 from framework.mesos.events import EventScheduler
 from framework.scheduler import lease
-from framework.scheduler.lease import LeaseLostError, ServiceLeaseLostError
+from framework.scheduler.journal import LeaseLostError, ServiceLeaseLostError
 from framework.scheduler.records import JobKind, JobRecord
 from framework.search.store import Store
 from framework.search.tables import SEARCHES

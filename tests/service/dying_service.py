@@ -10,7 +10,7 @@ from typing import Any
 
 from framework.mesos.driver import Driver
 from framework.scheduler import reconciler
-from framework.scheduler.session import MesosAccess
+from framework.scheduler.mesos_access import MesosAccess
 from framework.service import serve as serving
 from framework.service.serve import ServeRequest, no_front, serve
 

@@ -12,7 +12,7 @@ from kazoo.client import KazooClient
 from kazoo.protocol.states import KazooState
 
 from dike.exceptions import DikeError
-from framework.scheduler.session import MesosAccess
+from framework.scheduler.mesos_access import MesosAccess
 from framework.service import election
 from framework.service.serve import ServeRequest, no_front, serve
 from tests.service.zookeeper_server import LONGEST_SESSION_S

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from executor.messages import Outcome
 from framework.mesos import events
 from framework.scheduler import offer_pool
-from framework.scheduler.lease import LeaseLostError
+from framework.scheduler.journal import LeaseLostError
 from framework.scheduler.records import JobState
 from framework.service import service as service_module
 from framework.service.requests import read_request

@@ -251,7 +251,7 @@ class ServiceClient:
     def runs_here(self) -> bool:
         """Whether the service's tasks run on this machine, under this account."""
         # Late: only who submits a job asks.
-        from framework.scheduler.session import this_machine
+        from framework.scheduler.mesos_access import this_machine
 
         return self.cluster().machine == this_machine()
 

@@ -9,9 +9,9 @@ from dike._version import __version__
 from dike.exceptions import BadInputError
 from framework.scheduler.agents import AgentFacts
 from framework.scheduler.amounts import total
+from framework.scheduler.mesos_access import is_on_this_machine, this_machine
 from framework.scheduler.offer_pool import LastOffer
 from framework.scheduler.records import TaskRecord
-from framework.scheduler.session import is_on_this_machine, this_machine
 from framework.service.api.backend import MaybeSignedIn, Service, SignedIn
 from framework.service.api.cluster_schemas import AgentView, ClusterView, Health
 from framework.service.api.schemas import Me, Problem, SignIn

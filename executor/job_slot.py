@@ -1,61 +1,47 @@
-"""The slot of an elastic training job: one process at a time, of the attempt that the framework wants.
+"""The slot of a training job: one process at a time, forked from the slot's zygote, which has imported TensorFlow.
 
-The processes are forked from the slot's zygote, which has imported TensorFlow. What is said to the framework and heard
-from it is in `executor.elastic_messages`.
+That of an elastic job runs the attempt that the framework wants; what is said to the framework and heard from it is in
+`executor.elastic_messages`.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from pathlib import Path
 
-from dike import process
-from dike.profile import Api
-from dike.roles import server
+from dike.task import TaskSpec
 from executor import descendants
 from executor.attempt import AttemptProcess
 from executor.channel import TaskChannel, TaskEnd
 from executor.elastic_messages import ElasticStatus, ProcessEnd, WantedProcess, decode_wish
-from executor.messages import LaunchOrder, Outcome, WantedOutput
+from executor.messages import ELASTIC_SAVE_S, LaunchOrder, Outcome, WantedOutput
 from executor.monitor import RunMonitor
 from executor.output import OutputCopier, OutputSender
-from executor.process import describe_exit
-from executor.slot import outputs_of, place_of_output
-from executor.zygote import JOB_COMMAND, Zygote
-from executor.zygote_slot import CLEAR_POLL_S, Setup, ZygoteSlot
+from executor.outputs import Outputs
+from executor.process import describe_exit, keep_tails
+from executor.zygote import Zygote
+from executor.zygote_slot import CLEAR_POLL_S, ZygoteSlot
 
 logger = logging.getLogger(__name__)
 
 REPEAT_S = 1.0
 """How often a slot says how it stands, though nothing has changed: any message may get lost."""
-SAVE_TIMEOUT_S = 60.0
-"""How long a chief has to end its step and save when the job changes its size."""
-STOP_GRACE_S = SAVE_TIMEOUT_S + 5.0
+STOP_GRACE_S = ELASTIC_SAVE_S + 5.0
 """Between SIGTERM and SIGKILL when the job changes its size."""
-LIBRARIES = {
-    Api.GRAPH: ("tensorflow",),
-    Api.KERAS: ("tensorflow", "keras"),
-    # TF_USE_LEGACY_KERAS counts only before TensorFlow's import, and the script may be about to set it.
-    Api.TF_KERAS: (),
-    Api.COORDINATOR: ("tensorflow",),
-}
-"""API -> what a zygote may import before any script of it, as far as is known."""
 
 
-class ElasticSlot(ZygoteSlot[WantedProcess | WantedOutput]):
-    """Obeys the newest `WantedProcess`: stops, starts, reports.
+class JobSlot(ZygoteSlot[WantedProcess | WantedOutput]):
+    """Runs the process of its order; obeys the newest `WantedProcess`, if any comes: stops, starts, reports.
 
     Args:
         channel: the slot's task.
         order: what it has to know.
-        zygote_command: the program that forks the job's processes.
+        zygote: forks the job's processes.
     """
 
-    def __init__(self, channel: TaskChannel, order: LaunchOrder, zygote_command: Sequence[str] = JOB_COMMAND) -> None:
-        own = {**order.environment, process.SAVE_TIMEOUT_VARIABLE: str(SAVE_TIMEOUT_S)}
-        setup = Setup(order.bundle_url, preload(order), own, order.cpus, order.gpu_devices, zygote_command)
-        super().__init__(channel, setup, order.kill_grace_s)
+    def __init__(self, channel: TaskChannel, order: LaunchOrder, zygote: Zygote) -> None:
+        super().__init__(channel, order.bundle_url, order.gpu_devices, order.kill_grace_s, zygote)
         self._order = order
         self._wanted = WantedProcess(0, None if order.standby else order.task)
         self._sender = OutputSender(channel, enabled=order.stream_logs)
@@ -205,10 +191,12 @@ class ElasticSlot(ZygoteSlot[WantedProcess | WantedOutput]):
         status = self._status()
         if status != self._told or now_s - self._told_s >= REPEAT_S:
             self._told, self._told_s = status, now_s
-            self._channel.send(status.encode())
+            if self._order.elastic:
+                self._channel.send(status.encode())
 
     def _concluded(self, end: TaskEnd) -> TaskEnd:
-        self._channel.send(self._status().encode())
+        if self._order.elastic:
+            self._channel.send(self._status().encode())
         return end
 
     def _status(self) -> ElasticStatus:
@@ -216,7 +204,7 @@ class ElasticSlot(ZygoteSlot[WantedProcess | WantedOutput]):
         return ElasticStatus(
             task_id=self._channel.task_id,
             number=self._wanted.number,
-            ready=self._zygote is not None and self._zygote.ready,
+            ready=self._zygote.ready,
             attempt=current.task.attempt if current is not None and current.asked else None,
             ends=tuple(self._ends),
         )
@@ -232,8 +220,15 @@ class ElasticSlot(ZygoteSlot[WantedProcess | WantedOutput]):
         return TaskEnd(state, message, outcome.encode(self._sender.last_output))
 
 
-def preload(order: LaunchOrder) -> tuple[str, ...]:
-    """What the zygote of a slot imports."""
-    if server.is_server(order.task):
-        return ("tensorflow",)
-    return LIBRARIES[order.task.api] if order.preload is None else order.preload
+def outputs_of(order: LaunchOrder, task: TaskSpec, workspace: Path) -> Outputs:
+    """The outputs of a chief, which go to its job's checkpoint folder."""
+    return Outputs(workspace, task.checkpoint_dir, task.job_id, task.attempt, order.environment)
+
+
+def place_of_output(channel: TaskChannel, task: TaskSpec, *, failed: bool) -> str:
+    """Where all that a task has written is: of one that has failed, where it outlasts Mesos' sandbox."""
+    if not failed:
+        return str(channel.sandbox)
+    kept = Path(task.checkpoint_dir, "failed", f"{task.role}-{task.index}-attempt-{task.attempt}")
+    copies = {channel.sandbox / stream: kept / stream for stream in ("stdout", "stderr")}
+    return str(kept if keep_tails(task.checkpoint_dir, copies) else channel.sandbox)

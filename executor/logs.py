@@ -1,0 +1,19 @@
+"""The executor's own log."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+
+def log_to(path: Path) -> None:
+    """Sends all logging to the end of a file: a sandbox's `stdout` and `stderr` belong to the user's processes."""
+    logging.getLogger("pymesos").handlers.clear()
+    logging.basicConfig(
+        filename=path,
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(process)d [%(threadName)s] %(name)s: %(message)s",
+        force=True,
+    )
+    # It would tell whoever reads the sandbox where the bundle is, token included.
+    logging.getLogger("httpx").setLevel(logging.WARNING)

@@ -1,0 +1,143 @@
+"""The process of a task's slot: it is forked from a zygote, holds the task's own processes, and speaks to the executor.
+
+So what has been imported once serves all tasks of an executor, or of a machine. The executor is at the other end of a
+connection (file descriptor 3); when that ends, so does the slot with all that is in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NoReturn
+
+from dike import process, zygote
+from executor.channel import Slot, TaskChannel, TaskEnd
+from executor.forked import adopt_orphans
+from executor.job_slot import JobSlot
+from executor.logs import log_to
+from executor.messages import LaunchOrder
+from executor.slot_order import SlotOrder, decode_order
+from executor.trial_slot import TrialSlot
+from executor.zygote import PROGRAM, Zygote
+
+logger = logging.getLogger(__name__)
+
+CONNECTION_FD = 3
+MODULE = __name__
+"""What a zygote is asked to run (`executor.zygote.ForkRequest`)."""
+
+
+def run(argv: Sequence[str]) -> NoReturn:
+    """Holds a slot to the end of its task, and ends the process.
+
+    Args:
+        argv: folder for what the task writes, and the task's id. The order comes by the connection.
+    """
+    folder, task_id = Path(argv[0]), argv[1]
+    os.environ[process.PARENT_VARIABLE] = str(os.getpid())
+    adopt_orphans()
+    connection = Connection(CONNECTION_FD)
+    try:
+        data = connection.recv_bytes().decode()
+    except (EOFError, OSError):
+        os._exit(0)  # the executor is gone
+    order = decode_order(data)
+    log = folder / "zygote.out"
+    # Before there is any thread, and anything that a script would find set up for us.
+    first = zygote.split(order.setup.launcher, log, [CONNECTION_FD])
+    log_to(folder / "executor.log")
+    own = Zygote(order.setup.preload, dict(os.environ), log, (*PROGRAM, order.setup.launcher), first)
+    executor = ExecutorEnd(connection)
+    channel = TaskChannel(executor, task_id, folder)
+    try:
+        slot = make_slot(channel, order, own)
+        threading.Thread(target=executor.obey, args=(slot,), name="executor", daemon=True).start()
+        end = slot.run()
+    except Exception as error:
+        # Nobody else would tell the user why the slot ended.
+        logger.exception("the slot failed")
+        end = TaskEnd("TASK_FAILED", f"the executor failed: {error!r}")
+    with contextlib.suppress(OSError):  # it is gone
+        channel.update(end.state, end.message, end.data)
+    os._exit(0)
+
+
+def make_slot(channel: TaskChannel, order: LaunchOrder | SlotOrder, own: Zygote) -> Slot:
+    """The slot for a task.
+
+    Args:
+        channel: the task.
+        order: of a training job or of a search.
+        own: forks the slot's processes.
+    """
+    return JobSlot(channel, order, own) if isinstance(order, LaunchOrder) else TrialSlot(channel, order, own)
+
+
+class ExecutorEnd:
+    """The executor, seen from a slot's process; any thread may call it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._sending = threading.Lock()
+        self._asking = threading.Lock()
+        self._answered = threading.Condition()
+        self._was_taken: bool | None = None
+        self._is_gone = False
+
+    def sendStatusUpdate(self, status: dict[str, Any]) -> None:  # noqa: N802 (as pymesos calls it)
+        """Has the executor send a status update.
+
+        Raises:
+            OSError: if the executor is gone.
+        """
+        self._send({"update": status})
+
+    def sendFrameworkMessage(self, data: str) -> None:  # noqa: N802
+        """Has the executor send a framework message, and waits until the agent has taken it.
+
+        Raises:
+            OSError: if the agent has not, or the executor is gone.
+        """
+        with self._asking:
+            self._was_taken = None
+            self._send({"message": data})
+            with self._answered:
+                self._answered.wait_for(lambda: self._is_gone or self._was_taken is not None)
+            if not self._was_taken:
+                raise OSError("the agent did not take it")
+
+    def processStarted(self, pid: int) -> None:  # noqa: N802
+        """Tells the executor of a process that leads a group."""
+        with contextlib.suppress(OSError):  # it is gone
+            self._send({"group": pid})
+
+    def obey(self, slot: Slot) -> None:
+        """Hands over what the executor says, until it is gone; the slot ends then."""
+        while True:
+            try:
+                said = json.loads(self._connection.recv_bytes())
+            except (EOFError, OSError):
+                break
+            if "taken" in said:
+                with self._answered:
+                    self._was_taken = bool(said["taken"])
+                    self._answered.notify_all()
+            elif "told" in said:
+                slot.told(said["told"])
+            else:
+                slot.kill(said["kill"])
+        logger.error("the executor is gone: the slot ends")
+        with self._answered:
+            self._is_gone = True
+            self._answered.notify_all()
+        slot.kill(0.0)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        with self._sending:
+            self._connection.send_bytes(json.dumps(message).encode())

@@ -1,0 +1,156 @@
+"""Which Mesos to use, and how: what `--master` and its neighbours say.
+
+Commands make a `MesosAccess` before all else, and begin to start a private Mesos with it; so nothing is imported here
+that takes long and is needed later only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import getpass
+import ipaddress
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from framework.embedded.access import exposure, known_access
+from framework.embedded.agents import AgentSpec
+from framework.embedded.cluster import EmbeddedCluster
+
+if TYPE_CHECKING:
+    from framework.mesos.driver import FrameworkSettings
+    from framework.mesos.master import LeadingMaster
+    from framework.project.bundle import BundleServer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class MesosAccess:
+    """Which Mesos to use, and how.
+
+    Attributes:
+        master: `host:port` or `zk://...`; None starts a private Mesos on this machine.
+        agents: the private Mesos' agents.
+        connect_timeout_s: how long to wait for the master.
+        role: in which to subscribe.
+        principal, secret: of which user; an embedded Mesos of this account takes its own, which need not be named.
+        image: container image for the tasks; None for the agent's own file system.
+        agent_python: interpreter on the agents; None takes ours for a Mesos on this machine and `python3` for another.
+        advertise_address: by which host name or address agents reach this machine; None for the one that faces the
+            master.
+        bundle_port: where executors fetch scripts from; 0 takes a free port.
+        warn: takes what the user should know of a private Mesos.
+        private: the private Mesos, where it is being started already.
+    """
+
+    master: str | None = None
+    agents: Sequence[AgentSpec] = (AgentSpec(),)
+    connect_timeout_s: float = 10.0
+    role: str = "*"
+    principal: str | None = None
+    secret: str | None = None
+    image: str | None = None
+    agent_python: str | None = None
+    advertise_address: str | None = None
+    bundle_port: int = 0
+    warn: Callable[[str], None] = logger.warning
+    private: EmbeddedCluster | None = None
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether tasks see this machine's files, as far as that can be told before the master has answered."""
+        if self.master is None or self.image is not None:
+            return self.image is None
+        host = self.master.rpartition("@")[2].rpartition(":")[0]
+        return not self.master.startswith("zk://") and _is_loopback(host)
+
+    @contextlib.contextmanager
+    def starting(self) -> Iterator[MesosAccess]:
+        """Begins to start a private Mesos, while there is something else to do before `connect`.
+
+        Yields:
+            What connects to it; this, if it is another Mesos.
+        """
+        if self.master is not None:
+            yield self
+            return
+        with EmbeddedCluster(self.agents).starting() as cluster:
+            yield dataclasses.replace(self, private=cluster)
+
+    @contextlib.contextmanager
+    def connect(self) -> Iterator[LeadingMaster]:
+        """The master; a private one lives as long as the context."""
+        from framework.mesos import master as mesos_master
+        from framework.mesos.master import LeadingMaster
+
+        with contextlib.ExitStack() as stack:
+            address = self.master
+            if address is None:
+                cluster = self.private or stack.enter_context(EmbeddedCluster(self.agents).starting())
+                cluster.wait_started()
+                address = cluster.master
+                if said := exposure():
+                    self.warn(said)
+            found = mesos_master.connect(address, self.connect_timeout_s)
+            embedded = known_access(found.host)
+            credentials = None if embedded is None else embedded.credentials
+            if self.principal is not None:
+                credentials = None if self.secret is None else (self.principal, self.secret)
+            now = dataclasses.replace(found, credentials=credentials)
+            yield LeadingMaster(now, is_private=self.master is None)
+
+    def settings(self, name: str, master: LeadingMaster, **more: Any) -> FrameworkSettings:
+        """How a framework of this name presents itself to a master; `more` are further fields of the settings."""
+        from framework.mesos.driver import FrameworkSettings
+
+        principal, secret = master.credentials or (None, None)
+        return FrameworkSettings(name, _user_name(), self.role, principal=principal, secret=secret, **more)
+
+    def bundle_server(self, archive: Callable[[str], bytes | None], master: LeadingMaster) -> BundleServer:
+        """Where executors fetch scripts; the arguments are those of `BundleServer`.
+
+        Raises:
+            BadInputError: if that port cannot be listened on.
+        """
+        from framework.project.bundle import BundleServer, address_towards
+
+        if self.advertise_address is not None:
+            # Whoever stands in between may come to any of our addresses.
+            return BundleServer(archive, "", self.bundle_port, self.advertise_address)
+        address = "127.0.0.1" if self.master is None else address_towards(master.host, master.port)
+        return BundleServer(archive, address, self.bundle_port)
+
+    def python(self, master: LeadingMaster) -> str:
+        """The interpreter that runs executors on the agents."""
+        return self.agent_python or (sys.executable if is_on_this_machine(master) and not self.image else "python3")
+
+
+def is_on_this_machine(master: LeadingMaster) -> bool:
+    """Whether the master is reached by loopback, and so its agents are on this machine too."""
+    return _is_loopback(master.host)
+
+
+def this_machine() -> str:
+    """Host name and account: equal for processes that see the same files."""
+    return f"{socket.gethostname()} {os.getuid()}"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
+    except (OSError, ValueError):
+        return False
+
+
+def _user_name() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        # A container may run under a number that has no name.
+        return "nobody"
