@@ -5,7 +5,7 @@
 Writes `{"begun_s", "ended_s", "gone_s", "cpu_s", "exit_code"}` into the file RESULT; times are those of
 `time.monotonic`, which all processes of a machine share. Processes whose parent has ended become children of this one
 (PR_SET_CHILD_SUBREAPER), so none gets away by a double fork: it waits for all of them (`gone_s`). After LIMIT_S seconds
-it ends the command by SIGTERM.
+it ends the command by SIGTERM; it fails if anything is left a minute after the command's end.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
 PR_SET_CHILD_SUBREAPER = 36
+LEAVING_S = 60
 
 
 def main() -> None:
@@ -39,8 +41,9 @@ def main() -> None:
         except ChildProcessError:
             break
         if pid == process.pid:
-            signal.alarm(0)
             ended_s, exit_code = time.monotonic(), os.waitstatus_to_exitcode(status)
+            signal.signal(signal.SIGALRM, _give_up)
+            signal.alarm(LEAVING_S)
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     figures = {
         "begun_s": begun_s,
@@ -50,6 +53,10 @@ def main() -> None:
         "exit_code": exit_code,
     }
     Path(result).write_text(json.dumps(figures), encoding="utf-8")
+
+
+def _give_up(number: int, frame: object) -> NoReturn:
+    raise TimeoutError(f"processes of the command still run {LEAVING_S} s after its end")
 
 
 if __name__ == "__main__":
