@@ -30,6 +30,7 @@ NAMES = (
     "steady_load",
     "chaos",
     "chaos_tensorflow",
+    "start",
     "wild",
 )
 MODULES = (
@@ -38,6 +39,8 @@ MODULES = (
     | {name: f"benchmarks.jobs.{name}" for name in JOBS_PARTS}
 )
 RESULTS = Path(__file__).parent / "results"
+REPEATS = 10
+"""Runs of each command of `start`; the result of fewer is not kept."""
 
 
 def main() -> None:
@@ -48,6 +51,9 @@ def main() -> None:
     parser.add_argument(
         "--scripts", action="append", default=[], type=Path, metavar="FOLDER", help="wild: where copies are"
     )
+    parser.add_argument(
+        "--repeats", type=int, default=REPEATS, metavar="N", help=f"start: how often ({REPEATS}); fewer: only printed"
+    )
     parser.add_argument("--only", action="append", default=[], metavar="SCRIPT", help="wild: this one; only printed")
     arguments = parser.parse_args()
     names = [name.replace("-", "_") for name in arguments.names]
@@ -57,9 +63,13 @@ def main() -> None:
             parser.error(f"there is no benchmark '{name}'; there are {known}")
     if "wild" in names and not arguments.scripts:
         parser.error("name the folders with copies of the scripts by --scripts")
+    if arguments.repeats < 1:
+        parser.error(f"--repeats is {arguments.repeats}: it has to be 1 or more")
+    options = {"wild": (arguments.scripts, arguments.only), "start": (arguments.repeats,)}
+    is_printed = {"wild": bool(arguments.only), "start": arguments.repeats < REPEATS}
     for name in names:
         module = importlib.import_module(MODULES[name])
-        measured = module.measure(arguments.scripts, arguments.only) if name == "wild" else module.measure()
+        measured = module.measure(*options.get(name, ()))
         lines = [
             f"# {module.TITLE}",
             "",
@@ -70,7 +80,7 @@ def main() -> None:
             *measured,
         ]
         print("\n".join(lines))
-        if name in NAMES and not (name == "wild" and arguments.only):
+        if name in NAMES and not is_printed.get(name):
             path = RESULTS / f"{name}.md"
             path.write_text("\n".join(lines) + "\n", encoding="utf-8")
             print(f"\nwritten to {path}\n")

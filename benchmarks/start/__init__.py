@@ -1,0 +1,351 @@
+"""How long it takes from a command to the first step of its training, and from the last step to the prompt."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.start.marks import steps_in
+from benchmarks.start.standstill import GROWS, REJOINS, REJOINS_ELASTIC, RESTARTS, SHRINKS, standstills
+from framework.embedded.library import ensure_library
+
+TITLE = "From the command to the first step"
+ROOT = Path(__file__).parents[2]
+SCRIPTS = Path(__file__).parent / "scripts"
+TIMED = Path(__file__).with_name("timed.py")
+CLUSTER = ROOT / "examples" / "clusters" / "laptop.yaml"
+DIKE = Path(sys.executable).with_name("dike")
+KERAS, SESSION = "two_epochs.py", "session_steps.py"
+STEPS = 126
+"""Of each script; a trial makes as many."""
+LIMIT_S = 300
+"""How long a command may take."""
+MANY_WORKERS = 4
+MANY_RESOURCES = "cpus:8;mem:6144;disk:8192"
+"""What is declared so that so many workers find room on any machine."""
+MANY_FLOPS = 1e9
+"""So many the script's model would need per sample to be worth so many workers."""
+FLOPS = ("flops_forward_per_sample", "flops_step_per_sample", "longest_path_flops")
+"""Fields of a profile."""
+
+KEPT_LIMIT_S, COLD_LIMIT_S = 1.5, 3.0
+END_LIMIT_S = 1.0
+PLAN_LIMIT_S = 1.0
+CPU_LIMIT = 1.5
+STANDSTILL_LIMITS_S = {REJOINS: 1.5, REJOINS_ELASTIC: 1.5, RESTARTS: 1.5, GROWS: 1.5, SHRINKS: None}
+"""None: new offers are waited for."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A command that is measured.
+
+    Attributes:
+        name: as the tables have it.
+        command: what is run, in the project's folder.
+        bare: the same script's case without Dike; empty for that itself, and for what trains nothing.
+        is_cold: whether its cache folder holds nothing but Mesos.
+        workers: how many it must have started; 0 if it starts none.
+        steps: how many it must make.
+        start_limit_s: by how much the first step may come later than without Dike.
+        end_limit_s: most seconds from the last step to the prompt.
+        cpu_limit: most CPU seconds, as a multiple of those without Dike.
+        wall_limit_s: most seconds in all.
+    """
+
+    name: str
+    command: tuple[str | Path, ...]
+    bare: str = ""
+    is_cold: bool = False
+    workers: int = 0
+    steps: int = STEPS
+    start_limit_s: float | None = None
+    end_limit_s: float | None = None
+    cpu_limit: float | None = None
+    wall_limit_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a command went. One that trains nothing has no steps.
+
+    Attributes:
+        wall_s: seconds from its start to its end.
+        cpu_s: CPU seconds of it and of all that it has started.
+        gone_s: from its end to that of the last process that it has started.
+        start_s: from its start to its first step.
+        end_s: from its last step to its end.
+    """
+
+    wall_s: float
+    cpu_s: float
+    gone_s: float
+    start_s: float = 0.0
+    end_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Something that has a limit, or none.
+
+    Attributes:
+        what: for people.
+        values: measured, each in another round.
+        limit: most that their median may be.
+    """
+
+    what: str
+    values: Sequence[float]
+    limit: float | None
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the limit holds; None where there is none."""
+        return None if self.limit is None else bool(np.median(self.values) <= self.limit)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Figures of one kind; `measure` says what they are, with the unit."""
+
+    title: str
+    measure: str
+    figures: Sequence[Figure]
+
+    def lines(self) -> Iterator[str]:
+        """Of Markdown."""
+        yield f"## {self.title}"
+        yield ""
+        yield f"| | {self.measure} | wanted | holds |"
+        yield "|---|---|---|---|"
+        for figure in self.figures:
+            limit = "" if figure.limit is None else f"at most {figure.limit:g}"
+            verdict = {None: "", True: "yes", False: "**no**"}[figure.holds]
+            yield f"| {figure.what} | {spread(figure.values)} | {limit} | {verdict} |"
+
+
+def measure(repeats: int) -> Iterator[str]:
+    """Lines of Markdown.
+
+    Args:
+        repeats: runs of each command, which take turns.
+    """
+    with tempfile.TemporaryDirectory(prefix="dike-start-") as made:
+        stage = Stage(Path(made))
+        cases = stage.cases()
+        stage.prepare(cases)
+        runs: dict[str, list[Run]] = {case.name: [] for case in cases}
+        for number in range(repeats):
+            for case in cases:
+                run = stage.run(case)
+                runs[case.name].append(run)
+                print(f"{number + 1}/{repeats} {case.name}: {run}", file=sys.stderr, flush=True)
+    yield from report(cases, runs, standstills(repeats))
+
+
+class Stage:
+    """The folders in which the commands are run.
+
+    Args:
+        folder: for all of them.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._project = folder / "project"
+        shutil.copytree(SCRIPTS, self._project, ignore=shutil.ignore_patterns("__pycache__"))
+        # Outside of the project: what lies there travels with a job.
+        self._marks = folder / "marks"
+        self._log = folder / "stderr"
+        self._plan = folder / "plan.json"
+        self._mesos = ensure_library().parent
+        self._kept = self._cache("kept")
+
+    def cases(self) -> list[Case]:
+        """All that is measured, in the order of a round."""
+        python: tuple[str | Path, ...] = (sys.executable,)
+        run: tuple[str | Path, ...] = (DIKE, "run")
+        many = (*run, "--plan", self._plan, "--resources", MANY_RESOURCES)
+        bare, bare_session = "`python two_epochs.py`", "`python session_steps.py`"
+        found = [Case(bare, (*python, KERAS, self._marks))]
+        for is_cold in (True, False):
+            of_keras = {
+                "bare": bare,
+                "is_cold": is_cold,
+                "start_limit_s": COLD_LIMIT_S if is_cold else KEPT_LIMIT_S,
+                "end_limit_s": END_LIMIT_S,
+            }
+            profile = "no profile kept" if is_cold else "profile kept"
+            for workers in (1, 2, MANY_WORKERS):
+                chosen = many if workers == MANY_WORKERS else (*run, "--max-workers", str(workers))
+                found.append(
+                    Case(
+                        f"`dike run two_epochs.py`, workers: {workers}, {profile}",
+                        (*chosen, KERAS, self._marks),
+                        workers=workers,
+                        cpu_limit=CPU_LIMIT if workers == 1 else None,
+                        **of_keras,
+                    )
+                )
+        session = (*run, "--max-workers", "1", SESSION, self._marks)
+        tune = (DIKE, "tune", KERAS, "--param", "lr=0.1,0.01", "--slots", "2", "--", self._marks)
+        plan = (DIKE, "plan", KERAS, "--cluster", CLUSTER, "--", self._marks)
+        return [
+            *found,
+            Case("`dike tune two_epochs.py`, trials: 2", tune, bare, steps=2 * STEPS, start_limit_s=KEPT_LIMIT_S),
+            Case(bare_session, (*python, SESSION, self._marks)),
+            Case(
+                "`dike run session_steps.py`, workers: 1, profile kept",
+                session,
+                bare_session,
+                workers=1,
+                start_limit_s=KEPT_LIMIT_S,
+                end_limit_s=END_LIMIT_S,
+                cpu_limit=CPU_LIMIT,
+            ),
+            Case("`dike plan two_epochs.py`, the first time", plan, is_cold=True, steps=0),
+            Case("`dike plan two_epochs.py`, the second time", plan, steps=0, wall_limit_s=PLAN_LIMIT_S),
+        ]
+
+    def prepare(self, cases: Sequence[Case]) -> None:
+        """Leaves kept profiles, compiled modules and the plan for many workers behind."""
+        planned = (DIKE, "run", "--plan-only", "--format", "json", "--resources", MANY_RESOURCES)
+        plan = json.loads(self._timed((*planned, KERAS, self._marks), self._kept)[1])
+        heavy = self._folder / "heavy.json"
+        heavy.write_text(json.dumps(plan["profile"] | dict.fromkeys(FLOPS, MANY_FLOPS)), encoding="utf-8")
+        many = ("--max-workers", str(MANY_WORKERS), "--profile", heavy)
+        self._plan.write_text(self._timed((*planned, *many, KERAS, self._marks), self._kept)[1], encoding="utf-8")
+        for case in cases:
+            if not case.is_cold:
+                self.run(case)
+
+    def run(self, case: Case) -> Run:
+        """Runs a command to its end.
+
+        Raises:
+            RuntimeError: it has failed, or has not started or made what it was to.
+        """
+        self._marks.unlink(missing_ok=True)
+        cache = self._cache("cold") if case.is_cold else self._kept
+        times, printed = self._timed(case.command, cache)
+        said = printed + self._log.read_text(encoding="utf-8")
+        if case.is_cold:
+            shutil.rmtree(cache)
+        shutil.rmtree(self._project / "dike-runs", ignore_errors=True)
+        steps = steps_in(self._marks)
+        workers = len(set(re.findall(r"(worker:\d+)\s+on\s", said)))
+        if (len(steps), workers) != (case.steps, case.workers):
+            raise RuntimeError(f"{case.name} has made {len(steps)} steps with {workers} workers:\n{said}")
+        begun_s, ended_s = times["begun_s"], times["ended_s"]
+        in_all = (ended_s - begun_s, times["cpu_s"], times["gone_s"] - ended_s)
+        return Run(*in_all, steps[0].at_s - begun_s, ended_s - steps[-1].at_s) if steps else Run(*in_all)
+
+    def _cache(self, name: str) -> Path:
+        """A cache folder in which there is Mesos alone."""
+        cache = self._folder / name
+        cache.mkdir()
+        (cache / self._mesos.name).symlink_to(self._mesos)
+        return cache
+
+    def _timed(self, command: Sequence[str | Path], cache: Path) -> tuple[Mapping[str, float], str]:
+        """What `timed.py` writes of a command that succeeds, and what the command says."""
+        result = self._folder / "timed.json"
+        timed = [sys.executable, TIMED, result, LIMIT_S, *command]
+        # Compiled modules are left beside their sources, as an installed package has them.
+        own = {name: value for name, value in os.environ.items() if not name.startswith("DIKE_")}
+        own.pop("PYTHONDONTWRITEBYTECODE", None)
+        output = self._folder / "output"
+        with output.open("wb") as stdout, self._log.open("wb") as stderr:
+            subprocess.run(
+                list(map(str, timed)),
+                cwd=self._project,
+                env={**own, "DIKE_CACHE": str(cache)},
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                check=True,
+            )
+        times = json.loads(result.read_text(encoding="utf-8"))
+        if times["exit_code"]:
+            raise RuntimeError(f"{' '.join(map(str, command))} has failed:\n{self._log.read_text()}")
+        return times, output.read_text(encoding="utf-8")
+
+
+def report(
+    cases: Sequence[Case], runs: Mapping[str, Sequence[Run]], standstill: Mapping[str, Sequence[float]]
+) -> Iterator[str]:
+    """Lines of Markdown.
+
+    Args:
+        cases: what was measured.
+        runs: of each case, by its name, in the order of the rounds.
+        standstill: see `benchmarks.start.standstill`.
+    """
+    later, ends, cpu, walls = [], [], [], []
+    for case in cases:
+        own = runs[case.name]
+        if not case.steps:
+            walls.append(Figure(case.name, [run.wall_s for run in own], case.wall_limit_s))
+            continue
+        ends.append(Figure(case.name, [run.end_s for run in own], case.end_limit_s))
+        if case.bare:
+            pairs = list(zip(own, runs[case.bare], strict=True))
+            later.append(Figure(case.name, [run.start_s - bare.start_s for run, bare in pairs], case.start_limit_s))
+            cpu.append(Figure(case.name, [run.cpu_s / bare.cpu_s for run, bare in pairs], case.cpu_limit))
+    still = [Figure(name, values, STANDSTILL_LIMITS_S[name]) for name, values in standstill.items()]
+    tables = (
+        Table("The first step", "later than without Dike, s", later),
+        Table("The end", "from the last step to the prompt, s", ends),
+        Table("Computed", "CPU seconds, as a multiple of those without Dike", cpu),
+        Table("A plan", "from the command to the prompt, s", walls),
+        Table("Restart, rejoin, resize", "without a step, s", still),
+    )
+    limited = [(table, figure) for table in tables for figure in table.figures if figure.holds is not None]
+    missed = [(table, figure) for table, figure in limited if not figure.holds]
+    held = f"**{len(limited) - len(missed)} of {len(limited)} limits hold.**"
+    yield f"{held} These do not:" if missed else held
+    yield ""
+    for table, figure in missed:
+        yield f"* {figure.what}: {table.measure}: {np.median(figure.values):.2f}, wanted: at most {figure.limit:g}"
+    if missed:
+        yield ""
+    rounds = len(next(iter(runs.values())))
+    yield f"The commands take turns; rounds: {rounds}. Medians, in brackets the quartiles. Differences and ratios are"
+    yield "those of each round. `two_epochs.py` is two epochs of 63 steps of a small Keras"
+    yield "model, `session_steps.py` 126 steps of a TensorFlow 1 session ([scripts](../start/scripts)). They write down"
+    yield "when each step ends, in the same way with and without Dike. CPU seconds are those of all processes that a"
+    yield "command starts, the Mesos daemons included. All commands use the private Mesos of this machine; a job of"
+    yield f"{MANY_WORKERS} workers follows a plan for {MANY_RESOURCES.partition(';')[0]}, whatever the machine has."
+    latest_s = max(run.gone_s for of_case in runs.values() for run in of_case)
+    yield "*no profile kept*: the cache folder holds nothing but Mesos. The last process that a command had started was"
+    yield f"gone {latest_s:.2f} s after the prompt at the latest."
+    yield ""
+    yield "| command | first step, s | last step to prompt, s | in all, s | CPU seconds |"
+    yield "|---|---|---|---|---|"
+    for case in cases:
+        own = runs[case.name]
+        steps = [spread([run.start_s for run in own]), spread([run.end_s for run in own])] if case.steps else ["", ""]
+        cells = [case.name, *steps, spread([run.wall_s for run in own]), spread([run.cpu_s for run in own])]
+        yield f"| {' | '.join(cells)} |"
+    for table in tables:
+        yield ""
+        yield from table.lines()
+    yield ""
+    yield "*without a step*: the task that is killed, from its end; the job, where its size changes. The same job is"
+    yield "disturbed again and again; after each step it rests for 20 ms, and it saves every second."
+
+
+def spread(values: Sequence[float]) -> str:
+    """The median, and the quartiles of several values."""
+    low, median, high = np.quantile(values, [0.25, 0.5, 0.75])
+    return f"{median:.2f} ({low:.2f} to {high:.2f})" if len(values) > 1 else f"{median:.2f}"

@@ -1,0 +1,58 @@
+"""Two short epochs of Keras; each step leaves a line in a file: when it ended, in which process, of which task."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+
+STEPS_PER_EPOCH = 63
+BATCH_SIZE = 32
+
+
+class Marks(keras.callbacks.Callback):
+    """Writes the lines."""
+
+    def __init__(self, path: Path, pause_s: float, stop: Path) -> None:
+        super().__init__()
+        self._path = path
+        self._pause_s = pause_s
+        self._stop = stop
+
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+        """Of Keras."""
+        with self._path.open("a") as marks:
+            marks.write(f"{time.monotonic()} {os.getpid()} {task()}\n")
+        time.sleep(self._pause_s)
+        self.model.stop_training = self._stop.exists()
+
+
+def task() -> str:
+    """The task of a job that this process is, such as `worker:1`; `-` where there is none."""
+    # Not of TensorFlow's own variable: a script that names one is taken to set it, and nothing is imported before it.
+    task = json.loads(os.environ.get("DIKE_TASK", "{}"))
+    return f"{task['role']}:{task['index']}" if task else "-"
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("marks", type=Path, help="the file; training stops where there is one with '.stop' behind it")
+    parser.add_argument("--lr", type=float, default=0.01)
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds after each step")
+    arguments = parser.parse_args()
+    x = np.random.default_rng(0).random((STEPS_PER_EPOCH * BATCH_SIZE, 64), dtype=np.float32)
+    y = (x.sum(1) > 32).astype(np.int64)
+    model = keras.Sequential([keras.layers.Input((64,)), keras.layers.Dense(64, "relu"), keras.layers.Dense(2)])
+    model.compile(keras.optimizers.SGD(arguments.lr), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    marks = Marks(arguments.marks, arguments.pause, arguments.marks.with_suffix(".stop"))
+    model.fit(x, y, epochs=arguments.epochs, batch_size=BATCH_SIZE, verbose=2, callbacks=[marks])
+
+
+main()

@@ -1,0 +1,148 @@
+"""How long a training job makes no step when one of its processes is killed, an agent leaves, or its size changes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from benchmarks.start.marks import Step, steps_in
+from dike.profile import Api
+from framework.embedded.agents import AgentSpec
+from framework.embedded.cluster import EmbeddedCluster
+from tests.profiles import made_up_profile
+from tests.running import Running
+
+SCRIPTS = Path(__file__).parent / "scripts"
+SESSION, KERAS = SCRIPTS / "session_steps.py", SCRIPTS / "two_epochs.py"
+PROFILES = {
+    SESSION: made_up_profile({"w": (64, 1)}, api=Api.GRAPH, flops=1e9),
+    KERAS: made_up_profile({"dense/kernel": (64, 64), "dense_1/kernel": (64, 2)}, api=Api.KERAS, flops=1e9),
+}
+"""Made up: the models are tiny ones, of which no second worker would be worth anything."""
+PAUSE_S = 0.02
+ENDLESS = 10**6
+AGENT = AgentSpec(resources="cpus:2;mem:1900;disk:4096")
+"""Room for one worker."""
+WORKERS = ("worker:0", "worker:1")
+REJOINS = "a worker of two is killed, the other trains on: its next step"
+REJOINS_ELASTIC = "the same with `--elastic 1:2`"
+RESTARTS = "the chief of a Keras job is killed: the job's next step"
+SHRINKS = "an agent with a worker leaves: from the last step of two workers to the first of one"
+GROWS = "the agent is back: from the last step of one worker to the first of two"
+
+
+class Job:
+    """A `dike run` whose steps are looked at; ended with its context.
+
+    Args:
+        folder: its own.
+        script: what it trains.
+        options: of `dike run`.
+    """
+
+    def __init__(self, folder: Path, script: Path, *options: str | Path) -> None:
+        folder.mkdir()
+        self._folder = folder
+        self._marks = folder / "marks"
+        profile = folder / "profile.json"
+        profile.write_text(PROFILES[script].dumps(), encoding="utf-8")
+        steps = ("--epochs" if script == KERAS else "--steps", str(ENDLESS))
+        saves = ("--checkpoint-dir", folder / "checkpoints", "--checkpoint-interval", "1")
+        self._run = Running(
+            folder,
+            *("run", "--format", "json", *options, *saves, "--profile", profile),
+            *(script, self._marks, *steps, "--pause", str(PAUSE_S)),
+        )
+
+    def end(self) -> None:
+        """Has the script end, and waits for it."""
+        self._marks.with_suffix(".stop").touch()
+        self._run.result()
+
+    def wait_for_step(self, what: str, is_meant: Callable[[Step], bool]) -> Step:
+        """The first step that is meant, as soon as it has been made."""
+        return self._run.wait_for(lambda: next(filter(is_meant, steps_in(self._marks)), None), what)
+
+    def settle(self, tasks: Sequence[str] = ()) -> None:
+        """Waits until these tasks have made a step and the job has saved, both from now on."""
+        now_s, saved = time.monotonic(), self._newest_checkpoint_ns()
+        for task in tasks:
+            self.wait_for_step(f"a step of {task}", lambda step, task=task: step.at_s > now_s and step.task == task)
+        self._run.wait_for(lambda: self._newest_checkpoint_ns() > saved, "a checkpoint")
+
+    def kill(self, task: str) -> float:
+        """Kills the process of a task; seconds from then to the first step of the one that takes its place."""
+        victim = [step for step in steps_in(self._marks) if step.task == task][-1].pid
+        killed_s = time.monotonic()
+        os.kill(victim, signal.SIGKILL)
+        return (
+            self.wait_for_step(
+                f"a step of the next {task}",
+                lambda step: step.task == task and step.at_s > killed_s and step.pid != victim,
+            ).at_s
+            - killed_s
+        )
+
+    def changes(self, what: str, change: Callable[[], None]) -> float:
+        """Seconds from the last step of the processes that there are to the first of others, which follow a change."""
+        old = {step.pid for step in steps_in(self._marks)}
+        change()
+        first = self.wait_for_step(what, lambda step: step.pid not in old)
+        return first.at_s - max(step.at_s for step in steps_in(self._marks) if step.pid in old)
+
+    def _newest_checkpoint_ns(self) -> int:
+        paths = (self._folder / "checkpoints").rglob("*.index")
+        return max((path.stat().st_mtime_ns for path in paths), default=0)
+
+
+@contextlib.contextmanager
+def _job(folder: Path, script: Path, *options: str | Path) -> Iterator[Job]:
+    job = Job(folder, script, *options)
+    try:
+        yield job
+        job.end()
+    finally:
+        Running.end_all()
+
+
+def standstills(repeats: int) -> dict[str, list[float]]:
+    """What happens to a job -> seconds in which it, or the task that is meant, makes no step, each time.
+
+    Args:
+        repeats: how often each is measured, in the same job.
+    """
+    found: dict[str, list[float]] = {name: [] for name in (REJOINS, REJOINS_ELASTIC, RESTARTS, SHRINKS, GROWS)}
+
+    def note(name: str, seconds: float) -> None:
+        found[name].append(seconds)
+        print(f"{name}: {seconds:.2f} s", file=sys.stderr, flush=True)
+
+    two_agents = ("--agents", "2", "--resources", AGENT.resources)
+    with tempfile.TemporaryDirectory(prefix="dike-standstill-") as made:
+        folder = Path(made)
+        with _job(folder / "rejoins", SESSION, *two_agents, "--max-workers", "2") as job:
+            for _ in range(repeats):
+                job.settle(WORKERS)
+                note(REJOINS, job.kill("worker:1"))
+        with _job(folder / "restarts", KERAS, "--max-workers", "1") as job:
+            for _ in range(repeats):
+                job.settle(["chief:0"])
+                note(RESTARTS, job.kill("chief:0"))
+        with EmbeddedCluster([AGENT] * 2) as cluster:
+            elastic = ("--elastic", "1:2", "--resize-interval", "1", "--master", cluster.master)
+            cluster.kill_agent(1, signal.SIGUSR1)
+            with _job(folder / "elastic", SESSION, *elastic) as job:
+                for _ in range(repeats):
+                    job.settle(WORKERS[:1])
+                    note(GROWS, job.changes("a step of two workers", lambda: cluster.restart_agent(1)))
+                    job.settle(WORKERS)
+                    note(REJOINS_ELASTIC, job.kill("worker:1"))
+                    job.settle(WORKERS)
+                    note(SHRINKS, job.changes("a step of one worker", lambda: cluster.kill_agent(1, signal.SIGUSR1)))
+    return found
