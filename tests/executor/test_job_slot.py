@@ -1,4 +1,4 @@
-"""A slot of a training job with real processes; of an elastic one, one attempt at a time, each stopped before the next."""
+"""A slot of a training job with real processes: one attempt at a time, each stopped before the next begins."""
 
 from __future__ import annotations
 

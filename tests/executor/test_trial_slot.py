@@ -13,7 +13,6 @@ import psutil
 import pytest
 
 from dike.trial.spec import TrialSpec
-from executor import zygote
 from executor.slot_order import LAUNCHER, SlotOrder
 from executor.trial_messages import (
     KnownOutput,
@@ -27,6 +26,7 @@ from executor.trial_messages import (
     Wanted,
     decode_slot_message,
 )
+from executor.zygote import PROGRAM
 from framework.project import bundle
 from tests.executor.slot_seen import DEADLINE_S, HERE, ROOT, STANDIN, SeenSlot, wait_gone
 
