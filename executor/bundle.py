@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import http.client
 import io
 import tarfile
 import tempfile
@@ -13,13 +15,13 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
 from typing import BinaryIO
-
-import httpx
+from urllib.parse import urlsplit
 
 TIMEOUT_S = 60.0
 PATIENCE_S = 120.0
 """How long it is tried again where the framework has too much to do: it serves only so many executors at a time."""
 RETRY_S = 2.0
+BLOCK_BYTES = 1 << 16
 MEMBERS_LIMIT = 20_000
 """How many files and folders an archive may hold: each takes time, however small it is."""
 UNPACKED_LIMIT_BYTES = 200 * 2**20
@@ -43,10 +45,6 @@ def fetch(url: str, folder: Path) -> None:
             _download(url, archive)
             archive.seek(0)
             unpack(archive, folder)
-    except httpx.HTTPStatusError as error:
-        raise BundleError(f"the framework refused the script's bundle: HTTP {error.response.status_code}") from error
-    except httpx.HTTPError as error:
-        raise BundleError(f"the script's bundle could not be fetched from the framework: {error}") from error
     except OSError as error:
         raise BundleError(f"the script's bundle could not be unpacked: {error}") from error
 
@@ -67,26 +65,50 @@ def _download(url: str, archive: BinaryIO) -> None:
     until_s = time.monotonic() + PATIENCE_S
     while True:
         try:
-            with httpx.stream("GET", url, timeout=TIMEOUT_S, trust_env=False) as response:
-                response.raise_for_status()
-                for block in response.iter_bytes():
-                    archive.write(block)
-                    if archive.tell() > UNPACKED_LIMIT_BYTES:
-                        raise BundleError("the script's bundle does not end")
+            for block in _blocks(url):
+                archive.write(block)
+                if archive.tell() > UNPACKED_LIMIT_BYTES:
+                    raise BundleError("the script's bundle does not end")
             return
-        except httpx.HTTPError as error:
-            if not _may_pass(error) or time.monotonic() >= until_s:
-                raise
+        except _NotSentError as error:
+            if not error.may_pass or time.monotonic() >= until_s:
+                raise BundleError(str(error)) from error
         archive.seek(0)
         archive.truncate()
         time.sleep(RETRY_S)
 
 
-def _may_pass(error: httpx.HTTPError) -> bool:
-    """Whether the framework, or the way to it, may only be overloaded; in the midst of an answer it gives up, too."""
-    if isinstance(error, httpx.HTTPStatusError):
-        return error.response.status_code == HTTPStatus.SERVICE_UNAVAILABLE
-    return isinstance(error, httpx.TimeoutException | httpx.RemoteProtocolError)
+class _NotSentError(Exception):
+    """The framework has not sent the bundle; `may_pass`: it, or the way to it, may only be overloaded."""
+
+    def __init__(self, message: str, *, may_pass: bool) -> None:
+        super().__init__(message)
+        self.may_pass = may_pass
+
+
+def _blocks(url: str) -> Iterator[bytes]:
+    """What is at a URL, by Python's own client: any other takes longer to be made than the answer to come."""
+    parts = urlsplit(url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    try:
+        with contextlib.closing(kind(parts.netloc, timeout=TIMEOUT_S)) as connection:
+            connection.request("GET", parts.path)
+            response = connection.getresponse()
+            if response.status != HTTPStatus.OK:
+                busy = response.status == HTTPStatus.SERVICE_UNAVAILABLE
+                raise _NotSentError(
+                    f"the framework refused the script's bundle: HTTP {response.status}", may_pass=busy
+                )
+            while block := response.read(BLOCK_BYTES):
+                yield block
+            if response.length:
+                raise http.client.IncompleteRead(b"", response.length)
+    except (OSError, http.client.HTTPException) as error:
+        # In the midst of an answer it gives up, too.
+        may_pass = isinstance(error, TimeoutError | http.client.HTTPException)
+        raise _NotSentError(
+            f"the script's bundle could not be fetched from the framework: {error}", may_pass=may_pass
+        ) from error
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import logging
 import time
 from pathlib import Path
 
+from dike.roles import server
 from dike.task import TaskSpec
 from executor import descendants
 from executor.attempt import AttemptProcess
@@ -41,7 +42,8 @@ class JobSlot(ZygoteSlot[WantedProcess | WantedOutput]):
     """
 
     def __init__(self, channel: TaskChannel, order: LaunchOrder, zygote: Zygote) -> None:
-        super().__init__(channel, order.bundle_url, order.gpu_devices, order.kill_grace_s, zygote)
+        url = "" if server.is_server(order.task) else order.bundle_url
+        super().__init__(channel, url, order.gpu_devices, order.kill_grace_s, zygote)
         self._order = order
         self._wanted = WantedProcess(0, None if order.standby else order.task)
         self._sender = OutputSender(channel, enabled=order.stream_logs)

@@ -15,5 +15,3 @@ def log_to(path: Path) -> None:
         format="%(asctime)s %(levelname)s %(process)d [%(threadName)s] %(name)s: %(message)s",
         force=True,
     )
-    # It would tell whoever reads the sandbox where the bundle is, token included.
-    logging.getLogger("httpx").setLevel(logging.WARNING)

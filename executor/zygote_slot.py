@@ -49,7 +49,7 @@ class ZygoteSlot(ABC, Generic[Wish]):
 
     Args:
         channel: the slot's task.
-        bundle_url: where the script's folder can be fetched, token included.
+        bundle_url: where the script's folder can be fetched, token included; empty for a slot that runs no script.
         gpu_devices: the slot's GPUs; None where Mesos isolates GPUs itself.
         kill_grace_s: seconds between SIGTERM and SIGKILL when the task is killed.
         zygote: forks the slot's processes; the slot closes it.
@@ -94,7 +94,10 @@ class ZygoteSlot(ABC, Generic[Wish]):
         """Holds the slot to the end of its task."""
         zygote = self._zygote
         try:
-            bundle.fetch(self._bundle_url, self._folder)
+            if self._bundle_url:
+                bundle.fetch(self._bundle_url, self._folder)
+            else:
+                self._folder.mkdir()
             self._given = dict(local_files(self._folder))
         except (bundle.BundleError, OSError) as error:
             zygote.close()

@@ -29,7 +29,7 @@ from framework.project import bundle
 from tests.executor.slot_seen import HERE
 from tests.waiting import is_alive, wait_until
 
-TASK = TaskSpec("job", Role.WORKER, 0, {"ps": [], "worker": ["127.0.0.1:2"]}, Api.GRAPH, {}, "/nowhere/checkpoints")
+TASK = TaskSpec("job", Role.WORKER, 0, {"ps": [], "worker": ["127.0.0.1:2"]}, Api.GRAPH, {})
 NOWHERE = "http://127.0.0.1:9/bundle"
 TOKEN = "t" * 32
 SEARCH = SlotOrder("search", NOWHERE, "train.py", gpu_devices=()).encode()
