@@ -138,6 +138,7 @@ class OfferMatcher:
         isolated: makes a call of a job's state machine.
         metrics: counts what happens.
         clock: seconds, monotonic.
+        pool: for the offers in hand.
 
     Attributes:
         pool: the offers in hand.
@@ -153,6 +154,7 @@ class OfferMatcher:
         isolated: Isolated,
         metrics: Metrics,
         clock: Callable[[], float],
+        pool: OfferPool,
     ) -> None:
         self._mesos = mesos
         self._jobs = jobs
@@ -167,7 +169,7 @@ class OfferMatcher:
         self._must_revive = False
         self._revived_s = clock() - REVIVE_PAUSE_S
         self._offered_s = clock()
-        self.pool = OfferPool()
+        self.pool = pool
         self._negative_cache = NegativeCache()
         self._planning: dict[JobHandle, _Planned] = {}
 

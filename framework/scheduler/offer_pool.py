@@ -67,6 +67,10 @@ class _Held:
 class OfferPool:
     """Offers in hand, those that a job looks at just now set apart.
 
+    Args:
+        agents: how many agents there are, where that is known and they are nobody else's. As long as nothing has run
+            there, no more offers come once all of them have made one; later they come in pieces, as tasks end.
+
     Attributes:
         generation: grows whenever there is something new to look at.
         version: grows whenever anything changes.
@@ -74,7 +78,8 @@ class OfferPool:
         last_offer_s: when the last offer came, in seconds since the epoch; None before the first.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, agents: int | None = None) -> None:
+        self._agents = agents
         self._held: dict[str, _Held] = {}
         self._new_since_s: float | None = None
         self._newest_s = 0.0
@@ -122,6 +127,8 @@ class OfferPool:
         if not self._held:
             return False
         first_s = self._new_since_s
+        if self._agents == len({agent_id(held.offer) for held in self._held.values()}):
+            return True
         return first_s is None or now_s - self._newest_s >= SETTLE_S or now_s - first_s >= COLLECT_S
 
     def settle(self) -> None:
@@ -145,6 +152,7 @@ class OfferPool:
         agent = agent_id(offers[0])
         for offer in offers:
             del self._held[offer_id(offer)]
+        self._agents = None
         last = self.last[agent]
         self.last[agent] = LastOffer(left(last.free, amounts), last.time_s)
         self._changed()

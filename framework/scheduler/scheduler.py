@@ -79,6 +79,7 @@ class Scheduler:
         master: LeadingMaster | None = None,
         background: Background | None = None,
         clock: Callable[[], float] = time.monotonic,
+        pool: OfferPool | None = None,
     ) -> None:
         self._mesos = mesos
         self._journal = journal
@@ -96,7 +97,15 @@ class Scheduler:
             self._jobs, queue or FairQueue(), agents, reservations, self._isolated, notify, clock
         )
         self._matcher = OfferMatcher(
-            mesos, self._jobs, self._queue, reservations, self._tracker, self._isolated, self._metrics, clock
+            mesos,
+            self._jobs,
+            self._queue,
+            reservations,
+            self._tracker,
+            self._isolated,
+            self._metrics,
+            clock,
+            pool or OfferPool(),
         )
         self._next_idle = 0
         self._reviewed_s = clock()

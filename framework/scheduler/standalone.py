@@ -14,6 +14,7 @@ from framework.scheduler.background import Threads
 from framework.scheduler.job import Job, JobHandle
 from framework.scheduler.journal import Journal
 from framework.scheduler.mesos_access import MesosAccess
+from framework.scheduler.offer_pool import OfferPool
 from framework.scheduler.scheduler import Scheduler
 from framework.scheduler.session import drive
 
@@ -70,6 +71,7 @@ def run_standalone(job: StandaloneJob[Kind], mesos: MesosAccess, master: Leading
         failed=_raise,
         master=master,
         background=Threads(lambda: callbacks.events.put(events.WorkDone())),
+        pool=OfferPool(len(mesos.agents) if master.is_private else None),
     )
     made: list[Kind] = []
 
