@@ -96,9 +96,7 @@ def _blocks(url: str) -> Iterator[bytes]:
             response = connection.getresponse()
             if response.status != HTTPStatus.OK:
                 busy = response.status == HTTPStatus.SERVICE_UNAVAILABLE
-                raise _NotSentError(
-                    f"the framework refused the script's bundle: HTTP {response.status}", may_pass=busy
-                )
+                raise _NotSentError(f"the framework refused the script's bundle: HTTP {response.status}", may_pass=busy)
             while block := response.read(BLOCK_BYTES):
                 yield block
             if response.length:

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -202,6 +203,18 @@ class ServedZygotes:
         for connection in self._waiting:
             connection.close()
         self._waiting.clear()
+
+
+def warm_soon(path: str, kind: ZygoteKind) -> None:
+    """As `warm`, without waiting for a server that is just starting."""
+
+    def do() -> None:
+        try:
+            warm(path, kind)
+        except OSError as error:
+            logger.warning("the zygote server cannot be reached: %s", error)
+
+    threading.Thread(target=do, name="warm", daemon=True).start()
 
 
 def warm(path: str, kind: ZygoteKind) -> None:

@@ -51,7 +51,7 @@ def run(
         def start_mesos() -> str:
             nonlocal mesos
             mesos = stack.enter_context(mesos.starting())
-            return "" if mesos.private is None else mesos.private.zygotes
+            return mesos.zygotes
 
         request = job.request(on_this_machine=mesos.runs_here, tell=tell, handed_over=handed_over, zygotes=start_mesos)
         # Late, as all that is not needed to begin with the start of Mesos and the imports of the tasks.

@@ -21,6 +21,7 @@ from framework.cli.option_groups import is_given
 from framework.policies.trials.interface import Milestone, PolicySettings
 from framework.policies.trials.registry import make_policy
 from framework.project.entry_point import RUNS_FOLDER, environment_for_tasks, find_entry_point
+from framework.project.run_folders import absolute_folder, new_job_id
 from framework.project.script_facts import script_facts
 from framework.search.migration_cost import DEFAULT_MOVE_S
 from framework.search.pruners import parse_stop
@@ -28,7 +29,6 @@ from framework.search.records import Mode, SearchSpec
 from framework.search.samplers import EXHAUSTIVE, check_sampler, default_sampler, grid_size
 from framework.search.space import check_space, parse_parameter, read_space
 from framework.search.store import Store
-from framework.training.run import absolute_folder, new_job_id
 
 DEFAULT_TRIALS = 20
 _MILESTONE = re.compile(r"(?P<percent>\d+(\.\d+)?)%:(?P<seconds>\d+(\.\d+)?)s?")

@@ -92,9 +92,9 @@ def _save(folder: Path, request: TrainingRequest, archive: bytes) -> tuple[Path,
 def _training_request(request: RunRequest, name: str | None) -> TrainingRequest:
     """What was asked for, as a service takes it."""
     from dike import checkpoints
+    from framework.project.run_folders import absolute_folder
     from framework.project.script_facts import script_facts
     from framework.service.requests import training_request
-    from framework.training.run import absolute_folder
 
     folder = request.checkpoint_dir
     if folder is not None:
@@ -117,7 +117,7 @@ def _training_request(request: RunRequest, name: str | None) -> TrainingRequest:
         elastic=None if request.elastic is None else "{}:{}".format(*request.elastic),
         resize_interval_s=request.resize_interval_s,
         stragglers=request.stragglers,
-        preload=None if request.elastic is None else list(script_facts(request.entry, ()).preload),
+        preload=list(script_facts(request.entry, ()).preload),
         constraints=list(request.constraints),
         volumes=list(request.volumes),
         isolate_tasks=request.isolate_tasks,

@@ -199,10 +199,7 @@ def tune(
         run_options,
         search_spec,
     )
-    from framework.cli.search_report import report
-    from framework.cli.search_view import LiveSearchView, NotebookSearchView, PlainSearchView
     from framework.search.database import default_storage
-    from framework.search.run import SearchRequest, run_search
     from framework.search.store import Store
 
     url = storage or default_storage()
@@ -296,8 +293,16 @@ def tune(
                 "--image needs --checkpoint-dir, a folder that all agents share: trials leave their containers, and go "
                 "on in others."
             )
-        request = SearchRequest(spec, url, resume is not None, mesos, logdir, constraints, volumes, remembered)
         with contextlib.ExitStack() as stack:
+            mesos = stack.enter_context(mesos.starting())
+            if mesos.zygotes:
+                _import_for_trials(spec, mesos.zygotes)
+            # Late, as all that is not needed to begin with the start of Mesos and the imports of the trials.
+            from framework.cli.search_report import report
+            from framework.cli.search_view import LiveSearchView, NotebookSearchView, PlainSearchView
+            from framework.search.run import SearchRequest, run_search
+
+            request = SearchRequest(spec, url, resume is not None, mesos, logdir, constraints, volumes, remembered)
             out = console(stderr=as_json)
             view = PlainSearchView(out, spec)
             if for_notebook:
@@ -317,6 +322,17 @@ def tune(
             raise JobFailedError(
                 f"No trial of the search {spec.name} has succeeded; dike trials {spec.name} says more."
             )
+
+
+def _import_for_trials(spec: SearchSpec, zygotes: str) -> None:
+    """Has a private Mesos' zygote server begin to import what the trials need."""
+    from executor.slot_order import SlotOrder
+    from executor.zygote_pool import warm_soon
+    from framework.project.script_facts import script_facts
+
+    if spec.entry.script.is_file():
+        order = SlotOrder(spec.name, "", "", script_facts(spec.entry, ()).preload, spec.environment)
+        warm_soon(zygotes, order.setup.kind({}))
 
 
 def _runs_here(access: ServiceAccess) -> bool:

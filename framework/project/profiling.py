@@ -26,7 +26,7 @@ from executor.environment import Setup, ZygoteKind
 from executor.messages import LAUNCHER
 from executor.process import wait_readable
 from executor.zygote import ForkRequest
-from executor.zygote_pool import ServedZygotes, warm
+from executor.zygote_pool import ServedZygotes, warm_soon
 from framework.project import tensorflow_noise
 from framework.project.entry_point import EntryPoint, find_entry_point, hint, planning_environment
 from framework.project.kept_profiles import KnownProfile, content_of, kept_profile, libraries
@@ -349,15 +349,8 @@ class Forks:
         except BadInputError:
             return None  # whoever runs it says so
         forks = cls(path, setup.kind({}))
-        # The server may just be starting, and there is other work to do.
-        threading.Thread(target=forks._warm, daemon=True).start()
+        warm_soon(path, forks.kind)
         return forks
-
-    def _warm(self) -> None:
-        try:
-            warm(self.path, self.kind)
-        except OSError as error:
-            logger.warning("the zygote server cannot be reached: %s", error)
 
     def fork(self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str], output: int) -> int | None:
         """Forks a process that reads a model; returns its id, None if that cannot be."""

@@ -6,6 +6,7 @@ Scripts write there, so nothing in them is believed, and no link is followed on 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import errno
 import fcntl
 import json
@@ -265,3 +266,14 @@ def _small_text(folder: int, name: str) -> str:
         return os.read(file, _SMALL_BYTES).decode()
     finally:
         os.close(file)
+
+
+def new_job_id(script: Path) -> str:
+    """A name for a job, unique without asking anyone: script, time and six random digits."""
+    stem = "".join(c if c.isalnum() or c in "-_" else "-" for c in script.stem)
+    return f"{stem}-{datetime.datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+
+
+def absolute_folder(path: str) -> str:
+    """A folder's path as any process understands it; URLs such as `gs://bucket/x` stay as they are."""
+    return path if "://" in path else str(Path(path).absolute())

@@ -22,7 +22,9 @@ PRELOADED = (*_TENSORFLOW, "numpy", "scipy", "pandas", "sklearn", "torch", "torc
 """Libraries that are slow to import, and whose import starts no thread that a fork would lose and touches no GPU."""
 _DIKES_OWN = frozenset({"tune", "grid_search", "report", "checkpoint", "params"})
 """What scripts ask of `dike` that is not TensorFlow's."""
-_TENSORFLOW_SETTING = re.compile(r"TF_[A-Z0-9_]+|KERAS_BACKEND|KERAS_HOME|XLA_FLAGS")
+_LATE_SETTING = r"TF_CONFIG|TF_CPP_\w+|TF_FORCE_GPU_ALLOW_GROWTH|TF_GPU_ALLOCATOR|TF_NUM_\w+|TF_DATA_\w+"
+"""Environment variables that TensorFlow reads later, or that only say how much it logs."""
+_TENSORFLOW_SETTING = re.compile(rf"(?!({_LATE_SETTING})$)TF_[A-Z0-9_]+|KERAS_BACKEND|KERAS_HOME|XLA_FLAGS")
 """Environment variables that TensorFlow or Keras reads as it is imported; a script that sets one must do so first."""
 
 

@@ -70,6 +70,11 @@ class MesosAccess:
         host = self.master.rpartition("@")[2].rpartition(":")[0]
         return not self.master.startswith("zk://") and _is_loopback(host)
 
+    @property
+    def zygotes(self) -> str:
+        """Socket of the zygote server of a private Mesos that is `starting`; empty without one."""
+        return "" if self.private is None else self.private.zygotes
+
     @contextlib.contextmanager
     def starting(self) -> Iterator[MesosAccess]:
         """Begins to start a private Mesos, while there is something else to do before `connect`.

@@ -16,6 +16,7 @@ from framework.mesos.connection import FrameworkRemovedError
 from framework.mesos.containers import Volume
 from framework.mesos.driver import Driver
 from framework.mesos.master import LeadingMaster, leading_for_s
+from framework.project.run_folders import absolute_folder
 from framework.scheduler.agents import AgentDirectory, AllAgents, no_agent_meets
 from framework.scheduler.background import Threads
 from framework.scheduler.constraints import parse_constraints
@@ -31,7 +32,6 @@ from framework.service.service import Service
 from framework.service.store import ServiceStore
 from framework.service.submission import Submissions
 from framework.service.users import Limits, no_limits
-from framework.training.run import absolute_folder
 from solver import NodeClass
 
 logger = logging.getLogger(__name__)

@@ -12,6 +12,7 @@ from typing import Any
 from dike.exceptions import BadInputError
 from framework.mesos import events
 from framework.project.bundle import check, new_token
+from framework.project.run_folders import new_job_id
 from framework.scheduler.records import NEWEST, JobKind, JobRecord
 from framework.search.records import SearchSpec
 from framework.search.recovery import SearchState
@@ -20,7 +21,6 @@ from framework.service.mounts import NO_CONTAINERS, Mounts
 from framework.service.requests import SearchJobRequest, TrainingRequest, is_own_search
 from framework.service.store import ServiceStore
 from framework.service.users import OverLimitError
-from framework.training.run import new_job_id
 
 
 class Submissions:

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dike.task import Role
 from framework.mesos import events
@@ -26,7 +26,6 @@ from framework.scheduler.agents import AllAgents
 from framework.scheduler.background import AtOnce, Background
 from framework.scheduler.demand import Demand
 from framework.scheduler.job import CANCELLED, Answer, Decline, Launch, Message, Need, Outcome, Reclaimable
-from framework.training.elastic.resizer import Resizer
 from framework.training.elastic.stragglers import StragglerReporter
 from framework.training.launch import DoesNotFitError, choose_executor, cluster_spec, launch_operation
 from framework.training.observer import JobObserver
@@ -34,6 +33,9 @@ from framework.training.output import OutputReader, ReportListener, ReportReader
 from framework.training.planning import PlannedLaunch, Planner
 from framework.training.spec import JobResult, JobSpec, JobTask
 from framework.training.state import JobRun, Phase, StateWriter, TrainingState, read_state
+
+if TYPE_CHECKING:
+    from framework.training.elastic.resizer import Resizer
 
 logger = logging.getLogger(__name__)
 
@@ -122,6 +124,9 @@ class TrainingJob:
         self._resizer: Resizer | None = None
         listener: ReportListener = StragglerReporter(observer) if spec.stragglers != "ignore" else ReportListener()
         if spec.elastic is not None:
+            # Late: most jobs keep their size, and what decides on another takes half a second to import.
+            from framework.training.elastic.resizer import Resizer
+
             listener = self._resizer = Resizer(
                 spec, run, self._outbox, observer, self.result, lambda: self._demand(self._framework_id), clock
             )

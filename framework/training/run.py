@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import functools
-import secrets
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +16,7 @@ from framework.mesos.master import LeadingMaster
 from framework.project import bundle
 from framework.project.entry_point import RUNS_FOLDER, EntryPoint
 from framework.project.kept_profiles import KnownProfile
-from framework.project.run_folders import in_use
+from framework.project.run_folders import absolute_folder, in_use, new_job_id
 from framework.project.script_facts import script_facts
 from framework.scheduler.agents import admitted_agents
 from framework.scheduler.demand import demand_on
@@ -133,17 +131,6 @@ def _marked(request: RunRequest, job_id: str, checkpoint_dir: str) -> contextlib
     if request.plan_only or "://" in checkpoint_dir:
         return contextlib.nullcontext()
     return in_use(Path(checkpoint_dir), job_id, make=request.checkpoint_dir is None and request.mesos.runs_here)
-
-
-def new_job_id(script: Path) -> str:
-    """A name for a job, unique without asking anyone: script, time and six random digits."""
-    stem = "".join(c if c.isalnum() or c in "-_" else "-" for c in script.stem)
-    return f"{stem}-{datetime.datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
-
-
-def absolute_folder(path: str) -> str:
-    """A folder's path as any process understands it; URLs such as `gs://bucket/x` stay as they are."""
-    return path if "://" in path else str(Path(path).absolute())
 
 
 def _job_spec(
