@@ -61,6 +61,7 @@ def main(argv: Sequence[str]) -> int:
         print("dike: The script is missing; start jobs with 'dike run SCRIPT'.", file=sys.stderr)
         return 2
     process.die_with_parent()
+    process.set_name(f"dike {task.name}")
     os.environ["TF_CONFIG"] = json.dumps(task.tf_config)
     # Without it a call to a server that is still starting fails instead of waiting.
     os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")

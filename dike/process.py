@@ -27,6 +27,7 @@ PARENT_VARIABLE = "DIKE_PARENT_PID"
 """Optional environment variable: the process that must be alive for this one to live."""
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 
 
 def die_with_parent(parent: int | None = None) -> None:
@@ -44,6 +45,18 @@ def die_with_parent(parent: int | None = None) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it ended before the call
         os._exit(EXIT_CODE_TERMINATED)
+
+
+def set_name(name: str) -> None:
+    """Shows this process under a name in `top` and `ps -o comm`: forks have the command line of their zygote.
+
+    Args:
+        name: what 15 bytes hold of it is shown.
+    """
+    if sys.platform.startswith("linux"):
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
 def end_process(code: int) -> NoReturn:

@@ -57,6 +57,7 @@ def main() -> None:
     parser.add_argument("--preload", default="")
     arguments = parser.parse_args()
     process.die_with_parent()
+    process.set_name("dike zygote")
     # A fork must not hand its script over to a cluster, which this variable asks of plain scripts.
     os.environ.pop("DIKE_MASTER", None)
     # Nothing of what is imported is garbage: to look for some again and again takes a fifth of the time.
@@ -97,6 +98,7 @@ def split(launcher: str, log: Path, closed: Sequence[int]) -> tuple[socket.socke
     try:
         os.setsid()
         process.die_with_parent(parent)
+        process.set_name("dike zygote")
         ours.close()
         for descriptor in closed:
             os.close(descriptor)

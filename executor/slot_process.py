@@ -41,6 +41,7 @@ def run(argv: Sequence[str]) -> NoReturn:
     """
     folder, task_id = Path(argv[0]), argv[1]
     os.environ[process.PARENT_VARIABLE] = str(os.getpid())
+    process.set_name("dike slot")
     adopt_orphans()
     connection = Connection(CONNECTION_FD)
     try:

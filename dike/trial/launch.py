@@ -45,6 +45,7 @@ def run(argv: Sequence[str]) -> NoReturn:
     if trial is None or not argv:
         print("dike: This is no trial; start searches with 'dike tune SCRIPT'.", file=sys.stderr)
         sys.exit(EXIT_BAD_INPUT)
+    process.set_name(f"dike trial {trial.spec.number}")
     os.environ["DIKE_CHECKPOINT_DIR"] = trial.spec.folder
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     randomness.install(zlib.crc32(f"{trial.spec.search} {trial.spec.number}".encode()))

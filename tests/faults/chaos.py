@@ -132,6 +132,7 @@ class Chaos:
             "master killed": self._kill_master,
             "agent killed": self._kill_agent,
             "executor killed": lambda: self._kill_one(stage.executors()),
+            "holder of a task killed": lambda: self._kill_one(stage.slots()),
             "task of the job killed": lambda: self._kill_one(stage.roles().values()),
             "service stands still": self._stop_service,
             "master stands still": self._stop_master,

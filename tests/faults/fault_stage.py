@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
 
-from dike import task as tasks
-from dike.task import TaskSpec
 from framework.embedded.cluster import EmbeddedCluster
 from framework.policies.trials.interface import PolicySettings
 from framework.project.bundle import pack
@@ -23,6 +20,7 @@ from framework.search.records import Parameter, SearchSpec
 from framework.service.requests import TrainingRequest, search_request
 from framework.service.store import ServiceStore
 from framework.service.submission import Submissions
+from tests import task_processes
 from tests.training.job_stage import profile
 from tests.waiting import DEADLINE_S, Found, wait_until, whole_lines
 
@@ -242,50 +240,30 @@ class FaultStage:
 
     # Processes.
 
-    def processes(self, where: Callable[[list[str], Mapping[str, str]], bool]) -> list[psutil.Process]:
-        """Those of this cluster's tasks whose arguments and environment match."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                environment, command = process.environ(), process.cmdline()
-                is_ours = environment.get("MESOS_DIRECTORY", "").startswith(str(self.cluster.work_dir))
-                if is_ours and process.status() != psutil.STATUS_ZOMBIE and where(command, environment):
-                    found.append(process)
-            except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-                continue
-        return found
-
     def executors(self) -> list[psutil.Process]:
         """The executors' own processes."""
-        return self.processes(lambda command, _: command[-2:] == ["-m", "executor"])
+        return task_processes.executors(self.cluster)
 
     def roles(self) -> dict[str, psutil.Process]:
         """Role, such as `worker:1`, -> the process that plays it."""
-        found = {}
-        for process in self.processes(lambda command, _: "dike.launch" in command):
-            # It may have ended meanwhile; some systems then show an empty environment.
-            with contextlib.suppress(psutil.NoSuchProcess, KeyError):
-                found[TaskSpec.loads(process.environ()[tasks.VARIABLE]).name] = process
-        return found
+        return task_processes.roles(self.cluster)
+
+    def slots(self) -> list[psutil.Process]:
+        """The processes that hold tasks."""
+        return task_processes.slots(self.cluster)
 
     def trials(self) -> list[psutil.Process]:
         """The processes of trials, as they have written themselves down."""
         pids = {int(line[1]) for line in self.trial_diary()[-200:]}
-        return [process for process in self._zygotes_and_trials() if process.pid in pids]
+        return [process for _, process in task_processes.living(self.cluster) if process.pid in pids]
 
     def zygotes(self) -> list[psutil.Process]:
-        """The oldest child of each executor of a slot."""
-        oldest: dict[int, psutil.Process] = {}
-        for process in sorted(self._zygotes_and_trials(), key=lambda one: one.create_time()):
-            oldest.setdefault(process.ppid(), process)
-        return list(oldest.values())
-
-    def _zygotes_and_trials(self) -> list[psutil.Process]:
-        return self.processes(lambda command, _: "dike.zygote" in command)
+        """The zygotes of slots."""
+        return task_processes.zygotes(self.cluster)
 
     def wait_until_nothing_runs(self) -> None:
         """No process of a task is left, and no task that the master knows."""
-        self.wait_until(lambda: not self.processes(lambda *_: True), "the end of all tasks' processes")
+        self.wait_until(lambda: not task_processes.of_tasks(self.cluster), "the end of all tasks' processes")
         self.wait_until(lambda: not self.known_to_master(), "the end of all tasks")
 
     def known_to_master(self) -> set[str]:

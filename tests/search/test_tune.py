@@ -21,6 +21,7 @@ from optuna.storages import RDBStorage
 
 from framework.embedded.agents import AgentSpec
 from framework.embedded.cluster import EmbeddedCluster
+from tests import task_processes
 from tests.running import dike_command, dike_environment
 from tests.search.locks import locked_by
 from tests.waiting import wait_until, whole_lines
@@ -266,10 +267,11 @@ def test_killed_trials_zygotes_and_executors_cost_only_what_came_after_the_last_
 
     def in_the_other_slot() -> list[psutil.Process]:
         """Its executor and its zygote; the slot of the trial that has failed is given up just now."""
-        others = [one for one in below(process.pid, "-m", "executor") if one not in ancestors]
-        # Trials are forks of the zygote, and so younger.
-        zygotes = below(others[0].pid, "-m", "dike.zygote") if others else []
-        return [others[0], zygotes[0]] if zygotes else []
+        slots = [one for one in below(process.pid, "dike.zygote") if one.name() == task_processes.SLOT]
+        held = [one for one in slots if one not in ancestors]
+        zygotes = [child for one in held[:1] for child in one.children() if child.name() == task_processes.ZYGOTE]
+        executors = [one for one in below(process.pid, "-m", "executor") if held and one.cwd() == held[0].cwd()]
+        return [executors[0], zygotes[0]] if executors and zygotes else []
 
     executor, zygote = wait_until(in_the_other_slot, "another slot")
     zygote.kill()

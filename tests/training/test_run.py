@@ -14,15 +14,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-from dike import task as task_module
-from dike.task import TaskSpec
 from framework.embedded.agents import AgentSpec
 from framework.embedded.cluster import EmbeddedCluster
 from solver import Plan
 from tests.running import DEADLINE_S, Running, run_dike
+from tests.task_processes import executors, roles
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.mesos, pytest.mark.tensorflow, pytest.mark.timeout(600)]
@@ -148,22 +146,6 @@ def dike_run(folder: Path, *arguments: str | Path) -> Running:
     return Running(folder, "run", "--format", "json", *arguments)
 
 
-def task_processes(cluster: EmbeddedCluster) -> dict[str, psutil.Process]:
-    """Role, such as `worker:1`, -> the process that plays it on this cluster."""
-    found = {}
-    for process in psutil.process_iter():
-        try:
-            # In this order: before it has become what it is to be, it has the environment of its executor.
-            command = process.cmdline()
-            environment = process.environ()
-        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            continue
-        here = environment.get("MESOS_DIRECTORY", "").startswith(str(cluster.work_dir))
-        if here and "dike.launch" in command:
-            found[TaskSpec.loads(environment[task_module.VARIABLE]).name] = process
-    return found
-
-
 def checkpoints_below(folder: Path) -> list[Path]:
     return list((folder / "dike-runs").rglob("*.index"))
 
@@ -263,12 +245,10 @@ def test_a_killed_worker_rejoins_and_a_killed_executor_restarts_the_job(
     run.wait_for(lambda: checkpoints_below(tmp_path), "a first checkpoint")
     # Before the first step nobody comes back alone.
     run.wait_for(lambda: re.search(r"dike: worker:\d step \d", run.log), "a first step")
-    run.wait_for(lambda: task_processes(mesos).get("worker:1"), "the second worker").kill()
+    run.wait_for(lambda: roles(mesos).get("worker:1"), "the second worker").kill()
     run.wait_for_text("worker:1 failed: ended by signal 9 (SIGKILL)")
-    run.wait_for(lambda: "worker:1" in task_processes(mesos), "the worker's return")
-    executor = task_processes(mesos)["ps:0"].parent()
-    assert executor is not None
-    assert "executor" in executor.cmdline()
+    run.wait_for(lambda: "worker:1" in roles(mesos), "the worker's return")
+    (executor,) = executors(mesos)
     begun = len(run.log)
     executor.kill()
     run.wait_for(lambda: has_trained_since(run, begun), "steps after the restart")
@@ -276,7 +256,7 @@ def test_a_killed_worker_rejoins_and_a_killed_executor_restarts_the_job(
     result = run.result()
     assert result["succeeded"]
     assert result["restarts"] >= 2
-    assert task_processes(mesos) == {}
+    assert roles(mesos) == {}
 
 
 def test_a_killed_agent_is_survived(tmp_path: Path, v1_script: Path) -> None:
@@ -305,12 +285,12 @@ def test_a_master_that_is_restarted_is_found_again(tmp_path: Path, v1_script: Pa
         arguments = ("--master", cluster.master, "--max-workers", "1")
         run = dike_run(tmp_path, *arguments, v1_script, "1000000", tmp_path / "end")
         run.wait_for(lambda: checkpoints_below(tmp_path), "a first checkpoint")
-        before = {name: process.pid for name, process in task_processes(cluster).items()}
+        before = {name: process.pid for name, process in roles(cluster).items()}
         cluster.kill_master()
         run.wait_for_text("the connection to the Mesos master is lost")
         cluster.restart_master()
         run.wait_for_text("connected to the Mesos master again")
-        during = {name: process.pid for name, process in task_processes(cluster).items()}
+        during = {name: process.pid for name, process in roles(cluster).items()}
         (tmp_path / "end").touch()
         result = run.result()
         assert result["succeeded"]
@@ -331,7 +311,7 @@ def test_ctrl_c_ends_everything(tmp_path: Path, v1_script: Path, mesos: Embedded
         run.log,
     ), run.log
     # It does not wait for ever: an import of TensorFlow may outlast its patience, but not Mesos'.
-    wait_until(lambda: task_processes(mesos) == {}, "the end of all tasks' processes")
+    wait_until(lambda: roles(mesos) == {}, "the end of all tasks' processes")
     wait_until(lambda: not any(one["active"] for one in mesos.state()["frameworks"]), "the framework's end")
 
 

@@ -14,6 +14,7 @@ from framework.embedded.agents import AgentSpec
 from framework.embedded.cluster import EmbeddedCluster
 from tests.profiles import made_up_profile
 from tests.running import DEADLINE_S, Running
+from tests.task_processes import executors
 
 pytestmark = [pytest.mark.mesos, pytest.mark.tensorflow, pytest.mark.timeout(600)]
 
@@ -60,13 +61,8 @@ def executor_of(cluster: EmbeddedCluster, name: str) -> psutil.Process:
     """The executor of the task that is called so, such as `chief-0`."""
     tasks = [task for framework in cluster.state()["frameworks"] for task in framework["tasks"]]
     ids = [task["executor_id"] for task in tasks if f".{name}." in task["id"]]
-    for process in psutil.process_iter():
-        try:
-            environment = process.environ()
-        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            continue
-        here = environment.get("MESOS_DIRECTORY", "").startswith(str(cluster.work_dir))
-        if here and environment.get("MESOS_EXECUTOR_ID") in ids and "executor" in process.cmdline():
+    for process in executors(cluster):
+        if process.environ()["MESOS_EXECUTOR_ID"] in ids:
             return process
     raise AssertionError(f"there is no {name}")
 
