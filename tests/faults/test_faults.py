@@ -128,7 +128,7 @@ def test_an_agent_that_was_unreachable_comes_back_and_its_tasks_are_ended(stage:
     stage.cluster.kill_agent(index, signal.SIGCONT)
     stage.wait_until(lambda: not lost & stage.known_to_master(), "the end of the tasks that came back")
     stage.wait_until(
-        lambda: not stage.processes(lambda _, variables: variables.get("MESOS_EXECUTOR_ID") in executors),
+        lambda: not any(one.environ().get("MESOS_EXECUTOR_ID") in executors for one in stage.executors()),
         "their processes",
     )
     finished(stage, job, restarts=1)
