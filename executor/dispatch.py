@@ -54,7 +54,7 @@ class SlotProcess:
         self._driver = driver
         ours, self._theirs = socket.socketpair()
         self._connection: Connection | None = Connection(ours.detach())
-        self._connection.send_bytes(data.encode())
+        self._data = data
         self._process: ForkedProcess | None = None
         self._groups: set[int] = set()
         self._has_ended = False
@@ -107,6 +107,9 @@ class SlotProcess:
             self._process = ForkedProcess(pid)
         except ProcessLookupError:
             self.failed("its process ended at once")
+            return
+        # Now that somebody reads it: it may be longer than what a connection holds.
+        self._send_bytes(self._data.encode())
 
     def failed(self, reason: str) -> None:
         """It will never have a process."""
@@ -116,8 +119,9 @@ class SlotProcess:
             self.is_over = True
 
     def told(self, data: str) -> None:
-        """Hands over what the framework says."""
-        self._send({"told": data})
+        """Hands over what the framework says, which it repeats until it has been heard."""
+        if self._process is not None:
+            self._send({"told": data})
 
     def kill(self, grace_s: float | None) -> None:
         """Has it end.
@@ -167,9 +171,12 @@ class SlotProcess:
                 self._groups.add(said["group"])
 
     def _send(self, message: dict[str, Any]) -> None:
+        self._send_bytes(json.dumps(message).encode())
+
+    def _send_bytes(self, message: bytes) -> None:
         if self._connection is not None:
             try:
-                self._connection.send_bytes(json.dumps(message).encode())
+                self._connection.send_bytes(message)
             except OSError:
                 self._close()  # its end is seen in `poll`
 

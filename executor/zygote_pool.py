@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import json
 import logging
+import math
 import os
 import socket
 import threading
@@ -81,11 +82,13 @@ class ZygotePool:
     Args:
         folder: for their logs.
         idle_s: how long one is kept that is not asked for anything.
+        most_idle: how many of those are kept.
     """
 
-    def __init__(self, folder: Path, idle_s: float = float("inf")) -> None:
+    def __init__(self, folder: Path, idle_s: float = math.inf, most_idle: float = math.inf) -> None:
         self._folder = folder
         self._idle_s = idle_s
+        self._most_idle = most_idle
         self._numbers = itertools.count()
         self._pooled: dict[ZygoteKind, _Pooled] = {}
 
@@ -129,10 +132,11 @@ class ZygotePool:
             self._go_on(pooled)
             if pooled.zygote.failure:
                 del self._pooled[kind]
-            elif pooled.is_idle and time.monotonic() - pooled.used_s > self._idle_s:
-                logger.info("a zygote ends that nobody has asked for anything for %g s", self._idle_s)
-                del self._pooled[kind]
-                pooled.zygote.close()
+        idle = sorted(((one.used_s, kind) for kind, one in self._pooled.items() if one.is_idle), key=lambda one: one[0])
+        for place, (used_s, kind) in enumerate(idle):
+            if len(idle) - place > self._most_idle or time.monotonic() - used_s > self._idle_s:
+                logger.info("a zygote ends that nobody has asked for anything for %.0f s", time.monotonic() - used_s)
+                self._pooled.pop(kind).zygote.close()
 
     def close(self) -> None:
         for pooled in self._pooled.values():

@@ -28,6 +28,8 @@ from executor.zygote_pool import ZygotePool
 logger = logging.getLogger(__name__)
 
 IDLE_S = 600.0
+MOST_IDLE = 3
+"""So many zygotes are kept that nobody asks for anything: each takes some hundred MiB."""
 LOOK_S = 5.0
 DESCRIPTORS = 4
 """So many go with a request at most."""
@@ -37,13 +39,15 @@ def main(path: str, folder: str) -> None:
     """Serves until the parent ends."""
     process.die_with_parent()
     log_to(Path(folder) / "zygotes.log")
-    pool = ZygotePool(Path(folder), IDLE_S)
+    pool = ZygotePool(Path(folder), IDLE_S, MOST_IDLE)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         # Made readable for nobody else before anybody can connect.
         os.umask(0o077)
         # The system takes short paths only.
         os.chdir(os.path.dirname(path))
         draft = f".{os.path.basename(path)}"
+        with contextlib.suppress(FileNotFoundError):  # of a server before
+            os.unlink(draft)
         listener.bind(draft)
         listener.listen()
         # Whoever sees it can connect.

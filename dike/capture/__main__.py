@@ -59,7 +59,7 @@ _GONE = {
 
 
 def run(argv: Sequence[str]) -> NoReturn:
-    """Reads a model in a zygote's fork (`dike.zygote`), whose end is no failure of the zygote, and ends the process."""
+    """Reads a model in a fork of a zygote (`dike.zygote`), and ends the process."""
     main(argv)
 
 

@@ -287,6 +287,8 @@ class EmbeddedCluster:
         own, offered = blocks[:own_count], blocks[own_count:]
         ports = itertools.chain.from_iterable(own)
         self._files.daemon(ZYGOTES).mkdir(exist_ok=True)
+        # That of a cluster before would be taken for the new one's.
+        self._files.zygotes.unlink(missing_ok=True)
         control.start(
             ZYGOTES,
             settings.zygote_server_command(self._files),

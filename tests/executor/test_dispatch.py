@@ -22,6 +22,7 @@ from dike.task import Role, TaskSpec
 from executor import dispatch
 from executor.dispatch import Dispatcher
 from executor.messages import Addressed, LaunchOrder, LogChunk, Outcome, WantedOutput, decode_message, encode
+from executor.process import children
 from executor.slot_order import SlotOrder
 from executor.trial_messages import decode_slot_message
 from executor.zygote_pool import warm
@@ -104,6 +105,15 @@ def parent() -> Iterator[None]:
     libc.prctl(36, 1, 0, 0, 0)
     yield
     libc.prctl(36, 0, 0, 0, 0)
+
+
+@pytest.fixture(autouse=True)
+def strangers(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """This process has children that are not the executor's."""
+    if "server" in request.fixturenames:
+        request.getfixturevalue("server")
+    others = set(children(os.getpid()))
+    monkeypatch.setattr(dispatch, "children", lambda pid: set(children(pid)) - others)
 
 
 def order(bundle_url: str, ways: str, index: int = 0) -> str:
@@ -217,7 +227,7 @@ def test_a_task_that_is_killed_while_others_are_imported_is_never_started(
 class _Never:
     """Zygotes that import for ever."""
 
-    watched = ()
+    watched = pids = ()
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
