@@ -68,8 +68,8 @@ class OfferPool:
     """Offers in hand, those that a job looks at just now set apart.
 
     Args:
-        agents: how many agents there are, where that is known and they are nobody else's. As long as nothing has run
-            there, no more offers come once all of them have made one; later they come in pieces, as tasks end.
+        agents: how many agents there are, where that is known and they are nobody else's: no more offers come once
+            each of them offers as much as it ever has.
 
     Attributes:
         generation: grows whenever there is something new to look at.
@@ -80,6 +80,7 @@ class OfferPool:
 
     def __init__(self, agents: int | None = None) -> None:
         self._agents = agents
+        self._most: dict[str, Mapping[str, float]] = {}
         self._held: dict[str, _Held] = {}
         self._new_since_s: float | None = None
         self._newest_s = 0.0
@@ -114,6 +115,9 @@ class OfferPool:
             self._held[offer_id(offer)] = _Held(offer, amounts_of(offer), now_s)
         agents = {agent_id(offer) for offer in offers}
         there = self.supply(held.offer for held in self._held.values() if agent_id(held.offer) in agents)
+        for agent, amounts in there.items():
+            most = self._most.get(agent, {})
+            self._most[agent] = {name: max(amount, most.get(name, 0.0)) for name, amount in amounts.items()}
         self.last.update({agent: LastOffer(free, time.time()) for agent, free in there.items()})
         if self._new_since_s is None:
             self._new_since_s = now_s
@@ -127,9 +131,17 @@ class OfferPool:
         if not self._held:
             return False
         first_s = self._new_since_s
-        if self._agents == len({agent_id(held.offer) for held in self._held.values()}):
+        if self._agents is not None and self._has_all(self._agents):
             return True
         return first_s is None or now_s - self._newest_s >= SETTLE_S or now_s - first_s >= COLLECT_S
+
+    def _has_all(self, agents: int) -> bool:
+        supply = self.supply(held.offer for held in self._held.values())
+        return len(supply) == agents and all(
+            amounts.get(name, 0.0) >= most
+            for agent, amounts in supply.items()
+            for name, most in self._most[agent].items()
+        )
 
     def settle(self) -> None:
         """What there is need not wait for more; the next offers are gathered anew."""
@@ -152,7 +164,6 @@ class OfferPool:
         agent = agent_id(offers[0])
         for offer in offers:
             del self._held[offer_id(offer)]
-        self._agents = None
         last = self.last[agent]
         self.last[agent] = LastOffer(left(last.free, amounts), last.time_s)
         self._changed()

@@ -23,7 +23,7 @@ from framework.scheduler.agents import (
 )
 from framework.scheduler.amounts import left
 from framework.scheduler.constraints import parse_constraints
-from framework.scheduler.offer_pool import LONG_AGO_S, LastOffer, OfferPool
+from framework.scheduler.offer_pool import LONG_AGO_S, SETTLE_S, LastOffer, OfferPool
 from tests.mesos.played_mesos import PlayedMesos
 from tests.waiting import wait_until
 
@@ -251,3 +251,22 @@ def test_offers_of_agents_that_are_gone_are_forgotten() -> None:
     assert set(pool.last) == {"S0", "known", "new"}, "that of agent S0 is in hand"
     pool.forget(None)
     assert set(pool.last) == {"S0", "new"}
+
+
+def test_offers_of_agents_that_are_nobody_elses_are_complete_once_all_is_offered() -> None:
+    mesos = PlayedMesos()
+    pool, shared = OfferPool(agents=2), OfferPool()
+
+    def add(*offers: dict[str, Any], now_s: float) -> tuple[bool, bool]:
+        for one in (pool, shared):
+            one.add(offers, now_s)
+        return pool.settled(now_s), shared.settled(now_s)
+
+    assert add(mesos.offer(0), now_s=0.0) == (False, False)
+    assert add(mesos.offer(1), now_s=0.1) == (True, False)
+    assert shared.settled(0.1 + SETTLE_S)
+    for one in (pool, shared):
+        one.take(lambda offer: True)
+    # Tasks end one by one, and what they had is offered in pieces.
+    assert add(mesos.offer(0), mesos.offer(1, cpus=1), now_s=10.0) == (False, False)
+    assert add(mesos.offer(1, cpus=3), now_s=10.1) == (True, False)
