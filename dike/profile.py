@@ -57,6 +57,16 @@ class VariableSpec:
     size_bytes: int
     trainable: bool = True
 
+    @classmethod
+    def of(cls, name: str, variable: Any, *, is_trained: bool) -> VariableSpec:
+        """What a profile holds of a variable of TensorFlow or Keras, whose process has imported TensorFlow."""
+        import tensorflow as tf
+
+        dtype = tf.as_dtype(variable.dtype).base_dtype
+        # A dimension that only the running graph knows counts as one.
+        shape = tuple(dim or 1 for dim in tf.TensorShape(variable.shape).as_list())
+        return cls(name, shape, dtype.name, math.prod(shape) * dtype.size, is_trained)
+
 
 @dataclass(frozen=True)
 class ModelProfile:

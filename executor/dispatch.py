@@ -52,8 +52,7 @@ class SlotProcess:
     def __init__(self, channel: TaskChannel, driver: ExecutorDriver, data: str) -> None:
         self.channel = channel
         self._driver = driver
-        ours, self._theirs = socket.socketpair()
-        self._connection: Connection | None = Connection(ours.detach())
+        self._connection: Connection | None = None
         self._data = data
         self._process: ForkedProcess | None = None
         self._groups: set[int] = set()
@@ -87,17 +86,22 @@ class SlotProcess:
         return ForkRequest(folder, (self.channel.task_id,), folder, changes, module=SLOT_PROCESS)
 
     def descriptors(self, *, has_sandbox: bool) -> list[int]:
-        """Its output and its end of the connection; `answered` closes them.
+        """Its output and its end of a new connection; to be closed by whoever has asked for its process.
+
+        A process that was forked without our knowing, over an earlier request, finds nobody at its own end.
 
         Args:
             has_sandbox: whether our own output is its sandbox's.
         """
+        self._close()
+        ours, theirs = socket.socketpair()
+        self._connection = Connection(ours.detach())
         if has_sandbox:
             output = [os.dup(descriptor) for descriptor in (1, 2)]
         else:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
             output = [os.open(self.channel.sandbox / stream, flags, 0o644) for stream in STREAMS]
-        return [*output, self._theirs.detach()]
+        return [*output, theirs.detach()]
 
     def started(self, pid: int) -> None:
         """Its process exists."""
@@ -302,27 +306,25 @@ class Dispatcher(pymesos.Executor):
         folder.mkdir(exist_ok=True)
         self._tasks[task_id] = process = SlotProcess(channel, driver, data)
         kind = setup.kind(os.environ)
-        request, descriptors = process.request(setup, kind), process.descriptors(has_sandbox=has_sandbox)
+        request = process.request(setup, kind)
 
-        def answered(answer: int | str) -> None:
-            for descriptor in descriptors:
-                os.close(descriptor)
-            if isinstance(answer, int):
-                process.started(answer)
-            else:
-                process.failed(f"its process could not be started: {answer}")
+        def ask(zygotes: Zygotes) -> None:
+            descriptors = process.descriptors(has_sandbox=has_sandbox)
 
-        def answered_by_server(answer: int | str) -> None:
-            if isinstance(answer, int):
-                answered(answer)
-            else:
-                logger.warning("%s; this executor imports by itself", answer)
-                self._own.ask(kind, request, descriptors, answered)
+            def answered(answer: int | str) -> None:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                if isinstance(answer, int):
+                    process.started(answer)
+                elif zygotes is not self._own and not process.is_over:
+                    logger.warning("%s; this executor imports by itself", answer)
+                    ask(self._own)
+                else:
+                    process.failed(f"its process could not be started: {answer}")
 
-        if self._served is not None:
-            self._served.ask(kind, request, descriptors, answered_by_server)
-        else:
-            self._own.ask(kind, request, descriptors, answered)
+            zygotes.ask(kind, request, descriptors, answered)
+
+        ask(self._served or self._own)
 
     def _tell(self, message: str) -> None:
         try:

@@ -18,7 +18,7 @@ ZYGOTES_VARIABLE = "DIKE_ZYGOTES"
 """Optional environment variable of an executor: socket of this machine's zygote server (`executor.zygote_server`)."""
 
 _SET_IN_FORKS = re.compile(
-    r"(MESOS|LIBPROCESS|DIKE)_\w+|OMP_NUM_THREADS|TF_NUM_INTRAOP_THREADS|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|PATH|PWD"
+    r"(MESOS|LIBPROCESS|DIKE)_\w+|OMP_NUM_THREADS|TF_NUM_INTRAOP_THREADS|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|PATH|TMPDIR|PWD"
     r"|OLDPWD|SHLVL|_"
 )
 """Variables that no library reads as it is imported; the others are the same in a zygote and in its forks."""

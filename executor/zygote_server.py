@@ -42,13 +42,14 @@ def main(path: str, folder: str) -> None:
     pool = ZygotePool(Path(folder), IDLE_S, MOST_IDLE)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         # Made readable for nobody else before anybody can connect.
-        os.umask(0o077)
+        others = os.umask(0o077)
         # The system takes short paths only.
         os.chdir(os.path.dirname(path))
         draft = f".{os.path.basename(path)}"
         with contextlib.suppress(FileNotFoundError):  # of a server before
             os.unlink(draft)
         listener.bind(draft)
+        os.umask(others)  # of every task to come
         listener.listen()
         # Whoever sees it can connect.
         os.rename(draft, path)

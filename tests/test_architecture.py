@@ -114,7 +114,9 @@ def test_the_solver_knows_only_the_profile() -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("module", ["framework.cli", "executor.slot", "solver", "dike", "dike.profile", "dike.task"])
+@pytest.mark.parametrize(
+    "module", ["framework.cli", "executor.dispatch", "solver", "dike", "dike.profile", "dike.task"]
+)
 def test_no_room_imports_tensorflow_by_itself(module: str) -> None:
     program = f"import sys, {module}; print([name for name in ('tensorflow', 'keras') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)

@@ -21,7 +21,7 @@ from dike.capture import hooks
 from dike.capture.sink import DISTRIBUTED, Sink
 from dike.exceptions import BadInputError, DikeError
 from dike.main_script import ScriptFailedError, ScriptSyntaxError, join_threads, run_as_main
-from dike.process import EXIT_CODE_OTHER_MODEL, end_process
+from dike.process import EXIT_CODE_OTHER_MODEL, end_process, set_name
 from dike.profile import ModelProfile
 from dike.reporting import Reporter
 
@@ -60,6 +60,7 @@ _GONE = {
 
 def run(argv: Sequence[str]) -> NoReturn:
     """Reads a model in a fork of a zygote (`dike.zygote`), and ends the process."""
+    set_name("dike profile")
     main(argv)
 
 

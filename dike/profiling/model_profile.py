@@ -46,7 +46,8 @@ class Findings:
         """
         trainable_ids = {id(variable) for variable in self.trainable}
         specs = [
-            variable_spec(name, variable, is_trained=id(variable) in trainable_ids) for name, variable in self.variables
+            VariableSpec.of(name, variable, is_trained=id(variable) in trainable_ids)
+            for name, variable in self.variables
         ]
         trained = [spec for spec in specs if spec.trainable]
         parameters = sum(math.prod(spec.shape) for spec in trained)
@@ -73,16 +74,6 @@ class Findings:
             synchronous=self.synchronous,
             uncounted_ops=dict(self.uncounted.most_common()),
         )
-
-
-def variable_spec(name: str, variable: Any, *, is_trained: bool) -> VariableSpec:
-    """What a profile holds of a variable of TensorFlow or Keras."""
-    import tensorflow as tf
-
-    dtype = tf.as_dtype(variable.dtype).base_dtype
-    # A dimension that only the running graph knows counts as one.
-    shape = tuple(dim or 1 for dim in tf.TensorShape(variable.shape).as_list())
-    return VariableSpec(name, shape, dtype.name, math.prod(shape) * dtype.size, is_trained)
 
 
 def _commonest_dtype(specs: Sequence[VariableSpec]) -> str:

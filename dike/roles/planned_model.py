@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dike import checkpoints
+from dike.profile import VariableSpec
 from dike.reporting import reporter
 from dike.task import VARIABLE, TaskSpec
 
@@ -52,9 +53,7 @@ def check(task: TaskSpec, variables: Callable[[], Iterable[tuple[str, Any]]]) ->
     """
     if task.kept_batch_size is None or task.report_fd is None or not task.is_chief or _start is None:
         return
-    from dike.profiling.model_profile import variable_spec  # late: it takes long to import
-
-    specs = [variable_spec(name, variable, is_trained=True) for name, variable in variables()]
+    specs = [VariableSpec.of(name, variable, is_trained=True) for name, variable in variables()]
     if checkpoints.fingerprint_of(specs) == task.fingerprint:
         return
     print("dike: the model is not the one that was planned for; reading it again.", file=sys.stderr, flush=True)

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,9 @@ HERE = Path(__file__).resolve().parent
 INTERPRETER = (sys.executable, "-SEsP")
 """Python without site packages, user settings or the program's folder: the programs need the standard library only."""
 INHERITED = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
-"""Variables the daemons, and so the executors, take over from the owner."""
+"""Variables the daemons take over from the owner."""
+FOR_EXECUTORS = ("PATH", "TMPDIR")
+"""Variables the executors take over; what else a script needs comes with its job."""
 LOG_TAIL_BYTES = 1500
 
 
@@ -86,7 +89,7 @@ def zygote_server_command(files: ClusterFiles) -> list[str]:
 
 def zygote_server_environment() -> dict[str, str]:
     """Environment of what keeps zygotes for the executors; each zygote has one of its own."""
-    return {name: os.environ[name] for name in (*INHERITED, "PYTHONPATH") if name in os.environ}
+    return _values((*INHERITED, "PYTHONPATH"))
 
 
 def master_environment(files: ClusterFiles, name: str, port: int, access: ClusterAccess) -> dict[str, str]:
@@ -128,7 +131,9 @@ def agent_environment(
         "MESOS_REGISTRATION_BACKOFF_FACTOR": "100ms",
         "MESOS_EXECUTOR_SHUTDOWN_GRACE_PERIOD": "1secs",
         "MESOS_RESOURCES": spec.resources,
-        "MESOS_EXECUTOR_ENVIRONMENT_VARIABLES": json.dumps({ZYGOTES_VARIABLE: str(files.zygotes)}),
+        "MESOS_EXECUTOR_ENVIRONMENT_VARIABLES": json.dumps(
+            {ZYGOTES_VARIABLE: str(files.zygotes), **_values(FOR_EXECUTORS)}
+        ),
         "MESOS_HTTP_CREDENTIALS": str(files.credentials),
     }
     if spec.attributes:
@@ -137,11 +142,14 @@ def agent_environment(
 
 
 def _common(port: int, access: ClusterAccess) -> dict[str, str]:
-    inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
-    return inherited | {
+    return _values(INHERITED) | {
         "LIBPROCESS_IP": access.address,
         "LIBPROCESS_PORT": str(port),
         "LIBPROCESS_NUM_WORKER_THREADS": "4",
         "MESOS_AUTHENTICATE_HTTP_READONLY": "true",
         "MESOS_AUTHENTICATE_HTTP_READWRITE": "true",
     }
+
+
+def _values(names: Iterable[str]) -> dict[str, str]:
+    return {name: os.environ[name] for name in names if name in os.environ}

@@ -48,7 +48,7 @@ class JobSpec:
         elastic: fewest and most workers of a job that changes its size while it trains; None for one that does not.
         resize_interval_s: least seconds between two changes of size.
         stragglers: what is done about workers that are much slower than the others.
-        preload: what an elastic job's slots may import before its script does; None for what its API needs.
+        preload: what the zygotes of its tasks may import before its script does; None for what its API needs.
         claims_as: what its chiefs claim the checkpoint folder as, never another job's; empty for `job_id`.
         isolate_tasks: whether each task has a Mesos executor of its own, and so a container; else the tasks on an agent
             share one.
