@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -35,6 +36,7 @@ NOWHERE = "http://127.0.0.1:9/bundle"
 TOKEN = "t" * 32
 SEARCH = SlotOrder("search", NOWHERE, "train.py", gpu_devices=()).encode()
 DEADLINE_S = 120.0
+UMASK = 0o022
 
 
 class Edge:
@@ -249,9 +251,8 @@ def server(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     folder.mkdir(parents=True)
     path = folder / "zygotes.sock"
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "executor.zygote_server", str(path), str(folder)], stdout=log, stderr=log
-        )
+        command = [sys.executable, "-P", "-m", "executor.zygote_server", str(path), str(folder)]
+        process = subprocess.Popen(command, stdout=log, stderr=log, umask=UMASK)
     yield str(path), process
     process.kill()
     process.wait()
@@ -276,6 +277,8 @@ def test_executors_share_what_a_server_has_imported(
         executor.join()
         assert executor.edge.states("task") == ["TASK_STARTING", "TASK_RUNNING", "TASK_FINISHED"], executor.logs
         assert not list(sandbox.glob("zygote-*.out"))
+        # What tasks write is for whom the user lets read it; the socket is not.
+        assert stat.S_IMODE((sandbox / "task" / "zygote.out").stat().st_mode) == 0o666 & ~UMASK
     assert len(list(Path(path).parent.glob("zygote-*.out"))) == 1
     assert Path(path).stat().st_mode & 0o077 == 0
     # One that is gone is done without.
