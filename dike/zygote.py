@@ -134,7 +134,7 @@ def _import_aside(module: str) -> None:
     path = sys.path[:]
     home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     scripts = set(os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    sys.path[:] = [home, *(part for part in path if part not in scripts)]
+    sys.path[:] = [home, *sorted(path, key=lambda part: part in scripts)]
     try:
         importlib.import_module(module)
     finally:

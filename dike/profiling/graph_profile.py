@@ -7,14 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from dike.exceptions import BadInputError
-from dike.keras3.model import unique_names
 from dike.profile import Api, ModelProfile
 from dike.profiling.graph_batch import batch_size_of, open_placeholders, open_sources, with_batch_size
 from dike.profiling.graph_flops import FlopsReader
 from dike.profiling.model_profile import Findings
 from dike.profiling.op_kinds import is_plumbing
 from dike.v1.graphs import ancestors
-from dike.v1.training import TrainingGraph
+from dike.v1.training import TrainingGraph, planned_variables
 
 
 def needs_first_run(training: TrainingGraph, batch_size: int | None) -> bool:
@@ -47,7 +46,7 @@ def graph_profile(
     """
     losses = _losses_of(training, fetched, fed) if fetched else training.losses
     synchronous = _is_synchronous(training)
-    optimizers = _optimizers(training)
+    optimizers = training.optimizers
     fetched = [*fetched, *training.updates] if synchronous else fetched or _fetches(training)
     forward = ancestors([loss.op for loss in losses], control=False, fed=fed)
     step = ancestors(fetched, fed=fed)
@@ -96,11 +95,6 @@ def _losses_of(training: TrainingGraph, fetched: Sequence[Any], fed: Collection[
     return [loss for loss in training.losses if id(loss) in used] or training.losses
 
 
-def _optimizers(training: TrainingGraph) -> list[Any]:
-    """Those whose updates change variables."""
-    return [update.optimizer for update in training.updates.values() if not update.is_synchronous]
-
-
 def _is_synchronous(training: TrainingGraph) -> bool:
     return any(update.is_synchronous for update in training.updates.values())
 
@@ -123,23 +117,6 @@ def _trainable(graph: Any, training: TrainingGraph) -> list[Any]:
     trained = {id(variable) for update in training.updates.values() for variable in update.variables}
     variables = graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)
     return [variable for variable in variables if id(variable) in trained] or variables
-
-
-def planned_variables(graph: Any, training: TrainingGraph) -> list[tuple[str, Any]]:
-    """Global variables with unique names, without those that follow another: the optimizers' own, moving averages."""
-    import tensorflow as tf
-
-    with graph.as_default():
-        slots = {id(variable) for optimizer in _optimizers(training) for variable in optimizer.variables()}
-    return unique_names(
-        variable
-        for variable in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
-        if id(variable) not in slots and not _follows_another(variable)
-    )
-
-
-def _follows_another(variable: Any) -> bool:
-    return any(group != f"loc:@{variable.op.name}".encode() for group in variable.op.colocation_groups())
 
 
 def _sample_bytes(forward: list[Any], by_name: Any, size: int) -> int:

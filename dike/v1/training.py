@@ -13,6 +13,7 @@ from tensorflow.python.ops import gradients_util
 from tensorflow.python.training import optimizer as optimizers
 from tensorflow.python.training import sync_replicas_optimizer
 
+from dike.keras3.model import unique_names
 from dike.v1.graphs import ancestors, fetched_operations
 
 _READS = {"ReadVariableOp", "VarHandleOp", "VariableV2", "Variable", "VarIsInitializedOp"}
@@ -83,6 +84,11 @@ class TrainingGraph:
         """The loss that speaks for the training; None as long as there is none."""
         of_variables = (each.loss for each in self.gradients if each.of_variables)
         return self.given[0] if self.given else next(of_variables, None)
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """Those whose updates change variables."""
+        return [update.optimizer for update in self.updates.values() if not update.is_synchronous]
 
     def observed(self, graph: Any, fetches: Any) -> dict[str, Any] | None:
         """What may be fetched beside `fetches` to report progress: None when the run does not train.
@@ -224,3 +230,18 @@ def _operation(value: Any) -> Any:
         return None
     operation = value if isinstance(value, tf.Operation) else getattr(value, "op", None)
     return None if operation is None or operation.graph.building_function else operation
+
+
+def planned_variables(graph: Any, training: TrainingGraph) -> list[tuple[str, Any]]:
+    """Global variables with unique names, without those that follow another: the optimizers' own, moving averages."""
+    with graph.as_default():
+        slots = {id(variable) for optimizer in training.optimizers for variable in optimizer.variables()}
+    return unique_names(
+        variable
+        for variable in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
+        if id(variable) not in slots and not _follows_another(variable)
+    )
+
+
+def _follows_another(variable: Any) -> bool:
+    return any(group != f"loc:@{variable.op.name}".encode() for group in variable.op.colocation_groups())

@@ -259,18 +259,25 @@ class _Reading:
             if self.batch_size is not None:
                 options += ["--batch-size", str(self.batch_size)]
             prints = _Prints(self.shown_as, os.path.basename(self.model))
-            self._run([*options, self.model, *self.arguments], timeout_s, prints)
+            code = self._run([*options, self.model, *self.arguments], timeout_s, prints)
             try:
                 data = json.loads(output.read_text(encoding="utf-8"))
             except (FileNotFoundError, json.JSONDecodeError):
-                data = {"error": f"{os.path.basename(self.model)} ended its own process before its training began."}
+                how = "" if code is None else f" (exit code {code})"
+                name = os.path.basename(self.model)
+                data = {"error": f"{name} ended its own process before its training began{how}."}
         if "error" in data:
             prints.show()
             raise BadInputError(data["error"])
         return ModelProfile.from_json(data)
 
-    def _run(self, arguments: Sequence[str], timeout_s: float | None, prints: _Prints) -> None:
-        """Runs the child; what it prints goes to standard error, for standard output may be wanted for JSON."""
+    def _run(self, arguments: Sequence[str], timeout_s: float | None, prints: _Prints) -> int | None:
+        """Runs the child; what it prints goes to standard error, for standard output may be wanted for JSON.
+
+        Returns:
+            Its exit code; None of a fork, which is another's child.
+        """
+        code = None
         reader, writer = os.pipe()
         try:
             pid = self._start(arguments, writer)
@@ -297,10 +304,11 @@ class _Reading:
             with contextlib.suppress(ProcessLookupError):  # where all of them have ended
                 os.killpg(pid, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):  # of a fork
-                os.waitpid(pid, 0)
+                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             os.close(ended)
             # A daemon that the script has started in a session of its own may hold the pipe open for ever.
             printer.join(PRINTS_DRAIN_S)
+        return code
 
     def _start(self, arguments: Sequence[str], output: int) -> int:
         """Starts the child in a session of its own: whatever processes the script starts can then be ended with it."""

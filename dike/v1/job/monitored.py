@@ -12,7 +12,6 @@ from tensorflow.python.training import monitored_session, session_manager, train
 
 from dike.checkpoints import newest_whole, step_of
 from dike.process import termination
-from dike.profiling.graph_profile import planned_variables
 from dike.reporting import reporter
 from dike.roles import fencing, planned_model
 from dike.task import TaskSpec
@@ -234,7 +233,7 @@ def _add_hooks(task: TaskSpec) -> None:
         graph = tf.compat.v1.get_default_graph()
         if task.is_chief and trained.of(graph).losses:
             # Where the model is read, too: before the hooks add to it.
-            planned_model.check(task, lambda: planned_variables(graph, trained.of(graph)))
+            planned_model.check(task, lambda: trained.planned_variables(graph, trained.of(graph)))
         creator = session_creator or monitored_session.ChiefSessionCreator()
         # All workers' hooks would write the same files.
         given = [hook for hook in hooks or () if task.is_chief or not isinstance(hook, saver_hook)]

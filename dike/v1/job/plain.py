@@ -19,7 +19,6 @@ from dike.checkpoints import step_of
 from dike.exceptions import JobFailedError
 from dike.main_script import ScriptFailedError
 from dike.process import teardown, termination
-from dike.profiling.graph_profile import planned_variables
 from dike.reporting import reporter
 from dike.roles import fencing, planned_model
 from dike.task import TaskSpec
@@ -239,7 +238,7 @@ class PlainSession:
         if self._looked or not self._task.checkpoint_dir or not training.of(graph).updates:
             return self._restored
         self._looked = True
-        planned_model.check(self._task, lambda: planned_variables(graph, training.of(graph)))
+        planned_model.check(self._task, lambda: training.planned_variables(graph, training.of(graph)))
         fencing.claim(self._task)
         with graph.as_default():
             path = checkpoints.check_newest(self._task)
