@@ -157,7 +157,8 @@ class SlotProcess:
             for group in self._groups:
                 with contextlib.suppress(PermissionError):  # of somebody else by now
                     signal_group(group, signal.SIGKILL)
-            self._say_end("TASK_FAILED", "the process that held the task was killed")
+            state = "TASK_KILLED" if self._is_killed else "TASK_FAILED"
+            self._say_end(state, "the process that held the task was killed")
 
     def _read(self) -> None:
         while self._connection is not None and self._connection.poll():
