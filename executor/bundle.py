@@ -6,7 +6,6 @@ import contextlib
 import gzip
 import http.client
 import io
-import tarfile
 import tempfile
 import time
 import zlib
@@ -16,6 +15,8 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlsplit
+
+from backports import tarfile  # Python's own has filters since 3.11.4; Debian 12 has 3.11.2
 
 TIMEOUT_S = 60.0
 PATIENCE_S = 120.0

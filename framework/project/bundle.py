@@ -16,7 +16,6 @@ import posixpath
 import re
 import secrets
 import socket
-import tarfile
 import threading
 import time
 from collections import Counter
@@ -27,6 +26,7 @@ from types import TracebackType
 from typing import Any
 
 import pathspec
+from backports import tarfile  # Python's own has filters since 3.11.4; Debian 12 has 3.11.2
 
 from dike.exceptions import BadInputError
 from dike.trial.pickled import FUNCTION_SUFFIX

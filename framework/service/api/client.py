@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -12,6 +11,8 @@ from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
+
+from backports import tarfile  # Python's own has filters since 3.11.4; Debian 12 has 3.11.2
 
 from dike.exceptions import BadInputError, DikeError
 from framework.scheduler.records import JobState, OutputChunk, TaskRecord
