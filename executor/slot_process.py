@@ -29,8 +29,6 @@ from executor.zygote import PROGRAM, Zygote
 logger = logging.getLogger(__name__)
 
 CONNECTION_FD = 3
-MODULE = __name__
-"""What a zygote is asked to run (`executor.zygote.ForkRequest`)."""
 
 
 def run(argv: Sequence[str]) -> NoReturn:

@@ -39,7 +39,6 @@ MOST_AGENTS = 110
 PORTS_OF_A_DAEMON = 2
 """One, and another if some program has taken it meanwhile."""
 MASTER = "master"
-ZYGOTES = "zygotes"
 CANDIDATES = ("master-0", "master-1")
 
 
@@ -286,14 +285,14 @@ class EmbeddedCluster:
                 block.claim.close()
         own, offered = blocks[:own_count], blocks[own_count:]
         ports = itertools.chain.from_iterable(own)
-        self._files.daemon(ZYGOTES).mkdir(exist_ok=True)
+        self._files.daemon(settings.ZYGOTES).mkdir(exist_ok=True)
         # That of a cluster before would be taken for the new one's.
         self._files.zygotes.unlink(missing_ok=True)
         control.start(
-            ZYGOTES,
+            settings.ZYGOTES,
             settings.zygote_server_command(self._files),
             settings.zygote_server_environment(),
-            self._files.log(ZYGOTES),
+            self._files.log(settings.ZYGOTES),
         )
         self._runner = DaemonRunner(control, self._files, self.access, self._library, ports)
         self.access.write(self._files.credentials)

@@ -17,6 +17,8 @@ from framework.embedded.agents import AgentSpec
 HERE = Path(__file__).resolve().parent
 INTERPRETER = (sys.executable, "-SEsP")
 """Python without site packages, user settings or the program's folder: the programs need the standard library only."""
+ZYGOTES = "zygotes"
+"""Name of the zygote server, of its log and its folder."""
 INHERITED = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
 """Variables the daemons take over from the owner."""
 FOR_EXECUTORS = ("PATH", "TMPDIR")
@@ -84,7 +86,7 @@ def daemon_command(library: Path, supervisor_pid: int, *arguments: str) -> list[
 
 def zygote_server_command(files: ClusterFiles) -> list[str]:
     """Command line of what keeps zygotes for the executors."""
-    return [sys.executable, "-P", "-m", "executor.zygote_server", str(files.zygotes), str(files.daemon("zygotes"))]
+    return [sys.executable, "-P", "-m", "executor.zygote_server", str(files.zygotes), str(files.daemon(ZYGOTES))]
 
 
 def zygote_server_environment() -> dict[str, str]:

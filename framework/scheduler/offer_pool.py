@@ -115,9 +115,10 @@ class OfferPool:
             self._held[offer_id(offer)] = _Held(offer, amounts_of(offer), now_s)
         agents = {agent_id(offer) for offer in offers}
         there = self.supply(held.offer for held in self._held.values() if agent_id(held.offer) in agents)
-        for agent, amounts in there.items():
-            most = self._most.get(agent, {})
-            self._most[agent] = {name: max(amount, most.get(name, 0.0)) for name, amount in amounts.items()}
+        if self._agents is not None:
+            for agent, amounts in there.items():
+                most = self._most.get(agent, {})
+                self._most[agent] = {name: max(amount, most.get(name, 0.0)) for name, amount in amounts.items()}
         self.last.update({agent: LastOffer(free, time.time()) for agent, free in there.items()})
         if self._new_since_s is None:
             self._new_since_s = now_s
