@@ -78,10 +78,7 @@ class SlotProcess:
             setup: of the slot.
             kind: of the zygote.
         """
-        wanted: dict[str, str | None] = dict(process_environment(setup))
-        has = dict(kind.environment)
-        changes = {name: value for name, value in wanted.items() if has.get(name) != value}
-        changes |= dict.fromkeys((*(has.keys() - wanted.keys()), ZYGOTES_VARIABLE))
+        changes = {**kind.changes(process_environment(setup)), ZYGOTES_VARIABLE: None}
         folder = self.channel.sandbox
         return ForkRequest(folder, (self.channel.task_id,), folder, changes, module=SLOT_PROCESS)
 

@@ -42,6 +42,12 @@ class ZygoteKind:
     python: str = sys.executable
     version: str = __version__
 
+    def changes(self, environment: Mapping[str, str]) -> dict[str, str | None]:
+        """What a fork has to change to get this environment; None unsets a variable."""
+        own = dict(self.environment)
+        changes: dict[str, str | None] = {name: text for name, text in environment.items() if own.get(name) != text}
+        return changes | dict.fromkeys(own.keys() - environment.keys())
+
     def dumps(self) -> str:
         """The kind as JSON text."""
         return json.dumps(dataclasses.astuple(self))
