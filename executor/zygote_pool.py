@@ -227,12 +227,17 @@ def warm(path: str, kind: ZygoteKind) -> None:
     Raises:
         OSError: if the server is not there.
     """
-    give_up_s = time.monotonic() + START_TIMEOUT_S
-    while not os.path.exists(path) and time.monotonic() < give_up_s:
-        time.sleep(START_LOOK_S)
+    wait_for_server(path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         _connect(connection, path)
         connection.send(json.dumps({"kind": kind.dumps()}).encode())
+
+
+def wait_for_server(path: str) -> None:
+    """Waits until a server that may just be starting can be connected to, `START_TIMEOUT_S` at most."""
+    give_up_s = time.monotonic() + START_TIMEOUT_S
+    while not os.path.exists(path) and time.monotonic() < give_up_s:
+        time.sleep(START_LOOK_S)
 
 
 def _connect(connection: socket.socket, path: str) -> None:

@@ -51,7 +51,8 @@ def run(
         def start_mesos() -> str:
             nonlocal mesos
             mesos = stack.enter_context(mesos.starting())
-            return mesos.zygotes
+            # No task is started from a plan, and its model may need no import either.
+            return "" if plan_only else mesos.zygotes
 
         request = job.request(on_this_machine=mesos.runs_here, tell=tell, handed_over=handed_over, zygotes=start_mesos)
         # Late, as all that is not needed to begin with the start of Mesos and the imports of the tasks.

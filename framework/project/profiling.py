@@ -26,7 +26,7 @@ from executor.environment import Setup, ZygoteKind
 from executor.messages import LAUNCHER
 from executor.process import wait_readable
 from executor.zygote import ForkRequest
-from executor.zygote_pool import ServedZygotes, warm_soon
+from executor.zygote_pool import ServedZygotes, wait_for_server, warm_soon
 from framework.project import tensorflow_noise
 from framework.project.entry_point import EntryPoint, find_entry_point, hint, planning_environment
 from framework.project.kept_profiles import KnownProfile, content_of, kept_profile, libraries
@@ -362,12 +362,11 @@ class Forks:
 
     def fork(self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str], output: int) -> int | None:
         """Forks a process that reads a model; returns its id, None if that cannot be."""
-        has = dict(self.kind.environment)
-        changes: dict[str, str | None] = {name: text for name, text in environment.items() if has.get(name) != text}
-        changes |= dict.fromkeys(has.keys() - environment.keys())
         script, *others = arguments
+        changes = self.kind.changes(environment)
         request = ForkRequest(Path(script), others, folder, changes, module=f"{CAPTURE}.__main__")
         answers: list[int | str] = []
+        wait_for_server(self.path)
         served = ServedZygotes(self.path)
         try:
             served.ask(self.kind, request, [output, output], answers.append)
