@@ -275,7 +275,7 @@ def _true_and_told(random: np.random.Generator) -> tuple[Floats, Floats]:
         name: dataclasses.replace(one, training_flops_per_s=one.training_flops_per_s * gpu)
         for name, one in hardware.gpus.items()
     }
-    really = dataclasses.replace(hardware, gpus=gpus, ps_update_bytes_per_s=hardware.ps_update_bytes_per_s * update)
+    really = dataclasses.replace(hardware, gpus=gpus, ps_bytes_per_s=hardware.ps_bytes_per_s * update)
     return _speeds(model, really, card), _speeds(model, hardware, 1.0)
 
 

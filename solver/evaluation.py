@@ -107,7 +107,7 @@ def evaluate(scenario: Scenario, shape: WorkerShape, shards: Shards, assignment:
         latency=model.latency_s,
         transfer=rounds.transfer_s,
         network=rounds.network_s,
-        update=model.update_s(shards.sizes[0], count),
+        update=model.update_s(model.load(shards), count),
         dispatch=model.dispatch_s(count),
         total=rounds.total_s,
     )
@@ -127,7 +127,7 @@ def _synchronous(
     rack_of = {name: kind.rack for kind in scenario.kinds for name in kind.names}
     network_s = max(network_s, uplink_s(scenario.cluster, assignment, shards.sizes, rack_of))
     cycle_s = max(layout.work_s(node, each) for node, each in layout.alike)
-    total_s = model.round_s(cycle_s, network_s, shards.sizes[0], count)
+    total_s = model.round_s(cycle_s, network_s, model.load(shards), count)
     samples = sum(layout.models[each].samples_per_step * here for (_, each), here in layout.alike.items())
     return _Rounds(cycle_s, network_s, 0.0, total_s, samples / total_s)
 
@@ -155,7 +155,7 @@ def _asynchronous(scenario: Scenario, model: StepModel, shards: Shards, layout: 
     )
     rates = best_rates(
         [replace(machine, count=alike) for machine, alike in machines.items()],
-        model.shared(shards.sizes[0], scenario.uplink_bytes_per_s),
+        model.shared(model.load(shards), scenario.uplink_bytes_per_s),
     )
     total_s = count / rates.steps_per_s
     return _Rounds(

@@ -58,7 +58,9 @@ class Hardware:
         core_input_bytes_per_s: bytes of finished samples one CPU core prepares in a second.
         step_latency_s: seconds every step takes apart from its work, whatever the API.
         apis: what each API adds.
-        ps_update_bytes_per_s: bytes of gradients a ps takes in per second.
+        ps_bytes_per_s: bytes of variables for which one CPU core of a ps serves a worker's step in a second: sends
+            them, receives their gradients and updates them.
+        ps_request_bytes: a variable, however small, takes a ps as long as so many bytes more.
         overlap: whether a synchronous step's transfers, updates and dispatching run beside its work, so that the
             longer of the two counts; otherwise they come one after the other.
     """
@@ -70,7 +72,8 @@ class Hardware:
     core_input_bytes_per_s: float
     step_latency_s: float
     apis: Mapping[Api, ApiCosts]
-    ps_update_bytes_per_s: float
+    ps_bytes_per_s: float
+    ps_request_bytes: float
     overlap: bool = False
 
     def cpu_flops_per_s(self, cpus: float, longest_path_share: float = 1.0) -> float:
@@ -118,7 +121,8 @@ def known_hardware() -> Hardware:
         core_input_bytes_per_s=data["cpu"]["core_input_bytes_per_s"],
         step_latency_s=data["tensorflow"]["step_latency_s"],
         apis={api: ApiCosts(**data["tensorflow"]["apis"][api.value]) for api in Api},
-        ps_update_bytes_per_s=data["tensorflow"]["ps_update_bytes_per_s"],
+        ps_bytes_per_s=data["tensorflow"]["ps_bytes_per_s"],
+        ps_request_bytes=data["tensorflow"]["ps_request_bytes"],
     )
 
 

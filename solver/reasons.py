@@ -97,11 +97,11 @@ def _parameter_servers(search: OptionSearch, best: Solved) -> str:
 def _limit(search: OptionSearch, best: Solved) -> str:
     model = search.model(best.shape)
     workers = best.candidate.workers
-    largest = search.shards(best.candidate.ps).sizes[0]
+    load = model.load(search.shards(best.candidate.ps))
     terms = {
         "the workers' own rounds (compute, input, transfer)": best.cycle_s,
         "the busiest network link": best.network_s,
-        "the busiest parameter server": model.update_s(largest, workers),
+        "the busiest parameter server": model.update_s(load, workers),
         "the chief handing out steps": model.dispatch_s(workers),
     }
     if model.profile.synchronous:

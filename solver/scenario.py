@@ -61,4 +61,4 @@ class Scenario:
     def model(self, shape: WorkerShape) -> StepModel:
         """Step times of workers of that shape."""
         within = self.cluster.within_node_gbps * BYTES_PER_S_PER_GBPS
-        return StepModel(self.profile, shape, self.hardware, within, self.shards(1).total)
+        return StepModel(self.profile, shape, self.hardware, within, self.shards(1).total, self.sizes.helper_cpus)

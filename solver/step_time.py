@@ -10,6 +10,7 @@ from solver.async_rates import Shared
 from solver.hardware import Hardware
 from solver.nodes import NodeKind
 from solver.resources import WorkerShape, gpu_bytes
+from solver.shards import Shards
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class StepTime:
         transfer: one worker's own pull and push, with the network to itself (asynchronous only, else 0).
         network: the busiest network card or rack uplink, or the busiest machine's inside; asynchronous: how long that
             is in use in `total`, so that the network is the limit where both are equal.
-        update: the busiest ps taking in the gradients of all workers.
+        update: the busiest ps sending variables to all workers and taking in their gradients.
         dispatch: the separate chief handing out one step to each worker.
         total: the whole.
     """
@@ -53,6 +54,7 @@ class StepModel:
         hardware: known speeds.
         within_node_bytes_per_s: speed between tasks of one machine.
         total_bytes: size of all variables, moved twice by every worker in every step.
+        ps_cpus: CPUs of each ps.
     """
 
     profile: ModelProfile
@@ -60,6 +62,7 @@ class StepModel:
     hardware: Hardware
     within_node_bytes_per_s: float
     total_bytes: int
+    ps_cpus: float = 1.0
 
     @property
     def overlap(self) -> bool:
@@ -139,47 +142,58 @@ class StepModel:
             2 * local_bytes * workers / self.within_node_bytes_per_s,
         )
 
-    def update_s(self, largest_shard_bytes: int, all_workers: int) -> float:
-        """Seconds the busiest ps takes in one gradient from every worker."""
-        return all_workers * largest_shard_bytes / self.hardware.ps_update_bytes_per_s
+    def load(self, shards: Shards) -> float:
+        """Work of the busiest ps for one worker's step, in bytes: what it holds, and what its requests take."""
+        each = self.hardware.ps_request_bytes
+        loads = (size + count * each for size, count in zip(shards.sizes, shards.requests, strict=True))
+        return max(loads) if shards.total else 0.0
+
+    def update_s(self, load: float, all_workers: int) -> float:
+        """Seconds the CPUs of the busiest ps take for one step of every worker.
+
+        Args:
+            load: what `load` says.
+            all_workers: workers of the job.
+        """
+        return all_workers * load / (self.hardware.ps_bytes_per_s * self.ps_cpus)
 
     def dispatch_s(self, all_workers: int) -> float:
         """Seconds a separate chief hands out one step to every worker."""
         return all_workers * self.hardware.apis[self.profile.api].dispatch_s
 
-    def shared(self, largest_shard_bytes: int, uplink_bytes_per_s: float = math.inf) -> Shared:
+    def shared(self, load: float, uplink_bytes_per_s: float = math.inf) -> Shared:
         """What limits asynchronous workers together (solver.async_rates).
 
         Args:
-            largest_shard_bytes: size of the largest shard.
+            load: of the busiest ps (`load`).
             uplink_bytes_per_s: speed of each rack's uplink, each way; infinite where racks do not matter.
         """
-        busiest = max(self.update_s(largest_shard_bytes, 1), self.dispatch_s(1))
+        busiest = max(self.update_s(load, 1), self.dispatch_s(1))
         most_steps = 1 / busiest if busiest > 0 else math.inf
         return Shared(self.total_bytes, self.within_node_bytes_per_s, uplink_bytes_per_s, most_steps)
 
-    def round_s(self, cycle_s: float, network_s: float, largest_shard_bytes: int, all_workers: int) -> float:
+    def round_s(self, cycle_s: float, network_s: float, load: float, all_workers: int) -> float:
         """Seconds in which every worker makes one step, synchronously.
 
         Args:
             cycle_s: the slowest worker's work.
             network_s: busiest network card.
-            largest_shard_bytes: size of the largest shard.
+            load: of the busiest ps (`load`).
             all_workers: workers of the job.
         """
-        rest = network_s + self.update_s(largest_shard_bytes, all_workers) + self.dispatch_s(all_workers)
+        rest = network_s + self.update_s(load, all_workers) + self.dispatch_s(all_workers)
         return max(cycle_s, rest) if self.overlap else cycle_s + rest
 
-    def network_limit_s(self, round_s: float, work_s: float, largest_shard_bytes: int, all_workers: int) -> float:
+    def network_limit_s(self, round_s: float, work_s: float, load: float, all_workers: int) -> float:
         """Longest time of the network with which a synchronous step keeps to `round_s`; below 0 where none does.
 
         Args:
             round_s: seconds in which every worker is to make one step.
             work_s: the slowest worker's work.
-            largest_shard_bytes: size of the largest shard.
+            load: of the busiest ps (`load`).
             all_workers: workers of the job.
         """
-        left = round_s - self.update_s(largest_shard_bytes, all_workers) - self.dispatch_s(all_workers)
+        left = round_s - self.update_s(load, all_workers) - self.dispatch_s(all_workers)
         if self.overlap:
             return left if work_s <= round_s else -1.0
         return left - work_s

@@ -151,6 +151,7 @@ class _Block:
     def __init__(self, setting: Setting, shape: WorkerShape, shards: Shards, layouts: Sequence[Layout]) -> None:
         self._setting, self._shape, self._shards = setting, shape, shards
         self._model = setting.scenario.model(shape)
+        self._load = self._model.load(shards)
         kinds = setting.scenario.kinds
         self._kind_of = [number for number, kind in enumerate(kinds) for _ in kind.names]
         self._layouts = [tuple(shelf for of_kind in layout for shelf in of_kind) for layout in layouts]
@@ -226,7 +227,7 @@ class _Block:
             np.maximum(network, self._uplinks_s(layouts, rows, counts), out=network)
         if not model.profile.synchronous:
             return self._asynchronous_speeds(layouts, rows, np.where(np.isfinite(network), rates, 0.0), least)
-        return samples_per_s(model, np.broadcast_to(slowest, network.shape), network, self._shards.sizes[0], counts)
+        return samples_per_s(model, np.broadcast_to(slowest, network.shape), network, self._load, counts)
 
     def _asynchronous_speeds(self, layouts: Ints, rows: Ints, rates: Floats, least: float) -> Floats:
         """Speeds of layouts x rows whose workers make `rates` steps a second where only they limit themselves."""
@@ -238,7 +239,7 @@ class _Block:
             racks = [
                 np.array([i for i, kind in enumerate(kinds) if kind.rack == rack]) for rack in {k.rack for k in kinds}
             ]
-        shared = model.shared(self._shards.sizes[0], uplink)
+        shared = model.shared(self._load, uplink)
         steps = np.minimum(rates, shared.most_steps)
         wanted = least / model.samples_per_step * (1 - 2 * EQUAL)
         at, row = np.nonzero((steps > 0) & (steps >= wanted))

@@ -26,17 +26,17 @@ def card_s(
     return np.maximum(2 * np.maximum(sent, received) / bytes_per_s, inside)
 
 
-def samples_per_s(model: StepModel, work_s: Floats, network_s: Floats, largest_shard: int, workers: Ints) -> Floats:
+def samples_per_s(model: StepModel, work_s: Floats, network_s: Floats, load: float, workers: Ints) -> Floats:
     """Synchronous speed from a round's parts, elementwise; as `StepModel.round_s`.
 
     Args:
         model: step times.
         work_s: the slowest worker's work.
         network_s: busiest network card or uplink.
-        largest_shard: bytes of the largest shard.
+        load: of the busiest ps (`StepModel.load`).
         workers: workers of the job.
     """
-    update, dispatch = workers * model.update_s(largest_shard, 1), workers * model.dispatch_s(1)
+    update, dispatch = workers * model.update_s(load, 1), workers * model.dispatch_s(1)
     if model.overlap:
         round_s = np.maximum(work_s, network_s + update + dispatch)
     else:
@@ -88,7 +88,7 @@ class Speeds:
                 crossing = np.maximum(stored * (counts - near), near * (total - stored))
                 network = np.maximum(network, 2 * crossing / self._uplink)
         work = np.maximum.accumulate(self._work[workers_on])
-        return samples_per_s(model, work, network, shards.sizes[0], counts)
+        return samples_per_s(model, work, network, model.load(shards), counts)
 
     def of_rows(self, shards: Shards, machines: Ints, local: Floats, rows: Ints, least: float = 0.0) -> Floats:
         """Speeds with these numbers of workers.
@@ -114,7 +114,7 @@ class Speeds:
                 crossing = np.maximum(stored * (counts - near), near * (model.total_bytes - stored))
                 network = np.maximum(network, 2 * crossing / self._uplink)
         work = np.where(rows > 0, self._work[machines], 0.0).max(axis=1)
-        return samples_per_s(model, work, network, shards.sizes[0], counts)
+        return samples_per_s(model, work, network, model.load(shards), counts)
 
     def _of_asynchronous_prefixes(self, shards: Shards, ps_on: Ints, workers_on: Ints, least: float) -> Floats:
         """As `of_prefixes`, by numbers of like machines with equally many workers."""
@@ -151,7 +151,7 @@ class Speeds:
         return np.concatenate(speeds) * self._model.samples_per_step
 
     def _shared(self, shards: Shards) -> Shared:
-        return self._model.shared(shards.sizes[0], np.inf if self._uplink is None else self._uplink)
+        return self._model.shared(self._model.load(shards), np.inf if self._uplink is None else self._uplink)
 
     def _racks_of(self, machines: Ints) -> list[Ints]:
         """The places of each rack's machines in this list; none where racks do not matter."""

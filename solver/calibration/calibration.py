@@ -78,7 +78,7 @@ class Calibration:
                 core_input_bytes_per_s=hardware.core_input_bytes_per_s / self.factors["input"],
                 step_latency_s=hardware.step_latency_s * self.factors["latency"],
                 apis=apis,
-                ps_update_bytes_per_s=hardware.ps_update_bytes_per_s / self.factors["update"],
+                ps_bytes_per_s=hardware.ps_bytes_per_s / self.factors["update"],
                 overlap=self.overlap,
             ),
             dataclasses.replace(

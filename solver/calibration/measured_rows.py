@@ -18,6 +18,7 @@ from solver.hardware import Hardware
 from solver.placement.naming import Assignment
 from solver.resources import WorkerShape
 from solver.scenario import Scenario
+from solver.shards import Shards
 from solver.units import format_bytes
 
 NAMES_SHOWN = 5
@@ -94,8 +95,9 @@ class MeasuredRows:
                 scenarios[batch] = Scenario.of(profile.with_batch_size(batch), cluster, hardware)
             scenario = scenarios[batch]
             _check_machines(measurement, scenario)
-            shard_bytes = _shard_bytes(measurement, scenario)
-            terms.append(step_terms(scenario, measurement.shape, shard_bytes, measurement.assignment))
+            terms.append(
+                step_terms(scenario, measurement.shape, _shards(measurement, scenario), measurement.assignment)
+            )
             seconds.append(measurement.round_s(scenario.model(measurement.shape).samples_per_step))
         return cls(tuple(terms), np.array(seconds))
 
@@ -145,7 +147,7 @@ def _check_machines(measurement: Measurement, scenario: Scenario) -> None:
             )
 
 
-def _shard_bytes(measurement: Measurement, scenario: Scenario) -> tuple[int, ...]:
+def _shards(measurement: Measurement, scenario: Scenario) -> Shards:
     profile, count = scenario.profile, len(measurement.assignment.ps)
     if measurement.shard_bytes is None:
         most = max(1, len(profile.variables))
@@ -154,11 +156,11 @@ def _shard_bytes(measurement: Measurement, scenario: Scenario) -> tuple[int, ...
                 f"{measurement.where}: {count} parameter servers are too many for '{profile.name}'; its variables "
                 f"allow {most}."
             )
-        return scenario.shards(count).sizes
+        return scenario.shards(count)
     held, expected = sum(measurement.shard_bytes), scenario.shards(1).total
     if held != expected:
         raise BadInputError(
             f"{measurement.where}: the plan is of another model: its variables take {format_bytes(held)}, those of "
             f"'{profile.name}' {format_bytes(expected)}."
         )
-    return measurement.shard_bytes
+    return Shards(measurement.shard_bytes, {})

@@ -25,6 +25,7 @@ from solver.racks import uplink_s
 from solver.rate_arrays import PlacementArrays, total_rates
 from solver.resources import WorkerShape
 from solver.scenario import Scenario
+from solver.shards import Shards
 from solver.step_time import StepModel
 from solver.units import BYTES_PER_S_PER_GBPS
 
@@ -125,19 +126,19 @@ class StepTerms:
         return _longest(np.stack([cycle, self.update, self.dispatch]), factors)
 
 
-def step_terms(scenario: Scenario, shape: WorkerShape, shard_bytes: Sequence[int], assignment: Assignment) -> StepTerms:
+def step_terms(scenario: Scenario, shape: WorkerShape, shards: Shards, assignment: Assignment) -> StepTerms:
     """The terms of a placement.
 
     Args:
         scenario: the model on the cluster.
         shape: what each worker gets.
-        shard_bytes: bytes on each ps.
+        shards: what each ps holds.
         assignment: machine of every task; several parameter servers may share one.
     """
     model = scenario.model(shape)
     kind_of = {name: kind for kind in scenario.kinds for name in kind.names}
     held: Counter[str] = Counter()
-    for node, size in zip(assignment.ps, shard_bytes, strict=True):
+    for node, size in zip(assignment.ps, shards.sizes, strict=True):
         held[node] += size
     near = Counter(assignment.workers)
     count = len(assignment.workers)
@@ -152,7 +153,7 @@ def step_terms(scenario: Scenario, shape: WorkerShape, shard_bytes: Sequence[int
         computing = preparing = arithmetic + model.input_s * prepare + fixed
     cards = max(model.network_s(kind_of[node], held[node], near[node], count) for node in held.keys() | near.keys())
     rack_of = {name: kind.rack for name, kind in kind_of.items()}
-    uplink = uplink_s(scenario.cluster, assignment, shard_bytes, rack_of)
+    uplink = uplink_s(scenario.cluster, assignment, shards.sizes, rack_of)
     transfer = np.array([model.transfer_s(kind_of[node], held[node]) for node in near])[:, None] * network
     return StepTerms(
         synchronous=scenario.profile.synchronous,
@@ -161,7 +162,7 @@ def step_terms(scenario: Scenario, shape: WorkerShape, shard_bytes: Sequence[int
         preparing=preparing,
         transfer=transfer,
         network=max(cards, uplink) * network,
-        update=model.update_s(max(shard_bytes), count) * update,
+        update=model.update_s(model.load(shards), count) * update,
         dispatch=model.dispatch_s(count) * dispatch,
         links=_links(scenario, model, held, [*near, *(held.keys() - near.keys())]),
     )

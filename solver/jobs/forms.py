@@ -213,7 +213,7 @@ class FormCatalogue:
         needs = TaskNeeds(amounts(worker), each_ps, NOTHING if chief is None else amounts(chief))
         total = functools.reduce(lambda sum_, kind: plus(sum_, capacity(kind), kind.count), pool, NOTHING)
         usual = pool[rooms.index(max(rooms))]
-        table = SpeedTable(scenario.model(shape), usual, needs, lambda ps: scenario.shards(ps).sizes[0], workers, total)
+        table = SpeedTable(scenario.model(shape), usual, needs, scenario.shards, workers, total)
         yield Form(scenario, shape, gpu_model, usable, needs, table)
 
 

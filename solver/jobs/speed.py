@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from solver.jobs.free_capacity import Amounts
 from solver.nodes import NodeKind
 from solver.rate_arrays import PlacementArrays, link_ceilings, total_rates
+from solver.shards import Shards
 from solver.step_time import StepModel
 
 WORTH = 1e-4
@@ -191,7 +192,7 @@ class SpeedTable(GainTable):
         model: StepModel,
         kind: NodeKind,
         needs: TaskNeeds,
-        largest_shards: Callable[[int], int],
+        shards: Callable[[int], Shards],
         max_workers: int,
         total: Amounts,
     ) -> None:
@@ -201,15 +202,17 @@ class SpeedTable(GainTable):
             model: step times of the job's workers.
             kind: the machines, as if all were like this.
             needs: what the tasks take.
-            largest_shards: number of parameter servers -> bytes on the largest.
+            shards: number of parameter servers -> what each holds.
             max_workers: most workers to look at.
             total: resources of all machines that the job may use.
         """
         ps = len(needs.ps)
-        largest = np.array([largest_shards(count) for count in range(1, ps + 1)], dtype=np.float64)[:, None]
+        dealt = [shards(count) for count in range(1, ps + 1)]
+        largest = np.array([each.sizes[0] for each in dealt], dtype=np.float64)[:, None]
+        update_s = np.array([model.update_s(model.load(each), 1) for each in dealt])[:, None]
         w, p = np.arange(1, max_workers + 1)[None, :], np.arange(1, ps + 1)[:, None]
         machines = _fewest(w, p, np.array(needs.worker), np.array(needs.ps)[:, None, :], kind)
-        super().__init__(_s_per_sample(model, kind, w, p, machines, largest), needs, total)
+        super().__init__(_s_per_sample(model, kind, w, p, machines, largest, update_s), needs, total)
 
 
 def _fewest(w: Ints, p: Ints, worker: Ints, each_ps: Ints, kind: NodeKind) -> Ints:
@@ -238,10 +241,13 @@ def _groups(w: Ints, p: Ints, k: Ints) -> list[tuple[Ints, Ints, Ints]]:
     return [(both, a + 1, b + 1), (r - both, a + 1, b), (s - both, a, b + 1), (k - r - s + both, a, b)]
 
 
-def _s_per_sample(model: StepModel, kind: NodeKind, w: Ints, p: Ints, k: Ints, largest: Floats) -> Floats:
+def _s_per_sample(
+    model: StepModel, kind: NodeKind, w: Ints, p: Ints, k: Ints, largest: Floats, update_s: Floats
+) -> Floats:
     groups = _groups(w, p, k)
     if not model.profile.synchronous:
-        return 1 / (_asynchronous_rates(model, kind, groups, p, largest) * model.samples_per_step)
+        rates = np.minimum(_asynchronous_rates(model, kind, groups, p, largest), 1 / np.maximum(update_s, 1e-300))
+        return 1 / (rates * model.samples_per_step)
     total, card, within = model.total_bytes, kind.network_bytes_per_s, model.within_node_bytes_per_s
     network: Floats = np.zeros(k.shape)
     for machines, workers, ps in groups:
@@ -250,7 +256,7 @@ def _s_per_sample(model: StepModel, kind: NodeKind, w: Ints, p: Ints, k: Ints, l
         busy = np.maximum(busy, 2 * held * workers / within)
         network = np.where(machines > 0, np.maximum(network, busy), network)
     work = model.work_s(kind)
-    rest = network + w * largest / model.hardware.ps_update_bytes_per_s + w * model.dispatch_s(1)
+    rest = network + w * update_s + w * model.dispatch_s(1)
     round_s = np.maximum(work, rest) if model.overlap else work + rest
     return round_s / (w * model.samples_per_step)
 
@@ -268,4 +274,4 @@ def _asynchronous_rates(
     # The machine with the largest shards may not keep up with that.
     ceilings = np.where(machines > 0, link_ceilings(own, most, card, total), np.inf)
     steps: Floats = np.minimum(rates, ceilings.min(axis=-1))
-    return np.minimum(steps, model.hardware.ps_update_bytes_per_s / largest)
+    return steps

@@ -147,11 +147,11 @@ def _works(problem: PlacementProblem) -> list[float]:
 
 
 def _step_s(problem: PlacementProblem, cycle_s: float, network_s: float) -> float:
-    return problem.model.round_s(cycle_s, network_s, problem.largest_shard, problem.workers)
+    return problem.model.round_s(cycle_s, network_s, problem.load, problem.workers)
 
 
 def _network_limit_s(problem: PlacementProblem, round_s: float, work_s: float) -> float:
-    return problem.model.network_limit_s(round_s, work_s, problem.largest_shard, problem.workers)
+    return problem.model.network_limit_s(round_s, work_s, problem.load, problem.workers)
 
 
 def _network_times(problem: PlacementProblem) -> list[float]:
@@ -175,7 +175,7 @@ def placement_of(problem: PlacementProblem, counts: Counts) -> Placement:
     model, workers = problem.model, problem.workers
     if model.profile.synchronous:
         cycle_s, network_s = counts.work_s, counts.network_s
-        round_s = model.round_s(cycle_s, network_s, problem.largest_shard, workers)
+        round_s = model.round_s(cycle_s, network_s, problem.load, workers)
         samples_per_s = counts.samples / round_s
     else:
         machines = counts.machines(problem)

@@ -53,7 +53,7 @@ class _Box:
         counts = proven_counts(problem, limits, lambda state: state.samples / largest, deadline=deadline)
         if counts is None:
             return 0.0, None
-        round_s = problem.model.round_s(self.works[0], self.times[0], problem.largest_shard, problem.workers)
+        round_s = problem.model.round_s(self.works[0], self.times[0], problem.load, problem.workers)
         return counts.samples / round_s, counts
 
 

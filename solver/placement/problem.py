@@ -93,6 +93,7 @@ class PlacementProblem:
         workers: how many workers.
         needs_chief: whether there is a separate chief.
         states: every state in which a machine can be.
+        load: of the busiest ps (`StepModel.load`).
         least_gpus: all workers together have at least so many GPUs.
     """
 
@@ -102,16 +103,13 @@ class PlacementProblem:
     workers: int
     needs_chief: bool
     states: tuple[State, ...]
+    load: float
     least_gpus: int = 0
-
-    @property
-    def largest_shard(self) -> int:
-        return self.shard_types[0].size_bytes
 
     @property
     def shared(self) -> Shared:
         """What limits asynchronous workers together, uplinks left out."""
-        return self.model.shared(self.largest_shard)
+        return self.model.shared(self.load)
 
 
 def shard_types(shards: Shards) -> tuple[ShardType, ...]:
@@ -198,7 +196,8 @@ def mixed_problem(
                 _state(number, kind, load, model, fits, local, busy) for model, fits in _choices(kind, beside, load)
             ]
     needs_chief = sizes.chief is not None
-    return PlacementProblem(tuple(groups), models[0], types, workers, needs_chief, tuple(states), least_gpus)
+    busiest = models[0].load(shards)
+    return PlacementProblem(tuple(groups), models[0], types, workers, needs_chief, tuple(states), busiest, least_gpus)
 
 
 def hosts_workers(kind: NodeKind, model: StepModel) -> bool:

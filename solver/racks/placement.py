@@ -101,7 +101,7 @@ def _may_take(problem: RackProblem, view: View, round_s: float, deadline: float 
     round_s *= 1 + SLACK
     if problem.model.profile.synchronous:
         for work in problem.works:
-            limit = problem.model.network_limit_s(round_s, work, problem.shards[0], problem.workers)
+            limit = problem.model.network_limit_s(round_s, work, problem.load, problem.workers)
             best = None if limit < 0 else _holding_all(problem, view, work, limit, deadline)
             if best is not None:
                 return best

@@ -150,6 +150,7 @@ class RackProblem:
         shards: bytes on each ps, largest first.
         workers: how many workers.
         needs_chief: whether there is a separate chief.
+        load: of the busiest ps (`StepModel.load`).
         uplink_bytes_per_s: speed of each rack's uplink, each way.
     """
 
@@ -158,6 +159,7 @@ class RackProblem:
     shards: tuple[int, ...]
     workers: int
     needs_chief: bool
+    load: float
     uplink_bytes_per_s: float
 
     @property
@@ -174,11 +176,11 @@ class RackProblem:
     @functools.cached_property
     def shared(self) -> Shared:
         """What limits asynchronous workers together."""
-        return self.model.shared(self.shards[0], self.uplink_bytes_per_s)
+        return self.model.shared(self.load, self.uplink_bytes_per_s)
 
     def round_s(self, cycle_s: float, network_s: float) -> float:
         """Seconds of a synchronous step."""
-        return self.model.round_s(cycle_s, network_s, self.shards[0], self.workers)
+        return self.model.round_s(cycle_s, network_s, self.load, self.workers)
 
 
 def rack_problem(
@@ -209,7 +211,15 @@ def rack_problem(
             states = tuple(dataclasses.replace(state, kind=0) for state in problem.states if state.kind == index)
             if states:
                 machines.append((rack, MachineType(states, kind.network_bytes_per_s), kind.names))
-    return RackProblem(RackTree(machines), model, shards.sizes, workers, sizes.chief is not None, uplink_bytes_per_s)
+    return RackProblem(
+        RackTree(machines),
+        model,
+        shards.sizes,
+        workers,
+        sizes.chief is not None,
+        model.load(shards),
+        uplink_bytes_per_s,
+    )
 
 
 def optimistic(problem: RackProblem) -> View:

@@ -79,12 +79,12 @@ class ShapeBounds:
         local = most_local_bytes(scope, smallest, shards, beside_ps)
         if model.profile.synchronous:
             network = least_network_s(scope, self._card_times, self._room, largest, shards, beside_ps, local)
-            rest = network + counts * (model.update_s(shards.sizes[0], 1) + model.dispatch_s(1))
+            rest = network + counts * (model.update_s(model.load(shards), 1) + model.dispatch_s(1))
             slowest = self._sorted_work[np.minimum(counts, self._slots) - 1]
             steps = counts / (np.maximum(slowest, rest) if model.overlap else slowest + rest)
         else:
             steps = self._steps.of(shards, smallest, largest, beside_ps)
-            steps = np.minimum(steps, model.shared(shards.sizes[0]).most_steps)
+            steps = np.minimum(steps, model.shared(model.load(shards)).most_steps)
         # Rounding must not turn a bound into something a placement can beat.
         samples = steps * model.samples_per_step * (1 + 1e-9)
         samples[counts > self._slots] = 0.0

@@ -52,7 +52,7 @@ def mixed_bounds(scope: Scope, models: Sequence[StepModel], sizes: TaskSizes, sh
         works = _works(machines, models, room[:, :, 0]).min(axis=1)
         bounds = StepBounds(scope, works, alone, shards.total, models[0].within_node_bytes_per_s)
         steps = bounds.of(shards, smallest, largest, beside_ps)
-        steps = np.minimum(steps, models[0].shared(shards.sizes[0]).most_steps)
+        steps = np.minimum(steps, models[0].shared(models[0].load(shards)).most_steps)
         samples = _asynchronous(machines, models, room[:, :, 0], shards, counts, steps)
     samples *= 1 + 1e-9
     samples[counts > slots] = 0.0
@@ -74,7 +74,7 @@ def _synchronous(
     """
     first, works = models[0], _works(machines, models, room)
     samples = np.array([model.samples_per_step for model in models])
-    rest = network + counts * (first.update_s(shards.sizes[0], 1) + first.dispatch_s(1))
+    rest = network + counts * (first.update_s(first.load(shards), 1) + first.dispatch_s(1))
     best = np.zeros(len(counts))
     for work in np.unique(works[np.isfinite(works)]):
         within = np.where(works <= work, samples, 0)

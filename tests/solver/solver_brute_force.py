@@ -36,6 +36,7 @@ class Job:
     ps_may_share: bool = False
     shapes: tuple[WorkerShape, ...] = ()
     least_gpus: int = 0
+    requests: tuple[int, ...] = ()
 
 
 def best(job: Job, nodes: Sequence[NodeClass]) -> Result | None:
@@ -141,7 +142,11 @@ def _evaluate(
             stored, near = sum(shards[i] for i in here), sum(split[i] for i in here)
             crossing = max(stored * (n - near), near * (total - stored))
             network = max(network, 2 * crossing / (job.uplink_gbps * 1e9 / 8))
-    update = n * max(job.shards) / hardware.ps_update_bytes_per_s
+    loads = [
+        size + count * hardware.ps_request_bytes
+        for size, count in zip(job.shards, job.requests or [1] * len(job.shards), strict=True)
+    ]
+    update = n * max(loads) / (hardware.ps_bytes_per_s * job.sizes.helper_cpus) if sum(job.shards) else 0.0
     dispatch = n * hardware.apis[profile.api].dispatch_s
     if profile.synchronous and hardware.overlap:
         step = max(*works, network + update + dispatch)

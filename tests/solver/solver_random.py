@@ -73,6 +73,7 @@ def job_of(
 ) -> tuple[brute_force.Job, TaskSizes]:
     sizes = TaskSizes.of(model, max(node.cpus for node in cluster.nodes))
     job = brute_force.Job(model, sizes, shape, workers, shards.sizes, WITHIN_GBPS, cluster.across_racks_gbps)
+    job = dataclasses.replace(job, requests=shards.requests)
     return job, sizes
 
 
@@ -98,7 +99,7 @@ def case_of(
     kinds = node_kinds(cluster)
     job, sizes = job_of(model, cluster, shape, workers, shards)
     job = dataclasses.replace(job, ps_may_share=ps_may_share)
-    step_model = _step_model(model, shape, shards)
+    step_model = _step_model(model, shape, shards, sizes)
     problem = placement_problem(kinds, step_model, sizes, shards, workers, ps_may_share=ps_may_share)
     bounds = ShapeBounds(Scope(Machines(kinds), workers, None, ps_may_share), step_model, sizes).of(shards)
     return Case(problem, bounds, job, cluster.nodes)
@@ -115,14 +116,16 @@ def mixed_case_of(
     cluster = cluster_of(classes)
     kinds = node_kinds(cluster)
     job, sizes = job_of(model, cluster, choice[0], workers, shards)
-    models = [_step_model(model, shape, shards) for shape in choice]
+    models = [_step_model(model, shape, shards, sizes) for shape in choice]
     problem = mixed_problem(kinds, models, sizes, shards, workers, least_gpus=least_gpus)
     bounds = mixed_bounds(Scope(Machines(kinds), workers), models, sizes, shards)
     return Case(problem, bounds, dataclasses.replace(job, shapes=choice, least_gpus=least_gpus), cluster.nodes)
 
 
-def _step_model(model: ModelProfile, shape: WorkerShape, shards: Shards) -> StepModel:
-    return StepModel(model, shape, known_hardware(), WITHIN_GBPS * BYTES_PER_S_PER_GBPS, shards.total)
+def _step_model(model: ModelProfile, shape: WorkerShape, shards: Shards, sizes: TaskSizes) -> StepModel:
+    return StepModel(
+        model, shape, known_hardware(), WITHIN_GBPS * BYTES_PER_S_PER_GBPS, shards.total, sizes.helper_cpus
+    )
 
 
 def check_against(case: Case, found: Placement | None, workers: int, *, traffic: bool) -> None:

@@ -95,7 +95,7 @@ def test_the_terms_predict_what_the_planner_does_with_the_speeds_changed(
     named = dict(zip(TERMS, factors, strict=True))
     for shape, assignment, batch in _placements(racked, shapes, seed, 3):
         scenario = Scenario.of(model.with_batch_size(batch), racked, known_hardware())
-        terms = step_terms(scenario, shape, scenario.shards(len(assignment.ps)).sizes, assignment)
+        terms = step_terms(scenario, shape, scenario.shards(len(assignment.ps)), assignment)
         expected = _measured(model, racked, [(shape, assignment, batch)], named, overlap=overlap)[0].seconds
         vector = np.array(factors)
         assert terms.gradient(vector, overlap=overlap) @ vector == pytest.approx(expected, rel=1e-9)
@@ -111,7 +111,7 @@ def test_the_gradient_of_asynchronous_steps_is_their_derivative() -> None:
     for flops in (1e7, 1e9):
         scenario = Scenario.of(profile([40 * MB, 20 * MB, MB], flops=flops, api=Api.KERAS), racked, known_hardware())
         for _, assignment, _ in _placements(racked, [shape], 5, 20):
-            terms = step_terms(scenario, shape, scenario.shards(len(assignment.ps)).sizes, assignment)
+            terms = step_terms(scenario, shape, scenario.shards(len(assignment.ps)), assignment)
             factors = random.uniform(0.5, 2.0, len(TERMS))
             gradient = terms.gradient(factors, overlap=False)
             by_links += gradient[TERMS.index("network")] * 1.2 > gradient @ factors

@@ -288,7 +288,9 @@ def _case(
     shape, uplink = WorkerShape(1, 0.5), uplink_gbps * BYTES_PER_S_PER_GBPS
     problem = rack_problem(scenario.kinds, scenario.model(shape), scenario.sizes, shards, workers, uplink)
     within = scenario.cluster.within_node_gbps
-    job = brute_force.Job(model, scenario.sizes, shape, workers, shards.sizes, within, uplink_gbps)
+    job = brute_force.Job(
+        model, scenario.sizes, shape, workers, shards.sizes, within, uplink_gbps, requests=shards.requests
+    )
     return scenario, problem, job
 
 

@@ -73,9 +73,13 @@ def test_with_overlap_a_placement_is_as_fast_as_the_best_of_all_and_no_bound_is_
     cluster = _named(classes)
     kinds, shards = node_kinds(cluster), shard(model, len(sizes))
     tasks = TaskSizes.of(model, max(kind.cpus for kind in kinds))
-    step_model = StepModel(model, shape, OVERLAPPING, WITHIN_GBPS * BYTES_PER_S_PER_GBPS, shards.total)
+    step_model = StepModel(
+        model, shape, OVERLAPPING, WITHIN_GBPS * BYTES_PER_S_PER_GBPS, shards.total, tasks.helper_cpus
+    )
     problem = placement_problem(kinds, step_model, tasks, shards, workers)
-    job = brute_force.Job(model, tasks, shape, workers, shards.sizes, WITHIN_GBPS, hardware=OVERLAPPING)
+    job = brute_force.Job(
+        model, tasks, shape, workers, shards.sizes, WITHIN_GBPS, hardware=OVERLAPPING, requests=shards.requests
+    )
     found, expected = fastest_placement(problem), brute_force.best(job, cluster.nodes)
     assert (found is None) == (expected is None)
     if found is None or expected is None:

@@ -152,7 +152,7 @@ def _really(known: Hardware, gpu_model: str, rng: np.random.Generator) -> tuple[
         dataclasses.replace(
             known,
             gpus={**known.gpus, gpu_model.lower(): faster},
-            ps_update_bytes_per_s=known.ps_update_bytes_per_s * ps_factor,
+            ps_bytes_per_s=known.ps_bytes_per_s * ps_factor,
         ),
         network_factor,
     )

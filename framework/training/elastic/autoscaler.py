@@ -415,7 +415,7 @@ def _predicted(plan: Plan, nodes: Sequence[NodeClass], max_workers: int, max_ps:
         scenario.model(WorkerShape(worker.gpus, worker.cpus)),
         kind,
         needs,
-        lambda ps: scenario.shards(ps).sizes[0],
+        scenario.shards,
         max_workers,
         _amounts(worker),
     )
