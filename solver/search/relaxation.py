@@ -1,0 +1,880 @@
+"""Every placement that the step-time model can express: a search by Lagrangian relaxation, with a bound.
+
+Machines may have several parameter servers (ps) or none, each machine its own size of workers, and machines without
+GPUs may work too. What couples the machines is little: the ps of all add up to m and, where their number is limited,
+the workers to no more than a limit. So for a given m a machine's state is its number of ps and what its workers get,
+and the best states are found machine by machine: by dynamic programming over the ps where there are few machines, else
+along the concave hulls of what a machine is worth with 0, 1, 2, ... ps (Lagrangian relaxation of 'm ps in all'). A
+second multiplier stands for the limit on the workers.
+
+*Asynchronous.* For X steps per second of all workers every machine's links leave its workers a range of rates
+(solver.async_rates), and more workers never slow it down: it is worth what its workers and its links allow. The speed
+is the X that all machines together just reach.
+
+*Synchronous.* With n workers, none slower than W, a round has room for T = samples / speed - W - n (update + dispatch)
+on the network; that limits the workers on each machine, whose samples give a new T. From a speed known, T comes down to
+the longest that a faster plan can have, or below 0 where there is none.
+
+Two readings of the same arrays. *Optimistic*: each machine has, of all shards, those that suit it best, the smallest
+ps' memory, no chief, and racks do not matter. No placement is faster than that, so it gives the bound. *Real*: the
+shards have the mean size but for one that is far larger, and the chief has a machine. The machines found then get the
+real shards, are rated by `solver.evaluation`, and where they are few improved by moving tasks.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import itertools
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solver.capacity import Ints
+from solver.evaluation import Evaluation, evaluate
+from solver.nodes import NodeKind
+from solver.options import OptionSpace
+from solver.placement.naming import Assignment
+from solver.placement.problem import hosts_workers
+from solver.resources import CPU_STEP, TaskResources, WorkerShape
+from solver.scenario import Scenario
+from solver.shards import Shards
+from solver.step_time import StepModel
+
+Floats = NDArray[np.float64]
+
+FEW_MACHINES = 40
+"""So many are placed by dynamic programming, one by one."""
+FEW_KINDS = 6
+PARTS = (1, 2, 3, 4, 6, 8)
+"""A machine's CPUs are shared out among so many workers without GPUs."""
+FAR_LARGER = 1.5
+"""A shard above this many times the mean of the others has its machine chosen by itself."""
+WORTH = 0.01
+"""A further ps must make the busiest one's load smaller by this share, or a later one must."""
+ROUNDS = 12
+HALVINGS = 20
+CLOSE = 1e-9
+ENOUGH = 0.005
+"""Cases that are faster by no more than this share are not looked at."""
+INTERVALS = 24
+"""Ranges of workers' work to begin with."""
+COARSE = 1.3
+STEP = 1.03
+"""Steps per second closer than that are one case."""
+EFFORT = 3000
+"""Relaxed problems that are solved, at most."""
+SKY = 1e12
+NOTHING = TaskResources(1e-3, 0, 0)
+
+
+@dataclass(frozen=True)
+class Wide:
+    """A placement found, and how fast any could be.
+
+    Attributes:
+        shape: what most workers get.
+        shards: what each ps holds.
+        assignment: machine of every task, and what each worker gets.
+        worth: its speed and traffic.
+    """
+
+    shape: WorkerShape
+    shards: Shards
+    assignment: Assignment
+    worth: Evaluation
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.worth.samples_per_s
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One machine's tasks."""
+
+    kind: int
+    ps: int
+    shape: WorkerShape | None
+    workers: int
+    has_chief: bool = False
+    has_largest: bool = False
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Machines that are alike, and what one has besides what is placed."""
+
+    kind: int
+    count: int
+    chief: bool = False
+    largest: bool = False
+
+
+class _Arrays:
+    """What machines with 0, 1, 2, ... ps can have beside them; arrays are rows x ps x choices of workers."""
+
+    def __init__(self, space: WideSpace, rows: Sequence[_Row], shards: Shards, *, optimistic: bool) -> None:
+        scenario, sizes, kinds = space.scenario, space.scenario.sizes, space.scenario.kinds
+        self.rows, self.total = rows, float(shards.total)
+        self.counts = np.array([row.count for row in rows])
+        rest = shards.sizes[1:] if any(row.largest for row in rows) else shards.sizes
+        self.ps = len(rest)
+        room_cpus = max(kind.cpus for kind in kinds) / sizes.helper_cpus
+        most = min(self.ps, math.floor(room_cpus + CLOSE))
+        numbers = np.arange(most + 1)
+        ordered = np.array(rest, dtype=np.float64)
+        if optimistic:
+            self.high = np.concatenate([[0.0], np.cumsum(ordered[:most])])
+            self.low = np.concatenate([[0.0], np.cumsum(ordered[::-1][:most])])
+        else:
+            self.high = self.low = numbers * (float(ordered.mean()) if len(ordered) else 0.0)
+        ps_task = sizes.ps(rest[-1 if optimistic else 0] if len(rest) else 0)
+        of_row = [kinds[row.kind] for row in rows]
+        taken = [
+            [
+                *([sizes.ps(shards.sizes[0])] if row.largest else []),
+                *([sizes.chief] if row.chief and sizes.chief is not None else []),
+            ]
+            for row in rows
+        ]
+        self.base = np.array([float(shards.sizes[0]) if row.largest else 0.0 for row in rows])
+        have = np.array([(kind.cpu_millis, kind.mem_mb, kind.disk_mb, kind.gpus) for kind in of_row])
+        have = have - np.array([np.sum([_amounts(task) for task in tasks] or [[0] * 4], axis=0) for tasks in taken])
+        free = have[:, None, :] - numbers[None, :, None] * np.array(_amounts(ps_task))
+        self.fits = (free >= 0).all(axis=2)
+        self.cards = np.array([kind.network_bytes_per_s for kind in of_row])[:, None, None]
+        self._choices(space, of_row, free)
+        self.room[~self.fits] = 0
+
+    def _choices(self, space: WideSpace, of_row: Sequence[NodeKind], free: Ints) -> None:
+        """Fills in rooms, work, samples and CPUs of each choice: the sizes with GPUs, then shares of the CPUs."""
+        scenario, sizes = space.scenario, space.scenario.sizes
+        rooms, works, samples, cpus = [], [], [], []
+        for shape in space.gpu_shapes:
+            model = scenario.model(shape)
+            need = np.array(_amounts(sizes.worker(shape)))
+            room = (free[:, :, need > 0] // need[need > 0]).min(axis=2)
+            hosts = np.array([space.hosts(row.kind, shape) for row in self.rows])
+            rooms.append(np.where(hosts[:, None], room, 0))
+            work = np.array([space.work_s(row.kind, shape) for row in self.rows])
+            works.append(np.broadcast_to(work[:, None], room.shape))
+            samples.append(model.samples_per_step)
+            cpus.append(np.full(room.shape, shape.cpus))
+        if space.cpu_workers:
+            need = np.array(_amounts(sizes.worker(WorkerShape(0, CPU_STEP))))[1:3]
+            allowed = np.array([not kind.gpus for kind in of_row])
+            beside = (free[:, :, 1:3] // need).min(axis=2)
+            for parts in PARTS:
+                share = np.floor(free[:, :, 0] / 1000 / parts / CPU_STEP + CLOSE) * CPU_STEP
+                room = np.where((share > 0) & allowed[:, None], np.minimum(beside, parts), 0)
+                rooms.append(room)
+                works.append(space.cpu_work_s(share))
+                samples.append(scenario.profile.batch_size)
+                cpus.append(share)
+        shape_of = (*free.shape[:2], 0)
+        self.room = np.maximum(np.stack(rooms, axis=2), 0) if rooms else np.zeros(shape_of, dtype=np.int64)
+        self.work = np.stack(works, axis=2) if works else np.zeros(shape_of)
+        self.cpus = np.stack(cpus, axis=2) if cpus else np.zeros(shape_of)
+        self.samples = np.array(samples, dtype=np.float64)
+
+    @property
+    def ends(self) -> tuple[Floats, ...]:
+        """Bytes of shards on a machine, rows x ps x 1: the least and the most that it can have."""
+        low, high = (self.base[:, None, None] + ends[None, :, None] for ends in (self.low, self.high))
+        return (low,) if np.array_equal(low, high) else (low, high)
+
+
+    def rates(self, within: float) -> Floats:
+        """Steps per second of a worker alone, with the bytes beside it that suit it best."""
+        transfer = [2 * (self.total - stored) / self.cards + 2 * stored / within for stored in self.ends]
+        with np.errstate(divide="ignore"):
+            return np.where(self.room > 0, 1 / (self.work + np.minimum.reduce(transfer)), 0.0)
+
+
+@dataclass(frozen=True)
+class _State:
+    """Machines of one row with as many ps and the same workers."""
+
+    row: int
+    machines: int
+    ps: int
+    choice: int
+    workers: int
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A relaxed optimum: no machines together are worth more, and machines that are worth that, or nearly."""
+
+    value: float
+    states: tuple[_State, ...]
+
+
+def _allocate(arrays: _Arrays, value: Floats, workers: Floats, limit: float) -> _Found | None:
+    """The best state for each machine with all ps placed and no more workers than the limit.
+
+    Args:
+        arrays: the machines.
+        value: of a machine, rows x ps x choices; -inf where it cannot be so.
+        workers: on it.
+        limit: most workers of all machines.
+
+    Returns:
+        None if the ps do not fit.
+    """
+    least, dear = 0.0, None
+    total, numbers = _best_numbers(arrays, value.max(axis=2))
+    if numbers is None:
+        return None
+    found = _states(arrays, value, workers, numbers)
+    bound = total
+    if sum(state.machines * state.workers for state in found) > limit:
+        with np.errstate(invalid="ignore", divide="ignore"):
+            most = float(np.nanmax(np.where(workers > 0, value / workers, 0.0), initial=0.0)) * 2
+        for _ in range(ROUNDS):
+            price = (least + most) / 2
+            total, numbers = _best_numbers(arrays, (value - price * workers).max(axis=2))
+            assert numbers is not None
+            bound = min(bound, total + price * limit)
+            states = _states(arrays, value - price * workers, workers, numbers)
+            if sum(state.machines * state.workers for state in states) > limit:
+                least, found = price, states
+            else:
+                most, dear = price, states
+                if not most > least * (1 + 1e-6):
+                    break
+        found = found if dear is None else max((found, dear), key=lambda s: _kept(arrays, value, s, limit))
+    return _Found(bound, found)
+
+
+def _kept(arrays: _Arrays, value: Floats, states: Sequence[_State], limit: float) -> float:
+    """What the states are worth once workers above the limit are left out; roughly."""
+    count = sum(state.machines * state.workers for state in states)
+    worth = float(sum(state.machines * value[state.row, state.ps, state.choice] for state in states))
+    return worth * min(1.0, limit / count) if count else worth
+
+
+def _states(
+    arrays: _Arrays, value: Floats, workers: Floats, numbers: Sequence[tuple[int, int, int]]
+) -> tuple[_State, ...]:
+    states = []
+    for row, ps, machines in numbers:
+        choice = int(value[row, ps].argmax()) if value.shape[2] else 0
+        states.append(_State(row, machines, ps, choice, int(workers[row, ps, choice]) if value.shape[2] else 0))
+    return tuple(states)
+
+
+def _best_numbers(arrays: _Arrays, worth: Floats) -> tuple[float, list[tuple[int, int, int]] | None]:
+    """How many machines of each row get how many ps, so that all are placed and worth most; and what they are worth.
+
+    Args:
+        arrays: the machines.
+        worth: of one machine, rows x ps.
+
+    Returns:
+        The worth, of no less than the best, and (row, ps, machines); -inf and None if the ps do not fit.
+    """
+    worth = np.where(arrays.fits, worth, -np.inf)
+    if arrays.counts.sum() <= FEW_MACHINES:
+        return _by_programming(arrays, worth)
+    return _by_hulls(arrays, worth)
+
+
+def _by_programming(arrays: _Arrays, worth: Floats) -> tuple[float, list[tuple[int, int, int]] | None]:
+    rows = np.repeat(np.arange(len(arrays.rows)), arrays.counts)
+    most = worth.shape[1]
+    # Padded, so that what is left of m ps beside 0, 1, 2, ... on the next machine can be looked up.
+    best = np.full(most - 1 + arrays.ps + 1, -np.inf)
+    best[most - 1] = 0.0
+    before = most - 1 + np.arange(arrays.ps + 1)[None, :] - np.arange(most)[:, None]
+    taken: list[Ints] = []
+    for row in rows.tolist():
+        options = best[before] + worth[row][:, None]
+        choice = options.argmax(axis=0)
+        taken.append(choice)
+        best[most - 1 :] = options[choice, before[0] - most + 1]
+    if not np.isfinite(best[-1]):
+        return -math.inf, None
+    left, numbers = arrays.ps, Counter[tuple[int, int]]()
+    for row, choice in zip(rows[::-1].tolist(), taken[::-1], strict=True):
+        ps = int(choice[left])
+        numbers[row, ps] += 1
+        left -= ps
+    return float(best[-1]), [(row, ps, machines) for (row, ps), machines in sorted(numbers.items())]
+
+
+def _by_hulls(arrays: _Arrays, worth: Floats) -> tuple[float, list[tuple[int, int, int]] | None]:
+    """Along the concave hulls; at most one machine is then between two corners of its own, and goes to the lower."""
+    count, most = worth.shape
+    at, here = np.zeros(count, dtype=np.int64), worth[:, 0].copy()
+    slopes, lengths, of_row, to = [], [], [], []
+    numbers = np.arange(most)
+    while True:
+        ahead = numbers[None, :] > at[:, None]
+        with np.errstate(invalid="ignore"):
+            slope = np.where(ahead, (worth - here[:, None]) / np.maximum(1, numbers[None, :] - at[:, None]), -np.inf)
+        # The farthest of equally steep ones.
+        corner = most - 1 - slope[:, ::-1].argmax(axis=1)
+        steepest = slope[np.arange(count), corner]
+        on = np.flatnonzero(np.isfinite(steepest))
+        if not len(on):
+            break
+        slopes.append(steepest[on])
+        lengths.append((corner - at)[on])
+        of_row.append(on)
+        to.append(corner[on])
+        at[on] = corner[on]
+        here[on] = worth[on, corner[on]]
+        here[np.setdiff1d(np.arange(count), on)] = np.nan
+    total = float((worth[:, 0] * arrays.counts).sum())
+    if not slopes:
+        return (total, [(row, 0, int(n)) for row, n in enumerate(arrays.counts)]) if not arrays.ps else (-math.inf, None)
+    slope, length, row, corner = (np.concatenate(parts) for parts in (slopes, lengths, of_row, to))
+    order = np.argsort(-slope, kind="stable")
+    slope, length, row, corner = slope[order], length[order], row[order], corner[order]
+    each = length * arrays.counts[row]
+    before = np.cumsum(each) - each
+    left = np.clip(arrays.ps - before, 0, each)
+    if left.sum() < arrays.ps:
+        return -math.inf, None
+    total += float(left @ slope)
+    placed = [Counter({0: int(n)}) for n in arrays.counts]
+    missing = 0
+    for k in np.flatnonzero(left).tolist():
+        machines, rest = divmod(int(left[k]), int(length[k]))
+        lower = int(corner[k] - length[k])
+        placed[row[k]][lower] -= machines
+        placed[row[k]][int(corner[k])] += machines
+        missing += rest
+    if missing:
+        _place_missing(placed, worth, missing)
+    return total, [(r, ps, n) for r, of in enumerate(placed) for ps, n in sorted(of.items()) if n]
+
+
+def _place_missing(placed: Sequence[Counter[int]], worth: Floats, missing: int) -> None:
+    """Puts the last few ps where they cost least."""
+    least, change = math.inf, None
+    for row, of in enumerate(placed):
+        for ps, machines in of.items():
+            if machines and ps + missing < worth.shape[1]:
+                cost = float(worth[row, ps] - worth[row, ps + missing])
+                if cost < least:
+                    least, change = cost, (row, ps)
+    if change is not None:
+        row, ps = change
+        placed[row][ps] -= 1
+        placed[row][ps + missing] += 1
+
+
+class WideSpace:
+    """The placements of one job on one cluster.
+
+    Args:
+        scenario: the model and the machines.
+        space: the options: workers' sizes, and the limits on their number.
+    """
+
+    def __init__(self, scenario: Scenario, space: OptionSpace) -> None:
+        self.scenario = scenario
+        self.max_workers = max((entry.max_workers for entry in space.ranges), default=0)
+        self.min_workers = min((entry.min_workers for entry in space.ranges), default=1)
+        shapes = sorted({shape for entry in space.ranges for shape in entry.shapes})
+        self._hosts: dict[tuple[int, WorkerShape], bool] = {}
+        self._works: dict[tuple[str | None, WorkerShape], float] = {}
+        self.gpu_shapes = self._without_spare([shape for shape in shapes if shape.gpus])
+        self.cpu_workers = any(not shape.gpus for shape in shapes)
+
+    def hosts(self, kind: int, shape: WorkerShape) -> bool:
+        key = kind, shape
+        if key not in self._hosts:
+            self._hosts[key] = hosts_workers(self.scenario.kinds[kind], self.scenario.model(shape))
+        return self._hosts[key]
+
+    def work_s(self, kind: int, shape: WorkerShape) -> float:
+        node = self.scenario.kinds[kind]
+        key = node.gpu_model, shape
+        if key not in self._works:
+            self._works[key] = self.scenario.model(shape).work_s(node)
+        return self._works[key]
+
+    def cpu_work_s(self, cpus: Floats) -> Floats:
+        """Work of workers without GPUs; infinite without CPUs."""
+        values, back = np.unique(cpus, return_inverse=True)
+        node = self.scenario.kinds[0]
+        works = [self.scenario.model(WorkerShape(0, c)).work_s(node) if c > 0 else math.inf for c in values.tolist()]
+        return np.array(works)[back].reshape(cpus.shape)
+
+    def _without_spare(self, shapes: Sequence[WorkerShape]) -> tuple[WorkerShape, ...]:
+        """Of the sizes that are equally fast on every machine the one with fewest CPUs: it fits most often."""
+        models = {kind.gpu_model: index for index, kind in enumerate(self.scenario.kinds) if kind.gpus}
+        chosen: dict[tuple[object, ...], WorkerShape] = {}
+        for shape in sorted(shapes):
+            works = tuple(round(self.work_s(index, shape), 12) for index in models.values())
+            chosen.setdefault((shape.gpus, works), shape)
+        return tuple(chosen.values())
+
+    @functools.cached_property
+    def _model(self) -> StepModel:
+        return self.scenario.model(WorkerShape(0, 1.0))
+
+    @property
+    def _within_bytes_per_s(self) -> float:
+        return self._model.within_node_bytes_per_s
+
+    # What a number of ps is worth.
+
+    def ps_counts(self) -> list[int]:
+        """Numbers of ps that may be worth having."""
+        scenario, model = self.scenario, self.scenario.model(WorkerShape(0, 1.0))
+        room = sum(kind.count * math.floor(kind.cpus / scenario.sizes.helper_cpus + CLOSE) for kind in scenario.kinds)
+        most = min(max(1, len(scenario.profile.variables)), room)
+        counts, least, since = [1], model.load(scenario.shards(1)), 0
+        for count in range(2, most + 1):
+            load = model.load(scenario.shards(count))
+            since += 1
+            counts.append(count)
+            if load < least * (1 - WORTH):
+                least, since = load, 0
+            if since >= 4:
+                break
+        return counts[: len(counts) - since] if since < len(counts) else counts
+
+
+    # What can be reached.
+
+    def reached(
+        self,
+        arrays: _Arrays,
+        load: float,
+        samples_per_s: float,
+        least_work_s: float,
+        most_work_s: float,
+        workers: tuple[int, int],
+    ) -> _Found | None:
+        """Synchronous: machines on which so fast a plan is possible with that number of workers; None if none are.
+
+        Args:
+            arrays: the machines.
+            load: of the busiest ps.
+            samples_per_s: the speed.
+            least_work_s: the slowest worker's work at least.
+            most_work_s: and at most.
+            workers: fewest and most.
+        """
+        model, (fewest, most) = self._model, workers
+        allowed = arrays.work <= most_work_s * (1 + CLOSE) + CLOSE
+        room = np.where(allowed, arrays.room, 0)
+        if not arrays.samples.size:
+            return None
+        samples = min(
+            most * float(arrays.samples.max()), float(arrays.counts @ (room * arrays.samples).max(axis=(1, 2)))
+        )
+        rest_s = model.update_s(load, fewest) + model.dispatch_s(fewest)
+        found = None
+        for _ in range(ROUNDS):
+            round_s = samples / samples_per_s
+            left_s = round_s - rest_s - (0.0 if model.overlap else least_work_s)
+            if left_s < 0 or (model.overlap and least_work_s > round_s * (1 + CLOSE)):
+                return None
+            found = self._within(arrays, room, left_s, fewest, most)
+            if found is None or found.value <= 0:
+                return None
+            if found.value >= samples * (1 - CLOSE):
+                return found
+            samples = found.value
+        return found
+
+    def _within(self, arrays: _Arrays, room: Ints, network_s: float, fewest: int, most: int) -> _Found | None:
+        """The most samples of a step with no card busy for longer."""
+        half, low, high = network_s * arrays.cards / 2, arrays.ends[0], arrays.ends[-1]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            receive = np.where(high < arrays.total, half / (arrays.total - high), np.inf)
+            inside = np.where(low > 0, network_s * self._within_bytes_per_s / (2 * low), np.inf)
+            send = np.where(low > 0, fewest - half / low, 0.0)
+        upper = np.minimum(room, np.floor(np.minimum(np.minimum(receive, inside), 1e9) * (1 + CLOSE)))
+        lower = np.maximum(0, np.ceil(send - CLOSE * fewest))
+        fits = lower <= upper
+        value = np.where(fits, upper * arrays.samples, -np.inf)
+        lowest = np.broadcast_to(lower, upper.shape)
+        value = np.concatenate([value, np.where(fits, lowest * arrays.samples, -np.inf)], axis=2)
+        upper = np.concatenate([upper, lowest], axis=2)
+        return _allocate(arrays, value, upper, most)
+
+    def steps(self, arrays: _Arrays, rates: Floats, at: float, price: float = 0.0) -> _Found | None:
+        """Asynchronous: the best that machines make whose links are judged at X steps per second of all workers.
+
+        Args:
+            arrays: the machines.
+            rates: of a worker alone.
+            at: X.
+            price: of a step, taken from the samples it brings.
+
+        Returns:
+            Samples less the price of the steps; None if the ps do not fit.
+        """
+        most = np.zeros(rates.shape)
+        for stored in arrays.ends:
+            left, each = arrays.cards - stored * at, arrays.total - 2 * stored
+            with np.errstate(divide="ignore", invalid="ignore"):
+                link = np.where(each > 0, left / each, np.where((each < 0) | (left >= 0), np.inf, -1.0))
+                least = np.where(each < 0, left / each, 0.0)
+                link = np.minimum(link, np.where(stored > 0, self._within_bytes_per_s / (2 * stored), np.inf))
+            made = np.minimum(rates * arrays.room, link)
+            most = np.maximum(most, np.where((made < 0) | (made < least * (1 - CLOSE)), -1.0, made))
+        impossible = most < 0
+        with np.errstate(divide="ignore", invalid="ignore"):
+            workers = np.where(rates > 0, np.ceil(np.maximum(most, 0) / rates * (1 - CLOSE)), 0)
+        workers = np.minimum(workers, arrays.room)
+        value = np.where(impossible, -np.inf, (arrays.samples - price) * most)
+        idle = np.where(arrays.ends[0] * at <= arrays.cards * (1 + CLOSE), 0.0, -np.inf)
+        idle = np.broadcast_to(idle, (*value.shape[:2], 1))
+        value = np.concatenate([value, idle], axis=2)
+        workers = np.concatenate([workers, np.zeros(idle.shape)], axis=2)
+        return _allocate(arrays, value, workers, self.max_workers)
+
+    # The search.
+
+    def best(self, known: float, deadline: float) -> tuple[Wide | None, float]:
+        """The fastest placement that is found, if it is faster than what is known, and a speed that none exceeds.
+
+        Args:
+            known: samples per second of the best plan so far.
+            deadline: on `time.monotonic`'s clock.
+        """
+        search = _Search(self, known)
+        search.run(deadline)
+        return search.found, max(search.speed, search.bound)
+
+
+@dataclass(frozen=True)
+class _Case:
+    """Placements bounded together: a number of ps, ranges of the slowest worker's work and of numbers of workers."""
+
+    ps: int
+    works: tuple[int, int] = (0, 0)
+    workers: tuple[int, int] = (0, 0)
+    below: float = 0.0
+
+    def parts(self) -> Iterator[_Case]:
+        """Two halves of it, if it is more than one number of workers and one work."""
+        for name in ("works", "workers"):
+            first, last = getattr(self, name)
+            if first < last:
+                middle = (first + last) // 2 if name == "works" else math.isqrt(first * last)
+                yield replace(self, **{name: (first, middle)})
+                yield replace(self, **{name: (middle + 1, last)})
+                return
+
+    @property
+    def is_coarse(self) -> bool:
+        """Whether it is too much for one bound to say anything."""
+        return self.workers[1] > COARSE * self.workers[0] + 1
+
+
+class _Search:
+    """Best-first search over cases.
+
+    Attributes:
+        speed: the fastest so far.
+        found: its placement, if it was found here.
+        bound: no placement of a case that is done with is faster.
+    """
+
+    def __init__(self, space: WideSpace, known: float) -> None:
+        self._space, self.speed, self.bound = space, known, 0.0
+        self.found: Wide | None = None
+        self._scenario = space.scenario
+        self._optimistic: dict[int, _Arrays] = {}
+        self._real: dict[int, list[_Arrays]] = {}
+        self._loads: dict[int, float] = {}
+        self._works: Floats = np.zeros(0)
+        self._order = itertools.count()
+        self._seen: set[object] = set()
+        self.effort = 0
+
+    def run(self, deadline: float) -> None:
+        """Until no case can be faster by `ENOUGH`, or time or the attempts are up."""
+        heap: list[tuple[float, int, _Case]] = []
+        for case in self._cases():
+            heapq.heappush(heap, (-self._first_bound(case), next(self._order), case))
+        while heap:
+            above, _, case = heapq.heappop(heap)
+            above = -above
+            if above <= self.speed * (1 + ENOUGH) or self.effort > EFFORT or time.monotonic() > deadline:
+                self.bound = max(self.bound, above)
+                return
+            if case.is_coarse:
+                for part in case.parts():
+                    heapq.heappush(heap, (-min(above, self._first_bound(part)), next(self._order), part))
+                continue
+            goal = self._goal(above, case)
+            found = self._reached(case, goal)
+            if found is None:
+                heapq.heappush(heap, (-goal, next(self._order), replace(case, below=0.0)))
+                continue
+            self._try(case, found, goal)
+            parts = list(case.parts())
+            for part in parts:
+                heapq.heappush(heap, (-min(above, self._first_bound(part)), next(self._order), part))
+            if not parts:
+                if above <= goal * (1 + ENOUGH):
+                    self.bound = max(self.bound, above)
+                else:
+                    heapq.heappush(heap, (-above, next(self._order), replace(case, below=goal)))
+
+    def _goal(self, above: float, case: _Case) -> float:
+        """A speed between what is reached and what is not."""
+        below = max(self.speed, case.below) * (1 + ENOUGH / 2)
+        return max(below, min(math.sqrt(below * above), below * 1.5))
+
+    def _cases(self) -> Iterator[_Case]:
+        for ps in self._space.ps_counts():
+            arrays = self._arrays(ps)
+            if not arrays.samples.size or not arrays.room.any():
+                continue
+            if not self._scenario.profile.synchronous:
+                yield _Case(ps)
+                continue
+            if not len(self._works):
+                works = arrays.work[(arrays.room > 0) & np.isfinite(arrays.work)]
+                self._works = np.unique(np.round(works, 9))
+            most = int(min(self._space.max_workers, arrays.counts @ arrays.room.max(axis=(1, 2))))
+            least = self._space.min_workers
+            if most < least:
+                continue
+            chunks = np.array_split(np.arange(len(self._works)), min(INTERVALS, len(self._works)))
+            for chunk in chunks:
+                yield _Case(ps, (int(chunk[0]), int(chunk[-1])), (least, most))
+
+    def _arrays(self, ps: int) -> _Arrays:
+        if ps not in self._optimistic:
+            rows = [_Row(index, kind.count) for index, kind in enumerate(self._scenario.kinds)]
+            shards = self._scenario.shards(ps)
+            self._optimistic[ps] = _Arrays(self._space, rows, shards, optimistic=True)
+            self._loads[ps] = self._space._model.load(shards)
+        return self._optimistic[ps]
+
+    def _first_bound(self, case: _Case) -> float:
+        """Without the network."""
+        arrays, model = self._arrays(case.ps), self._space._model
+        if not self._scenario.profile.synchronous:
+            steps = model.shared(self._loads[case.ps]).most_steps
+            return min(steps * float(arrays.samples.max()), SKY)
+        first, last = case.workers
+        rest_s = model.update_s(self._loads[case.ps], first) + model.dispatch_s(first)
+        work_s = float(self._works[case.works[0]])
+        round_s = max(work_s, rest_s) if model.overlap else work_s + rest_s
+        return min(last * float(arrays.samples.max()), self._most_samples(case.works[1])) / round_s
+
+    @functools.lru_cache(maxsize=None)  # noqa: B019
+    def _most_samples(self, work: int) -> float:
+        """Samples of one step of all workers that are no slower, with all machines theirs."""
+        arrays = self._arrays(1)
+        room = np.where(arrays.work <= self._works[work] * (1 + CLOSE) + CLOSE, arrays.room, 0)
+        return float(arrays.counts @ (room * arrays.samples).max(axis=(1, 2)))
+
+    def _reached(self, case: _Case, goal: float) -> _Found | None:
+        """Machines that are so fast by the optimistic reading; None if none can be."""
+        arrays = self._arrays(case.ps)
+        if self._scenario.profile.synchronous:
+            self.effort += 2
+            return self._space.reached(arrays, self._loads[case.ps], goal, *self._limits(case))
+        rates = arrays.rates(self._space._within_bytes_per_s)
+        most_steps = self._space._model.shared(self._loads[case.ps]).most_steps
+        samples = np.unique(arrays.samples)
+        first, last = goal / float(samples[-1]), min(goal / float(samples[0]), most_steps)
+        if first > most_steps * (1 + CLOSE):
+            return None
+        prices = [0.0, *(samples[0] * np.array([0.5, 1.0])).tolist(), *samples[1:-1].tolist()]
+        prices = prices if len(samples) > 1 else [0.0]
+        pending = [(first, max(first, last))]
+        while pending:
+            low, high = pending.pop()
+            for price in prices:
+                found = self._space.steps(arrays, rates, low, price)
+                self.effort += 1
+                if found is None or found.value + price * high < goal * (1 - CLOSE):
+                    break
+            else:
+                if high <= low * STEP:
+                    return found
+                middle = math.sqrt(low * high)
+                pending += [(middle, high), (low, middle)]
+        return None
+
+    def _limits(self, case: _Case) -> tuple[float, float, tuple[int, int]]:
+        return float(self._works[case.works[0]]), float(self._works[case.works[1]]), case.workers
+
+    # Real placements.
+
+    def _try(self, case: _Case, promise: _Found, goal: float) -> None:
+        """Places the case as fast as it can be."""
+        arrays, key = self._arrays(case.ps), (case.ps, 0.0, 0)
+        if self._scenario.profile.synchronous:
+            busy = [state for state in promise.states if state.workers]
+            works = [arrays.work[state.row, state.ps, state.choice % len(arrays.samples)] for state in busy]
+            key = case.ps, float(max(works)), min(case.workers[1], sum(s.machines * s.workers for s in busy))
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        for real in self._real_arrays(case.ps):
+            for found in self._real_states(key, real, goal):
+                self._rate(key, real, found)
+
+    def _real_states(self, key: tuple[int, float, int], arrays: _Arrays, goal: float) -> Iterator[_Found]:
+        space = self._space
+        ps, work_s, workers = key
+        if self._scenario.profile.synchronous:
+            speeds = [goal, self.speed]
+            while speeds:
+                speed = speeds.pop(0) * (1 + CLOSE)
+                self.effort += 2
+                found = space.reached(arrays, self._loads[ps], speed, work_s, work_s, (workers, workers))
+                if found is not None:
+                    yield found
+                    if self.speed > speed * (1 + ENOUGH / 5):
+                        speeds = [self.speed]
+                    elif speeds:
+                        break
+            return
+        rates = arrays.rates(space._within_bytes_per_s)
+        most_steps = space._model.shared(self._loads[ps]).most_steps
+        samples = np.unique(arrays.samples)
+        for price in (0.0, *samples[:-1].tolist()):
+            low, high, best = 0.0, min(most_steps, SKY), None
+            # The most steps that the machines keep up with.
+            for _ in range(HALVINGS):
+                at = high if best is None and high < SKY and not low else (low + high) / 2
+                found = space.steps(arrays, rates, at, price)
+                self.effort += 1
+                made = -1.0 if found is None else sum(
+                    state.machines * state.workers * float(rates[state.row, state.ps, state.choice])
+                    for state in found.states
+                    if state.workers
+                )
+                if made >= at or (found is not None and low == 0.0 and made > 0 and best is None):
+                    best, low = found, min(at, made)
+                else:
+                    high = at
+                if high <= low * (1 + 1e-3):
+                    break
+            if best is not None:
+                yield best
+
+    def _real_arrays(self, ps: int) -> list[_Arrays]:
+        """One for each choice of the chief's machine and the one of a far larger shard."""
+        if ps in self._real:
+            return self._real[ps]
+        scenario, shards = self._scenario, self._scenario.shards(ps)
+        kinds = scenario.kinds
+        by_room = sorted(range(len(kinds)), key=lambda i: (kinds[i].gpus, -kinds[i].cpu_millis))
+        hosts = by_room if len(kinds) <= FEW_KINDS else [by_room[0], by_room[-1], by_room[len(kinds) // 2]]
+        rest = shards.sizes[1:]
+        is_far_larger = bool(rest) and shards.sizes[0] > FAR_LARGER * sum(rest) / len(rest)
+        found = []
+        for chief in hosts if scenario.sizes.chief is not None else [None]:
+            for largest in hosts if is_far_larger else [None]:
+                rows = []
+                for index, kind in enumerate(kinds):
+                    special = [_Row(index, 1, True, True)] if chief == largest == index else [
+                        *([_Row(index, 1, chief=True)] if chief == index else []),
+                        *([_Row(index, 1, largest=True)] if largest == index else []),
+                    ]
+                    if len(special) > kind.count:
+                        rows = []
+                        break
+                    rows += special
+                    if kind.count > len(special):
+                        rows.append(_Row(index, kind.count - len(special)))
+                if rows:
+                    arrays = _Arrays(self._space, rows, shards, optimistic=False)
+                    if arrays.fits[:, 0].all():
+                        found.append(arrays)
+        self._real[ps] = found
+        return found
+
+    def _rate(self, key: tuple[int, float, int], arrays: _Arrays, found: _Found) -> None:
+        most = self._space.max_workers
+        if self._scenario.profile.synchronous:
+            most = min(most, key[2])
+        machines = _machines(self._space, arrays, found, most)
+        if machines is None or len(machines[1]) < self._space.min_workers:
+            return
+        shape, assignment = machines[0], machines[2]
+        shards = self._scenario.shards(key[0])
+        self.effort += 4
+        worth = evaluate(self._scenario, shape, shards, assignment)
+        if worth.samples_per_s > self.speed:
+            self.speed, self.found = worth.samples_per_s, Wide(shape, shards, assignment, worth)
+
+
+def _amounts(task: TaskResources) -> tuple[int, int, int, int]:
+    return task.cpu_millis, task.mem_mb, task.disk_mb, task.gpus
+
+
+def _machines(
+    space: WideSpace, arrays: _Arrays, found: _Found, most: int
+) -> tuple[WorkerShape, tuple[str, ...], Assignment] | None:
+    """Names for what was found: which machine each task is on, and what each worker gets."""
+    scenario, sizes, kinds = space.scenario, space.scenario.sizes, space.scenario.kinds
+    names = [iter(kind.names) for kind in kinds]
+    slots: list[tuple[str, int, float]] = []
+    workers: list[tuple[bool, float, str, WorkerShape]] = []
+    chief = largest = None
+    for state in found.states:
+        row = arrays.rows[state.row]
+        for _ in range(state.machines):
+            if not (state.ps or state.workers or row.chief or row.largest):
+                break
+            name = next(names[row.kind])
+            chief = name if row.chief else chief
+            largest = name if row.largest else largest
+            slots.append((name, state.ps, arrays.base[state.row]))
+            if state.workers:
+                choice = state.choice % len(arrays.samples)
+                shape = _shape(space, arrays, state, choice)
+                beside = state.ps > 0 or row.largest
+                workers += [(beside, float(arrays.samples[choice]), name, shape)] * state.workers
+    if not workers or sum(ps for _, ps, _ in slots) != arrays.ps:
+        return None
+    if len(workers) > most:
+        workers = sorted(workers, key=lambda entry: (-entry[1], not entry[0]))[:most]
+    held: list[tuple[float, int, str, int]] = []
+    mean = (arrays.total - float(arrays.base.sum())) / max(1, arrays.ps)
+    for index, (name, ps, _) in enumerate(slots):
+        if ps:
+            heapq.heappush(held, (-mean * ps, index, name, ps))
+    of_ps: list[str] = [] if largest is None else [largest]
+    shards = scenario.shards(arrays.ps + (largest is not None))
+    for size in shards.sizes[len(of_ps) :]:
+        left, index, name, ps = heapq.heappop(held)
+        of_ps.append(name)
+        if ps > 1:
+            heapq.heappush(held, (left + size, index, name, ps - 1))
+    kind_of = {name: kind for kind in kinds for name in kind.names}
+    on = tuple(name for _, _, name, _ in workers)
+    shapes = tuple(shape for _, _, _, shape in workers)
+    tasks: dict[str, list[TaskResources]] = {}
+    for name, size in zip(of_ps, shards.sizes, strict=True):
+        tasks.setdefault(name, []).append(sizes.ps(size))
+    for name, shape in zip(on, shapes, strict=True):
+        tasks.setdefault(name, []).append(sizes.worker(shape))
+    if chief is not None and sizes.chief is not None:
+        tasks.setdefault(chief, []).append(sizes.chief)
+    if any(kind_of[name].room_for(NOTHING, here) < 0 for name, here in tasks.items()):
+        return None
+    usual = Counter(shapes).most_common(1)[0][0]
+    return usual, on, Assignment(tuple(of_ps), on, chief, shapes)
+
+
+def _shape(space: WideSpace, arrays: _Arrays, state: _State, choice: int) -> WorkerShape:
+    """What each worker gets."""
+    if choice >= len(space.gpu_shapes):
+        return WorkerShape(0, float(arrays.cpus[state.row, state.ps, choice]))
+    return space.gpu_shapes[choice]
