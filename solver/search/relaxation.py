@@ -43,6 +43,7 @@ from solver.placement.naming import Assignment
 from solver.placement.problem import hosts_workers
 from solver.resources import CPU_STEP, TaskResources, WorkerShape
 from solver.scenario import Scenario
+from solver.search.balance import balanced
 from solver.shards import Shards
 from solver.step_time import StepModel
 
@@ -809,9 +810,11 @@ class _Search:
         shape, assignment = machines[0], machines[2]
         shards = self._scenario.shards(key[0])
         self.effort += 4
+        assignment = balanced(self._scenario, shape, shards, assignment)
         worth = evaluate(self._scenario, shape, shards, assignment)
         if worth.samples_per_s > self.speed:
             self.speed, self.found = worth.samples_per_s, Wide(shape, shards, assignment, worth)
+
 
 
 def _amounts(task: TaskResources) -> tuple[int, int, int, int]:
