@@ -22,8 +22,10 @@ from solver.plan import Alternative, Option, OptionCounts, Plan
 from solver.reasons import reasons
 from solver.resources import TaskResources, TaskSizes
 from solver.scenario import Scenario
-from solver.search.option_search import ALTERNATIVES, OptionSearch, SearchResult
+from solver.search.candidates import Candidate
+from solver.search.option_search import ALTERNATIVES, TIE, OptionSearch, SearchResult
 from solver.search.placer import Solved
+from solver.search.relaxation import Wide, WideSpace
 from solver.shards import DEFAULT_SHARDING, useful_ps_count
 from solver.shortage import shortage, smallest_tasks
 
@@ -34,6 +36,8 @@ DEFAULT_TIME_LIMIT_S = 60.0
 GAP_TOLERANCE = 1e-6
 _PLAIN = frozenset({"identical_workers", "task_counts"})
 """Rules with which placements are simple."""
+_WHOLE = frozenset({"cpu_gpu_ratio"})
+"""The only rule with which every placement is searched by relaxation."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +134,7 @@ def smallest_job(request: PlanRequest) -> list[tuple[str, TaskResources]]:
     check_request(request)
     scenario = scenario_of(request)
     rules = default_rules(request.objective) if request.rules is None else request.rules
-    raw, prunings = _pruned(request, scenario, rules)
+    raw, prunings = _pruned(request, scenario, rules | _PLAIN)
     return smallest_tasks(scenario.kinds, _space_of_shapes(raw, prunings), scenario.sizes)
 
 
@@ -178,6 +182,9 @@ class _Attempt:
     search: OptionSearch
 
 
+_Tell = Callable[[_Attempt, SearchResult], None]
+
+
 def _pruned(request: PlanRequest, scenario: Scenario, rules: frozenset[str]) -> tuple[OptionSpace, tuple[Pruning, ...]]:
     """All options, and what the rules leave of them."""
     raw = raw_space(scenario.kinds, request.max_workers, request.max_gpus_per_worker, request.min_workers)
@@ -191,21 +198,18 @@ def _search(
     scenario: Scenario,
     rules: frozenset[str],
     deadline: float,
-    tell: Callable[[_Attempt, SearchResult], None],
+    tell: _Tell,
 ) -> tuple[_Attempt, SearchResult | None]:
     raw, prunings = _pruned(request, scenario, rules)
     space = prunings[-1].space if prunings else raw
     known: tuple[Solved, ...] = ()
+    if rules <= _WHOLE and request.objective == "throughput":
+        inside, found = _search(request, scenario, rules | _PLAIN, deadline, _unproven(tell))
+        return _search_whole(scenario, dataclasses.replace(inside, raw=raw, space=space), prunings, found, deadline)
     if not rules >= _PLAIN:
         # Whatever these two rules forbid takes longer to place: then there is something to compare it with.
         # What is proven of that part is not proven of the whole.
-        known = _search(
-            request,
-            scenario,
-            rules | _PLAIN,
-            deadline,
-            lambda attempt, found: tell(attempt, dataclasses.replace(found, gap=1.0)),
-        )[0].search.placed
+        known = _search(request, scenario, rules | _PLAIN, deadline, _unproven(tell))[0].search.placed
 
     def on_better(found: SearchResult) -> None:
         tell(attempt, found)
@@ -213,6 +217,45 @@ def _search(
     search = OptionSearch(scenario, space, ps_may_share="task_counts" not in rules, known=known, on_better=on_better)
     attempt = _Attempt(raw, space, prunings, search)
     return attempt, search.fastest(deadline) if request.objective == "throughput" else search.calmest(deadline)
+
+
+def _unproven(tell: _Tell) -> _Tell:
+    """What is proven of a part is not proven of the whole."""
+    return lambda attempt, found: tell(attempt, dataclasses.replace(found, gap=1.0))
+
+
+def _search_whole(
+    scenario: Scenario, inside: _Attempt, prunings: tuple[Pruning, ...], found: SearchResult | None, deadline: float
+) -> tuple[_Attempt, SearchResult | None]:
+    """The best of all placements: the one inside the paper's rules, unless another is faster by more than `TIE`."""
+    attempt = dataclasses.replace(inside, prunings=prunings if found is not None else inside.prunings)
+    known = max((solved.samples_per_s for solved in inside.search.placed), default=0.0)
+    wide, bound = WideSpace(scenario, inside.space).best(known, deadline)
+    if wide is not None and (found is None or wide.samples_per_s * (1 - TIE) > found.best.samples_per_s):
+        others = () if found is None else (found.best, *found.others)
+        found = SearchResult(_solved(wide, bound), others, 1.0, 1 if found is None else found.placed + 1)
+        attempt = dataclasses.replace(attempt, prunings=prunings)
+    if found is None:
+        return attempt, None
+    fastest = max(known, 0.0 if wide is None else wide.samples_per_s)
+    gap = 1 - fastest / bound
+    return attempt, dataclasses.replace(found, gap=gap if gap > TIE else 0.0)
+
+
+def _solved(wide: Wide, bound: float) -> Solved:
+    worth, shapes = wide.worth, tuple(dict.fromkeys(wide.assignment.shapes))
+    workers, ps = len(wide.assignment.workers), len(wide.shards.sizes)
+    return Solved(
+        candidate=Candidate(0, shapes, workers, ps, bound, 0.0, mixed=True),
+        assignment=wide.assignment,
+        formulation="Lagrangian relaxation: machines may have several ps, workers may differ",
+        cycle_s=worth.cycle_s,
+        network_s=worth.step_time.network,
+        round_s=worth.step_time.total,
+        samples_per_s=worth.samples_per_s,
+        traffic_bytes=worth.traffic_bytes,
+        samples_bound=bound,
+    )
 
 
 def _plan(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from solver.options import Pruning
@@ -33,13 +34,33 @@ def reasons(
     best = found.best
     if objective == "traffic":
         numbers = ["The objective is Eq. 1 alone: least traffic per step, whatever the speed."]
-    elif not search.placements_are_simple:
-        numbers = [f"{_count(best.candidate.workers, 'worker')}, {_count(best.candidate.ps, 'parameter server')}."]
+    elif not search.placements_are_simple or best.candidate.mixed:
+        numbers = _numbers(best, found.others)
     else:
         numbers = [_workers(search, best, max_workers), _parameter_servers(search, best)]
     guesses = [f"{_GUESS}'{model}' is not known; a P100's is assumed (solver/hardware.yaml)." for model in unknown_gpus]
     ratio = [pruning.why for pruning in prunings if pruning.rule == "cpu_gpu_ratio"]
     return (*numbers, _limit(search, best), *ratio, *guesses)
+
+
+def _numbers(best: Solved, others: Sequence[Solved]) -> list[str]:
+    """How many tasks of which kind, and what plans reach in which machines have one ps and like workers."""
+    sizes = Counter(shape.gpus for shape in best.assignment.shapes_of_workers(best.shape))
+    of_sizes = " and ".join(
+        f"{number} {'without GPUs' if not gpus else 'with ' + _count(gpus, 'GPU')}"
+        for gpus, number in sorted(sizes.items(), reverse=True)
+    )
+    machines = len(set(best.assignment.ps))
+    on = f" on {_count(machines, 'machine')}" if machines < best.candidate.ps else ""
+    sentences = [
+        f"{_count(best.candidate.workers, 'worker')}{f': {of_sizes}' if len(sizes) > 1 else ''}.",
+        f"{_count(best.candidate.ps, 'parameter server')}{on}.",
+    ]
+    plain = max((other.samples_per_s for other in others if not other.candidate.mixed), default=0.0)
+    if plain:
+        share = plain / best.samples_per_s
+        sentences.append(f"With workers all alike and one ps a machine (--rules paper): {share:.0%} of the speed.")
+    return sentences
 
 
 def guesses_in(why: Sequence[str]) -> list[str]:

@@ -17,16 +17,19 @@ from solver.options.task_counts import task_counts
 from solver.resources import TaskSizes
 
 _DEFAULTS: dict[str, frozenset[str]] = {
-    "throughput": frozenset(RULES) - {"all_gpus_used"},
+    "throughput": frozenset({"cpu_gpu_ratio"}),
     "traffic": frozenset(RULES),
 }
-_SETS = ("all", "none", "default")
+PAPER = frozenset({"identical_workers", "cpu_gpu_ratio", "task_counts"})
+"""The paper's three rules; of the lower bound on the workers that its third one has, `all_gpus_used` is the strict form."""
+_SETS = ("all", "none", "default", "paper")
 
 
 def default_rules(objective: str) -> frozenset[str]:
     """The rules that apply unless the user says otherwise.
 
-    Eq. 1 alone is least with one worker, so `traffic` needs the paper's lower bound; `throughput` finds the number.
+    Eq. 1 alone is least with one worker, so `traffic` needs the paper's lower bound; `throughput` finds the number, and
+    needs no rule but the one on a worker's own size.
     """
     return _DEFAULTS[objective]
 
@@ -35,7 +38,7 @@ def parse_rules(text: str, objective: str = "throughput") -> frozenset[str]:
     """Reads a list of rules.
 
     Args:
-        text: names with commas between them; `all`, `none` and `default` stand for sets; `-name` takes a rule away,
+        text: names with commas between them; `all`, `none`, `default` and `paper` stand for sets; `-name` takes a rule away,
             and at the start of the list takes it from the default.
         objective: `throughput` or `traffic`; they have different defaults.
 
@@ -47,7 +50,8 @@ def parse_rules(text: str, objective: str = "throughput") -> frozenset[str]:
     for item in items:
         name = item.removeprefix("-")
         if item in _SETS:
-            chosen |= {"all": frozenset(RULES), "none": frozenset(), "default": default_rules(objective)}[item]
+            sets = {"all": frozenset(RULES), "none": frozenset(), "default": default_rules(objective), "paper": PAPER}
+            chosen |= sets[item]
         else:
             check_rules([name])
             chosen = chosen - {name} if item.startswith("-") else chosen | {name}
