@@ -211,10 +211,17 @@ class _State:
 
 @dataclass(frozen=True)
 class _Found:
-    """A relaxed optimum: no machines together are worth more, and machines that are worth that, or nearly."""
+    """A relaxed optimum: no machines together are worth more, and machines that are worth that, or nearly.
+
+    Attributes:
+        value: what they are worth.
+        states: the machines.
+        at: the range of X in which that is so (asynchronous).
+    """
 
     value: float
     states: tuple[_State, ...]
+    at: tuple[float, float] = (0.0, 0.0)
 
 
 def _allocate(arrays: _Arrays, value: Floats, workers: Floats, limit: float) -> _Found | None:
@@ -507,7 +514,7 @@ class WideSpace:
         upper = np.concatenate([upper, lowest], axis=2)
         return _allocate(arrays, value, upper, most)
 
-    def steps(self, arrays: _Arrays, rates: Floats, at: float, price: float = 0.0) -> _Found | None:
+    def steps(self, arrays: _Arrays, rates: Floats, at: float, price: float = 0.0) -> tuple[_Found | None, float]:
         """Asynchronous: the best that machines make whose links are judged at X steps per second of all workers.
 
         Args:
@@ -517,7 +524,7 @@ class WideSpace:
             price: of a step, taken from the samples it brings.
 
         Returns:
-            Samples less the price of the steps; None if the ps do not fit.
+            Samples less the price of the steps, None if the ps do not fit; and the steps.
         """
         most = np.zeros(rates.shape)
         for stored in arrays.ends:
@@ -537,7 +544,9 @@ class WideSpace:
         idle = np.broadcast_to(idle, (*value.shape[:2], 1))
         value = np.concatenate([value, idle], axis=2)
         workers = np.concatenate([workers, np.zeros(idle.shape)], axis=2)
-        return _allocate(arrays, value, workers, self.max_workers)
+        found = _allocate(arrays, value, workers, self.max_workers)
+        busy = () if found is None else (state for state in found.states if state.workers)
+        return found, sum(state.machines * float(most[state.row, state.ps, state.choice]) for state in busy)
 
     # The search.
 
@@ -595,6 +604,7 @@ class _Search:
         self._real: dict[int, list[_Arrays]] = {}
         self._loads: dict[int, float] = {}
         self._works: Floats = np.zeros(0)
+        self._cards = sum(kind.count * kind.network_bytes_per_s for kind in self._scenario.kinds)
         self._order = itertools.count()
         self._seen: set[object] = set()
         self.effort = 0
@@ -624,15 +634,15 @@ class _Search:
             for part in parts:
                 heapq.heappush(heap, (-min(above, self._first_bound(part)), next(self._order), part))
             if not parts:
-                if above <= goal * (1 + ENOUGH):
+                if above <= max(goal, self.speed) * (1 + ENOUGH):
                     self.bound = max(self.bound, above)
                 else:
                     heapq.heappush(heap, (-above, next(self._order), replace(case, below=goal)))
 
     def _goal(self, above: float, case: _Case) -> float:
-        """A speed between what is reached and what is not."""
-        below = max(self.speed, case.below) * (1 + ENOUGH / 2)
-        return max(below, min(math.sqrt(below * above), below * 1.5))
+        """A speed between what is reached and what is not; at first the least that is of interest: most fail it."""
+        least = self.speed * (1 + ENOUGH / 2)
+        return max(least, math.sqrt(case.below * above)) if case.below else least
 
     def _cases(self) -> Iterator[_Case]:
         for ps in self._space.ps_counts():
@@ -662,13 +672,14 @@ class _Search:
         return self._optimistic[ps]
 
     def _first_bound(self, case: _Case) -> float:
-        """Without the network."""
+        """With the cards of all machines together as one, for the bytes that no placement keeps on a machine."""
         arrays, model = self._arrays(case.ps), self._space._model
         if not self._scenario.profile.synchronous:
             steps = model.shared(self._loads[case.ps]).most_steps
             return min(steps * float(arrays.samples.max()), SKY)
         first, last = case.workers
-        rest_s = model.update_s(self._loads[case.ps], first) + model.dispatch_s(first)
+        remote = arrays.total * max(0, first - int(arrays.room.max()))
+        rest_s = 2 * remote / self._cards + model.update_s(self._loads[case.ps], first) + model.dispatch_s(first)
         work_s = float(self._works[case.works[0]])
         round_s = max(work_s, rest_s) if model.overlap else work_s + rest_s
         return min(last * float(arrays.samples.max()), self._most_samples(case.works[1])) / round_s
@@ -698,13 +709,13 @@ class _Search:
         while pending:
             low, high = pending.pop()
             for price in prices:
-                found = self._space.steps(arrays, rates, low, price)
+                found, _ = self._space.steps(arrays, rates, low, price)
                 self.effort += 1
                 if found is None or found.value + price * high < goal * (1 - CLOSE):
                     break
             else:
                 if high <= low * STEP:
-                    return found
+                    return replace(found, at=(low, high)) if found is not None else None
                 middle = math.sqrt(low * high)
                 pending += [(middle, high), (low, middle)]
         return None
@@ -716,7 +727,7 @@ class _Search:
 
     def _try(self, case: _Case, promise: _Found, goal: float) -> None:
         """Places the case as fast as it can be."""
-        arrays, key = self._arrays(case.ps), (case.ps, 0.0, 0)
+        arrays, key = self._arrays(case.ps), (case.ps, promise.at[1], 0)
         if self._scenario.profile.synchronous:
             busy = [state for state in promise.states if state.workers]
             works = [arrays.work[state.row, state.ps, state.choice % len(arrays.samples)] for state in busy]
@@ -725,10 +736,12 @@ class _Search:
             return
         self._seen.add(key)
         for real in self._real_arrays(case.ps):
-            for found in self._real_states(key, real, goal):
+            for found in self._real_states(key, real, goal, promise.at):
                 self._rate(key, real, found)
 
-    def _real_states(self, key: tuple[int, float, int], arrays: _Arrays, goal: float) -> Iterator[_Found]:
+    def _real_states(
+        self, key: tuple[int, float, int], arrays: _Arrays, goal: float, at: tuple[float, float]
+    ) -> Iterator[_Found]:
         space = self._space
         ps, work_s, workers = key
         if self._scenario.profile.synchronous:
@@ -747,26 +760,29 @@ class _Search:
         rates = arrays.rates(space._within_bytes_per_s)
         most_steps = space._model.shared(self._loads[ps]).most_steps
         samples = np.unique(arrays.samples)
-        for price in (0.0, *samples[:-1].tolist()):
-            low, high, best = 0.0, min(most_steps, SKY), None
-            # The most steps that the machines keep up with.
-            for _ in range(HALVINGS):
-                at = high if best is None and high < SKY and not low else (low + high) / 2
-                found = space.steps(arrays, rates, at, price)
-                self.effort += 1
-                made = -1.0 if found is None else sum(
-                    state.machines * state.workers * float(rates[state.row, state.ps, state.choice])
-                    for state in found.states
-                    if state.workers
-                )
-                if made >= at or (found is not None and low == 0.0 and made > 0 and best is None):
-                    best, low = found, min(at, made)
-                else:
-                    high = at
-                if high <= low * (1 + 1e-3):
-                    break
-            if best is not None:
-                yield best
+        if len(samples) > 1:
+            # Steps that bring more samples may be worth having fewer of.
+            first, last = at
+            for steps in (first, math.sqrt(first * last), last):
+                for price in (0.0, *(samples[0] * np.array([0.5, 1.0])).tolist(), *samples[1:-1].tolist()):
+                    found, _ = space.steps(arrays, rates, steps, price)
+                    self.effort += 1
+                    if found is not None:
+                        yield found
+        # The most steps that the machines keep up with.
+        low, high, best = 0.0, min(most_steps, SKY), None
+        for _ in range(HALVINGS):
+            steps = high if best is None and high < SKY and not low else (low + high) / 2
+            found, made = space.steps(arrays, rates, steps)
+            self.effort += 1
+            if found is not None and made >= steps * (1 - CLOSE):
+                best, low = found, steps
+            else:
+                high = steps
+            if high <= low * (1 + 1e-3):
+                break
+        if best is not None:
+            yield best
 
     def _real_arrays(self, ps: int) -> list[_Arrays]:
         """One for each choice of the chief's machine and the one of a far larger shard."""
@@ -804,6 +820,9 @@ class _Search:
         most = self._space.max_workers
         if self._scenario.profile.synchronous:
             most = min(most, key[2])
+        if (key[0], found.states) in self._seen:
+            return
+        self._seen.add((key[0], found.states))
         machines = _machines(self._space, arrays, found, most)
         if machines is None or len(machines[1]) < self._space.min_workers:
             return
