@@ -94,7 +94,7 @@ def evaluate(scenario: Scenario, shape: WorkerShape, shards: Shards, assignment:
         near=Counter(assignment.workers),
         alike=Counter(zip(assignment.workers, shapes, strict=True)),
         models={each: scenario.model(each) for each in {shape, *shapes}},
-        kind_of={name: kind for kind in scenario.kinds for name in kind.names},
+        kind_of=scenario.kind_of,
     )
     model, count = layout.models[shape], len(assignment.workers)
     if model.profile.synchronous:
@@ -124,7 +124,7 @@ def _synchronous(
         model.network_s(layout.kind_of[node], layout.held.get(node, 0), layout.near[node], count)
         for node in layout.nodes
     )
-    rack_of = {name: kind.rack for kind in scenario.kinds for name in kind.names}
+    rack_of = {node: layout.kind_of[node].rack for node in layout.nodes}
     network_s = max(network_s, uplink_s(scenario.cluster, assignment, shards.sizes, rack_of))
     cycle_s = max(layout.work_s(node, each) for node, each in layout.alike)
     total_s = model.round_s(cycle_s, network_s, model.load(shards), count)

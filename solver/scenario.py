@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from dike.profile import ModelProfile
 from solver.choices import Sharding
@@ -51,6 +52,11 @@ class Scenario:
         """Speed of each rack's uplink, each way; infinite where racks do not matter."""
         across = self.cluster.across_racks_gbps
         return math.inf if across is None else across * BYTES_PER_S_PER_GBPS
+
+    @cached_property
+    def kind_of(self) -> dict[str, NodeKind]:
+        """The kind of each machine."""
+        return {name: kind for kind in self.kinds for name in kind.names}
 
     def shards(self, ps: int) -> Shards:
         """The variables on that many parameter servers."""

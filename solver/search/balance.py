@@ -18,9 +18,9 @@ from solver.shards import Shards
 
 Floats = NDArray[np.float64]
 
-MOST_CELLS = 400_000
+MOST_CELLS = 20_000
 """Changes x machines that are compared in one go; larger placements stay as they are."""
-MOST_CHANGES = 60
+MOST_CHANGES = 40
 BETTER = 1e-6
 
 
@@ -33,7 +33,9 @@ def balanced(scenario: Scenario, shape: WorkerShape, shards: Shards, assignment:
         shards: what each ps holds.
         assignment: where to begin; its tasks fit their machines.
     """
-    names = list(dict.fromkeys((*assignment.workers, *assignment.ps, *([assignment.chief] if assignment.chief else []))))
+    names = list(
+        dict.fromkeys((*assignment.workers, *assignment.ps, *([assignment.chief] if assignment.chief else [])))
+    )
     count = len(shards.sizes)
     changes = count * (count - 1) // 2 + count * len(names)
     if count * len(names) < 2 or len(names) < 2 or changes * len(names) > MOST_CELLS:
@@ -82,7 +84,7 @@ class _Place:
     ) -> _Place:
         """Reads them off the assignment."""
         sizes = scenario.sizes
-        kind_of = {name: kind for kind in scenario.kinds for name in kind.names}
+        kind_of = scenario.kind_of
         index = {name: number for number, name in enumerate(names)}
         kinds = [kind_of[name] for name in names]
         have = np.array([(kind.cpu_millis, kind.mem_mb, kind.disk_mb) for kind in kinds])
@@ -113,7 +115,7 @@ class _Place:
     def best_change(self, on: Ints) -> list[tuple[int, int]] | None:
         """The move or exchange that helps most: (ps, machine) for each that changes; None if none helps."""
         count, machines = len(on), len(self.cards)
-        stored = np.bincount(on, weights=self.sizes, minlength=machines)
+        stored: Floats = np.bincount(on, weights=self.sizes, minlength=machines).astype(np.float64)
         free = self.have.copy()
         np.subtract.at(free, on, self.needs)
         # Moves of each ps to each other machine, then exchanges of each two.

@@ -30,7 +30,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,10 +66,18 @@ ENOUGH = 0.005
 INTERVALS = 24
 """Ranges of workers' work to begin with."""
 COARSE = 1.3
+LEAP = 1.5
+IDLE = 0.001
+"""Workers that bring less than this share of the speed are left out."""
+MANY_WORKERS = 1000
+SPARE = 3.0
+"""Machines for so many times the steps wanted are looked at."""
+PROMISING = 0.8
+"""Placements that are at least so fast, as a share of the fastest, are improved."""
 STEP = 1.03
 """Steps per second closer than that are one case."""
-EFFORT = 3000
-"""Relaxed problems that are solved, at most."""
+EFFORT = 2500.0
+"""Relaxed problems of a few machines that are solved, at most."""
 SKY = 1e12
 NOTHING = TaskResources(1e-3, 0, 0)
 
@@ -146,7 +154,9 @@ class _Arrays:
         ]
         self.base = np.array([float(shards.sizes[0]) if row.largest else 0.0 for row in rows])
         have = np.array([(kind.cpu_millis, kind.mem_mb, kind.disk_mb, kind.gpus) for kind in of_row])
-        have = have - np.array([np.sum([_amounts(task) for task in tasks] or [[0] * 4], axis=0) for tasks in taken])
+        have = have - np.array(
+            [np.sum([_amounts(task) for task in tasks] or [(0, 0, 0, 0)], axis=0) for tasks in taken]
+        )
         free = have[:, None, :] - numbers[None, :, None] * np.array(_amounts(ps_task))
         self.fits = (free >= 0).all(axis=2)
         self.cards = np.array([kind.network_bytes_per_s for kind in of_row])[:, None, None]
@@ -185,11 +195,15 @@ class _Arrays:
         self.samples = np.array(samples, dtype=np.float64)
 
     @property
+    def effort(self) -> float:
+        """What one relaxed problem takes, those of a few machines being 1."""
+        return 1.0 + self.room.size / 5000 + min(FEW_MACHINES, float(self.counts.sum())) / 20
+
+    @property
     def ends(self) -> tuple[Floats, ...]:
         """Bytes of shards on a machine, rows x ps x 1: the least and the most that it can have."""
         low, high = (self.base[:, None, None] + ends[None, :, None] for ends in (self.low, self.high))
         return (low,) if np.array_equal(low, high) else (low, high)
-
 
     def rates(self, within: float) -> Floats:
         """Steps per second of a worker alone, with the bytes beside it that suit it best."""
@@ -215,13 +229,51 @@ class _Found:
 
     Attributes:
         value: what they are worth.
-        states: the machines.
+        numbers: the machines by row and number of ps.
+        worth: of a machine, rows x ps x choices: each has the best choice.
+        workers_of: workers on it.
+        made: steps per second of its workers (asynchronous).
         at: the range of X in which that is so (asynchronous).
     """
 
     value: float
-    states: tuple[_State, ...]
+    numbers: Numbers
+    worth: Floats
+    workers_of: Floats
+    made: Floats = field(default_factory=lambda: np.zeros((1, 1, 1)))
     at: tuple[float, float] = (0.0, 0.0)
+
+    @functools.cached_property
+    def choices(self) -> Ints:
+        rows, ps, _ = self.numbers
+        return self.worth[rows, ps].argmax(axis=1)
+
+    def each(self, values: Floats) -> Floats:
+        """Of a rows x ps x choices array, the entries of the machines."""
+        rows, ps, _ = self.numbers
+        return values[rows, ps, self.choices % values.shape[2]]
+
+    @property
+    def workers(self) -> float:
+        return float(self.numbers[2] @ self.each(self.workers_of))
+
+    def kept(self, value: Floats, limit: float) -> float:
+        """What it is worth once workers above the limit are left out; roughly."""
+        worth, count = float(self.numbers[2] @ self.each(value)), self.workers
+        return worth * min(1.0, limit / count) if count else worth
+
+    @functools.cached_property
+    def states(self) -> tuple[_State, ...]:
+        """The machines, one entry for those alike."""
+        columns = (*self.numbers, self.choices, self.each(self.workers_of).astype(np.int64))
+        return tuple(
+            _State(row, machines, ps, choice, workers)
+            for row, ps, machines, choice, workers in zip(*(column.tolist() for column in columns), strict=True)
+        )
+
+
+Numbers = tuple[Ints, Ints, Ints]
+"""Rows, ps on a machine, and machines that have so many."""
 
 
 def _allocate(arrays: _Arrays, value: Floats, workers: Floats, limit: float) -> _Found | None:
@@ -236,49 +288,32 @@ def _allocate(arrays: _Arrays, value: Floats, workers: Floats, limit: float) -> 
     Returns:
         None if the ps do not fit.
     """
-    least, dear = 0.0, None
     total, numbers = _best_numbers(arrays, value.max(axis=2))
     if numbers is None:
         return None
-    found = _states(arrays, value, workers, numbers)
-    bound = total
-    if sum(state.machines * state.workers for state in found) > limit:
-        with np.errstate(invalid="ignore", divide="ignore"):
-            most = float(np.nanmax(np.where(workers > 0, value / workers, 0.0), initial=0.0)) * 2
-        for _ in range(ROUNDS):
-            price = (least + most) / 2
-            total, numbers = _best_numbers(arrays, (value - price * workers).max(axis=2))
-            assert numbers is not None
-            bound = min(bound, total + price * limit)
-            states = _states(arrays, value - price * workers, workers, numbers)
-            if sum(state.machines * state.workers for state in states) > limit:
-                least, found = price, states
-            else:
-                most, dear = price, states
-                if not most > least * (1 + 1e-6):
-                    break
-        found = found if dear is None else max((found, dear), key=lambda s: _kept(arrays, value, s, limit))
-    return _Found(bound, found)
+    found, bound = _Found(total, numbers, value, workers), total
+    if found.workers <= limit:
+        return found
+    least = 0.0
+    with np.errstate(invalid="ignore", divide="ignore"):
+        most = float(np.nanmax(np.where(workers > 0, value / workers, 0.0), initial=0.0)) * 2
+    dear = None
+    for _ in range(ROUNDS):
+        price = (least + most) / 2
+        worth = value - price * workers
+        total, numbers = _best_numbers(arrays, worth.max(axis=2))
+        assert numbers is not None
+        bound = min(bound, total + price * limit)
+        priced = _Found(total, numbers, worth, workers)
+        if priced.workers > limit:
+            least, found = price, priced
+        else:
+            most, dear = price, priced
+    best = found if dear is None else max((found, dear), key=lambda each: each.kept(value, limit))
+    return replace(best, value=bound)
 
 
-def _kept(arrays: _Arrays, value: Floats, states: Sequence[_State], limit: float) -> float:
-    """What the states are worth once workers above the limit are left out; roughly."""
-    count = sum(state.machines * state.workers for state in states)
-    worth = float(sum(state.machines * value[state.row, state.ps, state.choice] for state in states))
-    return worth * min(1.0, limit / count) if count else worth
-
-
-def _states(
-    arrays: _Arrays, value: Floats, workers: Floats, numbers: Sequence[tuple[int, int, int]]
-) -> tuple[_State, ...]:
-    states = []
-    for row, ps, machines in numbers:
-        choice = int(value[row, ps].argmax()) if value.shape[2] else 0
-        states.append(_State(row, machines, ps, choice, int(workers[row, ps, choice]) if value.shape[2] else 0))
-    return tuple(states)
-
-
-def _best_numbers(arrays: _Arrays, worth: Floats) -> tuple[float, list[tuple[int, int, int]] | None]:
+def _best_numbers(arrays: _Arrays, worth: Floats) -> tuple[float, Numbers | None]:
     """How many machines of each row get how many ps, so that all are placed and worth most; and what they are worth.
 
     Args:
@@ -286,7 +321,7 @@ def _best_numbers(arrays: _Arrays, worth: Floats) -> tuple[float, list[tuple[int
         worth: of one machine, rows x ps.
 
     Returns:
-        The worth, of no less than the best, and (row, ps, machines); -inf and None if the ps do not fit.
+        The worth, of no less than the best, and the machines; -inf and None if the ps do not fit.
     """
     worth = np.where(arrays.fits, worth, -np.inf)
     if arrays.counts.sum() <= FEW_MACHINES:
@@ -294,7 +329,7 @@ def _best_numbers(arrays: _Arrays, worth: Floats) -> tuple[float, list[tuple[int
     return _by_hulls(arrays, worth)
 
 
-def _by_programming(arrays: _Arrays, worth: Floats) -> tuple[float, list[tuple[int, int, int]] | None]:
+def _by_programming(arrays: _Arrays, worth: Floats) -> tuple[float, Numbers | None]:
     rows = np.repeat(np.arange(len(arrays.rows)), arrays.counts)
     most = worth.shape[1]
     # Padded, so that what is left of m ps beside 0, 1, 2, ... on the next machine can be looked up.
@@ -314,10 +349,11 @@ def _by_programming(arrays: _Arrays, worth: Floats) -> tuple[float, list[tuple[i
         ps = int(choice[left])
         numbers[row, ps] += 1
         left -= ps
-    return float(best[-1]), [(row, ps, machines) for (row, ps), machines in sorted(numbers.items())]
+    of_row, of_ps = np.array(sorted(numbers)).T
+    return float(best[-1]), (of_row, of_ps, np.array([numbers[key] for key in sorted(numbers)]))
 
 
-def _by_hulls(arrays: _Arrays, worth: Floats) -> tuple[float, list[tuple[int, int, int]] | None]:
+def _by_hulls(arrays: _Arrays, worth: Floats) -> tuple[float, Numbers | None]:
     """Along the concave hulls; at most one machine is then between two corners of its own, and goes to the lower."""
     count, most = worth.shape
     at, here = np.zeros(count, dtype=np.int64), worth[:, 0].copy()
@@ -341,43 +377,37 @@ def _by_hulls(arrays: _Arrays, worth: Floats) -> tuple[float, list[tuple[int, in
         here[on] = worth[on, corner[on]]
         here[np.setdiff1d(np.arange(count), on)] = np.nan
     total = float((worth[:, 0] * arrays.counts).sum())
-    if not slopes:
-        return (total, [(row, 0, int(n)) for row, n in enumerate(arrays.counts)]) if not arrays.ps else (-math.inf, None)
-    slope, length, row, corner = (np.concatenate(parts) for parts in (slopes, lengths, of_row, to))
-    order = np.argsort(-slope, kind="stable")
-    slope, length, row, corner = slope[order], length[order], row[order], corner[order]
-    each = length * arrays.counts[row]
-    before = np.cumsum(each) - each
-    left = np.clip(arrays.ps - before, 0, each)
-    if left.sum() < arrays.ps:
-        return -math.inf, None
-    total += float(left @ slope)
-    placed = [Counter({0: int(n)}) for n in arrays.counts]
-    missing = 0
-    for k in np.flatnonzero(left).tolist():
-        machines, rest = divmod(int(left[k]), int(length[k]))
-        lower = int(corner[k] - length[k])
-        placed[row[k]][lower] -= machines
-        placed[row[k]][int(corner[k])] += machines
-        missing += rest
+    placed = np.zeros((count, most), dtype=np.int64)
+    placed[:, 0] = arrays.counts
+    if slopes:
+        slope, length, row, corner = (np.concatenate(parts) for parts in (slopes, lengths, of_row, to))
+        order = np.argsort(-slope, kind="stable")
+        slope, length, row, corner = slope[order], length[order], row[order], corner[order]
+        each = length * arrays.counts[row]
+        left = np.clip(arrays.ps - (np.cumsum(each) - each), 0, each)
+        total += float(left @ slope)
+        machines = left // length
+        np.add.at(placed, (row, corner), machines)
+        np.subtract.at(placed, (row, corner - length), machines)
+        missing = int((left - machines * length).sum())
+    if not slopes or left.sum() < arrays.ps:
+        return (-math.inf, None) if arrays.ps else (total, (np.arange(count), np.zeros(count, int), arrays.counts))
     if missing:
         _place_missing(placed, worth, missing)
-    return total, [(r, ps, n) for r, of in enumerate(placed) for ps, n in sorted(of.items()) if n]
+    rows, numbers_of = np.nonzero(placed)
+    return total, (rows, numbers_of, placed[rows, numbers_of])
 
 
-def _place_missing(placed: Sequence[Counter[int]], worth: Floats, missing: int) -> None:
+def _place_missing(placed: Ints, worth: Floats, missing: int) -> None:
     """Puts the last few ps where they cost least."""
-    least, change = math.inf, None
-    for row, of in enumerate(placed):
-        for ps, machines in of.items():
-            if machines and ps + missing < worth.shape[1]:
-                cost = float(worth[row, ps] - worth[row, ps + missing])
-                if cost < least:
-                    least, change = cost, (row, ps)
-    if change is not None:
-        row, ps = change
-        placed[row][ps] -= 1
-        placed[row][ps + missing] += 1
+    most = worth.shape[1]
+    with np.errstate(invalid="ignore"):
+        cost = np.where(placed[:, : most - missing] > 0, worth[:, : most - missing] - worth[:, missing:], np.inf)
+    if not cost.size or not np.isfinite(cost.min()):
+        return
+    row, ps = np.unravel_index(int(cost.argmin()), cost.shape)
+    placed[row, ps] -= 1
+    placed[row, ps + missing] += 1
 
 
 class WideSpace:
@@ -428,12 +458,14 @@ class WideSpace:
         return tuple(chosen.values())
 
     @functools.cached_property
-    def _model(self) -> StepModel:
+    def model(self) -> StepModel:
+        """Step times that no worker's size decides on."""
         return self.scenario.model(WorkerShape(0, 1.0))
 
     @property
-    def _within_bytes_per_s(self) -> float:
-        return self._model.within_node_bytes_per_s
+    def within_bytes_per_s(self) -> float:
+        """Speed between tasks of one machine."""
+        return self.model.within_node_bytes_per_s
 
     # What a number of ps is worth.
 
@@ -452,7 +484,6 @@ class WideSpace:
             if since >= 4:
                 break
         return counts[: len(counts) - since] if since < len(counts) else counts
-
 
     # What can be reached.
 
@@ -475,7 +506,7 @@ class WideSpace:
             most_work_s: and at most.
             workers: fewest and most.
         """
-        model, (fewest, most) = self._model, workers
+        model, (fewest, most) = self.model, workers
         allowed = arrays.work <= most_work_s * (1 + CLOSE) + CLOSE
         room = np.where(allowed, arrays.room, 0)
         if not arrays.samples.size:
@@ -503,7 +534,7 @@ class WideSpace:
         half, low, high = network_s * arrays.cards / 2, arrays.ends[0], arrays.ends[-1]
         with np.errstate(divide="ignore", invalid="ignore"):
             receive = np.where(high < arrays.total, half / (arrays.total - high), np.inf)
-            inside = np.where(low > 0, network_s * self._within_bytes_per_s / (2 * low), np.inf)
+            inside = np.where(low > 0, network_s * self.within_bytes_per_s / (2 * low), np.inf)
             send = np.where(low > 0, fewest - half / low, 0.0)
         upper = np.minimum(room, np.floor(np.minimum(np.minimum(receive, inside), 1e9) * (1 + CLOSE)))
         lower = np.maximum(0, np.ceil(send - CLOSE * fewest))
@@ -532,7 +563,7 @@ class WideSpace:
             with np.errstate(divide="ignore", invalid="ignore"):
                 link = np.where(each > 0, left / each, np.where((each < 0) | (left >= 0), np.inf, -1.0))
                 least = np.where(each < 0, left / each, 0.0)
-                link = np.minimum(link, np.where(stored > 0, self._within_bytes_per_s / (2 * stored), np.inf))
+                link = np.minimum(link, np.where(stored > 0, self.within_bytes_per_s / (2 * stored), np.inf))
             made = np.minimum(rates * arrays.room, link)
             most = np.maximum(most, np.where((made < 0) | (made < least * (1 - CLOSE)), -1.0, made))
         impossible = most < 0
@@ -544,9 +575,12 @@ class WideSpace:
         idle = np.broadcast_to(idle, (*value.shape[:2], 1))
         value = np.concatenate([value, idle], axis=2)
         workers = np.concatenate([workers, np.zeros(idle.shape)], axis=2)
+        made = np.concatenate([np.maximum(most, 0.0), np.zeros(idle.shape)], axis=2)
         found = _allocate(arrays, value, workers, self.max_workers)
-        busy = () if found is None else (state for state in found.states if state.workers)
-        return found, sum(state.machines * float(most[state.row, state.ps, state.choice]) for state in busy)
+        if found is None:
+            return None, 0.0
+        found = replace(found, made=made)
+        return found, float(found.numbers[2] @ found.each(made))
 
     # The search.
 
@@ -559,7 +593,49 @@ class WideSpace:
         """
         search = _Search(self, known)
         search.run(deadline)
+        if search.found is not None and not self.scenario.profile.synchronous:
+            search.found = self._without_idle(search.found)
         return search.found, max(search.speed, search.bound)
+
+    def _without_idle(self, found: Wide) -> Wide:
+        """The same without the workers that make it faster by less than `IDLE`: those for whom nothing is left."""
+        kind_of = self.scenario.kind_of
+        held, near = Counter(found.assignment.ps), Counter(found.assignment.workers)
+        each = found.assignment.shapes
+
+        def speed(index: int) -> float:
+            model = self.scenario.model(each[index])
+            return model.samples_per_step / model.work_s(kind_of[found.assignment.workers[index]])
+
+        speeds = [speed(index) for index in range(len(each))]
+        order = sorted(
+            range(len(each)),
+            key=lambda i: (
+                not held[found.assignment.workers[i]],
+                -speeds[i],
+                -near[found.assignment.workers[i]],
+                found.assignment.workers[i],
+            ),
+        )
+        fewest, enough = 0, len(order)
+        best = found
+        while enough - fewest > 1:
+            middle = max(self.min_workers, (fewest + enough) // 2)
+            kept = sorted(order[:middle])
+            assignment = replace(
+                found.assignment,
+                workers=tuple(found.assignment.workers[i] for i in kept),
+                shapes=tuple(each[i] for i in kept),
+            )
+            shape = Counter(assignment.shapes).most_common(1)[0][0]
+            worth = evaluate(self.scenario, shape, found.shards, assignment)
+            if worth.samples_per_s >= found.samples_per_s * (1 - IDLE):
+                best, enough = Wide(shape, found.shards, assignment, worth), middle
+            else:
+                fewest = middle
+            if middle == self.min_workers and enough == middle:
+                break
+        return best
 
 
 @dataclass(frozen=True)
@@ -573,13 +649,15 @@ class _Case:
 
     def parts(self) -> Iterator[_Case]:
         """Two halves of it, if it is more than one number of workers and one work."""
-        for name in ("works", "workers"):
-            first, last = getattr(self, name)
-            if first < last:
-                middle = (first + last) // 2 if name == "works" else math.isqrt(first * last)
-                yield replace(self, **{name: (first, middle)})
-                yield replace(self, **{name: (middle + 1, last)})
-                return
+        (first, last), (fewest, most) = self.works, self.workers
+        if first < last:
+            middle = (first + last) // 2
+            yield replace(self, works=(first, middle))
+            yield replace(self, works=(middle + 1, last))
+        elif fewest < most:
+            middle = math.isqrt(fewest * most)
+            yield replace(self, workers=(fewest, middle))
+            yield replace(self, workers=(middle + 1, most))
 
     @property
     def is_coarse(self) -> bool:
@@ -607,7 +685,7 @@ class _Search:
         self._cards = sum(kind.count * kind.network_bytes_per_s for kind in self._scenario.kinds)
         self._order = itertools.count()
         self._seen: set[object] = set()
-        self.effort = 0
+        self.effort = 0.0
 
     def run(self, deadline: float) -> None:
         """Until no case can be faster by `ENOUGH`, or time or the attempts are up."""
@@ -629,7 +707,7 @@ class _Search:
             if found is None:
                 heapq.heappush(heap, (-goal, next(self._order), replace(case, below=0.0)))
                 continue
-            self._try(case, found, goal)
+            self._try(case, found, goal, above)
             parts = list(case.parts())
             for part in parts:
                 heapq.heappush(heap, (-min(above, self._first_bound(part)), next(self._order), part))
@@ -640,26 +718,29 @@ class _Search:
                     heapq.heappush(heap, (-above, next(self._order), replace(case, below=goal)))
 
     def _goal(self, above: float, case: _Case) -> float:
-        """A speed between what is reached and what is not; at first the least that is of interest: most fail it."""
+        """A speed between what is reached and what is not."""
         least = self.speed * (1 + ENOUGH / 2)
-        return max(least, math.sqrt(case.below * above)) if case.below else least
+        if self._scenario.profile.synchronous and not case.below:
+            # There are many cases, and most do not even reach the least that is of interest.
+            return least
+        return max(least, min(math.sqrt(max(least, case.below) * above), least * LEAP))
 
     def _cases(self) -> Iterator[_Case]:
-        for ps in self._space.ps_counts():
-            arrays = self._arrays(ps)
-            if not arrays.samples.size or not arrays.room.any():
-                continue
+        one = self._arrays(1)
+        if not one.samples.size or not one.room.any():
+            return
+        most = int(min(self._space.max_workers, one.counts @ one.room.max(axis=(1, 2))))
+        least = self._space.min_workers
+        if most < least:
+            return
+        self._works = np.unique(np.round(one.work[(one.room > 0) & np.isfinite(one.work)], 9))
+        chunks = np.array_split(np.arange(len(self._works)), min(INTERVALS, len(self._works)))
+        # Of equal bounds those with more ps come first: their CPUs are the last to limit the speed.
+        for ps in reversed(self._space.ps_counts()):
+            self._loads[ps] = self._space.model.load(self._scenario.shards(ps))
             if not self._scenario.profile.synchronous:
                 yield _Case(ps)
                 continue
-            if not len(self._works):
-                works = arrays.work[(arrays.room > 0) & np.isfinite(arrays.work)]
-                self._works = np.unique(np.round(works, 9))
-            most = int(min(self._space.max_workers, arrays.counts @ arrays.room.max(axis=(1, 2))))
-            least = self._space.min_workers
-            if most < least:
-                continue
-            chunks = np.array_split(np.arange(len(self._works)), min(INTERVALS, len(self._works)))
             for chunk in chunks:
                 yield _Case(ps, (int(chunk[0]), int(chunk[-1])), (least, most))
 
@@ -668,21 +749,28 @@ class _Search:
             rows = [_Row(index, kind.count) for index, kind in enumerate(self._scenario.kinds)]
             shards = self._scenario.shards(ps)
             self._optimistic[ps] = _Arrays(self._space, rows, shards, optimistic=True)
-            self._loads[ps] = self._space._model.load(shards)
         return self._optimistic[ps]
 
     def _first_bound(self, case: _Case) -> float:
         """With the cards of all machines together as one, for the bytes that no placement keeps on a machine."""
-        arrays, model = self._arrays(case.ps), self._space._model
+        arrays, model = self._arrays(1), self._space.model
         if not self._scenario.profile.synchronous:
             steps = model.shared(self._loads[case.ps]).most_steps
-            return min(steps * float(arrays.samples.max()), SKY)
+            return min(steps * float(arrays.samples.max()), self._most_rate)
         first, last = case.workers
         remote = arrays.total * max(0, first - int(arrays.room.max()))
         rest_s = 2 * remote / self._cards + model.update_s(self._loads[case.ps], first) + model.dispatch_s(first)
         work_s = float(self._works[case.works[0]])
         round_s = max(work_s, rest_s) if model.overlap else work_s + rest_s
         return min(last * float(arrays.samples.max()), self._most_samples(case.works[1])) / round_s
+
+    @functools.cached_property
+    def _most_rate(self) -> float:
+        """Samples per second of all machines with workers that wait for nothing (asynchronous)."""
+        arrays = self._arrays(1)
+        with np.errstate(divide="ignore"):
+            rates = np.where(arrays.room > 0, arrays.room * arrays.samples / arrays.work, 0.0)
+        return float(arrays.counts @ rates.max(axis=(1, 2)))
 
     @functools.lru_cache(maxsize=None)  # noqa: B019
     def _most_samples(self, work: int) -> float:
@@ -695,10 +783,10 @@ class _Search:
         """Machines that are so fast by the optimistic reading; None if none can be."""
         arrays = self._arrays(case.ps)
         if self._scenario.profile.synchronous:
-            self.effort += 2
+            self.effort += 2 * arrays.effort
             return self._space.reached(arrays, self._loads[case.ps], goal, *self._limits(case))
-        rates = arrays.rates(self._space._within_bytes_per_s)
-        most_steps = self._space._model.shared(self._loads[case.ps]).most_steps
+        rates = arrays.rates(self._space.within_bytes_per_s)
+        most_steps = self._space.model.shared(self._loads[case.ps]).most_steps
         samples = np.unique(arrays.samples)
         first, last = goal / float(samples[-1]), min(goal / float(samples[0]), most_steps)
         if first > most_steps * (1 + CLOSE):
@@ -710,7 +798,7 @@ class _Search:
             low, high = pending.pop()
             for price in prices:
                 found, _ = self._space.steps(arrays, rates, low, price)
-                self.effort += 1
+                self.effort += arrays.effort
                 if found is None or found.value + price * high < goal * (1 - CLOSE):
                     break
             else:
@@ -725,7 +813,7 @@ class _Search:
 
     # Real placements.
 
-    def _try(self, case: _Case, promise: _Found, goal: float) -> None:
+    def _try(self, case: _Case, promise: _Found, goal: float, above: float) -> None:
         """Places the case as fast as it can be."""
         arrays, key = self._arrays(case.ps), (case.ps, promise.at[1], 0)
         if self._scenario.profile.synchronous:
@@ -738,6 +826,8 @@ class _Search:
         for real in self._real_arrays(case.ps):
             for found in self._real_states(key, real, goal, promise.at):
                 self._rate(key, real, found)
+                if self.speed * (1 + ENOUGH) >= above:
+                    return
 
     def _real_states(
         self, key: tuple[int, float, int], arrays: _Arrays, goal: float, at: tuple[float, float]
@@ -748,7 +838,7 @@ class _Search:
             speeds = [goal, self.speed]
             while speeds:
                 speed = speeds.pop(0) * (1 + CLOSE)
-                self.effort += 2
+                self.effort += 2 * arrays.effort
                 found = space.reached(arrays, self._loads[ps], speed, work_s, work_s, (workers, workers))
                 if found is not None:
                     yield found
@@ -757,8 +847,8 @@ class _Search:
                     elif speeds:
                         break
             return
-        rates = arrays.rates(space._within_bytes_per_s)
-        most_steps = space._model.shared(self._loads[ps]).most_steps
+        rates = arrays.rates(space.within_bytes_per_s)
+        most_steps = space.model.shared(self._loads[ps]).most_steps
         samples = np.unique(arrays.samples)
         if len(samples) > 1:
             # Steps that bring more samples may be worth having fewer of.
@@ -766,15 +856,15 @@ class _Search:
             for steps in (first, math.sqrt(first * last), last):
                 for price in (0.0, *(samples[0] * np.array([0.5, 1.0])).tolist(), *samples[1:-1].tolist()):
                     found, _ = space.steps(arrays, rates, steps, price)
-                    self.effort += 1
+                    self.effort += arrays.effort
                     if found is not None:
-                        yield found
+                        yield _enough(arrays, found, steps)
         # The most steps that the machines keep up with.
         low, high, best = 0.0, min(most_steps, SKY), None
         for _ in range(HALVINGS):
             steps = high if best is None and high < SKY and not low else (low + high) / 2
             found, made = space.steps(arrays, rates, steps)
-            self.effort += 1
+            self.effort += arrays.effort
             if found is not None and made >= steps * (1 - CLOSE):
                 best, low = found, steps
             else:
@@ -782,7 +872,7 @@ class _Search:
             if high <= low * (1 + 1e-3):
                 break
         if best is not None:
-            yield best
+            yield _enough(arrays, best, low)
 
     def _real_arrays(self, ps: int) -> list[_Arrays]:
         """One for each choice of the chief's machine and the one of a far larger shard."""
@@ -791,18 +881,22 @@ class _Search:
         scenario, shards = self._scenario, self._scenario.shards(ps)
         kinds = scenario.kinds
         by_room = sorted(range(len(kinds)), key=lambda i: (kinds[i].gpus, -kinds[i].cpu_millis))
-        hosts = by_room if len(kinds) <= FEW_KINDS else [by_room[0], by_room[-1], by_room[len(kinds) // 2]]
+        hosts = by_room if len(kinds) <= FEW_KINDS else [by_room[0]]
         rest = shards.sizes[1:]
         is_far_larger = bool(rest) and shards.sizes[0] > FAR_LARGER * sum(rest) / len(rest)
         found = []
         for chief in hosts if scenario.sizes.chief is not None else [None]:
             for largest in hosts if is_far_larger else [None]:
-                rows = []
+                rows: list[_Row] = []
                 for index, kind in enumerate(kinds):
-                    special = [_Row(index, 1, True, True)] if chief == largest == index else [
-                        *([_Row(index, 1, chief=True)] if chief == index else []),
-                        *([_Row(index, 1, largest=True)] if largest == index else []),
-                    ]
+                    special = (
+                        [_Row(index, 1, True, True)]
+                        if chief == largest == index
+                        else [
+                            *([_Row(index, 1, chief=True)] if chief == index else []),
+                            *([_Row(index, 1, largest=True)] if largest == index else []),
+                        ]
+                    )
                     if len(special) > kind.count:
                         rows = []
                         break
@@ -820,20 +914,23 @@ class _Search:
         most = self._space.max_workers
         if self._scenario.profile.synchronous:
             most = min(most, key[2])
-        if (key[0], found.states) in self._seen:
+        if (key[0], id(arrays), found.states) in self._seen:
             return
-        self._seen.add((key[0], found.states))
+        self._seen.add((key[0], id(arrays), found.states))
         machines = _machines(self._space, arrays, found, most)
         if machines is None or len(machines[1]) < self._space.min_workers:
             return
         shape, assignment = machines[0], machines[2]
         shards = self._scenario.shards(key[0])
-        self.effort += 4
-        assignment = balanced(self._scenario, shape, shards, assignment)
+        self.effort += 4 * arrays.effort
         worth = evaluate(self._scenario, shape, shards, assignment)
+        if worth.samples_per_s < self.speed * PROMISING:
+            return
+        better = balanced(self._scenario, shape, shards, assignment)
+        if better is not assignment:
+            assignment, worth = better, evaluate(self._scenario, shape, shards, better)
         if worth.samples_per_s > self.speed:
             self.speed, self.found = worth.samples_per_s, Wide(shape, shards, assignment, worth)
-
 
 
 def _amounts(task: TaskResources) -> tuple[int, int, int, int]:
@@ -879,7 +976,7 @@ def _machines(
         of_ps.append(name)
         if ps > 1:
             heapq.heappush(held, (left + size, index, name, ps - 1))
-    kind_of = {name: kind for kind in kinds for name in kind.names}
+    kind_of = scenario.kind_of
     on = tuple(name for _, _, name, _ in workers)
     shapes = tuple(shape for _, _, _, shape in workers)
     tasks: dict[str, list[TaskResources]] = {}
@@ -900,3 +997,22 @@ def _shape(space: WideSpace, arrays: _Arrays, state: _State, choice: int) -> Wor
     if choice >= len(space.gpu_shapes):
         return WorkerShape(0, float(arrays.cpus[state.row, state.ps, choice]))
     return space.gpu_shapes[choice]
+
+
+def _enough(arrays: _Arrays, found: _Found, steps_per_s: float) -> _Found:
+    """Where there are many workers: machines with ps, and the fastest others for so many steps, and some more."""
+    if found.workers <= MANY_WORKERS:
+        return found
+    rows, ps, machines = found.numbers
+    own = found.each(found.made)
+    special = np.array([row.chief or row.largest for row in arrays.rows])
+    needed = (ps > 0) | special[rows]
+    worth = found.worth[rows, ps, found.choices]
+    order = np.lexsort((-worth, ~needed))
+    own, machines, needed = own[order], machines[order], needed[order]
+    made = np.cumsum(own * machines) - own * machines
+    with np.errstate(divide="ignore", invalid="ignore"):
+        wanted = np.ceil(np.maximum(0.0, steps_per_s * SPARE - made) / own)
+    kept = np.where(needed, machines, np.minimum(machines, np.where(own > 0, wanted, 0))).astype(np.int64)
+    kept_rows = kept > 0
+    return replace(found, numbers=(rows[order][kept_rows], ps[order][kept_rows], kept[kept_rows]))
