@@ -20,7 +20,7 @@ from solver.nodes import NodeKind
 from solver.options import OptionSpace, Pruning, check_rules, default_rules, prune, raw_space
 from solver.plan import Alternative, Option, OptionCounts, Plan
 from solver.reasons import reasons
-from solver.resources import TaskResources, TaskSizes
+from solver.resources import TaskResources, TaskSizes, WorkerShape
 from solver.scenario import Scenario
 from solver.search.candidates import Candidate
 from solver.search.option_search import ALTERNATIVES, TIE, OptionSearch, SearchResult
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 DEFAULT_TIME_LIMIT_S = 60.0
 GAP_TOLERANCE = 1e-6
+MANY_MACHINES = 1000
+"""With more the whole is searched first: where it is far faster than the rules allow, their part need not be."""
 _PLAIN = frozenset({"identical_workers", "task_counts"})
 """Rules with which placements are simple."""
 _WHOLE = frozenset({"cpu_gpu_ratio"})
@@ -119,7 +121,7 @@ def make_plan(request: PlanRequest, on_progress: Callable[[PlanProgress], None] 
     if found is None:
         raise shortage(kinds, _space_of_shapes(attempt.raw, prunings), scenario.sizes, hardware)
     unknown = _unknown_gpus(kinds, hardware)
-    why = reasons(attempt.search, found, prunings, request.max_workers, unknown, request.objective)
+    why = reasons(attempt.search, scenario, found, prunings, request.max_workers, unknown, request.objective)
     calibrated = () if request.calibration is None else request.calibration.sentences()
     plan = _plan(request, scenario, attempt, found, time.monotonic() - started)
     return dataclasses.replace(plan, why=(*notes, *why, *calibrated))
@@ -179,10 +181,10 @@ class _Attempt:
     raw: OptionSpace
     space: OptionSpace
     prunings: tuple[Pruning, ...]
-    search: OptionSearch
+    search: OptionSearch | None = None
 
 
-_Tell = Callable[[_Attempt, SearchResult], None]
+_Tell = Callable[["_Attempt", SearchResult], None]
 
 
 def _pruned(request: PlanRequest, scenario: Scenario, rules: frozenset[str]) -> tuple[OptionSpace, tuple[Pruning, ...]]:
@@ -204,12 +206,12 @@ def _search(
     space = prunings[-1].space if prunings else raw
     known: tuple[Solved, ...] = ()
     if rules <= _WHOLE and request.objective == "throughput":
-        inside, found = _search(request, scenario, rules | _PLAIN, deadline, _unproven(tell))
-        return _search_whole(scenario, dataclasses.replace(inside, raw=raw, space=space), prunings, found, deadline)
+        return _search_whole(request, scenario, rules, _Attempt(raw, space, prunings), deadline, tell)
     if not rules >= _PLAIN:
         # Whatever these two rules forbid takes longer to place: then there is something to compare it with.
         # What is proven of that part is not proven of the whole.
-        known = _search(request, scenario, rules | _PLAIN, deadline, _unproven(tell))[0].search.placed
+        inside = _search(request, scenario, rules | _PLAIN, deadline, _unproven(tell))[0].search
+        known = () if inside is None else inside.placed
 
     def on_better(found: SearchResult) -> None:
         tell(attempt, found)
@@ -225,21 +227,46 @@ def _unproven(tell: _Tell) -> _Tell:
 
 
 def _search_whole(
-    scenario: Scenario, inside: _Attempt, prunings: tuple[Pruning, ...], found: SearchResult | None, deadline: float
+    request: PlanRequest,
+    scenario: Scenario,
+    rules: frozenset[str],
+    whole: _Attempt,
+    deadline: float,
+    tell: _Tell,
 ) -> tuple[_Attempt, SearchResult | None]:
     """The best of all placements: the one inside the paper's rules, unless another is faster by more than `TIE`."""
-    attempt = dataclasses.replace(inside, prunings=prunings if found is not None else inside.prunings)
-    known = max((solved.samples_per_s for solved in inside.search.placed), default=0.0)
-    wide, bound = WideSpace(scenario, inside.space).best(known, deadline)
+    space = WideSpace(scenario, whole.space)
+    wide, bound = None, math.inf
+    if sum(kind.count for kind in scenario.kinds) > MANY_MACHINES:
+        wide, bound = space.best(0.0, deadline)
+    inside, found, known = None, None, 0.0
+    if wide is None or _ceiling(request, scenario) >= wide.samples_per_s * (1 - TIE):
+        inside, found = _search(request, scenario, rules | _PLAIN, deadline, _unproven(tell))
+        assert inside.search is not None
+        known = max((solved.samples_per_s for solved in inside.search.placed), default=0.0)
+    if wide is None:
+        wide, bound = space.best(known, deadline)
     if wide is not None and (found is None or wide.samples_per_s * (1 - TIE) > found.best.samples_per_s):
         others = () if found is None else (found.best, *found.others)
         found = SearchResult(_solved(wide, bound), others, 1.0, 1 if found is None else found.placed + 1)
-        attempt = dataclasses.replace(attempt, prunings=prunings)
     if found is None:
-        return attempt, None
-    fastest = max(known, 0.0 if wide is None else wide.samples_per_s)
-    gap = 1 - fastest / bound
-    return attempt, dataclasses.replace(found, gap=gap if gap > TIE else 0.0)
+        assert inside is not None
+        return inside, None
+    gap = 1 - max(known, 0.0 if wide is None else wide.samples_per_s) / max(known, bound)
+    search = None if inside is None else inside.search
+    return dataclasses.replace(whole, search=search), dataclasses.replace(found, gap=gap if gap > TIE else 0.0)
+
+
+def _ceiling(request: PlanRequest, scenario: Scenario) -> float:
+    """Samples per second that no plan inside the paper's rules exceeds: what their parameter servers can serve."""
+    profile = scenario.profile
+    if not profile.synchronous:
+        machines = sum(kind.count for kind in scenario.kinds)
+        ps = useful_ps_count(profile, machines, request.sharding)
+        model = scenario.model(WorkerShape(0, 1.0))
+        steps = max(model.shared(model.load(scenario.shards(count))).most_steps for count in range(1, ps + 1))
+        return steps * profile.batch_size * max(1, max(kind.gpus for kind in scenario.kinds))
+    return math.inf
 
 
 def _solved(wide: Wide, bound: float) -> Solved:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from solver.options import Pruning
 from solver.placement.fastest import OutOfTimeError
+from solver.scenario import Scenario
 from solver.search.option_search import TIE, OptionSearch, SearchResult
 from solver.search.placer import Solved
 
@@ -14,7 +15,8 @@ _GUESS = "The speed of GPU model "
 
 
 def reasons(
-    search: OptionSearch,
+    search: OptionSearch | None,
+    scenario: Scenario,
     found: SearchResult,
     prunings: Sequence[Pruning],
     max_workers: int | None,
@@ -24,7 +26,8 @@ def reasons(
     """Sentences on the numbers of workers and parameter servers, the worker's CPUs and what limits the speed.
 
     Args:
-        search: what compared the options; neighbours of the best are placed if they have not been.
+        search: what compared the options; neighbours of the best are placed if they have not been. None if none did.
+        scenario: the model and the machines.
         found: its result.
         prunings: what the rules did.
         max_workers: the user's limit.
@@ -34,13 +37,13 @@ def reasons(
     best = found.best
     if objective == "traffic":
         numbers = ["The objective is Eq. 1 alone: least traffic per step, whatever the speed."]
-    elif not search.placements_are_simple or best.candidate.mixed:
+    elif search is None or not search.placements_are_simple or best.candidate.mixed:
         numbers = _numbers(best, found.others)
     else:
         numbers = [_workers(search, best, max_workers), _parameter_servers(search, best)]
     guesses = [f"{_GUESS}'{model}' is not known; a P100's is assumed (solver/hardware.yaml)." for model in unknown_gpus]
     ratio = [pruning.why for pruning in prunings if pruning.rule == "cpu_gpu_ratio"]
-    return (*numbers, _limit(search, best), *ratio, *guesses)
+    return (*numbers, _limit(scenario, best), *ratio, *guesses)
 
 
 def _numbers(best: Solved, others: Sequence[Solved]) -> list[str]:
@@ -115,10 +118,10 @@ def _parameter_servers(search: OptionSearch, best: Solved) -> str:
     return f"{text}: {', '.join(clauses)}."
 
 
-def _limit(search: OptionSearch, best: Solved) -> str:
-    model = search.model(best.shape)
+def _limit(scenario: Scenario, best: Solved) -> str:
+    model = scenario.model(best.shape)
     workers = best.candidate.workers
-    load = model.load(search.shards(best.candidate.ps))
+    load = model.load(scenario.shards(best.candidate.ps))
     terms = {
         "the workers' own rounds (compute, input, transfer)": best.cycle_s,
         "the busiest network link": best.network_s,

@@ -21,7 +21,7 @@ _DEFAULTS: dict[str, frozenset[str]] = {
     "traffic": frozenset(RULES),
 }
 PAPER = frozenset({"identical_workers", "cpu_gpu_ratio", "task_counts"})
-"""The paper's three rules; of the lower bound on the workers that its third one has, `all_gpus_used` is the strict form."""
+"""The paper's three rules; the third one's lower bound on the workers is `all_gpus_used`, in a strict form."""
 _SETS = ("all", "none", "default", "paper")
 
 
@@ -38,8 +38,8 @@ def parse_rules(text: str, objective: str = "throughput") -> frozenset[str]:
     """Reads a list of rules.
 
     Args:
-        text: names with commas between them; `all`, `none`, `default` and `paper` stand for sets; `-name` takes a rule away,
-            and at the start of the list takes it from the default.
+        text: names with commas between them; `all`, `none`, `default` and `paper` stand for sets; `-name` takes a
+            rule away, and at the start of the list takes it from the default.
         objective: `throughput` or `traffic`; they have different defaults.
 
     Raises:

@@ -67,6 +67,7 @@ INTERVALS = 24
 """Ranges of workers' work to begin with."""
 COARSE = 1.3
 LEAP = 1.5
+HOPELESS = 1e-3
 IDLE = 0.001
 """Workers that bring less than this share of the speed are left out."""
 MANY_WORKERS = 1000
@@ -129,7 +130,7 @@ class _Arrays:
     """What machines with 0, 1, 2, ... ps can have beside them; arrays are rows x ps x choices of workers."""
 
     def __init__(self, space: WideSpace, rows: Sequence[_Row], shards: Shards, *, optimistic: bool) -> None:
-        scenario, sizes, kinds = space.scenario, space.scenario.sizes, space.scenario.kinds
+        sizes, kinds = space.scenario.sizes, space.scenario.kinds
         self.rows, self.total = rows, float(shards.total)
         self.counts = np.array([row.count for row in rows])
         rest = shards.sizes[1:] if any(row.largest for row in rows) else shards.sizes
@@ -197,7 +198,7 @@ class _Arrays:
     @property
     def effort(self) -> float:
         """What one relaxed problem takes, those of a few machines being 1."""
-        return 1.0 + self.room.size / 5000 + min(FEW_MACHINES, float(self.counts.sum())) / 20
+        return 1.0 + min(60.0, self.room.size / 12_000) + min(FEW_MACHINES, float(self.counts.sum())) / 20
 
     @property
     def ends(self) -> tuple[Floats, ...]:
@@ -692,16 +693,22 @@ class _Search:
         heap: list[tuple[float, int, _Case]] = []
         for case in self._cases():
             heapq.heappush(heap, (-self._first_bound(case), next(self._order), case))
+        highest = 0.0
         while heap:
             above, _, case = heapq.heappop(heap)
             above = -above
-            if above <= self.speed * (1 + ENOUGH) or self.effort > EFFORT or time.monotonic() > deadline:
+            if above <= max(self.speed * (1 + ENOUGH), 1 / SKY) or self.effort > EFFORT or time.monotonic() > deadline:
                 self.bound = max(self.bound, above)
                 return
             if case.is_coarse:
                 for part in case.parts():
                     heapq.heappush(heap, (-min(above, self._first_bound(part)), next(self._order), part))
                 continue
+            highest = highest or above
+            if not self.speed and above < highest * HOPELESS:
+                # Bounds came down so far without any placement: the tasks fit nowhere.
+                self.bound = max(self.bound, above)
+                return
             goal = self._goal(above, case)
             found = self._reached(case, goal)
             if found is None:
@@ -719,11 +726,12 @@ class _Search:
 
     def _goal(self, above: float, case: _Case) -> float:
         """A speed between what is reached and what is not."""
-        least = self.speed * (1 + ENOUGH / 2)
+        least = max(self.speed * (1 + ENOUGH / 2), above * HOPELESS)
         if self._scenario.profile.synchronous and not case.below:
             # There are many cases, and most do not even reach the least that is of interest.
             return least
-        return max(least, min(math.sqrt(max(least, case.below) * above), least * LEAP))
+        below = max(least, case.below)
+        return max(least, min(math.sqrt(below * above), below * LEAP))
 
     def _cases(self) -> Iterator[_Case]:
         one = self._arrays(1)
@@ -772,7 +780,7 @@ class _Search:
             rates = np.where(arrays.room > 0, arrays.room * arrays.samples / arrays.work, 0.0)
         return float(arrays.counts @ rates.max(axis=(1, 2)))
 
-    @functools.lru_cache(maxsize=None)  # noqa: B019
+    @functools.cache  # noqa: B019
     def _most_samples(self, work: int) -> float:
         """Samples of one step of all workers that are no slower, with all machines theirs."""
         arrays = self._arrays(1)
@@ -835,7 +843,7 @@ class _Search:
         space = self._space
         ps, work_s, workers = key
         if self._scenario.profile.synchronous:
-            speeds = [goal, self.speed]
+            speeds = [goal, self.speed or goal * HOPELESS]
             while speeds:
                 speed = speeds.pop(0) * (1 + CLOSE)
                 self.effort += 2 * arrays.effort
@@ -860,9 +868,9 @@ class _Search:
                     if found is not None:
                         yield _enough(arrays, found, steps)
         # The most steps that the machines keep up with.
-        low, high, best = 0.0, min(most_steps, SKY), None
-        for _ in range(HALVINGS):
-            steps = high if best is None and high < SKY and not low else (low + high) / 2
+        low, high, best = 0.0, min(most_steps, self._most_rate / float(samples[0])), None
+        for turn in range(HALVINGS):
+            steps = (low + high) / 2 if turn else high
             found, made = space.steps(arrays, rates, steps)
             self.effort += arrays.effort
             if found is not None and made >= steps * (1 - CLOSE):

@@ -1,0 +1,96 @@
+"""The search over every placement, against trying everything."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+from hypothesis import given, settings
+
+from dike.profile import ModelProfile
+from solver import NodeClass, PlanRequest
+from solver.evaluation import evaluate
+from solver.options import default_rules
+from solver.options.rules import prune
+from solver.options.space import raw_space
+from solver.placement.naming import Assignment
+from solver.planner import scenario_of
+from solver.resources import TaskResources, WorkerShape
+from solver.scenario import Scenario
+from solver.search.relaxation import WideSpace
+from tests.solver.solver_random import cluster_of, nodes, profiles
+
+ROUNDING = 1e-6
+MOST_WORKERS = 2
+MOST_PS = 3
+
+
+def _space(scenario: Scenario) -> WideSpace:
+    kinds, hardware, sizes = scenario.kinds, scenario.hardware, scenario.sizes
+    raw = raw_space(kinds, MOST_WORKERS)
+    return WideSpace(scenario, prune(raw, default_rules("throughput"), kinds, hardware, sizes, 1)[-1].space)
+
+
+def _fits(scenario: Scenario, tasks: dict[str, list[TaskResources]]) -> bool:
+    nothing = TaskResources(1e-3, 0, 0)
+    return all(scenario.kind_of[name].room_for(nothing, here) >= 0 for name, here in tasks.items())
+
+
+def _best(scenario: Scenario, shapes: tuple[WorkerShape, ...]) -> float:
+    """The fastest of all placements of up to `MOST_PS` ps and `MOST_WORKERS` workers, one size on each machine."""
+    names = list(scenario.kind_of)
+    best = 0.0
+    chief = scenario.sizes.chief
+    for ps in range(1, min(MOST_PS, max(1, len(scenario.profile.variables))) + 1):
+        shards = scenario.shards(ps)
+        for on in itertools.product(names, repeat=ps):
+            for chief_on in names if chief is not None else [None]:
+                held: dict[str, list[TaskResources]] = {}
+                for name, size in zip(on, shards.sizes, strict=True):
+                    held.setdefault(name, []).append(scenario.sizes.ps(size))
+                if chief is not None and chief_on is not None:
+                    held.setdefault(chief_on, []).append(chief)
+                for split in itertools.product(range(MOST_WORKERS + 1), repeat=len(names)):
+                    if not 0 < sum(split) <= MOST_WORKERS:
+                        continue
+                    busy = [name for name, here in zip(names, split, strict=True) if here]
+                    for chosen in itertools.product(shapes, repeat=len(busy)):
+                        tasks = {name: list(here) for name, here in held.items()}
+                        workers: list[str] = []
+                        of: list[WorkerShape] = []
+                        for name, shape in zip(busy, chosen, strict=True):
+                            number = split[names.index(name)]
+                            tasks.setdefault(name, []).extend([scenario.sizes.worker(shape)] * number)
+                            workers += [name] * number
+                            of += [shape] * number
+                        if not _fits(scenario, tasks) or not all(
+                            _hosts(scenario, name, shape) for name, shape in zip(busy, chosen, strict=True)
+                        ):
+                            continue
+                        assignment = Assignment(on, tuple(workers), chief_on, tuple(of))
+                        best = max(best, evaluate(scenario, of[0], shards, assignment).samples_per_s)
+    return best
+
+
+def _hosts(scenario: Scenario, name: str, shape: WorkerShape) -> bool:
+    kind = scenario.kind_of[name]
+    if not shape.gpus:
+        return not kind.gpus
+    return kind.gpus >= shape.gpus and scenario.model(shape).fits_gpu(kind)
+
+
+@settings(max_examples=25, deadline=None)
+@given(classes=nodes.filter(lambda some: len(some) <= 2), model=profiles)
+def test_no_placement_is_faster_than_the_bound_and_the_plan_keeps_its_promise(
+    classes: list[NodeClass], model: ModelProfile
+) -> None:
+    request = PlanRequest(model, cluster_of(classes), max_workers=MOST_WORKERS)
+    scenario = scenario_of(request)
+    space = _space(scenario)
+    found, bound = space.best(0.0, time.monotonic() + 600)
+    cpu_shapes = [WorkerShape(0, cpus) for cpus in (0.5, 1.75)] if space.cpu_workers else []
+    best = _best(scenario, (*space.gpu_shapes, *cpu_shapes))
+    assert bound >= best * (1 - ROUNDING)
+    if best:
+        assert found is not None
+        assert found.samples_per_s <= bound * (1 + ROUNDING)
