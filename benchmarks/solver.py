@@ -7,7 +7,17 @@ from collections.abc import Iterator
 from benchmarks.parts import measure_parts
 
 TITLE = "The solver, measured"
-PARTS = ("planning", "formulations", "rule_prices", "optimum_share", "many_jobs", "shards", "step_time", "measured")
+PARTS = (
+    "ps_update",
+    "planning",
+    "formulations",
+    "rule_prices",
+    "optimum_share",
+    "many_jobs",
+    "shards",
+    "step_time",
+    "measured",
+)
 
 
 def measure() -> Iterator[str]:
