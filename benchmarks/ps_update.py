@@ -17,7 +17,7 @@ import psutil
 
 TITLE = "What a parameter server's CPUs do"
 WORKERS = 2
-SECONDS = 2.0
+SECONDS = 1.5
 ROUNDS = 3
 MB = 1e6
 
@@ -54,10 +54,10 @@ SETUPS = {
 
 def measure() -> Iterator[str]:
     """Lines of Markdown."""
-    yield f"TensorFlow servers over loopback, {WORKERS} asynchronous workers of a core of their own (core 1, which is also"
-    yield "the second core of the ps where they have two); each pulls every variable and pushes a full gradient in every"
-    yield f"step. Median of {ROUNDS} rounds, all set-ups in turn in each. *CPU*: milliseconds that all ps together take for"
-    yield "one worker's step. *Wall*: the time of a step; of two cores, workers included, so compare set-ups with as many."
+    yield f"TensorFlow servers over loopback, {WORKERS} asynchronous workers on core 1, which is also the second core of"
+    yield "the ps where they have two; each pulls every variable and pushes a full gradient in every step. Median of"
+    yield f"{ROUNDS} rounds, all set-ups in turn in each. *CPU*: milliseconds that all ps together take for one worker's"
+    yield "step. *Wall*: the time of a step, workers included: compare set-ups with as many CPUs."
     yield ""
     seen: dict[str, list[tuple[float, float]]] = {name: [] for name in SETUPS}
     for _ in range(ROUNDS):
@@ -85,8 +85,8 @@ def measure() -> Iterator[str]:
         ratios = [there[0] / here[0] for here, there in zip(seen[first], seen[second], strict=True)]
         walls = [there[1] / here[1] for here, there in zip(seen[first], seen[second], strict=True)]
         yield f"{second} against {first}: CPU x {_range(ratios)}, wall x {_range(walls)}."
-    yield "So what counts is a ps' CPU time: servers on the same CPUs gain nothing over one, and a CPU more is worth the"
-    yield "same as a server more that brings one. The planner gives each ps its CPUs and counts these."
+    yield "So what counts is a ps' CPU time: servers on the same CPUs gain nothing over one, and a CPU more is worth"
+    yield "the same as a server more that brings one. The planner gives each ps its CPUs and counts these."
 
 
 def _range(values: Sequence[float]) -> str:

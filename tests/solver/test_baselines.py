@@ -23,6 +23,7 @@ from solver.baselines.speeds import Speeds
 from solver.choices import METHODS
 from solver.evaluation import evaluate
 from solver.nodes import NodeKind
+from solver.options import PAPER
 from solver.placement.naming import Assignment
 from solver.placement.problem import hosts_workers
 from solver.search.option_search import TIE
@@ -122,17 +123,17 @@ def test_iterative_finds_the_best_of_all_placements(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 106))
-def test_nobody_beats_iterative_and_dike_is_as_good_where_its_rules_hold(seed: int) -> None:
+def test_nobody_beats_dike_by_more_than_a_tie(seed: int) -> None:
     request = _random_request(seed)
     comparison = compare(request)
     rows = {row.method: row for row in comparison.rows}
     assert rows.keys() == METHODS.keys()
-    assert rows["iterative"].share == pytest.approx(1.0)
+    fastest = max(row.samples_per_s for row in comparison.rows)
+    assert max(rows["iterative"].samples_per_s, rows["dike"].samples_per_s) == fastest
     setting = Setting.of(request)
     in_rules = _speed(setting, exhaust(setting, inside_rules=True))
     if request.cluster.across_racks_gbps is None:
-        assert rows["dike"].samples_per_s >= in_rules * (1 - TIE) * (1 - 1e-9)
-    assert rows["dike"].samples_per_s <= rows["iterative"].samples_per_s * (1 + 1e-9)
+        assert rows["dike"].samples_per_s >= max(in_rules, fastest) * (1 - TIE) * (1 - 1e-9)
     shares = [row.share for row in comparison.rows]
     assert shares == sorted(shares, reverse=True)
 
@@ -251,7 +252,7 @@ def test_every_method_makes_a_whole_plan_within_the_users_limits(method: str) ->
 
 
 def test_the_gap_of_a_baseline_is_its_distance_from_the_best_plan() -> None:
-    request = PlanRequest(profile(api=Api.GRAPH, synchronous=True), k80(5))
+    request = PlanRequest(profile(api=Api.GRAPH, synchronous=True), k80(5), rules=PAPER)
     best = make_plan(request).samples_per_s
     basic, first = plan_with("sar_basic", request), plan_with("first_fit", request)
     for plan in (basic, first):

@@ -10,6 +10,7 @@ from dike.profile import Api
 from solver import Cluster, NodeClass, PlanRequest, make_plan
 from solver.evaluation import evaluate, planned_tasks
 from solver.hardware import known_hardware
+from solver.options import PAPER
 from solver.placement.naming import Assignment
 from solver.resources import WorkerShape
 from solver.scenario import Scenario
@@ -22,7 +23,7 @@ from tests.solver.solver_cases import k80, profile
 @pytest.mark.parametrize("api", [Api.GRAPH, Api.KERAS])
 def test_the_planner_predicts_what_the_evaluation_says(api: Api, synchronous: bool) -> None:
     cluster = Cluster((*k80(3).nodes, NodeClass(name="cpu", cpus=8, mem_bytes=32 * GIB, network_gbps=2)))
-    plan = make_plan(PlanRequest(profile(api=api, synchronous=synchronous), cluster))
+    plan = make_plan(PlanRequest(profile(api=api, synchronous=synchronous), cluster, rules=PAPER))
     scenario = Scenario.of(plan.profile, cluster, known_hardware())
     nodes = {role: tuple(task.node for task in plan.tasks if task.role == role) for role in ("ps", "worker", "chief")}
     assignment = Assignment(nodes["ps"], nodes["worker"], next(iter(nodes["chief"]), None))

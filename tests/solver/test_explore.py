@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -10,7 +11,7 @@ from dike.exceptions import BadInputError
 from solver import Cluster, NodeClass, PlanRequest, make_plan
 from solver.choices import RULES
 from solver.explore import RulePrice, explore
-from solver.options import default_rules
+from solver.options import PAPER
 from solver.units import GIB
 from tests.solver.solver_cases import MB, digits, k80, machines, profile
 
@@ -25,6 +26,7 @@ def _price(prices: tuple[RulePrice, ...], rule: str) -> RulePrice:
 def test_on_a_slow_network_using_all_gpus_would_cost_much_of_the_speed() -> None:
     # Synchronous: asynchronous workers that wait for the network take nothing from the others.
     request = PlanRequest(profile(VGG16_SIZES, flops=31e9, synchronous=True), k80(network_gbps=1.0), time_limit_s=4.0)
+    request = dataclasses.replace(request, rules=PAPER)
     found = explore(request)
     assert [price.rule for price in found.prices] == list(RULES)
     price = _price(found.prices, "all_gpus_used")
@@ -53,12 +55,12 @@ def test_a_rule_that_excludes_a_better_plan_is_priced_and_that_plan_is_the_best(
     gpu = NodeClass(name="gpu", cpus=8.0, mem_bytes=32 * GIB, gpus=1, gpu_model="K80", network_gbps=100)
     model = profile([4 * MB] * 4, flops=1e9)
     # Of so few that no machine needs the whole time limit to find them.
-    found = explore(PlanRequest(model, Cluster((plain, gpu)), max_workers=4))
+    found = explore(PlanRequest(model, Cluster((plain, gpu)), max_workers=4, rules=PAPER))
     price = _price(found.prices, "identical_workers")
     assert price.applied
     assert price.cost is not None
     assert price.cost > 0.05
-    assert found.best_rules == default_rules("throughput") - {"identical_workers"}
+    assert found.best_rules == PAPER - {"identical_workers"}
     assert found.best.samples_per_s == price.outside
     assert found.sentences[0].startswith(f"identical_workers: costs {price.cost:.1%} of the speed")
 
@@ -80,7 +82,7 @@ def test_for_traffic_traffic_is_compared() -> None:
 def test_a_rule_that_no_plan_can_keep_has_no_price() -> None:
     # Two workers of one GPU take 6.6 GiB; a ps and the chief fit beside one only.
     cluster = k80(1, gpus=2, mem_bytes=int(6.8 * GIB))
-    found = explore(PlanRequest(profile(), cluster, time_limit_s=2.0, max_gpus_per_worker=1))
+    found = explore(PlanRequest(profile(), cluster, time_limit_s=2.0, max_gpus_per_worker=1, rules=PAPER))
     price = _price(found.prices, "all_gpus_used")
     assert (price.inside, price.cost) == (None, None)
     assert price.outside == found.inside.samples_per_s

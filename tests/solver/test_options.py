@@ -16,13 +16,13 @@ from solver.hardware import known_hardware
 from solver.nodes import NodeKind, node_kinds
 from solver.options import (
     COUNT_LIMIT,
+    PAPER,
     OptionRange,
     OptionSpace,
     Pruning,
     all_gpus_used,
     cpu_gpu_ratio,
     cpus_per_gpu,
-    default_rules,
     identical_workers,
     parse_rules,
     prune,
@@ -168,7 +168,7 @@ def test_rule_3_bounds_workers_by_gpus_and_ps_by_machines() -> None:
 def test_rule_3_leaves_out_parameter_servers_without_effect(megabytes: list[int], useful: int) -> None:
     model = profile([size * MB for size in megabytes])
     cluster = k80()
-    space = _prune(cluster, default_rules("throughput"), TaskSizes.of(model, 8.0))[-1].space
+    space = _prune(cluster, PAPER, TaskSizes.of(model, 8.0))[-1].space
     assert {entry.max_ps for entry in space.ranges} == {useful}
 
 
@@ -249,13 +249,14 @@ def test_what_is_generated_is_pruned_or_considered(cluster: Cluster, off: frozen
 def test_rules_by_name() -> None:
     assert parse_rules("all") == frozenset(RULES)
     assert parse_rules("none") == frozenset()
-    assert parse_rules("default") == frozenset({"identical_workers", "cpu_gpu_ratio", "task_counts"})
+    assert parse_rules("default") == frozenset({"cpu_gpu_ratio"})
+    assert parse_rules("paper") == PAPER
     assert parse_rules("default", "traffic") == frozenset(RULES)
     assert parse_rules("cpu_gpu_ratio") == frozenset({"cpu_gpu_ratio"})
     assert parse_rules(" task_counts , cpu_gpu_ratio") == frozenset({"cpu_gpu_ratio", "task_counts"})
-    assert parse_rules("-task_counts") == frozenset({"identical_workers", "cpu_gpu_ratio"})
-    assert parse_rules("-task_counts,-cpu_gpu_ratio") == frozenset({"identical_workers"})
-    assert parse_rules("-task_counts,all_gpus_used") == frozenset(RULES) - {"task_counts"}
+    assert parse_rules("paper,-task_counts") == frozenset({"identical_workers", "cpu_gpu_ratio"})
+    assert parse_rules("-cpu_gpu_ratio") == frozenset()
+    assert parse_rules("paper,-task_counts,all_gpus_used") == frozenset(RULES) - {"task_counts"}
     assert parse_rules("all,-identical_workers") == frozenset(RULES) - {"identical_workers"}
 
 
@@ -275,9 +276,9 @@ def test_a_request_with_an_unknown_rule() -> None:
 @pytest.mark.slow
 def test_any_rule_can_be_switched_off() -> None:
     model, cluster = profile(synchronous=True), k80(2, network_gbps=2.0)
-    inside = make_plan(PlanRequest(model, cluster))
-    for rule in default_rules("throughput"):
-        plan = make_plan(PlanRequest(model, cluster, rules=default_rules("throughput") - {rule}, time_limit_s=1.0))
+    inside = make_plan(PlanRequest(model, cluster, rules=PAPER))
+    for rule in PAPER:
+        plan = make_plan(PlanRequest(model, cluster, rules=PAPER - {rule}, time_limit_s=1.0))
         assert plan.samples_per_s >= inside.samples_per_s * 0.99
         assert rule not in plan.options.pruned
         assert plan.options.considered > inside.options.considered
@@ -288,8 +289,8 @@ def test_cpu_only_machines_work_too_where_workers_may_differ() -> None:
     plain = NodeClass(name="plain", cpus=8.0, mem_bytes=64 * GIB, network_gbps=100)
     gpu = NodeClass(name="gpu", cpus=8.0, mem_bytes=32 * GIB, gpus=1, gpu_model="K80", network_gbps=100)
     model, cluster = profile([4 * MB] * 4, flops=1e9), Cluster((plain, gpu))
-    inside = make_plan(PlanRequest(model, cluster, max_workers=3))
-    rules = default_rules("throughput") - {"identical_workers"}
+    inside = make_plan(PlanRequest(model, cluster, max_workers=3, rules=PAPER))
+    rules = PAPER - {"identical_workers"}
     free = make_plan(PlanRequest(model, cluster, max_workers=3, rules=rules))
     workers = [(task.node, task.gpus) for task in free.tasks if task.role == "worker"]
     assert {("plain", 0), ("gpu", 1)} <= set(workers)
