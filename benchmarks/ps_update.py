@@ -54,9 +54,9 @@ SETUPS = {
 
 def measure() -> Iterator[str]:
     """Lines of Markdown."""
-    yield f"TensorFlow servers over loopback, {WORKERS} asynchronous workers on core 1, which is also the second core of"
+    yield f"TensorFlow servers over loopback, {WORKERS} asynchronous workers on core 1, which is the second core of"
     yield "the ps where they have two; each pulls every variable and pushes a full gradient in every step. Median of"
-    yield f"{ROUNDS} rounds, all set-ups in turn in each. *CPU*: milliseconds that all ps together take for one worker's"
+    yield f"{ROUNDS} rounds, all set-ups in turn in each. *CPU*: milliseconds that all ps take for one worker's"
     yield "step. *Wall*: the time of a step, workers included: compare set-ups with as many CPUs."
     yield ""
     seen: dict[str, list[tuple[float, float]]] = {name: [] for name in SETUPS}
