@@ -172,7 +172,7 @@ def _table_speed() -> str:
     table = known_hardware().gpu("T4").training_flops_per_s / RESNET50_STEP_FLOPS
     return (
         f"ResNet50 on one T4: {1 / slope_s:.0f} images/s by the slope of the recorded step times over the batch; "
-        f"{table:.0f} by `solver/hardware.yaml`, whose figure is an estimate for single precision."
+        f"{table:.0f} by `solver/hardware.yaml`, which takes its figure from there."
     )
 
 

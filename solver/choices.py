@@ -19,7 +19,7 @@ RULES = {
 }
 """Rule that prunes options -> one line, in the order in which they apply."""
 METHODS = {
-    "dike": "the best option and placement that the rules leave, proven",
+    "dike": "the best placement that the rules leave, by default of all there are, with a bound",
     "dike_traffic": "least traffic by the paper's Eq. 1 alone, with no GPU idle",
     "iterative": "every placement of every option, for small clusters",
     "sar_tuned": "the best option, with its tasks on the machines by turns",
