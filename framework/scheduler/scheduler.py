@@ -105,7 +105,8 @@ class Scheduler:
             self._isolated,
             self._metrics,
             clock,
-            pool or OfferPool(),
+            # An empty one is false.
+            OfferPool() if pool is None else pool,
         )
         self._next_idle = 0
         self._reviewed_s = clock()
