@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -32,13 +33,20 @@ from framework.search.samplers import EXHAUSTIVE, check_sampler, grid_size
 from framework.search.space import check_space
 from framework.search.store import SearchSummary
 from framework.training.elastic.options import read_bounds, read_stragglers
-from framework.training.spec import MAX_VARIABLES, JobSpec
+from framework.training.spec import MAX_VARIABLES, JobSpec, check_can_run
 from solver import Plan
+from solver.settings import LONGEST_LIVE_S, PlanSettings
+
+if TYPE_CHECKING:
+    from solver.calibration import Measurement
+    from solver.network import Network
 
 MAX_TEXT = 4096
 MAX_ITEMS = 10_000
 MAX_NAME = 200
 MAX_PARAMETERS = 1000
+MAX_MEASUREMENTS = 200
+"""More would take longer to fit than offers wait."""
 MAX_ENVIRONMENT_BYTES = 256 * 1024
 """Of all variables together: Linux starts no process with more than 2 MiB of them and of arguments."""
 _STORED = "stored"
@@ -188,6 +196,7 @@ class TrainingRequest(BaseModel):
         name: the job's id; None to make one up.
         constraints: see `JobRecord`.
         volumes: folders of the agents for its containers (`framework.mesos.containers.parse_volume`).
+        objective, rules, sharding, time_limit_s, measurements: how it is planned (`solver.settings.PlanSettings`).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -213,6 +222,10 @@ class TrainingRequest(BaseModel):
     constraints: ConstraintTexts = []
     volumes: VolumeTexts = []
     isolate_tasks: bool = False
+    rules: Text = "default"
+    sharding: Literal["optimus", "greedy", "round_robin"] = "greedy"
+    time_limit_s: Annotated[float, Field(gt=0, le=LONGEST_LIVE_S)] | None = None
+    measurements: Annotated[list[dict[str, Any]], Field(max_length=MAX_MEASUREMENTS)] = []
 
     @model_serializer(mode="wrap")
     def _known_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -224,18 +237,25 @@ class TrainingRequest(BaseModel):
             return self
         try:
             spec = self.to_spec(job_id="job", checkpoint_dir="", bundle_url="", python="")
+            spec.planning.check()
+            if spec.plan is not None:
+                check_can_run(spec.plan)
         except (DikeError, ValueError, TypeError, KeyError) as error:
             raise ValueError(str(error)) from error
         if len(spec.profile.variables) > MAX_VARIABLES:
             raise ValueError(f"the model has more than {MAX_VARIABLES} variables, too many to plan for in a service")
         return self
 
-    def to_spec(self, **of_the_service: Any) -> JobSpec:
+    def to_spec(self, network: Network | None = None, **of_the_service: Any) -> JobSpec:
         """The job, with what the service adds: `job_id`, `checkpoint_dir`, `bundle_url`, `python` and the like.
+
+        Args:
+            network: what the service knows of the links.
+            of_the_service: further fields of the job.
 
         Raises:
             BadInputError: if the request contradicts itself.
-            ValueError, TypeError, KeyError: if profile or plan are none.
+            ValueError, TypeError, KeyError: if profile, plan or measurements are none.
         """
         bounds = read_bounds(self.elastic, max_workers=self.max_workers, has_plan=self.plan is not None)
         values: dict[str, Any] = {
@@ -245,7 +265,14 @@ class TrainingRequest(BaseModel):
             "profile_is_kept": self.profile_is_kept,
             "checkpoint_interval_s": self.checkpoint_interval_s,
             "max_restarts": self.max_restarts,
-            "objective": self.objective,
+            "planning": PlanSettings(
+                objective=self.objective,
+                rules=self.rules,
+                sharding=self.sharding,
+                time_limit_s=self.time_limit_s,
+                measurements=_measurements().validate_python(self.measurements) if self.measurements else (),
+                network=network,
+            ),
             "max_workers": self.max_workers,
             "plan": None if self.plan is None else Plan.from_json(self.plan),
             "stream_all_logs": self.stream_all_logs,
@@ -343,12 +370,35 @@ def stored_request(record: JobRecord) -> TrainingRequest | SearchJobRequest:
         raise _refused(error) from error
 
 
-_NEWS = ("name", "volumes", "isolate_tasks", "profile_is_kept")
+_NEWS = {
+    "name": None,
+    "volumes": [],
+    "isolate_tasks": False,
+    "profile_is_kept": False,
+    "rules": "default",
+    "sharding": "greedy",
+    "time_limit_s": None,
+    "measurements": [],
+}
+"""Fields that services of earlier versions do not know -> what says nothing."""
 
 
 def _without_news(values: dict[str, Any]) -> dict[str, Any]:
     """A request without the fields that services of earlier versions do not know, where they say nothing."""
-    return {field: value for field, value in values.items() if value or field not in _NEWS}
+    return {field: value for field, value in values.items() if field not in _NEWS or value != _NEWS[field]}
+
+
+@functools.cache
+def _measurements() -> TypeAdapter[tuple[Measurement, ...]]:
+    # Late: few jobs have any, and what reads them takes a while to import.
+    from solver.calibration import Measurement
+
+    return TypeAdapter(tuple[Measurement, ...])
+
+
+def measurements_as_json(rows: tuple[Measurement, ...]) -> list[dict[str, Any]]:
+    """Measured steps as a request has them."""
+    return list(_measurements().dump_python(rows, mode="json")) if rows else []
 
 
 def _refused(error: ValidationError) -> BadInputError:
