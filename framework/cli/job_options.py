@@ -170,7 +170,7 @@ class JobOptions:
 
         if self.plan_file is not None and planning != PlanSettings():
             raise BadInputError(
-                f"The plan {self.plan_file} is made already; leave out --plan, or the options that say how to make one: "
+                f"The plan {self.plan_file} is made already; leave out --plan, or what says how to make one: "
                 f"{', '.join('--' + name.replace('_', '-') for name in (*PLANNING, 'network'))}."
             )
         limit_s = planning.time_limit_s

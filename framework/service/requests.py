@@ -370,7 +370,7 @@ def stored_request(record: JobRecord) -> TrainingRequest | SearchJobRequest:
         raise _refused(error) from error
 
 
-_NEWS = {
+_NEWS: dict[str, Any] = {
     "name": None,
     "volumes": [],
     "isolate_tasks": False,

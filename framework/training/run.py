@@ -62,7 +62,7 @@ class RunRequest:
     checkpoint_dir: str | None = None
     checkpoint_interval_s: float = 60.0
     max_restarts: int = 3
-    planning: PlanSettings = PlanSettings()
+    planning: PlanSettings = field(default_factory=PlanSettings)
     max_workers: int | None = None
     plan: Plan | None = None
     plan_only: bool = False

@@ -65,7 +65,7 @@ class JobSpec:
     python: str
     checkpoint_interval_s: float = 60.0
     max_restarts: int = 3
-    planning: PlanSettings = PlanSettings()
+    planning: PlanSettings = field(default_factory=PlanSettings)
     max_workers: int | None = None
     plan: Plan | None = None
     container: Container | None = None
