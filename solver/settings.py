@@ -90,8 +90,8 @@ class PlanSettings:
         notes: list[str] = []
         if gpus_per_worker > GPUS_PER_WORKER:
             notes.append(
-                f"What if a worker could use {gpus_per_worker} GPUs? One that runs uses one; dike run refuses a plan with "
-                "more."
+                f"What if a worker could use {gpus_per_worker} GPUs? One that runs uses one, and dike run refuses a "
+                "plan with more."
             )
         cluster = self.cluster(machines)
         if self.measurements:

@@ -99,7 +99,7 @@ def _training_request(request: RunRequest, name: str | None) -> TrainingRequest:
     from dike import checkpoints
     from framework.project.run_folders import absolute_folder
     from framework.project.script_facts import script_facts
-    from framework.service.requests import measurements_as_json, training_request
+    from framework.service.requests import planning_fields, training_request
 
     folder = request.checkpoint_dir
     if folder is not None:
@@ -114,11 +114,7 @@ def _training_request(request: RunRequest, name: str | None) -> TrainingRequest:
         checkpoint_dir=folder,
         checkpoint_interval_s=request.checkpoint_interval_s,
         max_restarts=request.max_restarts,
-        objective=request.planning.objective,
-        rules=request.planning.rules,
-        sharding=request.planning.sharding,
-        time_limit_s=request.planning.time_limit_s,
-        measurements=measurements_as_json(request.planning.measurements),
+        **planning_fields(request.planning),
         max_workers=request.max_workers,
         plan=None if request.plan is None else request.plan.to_json(),
         stream_all_logs=request.stream_all_logs,

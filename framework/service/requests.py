@@ -396,9 +396,16 @@ def _measurements() -> TypeAdapter[tuple[Measurement, ...]]:
     return TypeAdapter(tuple[Measurement, ...])
 
 
-def measurements_as_json(rows: tuple[Measurement, ...]) -> list[dict[str, Any]]:
-    """Measured steps as a request has them."""
-    return list(_measurements().dump_python(rows, mode="json")) if rows else []
+def planning_fields(planning: PlanSettings) -> dict[str, Any]:
+    """The fields of a request that say how a job is planned; what is known of the network is the service's."""
+    rows = list(_measurements().dump_python(planning.measurements, mode="json")) if planning.measurements else []
+    return {
+        "objective": planning.objective,
+        "rules": planning.rules,
+        "sharding": planning.sharding,
+        "time_limit_s": planning.time_limit_s,
+        "measurements": rows,
+    }
 
 
 def _refused(error: ValidationError) -> BadInputError:
