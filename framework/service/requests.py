@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -110,6 +109,7 @@ Environment = Annotated[dict[Text, Text], Field(max_length=1000), AfterValidator
 MAX_TRIALS = 100 * MAX_ITEMS
 Positive = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+Measured = Annotated[float, Field(ge=1e-7, le=1e9, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=MAX_ITEMS)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Bound = Annotated[float, Field(ge=-1e300, le=1e300, allow_inf_nan=False)]
@@ -189,6 +189,69 @@ def check_search(spec: SearchSpec) -> None:
         raise BadInputError("The grid has fewer points than there are trials, or more than can be counted.")
 
 
+class MeasuredStep(BaseModel):
+    """How long a step took with one placement (`solver.calibration.Measurement`).
+
+    Attributes:
+        ps: machine of each parameter server.
+        workers: machine of each worker.
+        gpus, cpus: of each worker.
+        seconds: in which every worker made one step; None where `samples_per_s` is given.
+        samples_per_s: of the whole job; None where `seconds` is given.
+        batch_size: samples per step of one worker; None for the model's.
+        shard_bytes: bytes of variables on each parameter server; None for those that a plan would put there.
+        where: file and line, for messages.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    ps: Annotated[tuple[Text, ...], Field(min_length=1, max_length=MAX_ITEMS)]
+    workers: Annotated[tuple[Text, ...], Field(min_length=1, max_length=MAX_ITEMS)]
+    gpus: Annotated[int, Field(ge=0, le=1000)] = 0
+    cpus: Annotated[float, Field(gt=0, le=1e4, allow_inf_nan=False)]
+    seconds: Measured | None = None
+    samples_per_s: Measured | None = None
+    batch_size: Annotated[int, Field(ge=1, le=10**9)] | None = None
+    shard_bytes: Annotated[tuple[Annotated[int, Field(ge=1, lt=2**62)], ...], Field(max_length=MAX_ITEMS)] | None = None
+    where: Text = "A measurement"
+
+    @classmethod
+    def of(cls, row: Measurement) -> MeasuredStep:
+        """A measurement as a request has it."""
+        return cls(
+            ps=row.assignment.ps,
+            workers=row.assignment.workers,
+            gpus=row.shape.gpus,
+            cpus=row.shape.cpus,
+            seconds=row.seconds,
+            samples_per_s=row.samples_per_s,
+            batch_size=row.batch_size,
+            shard_bytes=row.shard_bytes,
+            where=row.where,
+        )
+
+    def to_measurement(self) -> Measurement:
+        """The measurement.
+
+        Raises:
+            BadInputError: if it says nothing, or contradicts itself.
+        """
+        # Late: few jobs have any, and what reads them takes a while to import.
+        from solver.calibration import Measurement
+        from solver.placement.naming import Assignment
+        from solver.resources import WorkerShape
+
+        return Measurement(
+            WorkerShape(self.gpus, self.cpus),
+            Assignment(self.ps, self.workers, None),
+            self.seconds,
+            self.samples_per_s,
+            self.batch_size,
+            self.shard_bytes,
+            self.where,
+        )
+
+
 class TrainingRequest(BaseModel):
     """A training job as it is submitted; most fields mean what they mean in `framework.training.spec.JobSpec`.
 
@@ -225,7 +288,7 @@ class TrainingRequest(BaseModel):
     rules: Text = "default"
     sharding: Literal["optimus", "greedy", "round_robin"] = "greedy"
     time_limit_s: Annotated[float, Field(gt=0, le=LONGEST_LIVE_S)] | None = None
-    measurements: Annotated[list[dict[str, Any]], Field(max_length=MAX_MEASUREMENTS)] = []
+    measurements: Annotated[list[MeasuredStep], Field(max_length=MAX_MEASUREMENTS)] = []
 
     @model_serializer(mode="wrap")
     def _known_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -270,7 +333,7 @@ class TrainingRequest(BaseModel):
                 rules=self.rules,
                 sharding=self.sharding,
                 time_limit_s=self.time_limit_s,
-                measurements=_measurements().validate_python(self.measurements) if self.measurements else (),
+                measurements=tuple(step.to_measurement() for step in self.measurements),
                 network=network,
             ),
             "max_workers": self.max_workers,
@@ -388,23 +451,14 @@ def _without_news(values: dict[str, Any]) -> dict[str, Any]:
     return {field: value for field, value in values.items() if field not in _NEWS or value != _NEWS[field]}
 
 
-@functools.cache
-def _measurements() -> TypeAdapter[tuple[Measurement, ...]]:
-    # Late: few jobs have any, and what reads them takes a while to import.
-    from solver.calibration import Measurement
-
-    return TypeAdapter(tuple[Measurement, ...])
-
-
 def planning_fields(planning: PlanSettings) -> dict[str, Any]:
     """The fields of a request that say how a job is planned; what is known of the network is the service's."""
-    rows = list(_measurements().dump_python(planning.measurements, mode="json")) if planning.measurements else []
     return {
         "objective": planning.objective,
         "rules": planning.rules,
         "sharding": planning.sharding,
         "time_limit_s": planning.time_limit_s,
-        "measurements": rows,
+        "measurements": [MeasuredStep.of(row).model_dump(exclude_none=True) for row in planning.measurements],
     }
 
 
