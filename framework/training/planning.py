@@ -299,7 +299,7 @@ def check_ever_fits(spec: JobSpec, nodes: Sequence[NodeClass] | None, cause: Exc
                 f"{', '.join(sorted({node.name for node in nodes}))}."
             ) from cause
         if problem := _fit_plan(spec.plan, tuple(nodes)).problem:
-            raise InfeasibleError(f"This plan can never start here: {problem}") from cause
+            raise InfeasibleError(f"This plan can never start here: it {problem.removeprefix('Its plan ')}") from cause
         return
     try:
         _make_plan(spec, nodes, nodes)
