@@ -51,6 +51,7 @@ class PlanRequest:
         sharding: how the variables are dealt out to the parameter servers.
         calibration: what measurements say of the speeds; None for the table's.
         min_workers: at least so many workers.
+        notes: sentences for the user about the request, for the plan's reasons.
     """
 
     profile: ModelProfile
@@ -63,6 +64,7 @@ class PlanRequest:
     sharding: Sharding = DEFAULT_SHARDING
     calibration: Calibration | None = None
     min_workers: int = 1
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ def make_plan(request: PlanRequest, on_progress: Callable[[PlanProgress], None] 
     why = reasons(attempt.search, found, prunings, request.max_workers, unknown, request.objective)
     calibrated = () if request.calibration is None else request.calibration.sentences()
     plan = _plan(request, scenario, attempt, found, time.monotonic() - started)
-    return dataclasses.replace(plan, why=(*notes, *why, *calibrated))
+    return dataclasses.replace(plan, why=(*notes, *why, *calibrated, *request.notes))
 
 
 def smallest_job(request: PlanRequest) -> list[tuple[str, TaskResources]]:

@@ -22,6 +22,7 @@ from framework.cli.service_options import USERS_VARIABLE
 from framework.project.entry_point import RUNS_FOLDER
 from framework.service.access import DEFAULT_LISTEN
 from framework.user_folders import own_token_file
+from solver.cli.planning_options import network_option, read_network_option
 
 DAY_S = 24 * 3600.0
 STATE_VARIABLE = "DIKE_STATE"
@@ -47,6 +48,7 @@ PANELS = {
     "Clients": ("listen", "advertise", "users", "proxy_user_header", "proxy_address"),
     "What is kept": ("state", "checkpoint_root", "keep", "keep_checkpoints"),
     "Several services": ("ha", "standby", "failover_timeout"),
+    "Planning": ("network",),
     **MESOS_PANELS,
     "How tasks start on the agents": (*MESOS_PANELS["How tasks start on the agents"], "allow_volume"),
 }
@@ -106,6 +108,7 @@ def serve_command(
             help="A folder of the agents that jobs may mount, with --image; repeatable.",
         ),
     ] = None,
+    network: Annotated[Path | None, network_option()] = None,
     keep: Annotated[
         float, typer.Option(min=0, metavar="DAYS", help="Forget jobs this many days after their end; 0 means never.")
     ] = 30.0,
@@ -161,6 +164,7 @@ def serve_command(
             weight=known.weight,
             limits=known.limits,
             allowed_volumes=allowed,
+            network=read_network_option(network),
             keep_s=keep * DAY_S or None,
             keep_checkpoints_s=kept_checkpoints_s,
         )

@@ -33,6 +33,7 @@ from framework.service.store import ServiceStore
 from framework.service.submission import Submissions
 from framework.service.users import Limits, no_limits
 from solver import NodeClass
+from solver.network import Network
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ class ServeRequest:
         weight: user -> weight in the queue.
         limits: user -> how much of the service that user may have.
         allowed_volumes: what users may ask for in their containers.
+        network: what is known of the links between agents; None for nothing.
         keep_s: how long jobs that have ended are kept, in seconds; None for ever.
         keep_checkpoints_s: how long their checkpoints are, in folders that the service has made; None for ever.
     """
@@ -75,6 +77,7 @@ class ServeRequest:
     weight: Callable[[str], float] = lambda user: 1.0
     limits: Callable[[str], Limits] = no_limits
     allowed_volumes: tuple[Volume, ...] = ()
+    network: Network | None = None
     keep_s: float | None = None
     keep_checkpoints_s: float | None = None
 
@@ -156,6 +159,7 @@ def _serve_as_one_framework(
             agents=functools.partial(agents_for, directory),
             demand=directory.demand,
             allowed_volumes=request.allowed_volumes,
+            network=request.network,
         )
         background = Threads(lambda: scheduler.events.put(events.WorkDone()))
         service = Service(context, driver, FairQueue(request.weight), directory, master, background)

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import logging
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +24,7 @@ from framework.training.observer import JobObserver
 from framework.training.spec import JobSpec, JobTask
 from framework.training.state import JobRun
 from solver import NodeClass, Plan, PlannedTask, PlanRequest, TaskResources, make_plan, smallest_job
+from solver.deadline import plan_within
 from solver.milp import SolverError
 
 CACHE_SIZE = 16
@@ -33,8 +34,6 @@ logger = logging.getLogger(__name__)
 
 QUICK_PLAN_S = 0.1
 """So long a plan is waited for; most take less, and the next job can look at what is left of the offers at once."""
-PLAN_TIME_LIMIT_S = 30.0
-"""Offers are held while a plan is made: the best one found by then will do."""
 FIT_TIME_LIMIT_S = 5.0
 """Nothing is launched by these plans: the first one found will do."""
 
@@ -107,7 +106,7 @@ class Planner:
     def demand_key(self) -> Hashable:
         """Equal for jobs that fit the same offers; None for one that follows a plan."""
         spec = self._spec
-        return None if spec.plan is not None else (spec.profile.dumps(), spec.objective, spec.max_workers, spec.elastic)
+        return None if spec.plan is not None else (spec.profile.dumps(), spec.planning, spec.max_workers, spec.elastic)
 
     @property
     def _is_planning(self) -> bool:
@@ -191,7 +190,7 @@ class Planner:
     def _planned_launch(self, offered: Sequence[AgentOffer]) -> PlannedLaunch | str:
         agents = [agent for agent in offered if agent.amounts["ports"]]
         try:
-            plan = plan_for(self._spec, agents)
+            plan = plan_for(self._spec, agents, self._whole_agents)
             tasks = place(self._spec, plan, agents, self._run.serial, self._run.used_ports)
             operations = self._operations(plan, tasks, agents)
         except (InfeasibleError, DoesNotFitError) as error:
@@ -227,6 +226,13 @@ class Planner:
                 raise
             return None, str(error)
 
+    def _whole_agents(self) -> list[NodeClass]:
+        """Those that the job may use, as far as they are known, with all their resources."""
+        try:
+            return self._all_agents() or []
+        except InfeasibleError:
+            return []
+
     def _why_never(self, nodes: Sequence[NodeClass] | None, unmet: str, cause: Exception | None = None) -> str:
         """Why the job would not even fit on agents that are all free; empty if it would, or that is not known."""
         if unmet:
@@ -246,8 +252,15 @@ class Planner:
         return reason
 
 
-def plan_for(spec: JobSpec, agents: Sequence[AgentOffer]) -> Plan:
+def plan_for(
+    spec: JobSpec, agents: Sequence[AgentOffer], whole_agents: Callable[[], Sequence[NodeClass]] = list
+) -> Plan:
     """The plan to follow on these agents: the one the job came with, or the best there is.
+
+    Args:
+        spec: the job.
+        agents: the offers.
+        whole_agents: lists all agents with all their resources, as far as they are known.
 
     Raises:
         InfeasibleError: if the job does not fit what they offer.
@@ -256,7 +269,11 @@ def plan_for(spec: JobSpec, agents: Sequence[AgentOffer]) -> Plan:
         raise InfeasibleError(
             "None of the agents offers ports, and each TensorFlow server needs one; give the agents a 'ports' resource."
         )
-    return spec.plan or _make_plan(spec, [agent.node_class() for agent in agents])
+    if spec.plan is not None:
+        return spec.plan
+    nodes = [agent.node_class() for agent in agents]
+    # Only what was measured asks for more than what is on offer.
+    return _make_plan(spec, nodes, whole_agents() if spec.planning.measurements else ())
 
 
 def check_ever_fits(spec: JobSpec, nodes: Sequence[NodeClass] | None, cause: Exception | None = None) -> None:
@@ -281,29 +298,33 @@ def check_ever_fits(spec: JobSpec, nodes: Sequence[NodeClass] | None, cause: Exc
                 f"This plan can never start here: no agent is called {', '.join(sorted(missing))}; the agents are "
                 f"{', '.join(sorted({node.name for node in nodes}))}."
             ) from cause
+        if problem := _fit_plan(spec.plan, tuple(nodes)).problem:
+            raise InfeasibleError(f"This plan can never start here: it {problem.removeprefix('Its plan ')}") from cause
         return
     try:
-        _make_plan(spec, nodes)
+        _make_plan(spec, nodes, nodes)
     except InfeasibleError as error:
         raise InfeasibleError(f"This job can never start on the agents there are: {error}") from cause
 
 
-def plan_request(spec: JobSpec, nodes: Sequence[NodeClass]) -> PlanRequest:
-    """What the planner is asked for a job on these machines."""
-    return PlanRequest(
-        profile=spec.profile,
-        cluster=cluster_of(nodes),
-        objective=spec.objective,
-        max_workers=spec.max_workers if spec.elastic is None else spec.elastic[1],
-        min_workers=1 if spec.elastic is None else spec.elastic[0],
-        # A script uses the one GPU it sees; more would lie idle.
-        max_gpus_per_worker=1,
-        time_limit_s=PLAN_TIME_LIMIT_S,
+def plan_request(spec: JobSpec, nodes: Sequence[NodeClass], all_nodes: Sequence[NodeClass] = ()) -> PlanRequest:
+    """What the planner is asked for a job on these machines.
+
+    Args:
+        spec: the job.
+        nodes: what is free of the machines.
+        all_nodes: all machines with all they have, as far as they are known.
+    """
+    fewest, most = (1, spec.max_workers) if spec.elastic is None else spec.elastic
+    return spec.planning.request(
+        spec.profile, cluster_of(nodes), min_workers=fewest, max_workers=most, all_machines=all_nodes
     )
 
 
-def _make_plan(spec: JobSpec, nodes: Sequence[NodeClass]) -> Plan:
-    return make_plan(plan_request(spec, nodes))
+def _make_plan(spec: JobSpec, nodes: Sequence[NodeClass], all_nodes: Sequence[NodeClass] = ()) -> Plan:
+    request = plan_request(spec, nodes, all_nodes)
+    limit_s = spec.planning.time_limit_s
+    return make_plan(request) if limit_s is None else plan_within(request, limit_s)
 
 
 class TrainingSizing:
@@ -318,7 +339,11 @@ class TrainingSizing:
     def __init__(self, spec: JobSpec) -> None:
         fewest = 1 if spec.elastic is None else spec.elastic[0]
         self._spec = dataclasses.replace(
-            spec, max_workers=fewest, elastic=None if spec.elastic is None else (fewest, fewest)
+            spec,
+            max_workers=fewest,
+            elastic=None if spec.elastic is None else (fewest, fewest),
+            # Whether a job has room is no matter of how fast it would be.
+            planning=dataclasses.replace(spec.planning, measurements=()),
         )
         self._fewest = fewest
         self.needs = functools.lru_cache(CACHE_SIZE)(self._needs)

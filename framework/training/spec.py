@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from dike.exceptions import BadInputError
 from dike.process import EXIT_CODE_FENCED, EXIT_CODE_OTHER_MODEL
 from dike.profile import ModelProfile
 from dike.task import Role, is_chief
@@ -15,7 +16,8 @@ from executor.messages import Outcome
 from framework.mesos.containers import Container
 from framework.mesos.tasks import TaskState
 from framework.project.last_words import last_words, same_again
-from solver import Objective, Plan, PlannedTask
+from solver import Plan, PlannedTask
+from solver.settings import GPUS_PER_WORKER, PlanSettings
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +37,7 @@ class JobSpec:
         profile_is_kept: whether they were read for an earlier command, so that the chief has to compare them.
         checkpoint_dir, checkpoint_interval_s: where checkpoints go, the same path on all agents, and every how many s.
         max_restarts: how many failures are survived without a newer checkpoint in between.
-        objective: what the planner optimises, `throughput` or `traffic`.
+        planning: how it is planned.
         max_workers: upper bound on workers; None for none.
         plan: a plan to follow instead of making one; None to make one.
         bundle_url: where executors fetch the script's folder.
@@ -63,7 +65,7 @@ class JobSpec:
     python: str
     checkpoint_interval_s: float = 60.0
     max_restarts: int = 3
-    objective: Objective = "throughput"
+    planning: PlanSettings = field(default_factory=PlanSettings)
     max_workers: int | None = None
     plan: Plan | None = None
     container: Container | None = None
@@ -99,6 +101,25 @@ class JobSpec:
     def computes(self, planned: PlannedTask) -> bool:
         """Whether this task runs the user's script, and so may end by itself."""
         return self.is_chief(planned) or (planned.role == Role.WORKER and not self.profile.api.has_separate_chief)
+
+
+def check_can_run(plan: Plan) -> None:
+    """Refuses a plan that no job can follow, whatever the agents have.
+
+    Raises:
+        BadInputError: if a task has GPUs that it cannot use, or variables are planned that the model does not have.
+    """
+    for task in plan.tasks:
+        most = GPUS_PER_WORKER if task.role == Role.WORKER else 0
+        if task.gpus > most:
+            raise BadInputError(
+                f"This plan cannot be run: {task.name} has {task.gpus} GPU{'s' if task.gpus > 1 else ''} in it and can "
+                f"use {most}; make one with dike plan without --gpus-per-worker."
+            )
+    if unknown := plan.variables.keys() - {variable.name for variable in plan.profile.variables}:
+        raise BadInputError(
+            f"This plan cannot be run: its model has no variable '{min(unknown)}'; make one for this model."
+        )
 
 
 @dataclass

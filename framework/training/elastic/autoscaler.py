@@ -20,11 +20,10 @@ from framework.training.elastic.layout import Layout, Size, layout, replacement,
 from framework.training.spec import JobSpec, JobTask
 from framework.training.state import JobRun
 from solver import NodeClass, Plan
-from solver.hardware import known_hardware
 from solver.jobs.speed import SpeedTable, TaskNeeds
 from solver.online import ConvergenceModel, SpeedModel
+from solver.planner import scenario_of
 from solver.resources import TaskResources, WorkerShape
-from solver.scenario import Scenario
 from solver.shards import useful_ps_count
 
 DEFAULT_COST_S = 10.0
@@ -319,8 +318,8 @@ class JobModels:
         self._step = 0
         self.worker = plan.option.worker
         most = spec.elastic[1]
-        self.max_ps = max(plan.option.ps, useful_ps_count(spec.profile, min(most, MOST_PS)))
-        table = _predicted(plan, nodes, most, self.max_ps)
+        self.max_ps = max(plan.option.ps, useful_ps_count(spec.profile, min(most, MOST_PS), spec.planning.sharding))
+        table = _predicted(spec, plan, nodes, most, self.max_ps)
         self._speed = SpeedModel(
             lambda workers, ps: 1 / table.s_per_sample(workers, ps),
             # A step of a fixed number of gradients makes no worker's batch smaller, as Optimus' form would have.
@@ -401,10 +400,12 @@ class SpeedMeter:
         return (last - first) / (last_s - first_s) if last_s - first_s >= LEAST_S and last > first else None
 
 
-def _predicted(plan: Plan, nodes: Sequence[NodeClass], max_workers: int, max_ps: int) -> SpeedTable:
+def _predicted(spec: JobSpec, plan: Plan, nodes: Sequence[NodeClass], max_workers: int, max_ps: int) -> SpeedTable:
     """The solver's speeds of all sizes, on machines like the largest one."""
-    profile, worker = plan.profile, plan.option.worker
-    scenario = Scenario.of(profile, cluster_of(nodes), known_hardware())
+    worker = plan.option.worker
+    # What was measured elsewhere takes time to fit; the job's own speed is measured soon.
+    planning = dataclasses.replace(spec.planning, measurements=())
+    scenario = scenario_of(planning.request(plan.profile, cluster_of(nodes)))
     kind = max(scenario.kinds, key=lambda kind: (kind.gpus, kind.cpu_millis))
     needs = TaskNeeds(
         worker=_amounts(worker),

@@ -156,10 +156,13 @@ class _Layouter:
             placed.append(dataclasses.replace(shape, index=index, node=agent.node))
         return placed
 
+    def _shards(self, ps: int) -> dict[str, int]:
+        return shard(self._plan.profile, ps, self._spec.planning.sharding).variables
+
     def _plan_of(self, size: Size, tasks: Sequence[PlannedTask]) -> Plan:
         order = [Role.PS, Role.WORKER, Role.CHIEF]
         plan = self._plan
-        variables = plan.variables if size.ps == plan.option.ps else shard(plan.profile, size.ps).variables
+        variables = plan.variables if size.ps == plan.option.ps else self._shards(size.ps)
         return dataclasses.replace(
             plan,
             option=dataclasses.replace(plan.option, workers=size.workers, ps=size.ps),
