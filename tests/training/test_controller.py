@@ -104,7 +104,6 @@ def test_a_job_is_planned_to_fit_the_checkpoints_that_it_finds() -> None:
 def test_a_job_of_both_kinds_of_checkpoints_ends() -> None:
     stage = Stage(spec(min_workers=None))
     find_other_layout(stage)
-    find_other_layout(stage)
     assert not stage.job.done
     find_other_layout(stage)
     assert stage.job.done
@@ -113,10 +112,8 @@ def test_a_job_of_both_kinds_of_checkpoints_ends() -> None:
 
 @pytest.mark.parametrize("option", ["--min-workers", "--elastic"])
 def test_parameter_servers_that_were_asked_for_cannot_go_on_from_a_plain_task(option: str) -> None:
-    asked: dict[str, Any] = (
-        {"min_workers": 1} if option == "--min-workers" else {"min_workers": None, "elastic": (1, 2)}
-    )
-    stage = Stage(spec(**asked, max_workers=None))
+    elastic = (1, 2) if option == "--elastic" else None
+    stage = Stage(spec(min_workers=None if elastic else 1, max_workers=None, elastic=elastic))
     find_other_layout(stage)
     assert stage.job.done
     assert f"are of one plain task; leave out {option}, or name another folder" in stage.job.result.failure
