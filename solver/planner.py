@@ -104,7 +104,10 @@ def make_plan(request: PlanRequest, on_progress: Callable[[PlanProgress], None] 
             plan = _plan(request, scenario, attempt, found, time.monotonic() - started)
             on_progress(PlanProgress(plan, found.placed))
 
-    plain = None if request.plain is False else fastest_plain(scenario, request.max_gpus_per_worker)
+    plain = None
+    # One task causes no traffic at all; that objective is for those who want several.
+    if request.plain or (request.plain is None and request.objective == "throughput"):
+        plain = fastest_plain(scenario, request.max_gpus_per_worker)
     if request.plain:
         if plain is None:
             raise _no_plain_task(request, scenario)

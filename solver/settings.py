@@ -78,8 +78,8 @@ class PlanSettings:
             min_workers: at least so many workers, with parameter servers; None where one plain task may do as well.
             max_workers: at most so many; None for no bound.
             gpus_per_worker: most GPUs of one worker; more than one is for a plan that is only looked at.
-            plain: whether it is to be one plain task; None: whichever is faster, unless the paper's own options are
-                asked for by their rules or their objective.
+            plain: whether it is to be one plain task; None: whichever is faster, unless rules say which options of
+                several tasks are wanted.
             all_machines: all that there are, where `machines` are what is free of them at the moment. Measurements of
                 any that is gone are left out then, instead of being an error.
 
@@ -96,7 +96,7 @@ class PlanSettings:
                 f"What if a worker could use {gpus_per_worker} GPUs? One that runs uses one, and dike run refuses a "
                 "plan with more."
             )
-        if plain is None and (min_workers is not None or self.objective == "traffic" or self.rules != "default"):
+        if plain is None and (min_workers is not None or self.rules != "default"):
             plain = False
         cluster = self.cluster(machines)
         if self.measurements:
