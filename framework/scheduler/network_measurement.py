@@ -234,9 +234,10 @@ class NetworkMeasurement:
                 self._launch(now_s)
             return
         if self._rounds is None:
-            if all(agent.is_ready for agent in self._agents.values()) or now_s - self._started_s >= START_TIMEOUT_S:
-                self._plan()
-            return
+            are_ready = all(agent.is_ready for agent in self._agents.values())
+            if not are_ready and now_s - self._started_s < START_TIMEOUT_S:
+                return
+            self._plan()
         if self._open and now_s - self._round_s >= self._limits.seconds + PATIENCE_S + ANSWER_S:
             for sender, receiver in self._open.values():
                 self._problems.append(f"{sender} said nothing of its transfer to {receiver}.")
@@ -344,12 +345,12 @@ class NetworkMeasurement:
 
     def _next_round(self, now_s: float) -> None:
         assert self._rounds is not None
-        if not self._rounds:
-            self.done = True
-            return
-        now = self._rounds.popleft()
-        pairs = [pair for pair in now.pairs if self._agents.keys() >= set(pair)]
-        self._is_shared = now.shared
+        pairs: list[tuple[str, str]] = []
+        while self._rounds and not pairs:
+            now = self._rounds.popleft()
+            pairs = [pair for pair in now.pairs if self._agents.keys() >= set(pair)]
+            self._is_shared = now.shared
+        self.done = not pairs
         self._round_s = now_s
         for sender, receiver in pairs:
             number = str(next(self._numbers))
