@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
-
-from pydantic import TypeAdapter, ValidationError
+from typing import TYPE_CHECKING, Any, Literal
 
 from dike.exceptions import BadInputError
 from dike.profile import ModelProfile
@@ -22,6 +21,9 @@ from framework.scheduler.job import Outcome
 from framework.scheduler.records import JobState
 from framework.training.spec import JobResult, JobSpec, JobTask, Resize
 from solver import NodeClass, Plan
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 VERSION: Literal[1] = 1
 _TRANSIENT = ("step", "loss", "samples_per_s", "received", "adopted")
@@ -241,9 +243,6 @@ class _Stored:
     profile: dict[str, Any] | None = None
 
 
-_STORED = TypeAdapter(_Stored)
-
-
 class StateWriter:
     """Writes one job's state, many times.
 
@@ -291,6 +290,13 @@ class StateWriter:
         return self._plan_values
 
 
+@functools.cache
+def _stored() -> TypeAdapter[_Stored]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(_Stored)
+
+
 def read_state(values: Mapping[str, Any], spec: JobSpec) -> TrainingState:
     """Reads what `StateWriter.write` wrote.
 
@@ -301,8 +307,11 @@ def read_state(values: Mapping[str, Any], spec: JobSpec) -> TrainingState:
     Raises:
         BadInputError: if they are of another version, or malformed.
     """
+    # Only a service that is started again reads: a `dike run` need not wait for pydantic.
+    from pydantic import ValidationError
+
     try:
-        stored = _STORED.validate_python(dict(values))
+        stored = _stored().validate_python(dict(values))
         profile = None if stored.profile is None else ModelProfile.from_json(stored.profile)
         spec = spec if profile is None else spec.with_profile(profile)
         plan = None if stored.plan is None else Plan.from_json({"profile": spec.profile.to_json(), **stored.plan})
