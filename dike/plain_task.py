@@ -10,7 +10,7 @@ import functools
 import importlib
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NoReturn
 
 from dike import process
@@ -18,7 +18,7 @@ from dike.checkpoints import has_checkpoints
 from dike.interception import after_import
 from dike.process import EXIT_CODE_OTHER_LAYOUT, end_process
 from dike.reporting import reporter
-from dike.roles import fencing
+from dike.roles import fencing, planned_model
 from dike.task import TaskSpec
 from dike.trial import folders
 from dike.trial.runtime import REPORT_WAIT_S, TrialRuntime
@@ -60,6 +60,10 @@ class JobRuntime(TrialRuntime):
     @suspend_requested.setter
     def suspend_requested(self, value: bool) -> None:
         """SIGTERM stays: who cannot save in time is ended."""
+
+    def found_model(self, variables: Callable[[], Iterable[tuple[str, Any]]]) -> None:
+        """See `TrialRuntime.found_model`: another one than was planned for is planned for."""
+        planned_model.check(self._task, variables)
 
     def training(self, *, preemptible: bool, batch_size: int | None = None) -> None:
         """See `TrialRuntime.training`."""

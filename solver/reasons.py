@@ -34,12 +34,17 @@ def reasons(
     if objective == "traffic":
         numbers = ["The objective is Eq. 1 alone: least traffic per step, whatever the speed."]
     elif not search.placements_are_simple:
-        numbers = [f"{_count(best.candidate.workers, 'worker')}, {_count(best.candidate.ps, 'parameter server')}."]
+        numbers = [f"{count_of(best.candidate.workers, 'worker')}, {count_of(best.candidate.ps, 'parameter server')}."]
     else:
         numbers = [_workers(search, best, max_workers), _parameter_servers(search, best)]
-    guesses = [f"{_GUESS}'{model}' is not known; a P100's is assumed (solver/hardware.yaml)." for model in unknown_gpus]
     ratio = [pruning.why for pruning in prunings if pruning.rule == "cpu_gpu_ratio"]
-    return (*numbers, _limit(search, best), *ratio, *guesses)
+    return (*numbers, _limit(search, best), *ratio, *guesses(unknown_gpus))
+
+
+def guesses(unknown_gpus: Sequence[str]) -> tuple[str, ...]:
+    """A sentence for each GPU model whose speed is a guess."""
+    what = "is not known; a P100's is assumed (solver/hardware.yaml)."
+    return tuple(f"{_GUESS}'{model}' {what}" for model in unknown_gpus)
 
 
 def guesses_in(why: Sequence[str]) -> list[str]:
@@ -47,7 +52,8 @@ def guesses_in(why: Sequence[str]) -> list[str]:
     return [sentence for sentence in why if sentence.startswith(_GUESS)]
 
 
-def _count(number: int, noun: str) -> str:
+def count_of(number: int, noun: str) -> str:
+    """`1 worker`, `2 workers`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
@@ -60,7 +66,7 @@ def _compared(other: Solved, best: Solved) -> str:
 
 def _workers(search: OptionSearch, best: Solved, max_workers: int | None) -> str:
     workers, ps = best.candidate.workers, best.candidate.ps
-    text = _count(workers, "worker")
+    text = count_of(workers, "worker")
     if workers == max_workers:
         return f"{text}: the most that --max-workers allows."
     try:
@@ -88,7 +94,7 @@ def _parameter_servers(search: OptionSearch, best: Solved) -> str:
         if other is not None:
             outcome = _compared(other, best)
             clauses.append(f"{other_count} {outcome.removesuffix(', ')}")
-    text = _count(ps, "parameter server")
+    text = count_of(ps, "parameter server")
     if not clauses:
         return f"{text}: no other number fits or changes the largest shard."
     return f"{text}: {', '.join(clauses)}."

@@ -64,9 +64,10 @@ class PlanSettings:
         profile: ModelProfile,
         machines: Cluster,
         *,
-        min_workers: int = 1,
+        min_workers: int | None = None,
         max_workers: int | None = None,
         gpus_per_worker: int = GPUS_PER_WORKER,
+        plain: bool | None = None,
         all_machines: Sequence[NodeClass] | None = None,
     ) -> PlanRequest:
         """The request of a plan; every plan of `dike plan`, `dike run` and `dike submit` begins here.
@@ -74,9 +75,11 @@ class PlanSettings:
         Args:
             profile: the model.
             machines: what the plan may use.
-            min_workers: at least so many workers.
+            min_workers: at least so many workers, with parameter servers; None where one plain task may do as well.
             max_workers: at most so many; None for no bound.
             gpus_per_worker: most GPUs of one worker; more than one is for a plan that is only looked at.
+            plain: whether it is to be one plain task; None: whichever is faster, unless the paper's own options are
+                asked for by their rules or their objective.
             all_machines: all that there are, where `machines` are what is free of them at the moment. Measurements of
                 any that is gone are left out then, instead of being an error.
 
@@ -93,6 +96,8 @@ class PlanSettings:
                 f"What if a worker could use {gpus_per_worker} GPUs? One that runs uses one, and dike run refuses a "
                 "plan with more."
             )
+        if plain is None and (min_workers is not None or self.objective == "traffic" or self.rules != "default"):
+            plain = False
         cluster = self.cluster(machines)
         if self.measurements:
             calibration, left_out = self._calibration(profile, cluster, all_machines)
@@ -108,7 +113,8 @@ class PlanSettings:
             rules=parse_rules(self.rules, self.objective),
             sharding=self.sharding,
             calibration=calibration,
-            min_workers=min_workers,
+            min_workers=min_workers or 1,
+            plain=plain,
             notes=tuple(notes),
         )
 

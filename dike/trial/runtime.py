@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -162,6 +162,13 @@ class TrialRuntime:
     def started(self) -> None:
         """The script is about to run."""
         self._tell({"type": "started"})
+
+    def found_model(self, variables: Callable[[], Iterable[tuple[str, Any]]]) -> None:
+        """The model that is trained is known; told before the first checkpoint is written.
+
+        Args:
+            variables: gives unique name and variable of all that a profile would hold.
+        """
 
     def cannot_suspend(self, why: str) -> None:
         """The script does what no checkpoint can hold; it runs on to its end."""

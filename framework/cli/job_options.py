@@ -15,7 +15,7 @@ from framework.mesos.containers import parse_volumes
 from framework.project.entry_point import EntryPoint, environment_for_tasks, find_entry_point
 from framework.scheduler.constraints import parse_constraints
 from solver.cli.plan import again_option, module_option
-from solver.cli.planning_options import PLANNING
+from solver.cli.planning_options import PLANNING, min_workers_option
 from solver.text_files import read_text
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class JobOptions:
     Attributes:
         script, is_module, arguments: the script, or the name of a module, and its own arguments.
         plan_file: a plan to follow; None to make one.
-        max_workers, checkpoint_dir, checkpoint_interval_s, max_restarts, stream_all_logs, elastic,
+        min_workers, max_workers, checkpoint_dir, checkpoint_interval_s, max_restarts, stream_all_logs, elastic,
             resize_interval_s, stragglers, constraints, environment, volumes, isolate_tasks: see `RunRequest`.
         batch_size: what to plan for; None for the script's own.
         outputs_limit: how much of what the script writes is brought back, as it was typed; None for the default.
@@ -44,6 +44,7 @@ class JobOptions:
     is_module: bool
     arguments: tuple[str, ...]
     plan_file: Path | None
+    min_workers: int | None
     max_workers: int | None
     checkpoint_dir: str | None
     checkpoint_interval_s: float
@@ -153,6 +154,7 @@ class JobOptions:
             checkpoint_interval_s=self.checkpoint_interval_s,
             max_restarts=self.max_restarts,
             planning=planning,
+            min_workers=self.min_workers,
             max_workers=self.max_workers,
             plan=plan,
             stream_all_logs=self.stream_all_logs,
@@ -191,7 +193,7 @@ class JobOptions:
 
 JOB_PANELS = {
     "The script": ("module", "env", "outputs_limit", "batch_size", "saved_profile", "profile_again"),
-    "The plan": ("plan", "max_workers", *PLANNING, "constraint", "volume", "isolate_tasks"),
+    "The plan": ("plan", "min_workers", "max_workers", *PLANNING, "constraint", "volume", "isolate_tasks"),
     "Change the size while it trains": ("elastic", "resize_interval", "stragglers"),
     "Checkpoints and restarts": ("checkpoint_dir", "checkpoint_interval", "max_restarts"),
 }
@@ -238,6 +240,7 @@ def job_options(
         list[str] | None, typer.Argument(help="The script's own arguments.", show_default=False)
     ] = None,
     plan: Annotated[Path | None, typer.Option(help="Follow this plan (JSON) instead of making one.")] = None,
+    min_workers: Annotated[int | None, min_workers_option()] = None,
     max_workers: Annotated[int | None, typer.Option(min=1, help="Use at most N workers.")] = None,
     constraint: Annotated[list[str] | None, constraint_option()] = None,
     checkpoint_dir: Annotated[
@@ -287,12 +290,13 @@ def job_options(
         raise BadInputError(f"--profile-again reads the model again, --profile takes {saved_profile}; leave one out.")
     parse_constraints(constraint or ())
     parse_volumes(volume or ())
-    bounds = read_bounds(elastic, max_workers=max_workers, has_plan=plan is not None)
+    bounds = read_bounds(elastic, min_workers=min_workers, max_workers=max_workers, has_plan=plan is not None)
     return JobOptions(
         script=script,
         is_module=module,
         arguments=tuple(arguments or ()),
         plan_file=plan,
+        min_workers=min_workers,
         max_workers=max_workers,
         checkpoint_dir=checkpoint_dir,
         checkpoint_interval_s=checkpoint_interval,

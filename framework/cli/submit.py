@@ -115,6 +115,7 @@ def _training_request(request: RunRequest, name: str | None) -> TrainingRequest:
         checkpoint_interval_s=request.checkpoint_interval_s,
         max_restarts=request.max_restarts,
         **planning_fields(request.planning),
+        min_workers=request.min_workers,
         max_workers=request.max_workers,
         plan=None if request.plan is None else request.plan.to_json(),
         stream_all_logs=request.stream_all_logs,

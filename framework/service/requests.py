@@ -274,6 +274,7 @@ class TrainingRequest(BaseModel):
     checkpoint_interval_s: Seconds = 60.0
     max_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
     objective: Literal["throughput", "traffic"] = "throughput"
+    min_workers: Annotated[int, Field(ge=1, le=MAX_ITEMS)] | None = None
     max_workers: Annotated[int, Field(ge=1, le=MAX_ITEMS)] | None = None
     plan: dict[str, Any] | None = None
     stream_all_logs: bool = False
@@ -320,7 +321,12 @@ class TrainingRequest(BaseModel):
             BadInputError: if the request contradicts itself.
             ValueError, TypeError, KeyError: if profile, plan or measurements are none.
         """
-        bounds = read_bounds(self.elastic, max_workers=self.max_workers, has_plan=self.plan is not None)
+        bounds = read_bounds(
+            self.elastic,
+            min_workers=self.min_workers,
+            max_workers=self.max_workers,
+            has_plan=self.plan is not None,
+        )
         values: dict[str, Any] = {
             "script": self.script,
             "arguments": tuple(self.arguments),
@@ -336,6 +342,7 @@ class TrainingRequest(BaseModel):
                 measurements=tuple(step.to_measurement() for step in self.measurements),
                 network=network,
             ),
+            "min_workers": self.min_workers,
             "max_workers": self.max_workers,
             "plan": None if self.plan is None else Plan.from_json(self.plan),
             "stream_all_logs": self.stream_all_logs,
@@ -442,6 +449,7 @@ _NEWS: dict[str, Any] = {
     "sharding": "greedy",
     "time_limit_s": None,
     "measurements": [],
+    "min_workers": None,
 }
 """Fields that services of earlier versions do not know -> what says nothing."""
 

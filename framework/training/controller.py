@@ -110,14 +110,15 @@ class TrainingJob:
         self._must_take_up = state is not None
         self._connection = Connection(observer.notify)
         self._outbox: list[Message] = []
-        self._prepare(spec if self._state.profile is None else spec.with_profile(self._state.profile))
+        self._given = spec
+        self._prepare()
         if launched is not None:
             self._run.forget_unlaunched(launched)
 
-    def _prepare(self, spec: JobSpec) -> None:
-        """Makes all that depends on what was asked for, of which nothing runs."""
+    def _prepare(self) -> None:
+        """Makes all that depends on what was asked for and what was found, of which nothing runs."""
         run, observer, clock = self._run, self._observer, self._clock
-        self._spec = spec
+        self._spec = spec = self._wanted()
         self._writer = StateWriter(spec)
         self._planner = Planner(spec, run, observer, self._all_agents, self._background, clock(), patient=self._patient)
         self._replacement = WorkerReplacement(spec, run, observer)
@@ -133,6 +134,11 @@ class TrainingJob:
         self._launching: WorkerReplacement | Resizer | None = None
         self._output = OutputReader(spec, run, self._outbox, observer, clock)
         self._reports = ReportReader(spec, self._state, observer, listener, self._output)
+
+    def _wanted(self) -> JobSpec:
+        """What was asked for, with what was found of it."""
+        spec = dataclasses.replace(self._given, plain=self._state.plain)
+        return spec if self._state.profile is None else spec.with_profile(self._state.profile)
 
     @property
     def done(self) -> bool:
@@ -422,6 +428,8 @@ class TrainingJob:
         stale = end.task is not None and end.task.reason == STALE_OFFERS
         if self._spec.profile_is_kept and end.task is not None and end.task.found_other_model:
             return self._why_not_planned_again(end.task)
+        if end.task is not None and end.task.found_other_layout:
+            return self._why_not_of_other_layout(end.task)
         if stale or not end.counts:
             self._observer.notify(f"{end.reason}; starting again")
         elif end.task is not None and end.task.is_fenced:
@@ -452,6 +460,20 @@ class TrainingJob:
             f"the model of {script} is not what it was, though the script is: it reads something that does not travel; "
             "planning again"
         )
+        return ""
+
+    def _why_not_of_other_layout(self, task: JobTask) -> str:
+        """Takes in that the checkpoints are of a job with parameter servers, or without; why that is its end, if so."""
+        spec, plain = self._spec, not task.planned.is_plain
+        kind = "one plain task" if plain else "a job with parameter servers"
+        if spec.plan is not None or (plain and (spec.min_workers is not None or spec.elastic is not None)):
+            asked = "--plan" if spec.plan else "--min-workers" if spec.elastic is None else "--elastic"
+            instead = f"leave out {asked}, or name another folder with --checkpoint-dir"
+            return f"the checkpoints in {spec.checkpoint_dir} are of {kind}; {instead}"
+        if self._state.plain is plain:
+            return f"{task.failure}; the checkpoints in {spec.checkpoint_dir} are of both kinds{task.place_of_output}"
+        self._state.plain = plain
+        self._observer.notify(f"the checkpoints in {spec.checkpoint_dir} are of {kind}; planning again")
         return ""
 
     def _why_hopeless(self, task: JobTask | None) -> str:
@@ -498,7 +520,11 @@ class TrainingJob:
             found = self.result.profile
             if found is not None and self._spec.profile_is_kept:
                 self._state.profile, self._run.plan = found, None
-                self._prepare(self._spec.with_profile(found))
+            if self._spec.elastic is None and self.result.checkpoint_step is not None and self._run.plan is not None:
+                # It goes on as it has begun.
+                self._state.plain = self._run.plan.is_plain
+            if self._wanted() != self._spec:
+                self._prepare()
             self._state.phase = Phase.WAITING
             self._planner.wait(self._clock())
             return

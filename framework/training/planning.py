@@ -106,7 +106,10 @@ class Planner:
     def demand_key(self) -> Hashable:
         """Equal for jobs that fit the same offers; None for one that follows a plan."""
         spec = self._spec
-        return None if spec.plan is not None else (spec.profile.dumps(), spec.planning, spec.max_workers, spec.elastic)
+        if spec.plan is not None:
+            return None
+        bounds = (spec.min_workers, spec.max_workers, spec.elastic, spec.plain)
+        return (spec.profile.dumps(), spec.planning, *bounds)
 
     @property
     def _is_planning(self) -> bool:
@@ -315,9 +318,14 @@ def plan_request(spec: JobSpec, nodes: Sequence[NodeClass], all_nodes: Sequence[
         nodes: what is free of the machines.
         all_nodes: all machines with all they have, as far as they are known.
     """
-    fewest, most = (1, spec.max_workers) if spec.elastic is None else spec.elastic
+    fewest, most = (spec.min_workers, spec.max_workers) if spec.elastic is None else spec.elastic
     return spec.planning.request(
-        spec.profile, cluster_of(nodes), min_workers=fewest, max_workers=most, all_machines=all_nodes
+        spec.profile,
+        cluster_of(nodes),
+        min_workers=fewest,
+        max_workers=most,
+        plain=spec.plain,
+        all_machines=all_nodes,
     )
 
 
@@ -337,7 +345,7 @@ class TrainingSizing:
     is_gang = True
 
     def __init__(self, spec: JobSpec) -> None:
-        fewest = 1 if spec.elastic is None else spec.elastic[0]
+        fewest = (spec.min_workers or 1) if spec.elastic is None else spec.elastic[0]
         self._spec = dataclasses.replace(
             spec,
             max_workers=fewest,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dike.exceptions import BadInputError
-from dike.process import EXIT_CODE_FENCED, EXIT_CODE_OTHER_MODEL
+from dike.process import EXIT_CODE_FENCED, EXIT_CODE_OTHER_LAYOUT, EXIT_CODE_OTHER_MODEL
 from dike.profile import ModelProfile
 from dike.task import Role, is_chief
 from executor.messages import Outcome
@@ -38,7 +38,10 @@ class JobSpec:
         checkpoint_dir, checkpoint_interval_s: where checkpoints go, the same path on all agents, and every how many s.
         max_restarts: how many failures are survived without a newer checkpoint in between.
         planning: how it is planned.
+        min_workers: least workers of a job with parameter servers; None where one plain task may do as well.
         max_workers: upper bound on workers; None for none.
+        plain: whether it is one plain task without parameter servers, as its checkpoints are; None where there are
+            none yet.
         plan: a plan to follow instead of making one; None to make one.
         bundle_url: where executors fetch the script's folder.
         python: interpreter that runs the executor on the agents.
@@ -66,7 +69,9 @@ class JobSpec:
     checkpoint_interval_s: float = 60.0
     max_restarts: int = 3
     planning: PlanSettings = field(default_factory=PlanSettings)
+    min_workers: int | None = None
     max_workers: int | None = None
+    plain: bool | None = None
     plan: Plan | None = None
     container: Container | None = None
     plan_only: bool = False
@@ -92,7 +97,7 @@ class JobSpec:
 
     def is_chief(self, planned: PlannedTask) -> bool:
         """Whether this task's output and progress are the job's."""
-        return is_chief(self.profile.api, planned.role, planned.index)
+        return planned.is_plain or is_chief(self.profile.api, planned.role, planned.index)
 
     def streams(self, planned: PlannedTask) -> bool:
         """Whether this task's output is sent to us."""
@@ -235,6 +240,11 @@ class JobTask:
     def found_other_model(self) -> bool:
         """Whether it ended because the script's model is not the one that was planned for."""
         return self.outcome is not None and self.outcome.exit_code == EXIT_CODE_OTHER_MODEL
+
+    @property
+    def found_other_layout(self) -> bool:
+        """Whether it ended because its checkpoint folder is that of a job with parameter servers, or of one without."""
+        return self.outcome is not None and self.outcome.exit_code == EXIT_CODE_OTHER_LAYOUT
 
     @property
     def own_failure(self) -> str:

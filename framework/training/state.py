@@ -158,6 +158,7 @@ class TrainingState:
         failed_step: which checkpoint was the newest at the last of them; None if there was none.
         elastic: what an elastic job has learned that cannot be measured anew; None for any other.
         profile: the model it is planned for, where the chief has found another than it was submitted with.
+        plain: whether it is one plain task, as its checkpoints are; None where there are none yet.
     """
 
     run: JobRun = field(default_factory=JobRun)
@@ -171,6 +172,7 @@ class TrainingState:
     failed_step: int | None = None
     elastic: ElasticState | None = None
     profile: ModelProfile | None = None
+    plain: bool | None = None
 
     def may_fail(self, limit: int) -> bool:
         """Whether one more failure can be survived.
@@ -241,6 +243,7 @@ class _Stored:
     failed_step: int | None = None
     executors: dict[str, dict[str, Any]] = field(default_factory=dict)
     profile: dict[str, Any] | None = None
+    plain: bool | None = None
 
 
 class StateWriter:
@@ -269,6 +272,7 @@ class StateWriter:
             "failures": state.failures,
             "failed_step": state.failed_step,
             "profile": None if state.profile is None else state.profile.to_json(),
+            "plain": state.plain,
             "attempt": run.attempt,
             "serial": run.serial,
             "plan": self._written_plan(run.plan),
@@ -347,6 +351,7 @@ def read_state(values: Mapping[str, Any], spec: JobSpec) -> TrainingState:
         failed_step=stored.failed_step,
         elastic=stored.elastic,
         profile=profile,
+        plain=stored.plain,
     )
 
 

@@ -15,20 +15,39 @@ from dike.profile import ModelProfile
 from solver.choices import METHODS, Order
 from solver.cli.option_groups import with_options
 from solver.cli.output import Format
-from solver.cli.planning_options import network_option, plan_settings, read_network_option
+from solver.cli.planning_options import min_workers_option, network_option, plan_settings, read_network_option
 from solver.drawing.figure_files import check_picture_path
 
 if TYPE_CHECKING:
     from solver.settings import PlanSettings
 
 NOT_FOR_MANY_JOBS = (
-    *("method", "rules", "sharding", "objective", "max_workers", "gpus_per_worker", "batch_size", "measurements"),
+    *(
+        "method",
+        "rules",
+        "sharding",
+        "objective",
+        "min_workers",
+        "max_workers",
+        "gpus_per_worker",
+        "batch_size",
+        "measurements",
+    ),
 )
 """A file of jobs says these of each job, or they are the same for all."""
 
 PANELS = {
     "Model and cluster": ("module", "profile_again", "cluster", "network", "batch_size", "measurements"),
-    "The plan": ("objective", "max_workers", "gpus_per_worker", "rules", "sharding", "method", "time_limit"),
+    "The plan": (
+        "objective",
+        "min_workers",
+        "max_workers",
+        "gpus_per_worker",
+        "rules",
+        "sharding",
+        "method",
+        "time_limit",
+    ),
     "More questions": ("compare", "explore", "what_if", "sweep", "jobs", "order"),
     "Output": ("picture", "output_format"),
 }
@@ -91,6 +110,7 @@ def plan(
     cluster: Annotated[Path | None, typer.Option(help="The cluster file (YAML). Required.", show_default=False)] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, max=10**9, help="Samples per worker and step.")] = None,
     settings: PlanSettings,
+    min_workers: Annotated[int | None, min_workers_option()] = None,
     max_workers: Annotated[int | None, typer.Option(min=1, help="Use at most N workers.")] = None,
     gpus_per_worker: Annotated[
         int, typer.Option(min=1, help="What if a worker could use N GPUs? One that runs uses 1.")
@@ -153,7 +173,9 @@ def plan(
     if model is None:
         raise BadInputError("The model is missing; give one, or a file of many jobs with --jobs.")
     profile = load_profile(model, batch_size, arguments=arguments or (), is_module=module, again=profile_again)
-    request = settings.request(profile, machines, max_workers=max_workers, gpus_per_worker=gpus_per_worker)
+    request = settings.request(
+        profile, machines, min_workers=min_workers, max_workers=max_workers, gpus_per_worker=gpus_per_worker
+    )
     if compare:
         answers.comparison(request)
     elif explore:

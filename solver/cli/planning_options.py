@@ -18,6 +18,13 @@ PLANNING = ("objective", "rules", "sharding", "time_limit", "measurements")
 """Names of the parameters of `plan_settings`."""
 
 
+def min_workers_option() -> Any:
+    """How `--min-workers` is declared."""
+    return typer.Option(
+        min=1, help="Use parameter servers and at least N workers.", show_default="one task alone if that is faster"
+    )
+
+
 def network_option() -> Any:
     """How `--network` is declared."""
     return typer.Option(

@@ -108,6 +108,7 @@ class FaultStage:
             profile=profile().to_json(),
             checkpoint_interval_s=1.0,
             max_restarts=max_restarts,
+            min_workers=1,
             max_workers=workers,
             environment={"PYTHONPATH": f"{SCRIPTS}{os.pathsep}{ROOT}"},
             # TensorFlow's place is taken by a stand-in, which only servers ask for.
@@ -123,6 +124,7 @@ class FaultStage:
             profile=profile().to_json(),
             checkpoint_interval_s=1.0,
             max_restarts=1000,
+            min_workers=1,
             max_workers=workers,
             environment={"PYTHONPATH": str(ROOT)},
         )

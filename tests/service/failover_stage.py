@@ -57,6 +57,7 @@ class Stage:
             script=script,
             arguments=arguments,
             profile=PROFILE.to_json(),
+            min_workers=1,
             max_workers=1,
             max_restarts=0,
             checkpoint_dir=str(self.folder / "checkpoints"),

@@ -15,7 +15,7 @@ from dike.checkpoints import wait_for_room
 from dike.keras3.callbacks import CallbackStates, append_logs, settle
 from dike.keras3.data import Batches, handing_to
 from dike.keras3.fit_call import figures, loss_of, validates
-from dike.keras3.model import restore_values, values_of
+from dike.keras3.model import named_variables, restore_values, values_of
 from dike.keras3.model_files import KeptModel, ModelFiles
 from dike.keras3.trial import checkpoints
 from dike.keras3.trial.checkpoints import FitCheckpoint, FitState
@@ -278,6 +278,9 @@ class Fit:
 
     def step_done(self, last_batch: int, logs: Any) -> None:
         """See `Listener`."""
+        if not self._has_stepped and self._number == 0:
+            # Most variables are made by a first step.
+            self._runtime.found_model(lambda: named_variables(self._model))
         self._has_stepped = True
         self._logs = logs
         done = last_batch + 1

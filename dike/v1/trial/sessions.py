@@ -247,6 +247,9 @@ class GraphTrial:
             self.give_up(_TOO_MUCH)
         if session.graph.get_collection(tf.compat.v1.GraphKeys.QUEUE_RUNNERS):
             self.give_up("it reads its data from queues, whose content cannot be saved; use tf.data")
+        if first:
+            graph = session.graph
+            self._runtime.found_model(lambda: training.planned_variables(graph, training.of(graph)))
         self._trainee = tracked
         if first:
             if self._runtime.save_at_end is None:
