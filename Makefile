@@ -21,7 +21,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-examples
-	$(BIN)/dike run examples/digits_cnn.py
+	$(BIN)/dike run --min-workers 2 examples/digits_cnn.py
 
 test: lint
 	$(PYTEST)

@@ -31,6 +31,7 @@ NAMES = (
     "chaos",
     "chaos_tensorflow",
     "start",
+    "plain_task",
     "wild",
 )
 MODULES = (

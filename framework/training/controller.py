@@ -470,7 +470,7 @@ class TrainingJob:
             asked = "--plan" if spec.plan else "--min-workers" if spec.elastic is None else "--elastic"
             instead = f"leave out {asked}, or name another folder with --checkpoint-dir"
             return f"the checkpoints in {spec.checkpoint_dir} are of {kind}; {instead}"
-        if self._state.plain is plain:
+        if self._state.plain is not None:
             return f"{task.failure}; the checkpoints in {spec.checkpoint_dir} are of both kinds{task.place_of_output}"
         self._state.plain = plain
         self._observer.notify(f"the checkpoints in {spec.checkpoint_dir} are of {kind}; planning again")

@@ -79,6 +79,7 @@ class Stage:
     ) -> None:
         self.now = 1000.0
         self._own_agents = own_agents
+        self.job_spec = job_spec
         self.mesos = PlayedMesos()
         self.watcher = Watcher()
         self.scheduler: Scheduler
