@@ -93,6 +93,8 @@ class PlanSettings:
         notes: list[str] = []
         if gpus_per_worker > GPUS_PER_WORKER:
             notes.append(what_if_note(gpus_per_worker))
+        if plain is None and (min_workers is not None or self.objective == "traffic" or self.rules != "default"):
+            plain = False
         cluster = self.cluster(machines)
         if self.measurements:
             calibration, left_out = self._calibration(profile, cluster, all_machines)
