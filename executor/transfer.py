@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from executor.driver import ExecutorDriver, pymesos
-from executor.messages import decode, encode
+from executor.messages import decode, encode, read_message
 
 CHUNK = 2**20
 PATIENCE_S = 10.0
@@ -58,6 +58,36 @@ class TransferOrder:
         return cls(**decode(data))
 
 
+@dataclass(frozen=True)
+class TransferResult:
+    """What an agent's task says of a transfer that it was told to make.
+
+    Attributes:
+        transfer: its number.
+        bytes: how many came to the other agent within `seconds`.
+        seconds: from the first piece to the last; 0 if there was one piece only.
+        error: why nothing came; empty if something did.
+    """
+
+    transfer: str
+    bytes: int = 0
+    seconds: float = 0.0
+    error: str = ""
+
+    def encode(self) -> str:
+        """The message as base64 text."""
+        return encode(asdict(self))
+
+    @classmethod
+    def decode(cls, data: str) -> TransferResult:
+        """Reads what `encode` wrote.
+
+        Raises:
+            ValueError: if it is something else.
+        """
+        return read_message(cls, decode(data))
+
+
 class TransferExecutor(pymesos.Executor):
     """Receives, and sends when it is told to."""
 
@@ -83,10 +113,11 @@ class TransferExecutor(pymesos.Executor):
 
     def _send(self, driver: Any, order: TransferOrder, told: Mapping[str, Any]) -> None:
         try:
-            said: dict[str, Any] = send(order, told["host"], told["port"])
+            count, seconds = send(order, told["host"], told["port"])
+            result = TransferResult(told["transfer"], count, seconds)
         except (OSError, ValueError) as error:
-            said = {"error": str(error) or type(error).__name__}
-        driver.sendFrameworkMessage(encode({"transfer": told["transfer"], **said}))
+            result = TransferResult(told["transfer"], error=str(error) or type(error).__name__)
+        driver.sendFrameworkMessage(result.encode())
 
     def killTask(self, driver: Any, task_id: Mapping[str, Any]) -> None:  # noqa: N802
         """Ends."""
@@ -133,7 +164,7 @@ def _chunks(connection: socket.socket, size: int) -> Iterator[bytes]:
         yield chunk
 
 
-def send(order: TransferOrder, host: str, port: int) -> dict[str, Any]:
+def send(order: TransferOrder, host: str, port: int) -> tuple[int, float]:
     """Sends to another agent.
 
     Args:
@@ -142,7 +173,7 @@ def send(order: TransferOrder, host: str, port: int) -> dict[str, Any]:
         port: where its task listens.
 
     Returns:
-        `bytes` that came there within `seconds`.
+        Bytes that came there, and within how many seconds.
 
     Raises:
         OSError: if the other side cannot be reached.
@@ -160,7 +191,8 @@ def send(order: TransferOrder, host: str, port: int) -> dict[str, Any]:
         answer = b"".join(_chunks(connection, CHUNK))
     if not answer:
         raise ValueError("it has hung up")
-    return dict(json.loads(answer))
+    said = json.loads(answer)
+    return int(said["bytes"]), float(said["seconds"])
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ carries less than the cards.
 from __future__ import annotations
 
 import itertools
+import logging
 import secrets
 import time
 from collections import defaultdict, deque
@@ -16,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dike.exceptions import BadInputError, InterruptedByUserError, JobFailedError
-from executor.messages import decode, encode
-from executor.transfer import ANSWER_S, PATIENCE_S, TOKEN_BYTES, TransferOrder
+from executor.messages import encode
+from executor.transfer import ANSWER_S, PATIENCE_S, TOKEN_BYTES, TransferOrder, TransferResult
 from framework.mesos import events
 from framework.mesos.connection import Connection
 from framework.mesos.containers import Container, own_container
@@ -29,6 +30,8 @@ from framework.scheduler.mesos_access import MesosAccess
 from framework.scheduler.offer_pool import COLLECT_S, SETTLE_S
 from framework.scheduler.session import drive, sigterm_as_interrupt
 from solver.network import MachineNetwork, Network
+
+logger = logging.getLogger(__name__)
 
 PARTNERS = 3
 """Each agent sends to so many others, if there are so many."""
@@ -219,7 +222,10 @@ class NetworkMeasurement:
                 self._mesos.acknowledgeStatusUpdate(event.status)
                 self._updated(event)
             case events.MessageArrived():
-                self._answered(decode(event.data))
+                try:
+                    self._answered(TransferResult.decode(event.data))
+                except ValueError as error:
+                    logger.warning("a message was not understood: %s", error)
 
     def tick(self) -> None:
         """Does what is due by time.
@@ -272,8 +278,8 @@ class NetworkMeasurement:
         if len(able) < 2:
             names = ", ".join(one.node for one in able) or "none"
             raise BadInputError(
-                f"A network is between two agents at least, and of the {len(wanted)} that offer something and meet the "
-                f"constraints {names} has room for a task ({LEAST_CPUS:g} cpus, {MEM_MIB:g} MiB and a port)."
+                "It takes two agents to measure a network between them; of those that offer something and meet the "
+                f"constraints, {names} has room for a task ({LEAST_CPUS:g} cpus, {MEM_MIB:g} MiB and a port)."
             )
         unused = [offer_id for one in offers if one not in able for offer_id in one.offer_ids]
         self._decline([{"value": offer_id} for offer_id in unused])
@@ -362,15 +368,15 @@ class NetworkMeasurement:
                 {"value": agent.executor_id}, {"value": agent.offer.agent_id}, encode(told)
             )
 
-    def _answered(self, said: Any) -> None:
-        ends = self._open.pop(str(said["transfer"]), None)
+    def _answered(self, result: TransferResult) -> None:
+        ends = self._open.pop(result.transfer, None)
         if ends is None:
             return
-        if "error" in said or not said["seconds"]:
-            why = said.get("error", "too little came to tell")
+        if result.error or result.bytes <= 0 or result.seconds <= 0:
+            why = result.error or "too little came to tell how fast"
             self._problems.append(f"{ends[0]} could not send to {ends[1]}: {why}.")
             return
-        gbps = 8 * said["bytes"] / said["seconds"] / BITS_PER_GBIT
+        gbps = 8 * result.bytes / result.seconds / BITS_PER_GBIT
         self._transfers.append(Transfer(*ends, gbps, self._is_shared))
 
 

@@ -15,7 +15,7 @@ import yaml
 from dike.exceptions import BadInputError, JobFailedError
 from dike.profile import Api
 from executor.messages import decode, encode
-from executor.transfer import CHUNK, TransferOrder, listening, send, serve
+from executor.transfer import CHUNK, TransferOrder, TransferResult, listening, send, serve
 from framework.embedded.agents import AgentSpec
 from framework.embedded.cluster import EmbeddedCluster
 from framework.mesos import events
@@ -99,8 +99,8 @@ class Played:
             gbps = min(self.cards[sender], self.cards[receiver])
             if self.racks.get(sender) != self.racks.get(receiver):
                 gbps = min(gbps, self.uplink / len(said))
-            answer = {"transfer": told["transfer"], "bytes": 64 * MIB, "seconds": 8 * 64 * MIB / gbps / 1e9}
-            self.work.handle(events.MessageArrived("", task, encode(answer)))
+            answer = TransferResult(told["transfer"], 64 * MIB, 8 * 64 * MIB / gbps / 1e9)
+            self.work.handle(events.MessageArrived("", task, answer.encode()))
             pairs.append((sender, receiver))
         self.work.tick()
         return pairs
@@ -150,7 +150,8 @@ def test_what_cannot_be_measured_is_said() -> None:
     played.update(played.mesos.accepted[1], "TASK_FAILED", message="the disk is full.")
     played.work.tick()
     number = decode(played.mesos.messages[-1][1])["transfer"]
-    played.work.handle(events.MessageArrived("", "", encode({"transfer": number, "error": "refused"})))
+    played.work.handle(events.MessageArrived("", "", TransferResult(number, error="refused").encode()))
+    played.work.handle(events.MessageArrived("", "", encode({"transfer": 1})))
     played.work.tick()
     played.wait(1000.0)
     assert played.work.report.problems == (
@@ -165,13 +166,13 @@ def test_what_cannot_be_measured_is_said() -> None:
 
 def test_it_takes_two_agents_with_room() -> None:
     played = Played({0: 10.0})
-    with pytest.raises(BadInputError, match=r"of the 1 that offer something .* agent-0 has room"):
+    with pytest.raises(BadInputError, match=r"It takes two agents .* agent-0 has room"):
         played.offer(0)
     played = Played({0: 10.0, 1: 10.0})
-    with pytest.raises(BadInputError, match=r"of the 2 that offer .* none has room"):
+    with pytest.raises(BadInputError, match=r"It takes two agents .* none has room"):
         played.offer(0, 1, ports=False)
     played = Played({0: 10.0, 1: 10.0}, constraints=parse_constraints(["hostname:LIKE:agent-0"]))
-    with pytest.raises(BadInputError, match=r"of the 1 that offer"):
+    with pytest.raises(BadInputError, match=r"It takes two agents .* agent-0 has room"):
         played.offer(0, 1)
     played = Played({})
     with pytest.raises(BadInputError, match="No agent has offered anything"):
@@ -188,10 +189,10 @@ def test_a_transfer_ends_by_size_or_by_time_and_needs_the_token() -> None:
         port = taken.getsockname()[1]
     order = TransferOrder("127.0.0.1", port, "t" * 32, 8 * MIB, 60.0)
     threading.Thread(target=serve, args=(listening(order), order), daemon=True).start()
-    said = send(order, "127.0.0.1", port)
-    assert 8 * MIB - CHUNK <= said["bytes"] < 8 * MIB
-    assert said["seconds"] > 0
-    assert send(dataclasses.replace(order, limit_s=0.0), "127.0.0.1", port)["bytes"] == 0
+    count, seconds = send(order, "127.0.0.1", port)
+    assert 8 * MIB - CHUNK <= count < 8 * MIB
+    assert seconds > 0
+    assert send(dataclasses.replace(order, limit_s=0.0), "127.0.0.1", port)[0] == 0
     with pytest.raises((ValueError, OSError)):
         send(dataclasses.replace(order, token="x" * 32), "127.0.0.1", port)
 
