@@ -26,8 +26,6 @@ PATIENCE_S = 10.0
 """How long the other side may take to answer, or to send something."""
 ANSWER_S = 60.0
 """How long the last bytes may take."""
-LIFETIME_S = 1800.0
-"""The executor ends then, whatever has become of its framework."""
 TOKEN_BYTES = 32
 
 
@@ -124,7 +122,7 @@ class TransferExecutor(pymesos.Executor):
         driver.sendStatusUpdate({"task_id": task_id, "state": "TASK_KILLED"})
 
     def shutdown(self, driver: Any) -> None:
-        """Ends: the framework does."""
+        """Ends: the framework or the agent is gone."""
         os._exit(0)
 
 
@@ -199,9 +197,6 @@ def main() -> None:
     """Serves until its framework or its agent is gone."""
     if "MESOS_AGENT_ENDPOINT" not in os.environ:
         sys.exit("python -m executor.transfer is started by a Mesos agent; it has nothing to do by itself")
-    end = threading.Timer(LIFETIME_S, os._exit, (0,))
-    end.daemon = True
-    end.start()
     ExecutorDriver(TransferExecutor()).run()
 
 

@@ -91,6 +91,8 @@ def measure(
         raise BadInputError(f"'{size}' is not a value of --size: {error}.") from None
     if not LEAST_BYTES <= limits.size_bytes <= MOST_BYTES:
         raise BadInputError(f"--size {size} cannot be; give 4MiB to 64GiB.")
+    if not output.parent.is_dir() or output.is_dir():
+        raise BadInputError(f"The network file {output} cannot be written; name a file in a folder that there is.")
     as_json = output_format is Format.JSON
     tell = functools.partial(say, console(stderr=True))
     report = measure_network(mesos, limits, constraint or (), lambda text: None if as_json else tell(text))
