@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import yaml
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from dike.exceptions import BadInputError
 from solver.cluster import (
     DEFAULT_DISK_BYTES,
     DEFAULT_NETWORK_GBPS,
@@ -129,6 +132,29 @@ def read_network(path: Path) -> Network:
     except LinkError as error:
         raise file.error(error.key, f"{error.reason}.") from error
     return network
+
+
+def write_network(path: Path, network: Network, about: str) -> None:
+    """Writes a network file, without costs of pairs.
+
+    Args:
+        path: the file.
+        network: what is known.
+        about: one line on where it comes from.
+
+    Raises:
+        BadInputError: if it cannot be written.
+    """
+    links = {name: getattr(network, name) for name in LINKS if getattr(network, name) is not None}
+    nodes = [
+        {name: value for name, value in dataclasses.asdict(machine).items() if value is not None}
+        for machine in network.machines
+    ]
+    text = yaml.safe_dump({**({"links": links} if links else {}), "nodes": nodes}, sort_keys=False)
+    try:
+        path.write_text(f"# {about}\n{text}", encoding="utf-8")
+    except OSError as error:
+        raise BadInputError(f"The network file {path} cannot be written: {error.strerror}.") from error
 
 
 def _node_class(node: _Node) -> NodeClass:

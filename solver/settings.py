@@ -92,10 +92,7 @@ class PlanSettings:
         calibration = None
         notes: list[str] = []
         if gpus_per_worker > GPUS_PER_WORKER:
-            notes.append(
-                f"What if a worker could use {gpus_per_worker} GPUs? One that runs uses one, and dike run refuses a "
-                "plan with more."
-            )
+            notes.append(what_if_note(gpus_per_worker))
         if plain is None and (min_workers is not None or self.rules != "default"):
             plain = False
         cluster = self.cluster(machines)
@@ -134,6 +131,11 @@ class PlanSettings:
         rows = [row for row in self.measurements if row.could_run(gpus)]
         found = _fitted(tuple(rows), profile.dumps(), whole) if rows else None
         return found, len(self.measurements) - len(rows)
+
+
+def what_if_note(gpus: int) -> str:
+    """What a plan says in which a worker may have more GPUs than one that runs can use."""
+    return f"What if a worker could use {gpus} GPUs? One that runs uses one, and dike run refuses a plan with more."
 
 
 @functools.lru_cache(CACHE_SIZE)

@@ -116,7 +116,7 @@ nodes:
   - {name: old, count: 2, cpus: 4, mem: 16GiB, disk: 20GiB, gpus: 2, gpu_model: K80, network_gbps: 1, rack: r2}
 """
 NETWORK = """
-links: {across_racks_gbps: 2, within_node_gbps: 20}
+links: {across_racks_gbps: 2, within_node_gbps: 20, across_racks_cost: 4}
 nodes:
   - {name: old-1, network_gbps: 0.5}
   - {name: gpu-0, rack: r2}
@@ -147,11 +147,11 @@ def _offers() -> list[AgentOffer]:
 @pytest.mark.parametrize(
     ("settings", "has_network"),
     [
-        ({}, False),
+        pytest.param({}, False, marks=pytest.mark.slow),
         ({"objective": "traffic"}, True),
         ({"rules": "all", "sharding": "round_robin"}, False),
-        ({"sharding": "optimus"}, False),
-        ({"measurements": True}, True),
+        pytest.param({"sharding": "optimus"}, False, marks=pytest.mark.slow),
+        pytest.param({"measurements": True}, True, marks=pytest.mark.slow),
         pytest.param({"time_limit": 60.0}, False, marks=pytest.mark.integration),
     ],
 )
