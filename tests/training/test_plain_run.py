@@ -21,6 +21,7 @@ AGENT = AgentSpec(resources="cpus:2;mem:6144;disk:4096")
 # Each takes its time until there is a file: then it has been killed.
 KERAS = """
 import os, sys, time
+import executor
 import keras
 import numpy as np
 
@@ -36,10 +37,12 @@ model = keras.Sequential([keras.layers.Dense(8, 'relu'), keras.layers.Dropout(0.
 model.compile('adam', 'mse')
 history = model.fit(x, x.sum(1), epochs=6, batch_size=16, verbose=0, callbacks=[Pace()])
 assert 'TF_CONFIG' not in os.environ
+assert executor.IS_MINE
 print('losses', [float(loss).hex() for loss in history.history['loss']], flush=True)
 """
 SESSION = """
 import os, sys, time
+import executor
 import numpy as np
 import tensorflow.compat.v1 as tf
 
@@ -56,6 +59,7 @@ with tf.train.MonitoredTrainingSession(hooks=[tf.train.StopAtStepHook(last_step=
         value, now, _ = session.run([loss, step, train], {x: data[:32]})
         if not os.path.exists(sys.argv[1]):
             time.sleep(0.2)
+assert executor.IS_MINE
 print('losses', float(value).hex(), flush=True)
 """
 
@@ -73,14 +77,22 @@ def runs_end() -> Iterator[None]:
     Running.end_all()
 
 
+def project(folder: Path, program: str) -> Path:
+    """The script, in a folder that has a module named as one of our packages."""
+    (folder / "src").mkdir()
+    (folder / "src" / "executor.py").write_text("IS_MINE = True")
+    script = folder / "src" / "train.py"
+    script.write_text(program)
+    return script
+
+
 @pytest.mark.parametrize(("program", "model"), [(KERAS, "model.keras"), (SESSION, "model")], ids=["keras", "session"])
 def test_a_killed_plain_task_computes_what_python_computes(
     program: str, model: str, mesos: EmbeddedCluster, tmp_path: Path
 ) -> None:
-    script, go = tmp_path / "train.py", tmp_path / "go"
-    script.write_text(program)
+    script, go = project(tmp_path, program), tmp_path / "go"
     options = ("--master", mesos.master, "--checkpoint-dir", "checkpoints", "--checkpoint-interval", "1")
-    run = Running(tmp_path, "run", "--format", "json", *options, "train.py", go)
+    run = Running(tmp_path, "run", "--format", "json", *options, script, go)
     run.wait_for(lambda: list((tmp_path / "checkpoints").glob("run-0-step-*/dike-trial.json")), "a checkpoint")
     (process,) = roles(mesos).values()
     process.kill()
@@ -100,7 +112,7 @@ def test_a_killed_plain_task_computes_what_python_computes(
     assert exported.returncode == 0, exported.stderr
     assert (tmp_path / model).exists()
     # What it has left cannot be gone on from with parameter servers.
-    refused = run_dike("run", "--min-workers", "1", *options, "train.py", go, cwd=tmp_path)
+    refused = run_dike("run", "--min-workers", "1", *options, script, go, cwd=tmp_path)
     assert refused.returncode == 1
     assert "are of one plain task; leave out --min-workers, or name another folder" in refused.stderr
 
@@ -108,13 +120,12 @@ def test_a_killed_plain_task_computes_what_python_computes(
 def test_a_job_goes_on_with_the_parameter_servers_that_it_has_begun_with(
     mesos: EmbeddedCluster, tmp_path: Path
 ) -> None:
-    (tmp_path / "train.py").write_text(SESSION)
-    go = tmp_path / "go"
+    script, go = project(tmp_path, SESSION), tmp_path / "go"
     go.touch()
     options = ("--master", mesos.master, "--checkpoint-dir", "checkpoints")
-    first = run_dike("run", "--min-workers", "1", "--max-workers", "1", *options, "train.py", go, cwd=tmp_path)
+    first = run_dike("run", "--min-workers", "1", "--max-workers", "1", *options, script, go, cwd=tmp_path)
     assert first.returncode == 0, first.stderr
-    run = Running(tmp_path, "run", "--format", "json", *options, "train.py", go)
+    run = Running(tmp_path, "run", "--format", "json", *options, script, go)
     result = run.result()
     assert "are of a job with parameter servers; planning again" in run.log
     assert (result["restarts"], result["plan"]["option"]["ps"] > 0) == (0, True)
