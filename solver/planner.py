@@ -308,7 +308,12 @@ def _plain_plan(
         solve_time_s=solve_time_s,
         options=OptionCounts(1, {}, 1) if other is None else other.options,
         alternatives=() if other is None else _beside(other, plain.samples_per_s),
-        why=(why, *guesses(_unknown_gpus([node] if plain.resources.gpus else [], scenario.hardware)), *request.notes),
+        why=(
+            why,
+            *guesses(_unknown_gpus([node] if plain.resources.gpus else [], scenario.hardware)),
+            *(() if request.calibration is None else request.calibration.sentences()),
+            *request.notes,
+        ),
         formulation="one task",
     )
 
