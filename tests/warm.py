@@ -119,7 +119,7 @@ def _server() -> socket.socket:
             pass_fds=[theirs.fileno()],
         )
     atexit.register(process.wait)
-    atexit.register(ours.close)
+    atexit.register(process.kill)
     return ours
 
 
