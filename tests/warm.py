@@ -34,6 +34,8 @@ MODULES = (
 REQUEST_BYTES = 1 << 17
 _FOR_FORKS = re.compile(r"(DIKE|PYTEST)_\w+|XDG_CONFIG_HOME")
 """Variables that no module reads as it is imported."""
+_FOR_IMPORTS = re.compile(r"PYTHON\w+|LD_\w+|TMPDIR|LANG|LC_\w+|TZ|COLUMNS|\w*(COLOR|TERM|TYPER)\w*")
+"""Variables that one may read, or Python itself; what others are set meanwhile is for forks alone."""
 _ENVIRONMENT = {name: value for name, value in os.environ.items() if not _FOR_FORKS.fullmatch(name)}
 """As the tests begin: what they change later is for the processes that they start."""
 _asking = threading.Lock()
@@ -61,8 +63,7 @@ class Warm(subprocess.Popen[Any]):
         *others: Any,
     ) -> None:
         environment = dict(os.environ if env is None else env)
-        imports_alike = {name: text for name, text in environment.items() if not _FOR_FORKS.fullmatch(name)}
-        if list(args[:2]) != [sys.executable, "-m"] or imports_alike != _ENVIRONMENT:
+        if list(args[:2]) != [sys.executable, "-m"] or not _imports_alike(environment):
             before = (executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell)
             super()._execute_child(args, *before, *others)  # type: ignore[misc]
             return
@@ -104,6 +105,11 @@ def run(command: list[str], timeout: float, **options: Any) -> subprocess.Comple
             process.kill()
             raise
     return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+
+def _imports_alike(environment: Mapping[str, str]) -> bool:
+    names = {*_ENVIRONMENT, *filter(_FOR_IMPORTS.fullmatch, environment)}
+    return all(environment.get(name) == _ENVIRONMENT.get(name) for name in names)
 
 
 @functools.cache
