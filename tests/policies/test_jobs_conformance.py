@@ -20,6 +20,7 @@ from solver.jobs.free_capacity import NOTHING, Amounts, plus
 from tests.properties import examples
 
 each_policy = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES.keys())
+weights = st.fixed_dictionaries({user: st.sampled_from([0.5, 1, 3]) for user in ("ada", "bob", "cyd")})
 TOTAL: Amounts = (64_000, 65_536, 0, 8)
 
 
@@ -89,9 +90,7 @@ def taken(jobs: list[JobView], counts: Allocation, user: str | None = None) -> A
 
 
 @each_policy
-@given(
-    jobs=rounds(), weights=st.fixed_dictionaries({user: st.sampled_from([0.5, 1, 3]) for user in ("ada", "bob", "cyd")})
-)
+@given(jobs=rounds(), weights=weights)
 @examples(200)
 def test_a_round_keeps_to_the_rules(policy: Allocate, jobs: list[JobView], weights: dict[str, float]) -> None:
     limits = user_limits(jobs, TOTAL, weights.__getitem__)
@@ -106,16 +105,22 @@ def test_a_round_keeps_to_the_rules(policy: Allocate, jobs: list[JobView], weigh
                 assert max(min(job.min_ps, job.max_ps), job.kept[1]) <= ps <= job.max_ps
             if job.kept[0] and job.kept == job.now and job.min_workers == job.max_workers:
                 assert workers == job.now[0], "a job of a fixed size keeps it"
-    # Those who hold more than their limit began with one job, or keep what cannot be taken from them.
-    if policy is POLICIES["fifo"]:
-        return
+
+
+@each_policy
+@given(jobs=rounds(), weights=weights)
+@examples(200)
+def test_no_user_gets_more_than_the_limit(policy: Allocate, jobs: list[JobView], weights: dict[str, float]) -> None:
+    """But for what cannot be taken from a user, and for one job to begin with."""
+    # What nobody else needs may be kept.
+    jobs = [dataclasses.replace(job, now=job.kept) for job in jobs]
+    limits = user_limits(jobs, TOTAL, weights.__getitem__)
+    counts = policy(jobs, TOTAL, limits)
     for user, limit in limits.items():
-        began = max(
-            (share_of(job.need(given_out[job.id]), TOTAL) for job in jobs if job.user == user and job.id in given_out),
-            default=0.0,
-        )
+        of_user = [job for job in jobs if job.user == user]
+        began = max((share_of(job.need(counts[job.id]), TOTAL) for job in of_user if job.id in counts), default=0.0)
         kept = share_of(taken(jobs, {job.id: job.kept for job in jobs}, user), TOTAL)
-        assert share_of(taken(jobs, given_out, user), TOTAL) <= max(limit, began, kept) + 1e-9
+        assert share_of(taken(jobs, counts, user), TOTAL) <= max(limit, began, kept) + 1e-9
 
 
 @each_policy
