@@ -10,7 +10,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 from urllib.parse import quote
 
 import typer
@@ -24,6 +24,8 @@ from framework.service.access import DEFAULT_LISTEN
 from framework.user_folders import own_token_file
 from solver.cli.planning_options import network_option, read_network_option
 
+AllocationName = Literal["dike", "optimus", "drf", "tetris", "fifo"]
+"""`framework.policies.jobs.registry.POLICIES`, which takes time to import."""
 DAY_S = 24 * 3600.0
 STATE_VARIABLE = "DIKE_STATE"
 HA_VARIABLE = "DIKE_HA"
@@ -49,6 +51,7 @@ PANELS = {
     "What is kept": ("state", "checkpoint_root", "keep", "keep_checkpoints"),
     "Several services": ("ha", "standby", "failover_timeout"),
     "Planning": ("network",),
+    "Elastic jobs": ("allocation", "allocation_interval"),
     **MESOS_PANELS,
     "How tasks start on the agents": (*MESOS_PANELS["How tasks start on the agents"], "allow_volume"),
 }
@@ -109,6 +112,13 @@ def serve_command(
         ),
     ] = None,
     network: Annotated[Path | None, network_option()] = None,
+    allocation: Annotated[
+        AllocationName | None,
+        typer.Option(help="Policy that shares the cluster out among elastic jobs; else each sizes itself."),
+    ] = None,
+    allocation_interval: Annotated[
+        float, typer.Option(min=1, help="Seconds between two rounds of --allocation.")
+    ] = 60.0,
     keep: Annotated[
         float, typer.Option(min=0, metavar="DAYS", help="Forget jobs this many days after their end; 0 means never.")
     ] = 30.0,
@@ -165,6 +175,8 @@ def serve_command(
             limits=known.limits,
             allowed_volumes=allowed,
             network=read_network_option(network),
+            allocation=allocation,
+            allocation_interval_s=allocation_interval,
             keep_s=keep * DAY_S or None,
             keep_checkpoints_s=kept_checkpoints_s,
         )

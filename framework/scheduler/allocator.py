@@ -12,7 +12,7 @@ import functools
 import logging
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -94,13 +94,13 @@ class Allocator:
             self._round = None
         if self._round is not None or room is None:
             return
-        views = self._views(jobs, room)
-        of = frozenset((handle.job_id, handle.job_id in views) for handle in jobs)
+        of = frozenset((handle.job_id, _is_elastic(handle)) for handle in jobs if not handle.is_ending)
         if of == self._decided_of and now_s - self._decided_s < self._interval_s:
             return
         self._decided_of, self._decided_s = of, now_s
-        if not any(_is_elastic(handle) for handle in jobs if handle.job_id in views):
+        if not any(is_elastic for _, is_elastic in of):
             return
+        views = self._views([handle for handle in jobs if not handle.is_ending], room)
         weights = {view.user: self._weight(view.user) for view in views.values()}
         work = functools.partial(_decide, self._policy, list(views.values()), _whole(room), weights)
         self._round = _Round(background.start(work), views)
@@ -108,9 +108,13 @@ class Allocator:
     def _views(self, jobs: Sequence[JobHandle], room: Room) -> dict[str, JobView]:
         """What is believed of each job that takes part: it runs or wants to, and is known."""
         found: dict[str, JobView] = {}
+        alike: dict[Hashable, JobView] = {}
         for handle in jobs:
-            view = _view(handle, room)
-            if view is not None and not handle.is_ending:
+            key = handle.job_id if handle.has_tasks or handle.job.demand_key is None else handle.job.demand_key
+            view = alike.get((key, handle.constraints)) or _view(handle, room)
+            if view is not None:
+                if not _is_elastic(handle):
+                    alike[key, handle.constraints] = view
                 found[handle.job_id] = dataclasses.replace(
                     view,
                     id=handle.number,
@@ -126,13 +130,17 @@ class Allocator:
         }
 
     def _hand_out(self, round_: _Round, jobs: Sequence[JobHandle], isolated: Callable[..., object]) -> None:
+        error = round_.decided.exception()
+        if error is not None:
+            logger.error("the policy %s has failed; all jobs keep their sizes", self.name, exc_info=error)
+            return
         counts = round_.decided.result()
         self._waited = {
             job_id: self._waited.get(job_id, 0) + 1 for job_id, view in round_.views.items() if view.id not in counts
         }
         for handle in jobs:
             view = round_.views.get(handle.job_id)
-            if view is not None and isinstance(handle.job, Scalable) and handle.job.is_scalable:
+            if view is not None and isinstance(handle.job, Scalable) and _is_elastic(handle):
                 isolated(handle, handle.job.scale_to, counts.get(view.id, (0, 0)))
 
 
@@ -144,7 +152,8 @@ def _decide(
 
 
 def _is_elastic(handle: JobHandle) -> bool:
-    return isinstance(handle.job, Scalable) and handle.job.is_scalable
+    """Whether its size can be decided on, and enough is known for that."""
+    return isinstance(handle.job, Scalable) and handle.job.is_scalable and handle.job.is_known
 
 
 def _view(handle: JobHandle, room: Room) -> JobView | None:
@@ -181,8 +190,8 @@ def _fixed(takes: Amounts, *, runs: bool) -> JobView:
 
 def _as_long_as(view: JobView, seconds: float) -> JobView:
     """The same job, with so much time left as it is believed to have with its least size."""
-    speed = dataclasses.replace(view, samples_left=1.0).seconds_left(view.least)
-    return dataclasses.replace(view, samples_left=seconds / speed)
+    s_per_sample = dataclasses.replace(view, samples_left=1.0).seconds_left(view.least)
+    return dataclasses.replace(view, samples_left=seconds / s_per_sample)
 
 
 def _whole(room: Room) -> TaskAmounts:

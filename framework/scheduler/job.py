@@ -5,17 +5,19 @@ from __future__ import annotations
 import enum
 from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from framework.mesos import events
 from framework.mesos.driver import CallRefusedError, MasterUnavailableError
 from framework.mesos.offers import AgentOffer
-from framework.policies.jobs.interface import Counts, JobView
 from framework.scheduler.background import AtOnce, Background
 from framework.scheduler.constraints import parse_constraints
 from framework.scheduler.feasibility import Sizing
 from framework.scheduler.offer_pool import Offer
 from framework.scheduler.records import JobState, TaskRecord
+
+if TYPE_CHECKING:
+    from framework.policies.jobs.interface import Counts, JobView
 
 CANCELLED = "cancelled"
 INTERRUPTED = "interrupted"
@@ -202,6 +204,10 @@ class Scalable(Protocol):
     @property
     def is_scalable(self) -> bool:
         """Whether it can have several sizes."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether enough is known of it to decide on its size."""
 
     @property
     def is_held(self) -> bool:

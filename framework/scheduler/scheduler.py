@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from executor.messages import Addressed
 from framework.mesos import events
@@ -18,7 +18,6 @@ from framework.mesos.connection import Connection
 from framework.mesos.driver import MesosCalls, try_now
 from framework.mesos.master import LeadingMaster
 from framework.scheduler.agents import AgentDirectory
-from framework.scheduler.allocator import Allocator
 from framework.scheduler.background import AtOnce, Background
 from framework.scheduler.fair_share import FairQueue
 from framework.scheduler.job import Job, JobHandle, Need, Scalable
@@ -31,6 +30,9 @@ from framework.scheduler.records import TaskRecord
 from framework.scheduler.reservation import Reservations
 from framework.scheduler.snapshot import Snapshot
 from framework.scheduler.task_tracker import TaskTracker
+
+if TYPE_CHECKING:
+    from framework.scheduler.allocator import Allocator
 
 logger = logging.getLogger(__name__)
 
