@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -213,8 +213,12 @@ class Scalable(Protocol):
     def is_held(self) -> bool:
         """Whether it waits for workers to be given to it."""
 
-    def hold(self) -> None:
-        """From now on its size is decided on elsewhere: it does not start before, nor change its size by itself."""
+    def hold(self, sharing: Callable[[], int]) -> None:
+        """From now on its size is decided on elsewhere: it does not start before, nor change its size by itself.
+
+        Args:
+            sharing: how many such jobs there are.
+        """
 
     def scale_view(self) -> JobView | None:
         """What is believed of it; None where it needs nothing, or nothing is known yet.

@@ -164,7 +164,7 @@ class Scheduler:
         handle = JobHandle(job_id, user, number, constraints, tasks, self._background)
         handle.job = make(handle)
         if self._allocator is not None and isinstance(handle.job, Scalable):
-            handle.job.hold()
+            handle.job.hold(self._scalable)
         self._jobs[job_id] = handle
         self._tracker.assign(handle, tasks)
         if self._connection.connected:
@@ -277,6 +277,10 @@ class Scheduler:
         if self._allocator is not None:
             self._allocator.review(self.jobs, self._queue.room(), self._background, self._isolated, now_s)
         self.snapshot = self._queue.snapshot(self.pool, now_s, connected=self._connection.connected)
+
+    def _scalable(self) -> int:
+        """How many jobs share by the allocation."""
+        return sum(isinstance(one.job, Scalable) and one.job.is_scalable for one in self._jobs.values())
 
     def _tick_jobs(self) -> None:
         """Looks after all jobs of which something runs, and in turn after the others, one of those alike."""

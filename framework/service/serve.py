@@ -64,8 +64,8 @@ class ServeRequest:
         limits: user -> how much of the service that user may have.
         allowed_volumes: what users may ask for in their containers.
         network: what is known of the links between agents; None for nothing.
-        allocation: policy of `framework.policies.jobs` that decides on the sizes of all elastic jobs; None: each decides
-            for itself.
+        allocation: policy of `framework.policies.jobs` that decides on the sizes of all elastic jobs; None: each
+            decides for itself.
         allocation_interval_s: from one of its rounds to the next.
         keep_s: how long jobs that have ended are kept, in seconds; None for ever.
         keep_checkpoints_s: how long their checkpoints are, in folders that the service has made; None for ever.

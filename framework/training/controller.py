@@ -113,6 +113,7 @@ class TrainingJob:
         self._outbox: list[Message] = []
         self._given = spec
         self._is_governed = False
+        self._sharing: Callable[[], int] = lambda: 1
         self._prepare()
         if launched is not None:
             self._run.forget_unlaunched(launched)
@@ -216,9 +217,13 @@ class TrainingJob:
         waits = self._state.phase is Phase.WAITING and self._is_governed and self.is_scalable
         return waits and (self._planner.allotted is None or not self._is_foreseen)
 
-    def hold(self) -> None:
-        """From now on its size is decided on elsewhere; a job that is not elastic goes on as it does."""
-        self._is_governed = True
+    def hold(self, sharing: Callable[[], int]) -> None:
+        """From now on its size is decided on elsewhere; a job that is not elastic goes on as it does.
+
+        Args:
+            sharing: how many jobs share the agents.
+        """
+        self._is_governed, self._sharing = True, sharing
         if self._resizer is not None:
             self._resizer.hold()
 
@@ -364,7 +369,7 @@ class TrainingJob:
                 self._stopped()
 
     def _foresee(self, resizer: Resizer, now_s: float) -> None:
-        found = self._planner.foresee(now_s)
+        found = self._planner.foresee(now_s, self._sharing())
         if found is not None:
             resizer.foreseen(*found)
             self._is_foreseen = True

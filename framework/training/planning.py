@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -171,20 +172,22 @@ class Planner:
             assert isinstance(answer, str)
             self._observer.waiting(answer)
 
-    def foresee(self, now_s: float) -> tuple[Plan, list[NodeClass]] | None:
-        """The plan that an elastic job would have if nothing ran on the agents it may use, and these agents.
+    def foresee(self, now_s: float, sharing: int) -> tuple[Plan, list[NodeClass]] | None:
+        """The plan that an elastic job would have on its part of the agents it may use, and all of these agents.
 
-        Once it is there, `allotted` can be set: the job then starts with tasks shaped as in that plan.
+        Once it is there, `allotted` can be set: the job then starts with tasks shaped as in that plan. On all agents
+        they would be so large that few jobs could share them.
 
         Args:
             now_s: the time.
+            sharing: how many jobs share the agents.
 
         Returns:
             None as long as that is being found out, and if the job would not fit, of which the user is notified; then
             it is looked again now and then.
         """
         if self._foreseeing is None and now_s >= self._foresee_again_s:
-            self._foreseeing = self._background.start(self._planned_alone)
+            self._foreseeing = self._background.start(functools.partial(self._planned_alone, sharing))
         if self._foreseeing is None or not self._foreseeing.done():
             return None
         found = self._foreseeing.result()
@@ -228,11 +231,15 @@ class Planner:
 
     # In the background: nothing that is read here changes while the job waits.
 
-    def _planned_alone(self) -> tuple[Plan, list[NodeClass]] | str:
+    def _planned_alone(self, sharing: int) -> tuple[Plan, list[NodeClass]] | str:
         nodes, unmet = self._agents()
         if not nodes:
             return unmet or "No agent is registered with the Mesos master."
+        largest = sorted(nodes, key=lambda node: (-node.gpus, -node.cpus, -node.mem_bytes, node.name))
+        part = largest[: max(1, len(nodes) // max(1, sharing))]
         try:
+            with contextlib.suppress(InfeasibleError):
+                return _make_plan(self._spec, part, nodes), nodes
             return _make_plan(self._spec, nodes, nodes), nodes
         except InfeasibleError as error:
             return f"This job can never start on the agents there are: {error}"
