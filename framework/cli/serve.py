@@ -51,7 +51,7 @@ PANELS = {
     "What is kept": ("state", "checkpoint_root", "keep", "keep_checkpoints"),
     "Several services": ("ha", "standby", "failover_timeout"),
     "Planning": ("network",),
-    "Elastic jobs": ("allocation", "allocation_interval"),
+    "Elastic jobs": ("allocation", "allocation_interval", "sample_runs"),
     **MESOS_PANELS,
     "How tasks start on the agents": (*MESOS_PANELS["How tasks start on the agents"], "allow_volume"),
 }
@@ -119,6 +119,10 @@ def serve_command(
     allocation_interval: Annotated[
         float, typer.Option(min=1, help="Seconds between two rounds of --allocation.")
     ] = 60.0,
+    sample_runs: Annotated[
+        int,
+        typer.Option(min=0, max=4, help="Other sizes at which a long job is measured first, with --allocation."),
+    ] = 2,
     keep: Annotated[
         float, typer.Option(min=0, metavar="DAYS", help="Forget jobs this many days after their end; 0 means never.")
     ] = 30.0,
@@ -177,6 +181,7 @@ def serve_command(
             network=read_network_option(network),
             allocation=allocation,
             allocation_interval_s=allocation_interval,
+            sample_runs=sample_runs,
             keep_s=keep * DAY_S or None,
             keep_checkpoints_s=kept_checkpoints_s,
         )

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from framework.policies.jobs.interface import Allocate, Allocation, JobView, TaskNeeds
-from framework.policies.jobs.registry import POLICIES
+from framework.policies.jobs.registry import LEARNING, POLICIES
 from framework.policies.jobs.rules import worth_the_change
 from framework.policies.jobs.users import user_limits
 from framework.scheduler.agents import AgentFacts
@@ -60,10 +60,16 @@ class Allocator:
         name: the policy's.
         interval_s: from one round to the next.
         weight: user -> weight, above 0: what a user's jobs get together.
+        sample_runs: at how many other sizes the speed of a job is measured before its size is decided on again; none
+            with a policy that does not ask for it.
+
+    Attributes:
+        name, sample_runs: as given.
     """
 
-    def __init__(self, name: str, interval_s: float, weight: Callable[[str], float]) -> None:
+    def __init__(self, name: str, interval_s: float, weight: Callable[[str], float], sample_runs: int = 0) -> None:
         self.name = name
+        self.sample_runs = sample_runs if name in LEARNING else 0
         self._policy = POLICIES[name]
         self._interval_s = interval_s
         self._weight = weight

@@ -213,11 +213,12 @@ class Scalable(Protocol):
     def is_held(self) -> bool:
         """Whether it waits for workers to be given to it."""
 
-    def hold(self, sharing: Callable[[], int]) -> None:
+    def hold(self, sharing: Callable[[], int], sample_runs: int) -> None:
         """From now on its size is decided on elsewhere: it does not start before, nor change its size by itself.
 
         Args:
             sharing: how many such jobs there are.
+            sample_runs: at how many other sizes its speed is to be measured before the first decision on one that runs.
         """
 
     def scale_view(self) -> JobView | None:

@@ -164,7 +164,7 @@ class Scheduler:
         handle = JobHandle(job_id, user, number, constraints, tasks, self._background)
         handle.job = make(handle)
         if self._allocator is not None and isinstance(handle.job, Scalable):
-            handle.job.hold(self._scalable)
+            handle.job.hold(self._scalable, self._allocator.sample_runs)
         self._jobs[job_id] = handle
         self._tracker.assign(handle, tasks)
         if self._connection.connected:

@@ -67,6 +67,7 @@ class ServeRequest:
         allocation: policy of `framework.policies.jobs` that decides on the sizes of all elastic jobs; None: each
             decides for itself.
         allocation_interval_s: from one of its rounds to the next.
+        sample_runs: at how many other sizes a job is measured before the first decision on it.
         keep_s: how long jobs that have ended are kept, in seconds; None for ever.
         keep_checkpoints_s: how long their checkpoints are, in folders that the service has made; None for ever.
     """
@@ -84,6 +85,7 @@ class ServeRequest:
     network: Network | None = None
     allocation: str | None = None
     allocation_interval_s: float = 60.0
+    sample_runs: int = 2
     keep_s: float | None = None
     keep_checkpoints_s: float | None = None
 
@@ -170,7 +172,8 @@ def _serve_as_one_framework(
         background = Threads(lambda: scheduler.events.put(events.WorkDone()))
         allocator = None
         if request.allocation is not None:
-            allocator = Allocator(request.allocation, request.allocation_interval_s, request.weight)
+            interval_s = request.allocation_interval_s
+            allocator = Allocator(request.allocation, interval_s, request.weight, request.sample_runs)
             note(f"elastic jobs get their sizes by {request.allocation}, every {request.allocation_interval_s:g} s")
         service = Service(context, driver, FairQueue(request.weight), directory, master, background, allocator)
         if count := len(service.scheduler.jobs):

@@ -114,6 +114,7 @@ class TrainingJob:
         self._given = spec
         self._is_governed = False
         self._sharing: Callable[[], int] = lambda: 1
+        self._sample_runs = 0
         self._prepare()
         if launched is not None:
             self._run.forget_unlaunched(launched)
@@ -135,7 +136,7 @@ class TrainingJob:
                 spec, run, self._outbox, observer, self.result, lambda: self._demand(self._framework_id), clock
             )
             if self._is_governed:
-                self._resizer.hold()
+                self._resizer.hold(self._sample_runs)
         self._is_foreseen = False
         self._launching: WorkerReplacement | Resizer | None = None
         self._output = OutputReader(spec, run, self._outbox, observer, clock)
@@ -217,15 +218,16 @@ class TrainingJob:
         waits = self._state.phase is Phase.WAITING and self._is_governed and self.is_scalable
         return waits and (self._planner.allotted is None or not self._is_foreseen)
 
-    def hold(self, sharing: Callable[[], int]) -> None:
+    def hold(self, sharing: Callable[[], int], sample_runs: int) -> None:
         """From now on its size is decided on elsewhere; a job that is not elastic goes on as it does.
 
         Args:
             sharing: how many jobs share the agents.
+            sample_runs: at how many other sizes its speed is to be measured before the first decision on one that runs.
         """
-        self._is_governed, self._sharing = True, sharing
+        self._is_governed, self._sharing, self._sample_runs = True, sharing, sample_runs
         if self._resizer is not None:
-            self._resizer.hold()
+            self._resizer.hold(sample_runs)
 
     def scale_view(self) -> JobView | None:
         """What is believed of it; None where it ends, or nothing is known yet."""

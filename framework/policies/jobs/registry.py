@@ -12,3 +12,5 @@ POLICIES: dict[str, Allocate] = {
     "tetris": tetris,
     "fifo": first_come,
 }
+LEARNING = ("dike", "optimus", "tetris")
+"""Those that ask how fast a job is and how far it has to go."""

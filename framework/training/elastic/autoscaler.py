@@ -26,7 +26,7 @@ from solver import NodeClass, Plan
 from solver.calibration.nnls import Floats
 from solver.jobs.speed import SpeedTable
 from solver.jobs.speed import TaskNeeds as TaskAmounts
-from solver.online import ConvergenceModel, SpeedModel
+from solver.online import ConvergenceModel, SpeedModel, sample_sizes
 from solver.planner import scenario_of
 from solver.resources import TaskResources, WorkerShape
 from solver.shards import useful_ps_count
@@ -58,6 +58,10 @@ LEAST_POINTS = 3
 WARM_UP_S = 1.0
 """The first steps also pay for what is traced and cached."""
 MOST_PS = 64
+SAMPLE_RUNS = 5
+"""Sample runs are chosen among so many sizes (Optimus, section 3.2), of those that the job has the tasks for."""
+SAMPLES_WORTH = 100
+"""They are made by jobs that have so many times as long to go as a change costs."""
 
 
 @dataclass(frozen=True)
@@ -221,6 +225,29 @@ class Autoscaler:
         if now_s - self._asked_s >= FRESH_S:
             self._asked_s, self._known_demand = now_s, self._demand()
         return self._known_demand
+
+    def sample_sizes(self, runs: int) -> list[Size]:
+        """Sizes smaller than the job's whose speeds would tell most of all others, the largest first.
+
+        Args:
+            runs: how many at most; none where what they cost is more than a small part of the time left.
+        """
+        assert self._spec.elastic is not None
+        assert self._models is not None
+        models, now = self._models, size_of(self._plan)
+        left_s = models.samples_left(self.total_steps) / models.samples_per_s(now)
+        if not models.knows_length(self.total_steps) or left_s < SAMPLES_WORTH * self.cost_s:
+            return []
+        smaller = [
+            size
+            for size in models.sample_sizes(self._spec.elastic[0])
+            if size.workers <= now.workers and self._least_ps <= size.ps <= now.ps and size != now
+        ]
+        return sorted(smaller[-runs:] if runs else [], reverse=True)
+
+    def smaller(self, size: Size) -> Layout | None:
+        """The job at a size for which it only gives tasks up."""
+        return layout(self._spec, self._plan, self._run.members, size, ())
 
     def applied(self, decision: Decision, now_s: float) -> None:
         """The decision is being carried out."""
@@ -417,8 +444,8 @@ class JobModels:
         table = _predicted(spec, plan, nodes, most, self.amounts)
         self._speed = SpeedModel(
             lambda workers, ps: 1 / table.s_per_sample(workers, ps),
-            # A step of a fixed number of gradients makes no worker's batch smaller, as Optimus' form would have.
-            synchronous=False,
+            synchronous=spec.profile.synchronous,
+            accumulates=spec.replicas is not None,
             max_workers=most,
             max_ps=self.max_ps,
         )
@@ -451,6 +478,10 @@ class JobModels:
         """Predicted speeds of all sizes: [ps - 1, workers - 1]."""
         table = self._speed.table()
         return table * np.array([evenness(self._spec.replicas, Size(w + 1, 1)) for w in range(table.shape[1])])
+
+    def sample_sizes(self, min_workers: int) -> list[Size]:
+        """Sizes whose speeds would tell most of all others."""
+        return [Size(*counts) for counts in sample_sizes(self._speed, SAMPLE_RUNS, min_workers)]
 
     def knows_length(self, total_steps: int | None) -> bool:
         """Whether the script or its losses say how long it trains."""

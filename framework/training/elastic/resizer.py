@@ -108,6 +108,9 @@ class Resizer(ReportListener):
         self._resumed_step: int | None = None
         self._is_frozen = False
         self._decides_itself = True
+        self._sample_runs = 0
+        self._samples: list[Size] | None = None
+        self._is_sampling = False
 
     @property
     def wants_offers(self) -> bool:
@@ -125,9 +128,14 @@ class Resizer(ReportListener):
         """Its tasks will be shaped as in this plan, which was made with these machines if nothing ran there."""
         self._autoscaler.foreseen(plan, nodes)
 
-    def hold(self) -> None:
-        """From now on its size is decided on elsewhere (`scale_to`)."""
+    def hold(self, sample_runs: int) -> None:
+        """From now on its size is decided on elsewhere (`scale_to`).
+
+        Args:
+            sample_runs: at how many other sizes its speed is to be measured first.
+        """
         self._decides_itself = False
+        self._sample_runs = sample_runs
 
     @property
     def is_known(self) -> bool:
@@ -145,7 +153,7 @@ class Resizer(ReportListener):
         if self._resize is not None:
             return self._autoscaler.view(self._resize.target.size, can_change=False, can_grow=True)
         assert self._run.plan is not None
-        may_shrink = self._is_settled and not self._is_frozen and self._adoption is None
+        may_shrink = self._is_settled and not (self._is_frozen or self._samples) and self._adoption is None
         return self._autoscaler.view(size_of(self._run.plan), can_change=may_shrink, can_grow=not self._is_frozen)
 
     def scale_to(self, size: Size | None) -> None:
@@ -173,12 +181,15 @@ class Resizer(ReportListener):
         """The job runs, started by a service before this one."""
         self.begin(state.nodes)
         self._saved_step, self._is_frozen = state.saved_step, state.is_frozen
+        # The service before this one has had them made.
+        self._samples = []
         self._autoscaler.total_steps, self._autoscaler.cost_s = state.total_steps, state.cost_s
         self._adoption = Adoption(self._spec, self._run, self._slots)
 
     def stopped(self) -> None:
         """All of the job is being ended."""
         self._resize = self._straggler = self._adoption = None
+        self._is_sampling = False
         self._next_s = math.inf
         self._gathering_since_s = None
         self._slots.clear()
@@ -270,6 +281,10 @@ class Resizer(ReportListener):
         if not self._is_settled or not self._autoscaler.measure():
             self._next_s = now_s + POLL_S
             return
+        if (sample := self._next_sample()) is not None:
+            self._is_sampling = True
+            self._begin(sample, [], "a sample run, to learn how fast it is then", now_s)
+            return
         self._next_s = now_s + self._spec.resize_interval_s
         if self._decides_itself or self._autoscaler.allotted is not None:
             decision = self._autoscaler.choose(self._autoscaler.sizes(), now_s)
@@ -280,6 +295,17 @@ class Resizer(ReportListener):
         elif decision is not None or self._straggler is not None:
             # Others are not disturbed unless something might be gained.
             self._gathering_since_s = now_s
+
+    def _next_sample(self) -> Layout | None:
+        """The next size at which its speed is to be measured, before others decide on its size again."""
+        if self._samples is None:
+            self._samples = self._autoscaler.sample_sizes(self._sample_runs)
+        while self._samples:
+            found = self._autoscaler.smaller(self._samples.pop(0))
+            assert self._run.plan is not None
+            if found is not None and found.size != size_of(self._run.plan):
+                return found
+        return None
 
     # Preemption: workers that other jobs of the service want. The wish stands until it is taken back.
 
@@ -413,6 +439,10 @@ class Resizer(ReportListener):
         saved = self._saved_step or 0
         self._autoscaler.cost_s = now_s - resize.stopped_s
         self._cool_down(now_s)
+        if self._is_sampling:
+            self._is_sampling = False
+            # The next size follows as soon as this one's speed is known, and after the last one what it is given.
+            self._next_s = self._resizable_from_s = now_s
         completed = resize.complete(saved, now_s)
         self._result.resizes.append(completed)
         self._observer.resized(completed)
@@ -426,6 +456,7 @@ class Resizer(ReportListener):
     def _abandon(self, resize: RunningResize, reason: str) -> None:
         resize.abandon()
         self._resize = None
+        self._is_sampling = False
         self._cool_down(self._clock())
         self._observer.notify(f"the size of the job stays as it is: {reason}")
 
