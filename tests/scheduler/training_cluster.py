@@ -26,6 +26,7 @@ class TrainingCluster:
         allocation: the policy by which elastic jobs share; None: each decides for itself.
         interval_s: from one round to the next.
         weight: user -> weight; 1 for others.
+        sample_runs: at how many other sizes jobs are measured first.
     """
 
     def __init__(
@@ -34,11 +35,12 @@ class TrainingCluster:
         allocation: str | None = None,
         interval_s: float = 60.0,
         weight: Mapping[str, float] | None = None,
+        sample_runs: int = 0,
     ) -> None:
         weights = dict(weight or {})
         allocator = None
         if allocation is not None:
-            allocator = Allocator(allocation, interval_s, lambda user: weights.get(user, 1.0))
+            allocator = Allocator(allocation, interval_s, lambda user: weights.get(user, 1.0), sample_runs)
         self.stage = SchedulerStage(agents, weight=weights, allocator=allocator)
         self.watcher = ElasticWatcher()
         self.watchers: dict[str, ElasticWatcher] = {}
