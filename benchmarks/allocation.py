@@ -43,6 +43,8 @@ MOST_WORKERS = GPUS
 BATCH_SIZE = 32
 TOKEN = "for-this-benchmark-only"  # noqa: S105
 REFERENCE = "dike"
+NEEDS = TaskNeeds((500, 1024, 0, 1), (100, 256, 0, 0))
+"""Of the tasks of a simulated job, of which as many fit as of the real ones: the GPUs are what is scarce."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,8 @@ def measure(repeats: int = REPEATS, steps: Sequence[int] = STEPS) -> Iterator[st
     yield f"step takes a worker {STEP_S * 1000:g} ms in which it waits: the machine plays the GPUs. All else is real -"
     yield f"`dike serve --allocation`, Mesos, TensorFlow, checkpoints. Rounds come every {ROUND_S:g} s, and when a job"
     yield f"comes or ends. Each cell is the mean of {repeats} run{'' if repeats == 1 else 's'}, each of which has all"
-    yield f"allocations one after the other; *x* is the mean of the runs' ratios to `{REFERENCE}`, with the least and the"
-    yield "largest. In the simulator the same jobs have the pause that was measured on average, when they begin too."
+    yield f"allocations one after the other; *x* is the mean of the runs' ratios to `{REFERENCE}`, with the least and"
+    yield "the largest. In the simulator the same jobs have the mean pause that was measured, when they begin, too."
     yield ""
     runs = [{name: run_jobs(name, steps) for name in POLICIES} for _ in range(repeats)]
     changes = [one.change_s for run in runs for one in run.values() if one.changes]
@@ -202,7 +204,7 @@ class PacedModel:
 
     name: str = "paced"
     synchronous: bool = False
-    needs: TaskNeeds = TaskNeeds((500, 1024, 0, 1), (100, 256, 0, 0))
+    needs: TaskNeeds = NEEDS
     max_ps: int = 1
     batch_sizes: tuple[int, ...] = (BATCH_SIZE,)
 
