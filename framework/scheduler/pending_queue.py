@@ -136,7 +136,7 @@ class PendingQueue:
             sizing=handle.sizing,
             held=totals((task.agent_id, task.resources) for task in handle.tasks.values()),
             tasks=len(handle.tasks),
-            is_held=isinstance(handle.job, Scalable) and handle.job.is_held,
+            is_held=not handle.has_tasks and isinstance(handle.job, Scalable) and handle.job.is_held,
             excluded=handle.job.excluded_agents() if isinstance(handle.job, Excluding) else {},
             waits_since_s=None if since_s is None else time.time() - (now_s - since_s),
         )

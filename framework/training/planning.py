@@ -204,6 +204,9 @@ class Planner:
 
     def abandon(self) -> None:
         """What is being found out is not wanted any more."""
+        if self._foreseeing is not None:
+            self._foreseeing.cancel()
+            self._foreseeing = None
         if self._inquiry is not None:
             self._inquiry.answer.cancel()
             self._inquiry = None
@@ -233,8 +236,10 @@ class Planner:
 
     def _planned_alone(self, sharing: int) -> tuple[Plan, list[NodeClass]] | str:
         nodes, unmet = self._agents()
+        if nodes is None:
+            return unmet or "The Mesos master does not say which agents there are."
         if not nodes:
-            return unmet or "No agent is registered with the Mesos master."
+            return "No agent is registered with the Mesos master."
         largest = sorted(nodes, key=lambda node: (-node.gpus, -node.cpus, -node.mem_bytes, node.name))
         part = largest[: max(1, len(nodes) // max(1, sharing))]
         try:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+from typing import get_args
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from framework.cli.serve import AllocationName
 from framework.policies.jobs.interface import Allocate, Allocation, JobView, TaskNeeds, share_of
 from framework.policies.jobs.registry import POLICIES
 from framework.policies.jobs.rules import worth_the_change
@@ -210,4 +212,5 @@ def test_a_change_is_worth_more_than_its_pause_under_each_policy() -> None:
 
 
 def test_the_simulator_plays_these_very_objects() -> None:
+    assert get_args(AllocationName) == tuple(POLICIES), "what dike serve --allocation takes"
     assert {name: scheduler_named(name).allocate for name in POLICIES} == POLICIES

@@ -43,7 +43,8 @@ POLL_S = 1.0
 GATHER_S = 6.0
 """How long offers are waited for."""
 GIVEN_UP_S = 10.0
-"""How soon it is looked again for what others are to give up for a job."""
+GIVEN_UP_WITHIN_S = 60.0
+"""How soon, and for how long, it is looked again for what others are to give up for a job."""
 SOON_S = 60.0
 """How long others can be asked to wait until the job may change its size again."""
 
@@ -108,6 +109,7 @@ class Resizer(ReportListener):
         self._resumed_step: int | None = None
         self._is_frozen = False
         self._decides_itself = True
+        self._scaled_s = -math.inf
         self._sample_runs = 0
         self._samples: list[Size] | None = None
         self._is_sampling = False
@@ -161,8 +163,9 @@ class Resizer(ReportListener):
         if size == self._autoscaler.allotted:
             return
         self._autoscaler.allotted = size
+        self._scaled_s = self._clock()
         if math.isfinite(self._next_s):
-            self._next_s = min(self._next_s, max(self._clock(), self._resizable_from_s))
+            self._next_s = min(self._next_s, max(self._scaled_s, self._resizable_from_s))
 
     def begin(self, nodes: Sequence[NodeClass]) -> None:
         """All tasks of a plan are about to be launched, which was made with these machines on offer."""
@@ -359,8 +362,7 @@ class Resizer(ReportListener):
         """Decides upon its size, these being the offers."""
         self._gathering_since_s = None
         self._decide(agents, now_s)
-        if self._launching is None and self._resize is None and not self._decides_itself:
-            # What it is given, others may still have to give up.
+        if self._launching is None and self._resize is None and now_s - self._scaled_s < GIVEN_UP_WITHIN_S:
             self._next_s = min(self._next_s, now_s + GIVEN_UP_S)
         return Decline() if self._launching is None else Launch(self._launching.operations)
 
