@@ -30,17 +30,16 @@ def step(client: ServiceClient, job_id: str) -> int:
     return 0 if progress is None else progress.step
 
 
-def test_jobs_make_room_for_each_other_and_grow_again(tmp_path: Path) -> None:
+def test_jobs_make_room_for_each_other_and_grow_again_under_the_next_service(tmp_path: Path) -> None:
     """Two agents have a GPU each: one job has both, two have one each, a third has to wait."""
-    packed = bundle.pack(SCRIPT)
+    packed, log = bundle.pack(SCRIPT), tmp_path / "service.log"
+
+    def until(condition: Callable[[], bool], what: str) -> None:
+        wait_until(condition, what, said=log.read_text, deadline_s=DEADLINE_S)
+
     with EmbeddedCluster([AGENT] * 2) as cluster:
         cluster.wait_for_agents(60)
         with serving(tmp_path, cluster.master, "drf") as client:
-
-            def until(condition: Callable[[], bool], what: str) -> None:
-                log = tmp_path / "service.log"
-                wait_until(condition, what, said=log.read_text, deadline_s=DEADLINE_S)
-
             first = client.submit_request(request(ENDLESS), packed).id
             until(lambda: workers(client, first) == 2 and step(client, first) > 0, "the first job with both GPUs")
             second = client.submit_request(request(ENDLESS), packed).id
@@ -53,6 +52,7 @@ def test_jobs_make_room_for_each_other_and_grow_again(tmp_path: Path) -> None:
             assert not client.tasks(third)
             until(lambda: "gives all workers to other jobs" in client.job(third).waiting, "why")
             client.kill(third)
+        with serving(tmp_path, cluster.master, "optimus") as client:
             client.kill(first)
             until(lambda: workers(client, second) == 2, "that the second job grows")
             until(lambda: client.job(first).result is not None, "the end of the first job")
@@ -62,3 +62,4 @@ def test_jobs_make_room_for_each_other_and_grow_again(tmp_path: Path) -> None:
             (resize,) = result["resizes"]
             assert (resize["from_workers"], resize["to_workers"]) == (2, 1)
             assert "it is given 1 worker" in resize["reason"]
+            assert not [event for event in client.events(second) if event.kind == "restarting"]
