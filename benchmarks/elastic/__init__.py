@@ -115,7 +115,7 @@ def run_jobs(options: Sequence[str]) -> dict[str, Ended]:
 def _submit(job: Arrival, folder: Path, master: str, options: Sequence[str]) -> subprocess.Popen[bytes]:
     here = folder / job.name
     here.mkdir()
-    (here / "profile.json").write_text(_profile().dumps())
+    (here / "profile.json").write_text(paced_profile().dumps())
     command = [sys.executable, "-m", "framework", "run", "--format", "json", "--master", master, *options]
     command += ["--checkpoint-interval", "5", "--profile", str(here / "profile.json"), str(SCRIPT), str(job.steps)]
     with (here / "stdout").open("wb") as stdout, (here / "stderr").open("wb") as stderr:
@@ -129,7 +129,7 @@ def _result(job: Arrival, folder: Path, process: subprocess.Popen[bytes]) -> dic
     return dict(json.loads((here / "stdout").read_text()))
 
 
-def _profile() -> ModelProfile:
+def paced_profile() -> ModelProfile:
     """The script's model, with the FLOPs of one whose step takes a GPU that long."""
     return ModelProfile(
         name=SCRIPT.name,

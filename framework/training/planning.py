@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
@@ -17,8 +19,9 @@ from framework.scheduler.agents import AllAgents
 from framework.scheduler.amounts import SCALARS, describe
 from framework.scheduler.background import Background
 from framework.scheduler.feasibility import Fit, Nodes, capacity, packed
-from framework.scheduler.job import Decline, Later
+from framework.scheduler.job import LOOK_AGAIN_S, Decline, Later
 from framework.scheduler.records import TaskNeed
+from framework.training.elastic.layout import Size, layout
 from framework.training.launch import DoesNotFitError, cluster_spec, launch_operation, place
 from framework.training.observer import JobObserver
 from framework.training.spec import JobSpec, JobTask
@@ -79,6 +82,10 @@ class Planner:
         background: plans.
         now_s: the time.
         patient: whether a job that fits no agents there are waits for others, instead of being an error.
+
+    Attributes:
+        allotted: the most that an elastic job may start with, where somebody else decides on its size; None: it may
+            start with as much as is best.
     """
 
     def __init__(
@@ -101,10 +108,18 @@ class Planner:
         self._checked: tuple[Sequence[NodeClass], str] | None = None
         self._inquiry: _Inquiry | None = None
         self._waiting_since_s = now_s
+        self._foreseeing: Future[tuple[Plan, list[NodeClass]] | str] | None = None
+        self._foreseen: Plan | None = None
+        self._foresee_again_s = -math.inf
+        self.allotted: Size | None = None
 
-    @functools.cached_property
+    @property
     def demand_key(self) -> Hashable:
         """Equal for jobs that fit the same offers; None for one that follows a plan."""
+        return None if self._kind is None else (self._kind, self.allotted)
+
+    @functools.cached_property
+    def _kind(self) -> Hashable:
         spec = self._spec
         if spec.plan is not None:
             return None
@@ -157,19 +172,48 @@ class Planner:
             assert isinstance(answer, str)
             self._observer.waiting(answer)
 
+    def foresee(self, now_s: float, sharing: int) -> tuple[Plan, list[NodeClass]] | None:
+        """The plan that an elastic job would have on its part of the agents it may use, and all of these agents.
+
+        Once it is there, `allotted` can be set: the job then starts with tasks shaped as in that plan. On all agents
+        they would be so large that few jobs could share them.
+
+        Args:
+            now_s: the time.
+            sharing: how many jobs share the agents.
+
+        Returns:
+            None as long as that is being found out, and if the job would not fit, of which the user is notified; then
+            it is looked again now and then.
+        """
+        if self._foreseeing is None and now_s >= self._foresee_again_s:
+            self._foreseeing = self._background.start(functools.partial(self._planned_alone, sharing))
+        if self._foreseeing is None or not self._foreseeing.done():
+            return None
+        found = self._foreseeing.result()
+        self._foreseeing, self._foresee_again_s = None, now_s + LOOK_AGAIN_S
+        if isinstance(found, str):
+            self._observer.waiting(found)
+            return None
+        self._foreseen = found[0]
+        return found
+
     def wait(self, now_s: float) -> None:
         """Offers are wanted from now on: that none has come before means nothing."""
         self._waiting_since_s = now_s
 
     def abandon(self) -> None:
         """What is being found out is not wanted any more."""
+        if self._foreseeing is not None:
+            self._foreseeing.cancel()
+            self._foreseeing = None
         if self._inquiry is not None:
             self._inquiry.answer.cancel()
             self._inquiry = None
 
     def _plan(self, agents: Sequence[AgentOffer]) -> None:
         self.abandon()
-        work = functools.partial(self._planned_launch, agents)
+        work = functools.partial(self._planned_launch, agents, self.allotted)
         self._inquiry = _Inquiry(self._background.start(work, QUICK_PLAN_S), tuple(agents))
 
     def _answer(self, agents: Sequence[AgentOffer]) -> PlannedLaunch | Decline | Later:
@@ -190,10 +234,25 @@ class Planner:
 
     # In the background: nothing that is read here changes while the job waits.
 
-    def _planned_launch(self, offered: Sequence[AgentOffer]) -> PlannedLaunch | str:
+    def _planned_alone(self, sharing: int) -> tuple[Plan, list[NodeClass]] | str:
+        nodes, unmet = self._agents()
+        if nodes is None:
+            return unmet or "The Mesos master does not say which agents there are."
+        if not nodes:
+            return "No agent is registered with the Mesos master."
+        largest = sorted(nodes, key=lambda node: (-node.gpus, -node.cpus, -node.mem_bytes, node.name))
+        part = largest[: max(1, len(nodes) // max(1, sharing))]
+        try:
+            with contextlib.suppress(InfeasibleError):
+                return _make_plan(self._spec, part, nodes), nodes
+            return _make_plan(self._spec, nodes, nodes), nodes
+        except InfeasibleError as error:
+            return f"This job can never start on the agents there are: {error}"
+
+    def _planned_launch(self, offered: Sequence[AgentOffer], allotted: Size | None) -> PlannedLaunch | str:
         agents = [agent for agent in offered if agent.amounts["ports"]]
         try:
-            plan = plan_for(self._spec, agents, self._whole_agents)
+            plan = self._shaped(agents, allotted) if allotted else plan_for(self._spec, agents, self._whole_agents)
             tasks = place(self._spec, plan, agents, self._run.serial, self._run.used_ports)
             operations = self._operations(plan, tasks, agents)
         except (InfeasibleError, DoesNotFitError) as error:
@@ -201,6 +260,21 @@ class Planner:
             never = "" if self._run.attempt else self._why_never(*self._agents(), error)
             return f"{never or error} On offer: {describe_offers(offered)}."
         return PlannedLaunch(plan, tasks, operations, [agent.node_class() for agent in agents])
+
+    def _shaped(self, agents: Sequence[AgentOffer], allotted: Size) -> Plan:
+        """The plan with tasks shaped as they were foreseen, as many of them as were allotted and there is room for.
+
+        Raises:
+            DoesNotFitError: if there is room for too few.
+        """
+        assert self._foreseen is not None
+        assert self._spec.elastic is not None
+        for workers in range(allotted.workers, self._spec.elastic[0] - 1, -1):
+            for ps in range(allotted.ps, min(allotted.ps, self._foreseen.option.ps) - 1, -1):
+                found = layout(self._spec, self._foreseen, (), Size(workers, ps), agents)
+                if found is not None:
+                    return found.plan
+        raise DoesNotFitError(f"There is no room for {allotted}, nor for {self._spec.elastic[0]} of the workers.")
 
     def _why_no_offer(self) -> str:
         nodes, unmet = self._agents()

@@ -114,14 +114,15 @@ class _Layouter:
     def to(self, size: Size, lost: JobTask | None = None) -> Layout | None:
         stays: dict[str, PlannedTask] = {}
         new: list[PlannedTask] = []
-        for role, count in ((Role.PS, size.ps), (Role.WORKER, size.workers), (Role.CHIEF, None)):
+        chiefs = sum(task.role == Role.CHIEF for task in self._plan.tasks)
+        for role, count in ((Role.PS, size.ps), (Role.WORKER, size.workers), (Role.CHIEF, chiefs)):
             staying = self._staying(role, count)
             free = [lost.planned.index] if lost is not None and lost.planned.role == role else []
             # The others keep their order and close the gaps.
             indices = [index for index in range(len(staying) + len(free)) if index not in free]
             numbers = zip(staying, indices, strict=True)
             stays |= {task.task_id: dataclasses.replace(task.planned, index=index) for task, index in numbers}
-            wanted = [*free, *range(len(staying) + len(free), count or 0)]
+            wanted = [*free, *range(len(staying) + len(free), count)]
             placed = self._placed(role, wanted)
             if placed is None:
                 return None
@@ -135,9 +136,9 @@ class _Layouter:
             ),
         )
 
-    def _staying(self, role: Role, count: int | None) -> list[JobTask]:
+    def _staying(self, role: Role, count: int) -> list[JobTask]:
         tasks = sorted((t for t in self._tasks if t.planned.role == role), key=lambda task: task.planned.index)
-        while count is not None and len(tasks) > count:
+        while len(tasks) > count:
             spare = [task for task in tasks if not self._spec.is_chief(task.planned)]
             last = min(spare, key=lambda task: (self._here[task.agent_id], -task.planned.index))
             self._here[last.agent_id] -= 1
