@@ -15,6 +15,7 @@ import statistics
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -106,18 +107,18 @@ class Allocator:
         self._decided_of, self._decided_s = of, now_s
         if not any(is_elastic for _, is_elastic in of):
             return
-        views = self._views([handle for handle in jobs if not handle.is_ending], room)
+        views = self._views([handle for handle in jobs if not handle.is_ending], room, isolated)
         weights = {view.user: self._weight(view.user) for view in views.values()}
         work = functools.partial(_decide, self._policy, list(views.values()), _whole(room), weights)
         self._round = _Round(background.start(work), views)
 
-    def _views(self, jobs: Sequence[JobHandle], room: Room) -> dict[str, JobView]:
+    def _views(self, jobs: Sequence[JobHandle], room: Room, isolated: Callable[..., Any]) -> dict[str, JobView]:
         """What is believed of each job that takes part: it runs or wants to, and is known."""
         found: dict[str, JobView] = {}
         alike: dict[Hashable, JobView] = {}
         for handle in jobs:
             key = handle.job_id if handle.has_tasks or handle.job.demand_key is None else handle.job.demand_key
-            view = alike.get((key, handle.constraints)) or _view(handle, room)
+            view = alike.get((key, handle.constraints)) or _view(handle, room, isolated)
             if view is not None:
                 if not _is_elastic(handle):
                     alike[key, handle.constraints] = view
@@ -162,14 +163,20 @@ def _is_elastic(handle: JobHandle) -> bool:
     return isinstance(handle.job, Scalable) and handle.job.is_scalable and handle.job.is_known
 
 
-def _view(handle: JobHandle, room: Room) -> JobView | None:
+def _view(handle: JobHandle, room: Room, isolated: Callable[..., Any]) -> JobView | None:
     if isinstance(handle.job, Scalable) and handle.job.is_scalable:
-        return handle.job.scale_view()
+        view: JobView | None = isolated(handle, handle.job.scale_view)
+        return view
     if handle.has_tasks:
         return _fixed(total(task.resources for task in handle.tasks.values()), runs=True)
     if handle.job.need in (Need.COME_BACK, Need.START) and handle.sizing is not None:
         admitted = [(agent, there) for agent, there in room if handle.admitted.admits(agent.attributes, agent.hostname)]
-        needs = handle.sizing.needs(nodes_for(handle.sizing, admitted))
+        try:
+            needs = handle.sizing.needs(nodes_for(handle.sizing, admitted))
+        except Exception as error:
+            # Whatever is wrong with one job is for itself to find out when it plans; the others go on.
+            logger.warning("it cannot be said what job %s takes: %r", handle.job_id, error)
+            return None
         return _fixed(total(need.amounts for need in needs for _ in range(need.count)), runs=False)
     return None
 

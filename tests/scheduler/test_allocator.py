@@ -158,6 +158,19 @@ def test_a_long_job_is_measured_at_other_sizes_before_others_decide_on_it() -> N
         one.stage.close()
 
 
+def test_a_job_that_cannot_say_what_it_takes_does_not_stop_the_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = cluster("drf", jobs=1)
+    monkeypatch.setattr("framework.training.planning.smallest_job", lambda request: 1 / 0)
+    made.admit(spec(job_id="odd", min_workers=40, max_workers=40), 1)
+    with caplog.at_level(logging.WARNING):
+        made.run(10.0)
+    assert made.sizes[0] > 0
+    assert "it cannot be said what job odd takes: ZeroDivisionError" in caplog.text
+    made.stage.close()
+
+
 def test_a_policy_that_fails_leaves_all_as_it_is(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
