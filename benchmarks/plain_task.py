@@ -76,8 +76,8 @@ def measure() -> Iterator[str]:
     yield f"`two_epochs.py` with hidden layers of several sizes, batch {BATCH_SIZE}; the three commands take turns,"
     yield f"rounds: {REPEATS}. Samples a second after the first {WARM_UP} steps, medians; ratios are those of each"
     yield "round, in brackets the least and the greatest. *ps*: `--min-workers 1`, the fastest with parameter servers"
-    yield "that the planner knows. *in all*: from the command to the prompt; a profile is kept. The script writes a line"
-    yield "to a file after each step, which no prediction knows of: it takes about 1 ms."
+    yield "that the planner knows. *in all*: from the command to the prompt; a profile is kept. The script writes a"
+    yield "line to a file after each step, which no prediction knows of."
     yield ""
     yield (
         "| hidden layers | `python` | plain task | to `python` | predicted / measured | ps | to `python` | predicted / "
