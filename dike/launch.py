@@ -85,12 +85,11 @@ def _run_script(task: TaskSpec, argv: Sequence[str]) -> int:
     """
     if task.is_chief:
         process.termination.install()
-        plain_task.check_layout(task)
     if task.is_plain or task.api.has_separate_chief:
         # A script that is run again for the next attempt has to split its data as the first one did.
         randomness.install(zlib.crc32(task.job_id.encode()))
     after_import("tensorflow", lambda _: _intercept(task))
-    runtime = plain_task.install(task) if task.is_plain else None
+    end = plain_task.install(task) if task.is_plain else None
     planned_model.remember_start(argv)
     reporter().started()
     code = 0
@@ -104,8 +103,8 @@ def _run_script(task: TaskSpec, argv: Sequence[str]) -> int:
         return 130
     try:
         join_threads()
-        if runtime is not None and code == 0:
-            runtime.end()
+        if end is not None and code == 0:
+            end()
     except KeyboardInterrupt:
         return 130
     return code
@@ -117,6 +116,8 @@ def _intercept(task: TaskSpec) -> None:
     # TensorFlow's own functions, which may hang, are limited.
     atexit.register(process.teardown.begin)
     if not task.is_plain:
+        if task.is_chief:
+            plain_task.check_layout(task)
         importlib.import_module(INTERCEPTIONS[task.api]).install(task)
 
 

@@ -80,7 +80,7 @@ class JobRuntime(TrialRuntime):
         """See `TrialRuntime.cannot_suspend`."""
         print(f"dike: no checkpoints are written: {why}.", file=sys.stderr, flush=True)
 
-    def unless_full(self, write: Any) -> bool:
+    def unless_full(self, write: Callable[[], object]) -> bool:
         """See `TrialRuntime.unless_full`."""
         fencing.check(self._task)
         return super().unless_full(write)
@@ -110,21 +110,36 @@ class JobRuntime(TrialRuntime):
             # The rest is said by the script's output and exit code.
 
 
-def install(task: TaskSpec) -> TrialRuntime:
+def install(task: TaskSpec) -> Callable[[], None]:
     """Has the script's training loops report and save; called before the script runs.
 
     Args:
         task: the job's only task.
+
+    Returns:
+        What is to be called when the script has run to its end.
     """
-    fencing.claim(task)
-    runtime = JobRuntime(task)
+    made: list[JobRuntime] = []
+
+    def runtime() -> JobRuntime:
+        # Only once the script has imported a library: to look into a remote folder takes TensorFlow.
+        if not made:
+            check_layout(task)
+            fencing.claim(task)
+            made.append(JobRuntime(task))
+        return made[0]
+
+    def intercept(module: str, _: object) -> None:
+        importlib.import_module(module).install(runtime())
+
     for library, module in INTERCEPTIONS.items():
-        after_import(library, functools.partial(_install, runtime, module))
-    return runtime
+        after_import(library, functools.partial(intercept, module))
 
+    def end() -> None:
+        for one in made:
+            one.end()
 
-def _install(runtime: TrialRuntime, module: str, _: object) -> None:
-    importlib.import_module(module).install(runtime)
+    return end
 
 
 def check_layout(task: TaskSpec) -> None:

@@ -35,7 +35,8 @@ class Pace(keras.callbacks.Callback):
 x = np.random.default_rng(0).random((320, 8), 'f')
 model = keras.Sequential([keras.layers.Dense(8, 'relu'), keras.layers.Dropout(0.2), keras.layers.Dense(1)])
 model.compile('adam', 'mse')
-history = model.fit(x, x.sum(1), epochs=6, batch_size=16, verbose=0, callbacks=[Pace()])
+epochs = int(sys.argv[2]) if len(sys.argv) > 2 else 6
+history = model.fit(x, x.sum(1), epochs=epochs, batch_size=16, verbose=0, callbacks=[Pace()])
 assert 'TF_CONFIG' not in os.environ
 assert executor.IS_MINE
 print('losses', [float(loss).hex() for loss in history.history['loss']], flush=True)
@@ -111,6 +112,11 @@ def test_a_killed_plain_task_computes_what_python_computes(
     exported = run_dike("export", "checkpoints", "-o", model, cwd=tmp_path)
     assert exported.returncode == 0, exported.stderr
     assert (tmp_path / model).exists()
+    if program is KERAS:
+        longer = Running(tmp_path, "run", "--format", "json", *options, script, go, "7")
+        assert longer.result()["steps"] == 7 * 20
+        more = re.findall(r"'-?0x[^']*'", re.findall(r"^losses .*", longer.log, re.MULTILINE)[0])
+        assert (len(more), more[:6]) == (7, re.findall(r"'-?0x[^']*'", losses[0]))
     # What it has left cannot be gone on from with parameter servers.
     refused = run_dike("run", "--min-workers", "1", *options, script, go, cwd=tmp_path)
     assert refused.returncode == 1

@@ -52,8 +52,11 @@ class KerasScript:
                 self.finished[str(target.state.fit)] = target.path.rpartition("/")[2]
         return target
 
-    def next_fit(self) -> tuple[int, FitCheckpoint | None]:
+    def next_fit(self, epochs: int) -> tuple[int, FitCheckpoint | None]:
         """A `fit` is called: its number, and what it goes on from; None to train from its beginning.
+
+        Args:
+            epochs: how many it is asked for. A job that is run again may ask its last `fit` for more than before.
 
         Raises:
             BadInputError: if its checkpoint is gone.
@@ -63,6 +66,8 @@ class KerasScript:
         if target is None or number > target.state.fit:
             return number, None
         if number == target.state.fit:
+            if target.state.can_go_on(epochs):
+                target.state.is_finished = False
             return number, target
         name = target.state.finished.get(str(number))
         folder = target.path.rpartition("/")[0]
@@ -172,7 +177,7 @@ class Fit:
         self._reports = script.reports
         self._model = model
         self._arguments = arguments
-        self._number, self._saved = script.next_fit()
+        self._number, self._saved = script.next_fit(arguments["epochs"])
         self._callbacks = TrialCallbacks(arguments, model, self, appends=self._saved is not None)
         self._batches: Batches | None = None
         self._evaluations: list[Batches] = []
@@ -343,6 +348,7 @@ class Fit:
             randomness=randomness.state(),
             finished=dict(self._script.finished),
             standing=self._runtime.standing.to_json(),
+            epochs=self._arguments["epochs"],
         )
         path = self._runtime.spec.checkpoint_path(state.step)
         checkpoints.write(
