@@ -397,7 +397,7 @@ def test_plain_python_with_dike_master_set(tmp_path: Path, v1_script: Path, meso
         timeout=DEADLINE_S,
     )
     assert done.returncode == 0, done.stderr
-    assert "launched ps:0" in done.stdout
+    assert "launched worker:0" in done.stdout
     assert "last loss" in done.stdout
     assert list(tmp_path.glob("dike-profile-*")) == []
 
