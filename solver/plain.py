@@ -15,10 +15,9 @@ from solver.nodes import NodeKind
 from solver.plan import PlannedTask
 from solver.resources import CPU_STEP, TaskResources, WorkerShape
 from solver.scenario import Scenario
+from solver.search.option_search import TIE
 from solver.step_time import StepTime
 
-TIE = 0.01
-"""Speeds so near to each other count as equal: then fewer CPUs are better."""
 NONE = TaskResources(0.0, 0, 0)
 
 
@@ -89,8 +88,8 @@ def _option(scenario: Scenario, kind: NodeKind, shape: WorkerShape) -> PlainOpti
     model, resources = scenario.model(shape), scenario.sizes.plain(shape)
     if kind.room_for(resources) < 1 or (shape.gpus and not model.fits_gpu(kind)):
         return None
-    compute_s, input_s = model.compute_s(kind), model.input_s
     latency_s = scenario.hardware.apis[scenario.profile.api].plain_s or 0.0
-    total_s = (max(compute_s, input_s) if shape.gpus else compute_s + input_s) + latency_s
-    time = StepTime(compute_s, input_s, latency_s, transfer=0, network=0, update=0, dispatch=0, total=total_s)
+    total_s = model.busy_s(kind) + latency_s
+    terms = (model.compute_s(kind), model.input_s, latency_s)
+    time = StepTime(*terms, transfer=0, network=0, update=0, dispatch=0, total=total_s)
     return PlainOption(kind.names[0], resources, time, scenario.profile.batch_size / total_s)

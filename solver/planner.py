@@ -18,12 +18,12 @@ from solver.evaluation import evaluate, planned_tasks
 from solver.hardware import Hardware, known_hardware
 from solver.nodes import NodeKind
 from solver.options import OptionSpace, Pruning, check_rules, default_rules, prune, raw_space
-from solver.plain import NONE, TIE, PlainOption, can_be_plain, fastest_plain
+from solver.plain import NONE, PlainOption, can_be_plain, fastest_plain
 from solver.plan import Alternative, Option, OptionCounts, Plan
 from solver.reasons import count_of, guesses, reasons
 from solver.resources import CPU_STEP, TaskResources, TaskSizes, WorkerShape
 from solver.scenario import Scenario
-from solver.search.option_search import ALTERNATIVES, OptionSearch, SearchResult
+from solver.search.option_search import ALTERNATIVES, TIE, OptionSearch, SearchResult
 from solver.search.placer import Solved
 from solver.shards import DEFAULT_SHARDING, useful_ps_count
 from solver.shortage import shortage, shortage_of, smallest_tasks

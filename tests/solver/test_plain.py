@@ -10,9 +10,10 @@ from hypothesis import given
 from dike.exceptions import InfeasibleError
 from dike.profile import Api, ModelProfile
 from solver import Cluster, NodeClass, Plan, PlanRequest, make_plan, smallest_job
-from solver.plain import TIE, can_be_plain, fastest_plain
+from solver.plain import can_be_plain, fastest_plain
 from solver.planner import scenario_of
 from solver.resources import CPU_STEP, WorkerShape
+from solver.search.option_search import TIE
 from solver.settings import PlanSettings
 from solver.units import GIB
 from tests.properties import examples

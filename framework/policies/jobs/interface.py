@@ -151,6 +151,14 @@ class Account:
         self.held[job.user] = plus(self.held.get(job.user, NOTHING), more)
         self.counts[job.id] = counts
 
+    def give_next(self, job: JobView) -> Counts | None:
+        """Gives the job a worker and a ps more, or its least; None if it cannot use them or there is no room."""
+        following = job.one_to_one(max(self.counts.get(job.id, (0, 0))[0] + 1, job.min_workers))
+        if following[0] > job.max_workers or not self.fits(job, following):
+            return None
+        self.give(job, following)
+        return following
+
     def _more(self, job: JobView, counts: Counts) -> Amounts:
         return plus(job.need(counts), job.need(self.counts.get(job.id, (0, 0))), -1)
 

@@ -96,9 +96,7 @@ def fair(jobs: Sequence[JobView], total: Amounts, limits: Limits = NO_LIMITS) ->
     heapq.heapify(heap)
     while heap:
         _, arrival_s, id_, job = heapq.heappop(heap)
-        following = job.one_to_one(max(account.counts.get(id_, (0, 0))[0] + 1, job.min_workers))
-        if following[0] <= job.max_workers and account.fits(job, following):
-            account.give(job, following)
+        if (following := account.give_next(job)) is not None:
             heapq.heappush(heap, (share_of(job.need(following), total), arrival_s, id_, job))
     return dict(sorted(account.counts.items()))
 

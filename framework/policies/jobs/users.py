@@ -45,9 +45,7 @@ def user_limits(jobs: Sequence[JobView], total: Amounts, weight: Callable[[str],
         queue = queues[user]
         while queue:
             _, arrival_s, id_, job = heapq.heappop(queue)
-            following = job.one_to_one(max(account.counts.get(id_, (0, 0))[0] + 1, job.min_workers))
-            if following[0] <= job.max_workers and account.fits(job, following):
-                account.give(job, following)
+            if (following := account.give_next(job)) is not None:
                 heapq.heappush(queue, (share_of(job.need(following), total), arrival_s, id_, job))
                 heapq.heappush(heap, (share(user) / weight(user), first[user], user))
                 break
