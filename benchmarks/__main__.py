@@ -41,8 +41,8 @@ MODULES = (
     | {name: f"benchmarks.jobs.{name}" for name in JOBS_PARTS}
 )
 RESULTS = Path(__file__).parent / "results"
-REPEATS = {"start": 10, "allocation": 3}
-"""Runs of each command, or of all allocations; the result of fewer is not kept."""
+REPEATS = {"start": 10, "elastic": 3, "allocation": 3}
+"""Runs of each command, or of all modes or allocations; the result of fewer is not kept."""
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.elastic import AGENT, GPUS, SCRIPT, STEP_S, TIMEOUT_S, paced_profile
+from benchmarks.elastic import AGENT, GPUS, SCRIPT, STEP_S, TIMEOUT_S, paced_profile, ratios
 from dike.exceptions import DikeError
 from framework.embedded.cluster import EmbeddedCluster
 from framework.embedded.ports import reserve_blocks
@@ -99,9 +99,9 @@ def measure(repeats: int = REPEATS, steps: Sequence[int] = STEPS) -> Iterator[st
         costs = [one.change_s for one in ones if one.changes]
         cells = (
             f"{mean_s:.0f} s",
-            _ratios([run[name].mean_s / run[REFERENCE].mean_s for run in runs]),
+            ratios([run[name].mean_s / run[REFERENCE].mean_s for run in runs]),
             f"{makespan_s:.0f} s",
-            _ratios([run[name].makespan_s / run[REFERENCE].makespan_s for run in runs]),
+            ratios([run[name].makespan_s / run[REFERENCE].makespan_s for run in runs]),
             f"{statistics.fmean(one.changes for one in ones):.1f}",
             f"{statistics.fmean(costs):.1f} s" if costs else "-",
             f"{played_mean_s:.0f} s",
@@ -110,10 +110,6 @@ def measure(repeats: int = REPEATS, steps: Sequence[int] = STEPS) -> Iterator[st
             f"{played_makespan_s / makespan_s - 1:+.0%}",
         )
         yield f"| `{name}` | {' | '.join(cells)} |"
-
-
-def _ratios(values: Sequence[float]) -> str:
-    return f"{statistics.fmean(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
 def run_jobs(allocation: str, steps: Sequence[int]) -> Measured:
