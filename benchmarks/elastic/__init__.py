@@ -94,8 +94,8 @@ def measure(repeats: int = REPEATS) -> Iterator[str]:
         )
         yield f"| {mode} | `{shown}` | {' | '.join(cells)} |"
     yield ""
-    yield "*a change*: mean time from the chief's stop to the first step after it; *of the time*: the share of all jobs'"
-    yield "seconds that changes took (Optimus reports 2.54%)."
+    yield "*a change*: mean time from the chief's stop to the first step after it; *of the time*: the share of all"
+    yield "jobs' seconds that changes took (Optimus reports 2.54%)."
 
 
 @dataclass(frozen=True)
