@@ -12,7 +12,8 @@ PYTHON ?= python3
 CHAOS_FAULTS ?= 210
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+# Tests that start processes wait for them much of the time, so more of them than there are cores go at once.
+PYTEST := $(BIN)/python -m pytest --dist worksteal --numprocesses
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 # The tests start hundreds of Python processes; without bytecode each would compile all that it imports.
 export PYTHONDONTWRITEBYTECODE :=
@@ -21,19 +22,19 @@ export PYTHONDONTWRITEBYTECODE :=
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-examples
-	$(BIN)/dike run examples/digits_cnn.py
+	$(BIN)/dike run --min-workers 2 examples/digits_cnn.py
 
 test: lint
-	$(PYTEST)
+	$(PYTEST) 4
 
 test-fast: $(VENV)/.installed-test
-	$(PYTEST) --fast --hypothesis-profile fast
+	$(PYTEST) 2 --fast --hypothesis-profile fast
 
 test-thorough: lint
-	$(PYTEST) --hypothesis-profile thorough
+	$(PYTEST) 4 --hypothesis-profile thorough
 
 fuzz: $(VENV)/.installed-test
-	$(PYTEST) --timeout 0 --hypothesis-profile fuzz $(wildcard tests/*/test_*fuzz*.py)
+	$(PYTEST) 2 --timeout 0 --hypothesis-profile fuzz $(wildcard tests/*/test_*fuzz*.py)
 
 chaos: $(VENV)/.installed-test
 	DIKE_CHAOS_FAULTS=$(CHAOS_FAULTS) $(BIN)/python -m pytest -s tests/faults/test_chaos.py

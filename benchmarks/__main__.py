@@ -24,6 +24,7 @@ NAMES = (
     "different_gpus",
     "jobs",
     "elastic",
+    "allocation",
     "convergence",
     "speed_models",
     "load",
@@ -31,6 +32,7 @@ NAMES = (
     "chaos",
     "chaos_tensorflow",
     "start",
+    "plain_task",
     "wild",
 )
 MODULES = (
@@ -39,8 +41,8 @@ MODULES = (
     | {name: f"benchmarks.jobs.{name}" for name in JOBS_PARTS}
 )
 RESULTS = Path(__file__).parent / "results"
-REPEATS = 10
-"""Runs of each command of `start`; the result of fewer is not kept."""
+REPEATS = {"start": 10, "elastic": 3, "allocation": 3}
+"""Runs of each command, or of all modes or allocations; the result of fewer is not kept."""
 
 
 def main() -> None:
@@ -52,7 +54,7 @@ def main() -> None:
         "--scripts", action="append", default=[], type=Path, metavar="FOLDER", help="wild: where copies are"
     )
     parser.add_argument(
-        "--repeats", type=int, default=REPEATS, metavar="N", help=f"start: how often ({REPEATS}); fewer: only printed"
+        "--repeats", type=int, metavar="N", help=f"{', '.join(REPEATS)}: how often; fewer than usual: only printed"
     )
     parser.add_argument("--only", action="append", default=[], metavar="SCRIPT", help="wild: this one; only printed")
     arguments = parser.parse_args()
@@ -63,10 +65,11 @@ def main() -> None:
             parser.error(f"there is no benchmark '{name}'; there are {known}")
     if "wild" in names and not arguments.scripts:
         parser.error("name the folders with copies of the scripts by --scripts")
-    if arguments.repeats < 1:
+    if arguments.repeats is not None and arguments.repeats < 1:
         parser.error(f"--repeats is {arguments.repeats}: it has to be 1 or more")
-    options = {"wild": (arguments.scripts, arguments.only), "start": (arguments.repeats,)}
-    is_printed = {"wild": bool(arguments.only), "start": arguments.repeats < REPEATS}
+    repeats = {name: arguments.repeats or usual for name, usual in REPEATS.items()}
+    options = {"wild": (arguments.scripts, arguments.only)} | {name: (times,) for name, times in repeats.items()}
+    is_printed = {"wild": bool(arguments.only)} | {name: times < REPEATS[name] for name, times in repeats.items()}
     for name in names:
         module = importlib.import_module(MODULES[name])
         measured = module.measure(*options.get(name, ()))

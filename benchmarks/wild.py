@@ -275,9 +275,10 @@ def measure(folders: Sequence[Path], only: Sequence[str] = ()) -> Iterator[str]:
         only: names of the scripts to run; all if empty.
     """
     yield (
-        "Each script is run by `python` and by `dike run --max-workers 1`, in a new copy of its folder; where it has "
-        "flags, also by `dike tune`, each of whose trials is compared with a run by `python` with the same flags. A "
-        "result is the last line of its kind that the script prints. It is the same if it has the same digits, or, "
+        "Each script is run by `python` and by `dike run --min-workers 1 --max-workers 1`, in a new copy of its "
+        "folder; where it has flags, also by `dike tune`, each of whose trials is compared with a run by `python` "
+        "with the same flags. A result is the last line of its kind that the script prints. It is the same if it "
+        "has the same digits, or, "
         f"where the script has other numbers in every run, (≈), if no number differs by more than {TOLERANCE:.0%}. "
         "An error of the script's own is the same if the run ends with the same message; `dike run` then ends with "
         "status 1, or with 2 where the script came to it before anything was launched. A refusal is a sentence of "
@@ -350,7 +351,7 @@ def _python(script: Script) -> list[str]:
 
 
 def _dike(script: Script) -> list[str]:
-    return [*_FRAMEWORK, "run", "--max-workers", "1", *_called(script), *script.arguments]
+    return [*_FRAMEWORK, "run", "--min-workers", "1", "--max-workers", "1", *_called(script), *script.arguments]
 
 
 def _called(script: Script) -> list[str]:

@@ -31,6 +31,9 @@ CLAIM = "dike-claim.json"
 JOB = "dike-job.json"
 """File in a checkpoint folder that says at which step the last job began that trained there."""
 
+JOB_CHECKPOINTS = ("fit-*/*.index", "model.ckpt-*.index")
+"""What such a job's checkpoints are named like, in its folder."""
+
 SUMS = "dike-sums.json"
 """File in a checkpoint folder that notes size and CRC-32 of the files of each of the job's checkpoints."""
 _READ_BYTES = 1 << 20
@@ -217,6 +220,15 @@ def seal(path: str) -> None:
     sums |= {os.path.basename(file): file_sum(file, sync=True) for file in _files(path)}
     _write(folder, SUMS, sums)
     sync(folder)
+
+
+def has_checkpoints(folder: str) -> bool:
+    """Whether a job with parameter servers has written checkpoints to a folder, whole or damaged."""
+    if not _is_remote(folder):
+        return any(glob.glob(f"{glob.escape(folder.rstrip('/'))}/{pattern}") for pattern in JOB_CHECKPOINTS)
+    import tensorflow as tf
+
+    return any(tf.io.gfile.glob(_file_path(folder, pattern)) for pattern in JOB_CHECKPOINTS)
 
 
 def newest_whole(folder: str) -> str | None:

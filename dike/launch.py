@@ -1,7 +1,8 @@
 """Starts the process of a training job that `DIKE_TASK` describes: `python -P -m dike.launch SCRIPT [ARGS...]`.
 
 A ps, and a worker whose chief hands out the steps, only serve. Any other process runs the user's script as
-`python SCRIPT ARGS` would, with TensorFlow intercepted for its role.
+`python SCRIPT ARGS` would, with TensorFlow intercepted for its role; the only task of a job without parameter servers
+is not even told of a cluster (`dike.plain_task`).
 
 A zygote's forks call `run` instead. Exit code: the script's own; 2 for input Dike cannot use; 143 after SIGTERM.
 """
@@ -17,7 +18,7 @@ import zlib
 from collections.abc import Sequence
 from typing import NoReturn
 
-from dike import process, randomness
+from dike import plain_task, process, randomness
 from dike import task as tasks
 from dike.exceptions import DikeError
 from dike.interception import after_import
@@ -62,9 +63,10 @@ def main(argv: Sequence[str]) -> int:
         return 2
     process.die_with_parent()
     process.set_name(f"dike {task.name}")
-    os.environ["TF_CONFIG"] = json.dumps(task.tf_config)
-    # Without it a call to a server that is still starting fails instead of waiting.
-    os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
+    if not task.is_plain:
+        os.environ["TF_CONFIG"] = json.dumps(task.tf_config)
+        # Without it a call to a server that is still starting fails instead of waiting.
+        os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
         if server.is_server(task):
@@ -83,10 +85,11 @@ def _run_script(task: TaskSpec, argv: Sequence[str]) -> int:
     """
     if task.is_chief:
         process.termination.install()
-    if task.api.has_separate_chief:
+    if task.is_plain or task.api.has_separate_chief:
         # A script that is run again for the next attempt has to split its data as the first one did.
         randomness.install(zlib.crc32(task.job_id.encode()))
     after_import("tensorflow", lambda _: _intercept(task))
+    end = plain_task.install(task) if task.is_plain else None
     planned_model.remember_start(argv)
     reporter().started()
     code = 0
@@ -100,6 +103,8 @@ def _run_script(task: TaskSpec, argv: Sequence[str]) -> int:
         return 130
     try:
         join_threads()
+        if end is not None and code == 0:
+            end()
     except KeyboardInterrupt:
         return 130
     return code
@@ -110,7 +115,10 @@ def _intercept(task: TaskSpec) -> None:
     # Last in, first out: what the interception and the script do at exit has all the time it needs, and only
     # TensorFlow's own functions, which may hang, are limited.
     atexit.register(process.teardown.begin)
-    importlib.import_module(INTERCEPTIONS[task.api]).install(task)
+    if not task.is_plain:
+        if task.is_chief:
+            plain_task.check_layout(task)
+        importlib.import_module(INTERCEPTIONS[task.api]).install(task)
 
 
 def _leave(code: int) -> NoReturn:

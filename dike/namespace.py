@@ -35,7 +35,7 @@ _FUNCTIONS = {
 `Client` is for programs that ask a service, and for no process that Dike starts; only who names it imports `framework`.
 """
 
-# Tools ask any module for names such as `__wrapped__`; that must not import TensorFlow.
+# Tools ask any module for names such as `__wrapped__`, pytest for `_mock_name` too; that must not import TensorFlow.
 _TENSORFLOW_DUNDERS = frozenset(
     {
         "__version__",
@@ -64,7 +64,7 @@ def attribute(name: str) -> Any:
     """
     if name == "__all__":
         return [public for public in names() if not public.startswith("_")]
-    if name.startswith("__") and name not in _TENSORFLOW_DUNDERS:
+    if name == "_mock_name" or (name.startswith("__") and name not in _TENSORFLOW_DUNDERS):
         raise AttributeError(f"module '{_PACKAGE}' has no attribute '{name}'")
     if name in _FUNCTIONS:
         return getattr(importlib.import_module(_FUNCTIONS[name]), name)

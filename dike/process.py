@@ -14,6 +14,9 @@ EXIT_CODE_FENCED = 76
 """Of a chief that has found its checkpoint folder taken over (`dike.roles.fencing`)."""
 EXIT_CODE_OTHER_MODEL = 77
 """Of a chief that has found another model than was planned for, and has reported it (`dike.roles.planned_model`)."""
+EXIT_CODE_OTHER_LAYOUT = 78
+"""Of a chief whose checkpoint folder is that of a job with parameter servers, and it has none, or the other way
+round."""
 SAVE_TIMEOUT_S = 5.0
 """How long a chief has after SIGTERM to end its step and save."""
 

@@ -50,6 +50,7 @@ class TaskSpec:
         fingerprint: `dike.checkpoints.fingerprint` of the model that was planned; empty to check nothing.
         kept_batch_size: samples per step that were planned for, where the model's profile was read for an earlier
             command, and the chief has to make sure that it still is the model; None where it was read for this job.
+        batch_size: samples per step that were planned for; 0 where that is not known.
         replicas: gradients that make one step of a synchronous job, whatever its number of workers, so that the global
             batch stays the same when that number changes; None: one of each worker.
         report_fd: file descriptor to which `dike.reporting` writes JSON lines; None to report nothing.
@@ -66,6 +67,7 @@ class TaskSpec:
     attempt: int = 0
     fingerprint: str = ""
     kept_batch_size: int | None = None
+    batch_size: int = 0
     replicas: int | None = None
     report_fd: int | None = None
 
@@ -75,9 +77,14 @@ class TaskSpec:
         return f"{self.role}:{self.index}"
 
     @property
+    def is_plain(self) -> bool:
+        """Whether it is the job's only process: without parameter servers it trains as `python` would."""
+        return not self.ps_count
+
+    @property
     def is_chief(self) -> bool:
         """Whether this process initialises variables and writes checkpoints."""
-        return is_chief(self.api, self.role, self.index)
+        return self.is_plain or is_chief(self.api, self.role, self.index)
 
     @property
     def worker_count(self) -> int:

@@ -264,4 +264,5 @@ def _resize_thread_pools(threads: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    # By its own name: `__main__` would be another copy, of whose state what it imports knows nothing.
+    importlib.import_module("dike.zygote").main()

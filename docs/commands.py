@@ -9,7 +9,11 @@ from typer.testing import CliRunner
 from framework.cli import SUBCOMMANDS, app
 
 PAGE = Path(__file__).with_suffix(".md")
-WITH_COMMANDS_OF_THEIR_OWN = {"users": ("add", "rotate", "remove", "list"), "mesos": ("up", "status", "down")}
+WITH_COMMANDS_OF_THEIR_OWN = {
+    "agents": ("measure",),
+    "users": ("add", "rotate", "remove", "list"),
+    "mesos": ("up", "status", "down"),
+}
 ABOUT = """\
 # Commands
 

@@ -1,7 +1,7 @@
 """Trains a small CNN on scikit-learn's handwritten digits with Keras.
 
     python examples/digits_cnn.py         trains here, as with plain TensorFlow
-    dike run examples/digits_cnn.py       trains on a Mesos cluster
+    dike run examples/digits_cnn.py       trains on a Mesos cluster, in as many processes as are fastest
 
 The only line that is not ordinary TensorFlow is the first import.
 """

@@ -1,12 +1,16 @@
-"""Reads cluster files (YAML)."""
+"""Reads cluster files and network files (YAML)."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import yaml
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from dike.exceptions import BadInputError
 from solver.cluster import (
     DEFAULT_DISK_BYTES,
     DEFAULT_NETWORK_GBPS,
@@ -17,6 +21,7 @@ from solver.cluster import (
     NodeClass,
     PairCost,
 )
+from solver.network import LINKS, MachineNetwork, Network
 from solver.strict_yaml import StrictModel, YamlFile, read_yaml
 from solver.traffic import COST_BETWEEN_NODES, COST_WITHIN_NODE
 from solver.units import parse_bytes
@@ -66,8 +71,20 @@ class _File(StrictModel):
     links: _Links = Field(default_factory=_Links)
 
 
+class _Machine(StrictModel):
+    name: Annotated[str, Field(min_length=1)]
+    network_gbps: Speed | None = None
+    rack: str | None = None
+
+
+class _NetworkFile(StrictModel):
+    links: _Links = Field(default_factory=_Links)
+    nodes: list[_Machine] = Field(default_factory=list)
+
+
 _PARTS: dict[str, type[StrictModel]] = {"pairs": _Pair, "links": _Links, "nodes": _Node}
 """What is inside these keys, innermost first."""
+_NETWORK_PARTS: dict[str, type[StrictModel]] = {"pairs": _Pair, "links": _Links, "nodes": _Machine}
 
 
 def read_cluster(path: Path) -> Cluster:
@@ -77,7 +94,7 @@ def read_cluster(path: Path) -> Cluster:
         BadInputError: if it cannot be read or something in it is wrong; names the file and the line.
     """
     file = read_yaml(path, _File, "cluster file", _PARTS)
-    _refuse_repeated_names(file)
+    _refuse_repeated_names(file, [_node_class(node).node_names for node in file.content.nodes])
     links = file.content.links
     try:
         return Cluster(
@@ -91,6 +108,53 @@ def read_cluster(path: Path) -> Cluster:
         )
     except LinkError as error:
         raise file.error(error.key, f"{error.reason}.") from error
+
+
+def read_network(path: Path) -> Network:
+    """Reads a network file; `docs/solver.md` has the format.
+
+    Raises:
+        BadInputError: if it cannot be read or something in it is wrong; names the file and the line.
+    """
+    file = read_yaml(path, _NetworkFile, "network file", _NETWORK_PARTS)
+    links, machines = file.content.links, file.content.nodes
+    _refuse_repeated_names(file, [(machine.name,) for machine in machines])
+    if links.pairs and links.across_racks_cost is not None:
+        message = "costs are of pairs or of racks; leave out 'pairs' or 'across_racks_cost'."
+        raise file.error(("links", "pairs"), message)
+    pairs = tuple(PairCost(pair.between[0], pair.between[1], pair.cost) for pair in links.pairs)
+    said = {name: getattr(links, name) for name in LINKS if name in links.model_fields_set}
+    network = Network(**said, pairs=pairs, machines=tuple(MachineNetwork(**dict(machine)) for machine in machines))
+    # What is wrong with links by themselves is told now, and not when a job is planned.
+    stand_ins = (NodeClass(name=name, cpus=1, mem_bytes=1) for name in network.names or ("",))
+    try:
+        network.of(Cluster(tuple(stand_ins)))
+    except LinkError as error:
+        raise file.error(error.key, f"{error.reason}.") from error
+    return network
+
+
+def write_network(path: Path, network: Network, about: str) -> None:
+    """Writes a network file, without costs of pairs.
+
+    Args:
+        path: the file.
+        network: what is known.
+        about: one line on where it comes from.
+
+    Raises:
+        BadInputError: if it cannot be written.
+    """
+    links = {name: getattr(network, name) for name in LINKS if getattr(network, name) is not None}
+    nodes = [
+        {name: value for name, value in dataclasses.asdict(machine).items() if value is not None}
+        for machine in network.machines
+    ]
+    text = yaml.safe_dump({**({"links": links} if links else {}), "nodes": nodes}, sort_keys=False)
+    try:
+        path.write_text(f"# {about}\n{text}", encoding="utf-8")
+    except OSError as error:
+        raise BadInputError(f"The network file {path} cannot be written: {error.strerror}.") from error
 
 
 def _node_class(node: _Node) -> NodeClass:
@@ -107,10 +171,11 @@ def _node_class(node: _Node) -> NodeClass:
     )
 
 
-def _refuse_repeated_names(file: YamlFile[_File]) -> None:
+def _refuse_repeated_names(file: YamlFile[Any], names: Sequence[Sequence[str]]) -> None:
+    """Refuses two nodes of one name; `names` are those of the machines of each node."""
     owners: dict[str, int] = {}
-    for index, node in enumerate(file.content.nodes):
-        for name in _node_class(node).node_names:
+    for index, machines in enumerate(names):
+        for name in machines:
             if name in owners:
                 other = file.line(("nodes", owners[name], "name"))
                 raise file.error(

@@ -98,6 +98,8 @@ def explore(request: PlanRequest) -> Exploration:
     """
     started = time.monotonic()
     check_request(request)
+    # The rules are about jobs with parameter servers.
+    request = dataclasses.replace(request, plain=False)
     rules = default_rules(request.objective) if request.rules is None else request.rules
     limit_s = DEFAULT_TIME_LIMIT_S if request.time_limit_s is None else request.time_limit_s
     changes = list(RULES)

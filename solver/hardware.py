@@ -37,6 +37,7 @@ class ApiCosts:
 
     Attributes:
         latency_s: seconds it adds to every step of a worker, however many workers there are.
+        plain_s: seconds of Python in every step of a job's only task; None where no such job is run.
         dispatch_s: seconds of the separate chief for each worker's step, one after the other; 0 without one.
         source: where the figures come from.
     """
@@ -44,6 +45,8 @@ class ApiCosts:
     latency_s: float
     dispatch_s: float
     source: str
+    plain_s: float | None = None
+    plain_source: str = ""
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import pulp
-
 from dike.exceptions import DikeError
 
 HIGHS_OPTIONS = {"presolve_rule_off": 1 << 12}
@@ -115,6 +113,9 @@ def solve(program: Milp, time_limit_s: float | None = None) -> MilpResult:
     Raises:
         SolverError: if no solver works here.
     """
+    # Small plans are made without a program, and need not wait for this.
+    import pulp
+
     started = time.monotonic()
     problem = pulp.LpProblem("placement", pulp.LpMaximize)
     variables = [problem.add_variable(f"x{i}", 0, upper, pulp.LpInteger) for i, upper in enumerate(program.upper)]
@@ -161,6 +162,8 @@ def _whole(value: float) -> int:
 
 
 def _solver(time_limit_s: float | None) -> Any:
+    import pulp
+
     chosen = _solver_class()
     options = HIGHS_OPTIONS if chosen is pulp.HiGHS else {}
     return chosen(msg=False, threads=THREADS, gapRel=0, timeLimit=time_limit_s, **options)
@@ -168,6 +171,8 @@ def _solver(time_limit_s: float | None) -> Any:
 
 @functools.cache
 def _solver_class() -> type:
+    import pulp
+
     for candidate in (pulp.HiGHS, pulp.PULP_CBC_CMD, pulp.COIN_CMD):
         if candidate(msg=False).available():
             return candidate

@@ -21,7 +21,14 @@ Part = TypeVar("Part")
 
 @dataclass(frozen=True)
 class PlannedTask:
-    """One task: its role, its number in that role, its machine and its resources (memory and disk in MiB)."""
+    """One task.
+
+    Attributes:
+        role, index: its role, and its number in that role.
+        node: its machine.
+        cpus, mem_mb, disk_mb, gpus: its resources, memory and disk in MiB.
+        is_plain: whether it is the job's only task, and trains without parameter servers.
+    """
 
     role: str
     index: int
@@ -30,6 +37,7 @@ class PlannedTask:
     mem_mb: int
     disk_mb: int
     gpus: int
+    is_plain: bool = False
 
     @property
     def name(self) -> str:
@@ -42,9 +50,9 @@ class Option:
 
     Attributes:
         workers: how many workers.
-        ps: how many parameter servers.
+        ps: how many parameter servers; 0 for one plain task.
         worker: resources of each worker.
-        ps_task: resources of the largest ps.
+        ps_task: resources of the largest ps; none where there is no ps.
         chief: resources of the separate chief; None where there is none.
     """
 
@@ -137,6 +145,11 @@ class Plan:
     method: str = "dike"
     byte_imbalance: float = 1.0
     request_imbalance: float = 1.0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether one task trains alone, without parameter servers."""
+        return self.option.ps == 0
 
     @property
     def ps_bytes(self) -> tuple[int, ...]:
@@ -248,6 +261,10 @@ def _check(plan: Plan) -> None:
         indices = sorted(task.index for task in plan.tasks if task.role == role)
         if indices != list(range(count)):
             raise ValueError(f"the option has {count} {role} tasks and 'tasks' lists numbers {indices}")
+    if plan.is_plain and (plan.option.workers, plan.option.chief) != (1, None):
+        raise ValueError("without parameter servers there is one worker and no chief")
+    if any(task.is_plain != plan.is_plain for task in plan.tasks):
+        raise ValueError("'is_plain' is for the only task of a job without parameter servers")
     unknown = {task.role for task in plan.tasks} - set(ROLES)
     if unknown:
         raise ValueError(f"'{unknown.pop()}' is not a role; roles are {', '.join(ROLES)}")

@@ -18,16 +18,17 @@ from solver.evaluation import evaluate, planned_tasks
 from solver.hardware import Hardware, known_hardware
 from solver.nodes import NodeKind
 from solver.options import OptionSpace, Pruning, check_rules, default_rules, prune, raw_space
+from solver.plain import NONE, PlainOption, can_be_plain, fastest_plain
 from solver.plan import Alternative, Option, OptionCounts, Plan
-from solver.reasons import reasons
-from solver.resources import TaskResources, TaskSizes, WorkerShape
+from solver.reasons import count_of, guesses, reasons
+from solver.resources import CPU_STEP, TaskResources, TaskSizes, WorkerShape
 from solver.scenario import Scenario
 from solver.search.candidates import Candidate
 from solver.search.option_search import ALTERNATIVES, TIE, OptionSearch, SearchResult
 from solver.search.placer import Solved
 from solver.search.relaxation import Wide, WideSpace
 from solver.shards import DEFAULT_SHARDING, useful_ps_count
-from solver.shortage import shortage, smallest_tasks
+from solver.shortage import shortage, shortage_of, smallest_tasks
 
 if TYPE_CHECKING:
     from solver.calibration import Calibration
@@ -36,7 +37,7 @@ DEFAULT_TIME_LIMIT_S = 60.0
 GAP_TOLERANCE = 1e-6
 MANY_MACHINES = 1000
 """With more the whole is searched first: where it is far faster than the rules allow, their part need not be."""
-_PLAIN = frozenset({"identical_workers", "task_counts"})
+_ALIKE = frozenset({"identical_workers", "task_counts"})
 """Rules with which placements are simple."""
 _WHOLE = frozenset({"cpu_gpu_ratio"})
 """The only rule with which every placement is searched by relaxation."""
@@ -57,6 +58,8 @@ class PlanRequest:
         sharding: how the variables are dealt out to the parameter servers.
         calibration: what measurements say of the speeds; None for the table's.
         min_workers: at least so many workers.
+        plain: whether the job is one plain task without parameter servers; None: whichever is faster.
+        notes: sentences for the user about the request, for the plan's reasons.
     """
 
     profile: ModelProfile
@@ -69,6 +72,8 @@ class PlanRequest:
     sharding: Sharding = DEFAULT_SHARDING
     calibration: Calibration | None = None
     min_workers: int = 1
+    plain: bool | None = False
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,14 @@ def make_plan(request: PlanRequest, on_progress: Callable[[PlanProgress], None] 
             plan = _plan(request, scenario, attempt, found, time.monotonic() - started)
             on_progress(PlanProgress(plan, found.placed))
 
+    plain = None
+    # One task causes no traffic at all; that objective is for those who want several.
+    if request.plain or (request.plain is None and request.objective == "throughput"):
+        plain = fastest_plain(scenario, request.max_gpus_per_worker)
+    if request.plain:
+        if plain is None:
+            raise _no_plain_task(request, scenario)
+        return _plain_plan(request, scenario, plain, None, time.monotonic() - started)
     rules = default_rules(request.objective) if request.rules is None else request.rules
     attempt, found = _search(request, scenario, rules, deadline, tell)
     notes: tuple[str, ...] = ()
@@ -113,6 +126,9 @@ def make_plan(request: PlanRequest, on_progress: Callable[[PlanProgress], None] 
         attempt, found = _search(request, scenario, rules, deadline, tell)
         notes = ("With all GPUs in use the other tasks fit nowhere, so the rule all_gpus_used is left out.",)
     kinds, hardware, prunings = scenario.kinds, scenario.hardware, attempt.prunings
+    if plain is not None and (found is None or plain.samples_per_s >= found.best.samples_per_s * (1 - TIE)):
+        other = None if found is None else _plan(request, scenario, attempt, found, 0.0)
+        return _plain_plan(request, scenario, plain, other, time.monotonic() - started)
     if found is None and request.min_workers > 1:
         raise InfeasibleError(
             f"The machines have no room for {request.min_workers} workers, the fewest wanted; add machines or ask for "
@@ -124,7 +140,10 @@ def make_plan(request: PlanRequest, on_progress: Callable[[PlanProgress], None] 
     why = reasons(attempt.search, scenario, found, prunings, request.max_workers, unknown, request.objective)
     calibrated = () if request.calibration is None else request.calibration.sentences()
     plan = _plan(request, scenario, attempt, found, time.monotonic() - started)
-    return dataclasses.replace(plan, why=(*notes, *why, *calibrated))
+    if plain is not None:
+        alone = f"One plain task without parameter servers would reach {plain.samples_per_s / plan.samples_per_s:.0%}."
+        why = (*why, alone)
+    return dataclasses.replace(plan, why=(*notes, *why, *calibrated, *request.notes))
 
 
 def smallest_job(request: PlanRequest) -> list[tuple[str, TaskResources]]:
@@ -135,8 +154,13 @@ def smallest_job(request: PlanRequest) -> list[tuple[str, TaskResources]]:
     """
     check_request(request)
     scenario = scenario_of(request)
+    if request.plain is not False:
+        plain = fastest_plain(scenario, request.max_gpus_per_worker)
+        if plain is not None or request.plain:
+            shape = WorkerShape(0 if plain is None else plain.resources.gpus, CPU_STEP)
+            return [("task", scenario.sizes.plain(shape))]
     rules = default_rules(request.objective) if request.rules is None else request.rules
-    raw, prunings = _pruned(request, scenario, rules | _PLAIN)
+    raw, prunings = _pruned(request, scenario, rules | _ALIKE)
     return smallest_tasks(scenario.kinds, _space_of_shapes(raw, prunings), scenario.sizes)
 
 
@@ -207,10 +231,10 @@ def _search(
     known: tuple[Solved, ...] = ()
     if rules <= _WHOLE and request.objective == "throughput":
         return _search_whole(request, scenario, rules, _Attempt(raw, space, prunings), deadline, tell)
-    if not rules >= _PLAIN:
+    if not rules >= _ALIKE:
         # Whatever these two rules forbid takes longer to place: then there is something to compare it with.
         # What is proven of that part is not proven of the whole.
-        inside = _search(request, scenario, rules | _PLAIN, deadline, _unproven(tell))[0].search
+        inside = _search(request, scenario, rules | _ALIKE, deadline, _unproven(tell))[0].search
         known = () if inside is None else inside.placed
 
     def on_better(found: SearchResult) -> None:
@@ -241,7 +265,7 @@ def _search_whole(
         wide, bound = space.best(0.0, deadline)
     inside, found, known = None, None, 0.0
     if wide is None or _ceiling(request, scenario) >= wide.samples_per_s * (1 - TIE):
-        inside, found = _search(request, scenario, rules | _PLAIN, deadline, _unproven(tell))
+        inside, found = _search(request, scenario, rules | _ALIKE, deadline, _unproven(tell))
         assert inside.search is not None
         known = max((solved.samples_per_s for solved in inside.search.placed), default=0.0)
     if wide is None:
@@ -317,6 +341,66 @@ def _plan(
         byte_imbalance=shards.byte_imbalance,
         request_imbalance=shards.request_imbalance,
     )
+
+
+def _plain_plan(
+    request: PlanRequest, scenario: Scenario, plain: PlainOption, other: Plan | None, solve_time_s: float
+) -> Plan:
+    """The plan of one plain task.
+
+    Args:
+        request: what to plan.
+        scenario: the model on the cluster.
+        plain: the task.
+        other: the best with parameter servers; None if there is none, or none was looked for.
+        solve_time_s: how long planning took.
+    """
+    node = next(kind for kind in scenario.kinds if plain.node in kind.names)
+    why = "One plain task: the script in one process, without parameter servers, as python runs it."
+    gap = 0.0
+    if other is not None:
+        tasks = f"{count_of(other.option.workers, 'worker')} and {count_of(other.option.ps, 'parameter server')}"
+        share = other.samples_per_s / plain.samples_per_s
+        why += f" {tasks} would reach {share:.0%} of its speed (--min-workers asks for them all the same)."
+        # A better one with parameter servers may not have been found.
+        gap = max(0.0, 1 - plain.samples_per_s * (1 - other.gap) / other.samples_per_s)
+    return Plan(
+        profile=request.profile,
+        option=Option(1, 0, plain.resources, NONE),
+        tasks=(plain.task(),),
+        variables={},
+        step_time_s=plain.step_time,
+        samples_per_s=plain.samples_per_s,
+        traffic_bytes=0.0,
+        objective=request.objective,
+        optimal=gap <= GAP_TOLERANCE,
+        gap=gap if gap > GAP_TOLERANCE else 0.0,
+        solve_time_s=solve_time_s,
+        options=OptionCounts(1, {}, 1) if other is None else other.options,
+        alternatives=() if other is None else _beside(other, plain.samples_per_s),
+        why=(
+            why,
+            *guesses(_unknown_gpus([node] if plain.resources.gpus else [], scenario.hardware)),
+            *(() if request.calibration is None else request.calibration.sentences()),
+            *request.notes,
+        ),
+        formulation="one task",
+    )
+
+
+def _beside(other: Plan, samples_per_s: float) -> tuple[Alternative, ...]:
+    """The best plan with parameter servers and its alternatives, as alternatives to a speed."""
+    option = other.option
+    first = Alternative(option.workers, option.ps, option.worker, other.samples_per_s, other.traffic_bytes, 1.0)
+    found = (first, *other.alternatives)[:ALTERNATIVES]
+    return tuple(dataclasses.replace(one, relative=one.samples_per_s / samples_per_s) for one in found)
+
+
+def _no_plain_task(request: PlanRequest, scenario: Scenario) -> InfeasibleError:
+    """Why no plain task fits."""
+    if not can_be_plain(request.profile, scenario.hardware):
+        return InfeasibleError("This script trains on a cluster only: it cannot be one plain task.")
+    return shortage_of("the job's only task", scenario.sizes.plain(WorkerShape(0, CPU_STEP)), scenario.kinds)
 
 
 def _alternative(other: Solved, best: Solved, sizes: TaskSizes) -> Alternative:

@@ -41,27 +41,32 @@ def reasons(
         numbers = _numbers(best, found.others)
     else:
         numbers = [_workers(search, best, max_workers), _parameter_servers(search, best)]
-    guesses = [f"{_GUESS}'{model}' is not known; a P100's is assumed (solver/hardware.yaml)." for model in unknown_gpus]
     ratio = [pruning.why for pruning in prunings if pruning.rule == "cpu_gpu_ratio"]
-    return (*numbers, _limit(scenario, best), *ratio, *guesses)
+    return (*numbers, _limit(scenario, best), *ratio, *guesses(unknown_gpus))
+
+
+def guesses(unknown_gpus: Sequence[str]) -> tuple[str, ...]:
+    """A sentence for each GPU model whose speed is a guess."""
+    what = "is not known; a P100's is assumed (solver/hardware.yaml)."
+    return tuple(f"{_GUESS}'{model}' {what}" for model in unknown_gpus)
 
 
 def _numbers(best: Solved, others: Sequence[Solved]) -> list[str]:
     """How many tasks of which kind, and what plans reach in which machines have one ps and like workers."""
     sizes = Counter(shape.gpus for shape in best.assignment.shapes_of_workers(best.shape))
     of_sizes = " and ".join(
-        f"{number} {'without GPUs' if not gpus else 'with ' + _count(gpus, 'GPU')}"
+        f"{number} {'without GPUs' if not gpus else 'with ' + count_of(gpus, 'GPU')}"
         for gpus, number in sorted(sizes.items(), reverse=True)
     )
     machines = len(set(best.assignment.ps))
-    on = f" on {_count(machines, 'machine')}" if machines < best.candidate.ps else ""
+    on = f" on {count_of(machines, 'machine')}" if machines < best.candidate.ps else ""
     sentences = [
-        f"{_count(best.candidate.workers, 'worker')}{f': {of_sizes}' if len(sizes) > 1 else ''}.",
-        f"{_count(best.candidate.ps, 'parameter server')}{on}.",
+        f"{count_of(best.candidate.workers, 'worker')}{f': {of_sizes}' if len(sizes) > 1 else ''}.",
+        f"{count_of(best.candidate.ps, 'parameter server')}{on}.",
     ]
-    plain = max((other.samples_per_s for other in others if not other.candidate.mixed), default=0.0)
-    if plain:
-        share = plain / best.samples_per_s
+    alike = max((other.samples_per_s for other in others if not other.candidate.mixed), default=0.0)
+    if alike:
+        share = alike / best.samples_per_s
         sentences.append(f"With workers all alike and one ps a machine (--rules paper): {share:.0%} of the speed.")
     return sentences
 
@@ -71,7 +76,8 @@ def guesses_in(why: Sequence[str]) -> list[str]:
     return [sentence for sentence in why if sentence.startswith(_GUESS)]
 
 
-def _count(number: int, noun: str) -> str:
+def count_of(number: int, noun: str) -> str:
+    """`1 worker`, `2 workers`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
@@ -84,7 +90,7 @@ def _compared(other: Solved, best: Solved) -> str:
 
 def _workers(search: OptionSearch, best: Solved, max_workers: int | None) -> str:
     workers, ps = best.candidate.workers, best.candidate.ps
-    text = _count(workers, "worker")
+    text = count_of(workers, "worker")
     if workers == max_workers:
         return f"{text}: the most that --max-workers allows."
     try:
@@ -112,7 +118,7 @@ def _parameter_servers(search: OptionSearch, best: Solved) -> str:
         if other is not None:
             outcome = _compared(other, best)
             clauses.append(f"{other_count} {outcome.removesuffix(', ')}")
-    text = _count(ps, "parameter server")
+    text = count_of(ps, "parameter server")
     if not clauses:
         return f"{text}: no other number fits or changes the largest shard."
     return f"{text}: {', '.join(clauses)}."

@@ -110,6 +110,12 @@ class TaskSizes:
         disk = 128 + (0 if self.profile.api.has_separate_chief else self._checkpoints_mib)
         return TaskResources(shape.cpus, base + _mib(held), disk, shape.gpus)
 
+    def plain(self, shape: WorkerShape) -> TaskResources:
+        """A job's only task: a worker that holds the optimizer's slots as well, and writes the checkpoints."""
+        worker = self.worker(shape)
+        held = self.profile.optimizer_slots * self.variable_bytes
+        return TaskResources(shape.cpus, worker.mem_mb + _mib(held), 128 + self._checkpoints_mib, shape.gpus)
+
     @property
     def _checkpoints_mib(self) -> int:
         return _mib(CHECKPOINTS_KEPT * (1 + self.profile.optimizer_slots) * self.variable_bytes)

@@ -34,10 +34,15 @@ def shortage(kinds: Sequence[NodeKind], space: OptionSpace, sizes: TaskSizes, ha
             "memory, more than any GPU of the cluster has; use a smaller model or larger GPUs."
         )
     for name, task in tasks:
-        message = _no_machine_holds(name, task, kinds)
+        message = _no_machine_holds(f"a {name}", task, kinds)
         if message:
             return InfeasibleError(message)
     return InfeasibleError(_together(tasks, kinds))
+
+
+def shortage_of(name: str, task: TaskResources, kinds: Sequence[NodeKind]) -> InfeasibleError:
+    """The error for a task that no machine has room for; `name` is its role for people."""
+    return InfeasibleError(_no_machine_holds(name, task, kinds))
 
 
 def smallest_tasks(kinds: Sequence[NodeKind], space: OptionSpace, sizes: TaskSizes) -> list[tuple[str, TaskResources]]:
@@ -80,7 +85,7 @@ def _no_machine_holds(name: str, task: TaskResources, kinds: Sequence[NodeKind])
     have = _capacity(best)
     worst = max((r for r in range(4) if need[r]), key=lambda r: (need[r] - have[r]) / need[r])
     return (
-        f"A {name} needs {_shown(worst, need[worst])} and the best machine ('{best.names[0]}') has "
+        f"{name[0].upper()}{name[1:]} needs {_shown(worst, need[worst])} and the best machine ('{best.names[0]}') has "
         f"{_shown(worst, have[worst])}: {_shown(worst, need[worst] - have[worst])} short."
     )
 

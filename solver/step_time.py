@@ -110,11 +110,14 @@ class StepModel:
         rate = self.shape.cpus * self.hardware.core_input_bytes_per_s
         return self.samples_per_step * self.profile.sample_bytes / rate
 
-    def work_s(self, kind: NodeKind) -> float:
-        """Seconds of a worker's step without any transfer. GPUs compute while the CPUs prepare the next batch."""
+    def busy_s(self, kind: NodeKind) -> float:
+        """Seconds of compute and input of a step. GPUs compute while the CPUs prepare the next batch."""
         compute, prepare = self.compute_s(kind), self.input_s
-        busy = max(compute, prepare) if self.shape.gpus else compute + prepare
-        return busy + self.latency_s
+        return max(compute, prepare) if self.shape.gpus else compute + prepare
+
+    def work_s(self, kind: NodeKind) -> float:
+        """Seconds of a worker's step without any transfer."""
+        return self.busy_s(kind) + self.latency_s
 
     def transfer_s(self, kind: NodeKind, local_bytes: int) -> float:
         """Seconds one worker pulls the variables and pushes the gradients, alone on the network.

@@ -89,8 +89,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    if session.config.getoption("--fast") and "tensorflow" in sys.modules:
-        raise pytest.UsageError("A test module without a mark imports TensorFlow, which takes seconds.")
+    if "tensorflow" in sys.modules:
+        raise pytest.UsageError("A test module imports TensorFlow as it is collected, which takes seconds.")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
+from tests import warm
 from tests.waiting import Found, wait_until
+from tests.warm import Warm
 
 DEADLINE_S = 240.0
 TIMEOUT_S = 300.0
@@ -29,9 +31,7 @@ def dike_command(*arguments: str | Path) -> list[str]:
 
 def run_dike(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Runs `dike ARGUMENTS...` and waits for its end."""
-    return subprocess.run(
-        dike_command(*arguments), cwd=cwd, env=dike_environment(), capture_output=True, text=True, timeout=TIMEOUT_S
-    )
+    return warm.run(dike_command(*arguments), cwd=cwd, env=dike_environment(), timeout=TIMEOUT_S)
 
 
 class Running:
@@ -48,7 +48,7 @@ class Running:
         self._log = folder / "stderr"
         self._output = folder / "stdout"
         with self._log.open("w") as stderr, self._output.open("w") as stdout:
-            self.process = subprocess.Popen(
+            self.process = Warm(
                 dike_command(*arguments), cwd=folder, env=dike_environment(), stdout=stdout, stderr=stderr
             )
         self.started.append(self.process)

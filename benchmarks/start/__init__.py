@@ -42,6 +42,8 @@ KEPT_LIMIT_S, COLD_LIMIT_S = 1.5, 3.0
 END_LIMIT_S = 1.0
 PLAN_LIMIT_S = 1.0
 CPU_LIMIT = 1.5
+LIMITED_TASKS = 4
+"""So many tasks of one machine, at most, have limits."""
 STANDSTILL_LIMITS_S = {REJOINS: 1.5, REJOINS_ELASTIC: 1.5, RESTARTS: 1.5, GROWS: 1.5, SHRINKS: None}
 """None: new offers are waited for."""
 
@@ -55,7 +57,7 @@ class Case:
         command: what is run, in the project's folder.
         bare: the same script's case without Dike; empty for that itself, and for what trains nothing.
         is_cold: whether its cache folder holds nothing but Mesos.
-        workers: how many it must have started; 0 if it starts none.
+        tasks: how many it must have launched; 0 if it launches none.
         steps: how many it must make.
         start_limit_s: by how much the first step may come later than without Dike.
         end_limit_s: most seconds from the last step to the prompt.
@@ -67,7 +69,7 @@ class Case:
     command: tuple[str | Path, ...]
     bare: str = ""
     is_cold: bool = False
-    workers: int = 0
+    tasks: int = 0
     steps: int = STEPS
     start_limit_s: float | None = None
     end_limit_s: float | None = None
@@ -175,29 +177,33 @@ class Stage:
         """All that is measured, in the order of a round."""
         python: tuple[str | Path, ...] = (sys.executable,)
         run: tuple[str | Path, ...] = (DIKE, "run")
-        many = (*run, "--plan", self._plan, "--resources", MANY_RESOURCES)
+        # Tasks -> how they are asked for; beside the workers Keras has a ps and a chief.
+        sizes: dict[int, tuple[str | Path, ...]] = {
+            1: run,
+            3: (*run, "--min-workers", "1", "--max-workers", "1"),
+            4: (*run, "--min-workers", "2", "--max-workers", "2"),
+            MANY_WORKERS + 2: (*run, "--plan", self._plan, "--resources", MANY_RESOURCES),
+        }
         bare, bare_session = "`python two_epochs.py`", "`python session_steps.py`"
         found = [Case(bare, (*python, KERAS, self._marks))]
         for is_cold in (True, False):
-            of_keras = {
-                "bare": bare,
-                "is_cold": is_cold,
-                "start_limit_s": COLD_LIMIT_S if is_cold else KEPT_LIMIT_S,
-                "end_limit_s": END_LIMIT_S,
-            }
             profile = "no profile kept" if is_cold else "profile kept"
-            for workers in (1, 2, MANY_WORKERS):
-                chosen = many if workers == MANY_WORKERS else (*run, "--max-workers", str(workers))
+            for tasks, chosen in sizes.items():
+                # Three times as many as there are cores are for information.
+                limited = tasks <= LIMITED_TASKS
                 found.append(
                     Case(
-                        f"`dike run two_epochs.py`, workers: {workers}, {profile}",
+                        f"`dike run two_epochs.py`, tasks: {tasks}, {profile}",
                         (*chosen, KERAS, self._marks),
-                        workers=workers,
-                        cpu_limit=CPU_LIMIT if workers == 1 else None,
-                        **of_keras,
+                        bare=bare,
+                        is_cold=is_cold,
+                        tasks=tasks,
+                        start_limit_s=(COLD_LIMIT_S if is_cold else KEPT_LIMIT_S) if limited else None,
+                        end_limit_s=END_LIMIT_S if limited else None,
+                        cpu_limit=CPU_LIMIT if tasks in (1, 3) else None,
                     )
                 )
-        session = (*run, "--max-workers", "1", SESSION, self._marks)
+        session = (*run, "--min-workers", "1", "--max-workers", "1", SESSION, self._marks)
         tune = (DIKE, "tune", KERAS, "--param", "lr=0.1,0.01", "--slots", "2", "--", self._marks)
         plan = (DIKE, "plan", KERAS, "--cluster", CLUSTER, "--", self._marks)
         return [
@@ -205,10 +211,10 @@ class Stage:
             Case("`dike tune two_epochs.py`, trials: 2", tune, bare, steps=2 * STEPS, start_limit_s=KEPT_LIMIT_S),
             Case(bare_session, (*python, SESSION, self._marks)),
             Case(
-                "`dike run session_steps.py`, workers: 1, profile kept",
+                "`dike run session_steps.py`, tasks: 2, profile kept",
                 session,
                 bare_session,
-                workers=1,
+                tasks=2,
                 start_limit_s=KEPT_LIMIT_S,
                 end_limit_s=END_LIMIT_S,
                 cpu_limit=CPU_LIMIT,
@@ -219,7 +225,7 @@ class Stage:
 
     def prepare(self, cases: Sequence[Case]) -> None:
         """Leaves kept profiles, compiled modules and the plan for many workers behind."""
-        planned = (DIKE, "run", "--plan-only", "--format", "json", "--resources", MANY_RESOURCES)
+        planned = (DIKE, "run", "--min-workers", "1", "--plan-only", "--format", "json", "--resources", MANY_RESOURCES)
         plan = json.loads(self._timed((*planned, KERAS, self._marks), self._kept)[1])
         heavy = self._folder / "heavy.json"
         heavy.write_text(json.dumps(plan["profile"] | dict.fromkeys(FLOPS, MANY_FLOPS)), encoding="utf-8")
@@ -243,9 +249,9 @@ class Stage:
             shutil.rmtree(cache)
         shutil.rmtree(self._project / "dike-runs", ignore_errors=True)
         steps = steps_in(self._marks)
-        workers = len(set(re.findall(r"(worker:\d+)\s+on\s", said)))
-        if (len(steps), workers) != (case.steps, case.workers):
-            raise RuntimeError(f"{case.name} has made {len(steps)} steps with {workers} workers:\n{said}")
+        tasks = len(set(re.findall(r"((?:ps|worker|chief):\d+)\s+on\s", said)))
+        if (len(steps), tasks) != (case.steps, case.tasks):
+            raise RuntimeError(f"{case.name} has made {len(steps)} steps with {tasks} tasks:\n{said}")
         begun_s, ended_s = times["begun_s"], times["ended_s"]
         in_all = (ended_s - begun_s, times["cpu_s"], times["gone_s"] - ended_s)
         return Run(*in_all, steps[0].at_s - begun_s, ended_s - steps[-1].at_s) if steps else Run(*in_all)
@@ -324,8 +330,10 @@ def report(
     yield "those of each round. `two_epochs.py` is two epochs of 63 steps of a small Keras"
     yield "model, `session_steps.py` 126 steps of a TensorFlow 1 session ([scripts](../start/scripts)). They write down"
     yield "when each step ends, in the same way with and without Dike. CPU seconds are those of all processes that a"
-    yield "command starts, the Mesos daemons included. All commands use the private Mesos of this machine; a job of"
-    yield f"{MANY_WORKERS} workers follows a plan for {MANY_RESOURCES.partition(';')[0]}, whatever the machine has."
+    yield "command starts, the Mesos daemons included. All commands use the private Mesos of this machine. One task is"
+    yield "plain; 2 are a worker and a ps, 3 and 4 one or two workers, a ps and a chief; the job of"
+    resources = MANY_RESOURCES.partition(";")[0]
+    yield f"{MANY_WORKERS + 2} follows a plan for {resources}, whatever the machine has, and has no limits."
     latest_s = max(run.gone_s for of_case in runs.values() for run in of_case)
     yield "*no profile kept*: the cache folder holds nothing but Mesos. The last process that a command had started was"
     yield f"gone {latest_s:.2f} s after the prompt at the latest."

@@ -126,11 +126,11 @@ def standstills(repeats: int) -> dict[str, list[float]]:
     two_agents = ("--agents", "2", "--resources", AGENT.resources)
     with tempfile.TemporaryDirectory(prefix="dike-standstill-") as made:
         folder = Path(made)
-        with _job(folder / "rejoins", SESSION, *two_agents, "--max-workers", "2") as job:
+        with _job(folder / "rejoins", SESSION, *two_agents, "--min-workers", "2", "--max-workers", "2") as job:
             for _ in range(repeats):
                 job.settle(WORKERS)
                 note(REJOINS, job.kill("worker:1"))
-        with _job(folder / "restarts", KERAS, "--max-workers", "1") as job:
+        with _job(folder / "restarts", KERAS, "--min-workers", "1", "--max-workers", "1") as job:
             for _ in range(repeats):
                 job.settle(["chief:0"])
                 note(RESTARTS, job.kill("chief:0"))

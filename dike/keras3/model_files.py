@@ -19,9 +19,6 @@ from dike.keras3.model import named_values, optimizers_of
 from dike.trial import folders
 from dike.trial.export import ARRAYS, LAYOUT, PLACES, VARIABLES
 
-KIND = "model"
-"""The kind of a checkpoint that holds a model, and nothing to go on from."""
-
 
 @dataclass(frozen=True)
 class KeptModel:
@@ -44,8 +41,9 @@ class KeptModel:
 
     def write(self, path: str) -> None:
         """Writes it to a folder."""
-        meta = {name: getattr(self, name) for name in ("step", "train_s", "value", "checkpoint")} | {"kind": KIND}
-        folders.write(path, {VARIABLES: dump_arrays(self.values), LAYOUT: self.layout}, meta)
+        meta = {name: getattr(self, name) for name in ("step", "train_s", "value", "checkpoint")}
+        files = {VARIABLES: dump_arrays(self.values), LAYOUT: self.layout}
+        folders.write(path, files, {**meta, "kind": folders.MODEL})
 
 
 class ModelFiles:

@@ -12,7 +12,7 @@ from dike.task import Role, TaskSpec
 
 def is_server(task: TaskSpec) -> bool:
     """Whether the task runs none of the user's code."""
-    return task.role is Role.PS or (task.role is Role.WORKER and task.api.has_separate_chief)
+    return task.role is Role.PS or (not task.is_plain and task.role is Role.WORKER and task.api.has_separate_chief)
 
 
 def serve(task: TaskSpec) -> NoReturn:

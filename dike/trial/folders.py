@@ -27,6 +27,9 @@ META = "dike-trial.json"
 _SUMS = "sums"
 """Where it notes, by path in the folder, size and CRC-32 of each file; not in those of earlier versions."""
 
+MODEL = "model"
+"""The kind of a checkpoint that holds a model, and nothing to go on from."""
+
 Reader = Callable[[str], bytes]
 """Content of one of a checkpoint's files, by name."""
 
@@ -95,6 +98,20 @@ def newest(folder: str) -> str | None:
         if not problem(path):
             return path
     return None
+
+
+def last_written(folder: str) -> tuple[str | None, int]:
+    """The complete checkpoint of the highest step in a folder, whole or damaged, and how many runs have written there.
+
+    A checkpoint that holds nothing to go on from, only a model, counts as a run's and is not the answer.
+    """
+    found = _checkpoints(folder)
+    runs = max((run for run, _, _ in found), default=-1) + 1
+    for _, _, name in sorted(found, key=lambda each: (each[1], each[0]), reverse=True):
+        path = f"{folder.rstrip('/')}/{name}"
+        if (meta := _meta(path)) is not None and meta.get("kind") != MODEL:
+            return path, runs
+    return None, runs
 
 
 def to_resume(spec: TrialSpec) -> str | None:

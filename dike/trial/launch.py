@@ -83,8 +83,7 @@ def _do(trial: TrialRuntime, body: Callable[[], object]) -> int:
                 return _explain_exit(trial, request, code)
         join_threads()
         trial.check_reported()
-        if trial.save_at_end is not None:
-            trial.save_at_end()
+        trial.end()
     except DikeError as error:
         print(f"dike: {error}", file=sys.stderr)
         (trial.refuse if isinstance(error, BadInputError) else trial.failed)(str(error))

@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -163,6 +163,19 @@ class TrialRuntime:
         """The script is about to run."""
         self._tell({"type": "started"})
 
+    def found_model(self, variables: Callable[[], Iterable[tuple[str, Any]]]) -> None:
+        """The model that is trained is known; told before the first checkpoint is written.
+
+        Args:
+            variables: gives unique name and variable of all that a profile would hold.
+        """
+
+    def cannot_suspend(self, why: str) -> None:
+        """The script does what no checkpoint can hold; it runs on to its end."""
+        print(f"dike: this trial cannot be suspended: {why}.", file=sys.stderr, flush=True)
+        if self.is_training:
+            self.training(preemptible=False)
+
     def restored(self, path: str, step: int, train_s: float, standing: Mapping[str, Any]) -> None:
         """A checkpoint has been restored: counting goes on from there.
 
@@ -280,7 +293,7 @@ class TrialRuntime:
             self._is_restated = False
         if self._values:
             line["values"] = list(self._values)
-        self._reporter.send(line, wait_s)
+        self._tell(line, wait_s)
         self._losses.clear()
         self._metrics.clear()
         self._value = None
@@ -363,8 +376,8 @@ class TrialRuntime:
                 f"The script does not report a metric '{metric}', only {names}; name what it reports with --metric."
             )
 
-    def _tell(self, line: Mapping[str, object]) -> None:
-        self._reporter.send(line, REPORT_WAIT_S)
+    def _tell(self, line: Mapping[str, Any], wait_s: float = REPORT_WAIT_S) -> None:
+        self._reporter.send(line, wait_s)
 
     def check_reported(self) -> None:
         """To be called at the end of the script.
@@ -382,6 +395,12 @@ class TrialRuntime:
                 "call dike.report(step, loss=...)."
             )
         self._require_metric(self._names)
+
+    def end(self) -> None:
+        """The script has run to its end: writes its last checkpoint, if it has left that to us."""
+        if self.save_at_end is not None:
+            self.save_at_end()
+        self.flush_progress()
 
     def leave(self, code: int) -> NoReturn:
         """Ends the process at once, its reports and output written."""

@@ -1,19 +1,40 @@
-"""`dike agents`: the cluster as a service sees it."""
+"""`dike agents`: the cluster as a service sees it; `dike agents measure`: its network."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import dataclasses
+import datetime
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dike.exceptions import BadInputError, JobFailedError
+from framework.cli.job_options import constraint_option
+from framework.cli.mesos_options import MESOS_PANELS, mesos_access
 from framework.cli.option_groups import with_options
 from framework.cli.service_options import ServiceAccess, service_access
-from solver.cli.output import Format, console, print_json
+from solver.cli.help import with_panels
+from solver.cli.output import Format, console, new_table, print_json, say
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from framework.scheduler.mesos_access import MesosAccess
+    from framework.scheduler.network_measurement import NetworkReport
+
+LEAST_BYTES, MOST_BYTES = 4 * 2**20, 64 * 2**30
+"""Of one transfer: less is over before its speed is known."""
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
+@app.callback(invoke_without_command=True)
 @with_options(access=service_access)
 def agents(
     *,
+    context: typer.Context,
     access: ServiceAccess,
     output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
 ) -> None:
@@ -21,6 +42,8 @@ def agents(
 
     Shows what of each agent is used, and what it offered last.
     """
+    if context.invoked_subcommand is not None:
+        return
     with access.client() as client:
         cluster = client.cluster()
     if output_format is Format.JSON:
@@ -31,3 +54,81 @@ def agents(
         console().print(agents_table(cluster.agents))
     else:
         print("No agent is registered." if cluster.agents == [] else "The master has not told of its agents yet.")
+
+
+PANELS = {
+    "The transfers": ("size", "seconds", "constraint"),
+    "Output": ("output", "output_format"),
+    **MESOS_PANELS,
+}
+
+
+@app.command(cls=with_panels(PANELS))
+@with_options(mesos=mesos_access)
+def measure(
+    *,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE", help="The network file to write (YAML).")
+    ] = Path("network.yaml"),
+    size: Annotated[str, typer.Option(metavar="SIZE", help="Most that one transfer sends.")] = "64MiB",
+    seconds: Annotated[float, typer.Option(min=0.1, max=60, help="Longest that one transfer takes.")] = 2.0,
+    constraint: Annotated[list[str] | None, constraint_option()] = None,
+    mesos: MesosAccess,
+    output_format: Annotated[Format, typer.Option("--format", help="How to print the result.")] = Format.TABLE,
+) -> None:
+    """Measures the network between the agents of a Mesos.
+
+    Runs a small task on each agent that has room. They send to one another, one at a time, and then out of their racks.
+    Writes what --network takes of dike run, dike plan and dike serve.
+    """
+    from framework.scheduler.network_measurement import TransferLimits, measure_network
+    from solver.cluster_file import write_network
+    from solver.units import parse_bytes
+
+    try:
+        limits = TransferLimits(int(parse_bytes(size)), seconds)
+    except ValueError as error:
+        raise BadInputError(f"'{size}' is not a value of --size: {error}.") from None
+    if not LEAST_BYTES <= limits.size_bytes <= MOST_BYTES:
+        raise BadInputError(f"--size {size} cannot be; give 4MiB to 64GiB.")
+    if not output.parent.is_dir() or output.is_dir():
+        raise BadInputError(f"The network file {output} cannot be written; name a file in a folder that there is.")
+    as_json = output_format is Format.JSON
+    tell = functools.partial(say, console(stderr=True))
+    report = measure_network(mesos, limits, constraint or (), lambda text: None if as_json else tell(text))
+    for problem in report.problems:
+        tell(problem)
+    if not report.transfers:
+        raise JobFailedError("No transfer came to its end, so nothing is known of the network and nothing was written.")
+    when = datetime.datetime.now().astimezone()
+    about = f"Measured by dike agents measure on {when:%Y-%m-%d %H:%M}: up to {size} or {seconds:g} s a transfer, Gb/s."
+    write_network(output, report.network(), about)
+    if as_json:
+        print_json(_as_json(report))
+        return
+    console().print(_table(report))
+    across = report.across_racks_gbps
+    if across is not None:
+        say(console(), f"The slowest rack's uplink carries {across:.3g} Gb/s.")
+    say(console(), f"wrote {output}; give it to dike run, dike plan or dike serve as --network")
+
+
+def _as_json(report: NetworkReport) -> dict[str, Any]:
+    return {
+        "network_gbps": report.cards_gbps,
+        "across_racks_gbps": report.across_racks_gbps,
+        "racks": report.racks,
+        "transfers": [dataclasses.asdict(one) for one in report.transfers],
+        "problems": list(report.problems),
+    }
+
+
+def _table(report: NetworkReport) -> Table:
+    table = new_table("Network", "agent", "rack", "sent", "received", "card")
+    for agent, card in report.cards_gbps.items():
+        alone = [one for one in report.transfers if not one.shared]
+        sent = max((one.gbps for one in alone if one.sender == agent), default=None)
+        received = max((one.gbps for one in alone if one.receiver == agent), default=None)
+        cells = ("-" if gbps is None else f"{gbps:.3g} Gb/s" for gbps in (sent, received, card))
+        table.add_row(agent, report.racks[agent] or "-", *cells)
+    return table

@@ -158,7 +158,7 @@ class PlainObserver(JobObserver):
         return text if self._script_folder is None else _COPY.sub(lambda _: str(self._script_folder), text)
 
     def _is_chief(self, task: JobTask) -> bool:
-        return is_chief(self._profile.api, task.planned.role, task.planned.index)
+        return task.planned.is_plain or is_chief(self._profile.api, task.planned.role, task.planned.index)
 
 
 class LiveObserver(PlainObserver):

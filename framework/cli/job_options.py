@@ -14,14 +14,15 @@ from dike.exceptions import BadInputError
 from framework.mesos.containers import parse_volumes
 from framework.project.entry_point import EntryPoint, environment_for_tasks, find_entry_point
 from framework.scheduler.constraints import parse_constraints
-from solver.choices import Objective
 from solver.cli.plan import again_option, module_option
+from solver.cli.planning_options import PLANNING, min_workers_option
 from solver.text_files import read_text
 
 if TYPE_CHECKING:
     from dike.profile import ModelProfile
     from framework.training.run import RunRequest
     from framework.training.spec import Stragglers
+    from solver.settings import PlanSettings
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class JobOptions:
     Attributes:
         script, is_module, arguments: the script, or the name of a module, and its own arguments.
         plan_file: a plan to follow; None to make one.
-        max_workers, objective, checkpoint_dir, checkpoint_interval_s, max_restarts, stream_all_logs, elastic,
+        min_workers, max_workers, checkpoint_dir, checkpoint_interval_s, max_restarts, stream_all_logs, elastic,
             resize_interval_s, stragglers, constraints, environment, volumes, isolate_tasks: see `RunRequest`.
         batch_size: what to plan for; None for the script's own.
         outputs_limit: how much of what the script writes is brought back, as it was typed; None for the default.
@@ -43,8 +44,8 @@ class JobOptions:
     is_module: bool
     arguments: tuple[str, ...]
     plan_file: Path | None
+    min_workers: int | None
     max_workers: int | None
-    objective: Objective
     checkpoint_dir: str | None
     checkpoint_interval_s: float
     max_restarts: int
@@ -63,6 +64,7 @@ class JobOptions:
 
     def request(
         self,
+        planning: PlanSettings,
         *,
         on_this_machine: bool,
         tell: Callable[[str], None],
@@ -72,6 +74,7 @@ class JobOptions:
         """Reads the plan, packs what travels, gets the script's profile, and puts all of it together.
 
         Args:
+            planning: how it is to be planned.
             on_this_machine: whether the script's processes run on this machine.
             tell: is told in one line where the profile comes from.
             handed_over: a profile that was written for us alone; it is removed.
@@ -82,6 +85,7 @@ class JobOptions:
         """
         from framework.project.profiling import Forks, load_profile, profile_of_job
 
+        self._check(planning)
         plan_text = None if self.plan_file is None else read_text(self.plan_file, "plan")
         entry = self._entry_point()
         environment = {
@@ -95,9 +99,12 @@ class JobOptions:
         from dike.checkpoints import check_folder, fingerprint
         from framework.project import bundle
         from framework.training.run import RunRequest
+        from framework.training.spec import check_can_run
         from solver import Plan
 
         plan = None if plan_text is None else Plan.loads(plan_text)
+        if plan is not None:
+            check_can_run(plan)
         archive = bundle.pack(entry.script, entry.folder)
 
         def check_plan(profile: ModelProfile) -> None:
@@ -146,7 +153,8 @@ class JobOptions:
             checkpoint_dir=self.checkpoint_dir,
             checkpoint_interval_s=self.checkpoint_interval_s,
             max_restarts=self.max_restarts,
-            objective=self.objective,
+            planning=planning,
+            min_workers=self.min_workers,
             max_workers=self.max_workers,
             plan=plan,
             stream_all_logs=self.stream_all_logs,
@@ -159,6 +167,21 @@ class JobOptions:
             isolate_tasks=self.isolate_tasks,
         )
 
+    def _check(self, planning: PlanSettings) -> None:
+        from solver.settings import LONGEST_LIVE_S, PlanSettings
+
+        if self.plan_file is not None and planning != PlanSettings():
+            raise BadInputError(
+                f"The plan {self.plan_file} is made already; leave out --plan, or what says how to make one: "
+                f"{', '.join('--' + name.replace('_', '-') for name in (*PLANNING, 'network'))}."
+            )
+        limit_s = planning.time_limit_s
+        if limit_s is not None and limit_s > LONGEST_LIVE_S:
+            raise BadInputError(
+                f"--time-limit is {limit_s:g} s; {LONGEST_LIVE_S:g} s is the most for a job that runs, because the "
+                "agents' offers wait meanwhile."
+            )
+
     def _entry_point(self) -> EntryPoint:
         name = str(self.script)
         if self.script.suffix == ".json" or name.startswith("keras:"):
@@ -170,7 +193,7 @@ class JobOptions:
 
 JOB_PANELS = {
     "The script": ("module", "env", "outputs_limit", "batch_size", "saved_profile", "profile_again"),
-    "The plan": ("plan", "max_workers", "objective", "constraint", "volume", "isolate_tasks"),
+    "The plan": ("plan", "min_workers", "max_workers", *PLANNING, "constraint", "volume", "isolate_tasks"),
     "Change the size while it trains": ("elastic", "resize_interval", "stragglers"),
     "Checkpoints and restarts": ("checkpoint_dir", "checkpoint_interval", "max_restarts"),
 }
@@ -217,10 +240,8 @@ def job_options(
         list[str] | None, typer.Argument(help="The script's own arguments.", show_default=False)
     ] = None,
     plan: Annotated[Path | None, typer.Option(help="Follow this plan (JSON) instead of making one.")] = None,
+    min_workers: Annotated[int | None, min_workers_option()] = None,
     max_workers: Annotated[int | None, typer.Option(min=1, help="Use at most N workers.")] = None,
-    objective: Annotated[
-        Objective, typer.Option(help="What to plan for: speed, or the paper's Eq. 1 (traffic).")
-    ] = "throughput",
     constraint: Annotated[list[str] | None, constraint_option()] = None,
     checkpoint_dir: Annotated[
         str | None, typer.Option(help="Folder for checkpoints, and to resume from; the same path on all agents.")
@@ -269,14 +290,14 @@ def job_options(
         raise BadInputError(f"--profile-again reads the model again, --profile takes {saved_profile}; leave one out.")
     parse_constraints(constraint or ())
     parse_volumes(volume or ())
-    bounds = read_bounds(elastic, max_workers=max_workers, has_plan=plan is not None)
+    bounds = read_bounds(elastic, min_workers=min_workers, max_workers=max_workers, has_plan=plan is not None)
     return JobOptions(
         script=script,
         is_module=module,
         arguments=tuple(arguments or ()),
         plan_file=plan,
+        min_workers=min_workers,
         max_workers=max_workers,
-        objective=objective,
         checkpoint_dir=checkpoint_dir,
         checkpoint_interval_s=checkpoint_interval,
         max_restarts=max_restarts,

@@ -17,19 +17,28 @@ from framework.cli.mesos_options import MESOS_PANELS, mesos_access
 from framework.cli.option_groups import with_options
 from framework.project.entry_point import hint
 from solver.cli.output import Format, console, print_json, say
+from solver.cli.planning_options import network_option, plan_settings, read_network_option
 
 if TYPE_CHECKING:
     from framework.cli.job_options import JobOptions
     from framework.scheduler.mesos_access import MesosAccess
+    from solver.settings import PlanSettings
 
 
-PANELS = {**JOB_PANELS, "Output": ("plan_only", "logs", "output_format"), **MESOS_PANELS}
+PANELS = {
+    **JOB_PANELS,
+    "The plan": (*JOB_PANELS["The plan"], "network"),
+    "Output": ("plan_only", "logs", "output_format"),
+    **MESOS_PANELS,
+}
 
 
-@with_options(mesos=mesos_access, job=job_options)
+@with_options(mesos=mesos_access, job=job_options, planning=plan_settings)
 def run(
     *,
     job: JobOptions,
+    planning: PlanSettings,
+    network: Annotated[Path | None, network_option()] = None,
     plan_only: Annotated[bool, typer.Option("--plan-only", help="Show the plan and stop.")] = False,
     mesos: MesosAccess,
     handed_over: Annotated[Path | None, typer.Option(hidden=True)] = None,
@@ -54,7 +63,10 @@ def run(
             # No task is started from a plan, and its model may need no import either.
             return "" if plan_only else mesos.zygotes
 
-        request = job.request(on_this_machine=mesos.runs_here, tell=tell, handed_over=handed_over, zygotes=start_mesos)
+        planning = dataclasses.replace(planning, network=read_network_option(network))
+        request = job.request(
+            planning, on_this_machine=mesos.runs_here, tell=tell, handed_over=handed_over, zygotes=start_mesos
+        )
         # Late, as all that is not needed to begin with the start of Mesos and the imports of the tasks.
         from framework.cli.console import LiveObserver, PlainObserver
         from framework.training.run import run_training

@@ -28,7 +28,6 @@ from framework.search.pruners import parse_stop
 from framework.search.records import Mode, SearchSpec
 from framework.search.samplers import EXHAUSTIVE, check_sampler, default_sampler, grid_size
 from framework.search.space import check_space, parse_parameter, read_space
-from framework.search.store import Store
 
 DEFAULT_TRIALS = 20
 _MILESTONE = re.compile(r"(?P<percent>\d+(\.\d+)?)%:(?P<seconds>\d+(\.\d+)?)s?")
@@ -217,6 +216,8 @@ def kept_function(function: Path | None, name: str | None, storage: str) -> Iter
 
 def _is_needed(function: Path, name: str, storage: str) -> bool:
     """Whether a search of that name calls the function."""
+    from framework.search.store import Store
+
     try:
         with contextlib.closing(Store(storage, must_exist=True)) as store:
             return any(Path(search.spec.script).resolve() == function.resolve() for search in store.searches(name))

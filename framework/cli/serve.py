@@ -10,7 +10,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 from urllib.parse import quote
 
 import typer
@@ -22,7 +22,12 @@ from framework.cli.service_options import USERS_VARIABLE
 from framework.project.entry_point import RUNS_FOLDER
 from framework.service.access import DEFAULT_LISTEN
 from framework.user_folders import own_token_file
+from solver.cli.planning_options import network_option, read_network_option
 
+AllocationName = Literal["dike", "optimus", "drf", "tetris", "fifo"]
+"""`framework.policies.jobs.registry.POLICIES`, which takes time to import."""
+ALLOCATION_INTERVAL_S = 60.0
+SAMPLE_RUNS = 2
 DAY_S = 24 * 3600.0
 STATE_VARIABLE = "DIKE_STATE"
 HA_VARIABLE = "DIKE_HA"
@@ -47,6 +52,8 @@ PANELS = {
     "Clients": ("listen", "advertise", "users", "proxy_user_header", "proxy_address"),
     "What is kept": ("state", "checkpoint_root", "keep", "keep_checkpoints"),
     "Several services": ("ha", "standby", "failover_timeout"),
+    "Planning": ("network",),
+    "Elastic jobs": ("allocation", "allocation_interval", "sample_runs"),
     **MESOS_PANELS,
     "How tasks start on the agents": (*MESOS_PANELS["How tasks start on the agents"], "allow_volume"),
 }
@@ -106,6 +113,20 @@ def serve_command(
             help="A folder of the agents that jobs may mount, with --image; repeatable.",
         ),
     ] = None,
+    network: Annotated[Path | None, network_option()] = None,
+    allocation: Annotated[
+        AllocationName | None,
+        typer.Option(help="Policy that shares the cluster out among elastic jobs; else each sizes itself."),
+    ] = None,
+    allocation_interval: Annotated[
+        float | None, typer.Option(min=1, help="Seconds between two rounds of --allocation, 60 by default.")
+    ] = None,
+    sample_runs: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=4, help="Smaller sizes at which a long job is measured first, with --allocation; 2 by default."
+        ),
+    ] = None,
     keep: Annotated[
         float, typer.Option(min=0, metavar="DAYS", help="Forget jobs this many days after their end; 0 means never.")
     ] = 30.0,
@@ -134,6 +155,11 @@ def serve_command(
     allowed = read_allowed(allow_volume or ())
     if allowed and mesos.image is None:
         raise BadInputError("--allow-volume needs --image: without one, jobs see the folders of their agents anyway.")
+    if allocation is None and (allocation_interval is not None or sample_runs is not None):
+        given = "--sample-runs" if allocation_interval is None else "--allocation-interval"
+        raise BadInputError(
+            f"{given} is of no use without --allocation; name a policy: {', '.join(get_args(AllocationName))}."
+        )
     proxy = _proxy(proxy_user_header, proxy_address or (), users)
     kept_checkpoints_s = None if keep_checkpoints is None else read_age("--keep-checkpoints", keep_checkpoints)
     if kept_checkpoints_s == 0:
@@ -161,6 +187,10 @@ def serve_command(
             weight=known.weight,
             limits=known.limits,
             allowed_volumes=allowed,
+            network=read_network_option(network),
+            allocation=allocation,
+            allocation_interval_s=ALLOCATION_INTERVAL_S if allocation_interval is None else allocation_interval,
+            sample_runs=SAMPLE_RUNS if sample_runs is None else sample_runs,
             keep_s=keep * DAY_S or None,
             keep_checkpoints_s=kept_checkpoints_s,
         )

@@ -12,10 +12,12 @@ from framework.cli.job_options import JOB_PANELS, JobOptions, job_options
 from framework.cli.option_groups import with_options
 from framework.cli.service_options import SERVICE_PANELS, ServiceAccess, service_access
 from solver.cli.output import Format, console, say
+from solver.cli.planning_options import plan_settings
 
 if TYPE_CHECKING:
     from framework.service.requests import TrainingRequest
     from framework.training.run import RunRequest
+    from solver.settings import PlanSettings
 
 
 PANELS = {
@@ -25,10 +27,11 @@ PANELS = {
 }
 
 
-@with_options(access=service_access, job=job_options)
+@with_options(access=service_access, job=job_options, planning=plan_settings)
 def submit(
     *,
     job: JobOptions,
+    planning: PlanSettings,
     name: Annotated[str | None, typer.Option(help="The job's name.", show_default="made from the script's")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the job ends.")] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Wait, and show the output.")] = False,
@@ -54,17 +57,19 @@ def submit(
     as_json = output_format is Format.JSON
     staying = Staying(wait, follow, as_json)
     if save is not None:
-        request, archive = _read(job, name, quiet=as_json, on_this_machine=False)
+        request, archive = _read(job, planning, name, quiet=as_json, on_this_machine=False)
         for path in _save(save, request, archive):
             say(staying.out, f"wrote {path}")
         return
     with access.client() as client:
         client.me()  # a wrong address or token is told before the script is run for its profile
-        read = _read(job, name, quiet=as_json, on_this_machine=client.runs_here())
+        read = _read(job, planning, name, quiet=as_json, on_this_machine=client.runs_here())
         staying.after(client, client.submit_request(*read))
 
 
-def _read(job: JobOptions, name: str | None, *, quiet: bool, on_this_machine: bool) -> tuple[TrainingRequest, bytes]:
+def _read(
+    job: JobOptions, planning: PlanSettings, name: str | None, *, quiet: bool, on_this_machine: bool
+) -> tuple[TrainingRequest, bytes]:
     """The request and the bundle."""
 
     def tell(text: str) -> None:
@@ -72,7 +77,7 @@ def _read(job: JobOptions, name: str | None, *, quiet: bool, on_this_machine: bo
             say(console(stderr=True), text)
 
     try:
-        request = job.request(on_this_machine=on_this_machine, tell=tell)
+        request = job.request(planning, on_this_machine=on_this_machine, tell=tell)
         return _training_request(request, name), request.archive
     except KeyboardInterrupt:
         raise InterruptedByUserError("Interrupted; nothing was submitted.") from None
@@ -94,7 +99,7 @@ def _training_request(request: RunRequest, name: str | None) -> TrainingRequest:
     from dike import checkpoints
     from framework.project.run_folders import absolute_folder
     from framework.project.script_facts import script_facts
-    from framework.service.requests import training_request
+    from framework.service.requests import planning_fields, training_request
 
     folder = request.checkpoint_dir
     if folder is not None:
@@ -109,7 +114,8 @@ def _training_request(request: RunRequest, name: str | None) -> TrainingRequest:
         checkpoint_dir=folder,
         checkpoint_interval_s=request.checkpoint_interval_s,
         max_restarts=request.max_restarts,
-        objective=request.objective,
+        **planning_fields(request.planning),
+        min_workers=request.min_workers,
         max_workers=request.max_workers,
         plan=None if request.plan is None else request.plan.to_json(),
         stream_all_logs=request.stream_all_logs,

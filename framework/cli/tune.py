@@ -190,7 +190,6 @@ def tune(
 
     Many trials share the slots by turns; the policy says which of them run first.
     """
-    from framework.cli.following import Staying
     from framework.cli.search_options import (
         RUN_OPTIONS,
         changed_spec,
@@ -200,7 +199,6 @@ def tune(
         search_spec,
     )
     from framework.search.database import default_storage
-    from framework.search.store import Store
 
     url = storage or default_storage()
     constraints = tuple(constraint or ())
@@ -208,8 +206,11 @@ def tune(
     volumes = tuple(volume or ())
     parse_volumes(volumes)
     as_json = output_format is Format.JSON
-    staying = Staying(wait, follow, as_json)
     if detach:
+        # With what speaks to a service, which a search of one's own need not wait for.
+        from framework.cli.following import Staying
+
+        staying = Staying(wait, follow, as_json)
         given = [option for option in NOT_WITH_DETACH if is_given(context, option)]
         if given:
             options = ", ".join(map(_as_typed, given))
@@ -238,6 +239,8 @@ def tune(
                     submitted = client.resume(find_job(client, resume).id, constraints or None)
                     staying.after(client, submitted, resumed=True)
                 return
+            from framework.search.store import Store
+
             with contextlib.closing(Store(url, must_exist=True)) as store:
                 spec = changed_spec(context, store.open_search(resume))
                 remembered = run_options(context, store.options)

@@ -220,10 +220,11 @@ class EmbeddedCluster:
         """Returns when the master counts every agent as active, since its last start.
 
         Raises:
-            DikeError: that did not come true in `timeout_s` seconds.
+            DikeError: that did not come true in `timeout_s` seconds, or the cluster was stopped meanwhile.
         """
         deadline = time.monotonic() + timeout_s
         while missing := self._missing_agents():
+            self._running()  # Another thread may have stopped it.
             if time.monotonic() > deadline:
                 names = ", ".join(agent.name for agent in missing)
                 tail = self._files.log_tail(missing[0].name)

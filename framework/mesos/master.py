@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import http.client
 import json
 import logging
 import re
 import threading
 import time
+import urllib.error
+import urllib.parse
+import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-import httpx
 from kazoo.exceptions import KazooException
 from kazoo.handlers.threading import KazooTimeoutError
 
@@ -25,6 +29,7 @@ from solver import NodeClass
 DEFAULT_PORT = 5050
 RETRY_S = 0.5
 REQUEST_TIMEOUT_S = 5.0
+JSON, FORM = "application/json", "application/x-www-form-urlencoded"
 Credentials = tuple[str, str]
 """Principal and secret, for HTTP basic authentication."""
 
@@ -55,10 +60,8 @@ class Master:
     def ask(self, path: str) -> dict[str, Any] | None:
         """The JSON object that the master answers a GET with; None where it does not tell."""
         try:
-            answer = _get(f"http://{self.address}{path}", credentials=self.credentials)
-            answer.raise_for_status()
-            values = answer.json()
-        except (httpx.HTTPError, ValueError) as error:
+            values = _ask(f"http://{self.address}{path}", self.credentials).values()
+        except (_NoAnswerError, ValueError) as error:
             logger.info("the master does not answer %s: %s", path, error)
             return None
         return values if isinstance(values, dict) else None
@@ -150,6 +153,16 @@ class LeadingMaster:
         """As `Master.agents`."""
         return self._now.agents(admits)
 
+    def teardown(self, framework_id: str) -> str:
+        """Ends a framework that may be there still, with all its tasks; what came of it, for the log."""
+        form = urllib.parse.urlencode({"frameworkId": framework_id}).encode()
+        try:
+            answer = _ask(f"http://{self.address}/master/teardown", self.credentials, form, FORM)
+        except _NoAnswerError as error:
+            return f"not ended: {error}"
+        # Mesos says 400 for a framework it does not know, which is what was wanted.
+        return f"HTTP {answer.status}"
+
 
 def connect(uri: str, timeout_s: float) -> Master:
     """Waits until a Mesos master answers.
@@ -173,19 +186,19 @@ def connect(uri: str, timeout_s: float) -> Master:
             raise BadInputError(f"{uri} named no leading Mesos master within {timeout_s:g} s; check --master.")
         host, port = address
         try:
-            answer = _get(f"http://{host}:{port}/version", min(REQUEST_TIMEOUT_S, max(timeout_s, 0.1)))
-        except httpx.TransportError as error:
-            reason = str(error) or type(error).__name__
+            answer = _ask(f"http://{host}:{port}/version", timeout_s=min(REQUEST_TIMEOUT_S, max(timeout_s, 0.1)))
+        except _NoAnswerError as error:
+            reason = str(error)
         else:
             version = _mesos_version(answer)
             if version is not None and _is_master(host, port):
                 return Master(uri if "://" in uri else f"{host}:{port}", host, port, version)
             # A Mesos master that is just starting has its version up before the rest.
-            if answer.status_code < httpx.codes.INTERNAL_SERVER_ERROR and (version is None or _is_agent(host, port)):
+            if answer.status < http.HTTPStatus.INTERNAL_SERVER_ERROR and (version is None or _is_agent(host, port)):
                 raise BadInputError(
                     f"What answers at {host}:{port} is not a Mesos master; check --master (its port is usually 5050)."
                 )
-            reason = f"HTTP {answer.status_code}"
+            reason = f"HTTP {answer.status}"
         if time.monotonic() >= deadline:
             raise BadInputError(
                 f"No Mesos master answered at {host}:{port} within {timeout_s:g} s ({reason}); check --master, or "
@@ -201,33 +214,77 @@ def leading_for_s(address: str, credentials: Credentials | None = None) -> float
         address: its `host:port`.
         credentials: who asks.
     """
+    question = json.dumps({"type": "GET_MASTER"}).encode()
     try:
-        answer = httpx.post(
-            f"http://{address}/api/v1",
-            json={"type": "GET_MASTER"},
-            headers={"Accept": "application/json"},
-            auth=credentials,
-            timeout=REQUEST_TIMEOUT_S,
-            trust_env=False,
-        )
-        answer.raise_for_status()
-        elected_s = float(answer.json()["get_master"]["elected_time"])
-        now_s = parsedate_to_datetime(answer.headers["Date"]).timestamp()
-    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+        answer = _ask(f"http://{address}/api/v1", credentials, question)
+        elected_s = float(answer.values()["get_master"]["elected_time"])
+        now_s = parsedate_to_datetime(answer.date).timestamp()
+    except (_NoAnswerError, ValueError, KeyError, TypeError) as error:
         logger.info("the master does not tell since when it leads: %s", error)
         return None
     return max(0.0, now_s - elected_s)
 
 
-def _get(url: str, timeout_s: float = REQUEST_TIMEOUT_S, credentials: Credentials | None = None) -> httpx.Response:
-    # Not through a proxy of the environment: masters are in the cluster's own network, or on this machine.
-    return httpx.get(url, auth=credentials, timeout=timeout_s, follow_redirects=True, trust_env=False)
+class _NoAnswerError(Exception):
+    """Nothing answers, or not by HTTP."""
 
 
-def _mesos_version(answer: httpx.Response) -> str | None:
+@dataclass(frozen=True)
+class _Answer:
+    """By HTTP; `date` is the header of that name."""
+
+    status: int
+    content: bytes
+    date: str
+
+    def values(self) -> Any:
+        """What its JSON says.
+
+        Raises:
+            ValueError: if it has none, or says that something went wrong.
+        """
+        if self.status != http.HTTPStatus.OK:
+            raise ValueError(f"HTTP {self.status}")
+        return json.loads(self.content)
+
+
+# Not through a proxy of the environment: masters are in the cluster's own network, or on this machine.
+# Python's own client, since every `dike run` waits for what it imports.
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def _ask(
+    url: str,
+    credentials: Credentials | None = None,
+    content: bytes | None = None,
+    media_type: str = JSON,
+    timeout_s: float = REQUEST_TIMEOUT_S,
+) -> _Answer:
+    """The answer to a GET, or to a POST of some content; redirections are followed.
+
+    Raises:
+        _NoAnswerError: if there is none.
+    """
+    headers = {"Accept": JSON, "Content-Type": media_type}
+    request = urllib.request.Request(url, content, headers)  # noqa: S310 (always http)
+    if credentials is not None:
+        request.add_header("Authorization", f"Basic {base64.b64encode(':'.join(credentials).encode()).decode()}")
+    try:
+        try:
+            answer = _OPENER.open(request, timeout=timeout_s)
+        except urllib.error.HTTPError as error:
+            answer = error
+        with answer:
+            return _Answer(answer.status, answer.read(), answer.headers.get("Date", ""))
+    except (OSError, http.client.HTTPException) as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        raise _NoAnswerError(str(reason) or type(reason).__name__) from error
+
+
+def _mesos_version(answer: _Answer) -> str | None:
     """The version, if it is a Mesos that answered."""
     try:
-        data = answer.json()
+        data = json.loads(answer.content)
     except ValueError:
         return None
     if isinstance(data, dict) and "build_user" in data and isinstance(data.get("version"), str):
@@ -245,8 +302,8 @@ def _is_agent(host: str, port: int) -> bool:
 
 def _healthy(url: str) -> bool:
     try:
-        return _get(url).is_success
-    except httpx.TransportError:
+        return _ask(url).status == http.HTTPStatus.OK
+    except _NoAnswerError:
         return False
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from framework.mesos.resources import ResourcePool, usable_amounts
 from solver import Cluster, NodeClass
+from solver.cluster import DEFAULT_NETWORK_GBPS
 
 MIB = 2**20
 NO_OFFER_S = 10.0
@@ -18,8 +19,6 @@ NO_OFFER = (
     "is for this role (--role)."
 )
 """What is said then, where nothing better is known."""
-DEFAULT_NETWORK_GBPS = 10.0
-DEFAULT_WITHIN_NODE_GBPS = 64.0
 
 
 @dataclass
@@ -115,8 +114,8 @@ def _names(hostname: str, agent_id: str) -> tuple[str, str, str]:
 
 
 def cluster_of(nodes: Iterable[NodeClass]) -> Cluster:
-    """A solver cluster of these nodes."""
-    return Cluster(nodes=tuple(nodes), within_node_gbps=DEFAULT_WITHIN_NODE_GBPS, across_racks_gbps=None)
+    """A solver cluster of these nodes, its links as in a cluster file that says nothing of them."""
+    return Cluster(nodes=tuple(nodes))
 
 
 def node_class(name: str, scalars: dict[str, float], attributes: dict[str, str]) -> NodeClass:

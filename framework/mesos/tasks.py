@@ -127,7 +127,13 @@ def take_devices(pool: ResourcePool, gpus: int, used: Collection[int]) -> tuple[
 
 
 def executor_info(
-    executor_id: str, name: str, source: str, python: str, container: Container | None, resources: Sequence[Resource]
+    executor_id: str,
+    name: str,
+    source: str,
+    python: str,
+    container: Container | None,
+    resources: Sequence[Resource],
+    module: str = "executor",
 ) -> dict[str, Any]:
     """Mesos' ExecutorInfo of our executor.
 
@@ -138,13 +144,14 @@ def executor_info(
         python: interpreter on the agent.
         container: what it runs in; None for the agent's own file system.
         resources: what it gets beside its task.
+        module: of ours that the interpreter runs.
     """
     info: dict[str, Any] = {
         "type": "CUSTOM",
         "executor_id": {"value": executor_id},
         "name": name,
         "source": source,
-        "command": {"shell": False, "value": python, "arguments": [python, "-m", "executor"]},
+        "command": {"shell": False, "value": python, "arguments": [python, "-m", module]},
         "resources": list(resources),
     }
     if container is not None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from framework.mesos import events
 from framework.mesos.driver import CallRefusedError, MasterUnavailableError
@@ -15,6 +15,9 @@ from framework.scheduler.constraints import parse_constraints
 from framework.scheduler.feasibility import Sizing
 from framework.scheduler.offer_pool import Offer
 from framework.scheduler.records import JobState, TaskRecord
+
+if TYPE_CHECKING:
+    from framework.policies.jobs.interface import Counts, JobView
 
 CANCELLED = "cancelled"
 INTERRUPTED = "interrupted"
@@ -191,6 +194,43 @@ class Resizable(Protocol):
         Args:
             task_ids: which; those that have ended may be among them. None: it is not asked any more.
             reason: whose wish that is, as a sentence for its user.
+        """
+
+
+@runtime_checkable
+class Scalable(Protocol):
+    """A job whose size somebody else may decide on (`framework.scheduler.allocator`)."""
+
+    @property
+    def is_scalable(self) -> bool:
+        """Whether it can have several sizes."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether enough is known of it to decide on its size."""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it waits for workers to be given to it."""
+
+    def hold(self, sharing: Callable[[], int], sample_runs: int) -> None:
+        """From now on its size is decided on elsewhere: it does not start before, nor change its size by itself.
+
+        Args:
+            sharing: how many such jobs there are.
+            sample_runs: at how many other sizes its speed is to be measured before the first decision on one that runs.
+        """
+
+    def scale_view(self) -> JobView | None:
+        """What is believed of it; None where it needs nothing, or nothing is known yet.
+
+        Its id, user, arrival and how long it has waited are for others to say. Samples that nobody knows are NaN.
+        """
+
+    def scale_to(self, counts: Counts) -> None:
+        """It is to have so many workers and parameter servers as soon as that can be; with none it waits.
+
+        One that runs and becomes larger has more of them once there is room, if they are worth the change then.
         """
 
 

@@ -225,7 +225,9 @@ class OfferMatcher:
                 # Once it wants some again, it looks at all there is.
                 handle.seen_generation = None
         self._ask_planning(now_s)
-        if self.pool.settled(now_s) and self._offer_to_all(now_s):
+        if not self.pool.settled(now_s):
+            self._offer_to_all(now_s, _replaces_tasks)
+        elif self._offer_to_all(now_s):
             self.pool.settle()
             self._hold_or_refuse(now_s)
         if connected:
@@ -235,12 +237,12 @@ class OfferMatcher:
 
     # Who looks at what.
 
-    def _offer_to_all(self, now_s: float) -> bool:
-        """Lets jobs look, one after the other, as long as there is time; whether all have looked."""
+    def _offer_to_all(self, now_s: float, who: Callable[[JobHandle], bool] = lambda _: True) -> bool:
+        """Lets these jobs look, one after the other, as long as there is time; whether all have looked."""
         until_s = time.monotonic() + ROUND_S
         views: dict[Hashable, _View] = {}
         passed: list[JobHandle] = []
-        pending = self._pending(now_s)
+        pending = self._pending(now_s, who)
         while pending:
             handle = pending.popleft()
             # An earlier look may have ended this job, or changed its mind.
@@ -264,7 +266,7 @@ class OfferMatcher:
             if self._offer_to(handle, view, passed, now_s):
                 passed.clear()
                 # Its user has a larger share now.
-                pending = self._pending(now_s)
+                pending = self._pending(now_s, who)
             else:
                 passed.append(handle)
         return True
@@ -363,9 +365,9 @@ class OfferMatcher:
             if other not in self._planning[handle].seen_by:
                 other.seen_generation = None
 
-    def _pending(self, now_s: float) -> deque[JobHandle]:
-        """The jobs in their order, if any has to look at what there is yet."""
-        jobs = list(self._jobs.values())
+    def _pending(self, now_s: float, who: Callable[[JobHandle], bool]) -> deque[JobHandle]:
+        """These jobs in their order, if any has to look at what there is yet."""
+        jobs = list(filter(who, self._jobs.values()))
         if not self.pool or all(self._has_seen(handle, now_s) or handle.job.need is Need.NOTHING for handle in jobs):
             return deque()
         return deque(self._queue.order(jobs))
@@ -444,3 +446,8 @@ class OfferMatcher:
                 # Void offers: a master that was just restarted does not know the subscription they came by.
                 logger.info("%s", error)
             del self._to_decline[refuse_s]
+
+
+def _replaces_tasks(handle: JobHandle) -> bool:
+    """Whether it trains on and wants a lost task again: the first place for it is as good as any, so it never waits."""
+    return handle.has_tasks and handle.job.need is Need.COME_BACK

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from framework.scheduler.agents import AgentDirectory, AgentFacts, Others
-from framework.scheduler.amounts import left, total, totals
+from framework.scheduler.amounts import Amounts, left, total, totals
 from framework.scheduler.fair_share import Candidate, FairQueue
 from framework.scheduler.feasibility import FitCache, nodes_for
-from framework.scheduler.job import Excluding, JobHandle, Need, Preemptible
+from framework.scheduler.job import Excluding, JobHandle, Need, Preemptible, Scalable
 from framework.scheduler.offer_pool import OfferPool
 from framework.scheduler.preemption import Preemption, Room, UnknownPlaceError
 from framework.scheduler.records import TaskRecord
@@ -99,6 +99,13 @@ class PendingQueue:
         pool.forget(None if known is None else {agent.agent_id for agent in known})
         return released
 
+    def room(self) -> list[tuple[AgentFacts, Amounts]] | None:
+        """The agents, and what there is of each beside what other frameworks hold; None where they are not known."""
+        agents = self._agents()
+        if agents is None:
+            return None
+        return [(agent, left(agent.total, self._others.all.get(agent.agent_id, {}))) for agent in agents]
+
     def snapshot(self, pool: OfferPool, now_s: float, *, connected: bool) -> Snapshot:
         """All of it as it is now."""
         reservation = self._reservations.current
@@ -129,6 +136,7 @@ class PendingQueue:
             sizing=handle.sizing,
             held=totals((task.agent_id, task.resources) for task in handle.tasks.values()),
             tasks=len(handle.tasks),
+            is_held=not handle.has_tasks and isinstance(handle.job, Scalable) and handle.job.is_held,
             excluded=handle.job.excluded_agents() if isinstance(handle.job, Excluding) else {},
             waits_since_s=None if since_s is None else time.time() - (now_s - since_s),
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from executor.messages import Addressed
 from framework.mesos import events
@@ -20,7 +20,7 @@ from framework.mesos.master import LeadingMaster
 from framework.scheduler.agents import AgentDirectory
 from framework.scheduler.background import AtOnce, Background
 from framework.scheduler.fair_share import FairQueue
-from framework.scheduler.job import Job, JobHandle, Need
+from framework.scheduler.job import Job, JobHandle, Need, Scalable
 from framework.scheduler.journal import Journal, ServiceLeaseLostError, StorageUnavailableError
 from framework.scheduler.metrics import Metrics
 from framework.scheduler.offer_matcher import OfferMatcher
@@ -30,6 +30,9 @@ from framework.scheduler.records import TaskRecord
 from framework.scheduler.reservation import Reservations
 from framework.scheduler.snapshot import Snapshot
 from framework.scheduler.task_tracker import TaskTracker
+
+if TYPE_CHECKING:
+    from framework.scheduler.allocator import Allocator
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +60,7 @@ class Scheduler:
         reservations: decides for whom agents are kept.
         master: hears which master leads; None where nobody needs to know.
         background: where what takes long is done; None: at once.
+        allocator: decides on the sizes of elastic jobs; None: each decides for itself.
         clock: seconds, monotonic.
 
     Attributes:
@@ -78,6 +82,7 @@ class Scheduler:
         reservations: Reservations | None = None,
         master: LeadingMaster | None = None,
         background: Background | None = None,
+        allocator: Allocator | None = None,
         clock: Callable[[], float] = time.monotonic,
         pool: OfferPool | None = None,
     ) -> None:
@@ -88,6 +93,7 @@ class Scheduler:
         self._metrics = metrics or Metrics()
         self._master = master
         self._background = background or AtOnce()
+        self._allocator = allocator
         self._clock = clock
         self._connection = Connection(log)
         self._jobs: dict[str, JobHandle] = {}
@@ -105,7 +111,8 @@ class Scheduler:
             self._isolated,
             self._metrics,
             clock,
-            pool or OfferPool(),
+            # An empty one is false.
+            OfferPool() if pool is None else pool,
         )
         self._next_idle = 0
         self._reviewed_s = clock()
@@ -156,6 +163,8 @@ class Scheduler:
         """
         handle = JobHandle(job_id, user, number, constraints, tasks, self._background)
         handle.job = make(handle)
+        if self._allocator is not None and isinstance(handle.job, Scalable):
+            handle.job.hold(self._scalable, self._allocator.sample_runs)
         self._jobs[job_id] = handle
         self._tracker.assign(handle, tasks)
         if self._connection.connected:
@@ -265,7 +274,13 @@ class Scheduler:
                 handle.seen_generation = None
             self._matcher.revive()
         self._matcher.forget(now_s)
+        if self._allocator is not None:
+            self._allocator.review(self.jobs, self._queue.room(), self._background, self._isolated, now_s)
         self.snapshot = self._queue.snapshot(self.pool, now_s, connected=self._connection.connected)
+
+    def _scalable(self) -> int:
+        """How many jobs share by the allocation."""
+        return sum(isinstance(one.job, Scalable) and one.job.is_scalable for one in self._jobs.values())
 
     def _tick_jobs(self) -> None:
         """Looks after all jobs of which something runs, and in turn after the others, one of those alike."""

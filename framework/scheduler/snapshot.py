@@ -25,6 +25,7 @@ class JobFacts:
         sizing: what it takes; None where that is not known.
         held: agent -> resource -> amount that its tasks hold.
         tasks: how many have not ended.
+        is_held: whether it waits for workers to be given to it, in the rounds of an allocation.
         excluded: agent -> for how many seconds the job leaves it out, after failures there.
         waits_since_s: since when it waits with nothing running, in seconds since the epoch; None if it does not.
     """
@@ -37,6 +38,7 @@ class JobFacts:
     sizing: Sizing | None = None
     held: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     tasks: int = 0
+    is_held: bool = False
     excluded: Mapping[str, float] = field(default_factory=dict)
     waits_since_s: float | None = None
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from dike.checkpoints import make_private
 from dike.exceptions import BadInputError, InterruptedByUserError, JobFailedError
 from framework.mesos.containers import own_container
@@ -42,7 +40,6 @@ from framework.search.trials import TrialTracker
 logger = logging.getLogger(__name__)
 
 CANCEL_MARGIN_S = 15.0
-TEARDOWN_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -201,18 +198,6 @@ def _make_folder(path: str) -> None:
 
 def _end_predecessor(framework_id: str | None, master: LeadingMaster) -> None:
     """Ends the framework of a `dike tune` that was killed: its slots hold GPUs until Mesos gives it up."""
-    if framework_id is None:
-        return
-    try:
-        answer = httpx.post(
-            f"http://{master.address}/master/teardown",
-            data={"frameworkId": framework_id},
-            auth=master.credentials,
-            timeout=TEARDOWN_TIMEOUT_S,
-            trust_env=False,
-        )
-        # Mesos says 400 for a framework it does not know, which is what was wanted.
-        logger.info("teardown of %s: HTTP %d", framework_id, answer.status_code)
-    except httpx.HTTPError as error:
-        # No harm to the trials: runs never write to each other's files.
-        logger.warning("the framework %s of the interrupted search was not ended: %s", framework_id, error)
+    # Runs never write to each other's files, so it does no harm to the trials if this fails.
+    if framework_id is not None:
+        logger.info("the framework %s of the interrupted search: %s", framework_id, master.teardown(framework_id))

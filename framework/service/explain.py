@@ -23,6 +23,10 @@ from framework.training.planning import TrainingSizing
 
 __all__ = ["AgentRow", "Explanation", "TaskNeed", "Verdict", "can_ever_fit", "explain"]
 
+HELD = (
+    "The jobs of this service share the cluster by its policy (dike serve --allocation), which gives all workers to "
+    "others at the moment; the next round may give this one some."
+)
 SHOWN = 5
 """How many names a sentence lists."""
 
@@ -114,6 +118,8 @@ class _Case:
             where = _count(len(job.held), "agent")
             shrinks = why_it_shrinks(now.reservation, job.job_id)
             return Verdict.RUNNING, f"The job runs, with {_count(job.tasks, 'task')} on {where}.{wants}{shrinks}"
+        if job.is_held:
+            return self._never() or (Verdict.TURN, HELD)
         if job.need is Need.NOTHING:
             return Verdict.RUNNING, "The job wants nothing at the moment: its tasks are ending or all have ended."
         if not now.connected:

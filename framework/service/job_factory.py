@@ -35,6 +35,7 @@ from framework.service.store import ServiceStore
 from framework.training.controller import TrainingJob
 from framework.training.planning import TrainingSizing
 from framework.training.state import stored_checkpoint_dir
+from solver.network import Network
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class JobContext:
         python: interpreter on the agents.
         image: container image for the tasks; None for the agent's own file system.
         allowed_volumes: what users may ask for in their containers.
+        network: what is known of the links between agents; None for nothing.
         hand_out_gpus: whether we count GPU devices out, for agents that neither isolate nor announce them.
         checkpoint_root: folder for the checkpoints of jobs that name none; the same path on all agents.
         agents: constraints -> lists the agents that meet them (`framework.training.planning.AllAgents`).
@@ -62,6 +64,7 @@ class JobContext:
     agents: Callable[[tuple[str, ...]], AllAgents]
     demand: Callable[[str], Demand | None]
     allowed_volumes: tuple[Volume, ...] = ()
+    network: Network | None = None
 
     @property
     def mounts(self) -> Mounts:
@@ -89,6 +92,7 @@ def _training(record: JobRecord, handle: JobHandle, recorder: JobRecorder, conte
     folder = folder or f"{context.checkpoint_root.rstrip('/')}/{never_before}"
     with _still_understood():
         spec = request.to_spec(
+            context.network,
             job_id=record.id,
             claims_as=never_before,
             checkpoint_dir=folder,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -32,13 +32,20 @@ from framework.search.samplers import EXHAUSTIVE, check_sampler, grid_size
 from framework.search.space import check_space
 from framework.search.store import SearchSummary
 from framework.training.elastic.options import read_bounds, read_stragglers
-from framework.training.spec import MAX_VARIABLES, JobSpec
+from framework.training.spec import MAX_VARIABLES, JobSpec, check_can_run
 from solver import Plan
+from solver.settings import LONGEST_LIVE_S, PlanSettings
+
+if TYPE_CHECKING:
+    from solver.calibration import Measurement
+    from solver.network import Network
 
 MAX_TEXT = 4096
 MAX_ITEMS = 10_000
 MAX_NAME = 200
 MAX_PARAMETERS = 1000
+MAX_MEASUREMENTS = 200
+"""More would take longer to fit than offers wait."""
 MAX_ENVIRONMENT_BYTES = 256 * 1024
 """Of all variables together: Linux starts no process with more than 2 MiB of them and of arguments."""
 _STORED = "stored"
@@ -102,6 +109,7 @@ Environment = Annotated[dict[Text, Text], Field(max_length=1000), AfterValidator
 MAX_TRIALS = 100 * MAX_ITEMS
 Positive = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+Measured = Annotated[float, Field(ge=1e-7, le=1e9, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=MAX_ITEMS)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Bound = Annotated[float, Field(ge=-1e300, le=1e300, allow_inf_nan=False)]
@@ -181,6 +189,69 @@ def check_search(spec: SearchSpec) -> None:
         raise BadInputError("The grid has fewer points than there are trials, or more than can be counted.")
 
 
+class MeasuredStep(BaseModel):
+    """How long a step took with one placement (`solver.calibration.Measurement`).
+
+    Attributes:
+        ps: machine of each parameter server.
+        workers: machine of each worker.
+        gpus, cpus: of each worker.
+        seconds: in which every worker made one step; None where `samples_per_s` is given.
+        samples_per_s: of the whole job; None where `seconds` is given.
+        batch_size: samples per step of one worker; None for the model's.
+        shard_bytes: bytes of variables on each parameter server; None for those that a plan would put there.
+        where: file and line, for messages.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    ps: Annotated[tuple[Text, ...], Field(min_length=1, max_length=MAX_ITEMS)]
+    workers: Annotated[tuple[Text, ...], Field(min_length=1, max_length=MAX_ITEMS)]
+    gpus: Annotated[int, Field(ge=0, le=1000)] = 0
+    cpus: Annotated[float, Field(gt=0, le=1e4, allow_inf_nan=False)]
+    seconds: Measured | None = None
+    samples_per_s: Measured | None = None
+    batch_size: Annotated[int, Field(ge=1, le=10**9)] | None = None
+    shard_bytes: Annotated[tuple[Annotated[int, Field(ge=1, lt=2**62)], ...], Field(max_length=MAX_ITEMS)] | None = None
+    where: Text = "A measurement"
+
+    @classmethod
+    def of(cls, row: Measurement) -> MeasuredStep:
+        """A measurement as a request has it."""
+        return cls(
+            ps=row.assignment.ps,
+            workers=row.assignment.workers,
+            gpus=row.shape.gpus,
+            cpus=row.shape.cpus,
+            seconds=row.seconds,
+            samples_per_s=row.samples_per_s,
+            batch_size=row.batch_size,
+            shard_bytes=row.shard_bytes,
+            where=row.where,
+        )
+
+    def to_measurement(self) -> Measurement:
+        """The measurement.
+
+        Raises:
+            BadInputError: if it says nothing, or contradicts itself.
+        """
+        # Late: few jobs have any, and what reads them takes a while to import.
+        from solver.calibration import Measurement
+        from solver.placement.naming import Assignment
+        from solver.resources import WorkerShape
+
+        return Measurement(
+            WorkerShape(self.gpus, self.cpus),
+            Assignment(self.ps, self.workers, None),
+            self.seconds,
+            self.samples_per_s,
+            self.batch_size,
+            self.shard_bytes,
+            self.where,
+        )
+
+
 class TrainingRequest(BaseModel):
     """A training job as it is submitted; most fields mean what they mean in `framework.training.spec.JobSpec`.
 
@@ -188,6 +259,7 @@ class TrainingRequest(BaseModel):
         name: the job's id; None to make one up.
         constraints: see `JobRecord`.
         volumes: folders of the agents for its containers (`framework.mesos.containers.parse_volume`).
+        objective, rules, sharding, time_limit_s, measurements: how it is planned (`solver.settings.PlanSettings`).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -202,6 +274,7 @@ class TrainingRequest(BaseModel):
     checkpoint_interval_s: Seconds = 60.0
     max_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
     objective: Literal["throughput", "traffic"] = "throughput"
+    min_workers: Annotated[int, Field(ge=1, le=MAX_ITEMS)] | None = None
     max_workers: Annotated[int, Field(ge=1, le=MAX_ITEMS)] | None = None
     plan: dict[str, Any] | None = None
     stream_all_logs: bool = False
@@ -213,6 +286,10 @@ class TrainingRequest(BaseModel):
     constraints: ConstraintTexts = []
     volumes: VolumeTexts = []
     isolate_tasks: bool = False
+    rules: Text = "default"
+    sharding: Literal["optimus", "greedy", "round_robin"] = "greedy"
+    time_limit_s: Annotated[float, Field(gt=0, le=LONGEST_LIVE_S)] | None = None
+    measurements: Annotated[list[MeasuredStep], Field(max_length=MAX_MEASUREMENTS)] = []
 
     @model_serializer(mode="wrap")
     def _known_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -224,20 +301,32 @@ class TrainingRequest(BaseModel):
             return self
         try:
             spec = self.to_spec(job_id="job", checkpoint_dir="", bundle_url="", python="")
+            spec.planning.check()
+            if spec.plan is not None:
+                check_can_run(spec.plan)
         except (DikeError, ValueError, TypeError, KeyError) as error:
             raise ValueError(str(error)) from error
         if len(spec.profile.variables) > MAX_VARIABLES:
             raise ValueError(f"the model has more than {MAX_VARIABLES} variables, too many to plan for in a service")
         return self
 
-    def to_spec(self, **of_the_service: Any) -> JobSpec:
+    def to_spec(self, network: Network | None = None, **of_the_service: Any) -> JobSpec:
         """The job, with what the service adds: `job_id`, `checkpoint_dir`, `bundle_url`, `python` and the like.
+
+        Args:
+            network: what the service knows of the links.
+            of_the_service: further fields of the job.
 
         Raises:
             BadInputError: if the request contradicts itself.
-            ValueError, TypeError, KeyError: if profile or plan are none.
+            ValueError, TypeError, KeyError: if profile, plan or measurements are none.
         """
-        bounds = read_bounds(self.elastic, max_workers=self.max_workers, has_plan=self.plan is not None)
+        bounds = read_bounds(
+            self.elastic,
+            min_workers=self.min_workers,
+            max_workers=self.max_workers,
+            has_plan=self.plan is not None,
+        )
         values: dict[str, Any] = {
             "script": self.script,
             "arguments": tuple(self.arguments),
@@ -245,7 +334,15 @@ class TrainingRequest(BaseModel):
             "profile_is_kept": self.profile_is_kept,
             "checkpoint_interval_s": self.checkpoint_interval_s,
             "max_restarts": self.max_restarts,
-            "objective": self.objective,
+            "planning": PlanSettings(
+                objective=self.objective,
+                rules=self.rules,
+                sharding=self.sharding,
+                time_limit_s=self.time_limit_s,
+                measurements=tuple(step.to_measurement() for step in self.measurements),
+                network=network,
+            ),
+            "min_workers": self.min_workers,
             "max_workers": self.max_workers,
             "plan": None if self.plan is None else Plan.from_json(self.plan),
             "stream_all_logs": self.stream_all_logs,
@@ -343,12 +440,34 @@ def stored_request(record: JobRecord) -> TrainingRequest | SearchJobRequest:
         raise _refused(error) from error
 
 
-_NEWS = ("name", "volumes", "isolate_tasks", "profile_is_kept")
+_NEWS: dict[str, Any] = {
+    "name": None,
+    "volumes": [],
+    "isolate_tasks": False,
+    "profile_is_kept": False,
+    "rules": "default",
+    "sharding": "greedy",
+    "time_limit_s": None,
+    "measurements": [],
+    "min_workers": None,
+}
+"""Fields that services of earlier versions do not know -> what says nothing."""
 
 
 def _without_news(values: dict[str, Any]) -> dict[str, Any]:
     """A request without the fields that services of earlier versions do not know, where they say nothing."""
-    return {field: value for field, value in values.items() if value or field not in _NEWS}
+    return {field: value for field, value in values.items() if field not in _NEWS or value != _NEWS[field]}
+
+
+def planning_fields(planning: PlanSettings) -> dict[str, Any]:
+    """The fields of a request that say how a job is planned; what is known of the network is the service's."""
+    return {
+        "objective": planning.objective,
+        "rules": planning.rules,
+        "sharding": planning.sharding,
+        "time_limit_s": planning.time_limit_s,
+        "measurements": [MeasuredStep.of(row).model_dump(exclude_none=True) for row in planning.measurements],
+    }
 
 
 def _refused(error: ValidationError) -> BadInputError:

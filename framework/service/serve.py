@@ -18,6 +18,7 @@ from framework.mesos.driver import Driver
 from framework.mesos.master import LeadingMaster, leading_for_s
 from framework.project.run_folders import absolute_folder
 from framework.scheduler.agents import AgentDirectory, AllAgents, no_agent_meets
+from framework.scheduler.allocator import Allocator
 from framework.scheduler.background import Threads
 from framework.scheduler.constraints import parse_constraints
 from framework.scheduler.fair_share import FairQueue
@@ -33,6 +34,7 @@ from framework.service.store import ServiceStore
 from framework.service.submission import Submissions
 from framework.service.users import Limits, no_limits
 from solver import NodeClass
+from solver.network import Network
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +63,11 @@ class ServeRequest:
         weight: user -> weight in the queue.
         limits: user -> how much of the service that user may have.
         allowed_volumes: what users may ask for in their containers.
+        network: what is known of the links between agents; None for nothing.
+        allocation: policy of `framework.policies.jobs` that decides on the sizes of all elastic jobs; None: each
+            decides for itself.
+        allocation_interval_s: from one of its rounds to the next.
+        sample_runs: at how many other sizes a job is measured before the first decision on it.
         keep_s: how long jobs that have ended are kept, in seconds; None for ever.
         keep_checkpoints_s: how long their checkpoints are, in folders that the service has made; None for ever.
     """
@@ -75,6 +82,10 @@ class ServeRequest:
     weight: Callable[[str], float] = lambda user: 1.0
     limits: Callable[[str], Limits] = no_limits
     allowed_volumes: tuple[Volume, ...] = ()
+    network: Network | None = None
+    allocation: str | None = None
+    allocation_interval_s: float = 60.0
+    sample_runs: int = 2
     keep_s: float | None = None
     keep_checkpoints_s: float | None = None
 
@@ -156,9 +167,15 @@ def _serve_as_one_framework(
             agents=functools.partial(agents_for, directory),
             demand=directory.demand,
             allowed_volumes=request.allowed_volumes,
+            network=request.network,
         )
         background = Threads(lambda: scheduler.events.put(events.WorkDone()))
-        service = Service(context, driver, FairQueue(request.weight), directory, master, background)
+        allocator = None
+        if request.allocation is not None:
+            interval_s = request.allocation_interval_s
+            allocator = Allocator(request.allocation, interval_s, request.weight, request.sample_runs)
+            note(f"elastic jobs get their sizes by {request.allocation}, every {request.allocation_interval_s:g} s")
+        service = Service(context, driver, FairQueue(request.weight), directory, master, background, allocator)
         if count := len(service.scheduler.jobs):
             note(f"going on with {count} {'job' if count == 1 else 'jobs'}")
         keeping = Keeping(request.keep_s, request.keep_checkpoints_s, Path(checkpoint_root))

@@ -15,6 +15,7 @@ from framework.mesos.connection import FrameworkRemovedError
 from framework.mesos.driver import MesosCalls
 from framework.mesos.master import LeadingMaster
 from framework.scheduler.agents import AgentDirectory
+from framework.scheduler.allocator import Allocator
 from framework.scheduler.background import Background
 from framework.scheduler.fair_share import FairQueue
 from framework.scheduler.job import CANCELLED, INTERRUPTED, Holder, JobHandle, Need, Outcome
@@ -70,6 +71,7 @@ class Service:
         agents: knows the agents; None where nobody does.
         master: hears which master leads; None where nobody needs to know.
         background: where what takes long is done; None: at once.
+        allocator: decides on the sizes of elastic jobs; None: each decides for itself.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Service:
         agents: AgentDirectory | None = None,
         master: LeadingMaster | None = None,
         background: Background | None = None,
+        allocator: Allocator | None = None,
     ) -> None:
         self._context = context
         self._store = context.store
@@ -103,6 +106,7 @@ class Service:
             agents=agents,
             master=master,
             background=background,
+            allocator=allocator,
         )
         tasks: dict[str, list[TaskRecord]] = {}
         for task in self._store.tasks(live_only=True):

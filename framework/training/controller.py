@@ -35,6 +35,7 @@ from framework.training.spec import JobResult, JobSpec, JobTask
 from framework.training.state import JobRun, Phase, StateWriter, TrainingState, read_state
 
 if TYPE_CHECKING:
+    from framework.policies.jobs.interface import Counts, JobView
     from framework.training.elastic.resizer import Resizer
 
 logger = logging.getLogger(__name__)
@@ -110,14 +111,18 @@ class TrainingJob:
         self._must_take_up = state is not None
         self._connection = Connection(observer.notify)
         self._outbox: list[Message] = []
-        self._prepare(spec if self._state.profile is None else spec.with_profile(self._state.profile))
+        self._given = spec
+        self._is_governed = False
+        self._sharing: Callable[[], int] = lambda: 1
+        self._sample_runs = 0
+        self._prepare()
         if launched is not None:
             self._run.forget_unlaunched(launched)
 
-    def _prepare(self, spec: JobSpec) -> None:
-        """Makes all that depends on what was asked for, of which nothing runs."""
+    def _prepare(self) -> None:
+        """Makes all that depends on what was asked for and what was found, of which nothing runs."""
         run, observer, clock = self._run, self._observer, self._clock
-        self._spec = spec
+        self._spec = spec = self._wanted()
         self._writer = StateWriter(spec)
         self._planner = Planner(spec, run, observer, self._all_agents, self._background, clock(), patient=self._patient)
         self._replacement = WorkerReplacement(spec, run, observer)
@@ -130,9 +135,17 @@ class TrainingJob:
             listener = self._resizer = Resizer(
                 spec, run, self._outbox, observer, self.result, lambda: self._demand(self._framework_id), clock
             )
+            if self._is_governed:
+                self._resizer.hold(self._sample_runs)
+        self._is_foreseen = False
         self._launching: WorkerReplacement | Resizer | None = None
         self._output = OutputReader(spec, run, self._outbox, observer, clock)
         self._reports = ReportReader(spec, self._state, observer, listener, self._output)
+
+    def _wanted(self) -> JobSpec:
+        """What was asked for, with what was found of it."""
+        spec = dataclasses.replace(self._given, plain=self._state.plain)
+        return spec if self._state.profile is None else spec.with_profile(self._state.profile)
 
     @property
     def done(self) -> bool:
@@ -156,6 +169,8 @@ class TrainingJob:
     @property
     def need(self) -> Need:
         """What it wants offers for at the moment."""
+        if self.is_held:
+            return Need.NOTHING
         if self._state.phase is Phase.WAITING:
             # One that fails again and again must not come before all others each time.
             return Need.COME_BACK if self._run.attempt and self._state.failures < 2 else Need.START
@@ -183,6 +198,54 @@ class TrainingJob:
         """
         if self._resizer is not None:
             self._resizer.reclaim(task_ids, reason)
+
+    # Its size, where somebody else decides on it.
+
+    @property
+    def is_scalable(self) -> bool:
+        """Whether it can have several sizes."""
+        return self._spec.elastic is not None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether its speeds are known, as far as they are before it runs, and it is not about to end."""
+        going = self._state.phase is Phase.RUNNING or (self._state.phase is Phase.WAITING and self._is_foreseen)
+        return going and self._resizer is not None and self._resizer.is_known
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it waits for workers to be given to it."""
+        waits = self._state.phase is Phase.WAITING and self._is_governed and self.is_scalable
+        return waits and (self._planner.allotted is None or not self._is_foreseen)
+
+    def hold(self, sharing: Callable[[], int], sample_runs: int) -> None:
+        """From now on its size is decided on elsewhere; a job that is not elastic goes on as it does.
+
+        Args:
+            sharing: how many jobs share the agents.
+            sample_runs: at how many other sizes its speed is to be measured before the first decision on one that runs.
+        """
+        self._is_governed, self._sharing, self._sample_runs = True, sharing, sample_runs
+        if self._resizer is not None:
+            self._resizer.hold(sample_runs)
+
+    def scale_view(self) -> JobView | None:
+        """What is believed of it; None where it ends, or nothing is known yet."""
+        if not self.is_known or self._resizer is None:
+            return None
+        return self._resizer.view(runs=self._state.phase is Phase.RUNNING)
+
+    def scale_to(self, counts: Counts) -> None:
+        """It is to have so many workers and parameter servers as soon as that can be; with none it waits."""
+        # Late: most jobs keep their size.
+        from framework.training.elastic.layout import Size
+
+        size = Size(*counts) if counts[0] else None
+        if self._resizer is not None:
+            self._resizer.scale_to(size)
+        if size is None and self._state.phase is Phase.WAITING:
+            self._observer.waiting("The allocation gives all workers to other jobs at the moment.")
+        self._planner.allotted = size
 
     def to_state(self) -> dict[str, Any]:
         """What it needs to go on after a restart of the service."""
@@ -298,12 +361,20 @@ class TrainingJob:
         now = self._clock()
         self._output.tick()
         match self._state.phase:
-            case Phase.WAITING:
+            case Phase.WAITING if self._is_governed and self._resizer is not None and not self._is_foreseen:
+                self._foresee(self._resizer, now)
+            case Phase.WAITING if not self.is_held:
                 self._planner.tick(now, connected=self._connection.connected)
             case Phase.RUNNING:
                 self._end_attempt(self._tick_running(now))
             case Phase.STOPPING if not self._run.live():
                 self._stopped()
+
+    def _foresee(self, resizer: Resizer, now_s: float) -> None:
+        found = self._planner.foresee(now_s, self._sharing())
+        if found is not None:
+            resizer.foreseen(*found)
+            self._is_foreseen = True
 
     def _tick_running(self, now_s: float) -> AttemptEnd | None:
         failure = self._replacement.tick(now_s) if self._replacement.active else ""
@@ -422,6 +493,8 @@ class TrainingJob:
         stale = end.task is not None and end.task.reason == STALE_OFFERS
         if self._spec.profile_is_kept and end.task is not None and end.task.found_other_model:
             return self._why_not_planned_again(end.task)
+        if end.task is not None and end.task.found_other_layout:
+            return self._why_not_of_other_layout(end.task)
         if stale or not end.counts:
             self._observer.notify(f"{end.reason}; starting again")
         elif end.task is not None and end.task.is_fenced:
@@ -452,6 +525,20 @@ class TrainingJob:
             f"the model of {script} is not what it was, though the script is: it reads something that does not travel; "
             "planning again"
         )
+        return ""
+
+    def _why_not_of_other_layout(self, task: JobTask) -> str:
+        """Takes in that the checkpoints are of a job with parameter servers, or without; why that is its end, if so."""
+        spec, plain = self._spec, not task.planned.is_plain
+        kind = "one plain task" if plain else "a job with parameter servers"
+        if spec.plan is not None or (plain and (spec.min_workers is not None or spec.elastic is not None)):
+            asked = "--plan" if spec.plan else "--min-workers" if spec.elastic is None else "--elastic"
+            instead = f"leave out {asked}, or name another folder with --checkpoint-dir"
+            return f"the checkpoints in {spec.checkpoint_dir} are of {kind}; {instead}"
+        if self._state.plain is not None:
+            return f"{task.failure}; the checkpoints in {spec.checkpoint_dir} are of both kinds{task.place_of_output}"
+        self._state.plain = plain
+        self._observer.notify(f"the checkpoints in {spec.checkpoint_dir} are of {kind}; planning again")
         return ""
 
     def _why_hopeless(self, task: JobTask | None) -> str:
@@ -498,7 +585,11 @@ class TrainingJob:
             found = self.result.profile
             if found is not None and self._spec.profile_is_kept:
                 self._state.profile, self._run.plan = found, None
-                self._prepare(self._spec.with_profile(found))
+            if self._spec.elastic is None and self.result.checkpoint_step is not None and self._run.plan is not None:
+                # It goes on as it has begun.
+                self._state.plain = self._run.plan.is_plain
+            if self._wanted() != self._spec:
+                self._prepare()
             self._state.phase = Phase.WAITING
             self._planner.wait(self._clock())
             return

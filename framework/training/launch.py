@@ -185,6 +185,7 @@ def task_spec(
         checkpoint_interval_s=spec.checkpoint_interval_s,
         attempt=attempt,
         fingerprint=fingerprint(spec.profile),
+        batch_size=spec.profile.batch_size,
         kept_batch_size=spec.profile.batch_size if spec.profile_is_kept else None,
         replicas=spec.replicas,
     )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
+import math
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -17,13 +19,15 @@ from framework.scheduler.agents import AllAgents
 from framework.scheduler.amounts import SCALARS, describe
 from framework.scheduler.background import Background
 from framework.scheduler.feasibility import Fit, Nodes, capacity, packed
-from framework.scheduler.job import Decline, Later
+from framework.scheduler.job import LOOK_AGAIN_S, Decline, Later
 from framework.scheduler.records import TaskNeed
+from framework.training.elastic.layout import Size, layout
 from framework.training.launch import DoesNotFitError, cluster_spec, launch_operation, place
 from framework.training.observer import JobObserver
 from framework.training.spec import JobSpec, JobTask
 from framework.training.state import JobRun
 from solver import NodeClass, Plan, PlannedTask, PlanRequest, TaskResources, make_plan, smallest_job
+from solver.deadline import plan_within
 from solver.milp import SolverError
 
 CACHE_SIZE = 16
@@ -33,8 +37,6 @@ logger = logging.getLogger(__name__)
 
 QUICK_PLAN_S = 0.1
 """So long a plan is waited for; most take less, and the next job can look at what is left of the offers at once."""
-PLAN_TIME_LIMIT_S = 30.0
-"""Offers are held while a plan is made: the best one found by then will do."""
 FIT_TIME_LIMIT_S = 5.0
 """Nothing is launched by these plans: the first one found will do."""
 
@@ -80,6 +82,10 @@ class Planner:
         background: plans.
         now_s: the time.
         patient: whether a job that fits no agents there are waits for others, instead of being an error.
+
+    Attributes:
+        allotted: the most that an elastic job may start with, where somebody else decides on its size; None: it may
+            start with as much as is best.
     """
 
     def __init__(
@@ -102,12 +108,23 @@ class Planner:
         self._checked: tuple[Sequence[NodeClass], str] | None = None
         self._inquiry: _Inquiry | None = None
         self._waiting_since_s = now_s
+        self._foreseeing: Future[tuple[Plan, list[NodeClass]] | str] | None = None
+        self._foreseen: Plan | None = None
+        self._foresee_again_s = -math.inf
+        self.allotted: Size | None = None
 
-    @functools.cached_property
+    @property
     def demand_key(self) -> Hashable:
         """Equal for jobs that fit the same offers; None for one that follows a plan."""
+        return None if self._kind is None else (self._kind, self.allotted)
+
+    @functools.cached_property
+    def _kind(self) -> Hashable:
         spec = self._spec
-        return None if spec.plan is not None else (spec.profile.dumps(), spec.objective, spec.max_workers, spec.elastic)
+        if spec.plan is not None:
+            return None
+        bounds = (spec.min_workers, spec.max_workers, spec.elastic, spec.plain)
+        return (spec.profile.dumps(), spec.planning, *bounds)
 
     @property
     def _is_planning(self) -> bool:
@@ -155,19 +172,48 @@ class Planner:
             assert isinstance(answer, str)
             self._observer.waiting(answer)
 
+    def foresee(self, now_s: float, sharing: int) -> tuple[Plan, list[NodeClass]] | None:
+        """The plan that an elastic job would have on its part of the agents it may use, and all of these agents.
+
+        Once it is there, `allotted` can be set: the job then starts with tasks shaped as in that plan. On all agents
+        they would be so large that few jobs could share them.
+
+        Args:
+            now_s: the time.
+            sharing: how many jobs share the agents.
+
+        Returns:
+            None as long as that is being found out, and if the job would not fit, of which the user is notified; then
+            it is looked again now and then.
+        """
+        if self._foreseeing is None and now_s >= self._foresee_again_s:
+            self._foreseeing = self._background.start(functools.partial(self._planned_alone, sharing))
+        if self._foreseeing is None or not self._foreseeing.done():
+            return None
+        found = self._foreseeing.result()
+        self._foreseeing, self._foresee_again_s = None, now_s + LOOK_AGAIN_S
+        if isinstance(found, str):
+            self._observer.waiting(found)
+            return None
+        self._foreseen = found[0]
+        return found
+
     def wait(self, now_s: float) -> None:
         """Offers are wanted from now on: that none has come before means nothing."""
         self._waiting_since_s = now_s
 
     def abandon(self) -> None:
         """What is being found out is not wanted any more."""
+        if self._foreseeing is not None:
+            self._foreseeing.cancel()
+            self._foreseeing = None
         if self._inquiry is not None:
             self._inquiry.answer.cancel()
             self._inquiry = None
 
     def _plan(self, agents: Sequence[AgentOffer]) -> None:
         self.abandon()
-        work = functools.partial(self._planned_launch, agents)
+        work = functools.partial(self._planned_launch, agents, self.allotted)
         self._inquiry = _Inquiry(self._background.start(work, QUICK_PLAN_S), tuple(agents))
 
     def _answer(self, agents: Sequence[AgentOffer]) -> PlannedLaunch | Decline | Later:
@@ -188,10 +234,25 @@ class Planner:
 
     # In the background: nothing that is read here changes while the job waits.
 
-    def _planned_launch(self, offered: Sequence[AgentOffer]) -> PlannedLaunch | str:
+    def _planned_alone(self, sharing: int) -> tuple[Plan, list[NodeClass]] | str:
+        nodes, unmet = self._agents()
+        if nodes is None:
+            return unmet or "The Mesos master does not say which agents there are."
+        if not nodes:
+            return "No agent is registered with the Mesos master."
+        largest = sorted(nodes, key=lambda node: (-node.gpus, -node.cpus, -node.mem_bytes, node.name))
+        part = largest[: max(1, len(nodes) // max(1, sharing))]
+        try:
+            with contextlib.suppress(InfeasibleError):
+                return _make_plan(self._spec, part, nodes), nodes
+            return _make_plan(self._spec, nodes, nodes), nodes
+        except InfeasibleError as error:
+            return f"This job can never start on the agents there are: {error}"
+
+    def _planned_launch(self, offered: Sequence[AgentOffer], allotted: Size | None) -> PlannedLaunch | str:
         agents = [agent for agent in offered if agent.amounts["ports"]]
         try:
-            plan = plan_for(self._spec, agents)
+            plan = self._shaped(agents, allotted) if allotted else plan_for(self._spec, agents, self._whole_agents)
             tasks = place(self._spec, plan, agents, self._run.serial, self._run.used_ports)
             operations = self._operations(plan, tasks, agents)
         except (InfeasibleError, DoesNotFitError) as error:
@@ -199,6 +260,21 @@ class Planner:
             never = "" if self._run.attempt else self._why_never(*self._agents(), error)
             return f"{never or error} On offer: {describe_offers(offered)}."
         return PlannedLaunch(plan, tasks, operations, [agent.node_class() for agent in agents])
+
+    def _shaped(self, agents: Sequence[AgentOffer], allotted: Size) -> Plan:
+        """The plan with tasks shaped as they were foreseen, as many of them as were allotted and there is room for.
+
+        Raises:
+            DoesNotFitError: if there is room for too few.
+        """
+        assert self._foreseen is not None
+        assert self._spec.elastic is not None
+        for workers in range(allotted.workers, self._spec.elastic[0] - 1, -1):
+            for ps in range(allotted.ps, min(allotted.ps, self._foreseen.option.ps) - 1, -1):
+                found = layout(self._spec, self._foreseen, (), Size(workers, ps), agents)
+                if found is not None:
+                    return found.plan
+        raise DoesNotFitError(f"There is no room for {allotted}, nor for {self._spec.elastic[0]} of the workers.")
 
     def _why_no_offer(self) -> str:
         nodes, unmet = self._agents()
@@ -227,6 +303,13 @@ class Planner:
                 raise
             return None, str(error)
 
+    def _whole_agents(self) -> list[NodeClass]:
+        """Those that the job may use, as far as they are known, with all their resources."""
+        try:
+            return self._all_agents() or []
+        except InfeasibleError:
+            return []
+
     def _why_never(self, nodes: Sequence[NodeClass] | None, unmet: str, cause: Exception | None = None) -> str:
         """Why the job would not even fit on agents that are all free; empty if it would, or that is not known."""
         if unmet:
@@ -246,8 +329,15 @@ class Planner:
         return reason
 
 
-def plan_for(spec: JobSpec, agents: Sequence[AgentOffer]) -> Plan:
+def plan_for(
+    spec: JobSpec, agents: Sequence[AgentOffer], whole_agents: Callable[[], Sequence[NodeClass]] = list
+) -> Plan:
     """The plan to follow on these agents: the one the job came with, or the best there is.
+
+    Args:
+        spec: the job.
+        agents: the offers.
+        whole_agents: lists all agents with all their resources, as far as they are known.
 
     Raises:
         InfeasibleError: if the job does not fit what they offer.
@@ -256,7 +346,11 @@ def plan_for(spec: JobSpec, agents: Sequence[AgentOffer]) -> Plan:
         raise InfeasibleError(
             "None of the agents offers ports, and each TensorFlow server needs one; give the agents a 'ports' resource."
         )
-    return spec.plan or _make_plan(spec, [agent.node_class() for agent in agents])
+    if spec.plan is not None:
+        return spec.plan
+    nodes = [agent.node_class() for agent in agents]
+    # Only what was measured asks for more than what is on offer.
+    return _make_plan(spec, nodes, whole_agents() if spec.planning.measurements else ())
 
 
 def check_ever_fits(spec: JobSpec, nodes: Sequence[NodeClass] | None, cause: Exception | None = None) -> None:
@@ -281,29 +375,38 @@ def check_ever_fits(spec: JobSpec, nodes: Sequence[NodeClass] | None, cause: Exc
                 f"This plan can never start here: no agent is called {', '.join(sorted(missing))}; the agents are "
                 f"{', '.join(sorted({node.name for node in nodes}))}."
             ) from cause
+        if problem := _fit_plan(spec.plan, tuple(nodes)).problem:
+            raise InfeasibleError(f"This plan can never start here: it {problem.removeprefix('Its plan ')}") from cause
         return
     try:
-        _make_plan(spec, nodes)
+        _make_plan(spec, nodes, nodes)
     except InfeasibleError as error:
         raise InfeasibleError(f"This job can never start on the agents there are: {error}") from cause
 
 
-def plan_request(spec: JobSpec, nodes: Sequence[NodeClass]) -> PlanRequest:
-    """What the planner is asked for a job on these machines."""
-    return PlanRequest(
-        profile=spec.profile,
-        cluster=cluster_of(nodes),
-        objective=spec.objective,
-        max_workers=spec.max_workers if spec.elastic is None else spec.elastic[1],
-        min_workers=1 if spec.elastic is None else spec.elastic[0],
-        # A script uses the one GPU it sees; more would lie idle.
-        max_gpus_per_worker=1,
-        time_limit_s=PLAN_TIME_LIMIT_S,
+def plan_request(spec: JobSpec, nodes: Sequence[NodeClass], all_nodes: Sequence[NodeClass] = ()) -> PlanRequest:
+    """What the planner is asked for a job on these machines.
+
+    Args:
+        spec: the job.
+        nodes: what is free of the machines.
+        all_nodes: all machines with all they have, as far as they are known.
+    """
+    fewest, most = (spec.min_workers, spec.max_workers) if spec.elastic is None else spec.elastic
+    return spec.planning.request(
+        spec.profile,
+        cluster_of(nodes),
+        min_workers=fewest,
+        max_workers=most,
+        plain=spec.plain,
+        all_machines=all_nodes,
     )
 
 
-def _make_plan(spec: JobSpec, nodes: Sequence[NodeClass]) -> Plan:
-    return make_plan(plan_request(spec, nodes))
+def _make_plan(spec: JobSpec, nodes: Sequence[NodeClass], all_nodes: Sequence[NodeClass] = ()) -> Plan:
+    request = plan_request(spec, nodes, all_nodes)
+    limit_s = spec.planning.time_limit_s
+    return make_plan(request) if limit_s is None else plan_within(request, limit_s)
 
 
 class TrainingSizing:
@@ -316,9 +419,13 @@ class TrainingSizing:
     is_gang = True
 
     def __init__(self, spec: JobSpec) -> None:
-        fewest = 1 if spec.elastic is None else spec.elastic[0]
+        fewest = (spec.min_workers or 1) if spec.elastic is None else spec.elastic[0]
         self._spec = dataclasses.replace(
-            spec, max_workers=fewest, elastic=None if spec.elastic is None else (fewest, fewest)
+            spec,
+            max_workers=fewest,
+            elastic=None if spec.elastic is None else (fewest, fewest),
+            # Whether a job has room is no matter of how fast it would be.
+            planning=dataclasses.replace(spec.planning, measurements=()),
         )
         self._fewest = fewest
         self.needs = functools.lru_cache(CACHE_SIZE)(self._needs)

@@ -28,7 +28,8 @@ from framework.training.controller import TrainingJob
 from framework.training.elastic.options import elastic_notes
 from framework.training.observer import JobObserver
 from framework.training.spec import JobResult, JobSpec, Stragglers
-from solver import Objective, Plan
+from solver import Plan
+from solver.settings import PlanSettings
 
 CANCEL_TIMEOUT_S = 20.0
 
@@ -45,8 +46,8 @@ class RunRequest:
         kept_profile: the same, where they were read for an earlier command; None if they were read for this one.
         mesos: where to run it.
         checkpoint_dir: where checkpoints go; None makes a new folder below `dike-runs`.
-        checkpoint_interval_s, max_restarts, objective, max_workers, plan, plan_only, stream_all_logs, elastic,
-            resize_interval_s, stragglers, isolate_tasks: see `JobSpec`.
+        checkpoint_interval_s, max_restarts, planning, min_workers, max_workers, plan, plan_only, stream_all_logs,
+            elastic, resize_interval_s, stragglers, isolate_tasks: see `JobSpec`.
         environment: variables for the script's processes.
         constraints: which agents it may use (`framework.scheduler.constraints`).
         volumes: folders of the agents for its containers (`framework.mesos.containers.parse_volume`).
@@ -61,7 +62,8 @@ class RunRequest:
     checkpoint_dir: str | None = None
     checkpoint_interval_s: float = 60.0
     max_restarts: int = 3
-    objective: Objective = "throughput"
+    planning: PlanSettings = field(default_factory=PlanSettings)
+    min_workers: int | None = None
     max_workers: int | None = None
     plan: Plan | None = None
     plan_only: bool = False
@@ -152,7 +154,8 @@ def _job_spec(
         python=request.mesos.python(master),
         checkpoint_interval_s=request.checkpoint_interval_s,
         max_restarts=request.max_restarts,
-        objective=request.objective,
+        planning=request.planning,
+        min_workers=request.min_workers,
         max_workers=request.max_workers,
         plan=request.plan,
         container=container,

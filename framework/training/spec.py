@@ -8,14 +8,16 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from dike.process import EXIT_CODE_FENCED, EXIT_CODE_OTHER_MODEL
+from dike.exceptions import BadInputError
+from dike.process import EXIT_CODE_FENCED, EXIT_CODE_OTHER_LAYOUT, EXIT_CODE_OTHER_MODEL
 from dike.profile import ModelProfile
 from dike.task import Role, is_chief
 from executor.messages import Outcome
 from framework.mesos.containers import Container
 from framework.mesos.tasks import TaskState
 from framework.project.last_words import last_words, same_again
-from solver import Objective, Plan, PlannedTask
+from solver import Plan, PlannedTask
+from solver.settings import GPUS_PER_WORKER, PlanSettings
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +37,11 @@ class JobSpec:
         profile_is_kept: whether they were read for an earlier command, so that the chief has to compare them.
         checkpoint_dir, checkpoint_interval_s: where checkpoints go, the same path on all agents, and every how many s.
         max_restarts: how many failures are survived without a newer checkpoint in between.
-        objective: what the planner optimises, `throughput` or `traffic`.
+        planning: how it is planned.
+        min_workers: least workers of a job with parameter servers; None where one plain task may do as well.
         max_workers: upper bound on workers; None for none.
+        plain: whether it is one plain task without parameter servers, as its checkpoints are; None where there are
+            none yet.
         plan: a plan to follow instead of making one; None to make one.
         bundle_url: where executors fetch the script's folder.
         python: interpreter that runs the executor on the agents.
@@ -63,8 +68,10 @@ class JobSpec:
     python: str
     checkpoint_interval_s: float = 60.0
     max_restarts: int = 3
-    objective: Objective = "throughput"
+    planning: PlanSettings = field(default_factory=PlanSettings)
+    min_workers: int | None = None
     max_workers: int | None = None
+    plain: bool | None = None
     plan: Plan | None = None
     container: Container | None = None
     plan_only: bool = False
@@ -90,7 +97,7 @@ class JobSpec:
 
     def is_chief(self, planned: PlannedTask) -> bool:
         """Whether this task's output and progress are the job's."""
-        return is_chief(self.profile.api, planned.role, planned.index)
+        return planned.is_plain or is_chief(self.profile.api, planned.role, planned.index)
 
     def streams(self, planned: PlannedTask) -> bool:
         """Whether this task's output is sent to us."""
@@ -99,6 +106,25 @@ class JobSpec:
     def computes(self, planned: PlannedTask) -> bool:
         """Whether this task runs the user's script, and so may end by itself."""
         return self.is_chief(planned) or (planned.role == Role.WORKER and not self.profile.api.has_separate_chief)
+
+
+def check_can_run(plan: Plan) -> None:
+    """Refuses a plan that no job can follow, whatever the agents have.
+
+    Raises:
+        BadInputError: if a task has GPUs that it cannot use, or variables are planned that the model does not have.
+    """
+    for task in plan.tasks:
+        most = GPUS_PER_WORKER if task.role == Role.WORKER else 0
+        if task.gpus > most:
+            raise BadInputError(
+                f"This plan cannot be run: {task.name} has {task.gpus} GPU{'s' if task.gpus > 1 else ''} in it and can "
+                f"use {most}; make one with dike plan without --gpus-per-worker."
+            )
+    if unknown := plan.variables.keys() - {variable.name for variable in plan.profile.variables}:
+        raise BadInputError(
+            f"This plan cannot be run: its model has no variable '{min(unknown)}'; make one for this model."
+        )
 
 
 @dataclass
@@ -214,6 +240,11 @@ class JobTask:
     def found_other_model(self) -> bool:
         """Whether it ended because the script's model is not the one that was planned for."""
         return self.outcome is not None and self.outcome.exit_code == EXIT_CODE_OTHER_MODEL
+
+    @property
+    def found_other_layout(self) -> bool:
+        """Whether it ended because its checkpoint folder is that of a job with parameter servers, or of one without."""
+        return self.outcome is not None and self.outcome.exit_code == EXIT_CODE_OTHER_LAYOUT
 
     @property
     def own_failure(self) -> str:

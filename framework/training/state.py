@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
-
-from pydantic import TypeAdapter, ValidationError
+from typing import TYPE_CHECKING, Any, Literal
 
 from dike.exceptions import BadInputError
 from dike.profile import ModelProfile
@@ -22,6 +21,9 @@ from framework.scheduler.job import Outcome
 from framework.scheduler.records import JobState
 from framework.training.spec import JobResult, JobSpec, JobTask, Resize
 from solver import NodeClass, Plan
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 VERSION: Literal[1] = 1
 _TRANSIENT = ("step", "loss", "samples_per_s", "received", "adopted")
@@ -156,6 +158,7 @@ class TrainingState:
         failed_step: which checkpoint was the newest at the last of them; None if there was none.
         elastic: what an elastic job has learned that cannot be measured anew; None for any other.
         profile: the model it is planned for, where the chief has found another than it was submitted with.
+        plain: whether it is one plain task, as its checkpoints are; None where there are none yet.
     """
 
     run: JobRun = field(default_factory=JobRun)
@@ -169,6 +172,7 @@ class TrainingState:
     failed_step: int | None = None
     elastic: ElasticState | None = None
     profile: ModelProfile | None = None
+    plain: bool | None = None
 
     def may_fail(self, limit: int) -> bool:
         """Whether one more failure can be survived.
@@ -239,9 +243,7 @@ class _Stored:
     failed_step: int | None = None
     executors: dict[str, dict[str, Any]] = field(default_factory=dict)
     profile: dict[str, Any] | None = None
-
-
-_STORED = TypeAdapter(_Stored)
+    plain: bool | None = None
 
 
 class StateWriter:
@@ -270,6 +272,7 @@ class StateWriter:
             "failures": state.failures,
             "failed_step": state.failed_step,
             "profile": None if state.profile is None else state.profile.to_json(),
+            "plain": state.plain,
             "attempt": run.attempt,
             "serial": run.serial,
             "plan": self._written_plan(run.plan),
@@ -291,6 +294,13 @@ class StateWriter:
         return self._plan_values
 
 
+@functools.cache
+def _stored() -> TypeAdapter[_Stored]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(_Stored)
+
+
 def read_state(values: Mapping[str, Any], spec: JobSpec) -> TrainingState:
     """Reads what `StateWriter.write` wrote.
 
@@ -301,8 +311,11 @@ def read_state(values: Mapping[str, Any], spec: JobSpec) -> TrainingState:
     Raises:
         BadInputError: if they are of another version, or malformed.
     """
+    # Only a service that is started again reads: a `dike run` need not wait for pydantic.
+    from pydantic import ValidationError
+
     try:
-        stored = _STORED.validate_python(dict(values))
+        stored = _stored().validate_python(dict(values))
         profile = None if stored.profile is None else ModelProfile.from_json(stored.profile)
         spec = spec if profile is None else spec.with_profile(profile)
         plan = None if stored.plan is None else Plan.from_json({"profile": spec.profile.to_json(), **stored.plan})
@@ -338,6 +351,7 @@ def read_state(values: Mapping[str, Any], spec: JobSpec) -> TrainingState:
         failed_step=stored.failed_step,
         elastic=stored.elastic,
         profile=profile,
+        plain=stored.plain,
     )
 
 

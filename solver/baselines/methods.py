@@ -105,7 +105,7 @@ def _plan(method: str, choose: Callable[[Setting], Choice], request: PlanRequest
         gap=0.0 if proven else NOTHING_PROVEN,
         solve_time_s=time.monotonic() - started,
         options=OptionCounts(choice.compared, {}, choice.compared, choice.compared),
-        why=tuple(sentence for sentence in (f"{method}: {METHODS[method]}.", choice.note) if sentence),
+        why=tuple(sentence for sentence in (f"{method}: {METHODS[method]}.", choice.note) if sentence) + request.notes,
         formulation=f"method {method}",
         method=method,
         byte_imbalance=shards.byte_imbalance,

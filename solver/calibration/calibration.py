@@ -144,6 +144,8 @@ def fit(
     profile: ModelProfile,
     cluster: Cluster,
     hardware: Hardware | None = None,
+    *,
+    leave_one_out: bool = True,
 ) -> Calibration:
     """The factors with which the model's step times come nearest to the measurements.
 
@@ -155,6 +157,7 @@ def fit(
         profile: the model.
         cluster: the machines that were measured on.
         hardware: speeds to correct; by default those of `hardware.yaml`.
+        leave_one_out: whether to say how well rows are foretold that are left out; takes a fit for each row.
 
     Raises:
         BadInputError: if there is no measurement, or one is of machines or of a model that this is not.
@@ -165,7 +168,8 @@ def fit(
         overlapped = rows.fit(overlap=True)
         if overlapped.squared_error < found.squared_error - BETTER:
             found, overlap = overlapped, True
-    left_out = rows.left_out_errors(found, overlap=overlap) if len(measurements) >= LEAVE_ONE_OUT_FROM else None
+    says_enough = leave_one_out and len(measurements) >= LEAVE_ONE_OUT_FROM
+    left_out = rows.left_out_errors(found, overlap=overlap) if says_enough else None
     table = rows.errors(np.ones(len(TERMS)), overlap=(hardware or known_hardware()).overlap)
     return Calibration(
         factors=dict(zip(TERMS, found.factors.tolist(), strict=True)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,6 +55,15 @@ class Measurement:
             raise BadInputError(f"{self.where}: give either 'seconds' or 'samples_per_s'.")
         if not (math.isfinite(given[0]) and given[0] > 0):
             raise BadInputError(f"{self.where}: {given[0]} was measured; it must be a number above 0.")
+
+    def could_run(self, gpus: Mapping[str, int]) -> bool:
+        """Whether it is of machines that there are, with the GPUs that its workers have.
+
+        Args:
+            gpus: machine -> how many it has.
+        """
+        here = all(node in gpus for node in (*self.assignment.ps, *self.assignment.workers))
+        return here and all(gpus[node] >= self.shape.gpus for node in self.assignment.workers)
 
     def round_s(self, samples_per_step: int) -> float:
         """Seconds in which every worker made one step of so many samples."""

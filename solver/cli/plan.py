@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
@@ -11,20 +12,42 @@ import typer
 
 from dike.exceptions import BadInputError
 from dike.profile import ModelProfile
-from solver.choices import METHODS, RULES, Objective, Order, Sharding
+from solver.choices import METHODS, Order
+from solver.cli.option_groups import with_options
 from solver.cli.output import Format
+from solver.cli.planning_options import min_workers_option, network_option, plan_settings, read_network_option
 from solver.drawing.figure_files import check_picture_path
 
 if TYPE_CHECKING:
-    from solver.calibration import Calibration
-    from solver.cluster import Cluster
+    from solver.settings import PlanSettings
 
-NOT_FOR_MANY_JOBS = ("method", "rules", "sharding", "objective", "max_workers", "batch_size", "measurements")
+NOT_FOR_MANY_JOBS = (
+    *(
+        "method",
+        "rules",
+        "sharding",
+        "objective",
+        "min_workers",
+        "max_workers",
+        "gpus_per_worker",
+        "batch_size",
+        "measurements",
+    ),
+)
 """A file of jobs says these of each job, or they are the same for all."""
 
 PANELS = {
-    "Model and cluster": ("module", "profile_again", "cluster", "batch_size", "measurements"),
-    "The plan": ("objective", "max_workers", "rules", "sharding", "method", "time_limit"),
+    "Model and cluster": ("module", "profile_again", "cluster", "network", "batch_size", "measurements"),
+    "The plan": (
+        "objective",
+        "min_workers",
+        "max_workers",
+        "gpus_per_worker",
+        "rules",
+        "sharding",
+        "method",
+        "time_limit",
+    ),
     "More questions": ("compare", "explore", "what_if", "sweep", "jobs", "order"),
     "Output": ("picture", "output_format"),
 }
@@ -69,7 +92,9 @@ class LoadProfile(Protocol):
         """
 
 
+@with_options(settings=plan_settings)
 def plan(
+    *,
     context: typer.Context,
     model: Annotated[
         str | None,
@@ -84,20 +109,13 @@ def plan(
     profile_again: Annotated[bool, again_option()] = False,
     cluster: Annotated[Path | None, typer.Option(help="The cluster file (YAML). Required.", show_default=False)] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, max=10**9, help="Samples per worker and step.")] = None,
-    objective: Annotated[
-        Objective, typer.Option(help="What to plan for: speed, or the paper's Eq. 1 (traffic).")
-    ] = "throughput",
+    settings: PlanSettings,
+    min_workers: Annotated[int | None, min_workers_option()] = None,
     max_workers: Annotated[int | None, typer.Option(min=1, help="Use at most N workers.")] = None,
-    rules: Annotated[
-        str,
-        typer.Option(help=f"Rules that prune the options: default, all, none, -NAME, or some of {', '.join(RULES)}."),
-    ] = "default",
-    sharding: Annotated[
-        Sharding, typer.Option(help="How variables are distributed over the parameter servers.")
-    ] = "greedy",
-    measurements: Annotated[
-        Path | None, typer.Option(help="Measured step times (CSV), to calibrate the prediction with.")
-    ] = None,
+    gpus_per_worker: Annotated[
+        int, typer.Option(min=1, help="What if a worker could use N GPUs? One that runs uses 1.")
+    ] = 1,
+    network: Annotated[Path | None, network_option()] = None,
     method: Annotated[str, typer.Option(help=f"Planning method: {', '.join(METHODS)}.")] = "dike",
     compare: Annotated[bool, typer.Option("--compare", help="Show all planning methods side by side.")] = False,
     explore: Annotated[
@@ -109,7 +127,6 @@ def plan(
     sweep: Annotated[str | None, typer.Option(help="Make one plan for each value, as in network_gbps=1,10,25.")] = None,
     jobs: Annotated[Path | None, typer.Option(help="Plan all jobs of this file (YAML) together.")] = None,
     order: Annotated[Order, typer.Option(help="With --jobs: plan them by marginal gain, or as given.")] = "gain",
-    time_limit: Annotated[float | None, typer.Option(help="Plan for at most X seconds.")] = None,
     picture: Annotated[
         Path | None, typer.Option(help="Draw the plan or the variants into this file (.png or .svg).")
     ] = None,
@@ -127,8 +144,6 @@ def plan(
         raise BadInputError("--cluster is missing; name the cluster file (YAML).")
     if method not in METHODS:
         raise BadInputError(f"There is no method '{method}'; there are {', '.join(METHODS)}.")
-    if time_limit is not None and not 0 < time_limit < float("inf"):
-        raise BadInputError(f"--time-limit is {time_limit:g} s; it must be more than 0.")
     if picture is not None:
         if chosen in ("--compare", "--explore", "--jobs"):
             raise BadInputError(f"--picture draws a plan, a sweep or a what-if, nothing for {chosen}; leave one out.")
@@ -136,36 +151,30 @@ def plan(
     # Late, here and below: who asks for the options does not wait for the planner, nor a plan for other questions.
     from solver.cli.answers import Answers
     from solver.cluster_file import read_cluster
-    from solver.options import parse_rules
-    from solver.planner import PlanRequest
 
-    answers = Answers(method, time_limit, picture, output_format)
+    answers = Answers(method, settings.time_limit_s, picture, output_format)
     # The quick checks of small files come before the slow look at a model.
     machines = read_cluster(cluster)
+    settings = dataclasses.replace(settings, network=read_network_option(network))
+    if settings.network is not None:
+        settings.network.check_names(machines)
     if jobs is not None:
         if model is not None:
             raise BadInputError(f"--jobs names the models itself; leave out '{model}'.")
         _refuse(context, "--jobs", NOT_FOR_MANY_JOBS)
         from solver.jobs import read_jobs
 
-        answers.jobs(read_jobs(jobs, functools.partial(load_profile, again=profile_again)), machines, order)
+        many = read_jobs(jobs, functools.partial(load_profile, again=profile_again))
+        answers.jobs(many, settings.cluster(machines), order)
         return
     _refuse(context, "a single job", ("order",))
     if chosen in ("--compare", "--explore"):
         _refuse(context, chosen, ("method",))
     if model is None:
         raise BadInputError("The model is missing; give one, or a file of many jobs with --jobs.")
-    calibration = None if measurements is None else _calibration(measurements)
-    allowed = parse_rules(rules, objective)
     profile = load_profile(model, batch_size, arguments=arguments or (), is_module=module, again=profile_again)
-    request = PlanRequest(
-        profile=profile,
-        cluster=machines,
-        objective=objective,
-        max_workers=max_workers,
-        rules=allowed,
-        sharding=sharding,
-        calibration=None if calibration is None else calibration(profile, machines),
+    request = settings.request(
+        profile, machines, min_workers=min_workers, max_workers=max_workers, gpus_per_worker=gpus_per_worker
     )
     if compare:
         answers.comparison(request)
@@ -181,13 +190,6 @@ def plan(
         answers.variants(what_if_requests(request, what_if), "What if")
     else:
         answers.plan(request)
-
-
-def _calibration(path: Path) -> Callable[[ModelProfile, Cluster], Calibration]:
-    """Reads measured step times; what they say of a model on a cluster is then to be asked for."""
-    from solver.calibration import fit, read_measurements
-
-    return functools.partial(fit, read_measurements(path))
 
 
 def _refuse(context: typer.Context, beside: str, names: tuple[str, ...]) -> None:

@@ -81,7 +81,7 @@ def _chosen(plan: Plan) -> Table:
         ("chief", 1, plan.option.chief),
     ]
     for role, count, task in rows:
-        if task is not None:
+        if task is not None and count:
             memory, disk = format_bytes(task.mem_mb * MIB), format_bytes(task.disk_mb * MIB)
             table.add_row(role, str(count), f"{task.cpus:g}", str(task.gpus), memory, disk)
     return table
@@ -121,20 +121,22 @@ def _tasks(tasks: Sequence[PlannedTask], *, single: bool) -> str:
 
 
 def _prediction(plan: Plan) -> Table:
-    table = new_table("Predicted, for one step of every worker")
+    table = new_table("Predicted, for one step" if plan.is_plain else "Predicted, for one step of every worker")
     time = plan.step_time_s
     table.add_row("compute", _seconds(time.compute))
     table.add_row("input", _seconds(time.input))
     table.add_row("latency", _seconds(time.latency))
-    if not plan.profile.synchronous:
-        table.add_row("one worker's transfer", _seconds(time.transfer))
-    table.add_row("busiest network link", _seconds(time.network))
-    table.add_row("busiest ps", _seconds(time.update))
+    if not plan.is_plain:
+        if not plan.profile.synchronous:
+            table.add_row("one worker's transfer", _seconds(time.transfer))
+        table.add_row("busiest network link", _seconds(time.network))
+        table.add_row("busiest ps", _seconds(time.update))
     if plan.option.chief is not None:
         table.add_row("chief", _seconds(time.dispatch))
     table.add_row("total", f"{_seconds(time.total)} ({_how_terms_add_up(plan)})")
     table.add_row("speed", f"{plan.samples_per_s:,.0f} samples/s")
-    table.add_row("traffic (Eq. 1)", f"{format_bytes(plan.traffic_bytes)} weighted")
+    if not plan.is_plain:
+        table.add_row("traffic (Eq. 1)", f"{format_bytes(plan.traffic_bytes)} weighted")
     if plan.option.ps > 1:
         balance = f"{plan.byte_imbalance:.2f} of the mean in bytes, {plan.request_imbalance:.2f} in variables"
         table.add_row("fullest ps", balance)
@@ -143,7 +145,9 @@ def _prediction(plan: Plan) -> Table:
 
 def _how_terms_add_up(plan: Plan) -> str:
     time = plan.step_time_s
-    if not plan.profile.synchronous:
+    if plan.is_plain:
+        how = "the sum"
+    elif not plan.profile.synchronous:
         how = "a worker's round, or the busiest part"
     elif time.total < (max(time.compute, time.input) + time.network + time.update + time.dispatch) * (1 - 1e-9):
         how = "a worker's work, or what overlaps it if that takes longer"

@@ -9,6 +9,7 @@ from solver.jobs.job import Job
 from solver.jobs.packing import Placement
 from solver.jobs.result import MachineTasks, PlacedJob
 from solver.plan import Option, Plan, PlannedTask
+from solver.settings import GPUS_PER_WORKER, what_if_note
 
 
 def placed_job(job: Job, placement: Placement, wanted: Counts | None, free: FreeCapacity) -> PlacedJob:
@@ -50,7 +51,7 @@ def placed_job(job: Job, placement: Placement, wanted: Counts | None, free: Free
         samples_per_s=placement.samples_per_s,
         step_time_s=placement.step_time_s,
         remaining_s=job.samples / placement.samples_per_s,
-        note=note,
+        note=_joined(job, note),
     )
 
 
@@ -77,8 +78,13 @@ def placed_by_plan(job: Job, plan: Plan, cluster: Cluster) -> PlacedJob:
         samples_per_s=plan.samples_per_s,
         step_time_s=plan.step_time_s.total,
         remaining_s=job.samples / plan.samples_per_s,
-        note="" if plan.optimal else f"Not proven: a better plan could be {plan.gap:.1%} better.",
+        note=_joined(job, "" if plan.optimal else f"Not proven: a better plan could be {plan.gap:.1%} better."),
     )
+
+
+def _joined(job: Job, note: str) -> str:
+    gpus = job.gpus_per_worker or 0
+    return " ".join(text for text in (note, what_if_note(gpus) if gpus > GPUS_PER_WORKER else "") if text)
 
 
 def _tasks(workers: int, ps: int) -> str:

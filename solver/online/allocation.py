@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,10 +13,14 @@ from solver.calibration.nnls import Floats
 from solver.jobs.allocation import Counts, Growing, grown_by_gain
 from solver.jobs.free_capacity import NOTHING, Amounts
 from solver.jobs.job import check_names
-from solver.jobs.speed import GainTable, TaskNeeds
+from solver.jobs.speed import GainTable, Ints, TaskNeeds
 
 YOUNG_DISCOUNT = 0.95
 """Gains of young jobs count so much: their predictions are the least certain (Optimus, section 4.1)."""
+
+NO_LIMITS: Mapping[str, float] = {}
+ROUNDING = 1e-6
+"""A limit that is a whole amount of a resource is not missed by the last digit."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,9 @@ class OnlineJob:
         ps: what each parameter server takes.
         chief: what else the job takes once, whatever its size.
         min_workers: with fewer it waits.
+        min_ps: with fewer parameter servers it waits.
+        kept: workers and parameter servers that it has and that cannot be taken from it; (0, 0) for none.
+        user: whose limit it counts to.
         weight: its remaining time counts so many times.
         young: whether its predictions are still uncertain; its gains are then discounted.
         waited: rounds in a row in which it had nothing.
@@ -43,6 +50,9 @@ class OnlineJob:
     ps: Amounts
     chief: Amounts = NOTHING
     min_workers: int = 1
+    min_ps: int = 1
+    kept: Counts = (0, 0)
+    user: str = ""
     weight: float = 1.0
     young: bool = False
     waited: int = 0
@@ -60,17 +70,20 @@ class OnlineJob:
             raise BadInputError(f"Job '{self.name}': its speeds must be a table of numbers above 0.")
 
 
-def allocate(jobs: Sequence[OnlineJob], total: Amounts) -> dict[str, Counts]:
+def allocate(jobs: Sequence[OnlineJob], total: Amounts, limits: Mapping[str, float] = NO_LIMITS) -> dict[str, Counts]:
     """Shares resources out.
 
-    First minimums are handed out, `min_workers` and one ps: to the job that has waited longest, then by weight, then as
-    listed; one that does not fit is passed over. Then those that have theirs grow by marginal gain. So no job gets more
-    before every minimum that fits has been handed out, and of n jobs, each of which fits the cluster alone, each runs
-    at least once in any n rounds, however large the others are.
+    What jobs keep they have. Then minimums are handed out, `min_workers` and `min_ps`: to the job that has waited
+    longest, then by weight, then as listed; one that does not fit is passed over. Then those that have theirs grow by
+    marginal gain. So no job gets more before every minimum that fits has been handed out, and of n jobs, each of which
+    fits the cluster alone, each runs at least once in any n rounds, however large the others are, if none keeps
+    anything.
 
     Args:
         jobs: all jobs that are not finished.
         total: resources of all machines, in sum.
+        limits: user -> dominant share of the resources that the user's jobs may have together; no others have a limit.
+            Whoever has nothing may begin with one job, whatever the limit.
 
     Returns:
         Workers and parameter servers by name; jobs that wait are left out.
@@ -79,35 +92,76 @@ def allocate(jobs: Sequence[OnlineJob], total: Amounts) -> dict[str, Counts]:
         BadInputError: if two jobs share a name.
     """
     check_names(jobs)
-    left = np.array(total)
     tables = [_table(job, total) for job in jobs]
-    started: list[int] = []
+    account = _Account(total, limits)
+    counts: dict[int, Counts] = {}
+    for position, job in enumerate(jobs):
+        if job.kept[0]:
+            account.take(job.user, tables[position].needs(*job.kept))
+            counts[position] = job.kept
     for position in sorted(range(len(jobs)), key=lambda at: (-jobs[at].waited, -jobs[at].weight)):
         job, table = jobs[position], tables[position]
-        if job.min_workers <= table.max_workers:
-            need = table.needs(job.min_workers, 1)
-            if (need <= left).all():
-                left = left - need
-                started.append(position)
-    started.sort()
+        if position not in counts and job.min_workers <= table.max_workers:
+            need = table.needs(job.min_workers, job.min_ps)
+            if account.may_begin(job.user, need):
+                account.take(job.user, need)
+                counts[position] = job.min_workers, job.min_ps
+    started = sorted(counts)
 
-    def take(_: int, more: Amounts) -> bool:
-        nonlocal left
-        if (left < more).any():
+    def take(at: int, more: Amounts) -> bool:
+        user = jobs[started[at]].user
+        if not account.has(user, np.array(more)):
             return False
-        left = left - more
+        account.take(user, np.array(more))
         return True
 
-    def what_is_left(_: int) -> Amounts:
-        cpus, memory, disk, gpus = left.tolist()
+    def what_is_left(at: int) -> Amounts:
+        cpus, memory, disk, gpus = account.left_for(jobs[started[at]].user).tolist()
         return cpus, memory, disk, gpus
 
     growing = [
-        Growing(tables[position], (jobs[position].min_workers, 1), tables[position].max_workers, _work(jobs[position]))
+        Growing(tables[position], counts[position], tables[position].max_workers, _work(jobs[position]))
         for position in started
     ]
-    counts = grown_by_gain(growing, take, what_is_left)
-    return {jobs[position].name: of_job for position, of_job in zip(started, counts, strict=True)}
+    grown = grown_by_gain(growing, take, what_is_left)
+    return {jobs[position].name: of_job for position, of_job in zip(started, grown, strict=True)}
+
+
+class _Account:
+    """What is left, and what each user has.
+
+    Args:
+        total: of everything.
+        limits: as in `allocate`.
+    """
+
+    def __init__(self, total: Amounts, limits: Mapping[str, float]) -> None:
+        self._left = np.array(total)
+        self._limits = {
+            user: np.floor(share * self._left + ROUNDING).astype(np.int64) for user, share in limits.items()
+        }
+        self._held: dict[str, Ints] = {}
+
+    def left_for(self, user: str) -> Ints:
+        """What the user may still have."""
+        if user not in self._limits:
+            return self._left
+        return np.minimum(self._left, self._limits[user] - self._held.get(user, np.array(NOTHING)))
+
+    def has(self, user: str, more: Ints) -> bool:
+        """Whether the user may have that much more; of what is not needed there may be less than nothing."""
+        return bool(((more <= self.left_for(user)) | (more <= 0)).all())
+
+    def may_begin(self, user: str, need: Ints) -> bool:
+        """Whether a job of the user's may begin with that."""
+        if user not in self._held:
+            return bool(((need <= self._left) | (need <= 0)).all())
+        return self.has(user, need)
+
+    def take(self, user: str, more: Ints) -> None:
+        """The user has it now."""
+        self._left = self._left - more
+        self._held[user] = self._held.get(user, np.array(NOTHING)) + more
 
 
 def _work(job: OnlineJob) -> float:

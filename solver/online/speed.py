@@ -39,20 +39,22 @@ ANCHORS = 5
 """The prior is fitted at so many numbers of workers times so many of parameter servers."""
 
 
-def seconds_per_sample_terms(workers: Floats, ps: Floats, *, synchronous: bool) -> Floats:
+def seconds_per_sample_terms(workers: Floats, ps: Floats, *, synchronous: bool, accumulates: bool = False) -> Floats:
     """The terms of Optimus' form, in seconds per sample up to their factors.
 
     Args:
         workers: numbers of workers.
         ps: numbers of parameter servers, of the same shape.
         synchronous: which form.
+        accumulates: whether the gradients of a step are a fixed number, whatever the number of workers.
 
     Returns:
         A last axis more, with an entry for each term.
     """
     ones = np.ones_like(workers)
     if synchronous:
-        return np.stack([1 / workers, ones, workers / ps, workers, ps], axis=-1)
+        sent = ones if accumulates else workers
+        return np.stack([1 / workers, ones, sent / ps, workers, ps], axis=-1)
     return np.stack([1 / workers, 1 / ps, ones, ps / workers], axis=-1)
 
 
@@ -66,6 +68,9 @@ class SpeedModel:
             at once. If each takes batches of constant size, waiting or not, the asynchronous form holds.
         max_workers: most workers that are ever asked for.
         max_ps: most parameter servers.
+        accumulates: whether workers that wait for each other share out a constant number of gradients, each of which is
+            sent alone (`SyncReplicasOptimizer`): what the parameter servers are sent for a step then does not grow with
+            the workers, and `w / p` is `1 / p`.
 
     Attributes:
         terms: seconds per sample of each term up to its factor: [ps - 1, workers - 1, term].
@@ -74,7 +79,9 @@ class SpeedModel:
         BadInputError: if a number makes no sense, or the prior is nowhere above 0.
     """
 
-    def __init__(self, prior: Speed, *, synchronous: bool, max_workers: int, max_ps: int) -> None:
+    def __init__(
+        self, prior: Speed, *, synchronous: bool, max_workers: int, max_ps: int, accumulates: bool = False
+    ) -> None:
         if max_workers < 1 or max_ps < 1:
             raise BadInputError(f"{max_workers} workers and {max_ps} parameter servers at most; give at least 1 each.")
         speeds = np.array(
@@ -84,7 +91,7 @@ class SpeedModel:
         if not known.any():
             raise BadInputError("The solver predicts no speed for any number of workers; let it see a larger cluster.")
         workers, ps = np.meshgrid(np.arange(1.0, max_workers + 1), np.arange(1.0, max_ps + 1))
-        self.terms = seconds_per_sample_terms(workers, ps, synchronous=synchronous)
+        self.terms = seconds_per_sample_terms(workers, ps, synchronous=synchronous, accumulates=accumulates)
         anchors = _anchors(known)
         self._anchors, anchor_s = self.terms[anchors], 1 / speeds[anchors]
         fitted = self.terms @ _fit(self._anchors, anchor_s, np.ones(len(anchor_s)))

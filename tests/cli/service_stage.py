@@ -21,6 +21,7 @@ from framework.cli import main
 from framework.embedded.ports import reserve_blocks
 from tests.running import dike_command, dike_environment
 from tests.waiting import wait_until
+from tests.warm import Warm
 
 DEADLINE_S = 180.0
 TOKENS = {"ann": "ann-has-this-token-of-hers", "bob": "bob-has-that-token-of-his", "eve": "eve-looks-after-it-all"}
@@ -53,7 +54,7 @@ class ServiceProcess:
         """Starts it, where it was before, and waits until the master has taken it in."""
         before = self.said().count("subscribed at")
         with self.log.open("a") as log:
-            self._process = subprocess.Popen(
+            self._process = Warm(
                 dike_command(
                     *("serve", "--master", self.master, "--listen", f"127.0.0.1:{self.port}"),
                     *("--state", "sqlite:///service.db", "--users", "users.yaml"),

@@ -19,10 +19,12 @@ from dike.exceptions import BadInputError, DikeError
 from dike.profile import Api
 from framework.embedded.agents import AgentSpec
 from framework.embedded.cluster import EmbeddedCluster
+from tests import warm
 from tests.cli.service_stage import DEADLINE_S, ServiceProcess
 from tests.running import dike_command
 from tests.training.job_stage import profile
 from tests.waiting import wait_until, whole_lines
+from tests.warm import Warm
 
 pytestmark = [pytest.mark.mesos, pytest.mark.timeout(600)]
 
@@ -173,7 +175,7 @@ def test_a_job_that_waits_is_explained_and_killed(service: ServiceProcess) -> No
     assert listed.splitlines()[-1] == "1 queued"
     assert "queued, number 1 in the queue" in service.dike("jobs", job).stdout
     refused(service.dike("kill", job, user="bob"), job)
-    followed = subprocess.Popen(
+    followed = Warm(
         dike_command("logs", "-f", job),
         env=service.environment("ann"),
         stdout=subprocess.PIPE,
@@ -239,7 +241,7 @@ def test_the_agents_are_shown(service: ServiceProcess) -> None:
 def test_one_service_at_a_time(service: ServiceProcess) -> None:
     options = ("--master", service.master, "--listen", "127.0.0.1:0", "--state", "sqlite:///service.db")
     command = dike_command("serve", *options, "--users", "users.yaml")
-    done = subprocess.run(command, cwd=service.folder, capture_output=True, text=True, timeout=DEADLINE_S)
+    done = warm.run(command, cwd=service.folder, timeout=DEADLINE_S)
     assert done.returncode == 2
     last = done.stderr.splitlines()[-1]
     assert last.startswith("dike: The service of this database is being run by process ")
@@ -408,9 +410,9 @@ def test_output_is_followed_over_a_restart_of_the_service(service: ServiceProces
     go_on, end = tmp_path / "go-on", tmp_path / "end"
     output, said = tmp_path / "output", tmp_path / "said"
     with output.open("w") as stdout, said.open("w") as stderr:
-        follower = subprocess.Popen(
+        follower = Warm(
             dike_command(
-                *("submit", "--follow", "--profile", "profile.json", "--max-workers", "1"),
+                *("submit", "--follow", "--profile", "profile.json", "--min-workers", "1", "--max-workers", "1"),
                 *("train.py", str(go_on), str(end)),
             ),
             cwd=service.folder,

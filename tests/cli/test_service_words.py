@@ -91,6 +91,7 @@ def dike(command: str) -> int:
         ("serve --proxy-user-header X-User --proxy-address 10.0.0.5", "--proxy-user-header needs --users"),
         ("serve --proxy-user-header X-User --proxy-address proxy --users u.yaml", "--proxy-address proxy is neither"),
         ("serve --users u.yaml", "The users file u.yaml cannot be read: No such file or directory."),
+        ("serve --sample-runs 3", "--sample-runs is of no use without --allocation; name a policy: dike, optimus"),
         ("serve --keep-checkpoints 30", "'30' is not a value of --keep-checkpoints: a time is a number with d, h"),
         ("serve --keep-checkpoints 0d", "--keep-checkpoints 0 would leave a job nothing to go on from"),
         ("serve --keep-checkpoints 31d --listen 127.0.0.1:0", "--keep-checkpoints is longer than --keep"),

@@ -99,7 +99,7 @@ import sys
 import dike, dike.exceptions, dike.profile, dike.task, dike.interception, dike.capture
 from dike import profile
 import inspect, doctest
-assert not hasattr(dike, "__wrapped__")
+assert not hasattr(dike, "__wrapped__") and not hasattr(dike, "_mock_name")
 inspect.unwrap(dike)
 assert "tensorflow" not in sys.modules and "keras" not in sys.modules
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import threading
 from pathlib import Path
 
 import psutil
@@ -14,7 +15,7 @@ from framework.embedded import cluster as cluster_module
 from framework.embedded import ports as ports_module
 from framework.embedded import settings
 from framework.embedded.agents import AgentSpec
-from framework.embedded.cluster import EmbeddedCluster
+from framework.embedded.cluster import Agent, EmbeddedCluster
 from framework.embedded.machine import attribute_of, local_resources
 from framework.embedded.ports import BLOCK_SIZE, is_free, reserve_blocks
 from tests.embedded.embedded_support import RawFramework, alive, with_argument
@@ -187,6 +188,23 @@ def test_a_library_that_cannot_be_loaded_is_named(tmp_path: Path, monkeypatch: p
 def test_a_zookeeper_that_makes_no_sense_is_reported_by_the_master() -> None:
     with pytest.raises(DikeError, match=r"(?s)master-\d ended\..*mesos: "):
         EmbeddedCluster([SMALL], zookeeper="zk://127.0.0.1").start()
+
+
+@pytest.mark.mesos
+def test_a_start_fails_at_once_when_the_cluster_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a script turns out not to train before the agents of `dike run` have registered."""
+    looked = threading.Event()
+
+    def look(cluster: EmbeddedCluster) -> list[Agent]:
+        looked.set()
+        return cluster.agents
+
+    monkeypatch.setattr(EmbeddedCluster, "_missing_agents", look)
+    with EmbeddedCluster([SMALL]).starting() as cluster:
+        assert looked.wait(60)
+    with pytest.raises(DikeError, match="is not running"):
+        cluster.wait_started()
+    assert not with_argument(str(cluster.work_dir))
 
 
 @pytest.mark.mesos

@@ -23,6 +23,7 @@ from framework.service.submission import Submissions
 from tests import task_processes
 from tests.training.job_stage import profile
 from tests.waiting import DEADLINE_S, Found, wait_until, whole_lines
+from tests.warm import Warm
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -74,17 +75,10 @@ class FaultStage:
 
     def start_service(self, *trick: str) -> None:
         """Starts it, for the first time or again; a trick is one of `service_process.py`."""
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        command = [
-            sys.executable,
-            str(HERE / "service_process.py"),
-            self.url,
-            self.cluster.master,
-            str(self.disk("checkpoints")),
-        ]
-        command += trick
+        arguments = [self.url, self.cluster.master, str(self.disk("checkpoints")), *trick]
+        command = [sys.executable, "-m", "tests.faults.service_process", *arguments]
         with self.log.open("ab") as log:
-            self._service = subprocess.Popen(command, cwd=self.folder, env=environment, stdout=log, stderr=log)
+            self._service = Warm(command, cwd=ROOT, stdout=log, stderr=log)
 
     @property
     def service_pid(self) -> int | None:
@@ -108,6 +102,7 @@ class FaultStage:
             profile=profile().to_json(),
             checkpoint_interval_s=1.0,
             max_restarts=max_restarts,
+            min_workers=1,
             max_workers=workers,
             environment={"PYTHONPATH": f"{SCRIPTS}{os.pathsep}{ROOT}"},
             # TensorFlow's place is taken by a stand-in, which only servers ask for.
@@ -123,6 +118,7 @@ class FaultStage:
             profile=profile().to_json(),
             checkpoint_interval_s=1.0,
             max_restarts=1000,
+            min_workers=1,
             max_workers=workers,
             environment={"PYTHONPATH": str(ROOT)},
         )

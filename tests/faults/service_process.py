@@ -1,4 +1,4 @@
-"""A service that takes its jobs from the database: `python service_process.py STATE MASTER CHECKPOINT_ROOT [TRICK]`.
+"""A service that takes its jobs from the database: STATE MASTER CHECKPOINT_ROOT [TRICK].
 
 A trick spoils the first launch, after the plan and before the call that accepts the offers: `decline` gives them back,
 `PID:NODE` kills the agent of that process and waits until the master knows.

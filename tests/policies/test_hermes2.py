@@ -86,6 +86,8 @@ def test_a_move_is_weighed_against_its_cost_and_free_before_the_start() -> None:
     assert chosen(suspended, "v100", "k80", policy=Hermes2Policy(dear)) == {"v100": 0, "k80": 1}
     new = [waiting(0, ON_K80, started=False), waiting(1, ON_V100, started=False)]
     assert chosen(new, "v100", "k80", policy=Hermes2Policy(dear)) == {"v100": 1, "k80": 0}
+    # Eq. 2 knows no costs.
+    assert chosen(suspended, "v100", "k80", policy=Hermes2Policy(dear, PAPER)) == {"v100": 1, "k80": 0}
 
 
 def test_every_kind_is_measured_early() -> None:
@@ -124,6 +126,9 @@ def test_an_idle_slot_takes_over_a_trial_that_runs_on_a_slower_one() -> None:
     world = World(make_policy("hermes2", SETTINGS), plans, slots("v100", "k80"), switch_s=1.0)
     assert world.run(10_000.0).has_ended(1)
     assert [(start.slot, start.at_s) for start in world.starts if start.trial == 1] == [(1, 0.0), (0, 102.0)]
+    world = World(Hermes2Policy(SETTINGS, PAPER), plans, slots("v100", "k80"), switch_s=1.0)
+    assert world.run(10_000.0).has_ended(1)
+    assert [start.slot for start in world.starts if start.trial == 1] == [1]
 
 
 def test_a_trial_that_cannot_be_suspended_stays() -> None:

@@ -40,6 +40,13 @@ def test_another_model_is_estimated_by_the_ratio_of_the_kinds_and_its_own_speed(
     assert speeds.performance(2, ["k80", "v100"]) == pytest.approx({"k80": 1.0, "v100": math.sqrt(4 * 9)})
 
 
+def test_as_printed_equation_1_is_for_all_that_is_not_measured() -> None:
+    trials = ((32.0, {"k80": 100.0, "v100": 400.0}), (64.0, {"k80": 10.0}))
+    speeds = SpeedEstimates(explores=False, by_ratio=False)
+    speeds.update(TrialView(n, 0.0, batch_size=batch, speeds=measured) for n, (batch, measured) in enumerate(trials))
+    assert speeds.performance(1, ["k80", "v100"]) == pytest.approx({"k80": 10.0, "v100": 400 * 64 / 32})
+
+
 def test_trials_that_are_alike_tell_more_than_others() -> None:
     alike = (32.0, {"k80": 104.0, "v100": 208.0})
     other_batch, other_speed = (64.0, {"k80": 100.0, "v100": 900.0}), (32.0, {"k80": 50.0, "v100": 450.0})

@@ -92,8 +92,9 @@ class Job:
     replicas: int | None = None
     alone: bool = False
     """Whether only the chief is started; the others have addresses."""
-    forked: bool = False
-    """Whether the script too runs in a fork of a process that has imported TensorFlow, as in an elastic slot."""
+    forked: bool = True
+    """Whether the script runs in a fork of a process that has imported TensorFlow, as a slot's zygote has when the
+    script's imports allow it (`framework.project.script_facts`); otherwise in a Python of its own."""
     processes: dict[str, Process] = field(default_factory=dict)
 
     def __enter__(self) -> Job:
@@ -218,6 +219,8 @@ def _forked_code(pid: int) -> int | None:
 
 
 def _fork(argv: list[str], environment: Mapping[str, str], output: Path, report: Path) -> psutil.Process:
+    for file in (output, report):
+        file.write_bytes(b"")  # whoever reads them need not wait for the fork
     files = {"folder": str(Path(argv[0]).parent), "output": str(output), "report": str(report)}
     return psutil.Process(_ask({"argv": argv, "environment": environment, "report_fd": REPORT_FD, **files}))
 

@@ -12,11 +12,9 @@ import signal
 import sys
 from types import FrameType
 
-import tensorflow as tf
+from dike import launch, zygote
 
-from dike import launch
-
-assert tf.__version__
+assert zygote.preload(["tensorflow", "keras"], launch.COMPANIONS)[0] == ["tensorflow", "keras"]
 codes: dict[int, int] = {}
 
 

@@ -92,7 +92,9 @@ def test_a_folder_belongs_to_the_model_that_marked_it(tmp_path: Path) -> None:
 
 def test_a_job_knows_at_which_step_it_first_began(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
-    chief = TaskSpec("job-1", Role.WORKER, 0, {"worker": ["a:1", "b:1"]}, Api.GRAPH, checkpoint_dir=str(folder))
+    chief = TaskSpec(
+        "job-1", Role.WORKER, 0, {"worker": ["a:1", "b:1"], "ps": ["c:1"]}, Api.GRAPH, checkpoint_dir=str(folder)
+    )
     worker = dataclasses.replace(chief, index=1)
     assert checkpoints.first_step(worker, 7) == 7
     assert not folder.exists()

@@ -31,7 +31,8 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Proc
     """What several `fit`s in one script did."""
     folder = tmp_path_factory.mktemp("many")
     environment = {"FOLDER": str(folder)}
-    with Job(Api.KERAS, SCRIPTS / "keras_many.py", folder, 2, 2, (), PLAN, environment=environment) as job:
+    script = SCRIPTS / "keras_many.py"
+    with Job(Api.KERAS, script, folder, 2, 2, (), PLAN, environment=environment, forked=False) as job:
         assert job.chief.wait() == 0
         return job.chief.result, job.chief
 
@@ -241,7 +242,7 @@ def test_a_fit_survives_and_resumes(tmp_path: Path) -> None:
 
 def test_tf_keras_fits_evaluates_and_predicts(tmp_path: Path) -> None:
     plan = {"dense/kernel": 1, "dense/bias": 0, "dense_1/kernel": 1}
-    with Job(Api.TF_KERAS, SCRIPTS / "keras_legacy.py", tmp_path, 2, 2, ("4",), plan) as job:
+    with Job(Api.TF_KERAS, SCRIPTS / "keras_legacy.py", tmp_path, 2, 2, ("4",), plan, forked=False) as job:
         assert job.chief.wait() == 0
         result = job.chief.result
         assert "tf_keras" in result["keras"]
@@ -257,7 +258,8 @@ def test_tf_keras_fits_evaluates_and_predicts(tmp_path: Path) -> None:
     # It goes on, saves within an epoch and when it is told to end, and has its whole history afterwards.
     script = SCRIPTS / "keras_legacy.py"
     per_epoch = 32
-    with Job(Api.TF_KERAS, script, tmp_path, 1, 1, ("5000",), checkpoint_interval_s=0.01, environment=PATIENT) as job:
+    patient: dict[str, Any] = {"checkpoint_interval_s": 0.01, "environment": PATIENT}
+    with Job(Api.TF_KERAS, script, tmp_path, 1, 1, ("5000",), forked=False, **patient) as job:
         chief = job.chief
         wait_for(lambda: any(message.get("epoch", 0) >= 6 for message in chief.reported("progress")), chief)
         before = latest(tmp_path)
@@ -268,7 +270,7 @@ def test_tf_keras_fits_evaluates_and_predicts(tmp_path: Path) -> None:
         assert any(step % per_epoch for step in steps)
         assert chief.reported("total")[0]["steps"] == 5000 * per_epoch
     epochs = latest(tmp_path) // per_epoch + 1
-    with Job(Api.TF_KERAS, script, tmp_path, 1, 1, (str(epochs),)) as job:
+    with Job(Api.TF_KERAS, script, tmp_path, 1, 1, (str(epochs),), forked=False) as job:
         assert job.chief.wait() == 0
         again = job.chief.result["history"]
         assert len(again["loss"]) == epochs
@@ -282,7 +284,7 @@ def test_tf_keras_fits_evaluates_and_predicts(tmp_path: Path) -> None:
 
 def test_one_worker_of_tf_keras_reports_what_is_reported_without_a_cluster(tmp_path: Path) -> None:
     script = SCRIPTS / "keras_legacy_metrics.py"
-    with Job(Api.TF_KERAS, script, tmp_path, 1, 1) as job:
+    with Job(Api.TF_KERAS, script, tmp_path, 1, 1, forked=False) as job:
         assert job.chief.wait() == 0
         result, text = job.chief.result, job.chief.text
     assert result == local_result(script)
@@ -291,7 +293,7 @@ def test_one_worker_of_tf_keras_reports_what_is_reported_without_a_cluster(tmp_p
 
 
 def test_workers_of_tf_keras_report_the_metrics_of_all_of_them(tmp_path: Path) -> None:
-    with Job(Api.TF_KERAS, SCRIPTS / "keras_legacy_metrics.py", tmp_path, 1, 2) as job:
+    with Job(Api.TF_KERAS, SCRIPTS / "keras_legacy_metrics.py", tmp_path, 1, 2, forked=False) as job:
         assert job.chief.wait() == 0
         result = job.chief.result
     # Ten batches of 32, whoever trained them and whenever it ended.

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.integration
 
 
 def one_process(folder: Path, action: str, script: str = "ordinary.py") -> Job:
-    return Job(Api.GRAPH, SCRIPTS / script, folder, workers=1, alone=True, arguments=(action, "--flag"))
+    return Job(Api.GRAPH, SCRIPTS / script, folder, workers=1, alone=True, forked=False, arguments=(action, "--flag"))
 
 
 def test_a_script_finds_itself_as_if_python_ran_it(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_the_exit_code_is_the_scripts(tmp_path: Path) -> None:
 def test_a_syntax_error_is_the_scripts(tmp_path: Path) -> None:
     script = tmp_path / "broken.py"
     script.write_text("print('never'\n")
-    with Job(Api.GRAPH, script, tmp_path, workers=1, alone=True) as job:
+    with Job(Api.GRAPH, script, tmp_path, workers=1, alone=True, forked=False) as job:
         assert job.chief.wait() == 1
         assert "SyntaxError" in job.chief.text
 
@@ -70,7 +70,7 @@ def test_sigterm_ends_a_chief_that_does_not_train(tmp_path: Path) -> None:
 def own_script(folder: Path, text: str) -> Job:
     script = folder / "own.py"
     script.write_text(text)
-    return Job(Api.GRAPH, script, folder, workers=1, alone=True)
+    return Job(Api.GRAPH, script, folder, workers=1, alone=True, forked=False)
 
 
 def test_the_scripts_threads_end_before_the_process(tmp_path: Path) -> None:

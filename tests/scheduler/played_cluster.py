@@ -13,6 +13,7 @@ from framework.mesos.driver import CallRefusedError, MasterUnavailableError
 from framework.mesos.offers import MIB, AgentOffer
 from framework.mesos.tasks import executor_of
 from framework.scheduler.agents import REFRESH_S, AgentDirectory, AgentFacts
+from framework.scheduler.allocator import Allocator
 from framework.scheduler.background import Background
 from framework.scheduler.fair_share import FairQueue
 from framework.scheduler.feasibility import Fit, Nodes
@@ -280,6 +281,7 @@ class SchedulerStage:
         weight: Mapping[str, float] | None = None,
         reservations: Reservations | None = None,
         background: Background | None = None,
+        allocator: Allocator | None = None,
     ) -> None:
         self.master = PlayedMaster(agents, others)
         self.journal = RecordingJournal()
@@ -303,6 +305,7 @@ class SchedulerStage:
             agents=self.directory,
             reservations=reservations,
             background=background,
+            allocator=allocator,
             clock=lambda: self.master.now,
         )
         self.scheduler.handle(events.Subscribed("F", "127.0.0.1:5050"))

@@ -10,23 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor.elastic_messages import ElasticStatus, WantedProcess
-from executor.messages import LaunchOrder, Report
-from framework.mesos import events
 from framework.mesos.offers import AgentOffer
 from framework.scheduler.feasibility import Fit, FitCache, Nodes
-from framework.scheduler.job import Answer, Decline, JobHandle, Reclaimable
+from framework.scheduler.job import Answer, Decline, Reclaimable
 from framework.scheduler.pending_queue import SOUGHT_S
 from framework.scheduler.preemption import PotentialVictim, Room, select_victims, with_tasks
 from framework.scheduler.records import JobKind, JobRecord, TaskRecord
 from framework.scheduler.reservation import HOLD_S, RECHECK_S, RESERVE_AFTER_S, USELESS_S, Place
 from framework.service.explain import explain
 from framework.service.explanation import Explanation
-from framework.training.controller import TrainingJob
-from framework.training.planning import TrainingSizing
-from framework.training.spec import JobSpec
 from tests.scheduler.played_cluster import STEP_S, PlayedJob, PreemptibleJob, SchedulerStage
-from tests.training.elastic.elastic_stage import ElasticWatcher, PlayedSlot, elastic
+from tests.scheduler.training_cluster import TrainingCluster
+from tests.training.elastic.elastic_stage import elastic
 from tests.training.job_stage import spec
 
 
@@ -209,52 +204,8 @@ def test_what_is_known_has_to_do_where_plans_take_very_long(monkeypatch: pytest.
     stage.close()
 
 
-class Played:
-    """Real training jobs at a scheduler, with played slots."""
-
-    def __init__(self) -> None:
-        self.stage = SchedulerStage({"agent-0": 4.0, "agent-1": 4.0})
-        self.watcher = ElasticWatcher()
-        self.slots: dict[str, PlayedSlot] = {}
-        self._heard = self._ended = 0
-
-    def admit(self, job_spec: JobSpec, number: int) -> TrainingJob:
-        def make(handle: JobHandle) -> TrainingJob:
-            handle.sizing = TrainingSizing(job_spec)
-            return TrainingJob(job_spec, self.watcher, lambda: None, lambda: self.stage.master.now)
-
-        job = self.stage.scheduler.admit(job_spec.job_id, job_spec.job_id, number, make).job
-        assert isinstance(job, TrainingJob)
-        return job
-
-    def run(self, seconds: float) -> None:
-        """Time passes; slots do what they are told, tasks that are killed end."""
-        stage = self.stage
-        for _ in range(round(seconds / STEP_S)):
-            stage.step()
-            for info in stage.master.accepted:
-                task_id, order = info["task_id"]["value"], LaunchOrder.decode(info["data"])
-                if order.elastic and task_id not in self.slots:
-                    status = ElasticStatus(task_id, 0, True, order.task.attempt)
-                    self.slots[task_id] = PlayedSlot(order, status, [order.task.attempt])
-            messages, self._heard = stage.master.messages[self._heard :], len(stage.master.messages)
-            for task_id, data in messages:
-                self.slots[task_id].obey(WantedProcess.decode(data))
-                executor_id = stage.master.executor_of(task_id)
-                stage.scheduler.handle(events.MessageArrived("S0", executor_id, self.slots[task_id].status.encode()))
-            killed, self._ended = stage.master.killed[self._ended :], len(stage.master.killed)
-            for task_id in killed:
-                stage.update(task_id, "TASK_KILLED")
-
-    def report(self, job: TrainingJob, **content: object) -> None:
-        """The job's chief says something."""
-        chief = next(task for task in job.tasks if task.name == "chief:0")
-        report = Report(chief.task_id, content).encode()
-        self.stage.scheduler.handle(events.MessageArrived(chief.agent_id, chief.executor_id, report))
-
-
 def test_a_training_job_starts_once_an_elastic_one_has_shrunk_and_that_does_not_grow_before() -> None:
-    played = Played()
+    played = TrainingCluster({"agent-0": 4.0, "agent-1": 4.0})
     large = played.admit(dataclasses.replace(elastic(1, 6), job_id="large"), 1)
     played.run(3.0)
     before = {task.task_id for task in large.tasks if task.planned.role == "worker"}

@@ -21,10 +21,11 @@ from optuna.storages import RDBStorage
 
 from framework.embedded.agents import AgentSpec
 from framework.embedded.cluster import EmbeddedCluster
-from tests import task_processes
+from tests import task_processes, warm
 from tests.running import dike_command, dike_environment
 from tests.search.locks import locked_by
 from tests.waiting import wait_until, whole_lines
+from tests.warm import Warm
 
 pytestmark = [pytest.mark.mesos, pytest.mark.timeout(300)]
 
@@ -49,7 +50,7 @@ class Tune:
         self.started: list[subprocess.Popen[str]] = []
 
     def start(self, *arguments: str | Path) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
+        process = Warm(
             dike_command(*arguments),
             cwd=self.folder,
             env=dike_environment(),
@@ -66,14 +67,7 @@ class Tune:
             (self.folder / f"hurry-{lr}").touch()
 
     def run(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            dike_command(*arguments),
-            cwd=self.folder,
-            env=dike_environment(),
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-        )
+        return warm.run(dike_command(*arguments), cwd=self.folder, env=dike_environment(), timeout=DEADLINE_S)
 
     def json(self, *arguments: str | Path) -> Any:
         done = self.run(arguments[0], "--format", "json", *arguments[1:])
@@ -445,6 +439,9 @@ def test_an_interrupted_search_is_suspended_and_goes_on_as_it_was_begun(tune: Tu
     assert follower.stdout is not None
     assert follower.stdout.readline() == "--- run 0 on agent-0, from step 0 ---\n"
     assert follower.stdout.readline().startswith("loss 0.9")
+    # It may be the other one's turn.
+    reached = tune.last_step("0.1")
+    wait_until(lambda: tune.last_step("0.1") > reached, "another step of the trial that is followed")
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130

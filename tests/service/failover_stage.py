@@ -23,6 +23,7 @@ from framework.service.submission import Submissions
 from tests.profiles import made_up_profile
 from tests.service.dying_service import NEVER
 from tests.waiting import wait_until
+from tests.warm import Warm
 
 HERE = Path(__file__).parent
 ROOT = Path(__file__).parents[2]
@@ -44,7 +45,7 @@ class Stage:
         log = self.folder / f"service-{len(self.processes)}.log"
         with log.open("wb") as output:
             command = [sys.executable, "-m", "tests.service.dying_service", self.url, self.cluster.master, moment]
-            process = subprocess.Popen([*command, *map(str, python)], cwd=ROOT, stdout=output, stderr=output)
+            process = Warm([*command, *map(str, python)], cwd=ROOT, stdout=output, stderr=output)
         self.processes.append(process)
         return process
 
@@ -57,6 +58,7 @@ class Stage:
             script=script,
             arguments=arguments,
             profile=PROFILE.to_json(),
+            min_workers=1,
             max_workers=1,
             max_restarts=0,
             checkpoint_dir=str(self.folder / "checkpoints"),

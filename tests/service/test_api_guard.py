@@ -218,7 +218,8 @@ def test_an_error_of_our_own_tells_nothing_but_that(
     assert answer.status_code == 500
     assert answer.json() == {"detail": "The service met an error of its own; its log says more."}
     assert answer.headers["x-content-type-options"] == "nosniff"
-    # Logged once the answer is out.
+    # The connection is closed once the error is logged, and that is after the answer.
+    assert answer.headers["connection"] == "close"
     wait_until(lambda: "a secret" in caplog.text, "a log record")
     assert samples(alice)["dike_http_requests_total{'method': 'GET', 'route': '/api/v1/jobs', 'status': '500'}"] == 1
 

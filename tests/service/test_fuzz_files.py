@@ -115,12 +115,22 @@ TRAINING = {
     "constraints": ["rack:IN:r1,r2"],
 }
 ELASTIC = {**TRAINING, "max_workers": None, "elastic": "1:4", "resize_interval_s": 60.0, "stragglers": "replace"}
+MEASURED = {
+    **TRAINING,
+    "rules": "default,-task_counts",
+    "sharding": "optimus",
+    "time_limit_s": 5.0,
+    "measurements": [
+        {"ps": ["a"], "workers": ["a", "b"], "gpus": 1, "cpus": 1.5, "seconds": 0.5, "where": "rows.csv, line 2"},
+        {"ps": ["a"], "workers": ["b"], "cpus": 1.0, "samples_per_s": 10.0, "batch_size": 8, "shard_bytes": [40_000]},
+    ],
+}
 PLANNED = {**TRAINING, "max_workers": None, "plan": PLAN.to_json()}
 SEARCH = search_request(search_spec(Path("/project")), "train.py", ("numpy",)).model_dump(mode="json")
 
 
 @PATIENT
-@given(st.one_of(ODD, *map(broken, (TRAINING, ELASTIC, PLANNED, SEARCH))))
+@given(st.one_of(ODD, *map(broken, (TRAINING, ELASTIC, MEASURED, PLANNED, SEARCH))))
 def test_a_request_is_taken_or_refused(values: Any) -> None:
     try:
         request = read_request(values)
@@ -206,11 +216,20 @@ def test_a_job_that_nobody_could_run_is_not_taken() -> None:
         read_request({**TRAINING, "arguments": ["\0"]})
     variables = [{"name": f"v{n}", "shape": [1], "dtype": "float32", "size_bytes": 4} for n in range(20_001)]
     assert read_request({**TRAINING, "profile": {**profile().to_json(), "variables": variables[1:]}})
+    for changes, said in (
+        ({"rules": "default,-luck"}, "'luck' is not a rule"),
+        ({"time_limit_s": 3600.0}, "time_limit_s: Input should be less than or equal to 60"),
+        ({"measurements": [MEASURED["measurements"][0]] * 201}, "at most 200 items"),
+        ({"measurements": [{**MEASURED["measurements"][0], "samples_per_s": 1.0}]}, "either 'seconds' or"),
+    ):
+        with pytest.raises(BadInputError) as refused:
+            read_request({**TRAINING, **changes})
+        assert said in str(refused.value)
     with pytest.raises(BadInputError, match="more than 20000 variables"):
         read_request({**TRAINING, "profile": {**profile().to_json(), "variables": variables}})
 
 
-@pytest.mark.parametrize("values", [TRAINING, ELASTIC, PLANNED, SEARCH])
+@pytest.mark.parametrize("values", [TRAINING, ELASTIC, MEASURED, PLANNED, SEARCH])
 def test_the_requests_that_are_broken_here_were_whole(values: Any) -> None:
     assert read_request(values).model_dump(mode="json")
 

@@ -56,6 +56,7 @@ def request(**changes: Any) -> dict[str, Any]:
     values = {
         "script": MARKUP,
         "profile": profile().to_json(),
+        "min_workers": 1,
         "max_workers": 1,
         "environment": {"PYTHONPATH": f"{ROOT / 'tests/faults/scripts'}{os.pathsep}{ROOT}"},
     }

@@ -24,7 +24,9 @@ from framework.search.store import Store
 from framework.service.requests import search_request
 from framework.service.store import ServiceStore
 from framework.service.submission import Submissions
+from tests import warm
 from tests.waiting import wait_until, whole_lines
+from tests.warm import Warm
 
 pytestmark = [pytest.mark.mesos, pytest.mark.timeout(300)]
 
@@ -84,7 +86,7 @@ class Stage:
     def start(self, master: str) -> None:
         command = [sys.executable, "-m", "tests.faults.service_process", self.url, master, str(self.folder)]
         with (self.folder / "service.log").open("ab") as log:
-            self._process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+            self._process = Warm(command, cwd=ROOT, stdout=log, stderr=log)
 
     def kill(self) -> None:
         if self._process is not None:
@@ -203,9 +205,7 @@ def test_a_search_that_is_killed_suspends_its_trials_and_can_be_gone_on_with(
     for lr in (0.01, 0.02):
         (stage.folder / "even" / f"end-{lr}").touch()
     go_on = [sys.executable, "-m", "framework", "tune", "--resume", "even", "--storage", stage.url]
-    done = subprocess.run(
-        [*go_on, "--master", mesos.master], cwd=COUNTING.parent, capture_output=True, timeout=DEADLINE_S, text=True
-    )
+    done = warm.run([*go_on, "--master", mesos.master], cwd=COUNTING.parent, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stderr
     with contextlib.closing(Store(stage.url)) as store:
         store.open_search("even")

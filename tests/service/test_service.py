@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import time
 import types
@@ -25,6 +26,7 @@ from framework.service.requests import read_request, search_request
 from framework.service.service import Service
 from framework.service.store import ServiceStore
 from framework.service.submission import Submissions
+from solver.network import Network
 from tests.mesos.played_mesos import PlayedMesos
 from tests.service.api_stage import BUNDLE, training
 from tests.service.job_context import played_context
@@ -43,9 +45,9 @@ class Stage:
         self.inbox: Any = events.EventScheduler().events
         self.start()
 
-    def start(self, checkpoint_root: str = "/checkpoints") -> None:
+    def start(self, checkpoint_root: str = "/checkpoints", **changes: Any) -> None:
         """Another service takes the place of the one before, which has ended without a word."""
-        around = played_context(self.store, checkpoint_root)
+        around = dataclasses.replace(played_context(self.store, checkpoint_root), **changes)
         self.mesos = PlayedMesos()
         self.service = Service(around, self.mesos)
         self.service.handle(events.Subscribed("F-1", "127.0.0.1:5050", 1e6))
@@ -200,6 +202,18 @@ def test_a_job_that_waits_is_killed_at_once_and_one_that_runs_when_its_tasks_hav
 
 
 @pytest.mark.slow
+def test_jobs_are_planned_with_what_the_service_knows_of_the_network(stage: Stage) -> None:
+    speeds = []
+    for network in (None, Network(within_node_gbps=0.001)):
+        stage.start(network=network)
+        job_id = stage.submit(min_workers=1, max_workers=1)
+        stage.finish(stage.run(job_id))
+        result = stage.job(job_id).result
+        assert result is not None
+        speeds.append(result["plan"]["samples_per_s"])
+    assert speeds[1] < speeds[0] / 2
+
+
 def test_who_has_killed_a_job_is_told(stage: Stage) -> None:
     runs = stage.submit()
     tasks = stage.run(runs)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from framework.simulation.jobs.allocation import JobView
+from framework.policies.jobs.interface import TaskNeeds
 from framework.simulation.jobs.losses import TrueCurve
-from framework.simulation.jobs.machines import Hosts, Layout, Machines, TaskNeeds
-from framework.simulation.jobs.scheduler import Scheduler
+from framework.simulation.jobs.machines import Hosts, Layout, Machines, counts_of
+from framework.simulation.jobs.scheduler import PlacedJob, Scheduler
 from framework.simulation.jobs.workload import SimulatedJob
 from solver.jobs.free_capacity import NOTHING, Amounts
 
@@ -53,12 +53,25 @@ def view(
     hosts: Hosts = (),
     samples_left: float = 3600.0,
     speeds: Sequence[float] | None = None,
-) -> JobView:
+    change_s: float = 30.0,
+) -> PlacedJob:
     """A job without ps, unless it is said what one takes; with twice as many workers twice as fast."""
     max_ps = max_workers if ps != NOTHING else 0
     table = np.array([speeds or [float(workers) for workers in range(1, max_workers + 1)]] * max(1, max_ps))
-    return JobView(
-        number, 0.0, TaskNeeds(needs, ps), requested, max_workers, max_ps, hosts, samples_left, table, False, 0
+    return PlacedJob(
+        id=number,
+        arrival_s=0.0,
+        needs=TaskNeeds(needs, ps),
+        requested=requested,
+        max_workers=max_workers,
+        max_ps=max_ps,
+        now=counts_of(hosts),
+        hosts=hosts,
+        samples_left=samples_left,
+        samples_per_s=table,
+        young=False,
+        waited=0,
+        change_s=change_s,
     )
 
 
@@ -66,7 +79,7 @@ def view(
 class Recorded:
     """What a scheduler saw and decided in one round."""
 
-    jobs: tuple[JobView, ...]
+    jobs: tuple[PlacedJob, ...]
     hosts: dict[int, Hosts]
 
 
@@ -74,13 +87,13 @@ def recording(scheduler: Scheduler, rounds: list[Recorded]) -> Scheduler:
     """The same scheduler; what it decides is added to the list."""
 
     class Recording(Scheduler):
-        def schedule(self, jobs: Sequence[JobView], machines: Machines, resize_s: float) -> dict[int, Hosts]:
-            decided = scheduler.schedule(jobs, machines, resize_s)
+        def schedule(self, jobs: Sequence[PlacedJob], machines: Machines) -> dict[int, Hosts]:
+            decided = scheduler.schedule(jobs, machines)
             rounds.append(Recorded(tuple(jobs), decided))
             return decided
 
     return Recording(**{name: getattr(scheduler, name) for name in scheduler.__dataclass_fields__})
 
 
-def with_hosts(job_view: JobView, hosts: Hosts) -> JobView:
-    return replace(job_view, hosts=hosts)
+def with_hosts(job_view: PlacedJob, hosts: Hosts) -> PlacedJob:
+    return replace(job_view, hosts=hosts, now=counts_of(hosts))

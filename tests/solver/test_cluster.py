@@ -9,7 +9,7 @@ import pytest
 from dike.exceptions import BadInputError
 from solver import Cluster, NodeClass
 from solver.cluster import MAX_PAIRS, LinkError, PairCost
-from solver.cluster_file import read_cluster
+from solver.cluster_file import read_cluster, read_network
 from solver.costs import NodeCosts, RackCosts, UniformCosts
 from solver.units import GIB, parse_bytes, parse_duration
 
@@ -230,3 +230,48 @@ def test_links_made_by_hand_are_checked_too() -> None:
             Cluster(nodes, **{field: 0.0})  # type: ignore[arg-type]
     with pytest.raises(LinkError, match="'network_gbps' of 'b' is 0; it must be more than 0"):
         Cluster((nodes[0], NodeClass(name="b", cpus=1.0, mem_bytes=GIB, network_gbps=0.0)))
+
+
+def test_a_network_file_says_more_of_the_machines_that_there_are(tmp_path: Path) -> None:
+    path = tmp_path / "network.yaml"
+    path.write_text(
+        "links: {across_racks_gbps: 4, pairs: [{between: [a, b], cost: 3}, {between: [a, gone], cost: 2}]}\n"
+        "nodes: [{name: a, network_gbps: 2.5}, {name: many-1, rack: r2}, {name: b, rack: r1}, {name: gone, rack: r9}]\n"
+    )
+    network = read_network(path)
+    nodes = [NodeClass(name=name, cpus=4, mem_bytes=8 * GIB) for name in ("a", "b/S1")]
+    nodes.append(NodeClass(name="many", count=3, cpus=4, mem_bytes=8 * GIB, network_gbps=25))
+    known = network.of(Cluster((*nodes, NodeClass(name="b", cpus=1, mem_bytes=GIB)), within_node_gbps=32))
+    assert known.across_racks_gbps == 4
+    assert known.within_node_gbps == 32
+    assert known.pairs == (PairCost("a", "b", 3.0),)
+    assert {node.name: (node.network_gbps, node.rack) for node in known.nodes} == {
+        "a": (2.5, None),
+        "b/S1": (10.0, "r1"),
+        "many-0": (25, None),
+        "many-1": (25, "r2"),
+        "many-2": (25, None),
+        "b": (10.0, "r1"),
+    }
+    with pytest.raises(BadInputError, match="names the machine 'gone', which the cluster does not have; it has a, "):
+        network.check_names(known)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("nodes: [{name: a, cpus: 4}]", "line 1: the key 'cpus' is not known; known keys are name, network_gbps, rack"),
+        ("nodes:\n- name: a\n- name: a", "line 3: the node name 'a' is taken by line 2"),
+        ("links: {across_racks_gbps: 0}", "line 1: 'links.across_racks_gbps' is 0"),
+        ("links: {within_rack_cost: 0.01}", "'within_rack_cost' is 0.01, less than 0.1"),
+        ("links:\n  pairs:\n  - {between: [a, b], cost: 2}\n  - {between: [b, a], cost: 3}", "line 4: Contradictory"),
+        ("links: {across_racks_cost: 4, pairs: [{between: [a, b], cost: 2}]}", "costs are of pairs or of racks"),
+    ],
+)
+def test_a_network_file_that_cannot_be_meant(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "network.yaml"
+    path.write_text(text)
+    with pytest.raises(BadInputError) as refused:
+        read_network(path)
+    assert said.lower() in str(refused.value).lower()
+    assert str(refused.value).startswith(f"{path}, line ")

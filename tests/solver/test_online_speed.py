@@ -148,3 +148,22 @@ def test_counts_beyond_the_model_are_refused(counts: tuple[int, int]) -> None:
 def test_speeds_that_cannot_be_are_refused(speed: float) -> None:
     with pytest.raises(BadInputError, match="above 0"):
         _model(_uneven).observe(1, 1, speed)
+
+
+def test_a_step_of_a_fixed_number_of_gradients_sends_as_much_whatever_the_number_of_workers() -> None:
+    at = np.array([2.0, 8.0]), np.array([4.0, 4.0])
+    usual = seconds_per_sample_terms(*at, synchronous=True)
+    accumulating = seconds_per_sample_terms(*at, synchronous=True, accumulates=True)
+    assert usual[:, 2].tolist() == [0.5, 2.0]
+    assert accumulating[:, 2].tolist() == [0.25, 0.25]
+    assert np.delete(accumulating, 2, axis=1).tolist() == np.delete(usual, 2, axis=1).tolist()
+
+    def real(workers: int, ps: int) -> float:
+        return 1 / (1.0 / workers + 0.1 / ps + 0.001 * workers)
+
+    model = SpeedModel(
+        lambda workers, ps: float(workers), synchronous=True, max_workers=WORKERS, max_ps=PS, accumulates=True
+    )
+    for workers, ps in sample_sizes(model, 8):
+        model.observe(workers, ps, real(workers, ps))
+    assert model.table() == pytest.approx(_table(real), rel=0.1)

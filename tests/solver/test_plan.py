@@ -122,7 +122,7 @@ def test_the_json_has_the_promised_keys() -> None:
     assert {"generated", "pruned", "considered"} <= data["options"].keys()
     assert set(data["options"]["pruned"]) == {"identical_workers", "cpu_gpu_ratio", "task_counts"}
     assert {"workers", "ps", "worker"} <= data["option"].keys()
-    assert set(data["tasks"][0]) == {"role", "index", "node", "cpus", "mem_mb", "disk_mb", "gpus"}
+    assert set(data["tasks"][0]) == {"role", "index", "node", "cpus", "mem_mb", "disk_mb", "gpus", "is_plain"}
     assert {"compute", "network", "total"} <= data["step_time_s"].keys()
     assert data["optimal"] is True
     assert data["gap"] == 0

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
 import subprocess
 import sys
+from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from framework.cli import main
+from framework.mesos.offers import AgentOffer, by_agent
+from framework.scheduler.records import JobKind, JobRecord
+from framework.service.requests import TrainingRequest, planning_fields, stored_request, training_request
+from framework.training.planning import plan_for
 from solver import Plan
+from solver.cli.planning_options import plan_settings
+from solver.cluster_file import read_network
+from tests.mesos.played_mesos import PlayedMesos
 from tests.solver.solver_cases import profile
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "clusters"
@@ -98,3 +108,84 @@ def test_bad_input_is_one_sentence_and_exit_2(model: Path, tmp_path: Path) -> No
     assert done.returncode == 2
     assert "'fame' is not one of 'throughput', 'traffic'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+CLUSTER = """
+nodes:
+  - {name: gpu, count: 2, cpus: 8, mem: 32GiB, disk: 20GiB, gpus: 2, gpu_model: V100, network_gbps: 25, rack: r1}
+  - {name: old, count: 2, cpus: 4, mem: 16GiB, disk: 20GiB, gpus: 2, gpu_model: K80, network_gbps: 1, rack: r2}
+"""
+NETWORK = """
+links: {across_racks_gbps: 2, within_node_gbps: 20, across_racks_cost: 4}
+nodes:
+  - {name: old-1, network_gbps: 0.5}
+  - {name: gpu-0, rack: r2}
+"""
+MEASURED = """
+placement,cpus,gpus,seconds
+gpu-0:p0+2w|gpu-1:2w,1,1,0.9
+gpu-0:p0|gpu-1:p1+2w|old-0:1w,1,1,3.5
+"""
+
+
+def _offers() -> list[AgentOffer]:
+    """What the machines of `CLUSTER` offer as agents, which say of themselves what the file says of them."""
+    mesos, offers = PlayedMesos(), []
+    shapes = {"gpu": (8, 32, "V100", 25, "r1"), "old": (4, 16, "K80", 1, "r2")}
+    for number, name in enumerate(("gpu-0", "gpu-1", "old-0", "old-1")):
+        cpus, mem_gib, model, gbps, rack = shapes[name.partition("-")[0]]
+        offer = mesos.offer(number, cpus=cpus, mem=1024 * mem_gib, gpus=2)
+        disk = next(one for one in offer["resources"] if one["name"] == "disk")
+        disk["scalar"]["value"] = 20 * 1024
+        texts = {"gpu_model": model, "rack": rack}
+        attributes = [{"name": key, "type": "TEXT", "text": {"value": text}} for key, text in texts.items()]
+        attributes.append({"name": "network_gbps", "type": "SCALAR", "scalar": {"value": gbps}})
+        offers.append({**offer, "hostname": name, "attributes": attributes})
+    return by_agent(offers)
+
+
+@pytest.mark.parametrize(
+    ("settings", "has_network"),
+    [
+        pytest.param({}, False, marks=pytest.mark.slow),
+        ({"objective": "traffic"}, True),
+        ({"rules": "all", "sharding": "round_robin"}, False),
+        pytest.param({"sharding": "optimus"}, False, marks=pytest.mark.slow),
+        pytest.param({"measurements": True}, True, marks=pytest.mark.slow),
+        pytest.param({"time_limit": 60.0}, False, marks=pytest.mark.integration),
+    ],
+)
+def test_what_is_planned_offline_is_what_runs(
+    model: Path, tmp_path: Path, settings: dict[str, Any], has_network: bool
+) -> None:
+    """`dike plan` with a file of the machines, and a job of the service on agents that are these machines."""
+    cluster, network, measured = tmp_path / "cluster.yaml", tmp_path / "network.yaml", tmp_path / "measured.csv"
+    cluster.write_text(CLUSTER)
+    network.write_text(NETWORK)
+    measured.write_text(MEASURED.lstrip())
+    if settings.get("measurements"):
+        settings = {"measurements": measured}
+    options = [text for name, value in settings.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    links = ["--network", network] if has_network else []
+    done = _plan(model, "--cluster", cluster, "--format", "json", *links, *options)
+    assert done.returncode == 0, done.stderr
+    offline = Plan.from_json(json.loads(done.stdout))
+
+    asked = {**{name: parameter.default for name, parameter in signature(plan_settings).parameters.items()}, **settings}
+    planning = plan_settings(**asked)
+    request = training_request(script="train.py", profile=offline.profile.to_json(), **planning_fields(planning))
+    stored = JobRecord("job", JobKind.TRAINING, "user", "train.py", request.model_dump(mode="json"), (), 0.0, "token")
+    wanted = stored_request(stored)
+    assert isinstance(wanted, TrainingRequest)
+    links_known = read_network(network) if has_network else None
+    spec = wanted.to_spec(links_known, job_id="job", checkpoint_dir="", bundle_url="", python="python3")
+    assert spec.planning == dataclasses.replace(planning, network=links_known)
+    agents = _offers()
+    live = plan_for(spec, agents, lambda: [agent.node_class() for agent in agents])
+
+    assert max(task.gpus for task in live.tasks) == 1
+    same = {"solve_time_s": 0.0, "why": ()}
+    assert dataclasses.replace(live, **same) == dataclasses.replace(offline, **same)
+    assert [text for text in live.why if "left out" not in text] == [
+        text for text in offline.why if "left out" not in text
+    ]

@@ -11,7 +11,7 @@ from framework.mesos import events
 from framework.mesos.tasks import TaskState
 from framework.scheduler.job import JobHandle
 from framework.scheduler.journal import Journal
-from framework.scheduler.offer_pool import SETTLE_S
+from framework.scheduler.offer_pool import SETTLE_S, OfferPool
 from framework.scheduler.records import TaskRecord
 from framework.scheduler.scheduler import Scheduler
 from framework.training.controller import TrainingJob
@@ -37,6 +37,8 @@ def spec(**changes: Any) -> JobSpec:
         "checkpoint_dir": "/checkpoints",
         "bundle_url": "http://127.0.0.1:1/bundle/token",
         "python": "python3",
+        # With parameter servers, whatever one plain task would be worth.
+        "min_workers": 1,
         "max_workers": 2,
         "max_restarts": 2,
     }
@@ -64,10 +66,20 @@ class Watcher(JobObserver):
 
 
 class Stage:
-    """A job at a scheduler of its own, with a played Mesos and a clock that is moved by hand."""
+    """A job at a scheduler of its own, with a played Mesos and a clock that is moved by hand.
 
-    def __init__(self, job_spec: JobSpec, all_agents: list[NodeClass] | None = None) -> None:
+    Args:
+        job_spec: the job.
+        all_agents: what Mesos' list of agents says.
+        own_agents: how many there are, if they are nobody else's.
+    """
+
+    def __init__(
+        self, job_spec: JobSpec, all_agents: list[NodeClass] | None = None, own_agents: int | None = None
+    ) -> None:
         self.now = 1000.0
+        self._own_agents = own_agents
+        self.job_spec = job_spec
         self.mesos = PlayedMesos()
         self.watcher = Watcher()
         self.scheduler: Scheduler
@@ -124,6 +136,7 @@ class Stage:
             ended=lambda handle: None,
             failed=_fails,
             clock=lambda: self.now,
+            pool=OfferPool(self._own_agents),
         )
         scheduler.admit("job", "user", 1, make, tasks=tasks)
         self.scheduler = scheduler

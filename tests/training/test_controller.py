@@ -10,7 +10,7 @@ import pytest
 
 from dike.checkpoints import fingerprint
 from dike.exceptions import BadInputError, InfeasibleError
-from dike.process import EXIT_CODE_OTHER_MODEL
+from dike.process import EXIT_CODE_OTHER_LAYOUT, EXIT_CODE_OTHER_MODEL
 from dike.profile import Api
 from executor.messages import LaunchOrder, LogChunk, Outcome, Report
 from framework.mesos import events
@@ -66,6 +66,67 @@ def test_offers_are_waited_for_while_they_keep_coming_but_not_for_ever() -> None
         stage.offer(stage.mesos.offer(0, cpus=0.5, mem=1024))
         stage.wait(SETTLE_S / 2)
     assert COLLECT_S <= stage.now - began_s < COLLECT_S + SETTLE_S
+
+
+def test_no_more_offers_are_waited_for_where_all_agents_that_there_are_have_made_one() -> None:
+    stage = Stage(spec(), own_agents=2)
+    stage.offer(stage.mesos.offer(0))
+    stage.wait(0.0)
+    assert not stage.mesos.accepted
+    stage.offer(stage.mesos.offer(1))
+    stage.wait(0.0)
+    assert stage.mesos.accepted
+
+
+def find_other_layout(stage: Stage) -> None:
+    """A job starts, and its chief finds the checkpoints of the other kind of job."""
+    stage.start()
+    chief = next(task for task in stage.job.tasks if stage.job_spec.is_chief(task.planned))
+    stage.update(chief, "TASK_FAILED", ended(EXIT_CODE_OTHER_LAYOUT))
+    stage.end_killed()
+
+
+def test_a_job_is_planned_to_fit_the_checkpoints_that_it_finds() -> None:
+    stage = Stage(spec(min_workers=None))
+    find_other_layout(stage)
+    assert "are of a job with parameter servers; planning again" in stage.watcher.notes[-1]
+    stage.start()
+    assert "ps:0" in {task.name for task in stage.job.tasks}
+    assert stage.job.result.restarts == 0
+    # The next service knows it, too.
+    state = stage.job.to_state()
+    assert state["plain"] is False
+    stage.begin(spec(min_workers=None), state)
+    stage.subscribe()
+    assert stage.job.to_state()["plain"] is False
+
+
+def test_a_job_of_both_kinds_of_checkpoints_ends() -> None:
+    stage = Stage(spec(min_workers=None))
+    find_other_layout(stage)
+    assert not stage.job.done
+    find_other_layout(stage)
+    assert stage.job.done
+    assert "are of both kinds" in stage.job.result.failure
+
+
+@pytest.mark.parametrize("option", ["--min-workers", "--elastic"])
+def test_parameter_servers_that_were_asked_for_cannot_go_on_from_a_plain_task(option: str) -> None:
+    elastic = (1, 2) if option == "--elastic" else None
+    stage = Stage(spec(min_workers=None if elastic else 1, max_workers=None, elastic=elastic))
+    find_other_layout(stage)
+    assert stage.job.done
+    assert f"are of one plain task; leave out {option}, or name another folder" in stage.job.result.failure
+
+
+def test_a_job_goes_on_as_it_has_begun() -> None:
+    stage = Stage(spec(min_workers=None))
+    (task,) = stage.start().values()
+    assert task.planned.is_plain
+    stage.say(task, Report(task.task_id, {"type": "checkpoint", "path": "run-0-step-10", "step": 10}))
+    stage.update(task, "TASK_LOST")
+    assert stage.job.need is Need.COME_BACK
+    assert stage.job.to_state()["plain"] is True
 
 
 def test_a_rescinded_offer_is_not_used() -> None:
@@ -581,7 +642,8 @@ def test_a_worker_rejoins_alone_under_its_old_address() -> None:
     assert stage.mesos.killed == []
     launched = len(stage.mesos.accepted)
     stage.offer(stage.mesos.offer(int(worker.node[-1]), cpus=worker.planned.cpus))
-    stage.wait(SETTLE_S + 0.1)
+    # No better offer is waited for.
+    stage.wait(0.0)
     (info,) = stage.mesos.accepted[launched:]
     order = LaunchOrder.decode(info["data"])
     assert order.task.name == "worker:1"

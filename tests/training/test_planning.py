@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
-from dike.exceptions import InfeasibleError
+from dike.exceptions import BadInputError, InfeasibleError
 from framework.mesos.offers import by_agent
 from framework.scheduler.offer_pool import SETTLE_S
+from framework.scheduler.records import JobKind, JobRecord
+from framework.service.requests import read_request, stored_request
 from framework.training.launch import place
-from framework.training.planning import TrainingSizing, check_ever_fits
-from solver import NodeClass, Plan, PlannedTask
+from framework.training.planning import TrainingSizing, check_ever_fits, plan_for
+from framework.training.spec import check_can_run
+from solver import Cluster, NodeClass, Plan, PlannedTask
+from solver.calibration import Measurement
+from solver.placement.naming import Assignment
+from solver.resources import WorkerShape
+from solver.settings import PlanSettings
 from tests.mesos.played_mesos import PlayedMesos
-from tests.training.job_stage import GIB, Stage, spec
+from tests.training.job_stage import GIB, Stage, profile, spec
 
 
 def any_plan() -> Plan:
@@ -29,6 +37,55 @@ def test_a_plan_for_other_agents_is_refused() -> None:
     stage.offer(stage.mesos.offer(7))
     with pytest.raises(InfeasibleError, match="no agent is called agent-0; the agents are elsewhere"):
         stage.wait(SETTLE_S + 0.1)
+
+
+def test_a_plan_that_is_too_large_for_its_agents_is_refused() -> None:
+    plan = any_plan()
+    wide = tuple(dataclasses.replace(task, cpus=64.0) for task in plan.tasks)
+    agent = by_agent([PlayedMesos().offer(0)])[0].node_class()
+    with pytest.raises(InfeasibleError, match=r"can never start here: it wants 1.* cpus.* on agent-0, which is"):
+        check_ever_fits(spec(plan=dataclasses.replace(plan, tasks=wide)), [agent])
+    check_ever_fits(spec(plan=plan), [agent])
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"gpus": 2}, r"This plan cannot be run: worker:0 has 2 GPUs in it and can use 1; make one"),
+        ({"gpus": 1, "role": "ps"}, r"This plan cannot be run: ps:0 has 1 GPU in it and can use 0; make one"),
+    ],
+)
+def test_a_plan_that_no_job_can_follow_is_refused(changed: dict[str, Any], said: str) -> None:
+    plan = any_plan()
+    check_can_run(plan)
+    role = changed.pop("role", "worker")
+    tasks = tuple(dataclasses.replace(task, **changed) if task.role == role else task for task in plan.tasks)
+    wide = dataclasses.replace(plan, tasks=tasks)
+    request = {"kind": "training", "script": "train.py", "profile": profile().to_json(), "plan": wide.to_json()}
+    with pytest.raises(BadInputError, match=said):
+        read_request(request)
+    # What a service has taken before it knew better is still read.
+    assert stored_request(JobRecord("job", JobKind.TRAINING, "ann", "train.py", request))
+    other = dataclasses.replace(plan, variables={**plan.variables, "elsewhere": 0})
+    with pytest.raises(BadInputError, match="no variable 'elsewhere'"):
+        check_can_run(other)
+
+
+def test_measurements_are_of_whole_machines_and_of_those_that_are_here() -> None:
+    offers = by_agent([PlayedMesos().offer(0, cpus=1.5), PlayedMesos().offer(1)])
+    whole = [agent.node_class() for agent in by_agent([PlayedMesos().offer(agent) for agent in range(2)])]
+
+    def measured(node: str, gpus: int = 0) -> Measurement:
+        return Measurement(WorkerShape(gpus, 2.0), Assignment(("agent-0",), (node,), None), seconds=0.5)
+
+    rows = (measured("agent-1"), measured("gone"), measured("agent-1", gpus=1))
+    plan = plan_for(spec(planning=PlanSettings(measurements=rows)), offers, lambda: whole)
+    assert any(text.startswith("Calibrated with 1 measurement:") for text in plan.why)
+    assert plan.why[-1] == "2 of 3 measurements are of machines that are not here."
+    assert plan.samples_per_s != plan_for(spec(), offers).samples_per_s
+    # Offline the machines are all in the file, and what is of another is a mistake.
+    with pytest.raises(BadInputError, match="machine 'gone' is not in the cluster"):
+        PlanSettings(measurements=rows).request(profile(), Cluster(tuple(whole)))
 
 
 def test_gpus_of_one_machine_are_numbered_across_its_agents() -> None:

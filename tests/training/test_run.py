@@ -29,11 +29,14 @@ AGENT = "cpus:2;mem:6144;disk:4096"
 V1_SCRIPT = """
 import os
 import sys
+import time
 import numpy as np
 import dike.compat.v1 as tf
 
 tf.disable_v2_behavior()
 steps = int(sys.argv[1])
+# Who is only there to be ended leaves the machine to the others.
+pause_s = 0.02 if steps > 1000 else 0.0
 rng = np.random.RandomState(0)
 data = rng.rand(256, 8).astype('f')
 goal = data @ rng.rand(8, 1).astype('f')
@@ -49,6 +52,7 @@ hooks = [tf.train.StopAtStepHook(last_step=steps)]
 with tf.train.MonitoredTrainingSession(hooks=hooks) as session:
     while not (session.should_stop() or any(map(os.path.exists, sys.argv[2:]))):
         value, now, _ = session.run([loss, step, train], {x: data[:32], y: goal[:32]})
+        time.sleep(pause_s)
 print('last loss', value, flush=True)
 """
 
@@ -121,7 +125,9 @@ def test_a_model_that_has_changed_behind_the_scripts_back_is_planned_again(
     (folder / "train.py").write_text(OUTSIDE_SCRIPT)
 
     def run() -> tuple[list[str], str]:
-        ended = run_dike("run", "--master", mesos.master, "--max-workers", "1", "train.py", width, cwd=folder)
+        ended = run_dike(
+            "run", "--master", mesos.master, "--min-workers", "1", "--max-workers", "1", "train.py", width, cwd=folder
+        )
         assert ended.returncode == 0, ended.stderr
         return re.findall(r"^(?:width|fit) \d+", ended.stdout, re.MULTILINE), ended.stdout + ended.stderr
 
@@ -143,7 +149,9 @@ def test_a_model_that_has_changed_behind_the_scripts_back_is_planned_again(
 
 
 def dike_run(folder: Path, *arguments: str | Path) -> Running:
-    return Running(folder, "run", "--format", "json", *arguments)
+    """With parameter servers: one plain task would be faster in all of these."""
+    workers = () if "--plan" in arguments else ("--min-workers", "1")
+    return Running(folder, "run", "--format", "json", *workers, *arguments)
 
 
 def checkpoints_below(folder: Path) -> list[Path]:
@@ -167,6 +175,16 @@ def v1_script(tmp_path: Path) -> Path:
     for name in ("solver", "executor", "framework"):
         (folder / f"{name}.py").write_text("raise SystemExit('the wrong module was imported')\n")
     return script
+
+
+@pytest.fixture(scope="module")
+def v1_profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `dike profile` reads of that script, once for all tests that are about something else."""
+    folder = tmp_path_factory.mktemp("profile")
+    (folder / "train.py").write_text(V1_SCRIPT)
+    read = run_dike("profile", "--output", "v1.json", "train.py", "100", cwd=folder)
+    assert read.returncode == 0, read.stderr
+    return folder / "v1.json"
 
 
 def test_the_keras_example_on_a_private_mesos(tmp_path: Path, examples: Path) -> None:
@@ -201,13 +219,13 @@ def test_the_keras_example_on_a_private_mesos(tmp_path: Path, examples: Path) ->
 
 def test_the_v1_example_and_its_continuation(tmp_path: Path, examples: Path, mesos: EmbeddedCluster) -> None:
     arguments = ["--master", mesos.master, "--max-workers", "2", "--checkpoint-dir", str(tmp_path / "checkpoints")]
-    run = dike_run(tmp_path, *arguments, examples / "digits_v1.py", "--steps", "200")
+    run = dike_run(tmp_path, *arguments, "--logs", "all", examples / "digits_v1.py", "--steps", "200")
     result = run.result()
     assert result["succeeded"]
     variables_are_where_planned(result)
     losses = [float(text) for text in re.findall(r"loss (\d+\.\d+)", run.log)]
-    # The chief may print its first line when others have trained for long, so guessing among ten digits is the start.
-    assert losses[-1] < math.log(10) / 2
+    # Either worker may come so late that it prints its first line only, so guessing among ten digits is the start.
+    assert min(losses) < math.log(10) / 2
     # The second run goes on where the first one ended; its short life may pass without a line of progress.
     saved = checkpoints_of(tmp_path)
     assert max(saved) >= 200
@@ -235,12 +253,12 @@ def checkpoints_of(folder: Path) -> dict[int, int]:
 
 
 def test_a_killed_worker_rejoins_and_a_killed_executor_restarts_the_job(
-    tmp_path: Path, v1_script: Path, mesos: EmbeddedCluster
+    tmp_path: Path, v1_script: Path, v1_profile: Path, mesos: EmbeddedCluster
 ) -> None:
     run = dike_run(
         tmp_path,
         *("--master", mesos.master, "--max-workers", "2", "--checkpoint-interval", "1"),
-        *(v1_script, "1000000", tmp_path / "end"),
+        *("--profile", v1_profile, v1_script, "1000000", tmp_path / "end"),
     )
     run.wait_for(lambda: checkpoints_below(tmp_path), "a first checkpoint")
     # Before the first step nobody comes back alone.
@@ -259,13 +277,13 @@ def test_a_killed_worker_rejoins_and_a_killed_executor_restarts_the_job(
     assert roles(mesos) == {}
 
 
-def test_a_killed_agent_is_survived(tmp_path: Path, v1_script: Path) -> None:
+def test_a_killed_agent_is_survived(tmp_path: Path, v1_script: Path, v1_profile: Path) -> None:
     with EmbeddedCluster([AgentSpec(resources=AGENT)] * 2) as cluster:
         cluster.wait_for_agents(60)
         run = dike_run(
             tmp_path,
             *("--master", cluster.master, "--max-workers", "2", "--checkpoint-interval", "1"),
-            *(v1_script, "1000000", tmp_path / "end"),
+            *("--profile", v1_profile, v1_script, "1000000", tmp_path / "end"),
         )
         run.wait_for_text("worker:0 running")
         node = re.findall(r"worker:0 on agent-(\d)", run.log)[0]
@@ -280,9 +298,9 @@ def test_a_killed_agent_is_survived(tmp_path: Path, v1_script: Path) -> None:
         assert {task["node"] for task in result["plan"]["tasks"]} == {f"agent-{1 - int(node)}"}
 
 
-def test_a_master_that_is_restarted_is_found_again(tmp_path: Path, v1_script: Path) -> None:
+def test_a_master_that_is_restarted_is_found_again(tmp_path: Path, v1_script: Path, v1_profile: Path) -> None:
     with EmbeddedCluster([AgentSpec(resources=AGENT)]) as cluster:
-        arguments = ("--master", cluster.master, "--max-workers", "1")
+        arguments = ("--master", cluster.master, "--max-workers", "1", "--profile", v1_profile)
         run = dike_run(tmp_path, *arguments, v1_script, "1000000", tmp_path / "end")
         run.wait_for(lambda: checkpoints_below(tmp_path), "a first checkpoint")
         before = {name: process.pid for name, process in roles(cluster).items()}
@@ -298,8 +316,9 @@ def test_a_master_that_is_restarted_is_found_again(tmp_path: Path, v1_script: Pa
         assert during == before
 
 
-def test_ctrl_c_ends_everything(tmp_path: Path, v1_script: Path, mesos: EmbeddedCluster) -> None:
-    run = dike_run(tmp_path, "--master", mesos.master, "--max-workers", "1", v1_script, "1000000")
+def test_ctrl_c_ends_everything(tmp_path: Path, v1_script: Path, v1_profile: Path, mesos: EmbeddedCluster) -> None:
+    arguments = ("--master", mesos.master, "--max-workers", "1", "--profile", v1_profile)
+    run = dike_run(tmp_path, *arguments, v1_script, "1000000")
     run.wait_for_text("worker:0 running")
     assert "left alone: 1 (something runs there)" in run_dike("clean", "--older-than", "0s", cwd=tmp_path).stdout
     run.process.send_signal(signal.SIGINT)
@@ -315,22 +334,28 @@ def test_ctrl_c_ends_everything(tmp_path: Path, v1_script: Path, mesos: Embedded
     wait_until(lambda: not any(one["active"] for one in mesos.state()["frameworks"]), "the framework's end")
 
 
-def test_a_failing_script_names_task_agent_and_log(tmp_path: Path, v1_script: Path, mesos: EmbeddedCluster) -> None:
+def test_a_failing_script_names_task_agent_and_log(
+    tmp_path: Path, v1_script: Path, v1_profile: Path, mesos: EmbeddedCluster
+) -> None:
     broken = "        if now > 5:\n            raise ValueError('broken on purpose')\n"
     v1_script.write_text(V1_SCRIPT.replace("print('last loss'", broken + "print('last loss'"))
-    run = dike_run(tmp_path, "--master", mesos.master, "--max-workers", "1", v1_script, "100")
+    arguments = ("--master", mesos.master, "--max-workers", "1", "--profile", v1_profile)
+    run = dike_run(tmp_path, *arguments, v1_script, "100")
     result = run.result(exit_code=1)
     assert re.search(r"worker:0 failed on agent-\d: exited with status 1", result["failure"])
     assert re.search(r"The job failed: ValueError: broken on purpose \(\S+\.py, line \d+\); worker:0 failed", run.log)
     assert "Traceback (most recent call last)" in run.log
 
 
-def test_a_plan_can_be_saved_and_followed(tmp_path: Path, v1_script: Path, mesos: EmbeddedCluster) -> None:
+def test_a_plan_can_be_saved_and_followed(
+    tmp_path: Path, v1_script: Path, v1_profile: Path, mesos: EmbeddedCluster
+) -> None:
     run = dike_run(tmp_path, "--master", mesos.master, "--max-workers", "1", "--plan-only", v1_script, "100")
     plan = run.result()
     assert plan["option"]["workers"] == 1
     (tmp_path / "plan.json").write_text(json.dumps(plan))
-    isolated = ("--master", mesos.master, "--plan", tmp_path / "plan.json", "--isolate-tasks")
+    planned = ("--profile", v1_profile, "--plan", tmp_path / "plan.json")
+    isolated = ("--master", mesos.master, *planned, "--isolate-tasks")
     run = dike_run(tmp_path, *isolated, v1_script, "100")
     result = run.result()
     assert result["succeeded"]
@@ -340,15 +365,19 @@ def test_a_plan_can_be_saved_and_followed(tmp_path: Path, v1_script: Path, mesos
     assert len(tasks) == len(plan["tasks"])
 
 
-def test_too_little_on_offer_is_waited_for(tmp_path: Path, v1_script: Path, mesos: EmbeddedCluster) -> None:
-    arguments = ("--master", mesos.master, "--max-workers", "2")
+def test_too_little_on_offer_is_waited_for(
+    tmp_path: Path, v1_script: Path, v1_profile: Path, mesos: EmbeddedCluster
+) -> None:
+    arguments = ("--master", mesos.master, "--max-workers", "2", "--profile", v1_profile)
     plan = dike_run(tmp_path, *arguments, "--plan-only", v1_script, "100").result()
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     holder = dike_run(tmp_path, *arguments, v1_script, "1000000")
     holder.wait_for_text("worker:0 running")
     (tmp_path / "second").mkdir()
     waiter = dike_run(
-        tmp_path / "second", "--master", mesos.master, "--plan", tmp_path / "plan.json", "--plan-only", v1_script, "100"
+        tmp_path / "second",
+        *("--master", mesos.master, "--profile", v1_profile, "--plan", tmp_path / "plan.json", "--plan-only"),
+        *(v1_script, "100"),
     )
     # What the other agent offers may come a little later.
     reason = r"waiting: agent agent-\d: [\d.]+ cpus wanted, [\d.]+ left"
@@ -368,7 +397,7 @@ def test_plain_python_with_dike_master_set(tmp_path: Path, v1_script: Path, meso
         timeout=DEADLINE_S,
     )
     assert done.returncode == 0, done.stderr
-    assert "launched ps:0" in done.stdout
+    assert "launched worker:0" in done.stdout
     assert "last loss" in done.stdout
     assert list(tmp_path.glob("dike-profile-*")) == []
 

@@ -57,7 +57,7 @@ def test_libraries_are_imported_before_a_script_that_is_measured(script: str, li
 
 def test_each_limit_is_held_against_the_median_of_its_rounds() -> None:
     bare = Case("bare", ())
-    job = Case("job", (), "bare", workers=1, start_limit_s=1.5, end_limit_s=1.0, cpu_limit=1.5)
+    job = Case("job", (), "bare", tasks=1, start_limit_s=1.5, end_limit_s=1.0, cpu_limit=1.5)
     plan = Case("plan", (), steps=0, wall_limit_s=1.0)
     runs = {
         "bare": [Run(5, 4, 0, start_s, 1) for start_s in (3, 4, 9)],

@@ -24,6 +24,29 @@ def _write(folder: Path, run: int, step: int, **meta: object) -> str:
     return path
 
 
+def test_the_last_complete_checkpoint_is_found_whole_or_not_and_runs_are_counted(tmp_path: Path) -> None:
+    assert folders.last_written(str(tmp_path / "nowhere")) == (None, 0)
+    first = _write(tmp_path, 0, 10)
+    assert folders.last_written(str(tmp_path)) == (first, 1)
+    (tmp_path / "run-1-step-20").mkdir()  # killed while it was written
+    assert folders.last_written(str(tmp_path)) == (first, 2)
+    damaged = _write(tmp_path, 2, 30)
+    (Path(damaged) / "state").write_bytes(b"something else")
+    assert folders.last_written(str(tmp_path)) == (damaged, 3)
+    # A job's model at its end is nothing to go on from.
+    _write(tmp_path, 3, 40, kind=folders.MODEL)
+    assert folders.last_written(str(tmp_path)) == (damaged, 4)
+
+
+@pytest.mark.parametrize("name", ["fit-0/ckpt-3.index", "model.ckpt-7.index"])
+def test_checkpoints_of_jobs_with_parameter_servers_are_told_by_their_names(name: str, tmp_path: Path) -> None:
+    _write(tmp_path, 0, 10)
+    assert not checkpoints.has_checkpoints(str(tmp_path))
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
+    assert checkpoints.has_checkpoints(f"{tmp_path}/")
+
+
 def _names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 

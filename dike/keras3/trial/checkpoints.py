@@ -35,6 +35,7 @@ class FitState:
         randomness: the random state.
         finished: earlier `fit`s by number, and the name of the checkpoint at the end of each.
         standing: what the trial's numbers came to (`Standing.to_json`).
+        epochs: how many the `fit` was asked for; 0 in checkpoints of earlier versions.
     """
 
     fit: int
@@ -49,6 +50,11 @@ class FitState:
     randomness: dict[str, Any] = field(default_factory=dict)
     finished: dict[str, str] = field(default_factory=dict)
     standing: dict[str, Any] = field(default_factory=dict)
+    epochs: int = 0
+
+    def can_go_on(self, epochs: int) -> bool:
+        """Whether it has returned because all epochs were done, and more are asked for now."""
+        return self.is_finished and 0 < self.epochs <= self.epoch < epochs
 
 
 @dataclass(frozen=True)

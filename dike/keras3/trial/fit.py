@@ -15,7 +15,7 @@ from dike.checkpoints import wait_for_room
 from dike.keras3.callbacks import CallbackStates, append_logs, settle
 from dike.keras3.data import Batches, handing_to
 from dike.keras3.fit_call import figures, loss_of, validates
-from dike.keras3.model import restore_values, values_of
+from dike.keras3.model import named_variables, restore_values, values_of
 from dike.keras3.model_files import KeptModel, ModelFiles
 from dike.keras3.trial import checkpoints
 from dike.keras3.trial.checkpoints import FitCheckpoint, FitState
@@ -52,8 +52,11 @@ class KerasScript:
                 self.finished[str(target.state.fit)] = target.path.rpartition("/")[2]
         return target
 
-    def next_fit(self) -> tuple[int, FitCheckpoint | None]:
+    def next_fit(self, epochs: int) -> tuple[int, FitCheckpoint | None]:
         """A `fit` is called: its number, and what it goes on from; None to train from its beginning.
+
+        Args:
+            epochs: how many it is asked for. A job that is run again may ask its last `fit` for more than before.
 
         Raises:
             BadInputError: if its checkpoint is gone.
@@ -63,6 +66,8 @@ class KerasScript:
         if target is None or number > target.state.fit:
             return number, None
         if number == target.state.fit:
+            if target.state.can_go_on(epochs):
+                target.state.is_finished = False
             return number, target
         name = target.state.finished.get(str(number))
         folder = target.path.rpartition("/")[0]
@@ -172,7 +177,7 @@ class Fit:
         self._reports = script.reports
         self._model = model
         self._arguments = arguments
-        self._number, self._saved = script.next_fit()
+        self._number, self._saved = script.next_fit(arguments["epochs"])
         self._callbacks = TrialCallbacks(arguments, model, self, appends=self._saved is not None)
         self._batches: Batches | None = None
         self._evaluations: list[Batches] = []
@@ -278,6 +283,9 @@ class Fit:
 
     def step_done(self, last_batch: int, logs: Any) -> None:
         """See `Listener`."""
+        if not self._has_stepped and self._number == 0:
+            # Most variables are made by a first step.
+            self._runtime.found_model(lambda: named_variables(self._model))
         self._has_stepped = True
         self._logs = logs
         done = last_batch + 1
@@ -340,6 +348,7 @@ class Fit:
             randomness=randomness.state(),
             finished=dict(self._script.finished),
             standing=self._runtime.standing.to_json(),
+            epochs=self._arguments["epochs"],
         )
         path = self._runtime.spec.checkpoint_path(state.step)
         checkpoints.write(

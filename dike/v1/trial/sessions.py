@@ -9,7 +9,6 @@ before (`RunLog`), and its sessions are restored after the last of these.
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -176,9 +175,7 @@ class GraphTrial:
         """The trial can no longer be saved; it runs on to its end."""
         if not self._given_up:
             self._given_up = True
-            print(f"dike: this trial cannot be suspended: {why}.", file=sys.stderr, flush=True)
-            if self._trainee is not None:
-                self._runtime.training(preemptible=False)
+            self._runtime.cannot_suspend(why)
 
     def run(self, session: Any, targets: list[Any], fetches: list[Any], run: Callable[[list[Any]], Any]) -> Any:
         """Does one run of a session.
@@ -250,6 +247,9 @@ class GraphTrial:
             self.give_up(_TOO_MUCH)
         if session.graph.get_collection(tf.compat.v1.GraphKeys.QUEUE_RUNNERS):
             self.give_up("it reads its data from queues, whose content cannot be saved; use tf.data")
+        if first:
+            graph = session.graph
+            self._runtime.found_model(lambda: training.planned_variables(graph, training.of(graph)))
         self._trainee = tracked
         if first:
             if self._runtime.save_at_end is None:

@@ -27,14 +27,20 @@ class MetaRules:
         relative: whether performances count as multiples of the trial's mean over the kinds, or as samples/s.
         rings: whether any number of trials may change places at once, or two.
         explores: whether a kind that a trial has not run on counts as faster than estimated, by the estimate's doubt.
+        by_ratio: whether a trial that has been measured somewhere is estimated elsewhere from that, or by Eq. 1.
+        weighs_costs: whether a move of a trial that has started must pay what it costs, or only gain.
+        takes_over: whether a slot that would stand idle takes over a trial that runs on a slower one.
     """
 
     relative: bool = True
     rings: bool = True
     explores: bool = True
+    by_ratio: bool = True
+    weighs_costs: bool = True
+    takes_over: bool = True
 
 
-PAPER = MetaRules(relative=False, rings=False, explores=False)
+PAPER = MetaRules(relative=False, rings=False, explores=False, by_ratio=False, weighs_costs=False, takes_over=False)
 """Eq. 1 and 2 and nothing else."""
 
 
@@ -55,7 +61,7 @@ class MetaScheduler(Binding):
         self._rules = rules
         self._horizon_s = PAYS_OFF * settings.quantum_s
         self._settings = settings
-        self._speeds = SpeedEstimates(explores=rules.explores)
+        self._speeds = SpeedEstimates(explores=rules.explores, by_ratio=rules.by_ratio)
         self._leaving: dict[int, int] = {}
         self._planned_for: tuple[object, ...] = ()
 
@@ -118,7 +124,7 @@ class MetaScheduler(Binding):
         if self._rules.relative:
             performance, mean = {kind: speed / mean for kind, speed in performance.items()}, 1.0
         cost = 0.0
-        if trial.slices:
+        if trial.slices and self._rules.weighs_costs:
             switch_s = 0.0 if trial.runnable else self._settings.switch_s
             cost = mean * (MARGIN + (self._settings.move_s + switch_s) / self._horizon_s)
         return Mover(trial.id, performance, cost, trial.refused, trial.runnable)
@@ -145,12 +151,15 @@ class Hermes2Policy(ScoredPolicy):
     name = "hermes2"
 
     def __init__(self, settings: PolicySettings, rules: MetaRules | None = None) -> None:
-        self._meta = MetaScheduler(settings, rules or MetaRules())
+        self._rules = rules or MetaRules()
+        self._meta = MetaScheduler(settings, self._rules)
         super().__init__(settings, LossHistory, "fastest convergence", self._meta)
 
     def decide(self, now_s: float, trials: Sequence[TrialView], slots: Sequence[SlotView]) -> Decision:
         """See `framework.policies.trials.interface.Policy`."""
         decision = super().decide(now_s, trials, slots)
+        if not self._rules.takes_over:
+            return decision
         idle = {slot.id for slot in slots if slot.trial is None and not slot.busy and slot.id not in decision.runs}
         suspends = frozenset(
             slot.id

@@ -38,10 +38,12 @@ class SpeedEstimates:
     Args:
         explores: whether what is only estimated counts as faster, by the spread of what the estimate stands on
             (optimism in the face of uncertainty), so that it is worth a trial.
+        by_ratio: whether the second and third rule count; else Eq. 1 is for all that is not measured.
     """
 
-    def __init__(self, *, explores: bool = True) -> None:
+    def __init__(self, *, explores: bool = True, by_ratio: bool = True) -> None:
         self._explores = explores
+        self._ratios_count = by_ratio
         self._trials: dict[int, _Trial] = {}
         self._first: dict[str, tuple[float, float]] = {}
         self._found: dict[tuple[int, str], float] = {}
@@ -69,7 +71,7 @@ class SpeedEstimates:
         for kind in kinds:
             if kind in known.logs:
                 found[kind] = math.exp(known.logs[kind])
-            elif known.logs:
+            elif known.logs and self._ratios_count:
                 if (trial, kind) not in self._found:
                     self._found[trial, kind] = self._by_ratio(known, kind)
                 found[kind] = self._found[trial, kind]

@@ -52,5 +52,6 @@ async def _refused(request: Request, error: DikeError) -> JSONResponse:
 
 
 async def _unexpected(request: Request, error: Exception) -> JSONResponse:
-    # The server logs the traceback.
-    return JSONResponse({"detail": "The service met an error of its own; its log says more."}, 500)
+    # The server logs the traceback, and closes the connection: a client must not send its next request on it.
+    detail = "The service met an error of its own; its log says more."
+    return JSONResponse({"detail": detail}, 500, {"Connection": "close"})

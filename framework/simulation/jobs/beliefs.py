@@ -12,8 +12,9 @@ from typing import Protocol
 
 import numpy as np
 
+from framework.policies.jobs.interface import Counts
 from framework.simulation.jobs.losses import PATIENCE
-from framework.simulation.jobs.machines import Counts, even_layout
+from framework.simulation.jobs.machines import even_layout
 from framework.simulation.jobs.workload import SimulatedJob
 from solver.calibration.nnls import Floats
 from solver.jobs.free_capacity import Amounts

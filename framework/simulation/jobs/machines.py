@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from dike.exceptions import BadInputError
+from framework.policies.jobs.interface import Counts, TaskNeeds, fits
 from solver.cluster import Cluster, NodeClass
 from solver.jobs.free_capacity import NOTHING, Amounts, capacity, plus
 from solver.jobs.speed import even_spread
 from solver.nodes import node_kinds
 from solver.units import GIB
 
-Counts = tuple[int, int]
-"""Workers and parameter servers of a job; no parameter servers where it adds gradients up by all-reduce."""
 Layout = tuple[Counts, ...]
 """Workers and parameter servers of a job on each of its machines, most first; which machines does not matter."""
 
@@ -88,34 +87,6 @@ class Machines:
     def total(self) -> Amounts:
         """What all of them have."""
         return plus(NOTHING, self.capacity, self.count)
-
-
-@dataclass(frozen=True)
-class TaskNeeds:
-    """What the tasks of a job take.
-
-    Attributes:
-        worker: each worker.
-        ps: each parameter server; nothing where the job has none.
-    """
-
-    worker: Amounts
-    ps: Amounts = NOTHING
-
-    def of(self, workers: int, ps: int) -> Amounts:
-        """What so many take together."""
-        return plus(plus(NOTHING, self.worker, workers), self.ps, ps)
-
-
-def fits(need: Amounts, have: Amounts) -> bool:
-    """Whether there is that much of every resource."""
-    # Asked so often that a loop would be felt.
-    return need[0] <= have[0] and need[1] <= have[1] and need[2] <= have[2] and need[3] <= have[3]
-
-
-def share_of(need: Amounts, total: Amounts) -> float:
-    """Share of the dominant resource: the one of which `need` is the largest part."""
-    return max(wanted / there for wanted, there in zip(need, total, strict=True) if there)
 
 
 def counts_of(hosts: Iterable[Host]) -> Counts:

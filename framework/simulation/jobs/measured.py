@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from dike.exceptions import BadInputError
-from framework.simulation.jobs.machines import Counts, Layout, Machines, TaskNeeds, even_layout
+from framework.policies.jobs.interface import Counts, TaskNeeds
+from framework.simulation.jobs.machines import Layout, Machines, even_layout
 from solver.calibration.nnls import Floats
 from solver.units import GIB, MIB
 

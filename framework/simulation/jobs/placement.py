@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from framework.simulation.jobs.machines import Counts, Host, Hosts, TaskNeeds, fits
+from framework.policies.jobs.interface import Counts, TaskNeeds, fits
+from framework.simulation.jobs.machines import Host, Hosts
 from solver.jobs.free_capacity import NOTHING, Amounts, plus
 from solver.jobs.speed import even_spread
 

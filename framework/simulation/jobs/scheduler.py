@@ -7,26 +7,19 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from dike.exceptions import BadInputError
-from framework.simulation.jobs.allocation import (
-    Allocate,
-    JobView,
-    fair,
-    first_come,
-    marginal_gain,
-    relative_gain,
-    tetris,
-)
-from framework.simulation.jobs.machines import Counts, Hosts, Machines, counts_of
+from framework.policies.jobs.interface import Allocate, Counts, JobView
+from framework.policies.jobs.registry import POLICIES
+from framework.simulation.jobs.machines import Hosts, Machines, counts_of
 from framework.simulation.jobs.placement import Place, best_fit, fewest_machines, spread, used_by
 from framework.simulation.jobs.schedulers import SCHEDULERS
 from solver.jobs.free_capacity import Amounts, plus
 
 ALLOCATIONS: dict[str, Allocate] = {
-    "gain": marginal_gain,
-    "relative-gain": relative_gain,
-    "drf": fair,
-    "tetris": tetris,
-    "fifo": first_come,
+    "gain": POLICIES["optimus"],
+    "relative-gain": POLICIES["dike"],
+    "drf": POLICIES["drf"],
+    "tetris": POLICIES["tetris"],
+    "fifo": POLICIES["fifo"],
 }
 PLACEMENTS: dict[str, Place] = {"fewest": fewest_machines, "spread": spread, "best-fit": best_fit}
 SHARDINGS = {"balanced": True, "in-turn": False}
@@ -35,6 +28,17 @@ LEARNING = ("gain", "relative-gain", "tetris")
 REFERENCE = "optimus"
 WORTH_MOVING = 20
 """A job moves to fewer machines if it has so many times as long to go as the move takes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedJob(JobView):
+    """What a scheduler sees of a job.
+
+    Attributes:
+        hosts: where it is; empty where it waits.
+    """
+
+    hosts: Hosts
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class Scheduler:
     learns: bool
     consolidates: bool
 
-    def schedule(self, jobs: Sequence[JobView], machines: Machines, resize_s: float) -> dict[int, Hosts]:
+    def schedule(self, jobs: Sequence[PlacedJob], machines: Machines) -> dict[int, Hosts]:
         """Decides on a round.
 
         Jobs that keep their size keep their machines; the others are placed in the order of the allocation, and get
@@ -66,13 +70,12 @@ class Scheduler:
         Args:
             jobs: all that are not finished.
             machines: all there are.
-            resize_s: seconds that a job loses when its tasks change.
 
         Returns:
             Machines of those that run, by the job's id.
         """
         by_id = {job.id: job for job in jobs}
-        wanted = self.allocate(jobs, machines.total, resize_s)
+        wanted = self.allocate(jobs, machines.total)
         free = [machines.capacity] * machines.count
         hosts: dict[int, Hosts] = {}
         for id_, counts in wanted.items():
@@ -87,8 +90,9 @@ class Scheduler:
                     _take(by_id[id_], found, free)
         if self.consolidates:
             for id_, there in sorted(hosts.items(), key=lambda item: -len(item[1])):
-                if len(there) > 1 and by_id[id_].seconds_left(counts_of(there)) > WORTH_MOVING * resize_s:
-                    hosts[id_] = self._on_fewer(by_id[id_], there, free)
+                job = by_id[id_]
+                if len(there) > 1 and job.seconds_left(counts_of(there)) > WORTH_MOVING * job.change_s:
+                    hosts[id_] = self._on_fewer(job, there, free)
         return hosts
 
     def _on_fewer(self, job: JobView, hosts: Hosts, free: list[Amounts]) -> Hosts:

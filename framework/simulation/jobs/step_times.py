@@ -7,7 +7,8 @@ import dataclasses
 import numpy as np
 
 from dike.profile import Api, ModelProfile
-from framework.simulation.jobs.machines import Layout, Machines, TaskNeeds, even_layout
+from framework.policies.jobs.interface import TaskNeeds
+from framework.simulation.jobs.machines import Layout, Machines, even_layout
 from solver.choices import Sharding
 from solver.evaluation import evaluate
 from solver.hardware import Hardware, known_hardware

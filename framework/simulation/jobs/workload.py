@@ -13,8 +13,9 @@ from typing import Protocol
 import numpy as np
 
 from dike.exceptions import BadInputError
+from framework.policies.jobs.interface import TaskNeeds
 from framework.simulation.jobs.losses import TrueCurve
-from framework.simulation.jobs.machines import Layout, Machines, TaskNeeds, even_layout
+from framework.simulation.jobs.machines import Layout, Machines, even_layout
 
 REQUESTS = (1, 2, 4, 8)
 """Workers that users ask for, each as often as the others."""

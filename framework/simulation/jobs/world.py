@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from framework.simulation.jobs.allocation import JobView
+from framework.policies.jobs.interface import fits
 from framework.simulation.jobs.beliefs import (
     SAMPLE_RUNS,
     BeliefSettings,
@@ -21,9 +21,9 @@ from framework.simulation.jobs.beliefs import (
     make_progress,
     make_speeds,
 )
-from framework.simulation.jobs.machines import Hosts, Machines, counts_of, fits, layout_of
+from framework.simulation.jobs.machines import Hosts, Machines, counts_of, layout_of
 from framework.simulation.jobs.placement import used_by
-from framework.simulation.jobs.scheduler import Scheduler
+from framework.simulation.jobs.scheduler import PlacedJob, Scheduler
 from framework.simulation.jobs.workload import SimulatedJob
 from framework.simulation.world import PolicyViolationError
 from solver.jobs.free_capacity import plus
@@ -193,9 +193,7 @@ class JobsWorld:
             self._active[job.id] = _Running(job, NoProgress(), NoSpeeds(job))
 
     def _decide(self, now_s: float) -> None:
-        decided = self._scheduler.schedule(
-            [self._view(running) for running in self._active.values()], self._machines, self._settings.resize_s
-        )
+        decided = self._scheduler.schedule([self._view(running) for running in self._active.values()], self._machines)
         self._check(decided, now_s)
         for id_, running in self._active.items():
             hosts = decided.get(id_, ())
@@ -208,20 +206,22 @@ class JobsWorld:
             running.started = running.started or bool(hosts)
             running.waited = 0 if hosts else running.waited + 1
 
-    def _view(self, running: _Running) -> JobView:
+    def _view(self, running: _Running) -> PlacedJob:
         job = running.job
-        return JobView(
+        return PlacedJob(
             id=job.id,
             arrival_s=job.arrival_s,
             needs=job.model.needs,
             requested=job.requested,
             max_workers=job.max_workers,
             max_ps=job.model.max_ps,
+            now=counts_of(running.hosts),
             hosts=running.hosts,
             samples_left=running.progress.samples_left(running.done / job.samples),
             samples_per_s=running.speeds.table(),
             young=running.progress.young,
             waited=running.waited,
+            change_s=self._settings.resize_s,
         )
 
     def _check(self, decided: Mapping[int, Hosts], now_s: float) -> None:

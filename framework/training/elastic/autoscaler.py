@@ -12,20 +12,25 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from dike.task import Role
 from framework.mesos.offers import AgentOffer, cluster_of
+from framework.policies.jobs.interface import JobView, TaskNeeds
 from framework.scheduler.demand import Demand, FrameworkUse
 from framework.scheduler.exclusions import Exclusions
 from framework.training.elastic.layout import Layout, Size, layout, replacement, size_of
 from framework.training.spec import JobSpec, JobTask
 from framework.training.state import JobRun
 from solver import NodeClass, Plan
-from solver.hardware import known_hardware
-from solver.jobs.speed import SpeedTable, TaskNeeds
-from solver.online import ConvergenceModel, SpeedModel
+from solver.calibration.nnls import Floats
+from solver.jobs.speed import SpeedTable
+from solver.jobs.speed import TaskNeeds as TaskAmounts
+from solver.online import ConvergenceModel, SpeedModel, sample_sizes
+from solver.planner import scenario_of
 from solver.resources import TaskResources, WorkerShape
-from solver.scenario import Scenario
 from solver.shards import useful_ps_count
+from solver.units import MIB
 
 DEFAULT_COST_S = 10.0
 """What a change is taken to cost before one was made."""
@@ -53,6 +58,10 @@ LEAST_POINTS = 3
 WARM_UP_S = 1.0
 """The first steps also pay for what is traced and cached."""
 MOST_PS = 64
+SAMPLE_RUNS = 5
+"""Sample runs are chosen among so many sizes (Optimus, section 3.2), of those that the job has the tasks for."""
+SAMPLES_WORTH = 100
+"""They are made by jobs that have so many times as long to go as a change costs."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +72,13 @@ class Decision:
         size: the size.
         reason: why, as a sentence for the user.
         beneficiaries: ids of the frameworks for whose sake the job shrinks.
+        needs_nothing: whether tasks are only given up, which others wait for.
     """
 
     size: Size
     reason: str
     beneficiaries: tuple[str, ...] = ()
+    needs_nothing: bool = False
 
 
 class Autoscaler:
@@ -81,6 +92,7 @@ class Autoscaler:
     Attributes:
         cost_s: what a change costs, in seconds: what the last one did.
         total_steps: how long the script trains; None as long as it has not said.
+        allotted: the size that somebody else has decided on; None where the job decides for itself.
     """
 
     def __init__(self, spec: JobSpec, run: JobRun, demand: Callable[[], Demand | None]) -> None:
@@ -93,8 +105,66 @@ class Autoscaler:
         self._avoided = Exclusions(AVOID_S)
         self._models: JobModels | None = None
         self._least_ps = 1
+        self._foreseen_ps: int | None = None
+        self._most_workers: int | None = None
         self.cost_s = DEFAULT_COST_S
         self.total_steps: int | None = None
+        self.allotted: Size | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether its speeds are known, as far as they are before it runs."""
+        return self._models is not None
+
+    def foreseen(self, plan: Plan, nodes: Sequence[NodeClass]) -> None:
+        """A plan has been made for all that there is; the job's tasks will be shaped so.
+
+        Args:
+            plan: the plan.
+            nodes: the machines, with all they have.
+        """
+        if self._models is None or self._models.worker != plan.option.worker:
+            self._models = JobModels(self._spec, plan, nodes)
+        self._least_ps = self._foreseen_ps = plan.option.ps
+        self._most_workers = most_workers(plan, nodes, self._spec)
+
+    def view(self, now: Size | None, *, can_change: bool, can_grow: bool) -> JobView:
+        """What is believed of the job, for a policy of jobs.
+
+        Args:
+            now: what it has; None where it waits.
+            can_change: whether tasks can be taken from it.
+            can_grow: whether it can have more.
+        """
+        assert self._spec.elastic is not None
+        assert self._models is not None
+        models, (least, most) = self._models, self._spec.elastic
+        counts = (0, 0) if now is None else (now.workers, now.ps)
+        most = max(least, counts[0], min(most, self._most_workers or most))
+        min_ps, max_ps = self._least_ps, models.max_ps
+        if now is not None and not can_grow:
+            most, max_ps = counts
+        kept = counts
+        if now is not None and can_change:
+            kept = min(least, counts[0]), min(min_ps, counts[1])
+        return JobView(
+            id=0,
+            arrival_s=0.0,
+            needs=TaskNeeds(models.amounts.worker, models.amounts.ps[0]),
+            chief=models.amounts.chief,
+            requested=most,
+            min_workers=least,
+            max_workers=most,
+            min_ps=min_ps,
+            max_ps=max_ps,
+            now=counts,
+            kept=kept,
+            samples_left=models.samples_left(self.total_steps) if models.has_begun else math.nan,
+            samples_per_s=models.speeds()[:max_ps, :most],
+            young=not models.knows_length(self.total_steps),
+            waited=0,
+            change_s=self.cost_s,
+        )
 
     def launched(self, plan: Plan, nodes: Sequence[NodeClass]) -> None:
         """A plan has been launched whose tasks may be shaped otherwise than those before.
@@ -105,7 +175,7 @@ class Autoscaler:
         """
         self._room.lost()
         # A ps was given memory for its shard; with fewer of them shards are larger.
-        self._least_ps = plan.option.ps
+        self._least_ps = min(plan.option.ps, self._foreseen_ps or plan.option.ps)
         known = self._models
         if known is None or known.worker != plan.option.worker or plan.option.ps > known.max_ps:
             self._models = known = JobModels(self._spec, plan, nodes)
@@ -142,6 +212,7 @@ class Autoscaler:
             cost_s=self.cost_s,
             fair_workers=fair,
             waiting=tuple(one.name for one in waiting),
+            allotted=self.allotted,
         )
         decision = decide(situation, self._models.samples_per_s)
         if decision is None:
@@ -154,6 +225,29 @@ class Autoscaler:
         if now_s - self._asked_s >= FRESH_S:
             self._asked_s, self._known_demand = now_s, self._demand()
         return self._known_demand
+
+    def sample_sizes(self, runs: int) -> list[Size]:
+        """Sizes smaller than the job's whose speeds would tell most of all others, the largest first.
+
+        Args:
+            runs: how many at most; none where what they cost is more than a small part of the time left.
+        """
+        assert self._spec.elastic is not None
+        assert self._models is not None
+        models, now = self._models, size_of(self._plan)
+        left_s = models.samples_left(self.total_steps) / models.samples_per_s(now)
+        if not models.knows_length(self.total_steps) or left_s < SAMPLES_WORTH * self.cost_s:
+            return []
+        smaller = [
+            size
+            for size in models.sample_sizes(self._spec.elastic[0])
+            if size.workers <= now.workers and self._least_ps <= size.ps <= now.ps and size != now
+        ]
+        return sorted(smaller[-runs:] if runs else [], reverse=True)
+
+    def smaller(self, size: Size) -> Layout | None:
+        """The job at a size for which it only gives tasks up."""
+        return layout(self._spec, self._plan, self._run.members, size, ())
 
     def applied(self, decision: Decision, now_s: float) -> None:
         """The decision is being carried out."""
@@ -169,7 +263,9 @@ class Autoscaler:
             lowest = now.ps if workers >= now.workers else max(self._least_ps, now.ps - 1)
             highest = now.ps if workers <= now.workers else min(self._models.max_ps, now.ps + 1)
             sizes += [Size(workers, ps) for ps in range(lowest, highest + 1)]
-        return [size for size in sizes if size != now]
+        if self.allotted is not None:
+            sizes.append(self.allotted)
+        return [size for size in dict.fromkeys(sizes) if size != now]
 
     def layouts(self, agents: Sequence[AgentOffer], now_s: float) -> dict[Size, Layout]:
         """Those sizes that there is room for, with the offers of these agents."""
@@ -234,6 +330,7 @@ class Situation:
         cost_s: what a change costs, in seconds.
         fair_workers: most workers of a fair share, where other frameworks want resources; None where none does.
         waiting: names of frameworks that hold nothing at all and wait.
+        allotted: the size that somebody else has decided on; None where the job decides for itself.
     """
 
     now: Size
@@ -242,13 +339,15 @@ class Situation:
     cost_s: float
     fair_workers: int | None = None
     waiting: tuple[str, ...] = ()
+    allotted: Size | None = None
 
 
 def decide(situation: Situation, samples_per_s: Callable[[Size], float]) -> Decision | None:
     """The size to change to; None to stay.
 
     While others wait, a job that holds more than its fair share gives the rest up, whatever that costs it. Otherwise it
-    grows, up to its share as long as others want anything, or shrinks, where that saves time.
+    grows, up to its share as long as others want anything, or shrinks, where that saves time. Where somebody else has
+    decided on its size it becomes as small as that at once, and no larger.
 
     Args:
         situation: what is known.
@@ -257,8 +356,17 @@ def decide(situation: Situation, samples_per_s: Callable[[Size], float]) -> Deci
     now, fair = situation.now, situation.fair_workers
     if situation.waiting and fair is not None and fair < now.workers:
         return _shrink(situation, fair, samples_per_s)
+    allotted = situation.allotted
+    if allotted is not None and allotted <= now:
+        needs_nothing = allotted.ps <= now.ps
+        given = Decision(allotted, f"it is given {allotted}, others make more of the rest", needs_nothing=needs_nothing)
+        return given if allotted in situation.sizes else None
     most = math.inf if fair is None else max(fair, now.workers)
-    speeds = {size: samples_per_s(size) for size in situation.sizes if size.workers <= most}
+    sizes = [size for size in situation.sizes if size.workers <= most]
+    if allotted is not None:
+        within = (size for size in sizes if now.workers <= size.workers <= allotted.workers)
+        sizes = [size for size in within if size.ps <= max(now.ps, allotted.ps)]
+    speeds = {size: samples_per_s(size) for size in sizes}
     present = samples_per_s(now)
     better = {size: speed for size, speed in speeds.items() if speed >= (1 + LEAST_GAIN) * present}
     if not better:
@@ -284,7 +392,8 @@ def _shrink(situation: Situation, fair: int, samples_per_s: Callable[[Size], flo
         return None
     size = max(small, key=lambda s: (samples_per_s(s), -s.ps))
     names = ", ".join(situation.waiting)
-    return Decision(size, f"{names} waits for resources, and this job holds more than its fair share")
+    reason = f"{names} waits for resources, and this job holds more than its fair share"
+    return Decision(size, reason, needs_nothing=True)
 
 
 def evenness(replicas: int | None, size: Size) -> float:
@@ -309,6 +418,12 @@ class JobModels:
         spec: the job.
         plan: its first plan; its speed is believed until something is measured.
         nodes: machines it may run on.
+
+    Attributes:
+        worker: the resources of one worker.
+        amounts: what its tasks take.
+        max_ps: most parameter servers that are of use.
+        has_begun: whether it has made a step.
     """
 
     def __init__(self, spec: JobSpec, plan: Plan, nodes: Sequence[NodeClass]) -> None:
@@ -318,13 +433,19 @@ class JobModels:
         self._losses = ConvergenceModel()
         self._step = 0
         self.worker = plan.option.worker
+        self.has_begun = False
         most = spec.elastic[1]
-        self.max_ps = max(plan.option.ps, useful_ps_count(spec.profile, min(most, MOST_PS)))
-        table = _predicted(plan, nodes, most, self.max_ps)
+        self.max_ps = max(plan.option.ps, useful_ps_count(spec.profile, min(most, MOST_PS), spec.planning.sharding))
+        self.amounts = TaskAmounts(
+            worker=_amounts(self.worker),
+            ps=(_amounts(plan.option.ps_task),) * self.max_ps,
+            chief=(0, 0, 0, 0) if plan.option.chief is None else _amounts(plan.option.chief),
+        )
+        table = _predicted(spec, plan, nodes, most, self.amounts)
         self._speed = SpeedModel(
             lambda workers, ps: 1 / table.s_per_sample(workers, ps),
-            # A step of a fixed number of gradients makes no worker's batch smaller, as Optimus' form would have.
-            synchronous=False,
+            synchronous=spec.profile.synchronous,
+            accumulates=spec.replicas is not None,
             max_workers=most,
             max_ps=self.max_ps,
         )
@@ -335,6 +456,7 @@ class JobModels:
 
     def progressed(self, now_s: float, step: int, loss: float | None) -> None:
         """The chief has reported a step."""
+        self.has_begun = True
         self._step = step
         self._meter.add(now_s, step)
         if loss is not None:
@@ -351,6 +473,19 @@ class JobModels:
     def samples_per_s(self, size: Size) -> float:
         """Predicted speed."""
         return self._speed.samples_per_s(size.workers, size.ps) * evenness(self._spec.replicas, size)
+
+    def speeds(self) -> Floats:
+        """Predicted speeds of all sizes: [ps - 1, workers - 1]."""
+        table = self._speed.table()
+        return table * np.array([evenness(self._spec.replicas, Size(w + 1, 1)) for w in range(table.shape[1])])
+
+    def sample_sizes(self, min_workers: int) -> list[Size]:
+        """Sizes whose speeds would tell most of all others."""
+        return [Size(*counts) for counts in sample_sizes(self._speed, SAMPLE_RUNS, min_workers)]
+
+    def knows_length(self, total_steps: int | None) -> bool:
+        """Whether the script or its losses say how long it trains."""
+        return total_steps is not None or self._losses.steps_left().known
 
     def samples_left(self, total_steps: int | None) -> float:
         """Samples still to train: what the script or its losses say, else as many as there were so far.
@@ -401,16 +536,36 @@ class SpeedMeter:
         return (last - first) / (last_s - first_s) if last_s - first_s >= LEAST_S and last > first else None
 
 
-def _predicted(plan: Plan, nodes: Sequence[NodeClass], max_workers: int, max_ps: int) -> SpeedTable:
-    """The solver's speeds of all sizes, on machines like the largest one."""
-    profile, worker = plan.profile, plan.option.worker
-    scenario = Scenario.of(profile, cluster_of(nodes), known_hardware())
-    kind = max(scenario.kinds, key=lambda kind: (kind.gpus, kind.cpu_millis))
-    needs = TaskNeeds(
-        worker=_amounts(worker),
-        ps=(_amounts(plan.option.ps_task),) * max_ps,
-        chief=(0, 0, 0, 0) if plan.option.chief is None else _amounts(plan.option.chief),
+def most_workers(plan: Plan, nodes: Sequence[NodeClass], spec: JobSpec) -> int:
+    """The largest number of workers, shaped as the plan's, that these machines hold beside its other tasks."""
+    assert spec.elastic is not None
+    agents = [(node.cpus, node.mem_bytes, node.gpus) for node in nodes for _ in range(node.count)]
+    worker = plan.option.worker
+    beside = [plan.option.ps_task] * plan.option.ps + ([plan.option.chief] if plan.option.chief else [])
+    left = [
+        sum(there[number] for there in agents) - sum(_scalars(task)[number] for task in beside) for number in range(3)
+    ]
+    in_sum = min(math.floor(have / need + 1e-9) for have, need in zip(left, _scalars(worker), strict=True) if need)
+    on_each = sum(
+        min(math.floor(have / need + 1e-9) for have, need in zip(there, _scalars(worker), strict=True) if need)
+        for there in agents
     )
+    return max(spec.elastic[0], min(in_sum, on_each, spec.elastic[1]))
+
+
+def _scalars(task: TaskResources) -> tuple[float, int, int]:
+    return task.cpus, task.mem_mb * MIB, task.gpus
+
+
+def _predicted(
+    spec: JobSpec, plan: Plan, nodes: Sequence[NodeClass], max_workers: int, needs: TaskAmounts
+) -> SpeedTable:
+    """The solver's speeds of all sizes, on machines like the largest one."""
+    worker = plan.option.worker
+    # What was measured elsewhere takes time to fit; the job's own speed is measured soon.
+    planning = dataclasses.replace(spec.planning, measurements=())
+    scenario = scenario_of(planning.request(plan.profile, cluster_of(nodes)))
+    kind = max(scenario.kinds, key=lambda kind: (kind.gpus, kind.cpu_millis))
     return SpeedTable(
         scenario.model(WorkerShape(worker.gpus, worker.cpus)),
         kind,

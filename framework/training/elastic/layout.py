@@ -114,14 +114,15 @@ class _Layouter:
     def to(self, size: Size, lost: JobTask | None = None) -> Layout | None:
         stays: dict[str, PlannedTask] = {}
         new: list[PlannedTask] = []
-        for role, count in ((Role.PS, size.ps), (Role.WORKER, size.workers), (Role.CHIEF, None)):
+        chiefs = sum(task.role == Role.CHIEF for task in self._plan.tasks)
+        for role, count in ((Role.PS, size.ps), (Role.WORKER, size.workers), (Role.CHIEF, chiefs)):
             staying = self._staying(role, count)
             free = [lost.planned.index] if lost is not None and lost.planned.role == role else []
             # The others keep their order and close the gaps.
             indices = [index for index in range(len(staying) + len(free)) if index not in free]
             numbers = zip(staying, indices, strict=True)
             stays |= {task.task_id: dataclasses.replace(task.planned, index=index) for task, index in numbers}
-            wanted = [*free, *range(len(staying) + len(free), count or 0)]
+            wanted = [*free, *range(len(staying) + len(free), count)]
             placed = self._placed(role, wanted)
             if placed is None:
                 return None
@@ -135,9 +136,9 @@ class _Layouter:
             ),
         )
 
-    def _staying(self, role: Role, count: int | None) -> list[JobTask]:
+    def _staying(self, role: Role, count: int) -> list[JobTask]:
         tasks = sorted((t for t in self._tasks if t.planned.role == role), key=lambda task: task.planned.index)
-        while count is not None and len(tasks) > count:
+        while len(tasks) > count:
             spare = [task for task in tasks if not self._spec.is_chief(task.planned)]
             last = min(spare, key=lambda task: (self._here[task.agent_id], -task.planned.index))
             self._here[last.agent_id] -= 1
@@ -156,10 +157,13 @@ class _Layouter:
             placed.append(dataclasses.replace(shape, index=index, node=agent.node))
         return placed
 
+    def _shards(self, ps: int) -> dict[str, int]:
+        return shard(self._plan.profile, ps, self._spec.planning.sharding).variables
+
     def _plan_of(self, size: Size, tasks: Sequence[PlannedTask]) -> Plan:
         order = [Role.PS, Role.WORKER, Role.CHIEF]
         plan = self._plan
-        variables = plan.variables if size.ps == plan.option.ps else shard(plan.profile, size.ps).variables
+        variables = plan.variables if size.ps == plan.option.ps else self._shards(size.ps)
         return dataclasses.replace(
             plan,
             option=dataclasses.replace(plan.option, workers=size.workers, ps=size.ps),

@@ -13,23 +13,31 @@ from framework.training.spec import JobSpec, Stragglers
 MOST_WORKERS = 1024
 
 
-def read_bounds(text: str | None, *, max_workers: int | None, has_plan: bool) -> tuple[int, int] | None:
-    """Fewest and most workers, from `MIN:MAX`.
+def read_bounds(
+    text: str | None, *, min_workers: int | None, max_workers: int | None, has_plan: bool
+) -> tuple[int, int] | None:
+    """Fewest and most workers of an elastic job, from `MIN:MAX`.
 
     Args:
         text: the value of `--elastic`; None if it was not given.
+        min_workers: the value of `--min-workers`.
         max_workers: the value of `--max-workers`.
         has_plan: whether `--plan` was given.
 
     Raises:
         BadInputError: if it cannot be read, makes no sense, or contradicts another option.
     """
+    if min_workers is not None and has_plan:
+        raise BadInputError("The plan (--plan) says how many workers there are; leave --min-workers out.")
+    if min_workers is not None and max_workers is not None and min_workers > max_workers:
+        raise BadInputError(f"--min-workers is {min_workers}, more than --max-workers {max_workers}; change one.")
     if text is None:
         return None
     if has_plan:
         raise BadInputError("A job that follows a plan (--plan) keeps its size; leave --elastic out.")
-    if max_workers is not None:
-        raise BadInputError("--elastic already says how many workers there are at most; leave --max-workers out.")
+    for name, count, bound in (("--min-workers", min_workers, "least"), ("--max-workers", max_workers, "most")):
+        if count is not None:
+            raise BadInputError(f"--elastic already says how many workers there are at {bound}; leave {name} out.")
     parts = re.fullmatch(r"\s*([0-9]{1,9}):([0-9]{1,9})\s*", text)
     if parts is None:
         raise BadInputError(f"'{text}' is not a value of --elastic; say MIN:MAX workers, such as 1:4.")

@@ -23,10 +23,11 @@ from executor.elastic_messages import ElasticStatus
 from framework.mesos.driver import CallRefusedError, MasterUnavailableError
 from framework.mesos.offers import AgentOffer
 from framework.mesos.tasks import TaskState
+from framework.policies.jobs.interface import JobView
 from framework.scheduler.demand import Demand
 from framework.scheduler.job import Decline, Launch, Message, Reclaimable
 from framework.training.elastic.autoscaler import Autoscaler
-from framework.training.elastic.layout import Layout, without
+from framework.training.elastic.layout import Layout, Size, size_of, without
 from framework.training.elastic.resize import RunningResize, Stage, further_tasks
 from framework.training.elastic.slots import ElasticSlots
 from framework.training.elastic.stragglers import StragglerFinder
@@ -35,12 +36,15 @@ from framework.training.observer import JobObserver
 from framework.training.output import ReportListener
 from framework.training.spec import JobResult, JobSpec, JobTask
 from framework.training.state import ElasticState, JobRun
-from solver import NodeClass
+from solver import NodeClass, Plan
 
 POLL_S = 1.0
 """How soon it is checked again whether the job's speed is known."""
 GATHER_S = 6.0
 """How long offers are waited for."""
+GIVEN_UP_S = 10.0
+GIVEN_UP_WITHIN_S = 60.0
+"""How soon, and for how long, it is looked again for what others are to give up for a job."""
 SOON_S = 60.0
 """How long others can be asked to wait until the job may change its size again."""
 
@@ -104,6 +108,11 @@ class Resizer(ReportListener):
         self._saved_step: int | None = None
         self._resumed_step: int | None = None
         self._is_frozen = False
+        self._decides_itself = True
+        self._scaled_s = -math.inf
+        self._sample_runs = 0
+        self._samples: list[Size] | None = None
+        self._is_sampling = False
 
     @property
     def wants_offers(self) -> bool:
@@ -116,6 +125,47 @@ class Resizer(ReportListener):
         return self._resize is not None and self._resize.stage in (Stage.SAVING, Stage.CLEARING)
 
     # What happens to the job.
+
+    def foreseen(self, plan: Plan, nodes: Sequence[NodeClass]) -> None:
+        """Its tasks will be shaped as in this plan, which was made with these machines if nothing ran there."""
+        self._autoscaler.foreseen(plan, nodes)
+
+    def hold(self, sample_runs: int) -> None:
+        """From now on its size is decided on elsewhere (`scale_to`).
+
+        Args:
+            sample_runs: at how many other sizes its speed is to be measured first.
+        """
+        self._decides_itself = False
+        self._sample_runs = sample_runs
+
+    @property
+    def is_known(self) -> bool:
+        """Whether its size can be decided on."""
+        return self._autoscaler.is_known
+
+    def view(self, *, runs: bool) -> JobView:
+        """What is believed of the job, for a policy of jobs.
+
+        Args:
+            runs: whether it has tasks, or waits.
+        """
+        if not runs:
+            return self._autoscaler.view(None, can_change=True, can_grow=True)
+        if self._resize is not None:
+            return self._autoscaler.view(self._resize.target.size, can_change=False, can_grow=True)
+        assert self._run.plan is not None
+        may_shrink = self._is_settled and not (self._is_frozen or self._samples) and self._adoption is None
+        return self._autoscaler.view(size_of(self._run.plan), can_change=may_shrink, can_grow=not self._is_frozen)
+
+    def scale_to(self, size: Size | None) -> None:
+        """It is to have this size as soon as that can be; None: it is to wait, if nothing of it runs."""
+        if size == self._autoscaler.allotted:
+            return
+        self._autoscaler.allotted = size
+        self._scaled_s = self._clock()
+        if math.isfinite(self._next_s):
+            self._next_s = min(self._next_s, max(self._scaled_s, self._resizable_from_s))
 
     def begin(self, nodes: Sequence[NodeClass]) -> None:
         """All tasks of a plan are about to be launched, which was made with these machines on offer."""
@@ -134,12 +184,15 @@ class Resizer(ReportListener):
         """The job runs, started by a service before this one."""
         self.begin(state.nodes)
         self._saved_step, self._is_frozen = state.saved_step, state.is_frozen
+        # The service before this one has had them made.
+        self._samples = []
         self._autoscaler.total_steps, self._autoscaler.cost_s = state.total_steps, state.cost_s
         self._adoption = Adoption(self._spec, self._run, self._slots)
 
     def stopped(self) -> None:
         """All of the job is being ended."""
         self._resize = self._straggler = self._adoption = None
+        self._is_sampling = False
         self._next_s = math.inf
         self._gathering_since_s = None
         self._slots.clear()
@@ -231,13 +284,31 @@ class Resizer(ReportListener):
         if not self._is_settled or not self._autoscaler.measure():
             self._next_s = now_s + POLL_S
             return
+        if (sample := self._next_sample()) is not None:
+            self._is_sampling = True
+            self._begin(sample, [], "a sample run, to learn how fast it is then", now_s)
+            return
         self._next_s = now_s + self._spec.resize_interval_s
-        decision = self._autoscaler.choose(self._autoscaler.sizes(), now_s)
-        if decision is not None and decision.beneficiaries:
+        if self._decides_itself or self._autoscaler.allotted is not None:
+            decision = self._autoscaler.choose(self._autoscaler.sizes(), now_s)
+        else:
+            decision = None
+        if decision is not None and decision.needs_nothing:
             self._autoscale([], now_s)
         elif decision is not None or self._straggler is not None:
             # Others are not disturbed unless something might be gained.
             self._gathering_since_s = now_s
+
+    def _next_sample(self) -> Layout | None:
+        """The next size at which its speed is to be measured, before others decide on its size again."""
+        if self._samples is None:
+            self._samples = self._autoscaler.sample_sizes(self._sample_runs)
+        while self._samples:
+            found = self._autoscaler.smaller(self._samples.pop(0))
+            assert self._run.plan is not None
+            if found is not None and found.size != size_of(self._run.plan):
+                return found
+        return None
 
     # Preemption: workers that other jobs of the service want. The wish stands until it is taken back.
 
@@ -291,6 +362,8 @@ class Resizer(ReportListener):
         """Decides upon its size, these being the offers."""
         self._gathering_since_s = None
         self._decide(agents, now_s)
+        if self._launching is None and self._resize is None and now_s - self._scaled_s < GIVEN_UP_WITHIN_S:
+            self._next_s = min(self._next_s, now_s + GIVEN_UP_S)
         return Decline() if self._launching is None else Launch(self._launching.operations)
 
     def launched(self) -> None:
@@ -368,6 +441,10 @@ class Resizer(ReportListener):
         saved = self._saved_step or 0
         self._autoscaler.cost_s = now_s - resize.stopped_s
         self._cool_down(now_s)
+        if self._is_sampling:
+            self._is_sampling = False
+            # The next size follows as soon as this one's speed is known, and after the last one what it is given.
+            self._next_s = self._resizable_from_s = now_s
         completed = resize.complete(saved, now_s)
         self._result.resizes.append(completed)
         self._observer.resized(completed)
@@ -381,6 +458,7 @@ class Resizer(ReportListener):
     def _abandon(self, resize: RunningResize, reason: str) -> None:
         resize.abandon()
         self._resize = None
+        self._is_sampling = False
         self._cool_down(self._clock())
         self._observer.notify(f"the size of the job stays as it is: {reason}")
 

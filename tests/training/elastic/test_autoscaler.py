@@ -107,6 +107,26 @@ def test_a_job_grows_no_further_than_its_share_while_others_want_more() -> None:
     assert choice.size == Size(3, 1)
 
 
+def test_what_is_given_bounds_the_size_and_a_larger_one_has_to_pay() -> None:
+    given = decide(situation(allotted=Size(3, 1)), linear)
+    assert given is not None
+    assert given.size == Size(3, 1)
+    assert not given.needs_nothing
+    assert decide(situation(allotted=Size(3, 1), samples_left=100.0), linear) is None
+    assert decide(situation(allotted=NOW), linear) is None
+    assert decide(situation(allotted=Size(2, 2)), lambda size: 1.0) is None
+
+
+def test_what_is_not_given_any_more_is_given_up_at_once_whatever_is_left() -> None:
+    given = decide(situation(allotted=Size(1, 1), samples_left=0.0), linear)
+    assert given is not None
+    assert (given.size, given.needs_nothing) == (Size(1, 1), True)
+    assert "it is given 1 worker and 1 ps" in given.reason
+    others = decide(situation(allotted=Size(4, 1), fair_workers=1, waiting=("a search",)), linear)
+    assert others is not None
+    assert others.size == Size(1, 1), "other frameworks come first"
+
+
 def test_workers_that_divide_the_step_evenly_are_worth_more() -> None:
     assert [evenness(4, Size(workers, 1)) for workers in (1, 2, 4)] == [1.0, 1.0, 1.0]
     assert evenness(4, Size(3, 1)) == pytest.approx(2 / 3)

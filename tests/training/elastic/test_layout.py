@@ -10,6 +10,7 @@ from framework.mesos.offers import AgentOffer, by_agent
 from framework.training.elastic.layout import Size, layout, replacement
 from framework.training.spec import JobTask
 from solver import Plan
+from solver.settings import PlanSettings
 from tests.mesos.played_mesos import PlayedMesos
 from tests.training.elastic.elastic_stage import ElasticStage, elastic, heavy
 
@@ -93,3 +94,18 @@ def test_more_parameter_servers_share_the_variables_anew() -> None:
     assert target is not None
     assert sorted(target.plan.variables.values()) == [0, 1]
     assert [task.name for task in target.new] == ["ps:1"]
+
+
+def test_a_new_size_deals_the_variables_out_as_the_job_wants() -> None:
+    sizes = {"a": 40_000, "b": 30_000, "c": 20_000, "d": 10_000}
+    like = heavy().variables[0]
+    variables = tuple(dataclasses.replace(like, name=name, size_bytes=size) for name, size in sizes.items())
+    profile = dataclasses.replace(heavy(Api.GRAPH), variables=variables, parameter_bytes=sum(sizes.values()))
+    plan, tasks = job(1)
+    plan = dataclasses.replace(plan, profile=profile, variables=dict.fromkeys(sizes, 0))
+    for sharding, together in (("greedy", {"a", "d"}), ("round_robin", {"a", "c"})):
+        spec = dataclasses.replace(SPEC, planning=PlanSettings(sharding=sharding))
+        target = layout(spec, plan, tasks, Size(plan.option.workers, 2), offers(4))
+        assert target is not None
+        dealt = target.plan.variables
+        assert {name for name, ps in dealt.items() if ps == dealt["a"]} == together

@@ -1,0 +1,153 @@
+"""The only task of a job without parameter servers: the script trains as under `python`, and is kept as a trial is.
+
+What saves a trial between two steps and brings it to where it was (`dike.trial`, and the interceptions of each library)
+does the same here. What a trial tells its slot, this task tells as a job's chief does.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, NoReturn
+
+from dike import process
+from dike.checkpoints import has_checkpoints
+from dike.interception import after_import
+from dike.process import EXIT_CODE_OTHER_LAYOUT, end_process
+from dike.reporting import reporter
+from dike.roles import fencing, planned_model
+from dike.task import TaskSpec
+from dike.trial import folders
+from dike.trial.runtime import REPORT_WAIT_S, TrialRuntime
+from dike.trial.spec import TrialSpec
+
+INTERCEPTIONS = {"tensorflow": "dike.v1.trial", "keras": "dike.keras3.trial"}
+"""Library -> our module whose `install` makes its training loops report and save. It may import the library."""
+
+
+class JobRuntime(TrialRuntime):
+    """What the interceptions see as a trial: it is suspended by SIGTERM, and has no metric that decides.
+
+    Args:
+        task: the job's only task.
+    """
+
+    def __init__(self, task: TaskSpec) -> None:
+        newest, runs = folders.last_written(task.checkpoint_dir)
+        super().__init__(
+            TrialSpec(
+                search=task.job_id,
+                number=0,
+                run=runs,
+                parameters={},
+                folder=task.checkpoint_dir,
+                resume_from=newest,
+                checkpoint_interval_s=task.checkpoint_interval_s,
+            )
+        )
+        self._task = task
+        self._batch_size = task.batch_size
+        self._rated: tuple[int, float] | None = None
+
+    @property
+    def suspend_requested(self) -> bool:
+        """Whether the job is to end for now; to be asked between two steps."""
+        return process.termination.requested
+
+    @suspend_requested.setter
+    def suspend_requested(self, value: bool) -> None:
+        """SIGTERM stays: who cannot save in time is ended."""
+
+    def found_model(self, variables: Callable[[], Iterable[tuple[str, Any]]]) -> None:
+        """See `TrialRuntime.found_model`: another one than was planned for is planned for."""
+        planned_model.check(self._task, variables)
+
+    def training(self, *, preemptible: bool, batch_size: int | None = None) -> None:
+        """See `TrialRuntime.training`."""
+        super().training(preemptible=preemptible, batch_size=batch_size)
+        self._batch_size = batch_size or self._batch_size
+        if preemptible:
+            process.termination.can_save()
+
+    def progress(self, step: int, *args: Any, **kwargs: Any) -> None:
+        """See `TrialRuntime.progress`; no value is better than another."""
+        super().progress(step, *args, **{**kwargs, "value": None})
+
+    def cannot_suspend(self, why: str) -> None:
+        """See `TrialRuntime.cannot_suspend`."""
+        print(f"dike: no checkpoints are written: {why}.", file=sys.stderr, flush=True)
+
+    def unless_full(self, write: Callable[[], object]) -> bool:
+        """See `TrialRuntime.unless_full`."""
+        fencing.check(self._task)
+        return super().unless_full(write)
+
+    def suspend(self, path: str, step: int) -> NoReturn:
+        """The state is in the checkpoint at `path`: the process ends."""
+        self.flush_progress()
+        process.termination.leave()
+
+    def check_metric(self, reported: Collection[str]) -> None:
+        """A job may report what it likes."""
+
+    def _tell(self, line: Mapping[str, Any], wait_s: float = REPORT_WAIT_S) -> None:
+        match line["type"]:
+            case "restored":
+                print(f"dike: restored '{line['path']}': step {line['step']}.", file=sys.stderr, flush=True)
+                reporter().resumed(line["step"])
+            case "checkpoint":
+                reporter().checkpoint(line["path"], line["step"])
+            case "progress":
+                step, now_s = line["step"], time.monotonic()
+                since, self._rated = self._rated, (step, now_s)
+                rate = None
+                if since is not None and now_s > since[1] and self._batch_size:
+                    rate = (step - since[0]) * self._batch_size / (now_s - since[1])
+                reporter().progress(step, loss=line.get("last"), samples_per_s=rate)
+            # The rest is said by the script's output and exit code.
+
+
+def install(task: TaskSpec) -> Callable[[], None]:
+    """Has the script's training loops report and save; called before the script runs.
+
+    Args:
+        task: the job's only task.
+
+    Returns:
+        What is to be called when the script has run to its end.
+    """
+    made: list[JobRuntime] = []
+
+    def runtime() -> JobRuntime:
+        # Only once the script has imported a library: to look into a remote folder takes TensorFlow.
+        if not made:
+            check_layout(task)
+            fencing.claim(task)
+            made.append(JobRuntime(task))
+        return made[0]
+
+    def intercept(module: str, _: object) -> None:
+        importlib.import_module(module).install(runtime())
+
+    for library, module in INTERCEPTIONS.items():
+        after_import(library, functools.partial(intercept, module))
+
+    def end() -> None:
+        for one in made:
+            one.end()
+
+    return end
+
+
+def check_layout(task: TaskSpec) -> None:
+    """Called by a job's chief first: ends the process if the checkpoints in its folder are of the other kind of job.
+
+    Those of a job with parameter servers hold variables that live there, those of one without a whole process.
+    """
+    is_plain = folders.last_written(task.checkpoint_dir)[0] is not None
+    is_distributed = not is_plain and has_checkpoints(task.checkpoint_dir)
+    if is_distributed if task.is_plain else is_plain:
+        end_process(EXIT_CODE_OTHER_LAYOUT)

@@ -1,0 +1,1 @@
+"""How many workers and parameter servers each of many training jobs gets."""

@@ -1,0 +1,16 @@
+"""The policies by name."""
+
+from __future__ import annotations
+
+from framework.policies.jobs.interface import Allocate
+from framework.policies.jobs.rules import fair, first_come, marginal_gain, relative_gain, tetris
+
+POLICIES: dict[str, Allocate] = {
+    "dike": relative_gain,
+    "optimus": marginal_gain,
+    "drf": fair,
+    "tetris": tetris,
+    "fifo": first_come,
+}
+LEARNING = ("dike", "optimus", "tetris")
+"""Those that ask how fast a job is and how far it has to go."""

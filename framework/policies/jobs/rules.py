@@ -1,0 +1,157 @@
+"""The policies: Optimus', Dike's own, dominant resource fairness, Tetris and first come, first served."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+
+from framework.policies.jobs.interface import Account, Allocation, JobView, Limits, fits, share_of
+from solver.jobs.free_capacity import Amounts, plus
+from solver.online import OnlineJob, allocate
+
+SHORTEST_S = 1.0
+"""No job counts as if it had less time left."""
+NO_LIMITS: Limits = {}
+
+
+def marginal_gain(jobs: Sequence[JobView], total: Amounts, limits: Limits = NO_LIMITS) -> Allocation:
+    """Optimus' (section 4.1), on what is believed: tasks go where they save most seconds per unit of what they take.
+
+    Small jobs are placed first (section 4.2). A job keeps its size where a larger one would not save what the change
+    costs, and where nobody needs what a smaller one would set free.
+    """
+    return _by_gain(jobs, total, limits, [1.0] * len(jobs))
+
+
+def relative_gain(jobs: Sequence[JobView], total: Amounts, limits: Limits = NO_LIMITS) -> Allocation:
+    """As `marginal_gain`, but what is saved counts as a share of the time that its least size would need.
+
+    A task saves a long job more seconds than a short one, so `marginal_gain` lets short jobs wait for long ones, which
+    the mean completion time does not reward. Here the length cancels out: tasks go where they make a job faster by the
+    largest factor, and no estimate of convergence is needed. It is close to proportional fairness (Kelly, 1997).
+    """
+    weights = [1 / max(job.seconds_left(job.one_to_one(job.min_workers)), SHORTEST_S) for job in jobs]
+    return _by_gain(jobs, total, limits, weights)
+
+
+def _by_gain(jobs: Sequence[JobView], total: Amounts, limits: Limits, weights: Sequence[float]) -> Allocation:
+    online = [
+        OnlineJob(
+            str(job.id),
+            job.samples_left,
+            job.samples_per_s,
+            job.needs.worker,
+            job.needs.ps,
+            chief=job.chief,
+            min_workers=job.min_workers,
+            min_ps=max(1, min(job.min_ps, job.max_ps)),
+            kept=(job.kept[0], max(1, job.kept[1])) if job.kept[0] else (0, 0),
+            user=job.user,
+            weight=weight,
+            young=job.young,
+            waited=job.waited,
+        )
+        for job, weight in zip(jobs, weights, strict=True)
+    ]
+    of_name = allocate(online, total, limits)
+    by_id = {job.id: job for job in jobs}
+    counts = {
+        job.id: (of_name[str(job.id)][0], min(of_name[str(job.id)][1], job.max_ps))
+        for job in jobs
+        if str(job.id) in of_name
+    }
+    counts = worth_the_change(jobs, counts, total)
+    return dict(sorted(counts.items(), key=lambda item: share_of(by_id[item[0]].need(item[1]), total)))
+
+
+def worth_the_change(jobs: Sequence[JobView], allocation: Mapping[int, tuple[int, int]], total: Amounts) -> Allocation:
+    """The allocation, but jobs keep the size that they have where another one is not worth the change.
+
+    That is where a larger one would not save the time that the change costs, and where nobody needs what a smaller one
+    would set free.
+    """
+    of_id, counts = {job.id: job for job in jobs}, dict(allocation)
+    left = total
+    for id_, wanted in counts.items():
+        left = plus(left, of_id[id_].need(wanted), -1)
+    changes = [id_ for id_, wanted in counts.items() if of_id[id_].now[0] and wanted != of_id[id_].now]
+    # Those that would grow most set free what others need to stay as they are.
+    for id_ in sorted(changes, key=lambda one: -share_of(of_id[one].need(counts[one]), total)):
+        job = of_id[id_]
+        more = plus(job.need(job.now), job.need(counts[id_]), -1)
+        if fits(more, left) and job.seconds_left(job.now) - job.seconds_left(counts[id_]) <= job.change_s:
+            left = plus(left, more, -1)
+            counts[id_] = job.now
+    return counts
+
+
+def fair(jobs: Sequence[JobView], total: Amounts, limits: Limits = NO_LIMITS) -> Allocation:
+    """Dominant resource fairness (Ghodsi et al., NSDI 2011, Algorithm 1), work-conserving.
+
+    Again and again the job with the least dominant share gets a worker and a ps more, of those that can use them and
+    for which there is room.
+    """
+    account = Account(jobs, total, limits)
+    heap = [(share_of(job.need(job.kept), total), job.arrival_s, job.id, job) for job in jobs]
+    heapq.heapify(heap)
+    while heap:
+        _, arrival_s, id_, job = heapq.heappop(heap)
+        if (following := account.give_next(job)) is not None:
+            heapq.heappush(heap, (share_of(job.need(following), total), arrival_s, id_, job))
+    return dict(sorted(account.counts.items()))
+
+
+def tetris(jobs: Sequence[JobView], total: Amounts, limits: Limits = NO_LIMITS) -> Allocation:
+    """Tetris' (Grandl et al., SIGCOMM 2014, section 3.3): packing and the shortest remaining time together.
+
+    A job's score is the alignment of what a worker and a ps take with what there is (the inner product of shares), plus
+    the negative remaining work (time left with the requested size x its dominant share), weighed so that both count
+    alike on average. By score jobs get what was requested; what is left then goes to them by the same order, a worker
+    and a ps at a time as long as that is believed to make the job faster.
+    """
+
+    def remaining(job: JobView) -> float:
+        counts = job.one_to_one(job.requested)
+        return job.seconds_left(counts) * share_of(job.need(counts), total)
+
+    def alignment(job: JobView) -> float:
+        need = job.need(job.one_to_one(1))
+        return sum(wanted / there for wanted, there in zip(need, total, strict=True) if there)
+
+    weight = sum(map(alignment, jobs)) / max(sum(map(remaining, jobs)), 1e-12)
+    ordered = sorted(jobs, key=lambda job: (weight * remaining(job) - alignment(job), job.id))
+    account = Account(jobs, total, limits)
+    for beyond_request in (False, True):
+        for job in ordered:
+            most = job.max_workers if beyond_request else job.requested
+            now = account.counts.get(job.id, (0, 0))
+            while (following := job.one_to_one(max(now[0] + 1, job.min_workers)))[0] <= most:
+                slower = beyond_request and now[0] and job.seconds_left(following) >= job.seconds_left(now)
+                if slower or not account.fits(job, following):
+                    break
+                account.give(job, following)
+                now = following
+    return account.counts
+
+
+def first_come(jobs: Sequence[JobView], total: Amounts, limits: Limits = NO_LIMITS) -> Allocation:
+    """Each gets what it has requested, in the order of arrival, and keeps it; who does not fit makes others wait.
+
+    Who would exceed the user's limit makes the user's other jobs wait.
+    """
+    account = Account([], total, limits)
+    for job in jobs:
+        if job.now[0]:
+            account.give(job, job.now)
+    full: set[str] = set()
+    for job in sorted(jobs, key=lambda one: one.id):
+        counts = job.one_to_one(job.requested)
+        if job.now[0] or job.user in full:
+            continue
+        if account.fits(job, counts):
+            account.give(job, counts)
+        elif fits(job.need(counts), account.left):
+            full.add(job.user)
+        else:
+            break
+    return account.counts

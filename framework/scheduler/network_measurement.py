@@ -1,0 +1,446 @@
+"""Measures the network between agents by short transfers, as a Mesos framework of its own (`dike agents measure`).
+
+Each agent gets one task (`executor.transfer`). First agents send to one another one at a time: that shows their
+network cards. Then all agents of a rack send to other racks at the same time, which shows the rack's uplink if it
+carries less than the cards.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import secrets
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dike.exceptions import BadInputError, InterruptedByUserError, JobFailedError
+from executor.messages import encode
+from executor.transfer import ANSWER_S, PATIENCE_S, TOKEN_BYTES, TransferOrder, TransferResult
+from framework.mesos import events
+from framework.mesos.connection import Connection
+from framework.mesos.containers import Container, own_container
+from framework.mesos.driver import Driver, MesosCalls
+from framework.mesos.offers import AgentOffer, by_agent
+from framework.mesos.tasks import TaskState, executor_info, take_resources
+from framework.scheduler.constraints import Constraints, parse_constraints
+from framework.scheduler.mesos_access import MesosAccess
+from framework.scheduler.offer_pool import COLLECT_S, SETTLE_S
+from framework.scheduler.session import drive, sigterm_as_interrupt
+from solver.network import MachineNetwork, Network
+
+logger = logging.getLogger(__name__)
+
+PARTNERS = 3
+"""Each agent sends to so many others, if there are so many."""
+CPUS = 1.0
+LEAST_CPUS = 0.1
+MEM_MIB = 256.0
+START_TIMEOUT_S = 60.0
+OFFER_TIMEOUT_S = 20.0
+REFUSE_S = 60.0
+FULL = 0.9
+"""An uplink that carries this share of the cards' speed is not what limits them."""
+BITS_PER_GBIT = 1e9
+
+
+@dataclass(frozen=True)
+class TransferLimits:
+    """How much a measurement may take.
+
+    Attributes:
+        size_bytes: of one transfer.
+        seconds: of one transfer.
+    """
+
+    size_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One transfer.
+
+    Attributes:
+        sender, receiver: agents.
+        gbps: how fast it went, in Gb/s.
+        shared: whether others went on at the same time, from the same rack to others.
+    """
+
+    sender: str
+    receiver: str
+    gbps: float
+    shared: bool
+
+
+@dataclass(frozen=True)
+class NetworkReport:
+    """What was measured.
+
+    Attributes:
+        racks: agent -> its rack; None where it does not say.
+        transfers: all that came to their end.
+        problems: what could not be measured, a sentence each.
+    """
+
+    racks: dict[str, str | None]
+    transfers: tuple[Transfer, ...]
+    problems: tuple[str, ...] = ()
+
+    @property
+    def cards_gbps(self) -> dict[str, float]:
+        """Agent -> speed of its network card: the most that it sent or received while no other transfer went on."""
+        found: dict[str, float] = {}
+        for one in self.transfers:
+            if not one.shared:
+                for agent in (one.sender, one.receiver):
+                    found[agent] = max(found.get(agent, 0.0), one.gbps)
+        return found
+
+    @property
+    def across_racks_gbps(self) -> float | None:
+        """Speed of the slowest uplink; None where no uplink carried less than the cards would."""
+        cards = self.cards_gbps
+        limits = []
+        for rack in {rack for rack in self.racks.values() if rack is not None}:
+            out = [one for one in self.transfers if one.shared and self.racks[one.sender] == rack]
+            ends = ({one.sender for one in out}, {one.receiver for one in out})
+            most = min(sum(cards.get(agent, 0.0) for agent in end) for end in ends)
+            if out and (carried := sum(one.gbps for one in out)) < FULL * most:
+                limits.append(carried)
+        return min(limits, default=None)
+
+    def network(self) -> Network:
+        """It as a plan takes it."""
+        across = self.across_racks_gbps
+        return Network(
+            across_racks_gbps=None if across is None else _rounded(across),
+            machines=tuple(
+                MachineNetwork(agent, _rounded(gbps), self.racks[agent]) for agent, gbps in self.cards_gbps.items()
+            ),
+        )
+
+
+def _rounded(gbps: float) -> float:
+    return float(f"{gbps:.3g}")
+
+
+@dataclass(frozen=True)
+class _Round:
+    """Transfers that go on at the same time: (sender, receiver)."""
+
+    pairs: tuple[tuple[str, str], ...]
+    shared: bool
+
+
+@dataclass
+class _Agent:
+    offer: AgentOffer
+    executor_id: str
+    port: int
+    is_ready: bool = False
+
+
+class NetworkMeasurement:
+    """The framework: launches a task on each agent that offers enough, and has them send to one another.
+
+    Args:
+        mesos: makes the calls.
+        python: interpreter on the agents.
+        container: what its tasks run in; None for the agents' own file system.
+        limits: how much a transfer may take.
+        constraints: which agents to use.
+        expected: how many agents there are, where that is known.
+        progress: told in a line what goes on.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        mesos: MesosCalls,
+        python: str,
+        container: Container | None,
+        limits: TransferLimits,
+        constraints: Constraints,
+        expected: int | None = None,
+        progress: Callable[[str], None] = lambda text: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._mesos = mesos
+        self._python = python
+        self._container = container
+        self._limits = limits
+        self._constraints = constraints
+        self._expected = expected
+        self._progress = progress
+        self._clock = clock
+        self._connection = Connection(progress)
+        self._offers: dict[str, dict[str, Any]] = {}
+        self._offered_s: list[float] = []
+        self._agents: dict[str, _Agent] = {}
+        self._started_s = clock()
+        self._racks: dict[str, str | None] = {}
+        self._rounds: deque[_Round] | None = None
+        self._open: dict[str, tuple[str, str]] = {}
+        self._is_shared = False
+        self._round_s = 0.0
+        self._numbers = itertools.count()
+        self._transfers: list[Transfer] = []
+        self._problems: list[str] = []
+        self.done = False
+
+    @property
+    def report(self) -> NetworkReport:
+        """What was measured so far."""
+        return NetworkReport(self._racks, tuple(self._transfers), tuple(self._problems))
+
+    def cancel(self) -> None:
+        """Ends: Mesos kills the tasks with their framework."""
+        self.done = True
+
+    def handle(self, event: events.Event) -> None:
+        """Takes one event in.
+
+        Raises:
+            BadInputError: if the master refuses the framework.
+            JobFailedError: if the connection to it is lost.
+        """
+        match event:
+            case events.Subscribed():
+                self._connection.subscribed()
+            case events.Disconnected():
+                raise JobFailedError("The connection to the Mesos master is lost; measure again.")
+            case events.Refused():
+                self._connection.refused(event)
+            case events.OffersArrived():
+                self._arrived(event.offers)
+            case events.OfferRescinded():
+                self._offers.pop(event.offer_id, None)
+            case events.StatusUpdate():
+                self._mesos.acknowledgeStatusUpdate(event.status)
+                self._updated(event)
+            case events.MessageArrived():
+                try:
+                    self._answered(TransferResult.decode(event.data))
+                except ValueError as error:
+                    logger.warning("a message was not understood: %s", error)
+
+    def tick(self) -> None:
+        """Does what is due by time.
+
+        Raises:
+            BadInputError: if fewer than two agents have room for a task.
+            JobFailedError: if fewer than two tasks have come up.
+        """
+        now_s = self._clock()
+        if not self._agents:
+            if self._is_settled(now_s):
+                self._launch(now_s)
+            return
+        if self._rounds is None:
+            are_ready = all(agent.is_ready for agent in self._agents.values())
+            if not are_ready and now_s - self._started_s < START_TIMEOUT_S:
+                return
+            self._plan()
+        if self._open and now_s - self._round_s >= self._limits.seconds + PATIENCE_S + ANSWER_S:
+            for sender, receiver in self._open.values():
+                self._problems.append(f"{sender} said nothing of its transfer to {receiver}.")
+            self._open.clear()
+        if not self._open:
+            self._next_round(now_s)
+
+    # Offers.
+
+    def _arrived(self, offers: Sequence[dict[str, Any]]) -> None:
+        if self._agents:
+            self._decline([offer["id"] for offer in offers])
+            return
+        self._offered_s.append(self._clock())
+        self._offers |= {offer["id"]["value"]: offer for offer in offers}
+
+    def _is_settled(self, now_s: float) -> bool:
+        if not self._offers:
+            if now_s - self._started_s >= OFFER_TIMEOUT_S:
+                raise BadInputError(f"No agent has offered anything within {OFFER_TIMEOUT_S:g} s; others hold them.")
+            return False
+        if self._expected is not None:
+            agents = {offer["agent_id"]["value"] for offer in self._offers.values()}
+            return len(agents) >= self._expected or now_s - self._offered_s[0] >= COLLECT_S
+        return now_s - self._offered_s[-1] >= SETTLE_S or now_s - self._offered_s[0] >= COLLECT_S
+
+    def _launch(self, now_s: float) -> None:
+        offers, self._started_s = by_agent(self._offers.values()), now_s
+        wanted = [one for one in offers if self._constraints.admits(one.attributes, one.names[0])]
+        able = [one for one in wanted if _has_room(one)]
+        self._problems += [f"{one.node} offers too little for a task." for one in wanted if one not in able]
+        if len(able) < 2:
+            names = ", ".join(one.node for one in able) or "none"
+            raise BadInputError(
+                "It takes two agents to measure a network between them; of those that offer something and meet the "
+                f"constraints, {names} has room for a task ({LEAST_CPUS:g} cpus, {MEM_MIB:g} MiB and a port)."
+            )
+        unused = [offer_id for one in offers if one not in able for offer_id in one.offer_ids]
+        self._decline([{"value": offer_id} for offer_id in unused])
+        token, choose = secrets.token_hex(TOKEN_BYTES // 2), secrets.SystemRandom()
+        for number, offer in enumerate(able):
+            pool = offer.pool
+            port, port_resources = pool.take_port((), choose)
+            executor_id = f"transfer-{number}"
+            cpus = min(CPUS, pool.scalar("cpus"))
+            own, rest = take_resources(pool, cpus=cpus, mem_mib=MEM_MIB)
+            executor = executor_info(
+                executor_id, f"dike {executor_id}", "network", self._python, self._container, own, "executor.transfer"
+            )
+            order = TransferOrder(offer.address, port, token, self._limits.size_bytes, self._limits.seconds)
+            info = {
+                "name": f"dike {executor_id}",
+                "task_id": {"value": executor_id},
+                "agent_id": {"value": offer.agent_id},
+                "executor": executor,
+                "resources": [*rest, *port_resources],
+                "data": order.encode(),
+            }
+            operation = {"type": "LAUNCH", "launch": {"task_infos": [info]}}
+            ids = [{"value": offer_id} for offer_id in offer.offer_ids]
+            self._mesos.acceptOffers(ids, [operation], {"refuse_seconds": REFUSE_S})
+            self._agents[offer.node] = _Agent(offer, executor_id, port)
+            self._racks[offer.node] = offer.node_class().rack
+        self._progress(f"starting a task on {len(able)} agents")
+
+    def _decline(self, offer_ids: Sequence[dict[str, str]]) -> None:
+        if offer_ids:
+            self._mesos.declineOffer(list(offer_ids), {"refuse_seconds": REFUSE_S})
+
+    # Tasks.
+
+    def _updated(self, event: events.StatusUpdate) -> None:
+        state = TaskState.of(event.state)
+        node = next((node for node, one in self._agents.items() if one.executor_id == event.task_id), None)
+        if node is None:
+            return
+        if state is TaskState.RUNNING:
+            self._agents[node].is_ready = True
+        elif state.is_terminal():
+            said = event.status.get("message") or event.status.get("reason") or state
+            self._problems.append(f"The task on {node} {state.verb}: {str(said).rstrip('.')}.")
+            del self._agents[node]
+            gone = [number for number, ends in self._open.items() if node in ends]
+            for number in gone:
+                del self._open[number]
+            if len(self._agents) < 2:
+                raise JobFailedError(f"There are no two agents left to measure between. {' '.join(self._problems)}")
+
+    def _plan(self) -> None:
+        """Says who sends to whom, once tasks have come up or not."""
+        for node in [node for node, agent in self._agents.items() if not agent.is_ready]:
+            self._problems.append(f"The task on {node} has not come up within {START_TIMEOUT_S:g} s.")
+            del self._agents[node]
+        if len(self._agents) < 2:
+            raise JobFailedError(f"There are no two agents left to measure between. {' '.join(self._problems)}")
+        # Neighbours in this order are in one rack, but for the last of each.
+        order = sorted(self._agents, key=lambda node: (self._racks[node] or "", node))
+        self._rounds = deque(_Round((pair,), shared=False) for pair in _alone(order))
+        count = len(self._rounds)
+        self._rounds += _out_of_racks(order, self._racks)
+        self._progress(
+            f"{count} transfers one after the other, at most {self._limits.seconds:g} s each"
+            + (f", then out of {len(self._rounds) - count} racks" if len(self._rounds) > count else "")
+        )
+
+    def _next_round(self, now_s: float) -> None:
+        assert self._rounds is not None
+        pairs: list[tuple[str, str]] = []
+        while self._rounds and not pairs:
+            now = self._rounds.popleft()
+            pairs = [pair for pair in now.pairs if self._agents.keys() >= set(pair)]
+            self._is_shared = now.shared
+        self.done = not pairs
+        self._round_s = now_s
+        for sender, receiver in pairs:
+            number = str(next(self._numbers))
+            self._open[number] = (sender, receiver)
+            to = self._agents[receiver]
+            told = {"transfer": number, "host": to.offer.address, "port": to.port}
+            agent = self._agents[sender]
+            self._mesos.sendFrameworkMessage(
+                {"value": agent.executor_id}, {"value": agent.offer.agent_id}, encode(told)
+            )
+
+    def _answered(self, result: TransferResult) -> None:
+        ends = self._open.pop(result.transfer, None)
+        if ends is None:
+            return
+        if result.error or result.bytes <= 0 or result.seconds <= 0:
+            why = result.error or "too little came to tell how fast"
+            self._problems.append(f"{ends[0]} could not send to {ends[1]}: {why}.")
+            return
+        gbps = 8 * result.bytes / result.seconds / BITS_PER_GBIT
+        self._transfers.append(Transfer(*ends, gbps, self._is_shared))
+
+
+def measure_network(
+    mesos: MesosAccess,
+    limits: TransferLimits,
+    constraints: Sequence[str] = (),
+    progress: Callable[[str], None] = lambda text: None,
+) -> NetworkReport:
+    """Measures the network between the agents of a Mesos; nothing is left running.
+
+    Args:
+        mesos: which one.
+        limits: how much a transfer may take.
+        constraints: which agents to use.
+        progress: told in a line what goes on.
+
+    Raises:
+        BadInputError: if the master refuses the framework, or fewer than two agents have room for a task.
+        JobFailedError: if the connection is lost, or fewer than two tasks come up.
+        InterruptedByUserError: after Ctrl-C or SIGTERM.
+    """
+    admitted = parse_constraints(constraints)
+    container = own_container(mesos.image, (), None)
+    with sigterm_as_interrupt(), mesos.connect() as master:
+        callbacks = events.EventScheduler()
+        driver = Driver(mesos.settings("dike agents measure", master), master.uri, callbacks)
+        agents = len(mesos.agents) if master.is_private else len(master.agents(admitted.admits) or ())
+        work = NetworkMeasurement(driver, mesos.python(master), container, limits, admitted, agents or None, progress)
+        try:
+            drive(
+                work,
+                driver,
+                callbacks,
+                master,
+                subscribed=lambda _: progress(f"measuring at {master.address}"),
+                interrupted=lambda: None,
+                cancel_timeout_s=0.0,
+            )
+        except KeyboardInterrupt:
+            raise InterruptedByUserError("Interrupted; nothing was written, and all tasks were told to end.") from None
+        return work.report
+
+
+def _has_room(offer: AgentOffer) -> bool:
+    amounts = offer.amounts
+    return amounts["cpus"] >= LEAST_CPUS and amounts["mem"] >= MEM_MIB and amounts["ports"] >= 1
+
+
+def _alone(order: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Who sends to whom while nobody else does: each to the next few."""
+    for step in range(1, min(PARTNERS, len(order) - 1) + 1):
+        for index, sender in enumerate(order):
+            yield sender, order[(index + step) % len(order)]
+
+
+def _out_of_racks(order: Sequence[str], racks: dict[str, str | None]) -> Iterator[_Round]:
+    """For each rack, all its agents with an agent of another rack to send to at the same time."""
+    members = defaultdict(list)
+    for node in order:
+        if (rack := racks[node]) is not None:
+            members[rack].append(node)
+    if len(members) < 2:
+        return
+    for rack, senders in members.items():
+        others = itertools.cycle([node for other, nodes in members.items() if other != rack for node in nodes])
+        yield _Round(tuple(zip(senders, others, strict=False)), shared=True)

@@ -1,0 +1,146 @@
+"""What a plan is asked for besides its model and its machines; the same wherever one is made, offline and live."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dike.profile import ModelProfile
+from solver.choices import Objective, Sharding
+
+if TYPE_CHECKING:
+    from solver.calibration import Calibration, Measurement
+    from solver.cluster import Cluster, NodeClass
+    from solver.network import Network
+    from solver.planner import PlanRequest
+
+TIME_LIMIT_S = 30.0
+"""Unless somebody says more: where a job waits for its plan, so do the agents' offers."""
+LONGEST_LIVE_S = 60.0
+"""The longest time limit of a job that runs: offers are locked for it meanwhile, and not for ever."""
+GPUS_PER_WORKER = 1
+"""What a worker of a job that runs can use: a step of a parameter server's worker is computed by one device."""
+CACHE_SIZE = 8
+"""Calibrations remembered: a job may be planned again and again, on whatever is free."""
+
+
+@dataclass(frozen=True)
+class PlanSettings:
+    """How to plan.
+
+    Attributes:
+        objective: `throughput` for the shortest step, `traffic` for the least of the paper's Eq. 1 alone.
+        rules: the pruning rules that apply, as `solver.options.parse_rules` reads them.
+        sharding: how the variables are dealt out to the parameter servers.
+        time_limit_s: plan for at most so many seconds, whatever the solver does (`solver.deadline`); None for
+            `TIME_LIMIT_S`, which the planner keeps by itself, roughly.
+        measurements: measured steps, to calibrate the prediction with.
+        network: what is known of the links besides what the machines say; None for nothing.
+    """
+
+    objective: Objective = "throughput"
+    rules: str = "default"
+    sharding: Sharding = "greedy"
+    time_limit_s: float | None = None
+    measurements: tuple[Measurement, ...] = ()
+    network: Network | None = None
+
+    def check(self) -> None:
+        """Raises `BadInputError` if there is no such rule."""
+        if self.rules != "default":
+            from solver.options import parse_rules
+
+            parse_rules(self.rules, self.objective)
+
+    def cluster(self, machines: Cluster) -> Cluster:
+        """The machines with the links that are known."""
+        return machines if self.network is None else self.network.of(machines)
+
+    def request(
+        self,
+        profile: ModelProfile,
+        machines: Cluster,
+        *,
+        min_workers: int | None = None,
+        max_workers: int | None = None,
+        gpus_per_worker: int = GPUS_PER_WORKER,
+        plain: bool | None = None,
+        all_machines: Sequence[NodeClass] | None = None,
+    ) -> PlanRequest:
+        """The request of a plan; every plan of `dike plan`, `dike run` and `dike submit` begins here.
+
+        Args:
+            profile: the model.
+            machines: what the plan may use.
+            min_workers: at least so many workers, with parameter servers; None where one plain task may do as well.
+            max_workers: at most so many; None for no bound.
+            gpus_per_worker: most GPUs of one worker; more than one is for a plan that is only looked at.
+            plain: whether it is to be one plain task; None: whichever is faster, unless rules say which options of
+                several tasks are wanted.
+            all_machines: all that there are, where `machines` are what is free of them at the moment. Measurements of
+                any that is gone are left out then, instead of being an error.
+
+        Raises:
+            BadInputError: if there is no such rule, or a measurement is of a machine or a model that this is not.
+        """
+        from solver.options import parse_rules
+        from solver.planner import PlanRequest
+
+        calibration = None
+        notes: list[str] = []
+        if gpus_per_worker > GPUS_PER_WORKER:
+            notes.append(what_if_note(gpus_per_worker))
+        if plain is None and (min_workers is not None or self.rules != "default"):
+            plain = False
+        cluster = self.cluster(machines)
+        if self.measurements:
+            calibration, left_out = self._calibration(profile, cluster, all_machines)
+            if left_out:
+                notes.append(f"{left_out} of {len(self.measurements)} measurements are of machines that are not here.")
+        return PlanRequest(
+            profile=profile,
+            cluster=cluster,
+            objective=self.objective,
+            max_workers=max_workers,
+            time_limit_s=TIME_LIMIT_S,
+            max_gpus_per_worker=gpus_per_worker,
+            rules=parse_rules(self.rules, self.objective),
+            sharding=self.sharding,
+            calibration=calibration,
+            min_workers=min_workers or 1,
+            plain=plain,
+            notes=tuple(notes),
+        )
+
+    def _calibration(
+        self, profile: ModelProfile, cluster: Cluster, all_machines: Sequence[NodeClass] | None
+    ) -> tuple[Calibration | None, int]:
+        """What the measurements say, and how many were left out."""
+        from solver.calibration import fit
+
+        if all_machines is None:
+            return fit(self.measurements, profile, cluster), 0
+        # What was measured ran on the whole machines; what is free of them now is another matter.
+        named = {node.name for node in all_machines}
+        rest = [node for node in cluster.nodes if node.name not in named]
+        whole = self.cluster(dataclasses.replace(cluster, nodes=(*all_machines, *rest)))
+        gpus = {name: node.gpus for node in whole.nodes for name in node.node_names}
+        rows = [row for row in self.measurements if row.could_run(gpus)]
+        found = _fitted(tuple(rows), profile.dumps(), whole) if rows else None
+        return found, len(self.measurements) - len(rows)
+
+
+def what_if_note(gpus: int) -> str:
+    """What a plan says in which a worker may have more GPUs than one that runs can use."""
+    return f"What if a worker could use {gpus} GPUs? One that runs uses one, and dike run refuses a plan with more."
+
+
+@functools.lru_cache(CACHE_SIZE)
+def _fitted(rows: tuple[Measurement, ...], profile: str, machines: Cluster) -> Calibration:
+    from solver.calibration import fit
+
+    # How well rows are foretold that are left out takes longer than the fit, and offers wait.
+    return fit(rows, ModelProfile.loads(profile), machines, leave_one_out=False)

@@ -1,0 +1,116 @@
+"""One plain task: the fastest there is, and chosen only where nothing with parameter servers is faster."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+
+from dike.exceptions import InfeasibleError
+from dike.profile import Api, ModelProfile
+from solver import Cluster, NodeClass, Plan, PlanRequest, make_plan, smallest_job
+from solver.plain import can_be_plain, fastest_plain
+from solver.planner import scenario_of
+from solver.resources import CPU_STEP, WorkerShape
+from solver.search.option_search import TIE
+from solver.settings import PlanSettings
+from solver.units import GIB
+from tests.properties import examples
+from tests.solver.solver_cases import MB, digits, k80, profile
+from tests.solver.test_plan import clusters, models
+
+
+@examples(60)
+@given(models, clusters)
+def test_no_machine_and_no_number_of_cpus_is_faster(model: ModelProfile, machines: Cluster) -> None:
+    scenario = scenario_of(PlanRequest(model, machines))
+    found = fastest_plain(scenario, None)
+    speeds = []
+    for kind in scenario.kinds:
+        for gpus in (0, 1) if kind.gpus else (0,):
+            for cpus in {kind.cpus, *(CPU_STEP * count for count in range(1, int(kind.cpus / CPU_STEP) + 1))}:
+                shape = WorkerShape(gpus, cpus)
+                model_of = scenario.model(shape)
+                fits = kind.room_for(scenario.sizes.plain(shape)) > 0 and (not gpus or model_of.fits_gpu(kind))
+                if fits and can_be_plain(model, scenario.hardware):
+                    compute_s, input_s = model_of.compute_s(kind), model_of.input_s
+                    own_s = scenario.hardware.apis[model.api].plain_s
+                    assert own_s is not None
+                    work_s = max(compute_s, input_s) if gpus else compute_s + input_s
+                    speeds.append(model.batch_size / (work_s + own_s))
+    if not speeds:
+        assert found is None
+        return
+    assert found is not None
+    assert max(speeds) * (1 - TIE) <= found.samples_per_s <= max(speeds) * (1 + 1e-9)
+    kind = next(kind for kind in scenario.kinds if found.node in kind.names)
+    assert kind.room_for(found.resources) > 0
+
+
+@examples(40)
+@given(models, clusters)
+def test_a_plan_is_never_slower_than_one_plain_task(model: ModelProfile, machines: Cluster) -> None:
+    request = PlanRequest(model, machines, plain=None, time_limit_s=5.0)
+    alone = fastest_plain(scenario_of(request), None)
+    try:
+        plan = make_plan(request)
+    except InfeasibleError:
+        assert alone is None
+        return
+    if alone is not None:
+        assert plan.samples_per_s >= alone.samples_per_s * (1 - TIE)
+    assert plan.is_plain or all(not task.is_plain for task in plan.tasks)
+    assert Plan.loads(plan.dumps()) == plan
+
+
+def test_it_wins_on_one_machine_and_says_what_the_others_would_reach() -> None:
+    cluster = Cluster((NodeClass(name="here", cpus=2, mem_bytes=8 * GIB),))
+    plan = PlanSettings().request(digits(), cluster)
+    found = make_plan(plan)
+    assert (found.option.workers, found.option.ps, found.variables) == (1, 0, {})
+    assert found.optimal
+    assert "as python runs it" in found.why[0]
+    assert "--min-workers" in found.why[0]
+    assert found.alternatives
+    assert all(other.relative < 1 for other in found.alternatives)
+    distributed = make_plan(PlanSettings().request(digits(), cluster, min_workers=1))
+    assert distributed.option.ps == 1
+    assert not any("plain task" in sentence for sentence in distributed.why)
+
+
+def test_many_gpus_win_against_it() -> None:
+    plan = make_plan(PlanSettings().request(profile([100 * MB], flops=8e9), k80()))
+    assert plan.option.ps > 0
+    assert any("One plain task without parameter servers would reach" in sentence for sentence in plan.why)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"objective": "traffic"}, {"rules": "all"}], ids=["the paper's objective", "the paper's rules"]
+)
+def test_the_papers_own_options_have_parameter_servers(changes: dict[str, str]) -> None:
+    cluster = Cluster((NodeClass(name="here", cpus=2, mem_bytes=8 * GIB),))
+    settings = dataclasses.replace(PlanSettings(), **changes)  # type: ignore[arg-type]
+    assert not make_plan(settings.request(digits(), cluster)).is_plain
+
+
+@pytest.mark.parametrize("changes", [{"synchronous": True}, {"api": Api.COORDINATOR}, {"api": Api.TF_KERAS}])
+def test_a_script_that_asks_for_a_cluster_gets_one(changes: dict[str, object]) -> None:
+    cluster = Cluster((NodeClass(name="here", cpus=2, mem_bytes=8 * GIB),))
+    model = dataclasses.replace(digits(), **changes)  # type: ignore[arg-type]
+    assert not make_plan(PlanSettings().request(model, cluster)).is_plain
+    with pytest.raises(InfeasibleError, match="trains on a cluster only"):
+        make_plan(PlanRequest(model, cluster, plain=True))
+
+
+def test_what_it_lacks_is_named() -> None:
+    cluster = Cluster((NodeClass(name="here", cpus=2, mem_bytes=GIB // 4),))
+    with pytest.raises(InfeasibleError, match=r"The job's only task needs .* \('here'\)"):
+        make_plan(PlanRequest(digits(), cluster, plain=True))
+
+
+def test_the_smallest_job_is_one_task_where_that_is_enough() -> None:
+    cluster = Cluster((NodeClass(name="here", cpus=2, mem_bytes=8 * GIB),))
+    assert [name for name, _ in smallest_job(PlanSettings().request(digits(), cluster))] == ["task"]
+    roles = [name for name, _ in smallest_job(PlanSettings().request(digits(), cluster, min_workers=1))]
+    assert "parameter server" in roles

@@ -1,0 +1,137 @@
+"""One plain task on a real Mesos with real TensorFlow: what `python` computes, also when it is killed on the way."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from framework.embedded.agents import AgentSpec
+from framework.embedded.cluster import EmbeddedCluster
+from tests.running import TIMEOUT_S, Running, run_dike
+from tests.task_processes import roles
+
+pytestmark = [pytest.mark.mesos, pytest.mark.tensorflow, pytest.mark.timeout(600)]
+
+AGENT = AgentSpec(resources="cpus:2;mem:6144;disk:4096")
+# Each takes its time until there is a file: then it has been killed.
+KERAS = """
+import os, sys, time
+import executor
+import keras
+import numpy as np
+
+keras.utils.set_random_seed(7)
+
+class Pace(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if not os.path.exists(sys.argv[1]):
+            time.sleep(0.2)
+
+x = np.random.default_rng(0).random((320, 8), 'f')
+model = keras.Sequential([keras.layers.Dense(8, 'relu'), keras.layers.Dropout(0.2), keras.layers.Dense(1)])
+model.compile('adam', 'mse')
+epochs = int(sys.argv[2]) if len(sys.argv) > 2 else 6
+history = model.fit(x, x.sum(1), epochs=epochs, batch_size=16, verbose=0, callbacks=[Pace()])
+assert 'TF_CONFIG' not in os.environ
+assert executor.IS_MINE
+print('losses', [float(loss).hex() for loss in history.history['loss']], flush=True)
+"""
+SESSION = """
+import os, sys, time
+import executor
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+tf.disable_v2_behavior()
+tf.set_random_seed(7)
+data = np.random.RandomState(0).rand(256, 8).astype('f')
+x = tf.placeholder(tf.float32, [None, 8])
+w = tf.get_variable('w', [8, 1])
+loss = tf.reduce_mean(tf.square(tf.matmul(x, w) - 1.0))
+step = tf.train.get_or_create_global_step()
+train = tf.train.AdamOptimizer(0.01).minimize(loss, global_step=step)
+with tf.train.MonitoredTrainingSession(hooks=[tf.train.StopAtStepHook(last_step=120)]) as session:
+    while not session.should_stop():
+        value, now, _ = session.run([loss, step, train], {x: data[:32]})
+        if not os.path.exists(sys.argv[1]):
+            time.sleep(0.2)
+assert executor.IS_MINE
+print('losses', float(value).hex(), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def mesos() -> Iterator[EmbeddedCluster]:
+    with EmbeddedCluster([AGENT]) as cluster:
+        cluster.wait_for_agents(60)
+        yield cluster
+
+
+@pytest.fixture(autouse=True)
+def runs_end() -> Iterator[None]:
+    yield
+    Running.end_all()
+
+
+def project(folder: Path, program: str) -> Path:
+    """The script, in a folder that has a module named as one of our packages."""
+    (folder / "src").mkdir()
+    (folder / "src" / "executor.py").write_text("IS_MINE = True")
+    script = folder / "src" / "train.py"
+    script.write_text(program)
+    return script
+
+
+@pytest.mark.parametrize(("program", "model"), [(KERAS, "model.keras"), (SESSION, "model")], ids=["keras", "session"])
+def test_a_killed_plain_task_computes_what_python_computes(
+    program: str, model: str, mesos: EmbeddedCluster, tmp_path: Path
+) -> None:
+    script, go = project(tmp_path, program), tmp_path / "go"
+    options = ("--master", mesos.master, "--checkpoint-dir", "checkpoints", "--checkpoint-interval", "1")
+    run = Running(tmp_path, "run", "--format", "json", *options, script, go)
+    run.wait_for(lambda: list((tmp_path / "checkpoints").glob("run-0-step-*/dike-trial.json")), "a checkpoint")
+    (process,) = roles(mesos).values()
+    process.kill()
+    run.wait_for_text("dike: restored '")
+    go.touch()
+    result = run.result()
+    assert (result["restarts"], result["plan"]["option"]["ps"]) == (1, 0)
+    (task,) = result["plan"]["tasks"]
+    assert (task["role"], task["is_plain"]) == ("worker", True)
+    bare = subprocess.run(
+        [sys.executable, script, go], capture_output=True, text=True, timeout=TIMEOUT_S, check=True, cwd=tmp_path
+    )
+    losses = re.findall(r"^losses .*", bare.stdout, re.MULTILINE)
+    assert len(losses) == 1
+    assert re.findall(r"^losses .*", run.log, re.MULTILINE) == losses
+    exported = run_dike("export", "checkpoints", "-o", model, cwd=tmp_path)
+    assert exported.returncode == 0, exported.stderr
+    assert (tmp_path / model).exists()
+    if program is KERAS:
+        longer = Running(tmp_path, "run", "--format", "json", *options, script, go, "7")
+        assert longer.result()["steps"] == 7 * 20
+        more = re.findall(r"'-?0x[^']*'", re.findall(r"^losses .*", longer.log, re.MULTILINE)[0])
+        assert (len(more), more[:6]) == (7, re.findall(r"'-?0x[^']*'", losses[0]))
+    # What it has left cannot be gone on from with parameter servers.
+    refused = run_dike("run", "--min-workers", "1", *options, script, go, cwd=tmp_path)
+    assert refused.returncode == 1
+    assert "are of one plain task; leave out --min-workers, or name another folder" in refused.stderr
+
+
+def test_a_job_goes_on_with_the_parameter_servers_that_it_has_begun_with(
+    mesos: EmbeddedCluster, tmp_path: Path
+) -> None:
+    script, go = project(tmp_path, SESSION), tmp_path / "go"
+    go.touch()
+    options = ("--master", mesos.master, "--checkpoint-dir", "checkpoints")
+    first = run_dike("run", "--min-workers", "1", "--max-workers", "1", *options, script, go, cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    run = Running(tmp_path, "run", "--format", "json", *options, script, go)
+    result = run.result()
+    assert "are of a job with parameter servers; planning again" in run.log
+    assert (result["restarts"], result["plan"]["option"]["ps"] > 0) == (0, True)

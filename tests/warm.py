@@ -1,0 +1,179 @@
+"""Python processes that have made their imports: forks of a process that has what `dike` and its services import.
+
+`Warm` is `subprocess.Popen` for a command `[sys.executable, "-m", MODULE, ...]`. MODULE runs as in a Python of its own,
+but a second of processor time earlier. What is imported when is the matter of `tests/cli/test_start.py`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import gc
+import importlib
+import json
+import os
+import re
+import runpy
+import select
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+MODULES = (
+    *(f"framework.cli.{name}" for name in ("run", "search_view", "serve", "trials", "tune")),
+    "framework.project.profiling",
+    "framework.search.run",
+    "framework.service.serve",
+    "framework.training.run",
+)
+REQUEST_BYTES = 1 << 17
+_FOR_FORKS = re.compile(r"(DIKE|PYTEST)_\w+|XDG_CONFIG_HOME")
+"""Variables that no module reads as it is imported."""
+_FOR_IMPORTS = re.compile(r"PYTHON\w+|LD_\w+|TMPDIR|LANG|LC_\w+|TZ|COLUMNS|\w*(COLOR|TERM|TYPER)\w*")
+"""Variables that one may read, or Python itself; what others are set meanwhile is for forks alone."""
+_ENVIRONMENT = {name: value for name, value in os.environ.items() if not _FOR_FORKS.fullmatch(name)}
+"""As the tests begin: what they change later is for the processes that they start."""
+_asking = threading.Lock()
+
+
+class Warm(subprocess.Popen[Any]):
+    """See the module. In an environment that imports may depend on, it is a Python of its own all the same."""
+
+    _status: int | None = None
+
+    # Signatures as in CPython 3.11 to 3.14.
+
+    def _execute_child(
+        self,
+        args: Any,
+        executable: Any,
+        preexec_fn: Any,
+        close_fds: Any,
+        pass_fds: Any,
+        cwd: Any,
+        env: Mapping[str, str] | None,
+        startupinfo: Any,
+        creationflags: Any,
+        shell: Any,
+        *others: Any,
+    ) -> None:
+        environment = dict(os.environ if env is None else env)
+        if list(args[:2]) != [sys.executable, "-m"] or not _imports_alike(environment):
+            before = (executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell)
+            super()._execute_child(args, *before, *others)  # type: ignore[misc]
+            return
+        sys.audit("subprocess.Popen", args[0], args, cwd, env)
+        pipes = others[:6]
+        streams = [end if end != -1 else standard for standard, end in enumerate((pipes[0], pipes[3], pipes[5]))]
+        request = {"argv": args[2:], "folder": os.fspath(cwd or os.getcwd()), "environment": environment}
+        self._status, theirs = os.pipe()
+        with _asking:
+            socket.send_fds(_server(), [json.dumps(request).encode()], [*streams, theirs])
+            self.pid = int(_server().recv(32))
+        os.close(theirs)
+        self._child_created = True
+        self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+
+    def _try_wait(self, wait_flags: int) -> tuple[int, int]:
+        if self._status is None:
+            return super()._try_wait(wait_flags)  # type: ignore[misc, no-any-return]
+        if wait_flags & os.WNOHANG and not select.select([self._status], [], [], 0)[0]:
+            return 0, 0
+        return self.pid, int(os.read(self._status, 32))
+
+    def _internal_poll(self, *others: Any, **named: Any) -> Any:
+        return super()._internal_poll(*others, _waitpid=lambda _, flags: self._try_wait(flags), **named)  # type: ignore[misc]
+
+    def _handle_exitstatus(self, *others: Any) -> None:
+        super()._handle_exitstatus(*others)  # type: ignore[misc]
+        if self._status is not None:
+            os.close(self._status)
+            self._status = None
+
+
+def run(command: list[str], timeout: float, **options: Any) -> subprocess.CompletedProcess[str]:
+    """As `subprocess.run` of a command, whose output is captured as text."""
+    with Warm(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+
+def _imports_alike(environment: Mapping[str, str]) -> bool:
+    names = {*_ENVIRONMENT, *filter(_FOR_IMPORTS.fullmatch, environment)}
+    return all(environment.get(name) == _ENVIRONMENT.get(name) for name in names)
+
+
+@functools.cache
+def _server() -> socket.socket:
+    """Starts the process that forks; answers each request with a process id."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.warm", str(theirs.fileno())],
+            cwd=Path(__file__).parents[1],
+            env=_ENVIRONMENT,
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+        )
+    atexit.register(process.wait)
+    atexit.register(process.kill)
+    return ours
+
+
+def _serve(connection: socket.socket) -> list[str] | None:
+    """Forks until the other end is closed; in a fork, returns what that is to run: a module and its arguments."""
+    running: dict[int, tuple[int, int]] = {}
+    while True:
+        readable, _, _ = select.select([connection, *running], [], [])
+        for ended in running.keys() & set(readable):
+            pid, status = running.pop(ended)
+            os.close(ended)
+            with contextlib.suppress(BrokenPipeError):  # nobody wants to know
+                os.write(status, str(os.waitpid(pid, 0)[1]).encode())
+            os.close(status)
+        if connection not in readable:
+            continue
+        data, descriptors, _, _ = socket.recv_fds(connection, REQUEST_BYTES, 4)
+        if not data:
+            return None
+        *streams, status = descriptors
+        pid = os.fork()
+        if not pid:
+            for inherited in (connection.detach(), status, *running, *(known for _, known in running.values())):
+                os.close(inherited)
+            for standard, stream in enumerate(streams):
+                os.dup2(stream, standard)
+                os.close(stream)
+            request = json.loads(data)
+            os.environ.clear()
+            os.environ.update(request["environment"])
+            os.chdir(request["folder"])
+            sys.path[0] = os.getcwd()
+            return list(request["argv"])
+        connection.send(str(pid).encode())
+        for stream in streams:
+            os.close(stream)
+        running[os.pidfd_open(pid)] = pid, status
+
+
+def _main() -> None:
+    for name in MODULES:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    if argv := _serve(socket.socket(fileno=int(sys.argv[1]))):
+        sys.argv[1:] = argv[1:]
+        runpy.run_module(argv[0], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    _main()
