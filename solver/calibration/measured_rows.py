@@ -158,8 +158,8 @@ def _check_machines(measurement: Measurement, scenario: Scenario) -> None:
 
 def _shards(measurement: Measurement, scenario: Scenario) -> Shards:
     profile, count = scenario.profile, len(measurement.assignment.ps)
+    most = max(1, len(profile.variables))
     if measurement.shard_bytes is None:
-        most = max(1, len(profile.variables))
         if count > most:
             raise BadInputError(
                 f"{measurement.where}: {count} parameter servers are too many for '{profile.name}'; its variables "
@@ -172,4 +172,6 @@ def _shards(measurement: Measurement, scenario: Scenario) -> Shards:
             f"{measurement.where}: the plan is of another model: its variables take {format_bytes(held)}, those of "
             f"'{profile.name}' {format_bytes(expected)}."
         )
+    if count <= most and scenario.shards(count).sizes == measurement.shard_bytes:
+        return scenario.shards(count)
     return Shards(measurement.shard_bytes, {})

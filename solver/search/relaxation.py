@@ -63,12 +63,13 @@ HALVINGS = 20
 CLOSE = 1e-9
 ENOUGH = 0.005
 """Cases that are faster by no more than this share are not looked at."""
+NARROWINGS = 3
 INTERVALS = 24
 """Ranges of workers' work to begin with."""
 COARSE = 1.3
 LEAP = 1.5
 HOPELESS = 1e-3
-IDLE = 0.001
+IDLE = 0.002
 """Workers that bring less than this share of the speed are left out."""
 MANY_WORKERS = 1000
 SPARE = 3.0
@@ -132,6 +133,7 @@ class _Arrays:
     def __init__(self, space: WideSpace, rows: Sequence[_Row], shards: Shards, *, optimistic: bool) -> None:
         sizes, kinds = space.scenario.sizes, space.scenario.kinds
         self.rows, self.total = rows, float(shards.total)
+        self.largest = float(shards.sizes[0]) if optimistic else 0.0
         self.counts = np.array([row.count for row in rows])
         rest = shards.sizes[1:] if any(row.largest for row in rows) else shards.sizes
         self.ps = len(rest)
@@ -533,6 +535,8 @@ class WideSpace:
     def _within(self, arrays: _Arrays, room: Ints, network_s: float, fewest: int, most: int) -> _Found | None:
         """The most samples of a step with no card busy for longer."""
         half, low, high = network_s * arrays.cards / 2, arrays.ends[0], arrays.ends[-1]
+        if arrays.largest and not _has_place(arrays, room, half[:, 0, 0], fewest):
+            return None
         with np.errstate(divide="ignore", invalid="ignore"):
             receive = np.where(high < arrays.total, half / (arrays.total - high), np.inf)
             inside = np.where(low > 0, network_s * self.within_bytes_per_s / (2 * low), np.inf)
@@ -714,8 +718,13 @@ class _Search:
             if found is None:
                 heapq.heappush(heap, (-goal, next(self._order), replace(case, below=0.0)))
                 continue
-            self._try(case, found, goal, above)
             parts = list(case.parts())
+            # A slow goal leaves room for most workers, a fast one for those that are not in each other's way.
+            if parts:
+                if not self.speed:
+                    self._try(case, found, goal, above)
+                found, goal, above = self._narrowed(case, found, max(goal, self.speed), above)
+            self._try(case, found, goal, above)
             for part in parts:
                 heapq.heappush(heap, (-min(above, self._first_bound(part)), next(self._order), part))
             if not parts:
@@ -723,6 +732,19 @@ class _Search:
                     self.bound = max(self.bound, above)
                 else:
                     heapq.heappush(heap, (-above, next(self._order), replace(case, below=goal)))
+
+    def _narrowed(self, case: _Case, found: _Found, goal: float, above: float) -> tuple[_Found, float, float]:
+        """Raises what is reached and lowers what is not: the parts of the case begin with that."""
+        for _ in range(NARROWINGS):
+            if above <= goal * (1 + ENOUGH):
+                break
+            middle = math.sqrt(goal * above)
+            faster = self._reached(case, middle)
+            if faster is None:
+                above = middle
+            else:
+                found, goal = faster, middle
+        return found, goal, above
 
     def _goal(self, above: float, case: _Case) -> float:
         """A speed between what is reached and what is not."""
@@ -742,6 +764,8 @@ class _Search:
         if most < least:
             return
         self._works = np.unique(np.round(one.work[(one.room > 0) & np.isfinite(one.work)], 9))
+        if not len(self._works):
+            return
         chunks = np.array_split(np.arange(len(self._works)), min(INTERVALS, len(self._works)))
         # Of equal bounds those with more ps come first: their CPUs are the last to limit the speed.
         for ps in reversed(self._space.ps_counts()):
@@ -760,14 +784,19 @@ class _Search:
         return self._optimistic[ps]
 
     def _first_bound(self, case: _Case) -> float:
-        """With the cards of all machines together as one, for the bytes that no placement keeps on a machine."""
+        """With the cards of all machines together as one, and the largest shard on the fastest of them.
+
+        Only the bytes of workers elsewhere count.
+        """
         arrays, model = self._arrays(1), self._space.model
         if not self._scenario.profile.synchronous:
             steps = model.shared(self._loads[case.ps]).most_steps
             return min(steps * float(arrays.samples.max()), self._most_rate)
         first, last = case.workers
-        remote = arrays.total * max(0, first - int(arrays.room.max()))
-        rest_s = 2 * remote / self._cards + model.update_s(self._loads[case.ps], first) + model.dispatch_s(first)
+        elsewhere = max(0, first - int(arrays.room.max()))
+        largest = self._scenario.shards(case.ps).sizes[0]
+        network_s = 2 * elsewhere * max(arrays.total / self._cards, largest / float(arrays.cards.max()))
+        rest_s = network_s + model.update_s(self._loads[case.ps], first) + model.dispatch_s(first)
         work_s = float(self._works[case.works[0]])
         round_s = max(work_s, rest_s) if model.overlap else work_s + rest_s
         return min(last * float(arrays.samples.max()), self._most_samples(case.works[1])) / round_s
@@ -832,13 +861,13 @@ class _Search:
             return
         self._seen.add(key)
         for real in self._real_arrays(case.ps):
-            for found in self._real_states(key, real, goal, promise.at):
+            for found in self._real_states(key, real, goal, above, promise.at):
                 self._rate(key, real, found)
                 if self.speed * (1 + ENOUGH) >= above:
                     return
 
     def _real_states(
-        self, key: tuple[int, float, int], arrays: _Arrays, goal: float, at: tuple[float, float]
+        self, key: tuple[int, float, int], arrays: _Arrays, goal: float, above: float, at: tuple[float, float]
     ) -> Iterator[_Found]:
         space = self._space
         ps, work_s, workers = key
@@ -854,6 +883,18 @@ class _Search:
                         speeds = [self.speed]
                     elif speeds:
                         break
+            if arrays.counts.sum() <= FEW_MACHINES:
+                return
+            # Shards are not of the mean size, and with many machines local search does not mend it: what is fastest
+            # by the mean size spreads them most evenly.
+            best, low, high = None, max(goal, self.speed), above
+            for _ in range(NARROWINGS):
+                speed = math.sqrt(low * high)
+                self.effort += 2 * arrays.effort
+                found = space.reached(arrays, self._loads[ps], speed, work_s, work_s, (workers, workers))
+                best, low, high = (best, low, speed) if found is None else (found, speed, high)
+            if best is not None:
+                yield best
             return
         rates = arrays.rates(space.within_bytes_per_s)
         most_steps = space.model.shared(self._loads[ps]).most_steps
@@ -939,6 +980,23 @@ class _Search:
             assignment, worth = better, evaluate(self._scenario, shape, shards, better)
         if worth.samples_per_s > self.speed:
             self.speed, self.found = worth.samples_per_s, Wide(shape, shards, assignment, worth)
+
+
+def _has_place(arrays: _Arrays, room: Ints, half: Floats, fewest: int) -> bool:
+    """Whether machines can send all shards, the largest from one of them, to the workers elsewhere; synchronous.
+
+    Args:
+        arrays: the machines, as the optimistic reading has them.
+        room: most workers, rows x ps x choices.
+        half: bytes that a machine of each row sends in a step, at most.
+        fewest: workers of the job, at least.
+    """
+    has_ps = arrays.fits[:, 1:].any(axis=1)
+    near = np.where(arrays.fits[:, 1:, None], room[:, 1:], 0).max(axis=(1, 2), initial=0)
+    far = np.maximum(0, fewest - near)
+    with np.errstate(divide="ignore"):
+        most = np.where(has_ps, np.where(far > 0, half / far, np.inf), 0.0) * (1 + CLOSE)
+    return bool((most >= arrays.largest).any() and arrays.counts @ np.minimum(most, arrays.total) >= arrays.total)
 
 
 def _amounts(task: TaskResources) -> tuple[int, int, int, int]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dike.exceptions import InfeasibleError
 from dike.profile import Api, ModelProfile
-from solver import Cluster, NodeClass, PlanRequest, make_plan
+from solver import Cluster, NodeClass, Objective, PlanRequest, make_plan
 from solver.options import PAPER, default_rules
 from solver.placement.fastest import calmest_placement, can_reach, fastest_placement
 from solver.resources import WorkerShape
@@ -147,9 +147,12 @@ def test_the_calmest_placement_has_the_least_traffic_of_all(
         assert case.bounds.traffic_bytes[workers - 1] <= expected * (1 + 1e-12)
 
 
-def _all_results(model: ModelProfile, cluster: Cluster, objective: str = "throughput") -> list[brute_force.Result]:
+def _all_results(
+    model: ModelProfile, cluster: Cluster, objective: Objective = "throughput"
+) -> list[brute_force.Result]:
     results = []
-    for entry in option_space(model, cluster, default_rules(objective)).ranges:
+    rules = PAPER if objective == "throughput" else default_rules(objective)
+    for entry in option_space(model, cluster, rules).ranges:
         for shape in entry.shapes:
             for workers in range(entry.min_workers, entry.max_workers + 1):
                 for ps in range(1, entry.max_ps + 1):
