@@ -14,10 +14,10 @@ from dike.profile import Api, ModelProfile
 from dike.profiling.keras_profile import keras_profile
 from framework.project.profiling import load_profile
 from solver import Cluster, NodeClass, PlanRequest
-from solver.baselines import compare
 from solver.baselines.iterative import exhaust
 from solver.baselines.setting import Setting
 from solver.choices import METHODS
+from solver.comparison import compare
 from solver.drawing.figure_files import new_figure, save_figure
 from solver.evaluation import evaluate
 from solver.units import GIB

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from solver.choices import Objective
     from solver.cluster import Cluster, NodeClass
     from solver.plan import Alternative, Option, OptionCounts, Plan, PlannedTask
-    from solver.planner import PlanRequest, make_plan, smallest_job
+    from solver.planner import make_plan, smallest_job
+    from solver.request import PlanRequest
     from solver.resources import TaskResources
     from solver.step_time import StepTime
 
@@ -36,7 +37,8 @@ _MODULES = {
     "solver.choices": ("Objective",),
     "solver.cluster": ("Cluster", "NodeClass"),
     "solver.plan": ("Alternative", "Option", "OptionCounts", "Plan", "PlannedTask"),
-    "solver.planner": ("PlanRequest", "make_plan", "smallest_job"),
+    "solver.planner": ("make_plan", "smallest_job"),
+    "solver.request": ("PlanRequest",),
     "solver.resources": ("TaskResources",),
     "solver.step_time": ("StepTime",),
 }

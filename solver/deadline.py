@@ -16,7 +16,8 @@ from typing import Any
 
 from dike.exceptions import BadInputError, DikeError
 from solver.plan import Plan
-from solver.planner import PlanProgress, PlanRequest, make_plan
+from solver.planner import PlanProgress, make_plan
+from solver.request import PlanRequest
 
 START_S = 60.0
 """A child that has not come up by then never will."""

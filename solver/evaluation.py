@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from solver.async_rates import Machine, best_rates
 from solver.nodes import NodeKind
@@ -75,6 +76,12 @@ class _Layout:
     def nodes(self) -> AbstractSet[str]:
         return self.held.keys() | self.near.keys()
 
+    @cached_property
+    def unlike(self) -> list[tuple[str, WorkerShape]]:
+        """A machine for each GPU model and shape: others are as fast."""
+        found = {(self.kind_of[node].gpu_model, each): node for node, each in self.alike}
+        return [(node, each) for (_, each), node in found.items()]
+
 
 def evaluate(scenario: Scenario, shape: WorkerShape, shards: Shards, assignment: Assignment) -> Evaluation:
     """Predicts what a placement reaches (docs/solver.md, 'Step time').
@@ -102,7 +109,7 @@ def evaluate(scenario: Scenario, shape: WorkerShape, shards: Shards, assignment:
     else:
         rounds = _asynchronous(scenario, model, shards, layout)
     step_time = StepTime(
-        compute=max(layout.models[each].compute_s(layout.kind_of[node]) for node, each in layout.alike),
+        compute=max(layout.models[each].compute_s(layout.kind_of[node]) for node, each in layout.unlike),
         input=max(layout.models[each].input_s for each in set(shapes)),
         latency=model.latency_s,
         transfer=rounds.transfer_s,
@@ -126,7 +133,7 @@ def _synchronous(
     )
     rack_of = {node: layout.kind_of[node].rack for node in layout.nodes}
     network_s = max(network_s, uplink_s(scenario.cluster, assignment, shards.sizes, rack_of))
-    cycle_s = max(layout.work_s(node, each) for node, each in layout.alike)
+    cycle_s = max(layout.work_s(node, each) for node, each in layout.unlike)
     total_s = model.round_s(cycle_s, network_s, model.load(shards), count)
     samples = sum(layout.models[each].samples_per_step * here for (_, each), here in layout.alike.items())
     return _Rounds(cycle_s, network_s, 0.0, total_s, samples / total_s)

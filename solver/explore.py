@@ -11,7 +11,8 @@ from dike.exceptions import BadInputError
 from solver.choices import RULES
 from solver.options import default_rules
 from solver.plan import Plan
-from solver.planner import DEFAULT_TIME_LIMIT_S, PlanRequest, check_request, make_plan
+from solver.planner import DEFAULT_TIME_LIMIT_S, make_plan
+from solver.request import PlanRequest, check_request
 
 
 @dataclass(frozen=True)

@@ -106,8 +106,12 @@ class Hardware:
         return self._find(model) or self.unknown_gpu
 
     def _find(self, model: str | None) -> Gpu | None:
-        words = re.split(r"[^a-z0-9]+", (model or "").lower())
-        return next((self.gpus[word] for word in words if word in self.gpus), None)
+        return next((self.gpus[word] for word in _words(model or "") if word in self.gpus), None)
+
+
+@functools.lru_cache(1000)
+def _words(model: str) -> list[str]:
+    return re.split(r"[^a-z0-9]+", model.lower())
 
 
 @functools.cache

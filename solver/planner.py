@@ -9,71 +9,36 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dike.exceptions import BadInputError, InfeasibleError
-from dike.profile import ModelProfile
-from solver.choices import Objective, Sharding
-from solver.cluster import Cluster
-from solver.costs import UniformCosts
+from dike.exceptions import InfeasibleError
+from solver.baselines.incumbents import incumbents
 from solver.evaluation import evaluate, planned_tasks
-from solver.hardware import Hardware, known_hardware
+from solver.hardware import Hardware
 from solver.nodes import NodeKind
-from solver.options import OptionSpace, Pruning, check_rules, default_rules, prune, raw_space
+from solver.options import OptionSpace, Pruning, default_rules, prune, raw_space
 from solver.plain import NONE, PlainOption, can_be_plain, fastest_plain
 from solver.plan import Alternative, Option, OptionCounts, Plan
 from solver.reasons import count_of, guesses, reasons
+from solver.request import PlanRequest, check_request, scenario_of
 from solver.resources import CPU_STEP, TaskResources, TaskSizes, WorkerShape
 from solver.scenario import Scenario
 from solver.search.candidates import Candidate
 from solver.search.option_search import ALTERNATIVES, TIE, OptionSearch, SearchResult
 from solver.search.placer import Solved
 from solver.search.relaxation import Wide, WideSpace
-from solver.shards import DEFAULT_SHARDING, useful_ps_count
+from solver.shards import useful_ps_count
 from solver.shortage import shortage, shortage_of, smallest_tasks
 
 if TYPE_CHECKING:
-    from solver.calibration import Calibration
+    pass
 
 DEFAULT_TIME_LIMIT_S = 60.0
 GAP_TOLERANCE = 1e-6
-MANY_MACHINES = 1000
+MANY_KINDS = 500
 """With more the whole is searched first: where it is far faster than the rules allow, their part need not be."""
 _ALIKE = frozenset({"identical_workers", "task_counts"})
 """Rules with which placements are simple."""
 _WHOLE = frozenset({"cpu_gpu_ratio"})
 """The only rule with which every placement is searched by relaxation."""
-
-
-@dataclass(frozen=True)
-class PlanRequest:
-    """What to plan.
-
-    Attributes:
-        profile: the model.
-        cluster: the machines.
-        objective: `throughput` for the shortest step, `traffic` for the least of the paper's Eq. 1 alone.
-        max_workers: at most so many workers.
-        time_limit_s: stop improving after so long; the first placement found is always finished.
-        max_gpus_per_worker: most GPUs one worker can use; a script without its own `MirroredStrategy` uses one.
-        rules: names of the pruning rules that apply (`solver.options.RULES`); None for the objective's default.
-        sharding: how the variables are dealt out to the parameter servers.
-        calibration: what measurements say of the speeds; None for the table's.
-        min_workers: at least so many workers.
-        plain: whether the job is one plain task without parameter servers; None: whichever is faster.
-        notes: sentences for the user about the request, for the plan's reasons.
-    """
-
-    profile: ModelProfile
-    cluster: Cluster
-    objective: Objective = "throughput"
-    max_workers: int | None = None
-    time_limit_s: float | None = None
-    max_gpus_per_worker: int | None = None
-    rules: frozenset[str] | None = None
-    sharding: Sharding = DEFAULT_SHARDING
-    calibration: Calibration | None = None
-    min_workers: int = 1
-    plain: bool | None = False
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -170,34 +135,6 @@ def _space_of_shapes(raw: OptionSpace, prunings: Sequence[Pruning]) -> OptionSpa
     return tried[-1] if tried else raw
 
 
-def check_request(request: PlanRequest) -> None:
-    """Raises `BadInputError` if the request makes no sense."""
-    if request.objective not in ("throughput", "traffic"):
-        raise BadInputError(f"'{request.objective}' is not an objective; say throughput or traffic.")
-    for name in ("min_workers", "max_workers", "max_gpus_per_worker"):
-        limit = getattr(request, name)
-        if limit is not None and limit < 1:
-            raise BadInputError(f"'{name}' is {limit}; it must be at least 1.")
-    if request.max_workers is not None and request.max_workers < request.min_workers:
-        raise BadInputError(f"'min_workers' is {request.min_workers}; it must not be above 'max_workers'.")
-    limit_s = request.time_limit_s
-    if limit_s is not None and not 0 <= limit_s < math.inf:
-        raise BadInputError(f"'time_limit_s' is {limit_s:g}; it must be at least 0.")
-    rules = default_rules(request.objective) if request.rules is None else request.rules
-    check_rules(sorted(rules))
-    costs = request.cluster.costs()
-    if request.objective == "traffic" and "identical_workers" not in rules and not isinstance(costs, UniformCosts):
-        raise BadInputError("Where links differ in cost, least traffic needs the rule 'identical_workers'; keep it.")
-
-
-def scenario_of(request: PlanRequest) -> Scenario:
-    """The request's model on its cluster."""
-    hardware, cluster = known_hardware(), request.cluster
-    if request.calibration is not None:
-        hardware, cluster = request.calibration.apply(hardware, cluster)
-    return Scenario.of(request.profile, cluster, hardware, request.sharding)
-
-
 @dataclass(frozen=True)
 class _Attempt:
     """One search: all options, those that the rules leave, and what compares them."""
@@ -260,16 +197,17 @@ def _search_whole(
 ) -> tuple[_Attempt, SearchResult | None]:
     """The best of all placements: the one inside the paper's rules, unless another is faster by more than `TIE`."""
     space = WideSpace(scenario, whole.space)
+    starts = incumbents(request, scenario)
     wide, bound = None, math.inf
-    if sum(kind.count for kind in scenario.kinds) > MANY_MACHINES:
-        wide, bound = space.best(0.0, deadline)
+    if len(scenario.kinds) > MANY_KINDS:
+        wide, bound = space.best(0.0, deadline, starts)
     inside, found, known = None, None, 0.0
     if wide is None or _ceiling(request, scenario) >= wide.samples_per_s * (1 - TIE):
         inside, found = _search(request, scenario, rules | _ALIKE, deadline, _unproven(tell))
         assert inside.search is not None
         known = max((solved.samples_per_s for solved in inside.search.placed), default=0.0)
     if wide is None:
-        wide, bound = space.best(known, deadline)
+        wide, bound = space.best(known, deadline, starts)
     if wide is not None and (found is None or wide.samples_per_s * (1 - TIE) > found.best.samples_per_s):
         others = () if found is None else (found.best, *found.others)
         found = SearchResult(_solved(wide, bound), others, 1.0, 1 if found is None else found.placed + 1)

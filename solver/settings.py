@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from solver.calibration import Calibration, Measurement
     from solver.cluster import Cluster, NodeClass
     from solver.network import Network
-    from solver.planner import PlanRequest
+    from solver.request import PlanRequest
 
 TIME_LIMIT_S = 30.0
 """Unless somebody says more: where a job waits for its plan, so do the agents' offers."""
@@ -87,7 +87,7 @@ class PlanSettings:
             BadInputError: if there is no such rule, or a measurement is of a machine or a model that this is not.
         """
         from solver.options import parse_rules
-        from solver.planner import PlanRequest
+        from solver.request import PlanRequest
 
         calibration = None
         notes: list[str] = []

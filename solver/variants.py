@@ -11,8 +11,8 @@ from typing import Any
 from dike.exceptions import BadInputError
 from solver.changes import FIELDS, changed
 from solver.plan import Plan
-from solver.planner import PlanRequest
 from solver.reasons import guesses_in
+from solver.request import PlanRequest
 
 UNCHANGED = "as it is"
 _REQUEST_FIELDS = ("batch_size", "max_workers")

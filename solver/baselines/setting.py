@@ -12,7 +12,7 @@ from solver.capacity import Ints
 from solver.options import cpu_gpu_ratio, identical_workers, raw_space, without_spare_cpus
 from solver.placement.naming import Assignment
 from solver.placement.problem import hosts_workers
-from solver.planner import PlanRequest, check_request, scenario_of
+from solver.request import PlanRequest, check_request, scenario_of
 from solver.resources import TaskResources, WorkerShape
 from solver.scenario import Scenario
 from solver.shards import Shards
@@ -73,15 +73,19 @@ class Setting:
     shapes: tuple[WorkerShape, ...]
 
     @classmethod
-    def of(cls, request: PlanRequest) -> Setting:
+    def of(cls, request: PlanRequest, scenario: Scenario | None = None) -> Setting:
         """Derives the rest.
+
+        Args:
+            request: what was asked.
+            scenario: the request's, if it is known.
 
         Raises:
             BadInputError: if the request makes no sense.
             InfeasibleError: if no machine can hold a worker.
         """
         check_request(request)
-        scenario = scenario_of(request)
+        scenario = scenario or scenario_of(request)
         kinds, hardware, sizes = scenario.kinds, scenario.hardware, scenario.sizes
         space = identical_workers(raw_space(kinds, request.max_workers, request.max_gpus_per_worker)).space
         space = cpu_gpu_ratio(space, kinds, hardware, sizes).space

@@ -19,10 +19,11 @@ from solver.cli.tables import print_plan, print_profile
 from solver.cluster import Cluster
 from solver.deadline import OWN_SHARE, Observer, TimeOverError, call_within, plan_within
 from solver.plan import Plan
-from solver.planner import PlanRequest, make_plan
+from solver.planner import make_plan
+from solver.request import PlanRequest
 
 if TYPE_CHECKING:
-    from solver.baselines import Comparison, Row
+    from solver.comparison import Comparison, Row
     from solver.jobs import Job
 
 Result = TypeVar("Result")
@@ -78,8 +79,8 @@ class Answers:
 
     def comparison(self, request: PlanRequest) -> None:
         """All methods side by side."""
-        from solver.baselines import Comparison, Row, compare
         from solver.cli.comparison_tables import print_comparison
+        from solver.comparison import Comparison, Row, compare
 
         rows: list[Row] = []
         with PlanningStatus(console(stderr=True), "comparing methods"):
@@ -147,7 +148,7 @@ class Answers:
 def _plan(method: str, request: PlanRequest, on_progress: Observer) -> Plan:
     if method == "dike":
         return make_plan(request, on_progress)
-    from solver.baselines import plan_with
+    from solver.methods import plan_with
 
     return plan_with(method, request, on_progress)
 
@@ -157,6 +158,6 @@ def _call(function: Callable[..., Result], arguments: Sequence[Any], on_progress
 
 
 def _compare(request: PlanRequest, on_row: Callable[[Row], None]) -> Comparison:
-    from solver.baselines import compare
+    from solver.comparison import compare
 
     return compare(request, on_row=on_row)

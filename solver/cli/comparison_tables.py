@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from solver.baselines import Comparison
 from solver.choices import METHODS, RULES
 from solver.cli.output import new_table
 from solver.cli.tables import print_plan
+from solver.comparison import Comparison
 from solver.explore import Exploration
 from solver.plan import Plan
 from solver.units import format_bytes

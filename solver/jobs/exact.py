@@ -9,7 +9,8 @@ from solver.cluster import Cluster, NodeClass
 from solver.jobs.free_capacity import FreeCapacity
 from solver.jobs.job import Job
 from solver.plan import Plan
-from solver.planner import PlanRequest, make_plan
+from solver.planner import make_plan
+from solver.request import PlanRequest
 from solver.units import BYTES_PER_S_PER_GBPS, MIB
 
 MOST_JOBS = 20

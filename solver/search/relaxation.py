@@ -31,6 +31,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,6 +81,8 @@ STEP = 1.03
 """Steps per second closer than that are one case."""
 EFFORT = 2500.0
 """Relaxed problems of a few machines that are solved, at most."""
+WORKERS_A_PROBLEM = 200
+"""As many workers are placed and rated in the time of one."""
 SKY = 1e12
 NOTHING = TaskResources(1e-3, 0, 0)
 
@@ -105,16 +108,17 @@ class Wide:
         return self.worth.samples_per_s
 
 
-@dataclass(frozen=True)
-class Bench:
-    """One machine's tasks."""
+class Start(Protocol):
+    """A placement to begin with: what each worker gets, what each ps holds, and the machine of every task."""
 
-    kind: int
-    ps: int
-    shape: WorkerShape | None
-    workers: int
-    has_chief: bool = False
-    has_largest: bool = False
+    @property
+    def shape(self) -> WorkerShape: ...
+
+    @property
+    def shards(self) -> Shards: ...
+
+    @property
+    def assignment(self) -> Assignment: ...
 
 
 @dataclass(frozen=True)
@@ -292,26 +296,29 @@ def _allocate(arrays: _Arrays, value: Floats, workers: Floats, limit: float) -> 
         None if the ps do not fit.
     """
     total, numbers = _best_numbers(arrays, value.max(axis=2))
-    if numbers is None:
+    if numbers is None or not math.isfinite(total):
         return None
     found, bound = _Found(total, numbers, value, workers), total
     if found.workers <= limit:
         return found
-    least = 0.0
     with np.errstate(invalid="ignore", divide="ignore"):
-        most = float(np.nanmax(np.where(workers > 0, value / workers, 0.0), initial=0.0)) * 2
-    dear = None
+        price = float(np.nanmax(np.where(workers > 0, value / workers, 0.0), initial=0.0))
+    # As a function of the price the bound is convex and piecewise linear: the next price is where two pieces meet.
+    dear, low, high = None, (total, found.workers), (0.0, 0.0)
     for _ in range(ROUNDS):
-        price = (least + most) / 2
         worth = value - price * workers
         total, numbers = _best_numbers(arrays, worth.max(axis=2))
         assert numbers is not None
         bound = min(bound, total + price * limit)
         priced = _Found(total, numbers, worth, workers)
+        piece = total + price * priced.workers, priced.workers
         if priced.workers > limit:
-            least, found = price, priced
+            found, low = priced, piece
         else:
-            most, dear = price, priced
+            dear, high = priced, piece
+        before, price = price, (low[0] - high[0]) / (low[1] - high[1])
+        if dear is None or price <= 0 or abs(price - before) <= CLOSE * before:
+            break
     best = found if dear is None else max((found, dear), key=lambda each: each.kept(value, limit))
     return replace(best, value=bound)
 
@@ -377,8 +384,8 @@ def _by_hulls(arrays: _Arrays, worth: Floats) -> tuple[float, Numbers | None]:
         of_row.append(on)
         to.append(corner[on])
         at[on] = corner[on]
+        here = np.full(count, np.nan)
         here[on] = worth[on, corner[on]]
-        here[np.setdiff1d(np.arange(count), on)] = np.nan
     total = float((worth[:, 0] * arrays.counts).sum())
     placed = np.zeros((count, most), dtype=np.int64)
     placed[:, 0] = arrays.counts
@@ -589,14 +596,20 @@ class WideSpace:
 
     # The search.
 
-    def best(self, known: float, deadline: float) -> tuple[Wide | None, float]:
+    def best(self, known: float, deadline: float, starts: Sequence[Start] = ()) -> tuple[Wide | None, float]:
         """The fastest placement that is found, if it is faster than what is known, and a speed that none exceeds.
 
         Args:
             known: samples per second of the best plan so far.
             deadline: on `time.monotonic`'s clock.
+            starts: placements to begin with.
         """
         search = _Search(self, known)
+        for start in starts:
+            shapes = start.assignment.shapes_of_workers(start.shape)
+            search.rate(start.shape, start.shards, replace(start.assignment, shapes=tuple(shapes)))
+        # One that the search finds needs fewer tasks: it is preferred where it is as fast, nearly.
+        search.speed = max(known, search.speed * (1 - ENOUGH))
         search.run(deadline)
         if search.found is not None and not self.scenario.profile.synchronous:
             search.found = self._without_idle(search.found)
@@ -645,12 +658,21 @@ class WideSpace:
 
 @dataclass(frozen=True)
 class _Case:
-    """Placements bounded together: a number of ps, ranges of the slowest worker's work and of numbers of workers."""
+    """Placements bounded together: a number of ps, ranges of the slowest worker's work and of numbers of workers.
+
+    Attributes:
+        ps: how many.
+        works: indices of the works (synchronous).
+        workers: fewest and most (synchronous).
+        below: a speed that is not out of reach.
+        is_new: whether nobody has asked yet if it is as fast as its first bound.
+    """
 
     ps: int
     works: tuple[int, int] = (0, 0)
     workers: tuple[int, int] = (0, 0)
     below: float = 0.0
+    is_new: bool = True
 
     def parts(self) -> Iterator[_Case]:
         """Two halves of it, if it is more than one number of workers and one work."""
@@ -716,13 +738,10 @@ class _Search:
             goal = self._goal(above, case)
             found = self._reached(case, goal)
             if found is None:
-                heapq.heappush(heap, (-goal, next(self._order), replace(case, below=0.0)))
+                heapq.heappush(heap, (-goal, next(self._order), replace(case, below=0.0, is_new=False)))
                 continue
             parts = list(case.parts())
-            # A slow goal leaves room for most workers, a fast one for those that are not in each other's way.
             if parts:
-                if not self.speed:
-                    self._try(case, found, goal, above)
                 found, goal, above = self._narrowed(case, found, max(goal, self.speed), above)
             self._try(case, found, goal, above)
             for part in parts:
@@ -731,7 +750,7 @@ class _Search:
                 if above <= max(goal, self.speed) * (1 + ENOUGH):
                     self.bound = max(self.bound, above)
                 else:
-                    heapq.heappush(heap, (-above, next(self._order), replace(case, below=goal)))
+                    heapq.heappush(heap, (-above, next(self._order), replace(case, below=goal, is_new=False)))
 
     def _narrowed(self, case: _Case, found: _Found, goal: float, above: float) -> tuple[_Found, float, float]:
         """Raises what is reached and lowers what is not: the parts of the case begin with that."""
@@ -752,6 +771,11 @@ class _Search:
         if self._scenario.profile.synchronous and not case.below:
             # There are many cases, and most do not even reach the least that is of interest.
             return least
+        if case.is_new and not self._scenario.profile.synchronous:
+            # Where the ps or the workers are the only limit, the first bound is the speed.
+            return max(least, above / (1 + ENOUGH))
+        if not self.speed and not case.below and not self._scenario.profile.synchronous:
+            return max(least, above / LEAP)
         below = max(least, case.below)
         return max(least, min(math.sqrt(below * above), below * LEAP))
 
@@ -901,13 +925,12 @@ class _Search:
         samples = np.unique(arrays.samples)
         if len(samples) > 1:
             # Steps that bring more samples may be worth having fewer of.
-            first, last = at
-            for steps in (first, math.sqrt(first * last), last):
-                for price in (0.0, *(samples[0] * np.array([0.5, 1.0])).tolist(), *samples[1:-1].tolist()):
-                    found, _ = space.steps(arrays, rates, steps, price)
-                    self.effort += arrays.effort
-                    if found is not None:
-                        yield _enough(arrays, found, steps)
+            steps = math.sqrt(at[0] * at[1])
+            for price in (0.0, *(samples[0] * np.array([0.5, 1.0])).tolist(), *samples[1:-1].tolist()):
+                found, _ = space.steps(arrays, rates, steps, price)
+                self.effort += arrays.effort
+                if found is not None:
+                    yield _enough(arrays, found, steps)
         # The most steps that the machines keep up with.
         low, high, best = 0.0, min(most_steps, self._most_rate / float(samples[0])), None
         for turn in range(HALVINGS):
@@ -971,7 +994,11 @@ class _Search:
             return
         shape, assignment = machines[0], machines[2]
         shards = self._scenario.shards(key[0])
-        self.effort += 4 * arrays.effort
+        self.effort += 4 * arrays.effort + len(machines[1]) / WORKERS_A_PROBLEM
+        self.rate(shape, shards, assignment)
+
+    def rate(self, shape: WorkerShape, shards: Shards, assignment: Assignment) -> None:
+        """Keeps the placement, improved, if it is the fastest so far."""
         worth = evaluate(self._scenario, shape, shards, assignment)
         if worth.samples_per_s < self.speed * PROMISING:
             return
@@ -1048,10 +1075,12 @@ def _machines(
     tasks: dict[str, list[TaskResources]] = {}
     for name, size in zip(of_ps, shards.sizes, strict=True):
         tasks.setdefault(name, []).append(sizes.ps(size))
-    for name, shape in zip(on, shapes, strict=True):
-        tasks.setdefault(name, []).append(sizes.worker(shape))
     if chief is not None and sizes.chief is not None:
         tasks.setdefault(chief, []).append(sizes.chief)
+    # Machines with workers alone have what fits by themselves.
+    for name, shape in zip(on, shapes, strict=True):
+        if name in tasks:
+            tasks[name].append(sizes.worker(shape))
     if any(kind_of[name].room_for(NOTHING, here) < 0 for name, here in tasks.items()):
         return None
     usual = Counter(shapes).most_common(1)[0][0]

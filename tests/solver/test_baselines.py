@@ -15,13 +15,15 @@ import pytest
 from dike.exceptions import BadInputError, InfeasibleError
 from dike.profile import Api, ModelProfile
 from solver import Cluster, NodeClass, Plan, PlanRequest, make_plan
-from solver.baselines import PLANNERS, compare, iterative, plan_with, speeds
+from solver.baselines import iterative, speeds
 from solver.baselines.iterative import exhaust
 from solver.baselines.layouts import layout_count, row_count, shard_layouts, worker_rows
 from solver.baselines.setting import Choice, On, Setting
 from solver.baselines.speeds import Speeds
 from solver.choices import METHODS
+from solver.comparison import compare
 from solver.evaluation import evaluate
+from solver.methods import PLANNERS, plan_with
 from solver.nodes import NodeKind
 from solver.options import PAPER
 from solver.placement.naming import Assignment

@@ -11,7 +11,7 @@ from dike.exceptions import InfeasibleError
 from dike.profile import Api, ModelProfile
 from solver import Cluster, NodeClass, Plan, PlanRequest, make_plan, smallest_job
 from solver.plain import can_be_plain, fastest_plain
-from solver.planner import scenario_of
+from solver.request import scenario_of
 from solver.resources import CPU_STEP, WorkerShape
 from solver.search.option_search import TIE
 from solver.settings import PlanSettings

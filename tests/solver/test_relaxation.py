@@ -14,7 +14,7 @@ from solver.options import default_rules
 from solver.options.rules import prune
 from solver.options.space import raw_space
 from solver.placement.naming import Assignment
-from solver.planner import scenario_of
+from solver.request import scenario_of
 from solver.resources import TaskResources, WorkerShape
 from solver.scenario import Scenario
 from solver.search.relaxation import WideSpace

@@ -16,8 +16,8 @@ import pytest
 from dike.profile import Api
 from solver import Plan, deadline
 from solver.__main__ import main
-from solver.baselines import Row
 from solver.choices import METHODS, RULES
+from solver.comparison import Row
 from solver.planner import PlanProgress
 from tests.solver.solver_cases import profile
 

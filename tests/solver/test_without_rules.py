@@ -15,7 +15,7 @@ from solver.evaluation import evaluate
 from solver.placement.fastest import calmest_placement, fastest_placement
 from solver.placement.mixed import calmest_mixed_placement, fastest_mixed_placement
 from solver.placement.naming import Assignment
-from solver.planner import scenario_of
+from solver.request import scenario_of
 from solver.resources import WorkerShape
 from solver.search.option_search import TIE
 from solver.shards import shard

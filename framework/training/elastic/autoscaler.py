@@ -27,7 +27,7 @@ from solver.calibration.nnls import Floats
 from solver.jobs.speed import SpeedTable
 from solver.jobs.speed import TaskNeeds as TaskAmounts
 from solver.online import ConvergenceModel, SpeedModel, sample_sizes
-from solver.planner import scenario_of
+from solver.request import scenario_of
 from solver.resources import TaskResources, WorkerShape
 from solver.shards import useful_ps_count
 from solver.units import MIB

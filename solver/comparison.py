@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dike.exceptions import BadInputError, InfeasibleError
-from solver.baselines.methods import PLANNERS, check_methods
 from solver.choices import METHODS
-from solver.planner import PlanRequest, check_request
+from solver.methods import PLANNERS, check_methods
+from solver.request import PlanRequest, check_request
 
 
 @dataclass(frozen=True)

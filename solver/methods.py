@@ -16,7 +16,8 @@ from solver.choices import METHODS
 from solver.evaluation import evaluate, planned_tasks
 from solver.options import default_rules
 from solver.plan import Option, OptionCounts, Plan
-from solver.planner import PlanProgress, PlanRequest, make_plan
+from solver.planner import PlanProgress, make_plan
+from solver.request import PlanRequest
 
 NOTHING_PROVEN = 1.0
 PROOF_S = 20.0

@@ -1,0 +1,35 @@
+"""Placements to begin a search with: what the baselines choose, where that takes little time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dike.exceptions import InfeasibleError
+from solver.baselines.by_hand import first_fit, sar_basic
+from solver.baselines.optimus import optimus
+from solver.baselines.setting import Choice, Setting
+from solver.request import PlanRequest
+from solver.scenario import Scenario
+
+_MOST_MACHINES: dict[Callable[[Setting], Choice], int] = {sar_basic: 100_000, first_fit: 300, optimus: 40}
+"""Baseline -> it is quick on so many machines. `sar_tuned` is inside the rules whose part is always searched."""
+
+
+def incumbents(request: PlanRequest, scenario: Scenario) -> list[Choice]:
+    """What the quick baselines choose; those without a placement, or with too few workers, are left out."""
+    machines = sum(kind.count for kind in scenario.kinds)
+    try:
+        setting = Setting.of(request, scenario)
+    except InfeasibleError:
+        return []
+    found = []
+    for method, most in _MOST_MACHINES.items():
+        if machines > most:
+            continue
+        try:
+            choice = method(setting)
+        except InfeasibleError:
+            continue
+        if len(choice.assignment.workers) >= request.min_workers:
+            found.append(choice)
+    return found

@@ -1,0 +1,81 @@
+"""What a plan is asked for: the model, the machines and what binds the plan."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dike.exceptions import BadInputError
+from dike.profile import ModelProfile
+from solver.choices import Objective, Sharding
+from solver.cluster import Cluster
+from solver.costs import UniformCosts
+from solver.hardware import known_hardware
+from solver.options import check_rules, default_rules
+from solver.scenario import Scenario
+from solver.shards import DEFAULT_SHARDING
+
+if TYPE_CHECKING:
+    from solver.calibration import Calibration
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """What to plan.
+
+    Attributes:
+        profile: the model.
+        cluster: the machines.
+        objective: `throughput` for the shortest step, `traffic` for the least of the paper's Eq. 1 alone.
+        max_workers: at most so many workers.
+        time_limit_s: stop improving after so long; the first placement found is always finished.
+        max_gpus_per_worker: most GPUs one worker can use; a script without its own `MirroredStrategy` uses one.
+        rules: names of the pruning rules that apply (`solver.options.RULES`); None for the objective's default.
+        sharding: how the variables are dealt out to the parameter servers.
+        calibration: what measurements say of the speeds; None for the table's.
+        min_workers: at least so many workers.
+        plain: whether the job is one plain task without parameter servers; None: whichever is faster.
+        notes: sentences for the user about the request, for the plan's reasons.
+    """
+
+    profile: ModelProfile
+    cluster: Cluster
+    objective: Objective = "throughput"
+    max_workers: int | None = None
+    time_limit_s: float | None = None
+    max_gpus_per_worker: int | None = None
+    rules: frozenset[str] | None = None
+    sharding: Sharding = DEFAULT_SHARDING
+    calibration: Calibration | None = None
+    min_workers: int = 1
+    plain: bool | None = False
+    notes: tuple[str, ...] = ()
+
+
+def check_request(request: PlanRequest) -> None:
+    """Raises `BadInputError` if the request makes no sense."""
+    if request.objective not in ("throughput", "traffic"):
+        raise BadInputError(f"'{request.objective}' is not an objective; say throughput or traffic.")
+    for name in ("min_workers", "max_workers", "max_gpus_per_worker"):
+        limit = getattr(request, name)
+        if limit is not None and limit < 1:
+            raise BadInputError(f"'{name}' is {limit}; it must be at least 1.")
+    if request.max_workers is not None and request.max_workers < request.min_workers:
+        raise BadInputError(f"'min_workers' is {request.min_workers}; it must not be above 'max_workers'.")
+    limit_s = request.time_limit_s
+    if limit_s is not None and not 0 <= limit_s < math.inf:
+        raise BadInputError(f"'time_limit_s' is {limit_s:g}; it must be at least 0.")
+    rules = default_rules(request.objective) if request.rules is None else request.rules
+    check_rules(sorted(rules))
+    costs = request.cluster.costs()
+    if request.objective == "traffic" and "identical_workers" not in rules and not isinstance(costs, UniformCosts):
+        raise BadInputError("Where links differ in cost, least traffic needs the rule 'identical_workers'; keep it.")
+
+
+def scenario_of(request: PlanRequest) -> Scenario:
+    """The request's model on its cluster."""
+    hardware, cluster = known_hardware(), request.cluster
+    if request.calibration is not None:
+        hardware, cluster = request.calibration.apply(hardware, cluster)
+    return Scenario.of(request.profile, cluster, hardware, request.sharding)
