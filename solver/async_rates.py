@@ -149,9 +149,15 @@ def best_rates(machines: Sequence[Machine], shared: Shared) -> Rates:
     return Rates(steps_per_s, samples, _utilisation(machines, shared, each, steps_per_s))
 
 
+NEAR = 1e-7
+"""A concave function that does not fall on the last such share is greatest there."""
+
+
 def _argmax(value: Callable[[float], float], high: float) -> float:
     """Where from 0 to `high` a concave function is greatest (golden section)."""
     low, ends = 0.0, high
+    if value(ends) >= value(ends * (1 - NEAR)):
+        return ends
     left, right = high - _GOLDEN * high, _GOLDEN * high
     at_left, at_right = value(left), value(right)
     while high - low > PRECISION * ends:

@@ -21,6 +21,7 @@ RULES = {
 METHODS = {
     "dike": "the best placement that the rules leave, by default of all there are, with a bound",
     "dike_traffic": "least traffic by the paper's Eq. 1 alone, with no GPU idle",
+    "plain": "one task without parameter servers, as python runs the script",
     "iterative": "every placement of every option, for small clusters",
     "sar_tuned": "the best option, with its tasks on the machines by turns",
     "sar_basic": "equal slices, one ps for 4 workers, as many as fit, on the machines by turns",

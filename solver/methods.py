@@ -34,15 +34,24 @@ def _dike_traffic(request: PlanRequest) -> Plan:
     if request.objective == "traffic":
         return make_plan(request)
     # Eq. 1 alone is least with one worker; rules meant for speed do not have the paper's lower bound.
-    rules = None if request.rules is None else request.rules | {"all_gpus_used"}
+    is_default = request.rules is None or request.rules == default_rules("throughput")
+    rules = None if is_default else (request.rules or frozenset()) | {"all_gpus_used"}
     return make_plan(dataclasses.replace(request, objective="traffic", rules=rules))
+
+
+def _plain(request: PlanRequest) -> Plan:
+    if request.plain is False:
+        raise BadInputError("Parameter servers are asked for, and one plain task has none.")
+    plan = make_plan(dataclasses.replace(request, objective="throughput", plain=True))
+    # It is the best of its kind; how far it is from others nobody has looked.
+    return dataclasses.replace(plan, method="plain", optimal=False, gap=NOTHING_PROVEN)
 
 
 def plan_with(method: str, request: PlanRequest, on_progress: Callable[[PlanProgress], None] | None = None) -> Plan:
     """Plans by the method of that name.
 
-    All but the two of Dike plan for speed, whatever the request's objective, keep its limits, and know the first two
-    rules only: `Plan.gap` says how far their plans are from the best one inside the request's rules.
+    All but `dike` and `dike_traffic` plan for speed, whatever the request's objective, keep its limits, and know the
+    first two rules only: `Plan.gap` says how far their plans are from the best one inside the request's rules.
 
     Args:
         method: its name.
@@ -117,6 +126,7 @@ def _plan(method: str, choose: Callable[[Setting], Choice], request: PlanRequest
 PLANNERS: dict[str, Callable[[PlanRequest], Plan]] = {
     "dike": _dike,
     "dike_traffic": _dike_traffic,
+    "plain": _plain,
     "iterative": functools.partial(_plan, "iterative", iterative),
     "sar_tuned": functools.partial(_plan, "sar_tuned", sar_tuned),
     "sar_basic": functools.partial(_plan, "sar_basic", sar_basic),

@@ -53,6 +53,7 @@ Floats = NDArray[np.float64]
 FEW_MACHINES = 40
 """So many are placed by dynamic programming, one by one."""
 FEW_KINDS = 6
+FEW_SHARDS = 6
 PARTS = (1, 2, 3, 4, 6, 8)
 """A machine's CPUs are shared out among so many workers without GPUs."""
 FAR_LARGER = 1.5
@@ -75,7 +76,7 @@ IDLE = 0.002
 MANY_WORKERS = 1000
 SPARE = 3.0
 """Machines for so many times the steps wanted are looked at."""
-PROMISING = 0.8
+PROMISING = 0.7
 """Placements that are at least so fast, as a share of the fastest, are improved."""
 STEP = 1.03
 """Steps per second closer than that are one case."""
@@ -137,9 +138,10 @@ class _Arrays:
     def __init__(self, space: WideSpace, rows: Sequence[_Row], shards: Shards, *, optimistic: bool) -> None:
         sizes, kinds = space.scenario.sizes, space.scenario.kinds
         self.rows, self.total = rows, float(shards.total)
-        self.largest = float(shards.sizes[0]) if optimistic else 0.0
+        has_largest = any(row.largest for row in rows)
+        self.largest = float(shards.sizes[0]) if optimistic and not has_largest else 0.0
         self.counts = np.array([row.count for row in rows])
-        rest = shards.sizes[1:] if any(row.largest for row in rows) else shards.sizes
+        rest = shards.sizes[1:] if has_largest else shards.sizes
         self.ps = len(rest)
         room_cpus = max(kind.cpus for kind in kinds) / sizes.helper_cpus
         most = min(self.ps, math.floor(room_cpus + CLOSE))
@@ -956,6 +958,8 @@ class _Search:
         hosts = by_room if len(kinds) <= FEW_KINDS else [by_room[0]]
         rest = shards.sizes[1:]
         is_far_larger = bool(rest) and shards.sizes[0] > FAR_LARGER * sum(rest) / len(rest)
+        # Of few shards that differ none may be near the mean; then the best one for each machine is hoped for.
+        is_unlike = len(shards.sizes) <= FEW_SHARDS and shards.sizes[0] > FAR_LARGER * shards.sizes[-1]
         found = []
         for chief in hosts if scenario.sizes.chief is not None else [None]:
             for largest in hosts if is_far_larger else [None]:
@@ -979,6 +983,8 @@ class _Search:
                     arrays = _Arrays(self._space, rows, shards, optimistic=False)
                     if arrays.fits[:, 0].all():
                         found.append(arrays)
+                    if is_unlike:
+                        found.append(_Arrays(self._space, rows, shards, optimistic=True))
         self._real[ps] = found
         return found
 
@@ -1036,7 +1042,7 @@ def _machines(
     """Names for what was found: which machine each task is on, and what each worker gets."""
     scenario, sizes, kinds = space.scenario, space.scenario.sizes, space.scenario.kinds
     names = [iter(kind.names) for kind in kinds]
-    slots: list[tuple[str, int, float]] = []
+    slots: list[tuple[str, int, int]] = []
     workers: list[tuple[bool, float, str, WorkerShape]] = []
     chief = largest = None
     for state in found.states:
@@ -1047,7 +1053,7 @@ def _machines(
             name = next(names[row.kind])
             chief = name if row.chief else chief
             largest = name if row.largest else largest
-            slots.append((name, state.ps, arrays.base[state.row]))
+            slots.append((name, state.ps, state.workers))
             if state.workers:
                 choice = state.choice % len(arrays.samples)
                 shape = _shape(space, arrays, state, choice)
@@ -1057,18 +1063,19 @@ def _machines(
         return None
     if len(workers) > most:
         workers = sorted(workers, key=lambda entry: (-entry[1], not entry[0]))[:most]
-    held: list[tuple[float, int, str, int]] = []
+    # Where there is a choice, the larger shards go to machines with more workers.
+    held: list[tuple[float, int, int, str, int]] = []
     mean = (arrays.total - float(arrays.base.sum())) / max(1, arrays.ps)
-    for index, (name, ps, _) in enumerate(slots):
+    for index, (name, ps, near) in enumerate(slots):
         if ps:
-            heapq.heappush(held, (-mean * ps, index, name, ps))
+            heapq.heappush(held, (-mean * ps, -near, index, name, ps))
     of_ps: list[str] = [] if largest is None else [largest]
     shards = scenario.shards(arrays.ps + (largest is not None))
     for size in shards.sizes[len(of_ps) :]:
-        left, index, name, ps = heapq.heappop(held)
+        left, near, index, name, ps = heapq.heappop(held)
         of_ps.append(name)
         if ps > 1:
-            heapq.heappush(held, (left + size, index, name, ps - 1))
+            heapq.heappush(held, (left + size, near, index, name, ps - 1))
     kind_of = scenario.kind_of
     on = tuple(name for _, _, name, _ in workers)
     shapes = tuple(shape for _, _, _, shape in workers)

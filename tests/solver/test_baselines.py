@@ -8,6 +8,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from solver.baselines.layouts import layout_count, row_count, shard_layouts, wor
 from solver.baselines.setting import Choice, On, Setting
 from solver.baselines.speeds import Speeds
 from solver.choices import METHODS
+from solver.cluster_file import read_cluster
 from solver.comparison import compare
 from solver.evaluation import evaluate
 from solver.methods import PLANNERS, plan_with
@@ -32,6 +34,7 @@ from solver.search.option_search import TIE
 from solver.units import GIB
 from tests.solver.solver_cases import MB, k80, machines, profile
 
+EXAMPLES = Path(__file__).parents[2] / "examples" / "clusters"
 FOUR_VARIABLES = [40 * MB, 30 * MB, 20 * MB, 10 * MB]
 
 
@@ -140,6 +143,29 @@ def test_nobody_beats_dike_by_more_than_a_tie(seed: int) -> None:
     assert shares == sorted(shares, reverse=True)
 
 
+CLUSTERS = {path.stem: read_cluster(path) for path in sorted(EXAMPLES.glob("*.yaml"))}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("synchronous", [False, True])
+@pytest.mark.parametrize("cluster", [*CLUSTERS.values(), k80(10), k80(20)], ids=[*CLUSTERS, "ten", "twenty"])
+def test_nobody_beats_dike_on_the_examples_and_on_machines_all_alike(cluster: Cluster, synchronous: bool) -> None:
+    # A script that runs has one GPU a worker, and may be one plain task.
+    model = profile(api=Api.GRAPH, synchronous=synchronous)
+    rows = compare(PlanRequest(model, cluster, max_gpus_per_worker=1, plain=None)).rows
+    dike = next(row for row in rows if row.method == "dike")
+    assert dike.samples_per_s >= rows[0].samples_per_s * (1 - TIE)
+
+
+def test_one_plain_task_is_compared_unless_parameter_servers_are_asked_for() -> None:
+    request = PlanRequest(_model(), k80(1), max_gpus_per_worker=1, plain=None)
+    rows = {row.method: row for row in compare(request, ["plain", "dike", "sar_basic"]).rows}
+    assert (rows["plain"].workers, rows["plain"].ps, rows["plain"].machines) == (1, 0, 1)
+    assert rows["plain"].samples_per_s <= rows["dike"].samples_per_s * (1 + TIE)
+    asked = {row.method: row for row in compare(dataclasses.replace(request, plain=False), ["plain", "dike"]).rows}
+    assert asked["plain"].reason == "Parameter servers are asked for, and one plain task has none."
+
+
 def _places(plan: Plan) -> dict[str, list[str]]:
     return {
         role: [task.node for task in sorted(plan.tasks, key=lambda task: task.index) if task.role == role]
@@ -236,7 +262,7 @@ def test_optimus_places_equal_counts_on_each_server(synchronous: bool) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_makes_a_whole_plan_within_the_users_limits(method: str) -> None:
-    request = PlanRequest(_model(api=Api.KERAS), MIXED, max_workers=3, max_gpus_per_worker=1)
+    request = PlanRequest(_model(api=Api.KERAS), MIXED, max_workers=3, max_gpus_per_worker=1, plain=None)
     plan = plan_with(method, request)
     assert plan.method == method.removesuffix("_traffic")
     assert plan.option.workers <= 3
@@ -347,7 +373,7 @@ def test_layouts_are_counted_as_they_are_listed(counts: tuple[int, ...], ps: int
 def test_an_unknown_method_names_the_known_ones() -> None:
     request = PlanRequest(_model(), MIXED)
     for call in (lambda: plan_with("magic", request), lambda: compare(request, ["magic"])):
-        with pytest.raises(BadInputError, match="no method 'magic'; there are dike, dike_traffic, iterative"):
+        with pytest.raises(BadInputError, match="no method 'magic'; there are dike, dike_traffic, plain, iterative"):
             call()
 
 
@@ -355,7 +381,7 @@ def test_an_unknown_method_names_the_known_ones() -> None:
 def test_a_job_that_fits_nowhere_is_refused(method: str) -> None:
     cluster = machines(2, cpus=2, mem_gib=1)
     with pytest.raises(InfeasibleError):
-        plan_with(method, PlanRequest(profile(), cluster))
+        plan_with(method, PlanRequest(profile(), cluster, plain=None))
 
 
 def test_a_comparison_without_any_plan_is_an_error() -> None:
