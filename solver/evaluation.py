@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
@@ -164,9 +165,10 @@ def _asynchronous(scenario: Scenario, model: StepModel, shards: Shards, layout: 
         [replace(machine, count=alike) for machine, alike in machines.items()],
         model.shared(model.load(shards), scenario.uplink_bytes_per_s),
     )
-    total_s = count / rates.steps_per_s
+    alone = sum(own.values())
+    total_s = count / rates.steps_per_s if rates.steps_per_s else math.inf
     return _Rounds(
-        cycle_s=count / sum(own.values()),
+        cycle_s=count / alone if alone else math.inf,
         network_s=total_s * rates.utilisation,
         transfer_s=sum(workers * moved[node] for node, workers in layout.near.items()) / count,
         total_s=total_s,

@@ -9,6 +9,7 @@ from solver.baselines.by_hand import first_fit, sar_basic
 from solver.baselines.optimus import optimus
 from solver.baselines.setting import Choice, Setting
 from solver.request import PlanRequest
+from solver.resources import CPU_STEP
 from solver.scenario import Scenario
 
 _MOST_MACHINES: dict[Callable[[Setting], Choice], int] = {sar_basic: 100_000, first_fit: 300, optimus: 40}
@@ -16,7 +17,7 @@ _MOST_MACHINES: dict[Callable[[Setting], Choice], int] = {sar_basic: 100_000, fi
 
 
 def incumbents(request: PlanRequest, scenario: Scenario) -> list[Choice]:
-    """What the quick baselines choose; those without a placement, or with too few workers, are left out."""
+    """What the quick baselines choose; those without a placement, or with too few or small workers, are left out."""
     machines = sum(kind.count for kind in scenario.kinds)
     try:
         setting = Setting.of(request, scenario)
@@ -30,6 +31,7 @@ def incumbents(request: PlanRequest, scenario: Scenario) -> list[Choice]:
             choice = method(setting)
         except InfeasibleError:
             continue
-        if len(choice.assignment.workers) >= request.min_workers:
+        # On very small machines their slices are smaller than any worker that is planned.
+        if len(choice.assignment.workers) >= request.min_workers and choice.shape.cpus >= CPU_STEP:
             found.append(choice)
     return found
