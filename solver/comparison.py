@@ -31,6 +31,7 @@ class Row:
         traffic_bytes: Eq. 1.
         seconds: how long it took.
         optimal: whether it has proven that no plan inside the rules is better.
+        gap: share of the speed by which it could be below the best one; 1 where the method does not know.
     """
 
     method: str
@@ -45,6 +46,7 @@ class Row:
     traffic_bytes: float = 0.0
     seconds: float = 0.0
     optimal: bool = False
+    gap: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -116,4 +118,5 @@ def _row(method: str, request: PlanRequest) -> Row:
         traffic_bytes=plan.traffic_bytes,
         seconds=time.monotonic() - started,
         optimal=plan.optimal,
+        gap=plan.gap,
     )
