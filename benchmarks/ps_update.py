@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -60,9 +61,12 @@ def measure() -> Iterator[str]:
     yield "step. *Wall*: the time of a step, workers included: compare set-ups with as many CPUs."
     yield ""
     seen: dict[str, list[tuple[float, float]]] = {name: [] for name in SETUPS}
-    for _ in range(ROUNDS):
-        for name, setup in SETUPS.items():
-            seen[name].append(_run(setup))
+    # TensorFlow takes long to start: every set-up is started once, and those whose turn it is not are idle.
+    with contextlib.ExitStack() as stack:
+        running = {name: stack.enter_context(_started(setup)) for name, setup in SETUPS.items()}
+        for _ in range(ROUNDS):
+            for name, job in running.items():
+                seen[name].append(job.milliseconds())
     median = {name: [statistics.median(values) for values in zip(*rows, strict=True)] for name, rows in seen.items()}
     yield "| set-up | variables | MB | CPU, ms a step | least, most | wall, ms a step |"
     yield "|---|---|---|---|---|---|"
@@ -93,21 +97,34 @@ def _range(values: Sequence[float]) -> str:
     return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
-def _run(setup: Setup) -> tuple[float, float]:
-    """Milliseconds of the servers' CPU, and of wall time, for each worker's step."""
+@dataclass(frozen=True)
+class _Job:
+    """The processes of a set-up."""
+
+    servers: tuple[subprocess.Popen[str], ...]
+    workers: tuple[subprocess.Popen[str], ...]
+
+    def milliseconds(self) -> tuple[float, float]:
+        """Of the servers' CPU, and of wall time, for each worker's step."""
+        before, started = _cpu_s(self.servers), time.monotonic()
+        for worker in self.workers:
+            _pipe(worker.stdin).write(f"{SECONDS}\n")
+            _pipe(worker.stdin).flush()
+        steps = sum(int(_answer(worker)) for worker in self.workers)
+        return 1000 * (_cpu_s(self.servers) - before) / steps, 1000 * (time.monotonic() - started) / steps
+
+
+@contextlib.contextmanager
+def _started(setup: Setup) -> Iterator[_Job]:
+    """Runs until every worker has made its first step."""
     ports = _free_ports(len(setup.cpus) + WORKERS)
     spec = json.dumps({**asdict(setup), "ports": ports})
-    servers = [_start(cpus, "ps", index, spec) for index, cpus in enumerate(setup.cpus)]
-    workers = [_start("1", "worker", index, spec) for index in range(WORKERS)]
+    servers = tuple(_start(cpus, "ps", index, spec) for index, cpus in enumerate(setup.cpus))
+    workers = tuple(_start("1", "worker", index, spec) for index in range(WORKERS))
     try:
         for worker in workers:
             assert _answer(worker) == "ready"
-        before, started = _cpu_s(servers), time.monotonic()
-        for worker in workers:
-            _pipe(worker.stdin).write(f"{SECONDS}\n")
-            _pipe(worker.stdin).flush()
-        steps = sum(int(_answer(worker)) for worker in workers)
-        return 1000 * (_cpu_s(servers) - before) / steps, 1000 * (time.monotonic() - started) / steps
+        yield _Job(servers, workers)
     finally:
         for process in (*servers, *workers):
             process.kill()
@@ -123,7 +140,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _start(cpus: str, role: str, index: int, spec: str) -> subprocess.Popen[str]:
-    command = ["taskset", "-c", cpus, sys.executable, "-m", "benchmarks.ps_update", role, str(index), spec]
+    command = [sys.executable, "-m", "benchmarks.ps_update", role, str(index), cpus, spec]
     return subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
@@ -145,12 +162,14 @@ def _cpu_s(processes: Sequence[subprocess.Popen[str]]) -> float:
 
 
 def main() -> None:
-    """A server or a worker: `python -m benchmarks.ps_update ROLE INDEX SPEC`."""
+    """A server or a worker: `python -m benchmarks.ps_update ROLE INDEX CPUS SPEC`."""
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     import tensorflow.compat.v1 as tf
 
     tf.disable_v2_behavior()
-    role, index, spec = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+    role, index, spec = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[4])
+    # Not before: while they start, all may use all cores.
+    os.sched_setaffinity(0, [int(cpu) for cpu in sys.argv[3].split(",")])
     addresses = [f"127.0.0.1:{port}" for port in spec["ports"]]
     count = len(spec["cpus"])
     cluster = tf.train.ClusterSpec({"ps": addresses[:count], "worker": addresses[count:]})
@@ -167,13 +186,13 @@ def main() -> None:
             time.sleep(0.2)
         session.run(step)
         print("ready", flush=True)
-        until = time.monotonic() + float(sys.stdin.readline())
-        steps = 0
-        while time.monotonic() < until:
-            session.run(step)
-            steps += 1
-        print(steps, flush=True)
-        sys.stdin.read()
+        for line in sys.stdin:
+            until = time.monotonic() + float(line)
+            steps = 0
+            while time.monotonic() < until:
+                session.run(step)
+                steps += 1
+            print(steps, flush=True)
 
 
 def _step(tf: Any, spec: dict[str, Any], index: int, servers: int) -> Any:
