@@ -18,6 +18,7 @@ from benchmarks.solver import PARTS as SOLVER_PARTS
 NAMES = (
     "command_line",
     "solver",
+    "ps_update",
     "embedded_mesos",
     "search",
     "different_slots",

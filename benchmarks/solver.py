@@ -8,7 +8,6 @@ from benchmarks.parts import measure_parts
 
 TITLE = "The solver, measured"
 PARTS = (
-    "ps_update",
     "planning",
     "formulations",
     "rule_prices",
