@@ -40,10 +40,12 @@ class Sink:
         """
 
         def read() -> ModelProfile:
-            # It imports Keras, and Keras imports TensorFlow.
-            from dike.keras3.model import unique_names
+            specs = []
+            if variables := list(trainable):
+                # It imports Keras, and Keras imports TensorFlow.
+                from dike.keras3.model import unique_names
 
-            specs = [VariableSpec.of(name, one, is_trained=True) for name, one in unique_names(trainable)]
+                specs = [VariableSpec.of(name, one, is_trained=True) for name, one in unique_names(variables)]
             return ModelProfile(
                 name=self.script,
                 api=Api.LOOP,
