@@ -129,8 +129,8 @@ def _run_to_end(script: str, arguments: list[str]) -> str:
         if error.code:
             return f"{name} ended itself before its training began (exit code {_exit_code(error.code)})."
     return (
-        f"{name} ended without a training session or a call of fit, so there is nothing to plan; {DISTRIBUTED}, and runs "
-        "a script of any other kind as one task if it calls dike.report(step, loss=...) as it trains."
+        f"{name} ended without a training session or a call of fit, so there is nothing to plan; {DISTRIBUTED}, and "
+        "runs any other script as one task if it calls dike.report(step, loss=...) as it trains."
     )
 
 
