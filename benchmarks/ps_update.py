@@ -90,7 +90,8 @@ def measure() -> Iterator[str]:
         walls = [there[1] / here[1] for here, there in zip(seen[first], seen[second], strict=True)]
         yield f"{second} against {first}: CPU x {_range(ratios)}, wall x {_range(walls)}."
     yield "Servers that share the work take as much CPU time as one that does all of it. So the planner gives each ps"
-    yield "its CPUs and counts these; wall times, workers included, scatter too much to tell two ps from one with two CPUs."
+    yield "its CPUs and counts these; wall times, workers included, scatter too much to tell two ps from one with two"
+    yield "CPUs."
 
 
 def _range(values: Sequence[float]) -> str:

@@ -21,6 +21,7 @@ from dike.reporting import reporter
 from dike.roles import fencing, planned_model
 from dike.task import TaskSpec
 from dike.trial import folders
+from dike.trial import runtime as runtimes
 from dike.trial.runtime import REPORT_WAIT_S, TrialRuntime
 from dike.trial.spec import TrialSpec
 
@@ -72,9 +73,17 @@ class JobRuntime(TrialRuntime):
         if preemptible:
             process.termination.can_save()
 
-    def progress(self, step: int, *args: Any, **kwargs: Any) -> None:
+    def progress(
+        self,
+        step: int,
+        loss: float | None = None,
+        metrics: Mapping[str, float] | None = None,
+        value: float | None = None,
+        *,
+        is_reported: bool = True,
+    ) -> None:
         """See `TrialRuntime.progress`; no value is better than another."""
-        super().progress(step, *args, **{**kwargs, "value": None})
+        super().progress(step, loss, metrics, is_reported=is_reported)
 
     def cannot_suspend(self, why: str) -> None:
         """See `TrialRuntime.cannot_suspend`."""
@@ -128,6 +137,8 @@ def install(task: TaskSpec) -> Callable[[], None]:
             fencing.claim(task)
             made.append(JobRuntime(task))
         return made[0]
+
+    runtimes.job_runtime = runtime
 
     def intercept(module: str, _: object) -> None:
         importlib.import_module(module).install(runtime())

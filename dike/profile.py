@@ -27,11 +27,13 @@ class Api(enum.StrEnum):
     """tf_keras `fit` (`TF_USE_LEGACY_KERAS=1`): as KERAS, by tf_keras' own coordinator."""
     COORDINATOR = "coordinator"
     """The script's own `ClusterCoordinator` loop: as KERAS, by the script."""
+    LOOP = "loop"
+    """A training loop of the script's own, of which Dike knows the variables at most: one plain task."""
 
     @property
     def has_separate_chief(self) -> bool:
         """Whether the chief is a task of its own that computes no steps."""
-        return self is not Api.GRAPH
+        return self not in (Api.GRAPH, Api.LOOP)
 
     @property
     def compares_variables(self) -> bool:
@@ -89,6 +91,7 @@ class ModelProfile:
         dtype: type most of the parameters have.
         synchronous: whether the script aggregates the workers' gradients before each update.
         uncounted_ops: types of ops in the graph whose FLOPs are not known -> count.
+        why_alone: why the script cannot be distributed and is one plain task, as a sentence; empty where it can be.
     """
 
     name: str
@@ -107,6 +110,12 @@ class ModelProfile:
     dtype: str = "float32"
     synchronous: bool = False
     uncounted_ops: dict[str, int] = field(default_factory=dict)
+    why_alone: str = ""
+
+    @property
+    def is_measurable(self) -> bool:
+        """Whether it says what a step computes, so that its speed can be predicted."""
+        return self.api is not Api.LOOP
 
     @property
     def longest_path_share(self) -> float:
@@ -135,9 +144,12 @@ class ModelProfile:
         """
         try:
             profile = typed.read(cls, {key: value for key, value in data.items() if key != "longest_path_share"})
+            least = 1 if profile.is_measurable else 0
             for name in ("parameters", "parameter_bytes", "batch_size"):
-                if getattr(profile, name) <= 0:
-                    raise ValueError(f"'{name}' must be a whole number above 0")
+                if getattr(profile, name) < least:
+                    raise ValueError(f"'{name}' must be a whole number of at least {least}")
+            if not profile.is_measurable and not profile.why_alone:
+                raise ValueError("'why_alone' must say why a script with a loop of its own is one task")
             for name in ("flops_forward_per_sample", "flops_step_per_sample", "longest_path_flops"):
                 if not 0 <= getattr(profile, name) < math.inf:
                     raise ValueError(f"'{name}' must be a number of at least 0")

@@ -27,6 +27,7 @@ LIBRARIES = {
     # TF_USE_LEGACY_KERAS counts only before TensorFlow's import, and the script may be about to set it.
     Api.TF_KERAS: (),
     Api.COORDINATOR: ("tensorflow",),
+    Api.LOOP: (),
 }
 """API -> what a zygote may import before any script of it, as far as is known."""
 ELASTIC_SAVE_S = 60.0

@@ -7,6 +7,7 @@ what prepares its samples, and Python's own share of a step (docs/solver.md, 'On
 from __future__ import annotations
 
 import bisect
+import dataclasses
 from dataclasses import dataclass
 
 from dike.profile import ModelProfile
@@ -19,6 +20,8 @@ from solver.search.option_search import TIE
 from solver.step_time import StepTime
 
 NONE = TaskResources(0.0, 0, 0)
+ANY_STEP_FLOPS = 1e9
+"""Stands in for what a step computes where nobody knows it: the machine that is fastest at that is taken."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +31,8 @@ class PlainOption:
     Attributes:
         node: its machine.
         resources: what it gets there.
-        step_time: seconds of a step, with the terms.
-        samples_per_s: predicted speed.
+        step_time: seconds of a step, with the terms; all 0 where nobody knows what a step computes.
+        samples_per_s: predicted speed; 0 likewise.
     """
 
     node: str
@@ -58,8 +61,18 @@ def fastest_plain(scenario: Scenario, max_gpus: int | None) -> PlainOption | Non
         scenario: the model on the cluster.
         max_gpus: most GPUs it can use; None for one, as a script without a strategy of its own uses one.
     """
-    if not can_be_plain(scenario.profile, scenario.hardware):
+    profile = scenario.profile
+    if not can_be_plain(profile, scenario.hardware):
         return None
+    if not profile.is_measurable:
+        any_step = dataclasses.replace(profile, batch_size=1, flops_step_per_sample=ANY_STEP_FLOPS)
+        found = _fastest(dataclasses.replace(scenario, profile=any_step), max_gpus)
+        unknown = StepTime(compute=0, input=0, latency=0, transfer=0, network=0, update=0, dispatch=0, total=0)
+        return found and dataclasses.replace(found, step_time=unknown, samples_per_s=0.0)
+    return _fastest(scenario, max_gpus)
+
+
+def _fastest(scenario: Scenario, max_gpus: int | None) -> PlainOption | None:
     fastest: tuple[float, NodeKind, int] | None = None
     for kind in scenario.kinds:
         for gpus in range(min(kind.gpus, max_gpus or 1, 1) + 1):

@@ -295,6 +295,8 @@ def _plain_plan(
     """
     node = next(kind for kind in scenario.kinds if plain.node in kind.names)
     why = "One plain task: the script in one process, without parameter servers, as python runs it."
+    if request.profile.why_alone:
+        why += f" {request.profile.why_alone}"
     gap = 0.0
     if other is not None:
         tasks = f"{count_of(other.option.workers, 'worker')} and {count_of(other.option.ps, 'parameter server')}"

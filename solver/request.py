@@ -68,6 +68,8 @@ def check_request(request: PlanRequest) -> None:
         raise BadInputError(f"'time_limit_s' is {limit_s:g}; it must be at least 0.")
     rules = default_rules(request.objective) if request.rules is None else request.rules
     check_rules(sorted(rules))
+    if request.profile.why_alone and not request.plain:
+        raise BadInputError(f"A plan of several tasks was asked for. {request.profile.why_alone}")
     costs = request.cluster.costs()
     if request.objective == "traffic" and "identical_workers" not in rules and not isinstance(costs, UniformCosts):
         raise BadInputError("Where links differ in cost, least traffic needs the rule 'identical_workers'; keep it.")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dike.exceptions import BadInputError
 from dike.profile import ModelProfile
 from solver.choices import Objective, Sharding
 
@@ -55,6 +56,11 @@ class PlanSettings:
 
             parse_rules(self.rules, self.objective)
 
+    def check_tasks(self, profile: ModelProfile, min_workers: int | None) -> None:
+        """Raises `BadInputError` if several tasks are wanted of a script that can be one only."""
+        if profile.why_alone and (min_workers is not None or self.rules != "default"):
+            raise BadInputError(f"This script can only be one plain task. {profile.why_alone}")
+
     def cluster(self, machines: Cluster) -> Cluster:
         """The machines with the links that are known."""
         return machines if self.network is None else self.network.of(machines)
@@ -84,7 +90,8 @@ class PlanSettings:
                 any that is gone are left out then, instead of being an error.
 
         Raises:
-            BadInputError: if there is no such rule, or a measurement is of a machine or a model that this is not.
+            BadInputError: if there is no such rule, a measurement is of a machine or a model that this is not, or
+                several tasks are wanted of a script that can be one only.
         """
         from solver.options import parse_rules
         from solver.request import PlanRequest
@@ -93,8 +100,11 @@ class PlanSettings:
         notes: list[str] = []
         if gpus_per_worker > GPUS_PER_WORKER:
             notes.append(what_if_note(gpus_per_worker))
+        self.check_tasks(profile, min_workers)
         if plain is None and (min_workers is not None or self.rules != "default"):
             plain = False
+        elif plain is None and profile.why_alone:
+            plain = True
         cluster = self.cluster(machines)
         if self.measurements:
             calibration, left_out = self._calibration(profile, cluster, all_machines)

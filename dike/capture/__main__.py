@@ -128,7 +128,10 @@ def _run_to_end(script: str, arguments: list[str]) -> str:
             print(error.code, file=sys.stderr)
         if error.code:
             return f"{name} ended itself before its training began (exit code {_exit_code(error.code)})."
-    return f"{name} ended without a training session or a call of fit, so there is nothing to plan; {DISTRIBUTED}."
+    return (
+        f"{name} ended without a training session or a call of fit, so there is nothing to plan; {DISTRIBUTED}, and "
+        "runs any other script as one task if it calls dike.report(step, loss=...) as it trains."
+    )
 
 
 def _gone(error: BaseException | None) -> str:

@@ -1,14 +1,14 @@
 """Captures the model of a script with its own `ClusterCoordinator`, at the first step it schedules.
 
 The client has no cluster, so the strategy is replaced by a local one and the coordinator by a stand-in. Both are
-replaced at the class, so every spelling is caught. A loop over `tf.GradientTape` without a coordinator is refused
+replaced at the class, so every spelling is caught. A loop over `tf.GradientTape` without a coordinator is noticed
 before its first step has changed a variable.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -51,27 +51,31 @@ def fit_begins() -> None:
     _state["fits"] = True
 
 
-def refuse_own_loop(sink: Sink, step: str) -> None:
-    """Ends a script that trains in a loop of its own, before the step; comes back where the step is captured instead.
+def capture_own_loop(sink: Sink, step: str, trainable: Callable[[], Iterable[Any]] | None = None) -> None:
+    """Captures a script that trains in a loop of its own, before the step; comes back where a step is read instead.
 
     Args:
-        sink: what refuses.
+        sink: what captures.
         step: what the script calls.
+        trainable: gives what it trains; None for what a tape was asked for the gradients of.
     """
     from tensorflow.python.framework import ops
 
     is_captured = _state["fits"] or _state["trace"] is not None or script_has_strategy()
     if not is_captured and ops.executing_eagerly_outside_functions():
-        sink.refuse_to_train(step)
+        found = _state["sources"].values() if trainable is None else trainable()
+        # A Keras variable is there with the one of TensorFlow inside it.
+        inner = {id(tensorflow_variable(one)): one for one in found}
+        sink.capture_loop(f"by {step} in a loop of its own", inner.values())
 
 
-def refuse_optimizer(sink: Sink, optimizer: Any) -> None:
-    """As `refuse_own_loop`, when an optimizer is about to apply gradients.
+def capture_optimizer(sink: Sink, optimizer: Any) -> None:
+    """As `capture_own_loop`, when an optimizer is about to apply gradients.
 
     Gradients that no tape has computed train nothing: scripts hand zeros to an optimizer so that it makes its slots.
     """
     if _state["sources"]:
-        refuse_own_loop(sink, f"{type(optimizer).__name__}.apply_gradients")
+        capture_own_loop(sink, f"{type(optimizer).__name__}.apply_gradients")
 
 
 def _differentiated(sources: Any) -> None:
@@ -93,7 +97,7 @@ def _watch_updates(sink: Sink, owner: type) -> None:
         @functools.wraps(original)
         def update(self: Any, *args: Any, **kwargs: Any) -> Any:
             if id(self) in _state["sources"]:
-                refuse_own_loop(sink, f"Variable.{method}")
+                capture_own_loop(sink, f"Variable.{method}")
             return original(self, *args, **kwargs)
 
         setattr(owner, method, update)
@@ -125,7 +129,7 @@ def watch_optimizers(sink: Sink, keras: ModuleType) -> None:
 
         @functools.wraps(original)
         def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
-            refuse_optimizer(sink, self)
+            capture_optimizer(sink, self)
             _state["optimizer"] = self
             return original(self, *args, **kwargs)
 

@@ -18,7 +18,7 @@ from dike.v1.graphs import fetched_operations
 
 def install(sink: Sink) -> None:
     """Wraps optimizers, sessions and servers of TensorFlow 1."""
-    training.install(synchronous=True, before_update=lambda optimizer: coordinator.refuse_optimizer(sink, optimizer))
+    training.install(synchronous=True, before_update=lambda optimizer: coordinator.capture_optimizer(sink, optimizer))
     capture = _GraphCapture(sink)
     capture.wrap_sessions()
     capture.wrap_monitored_sessions()

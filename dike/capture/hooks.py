@@ -6,18 +6,20 @@ from types import ModuleType
 
 from dike.capture.sink import Sink
 from dike.interception import after_import
+from dike.trial import script_api
 
 _installed: list[Sink] = []
 
 
 def install(sink: Sink) -> None:
-    """From now on the first training session, `fit` or coordinator step of the script goes to the sink.
+    """From now on the first training session, `fit`, coordinator step or report of the script goes to the sink.
 
     The first sink of a process stays: `python -m dike.capture` is not overruled by the script's import of dike.
     """
     if _installed:
         return
     _installed.append(sink)
+    script_api.capture = lambda: sink.capture_loop("in a loop of its own, as its calls of dike.report say", [])
 
     def on_tensorflow(_: ModuleType) -> None:
         from dike.capture import coordinator, graph

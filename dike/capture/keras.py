@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from types import ModuleType
@@ -25,27 +26,27 @@ def install(sink: Sink, keras: ModuleType) -> None:
     @functools.wraps(original)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         if api is Api.KERAS and keras.backend.backend() != "tensorflow":
-            sink.refuse(
-                f"{sink.script} runs Keras on {keras.backend.backend()}, and Dike distributes TensorFlow only; "
-                "set KERAS_BACKEND=tensorflow."
-            )
+            sink.capture_loop(f"by fit with Keras on {keras.backend.backend()}", self.trainable_variables)
         if api is Api.KERAS and coordinator.script_has_strategy():
             sink.refuse(
                 f"{sink.script} calls fit under its own ParameterServerStrategy, which Keras 3 cannot do; "
                 "take the strategy out, for Dike brings its own."
             )
+        if api is Api.KERAS and self._distribute_strategy is not None:
+            sink.capture_loop("under a tf.distribute strategy of its own", self.trainable_variables)
+        why_alone = ""
         if api is Api.KERAS:
+            self._assert_compile_called("fit")
             try:
-                self._assert_compile_called("fit")
                 check_distributable(self)
             except BadInputError as error:
-                sink.refuse(f"{sink.script}: {error}")
+                why_alone = str(error)
         call = signature.bind(self, *args, **kwargs)
         coordinator.fit_begins()
 
         def grab(iterator: Any) -> NoReturn:
             batch = next(iterator)
-            sink.capture(lambda: _read(sink, api, self, batch))
+            sink.capture(lambda: dataclasses.replace(_read(sink, api, self, batch), why_alone=why_alone))
 
         # Keras' own code prepares the data and builds the model; then it meets this in place of its training step.
         # What acts on the outside world - the user's callbacks, progress, validation - is left out.
@@ -61,11 +62,11 @@ def install(sink: Sink, keras: ModuleType) -> None:
     train_on_batch = owner.train_on_batch
 
     @functools.wraps(train_on_batch)
-    def refused(self: Any, *args: Any, **kwargs: Any) -> Any:
-        coordinator.refuse_own_loop(sink, "Model.train_on_batch")
+    def captured(self: Any, *args: Any, **kwargs: Any) -> Any:
+        coordinator.capture_own_loop(sink, "Model.train_on_batch", lambda: self.trainable_variables)
         return train_on_batch(self, *args, **kwargs)
 
-    owner.train_on_batch = refused
+    owner.train_on_batch = captured
 
 
 def _read(sink: Sink, api: Api, model: Any, batch: Any) -> Any:

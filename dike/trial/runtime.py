@@ -414,3 +414,7 @@ def runtime() -> TrialRuntime | None:
     """The runtime of this process; None where it is no trial."""
     spec = specs.current()
     return None if spec is None else TrialRuntime(spec)
+
+
+job_runtime: Callable[[], TrialRuntime] | None = None
+"""Gives the runtime of a job that is one plain task; None where this process is none."""

@@ -1,4 +1,7 @@
-"""What a script may say to a search: `dike.params`, `dike.report`, `dike.checkpoint`. No TensorFlow needed."""
+"""What a script may say of itself: `dike.params`, `dike.report`, `dike.checkpoint`. No TensorFlow needed.
+
+To a search, of which it is a trial, or to its job, if that is one plain task.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,13 @@ import json
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
 from dike import randomness
 from dike.checkpoints import wait_for_room
 from dike.exceptions import BadInputError
 from dike.trial import folders
+from dike.trial import runtime as runtimes
 from dike.trial.export import SCRIPT
 from dike.trial.runtime import TrialRuntime, runtime
 from dike.trial.spec import Value
@@ -33,13 +38,13 @@ def params(**defaults: Value) -> dict[str, Value]:
 
 
 def report(step: int, **metrics: float) -> None:
-    """Says that `step` steps are done, and what came of them; outside a search it does nothing.
+    """Says that `step` steps are done, and what came of them; under plain `python` it does nothing.
 
-    A trial whose script has called `dike.checkpoint` may be suspended here: then this call does not return, and the
-    script is run again later.
+    A trial or a job whose script has called `dike.checkpoint` may be suspended here: then this call does not return,
+    and the script is run again later.
 
     Args:
-        step: steps done since the beginning of the trial, those before a suspension included.
+        step: steps done since the beginning of the trial or the job, those before a suspension included.
         metrics: figures by name; `loss` is the training loss. The search's metric is among them, if not always.
 
     Raises:
@@ -51,16 +56,16 @@ def report(step: int, **metrics: float) -> None:
 
 
 def checkpoint(save: Callable[[str], object], restore: Callable[[str], object]) -> int:
-    """Lets the search suspend the script at any `dike.report`; to be called once, before the first of them.
+    """Lets Dike save and suspend the script at any `dike.report`; to be called once, before the first of them.
 
     Python's, NumPy's, TensorFlow's and PyTorch's global random generators are saved and restored beside.
 
     Args:
         save: called with an empty folder; writes all that the script needs to go on.
-        restore: called with a folder that `save` has filled: at once, if the trial goes on from there.
+        restore: called with a folder that `save` has filled: at once, if the script goes on from there.
 
     Returns:
-        The steps that are done: 0 for a trial that begins, and outside a search.
+        The steps that are done: 0 at the beginning, and under plain `python`.
 
     Raises:
         BadInputError: if it is called twice, or the checkpoint is gone.
@@ -150,9 +155,17 @@ class _ScriptTrial:
         folders.prune_best(path)
 
 
+capture: Callable[[], NoReturn] | None = None
+"""Ends a script that is only read for its profile: it has a training loop of its own."""
+
+
 @functools.cache
 def _script_trial() -> _ScriptTrial | None:
+    if capture is not None:
+        capture()
     trial = runtime()
+    if trial is None and runtimes.job_runtime is not None:
+        trial = runtimes.job_runtime()
     return None if trial is None else _ScriptTrial(trial)
 
 

@@ -302,6 +302,7 @@ class TrainingRequest(BaseModel):
         try:
             spec = self.to_spec(job_id="job", checkpoint_dir="", bundle_url="", python="")
             spec.planning.check()
+            spec.planning.check_tasks(spec.profile, spec.min_workers if spec.elastic is None else spec.elastic[0])
             if spec.plan is not None:
                 check_can_run(spec.plan)
         except (DikeError, ValueError, TypeError, KeyError) as error:

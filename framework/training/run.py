@@ -204,10 +204,13 @@ def _notify_before_start(request: RunRequest, spec: JobSpec, observer: JobObserv
             f"checkpoints go to {spec.checkpoint_dir} {where}; name a folder that all agents share "
             "with --checkpoint-dir, so that a restart can find them anywhere"
         )
-    if spec.profile.api is Api.COORDINATOR:
+    if spec.profile.api in (Api.COORDINATOR, Api.LOOP):
+        loop, means = "coordinator loop", "by itself"
+        if spec.profile.api is Api.LOOP:
+            loop, means = "training loop", "by dike.checkpoint or by itself"
         observer.notify(
-            "the script's own coordinator loop saves and restores by itself, if at all; DIKE_CHECKPOINT_DIR in its "
-            "environment names the folder"
+            f"the script's own {loop} saves and restores {means}, if at all; DIKE_CHECKPOINT_DIR in its environment "
+            "names the folder"
         )
     if spec.elastic is not None:
         for text in elastic_notes(spec):

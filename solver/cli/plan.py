@@ -176,6 +176,10 @@ def plan(
     request = settings.request(
         profile, machines, min_workers=min_workers, max_workers=max_workers, gpus_per_worker=gpus_per_worker
     )
+    if chosen and not profile.is_measurable:
+        raise BadInputError(f"{chosen} compares speeds. {profile.why_alone}")
+    if profile.why_alone and chosen in ("--compare", "--explore"):
+        raise BadInputError(f"{chosen} compares plans of several tasks. {profile.why_alone}")
     if compare:
         answers.comparison(request)
     elif explore:

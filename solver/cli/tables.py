@@ -31,6 +31,9 @@ def print_profile(console: Console, profile: ModelProfile) -> None:
     table = new_table(f"Model: {profile.name}")
     table.add_row("parameters", f"{profile.parameters:,} ({format_bytes(profile.parameter_bytes)})")
     table.add_row("variables", f"{len(profile.variables)} ({format_bytes(profile.variable_bytes)})")
+    if not profile.is_measurable:
+        console.print(table)
+        return
     table.add_row("forward, per sample", f"{_flops(profile.flops_forward_per_sample)}")
     table.add_row("training step, per sample", f"{_flops(profile.flops_step_per_sample)}")
     share = f"{profile.longest_path_share:.0%} of the forward pass"
@@ -50,12 +53,13 @@ def print_plan(console: Console, plan: Plan) -> None:
     console.print(_options(plan))
     console.print(_chosen(plan))
     console.print(_placement(plan))
-    console.print(_prediction(plan))
+    if plan.profile.is_measurable:
+        console.print(_prediction(plan))
     if plan.alternatives:
         console.print(_alternatives(plan))
     for sentence in plan.why:
         console.print(f"- {sentence}")
-    console.print(_proof(plan))
+    console.print(_proof(plan) if plan.profile.is_measurable else "Its speed is not predicted.")
 
 
 def print_layout(console: Console, plan: Plan) -> None:

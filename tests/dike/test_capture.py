@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import textwrap
@@ -743,8 +744,6 @@ def test_own_coordinator(captured: Captured) -> None:
         ("v1_supervisor", "uses tf.compat.v1.train.Supervisor"),
         ("v1_parameter_server", "plays a parameter server"),
         ("keras_own_strategy", "under its own ParameterServerStrategy"),
-        ("keras_eagerly", "run_eagerly=True"),
-        ("mirrored", "under the script's own tf.distribute strategy"),
         ("multi_worker_mirrored", "uses MultiWorkerMirroredStrategy"),
         ("never_trains", "never_trains.py ended without a training session or a call of fit"),
         ("custom_loop", "ended without a training session or a call of fit"),
@@ -777,10 +776,26 @@ def test_refusals_are_one_sentence(captured: Captured, sentence: str) -> None:
     ],
     indirect=["captured"],
 )
-def test_a_loop_of_its_own_is_refused_before_it_has_trained(captured: Captured, step: str) -> None:
-    assert f"trains by {step} in a loop of its own, without a training session or a call of fit" in captured.error
-    assert captured.error.endswith(".")
+def test_a_loop_of_its_own_is_one_plain_task_and_noticed_before_it_has_trained(captured: Captured, step: str) -> None:
+    profile = captured.profile
+    assert f"trains by {step} in a loop of its own; Dike distributes" in profile.why_alone
+    assert (profile.api, profile.is_measurable, profile.batch_size) == (Api.LOOP, False, 0)
+    assert sum(math.prod(one.shape) for one in profile.variables) == profile.parameters
+    assert profile.parameters in (640, 650)
     assert "TRAINED" not in captured.prints
+
+
+@script("mirrored")
+def test_a_strategy_of_its_own_is_one_plain_task(captured: Captured) -> None:
+    assert (captured.profile.api, captured.profile.parameters) == (Api.LOOP, 650)
+    assert "trains under a tf.distribute strategy of its own" in captured.profile.why_alone
+
+
+@script("keras_eagerly")
+def test_what_no_cluster_does_but_one_process_is_read_and_one_plain_task(captured: Captured) -> None:
+    assert (captured.profile.api, captured.profile.is_measurable, captured.profile.batch_size) == (Api.KERAS, True, 32)
+    assert captured.profile.flops_step_per_sample > 0
+    assert "run_eagerly=True" in captured.profile.why_alone
 
 
 @pytest.mark.parametrize("captured", ["slots_before_fit", "train_step_with_tape"], indirect=True)

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from hypothesis import given
 
-from dike.exceptions import InfeasibleError
+from dike.exceptions import BadInputError, InfeasibleError
 from dike.profile import Api, ModelProfile
 from solver import Cluster, NodeClass, Plan, PlanRequest, make_plan, smallest_job
 from solver.plain import can_be_plain, fastest_plain
@@ -62,6 +62,26 @@ def test_a_plan_is_never_slower_than_one_plain_task(model: ModelProfile, machine
         assert plan.samples_per_s >= alone.samples_per_s * (1 - TIE)
     assert plan.is_plain or all(not task.is_plain for task in plan.tasks)
     assert Plan.loads(plan.dumps()) == plan
+
+
+def test_a_loop_of_the_scripts_own_gets_the_fastest_machine_and_no_prediction() -> None:
+    alone = dataclasses.replace(digits(), api=Api.LOOP, batch_size=0, why_alone="It has a loop of its own.")
+    small, large = (
+        NodeClass(name="small", cpus=2, mem_bytes=8 * GIB),
+        NodeClass(name="large", cpus=8, mem_bytes=8 * GIB),
+    )
+    found = make_plan(PlanSettings().request(alone, Cluster((small, large))))
+    assert [(task.node, task.is_plain) for task in found.tasks] == [("large", True)]
+    assert (found.samples_per_s, found.step_time_s.total) == (0.0, 0.0)
+    assert "It has a loop of its own." in found.why[0]
+    assert Plan.loads(found.dumps()) == found
+    with_gpu = make_plan(PlanSettings().request(alone, Cluster((*k80(1).nodes, large))))
+    assert with_gpu.option.worker.gpus == 1
+    for several in ({"min_workers": 1}, {"plain": False}):
+        with pytest.raises(BadInputError, match=r"It has a loop of its own\.$"):
+            make_plan(PlanSettings().request(alone, Cluster((large,)), **several))
+    with pytest.raises(BadInputError, match="can only be one plain task"):
+        PlanSettings(rules="none").request(alone, Cluster((large,)))
 
 
 def test_it_wins_on_one_machine_and_says_what_the_others_would_reach() -> None:

@@ -63,6 +63,58 @@ with tf.train.MonitoredTrainingSession(hooks=[tf.train.StopAtStepHook(last_step=
 assert executor.IS_MINE
 print('losses', float(value).hex(), flush=True)
 """
+LOOP = """
+import os, sys, time
+import executor
+import tensorflow as tf
+
+with tf.distribute.MirroredStrategy(['/cpu:0']).scope():
+    mirrored = tf.keras.Sequential([tf.keras.Input((4,)), tf.keras.layers.Dense(1)])
+    mirrored.compile('sgd', 'mse')
+w, step = tf.Variable([[1.0], [2.0]]), tf.Variable(0)
+saved = tf.train.CheckpointManager(tf.train.Checkpoint(w=w, step=step), os.environ.get('DIKE_CHECKPOINT_DIR', 'own'), 1)
+saved.restore_or_initialize()
+print('begins at', int(step), flush=True)
+while step < 40:
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum((w - 3.0) ** 2)
+    w.assign_sub(0.01 * tape.gradient(loss, w))
+    step.assign_add(1)
+    saved.save()
+    if not os.path.exists(sys.argv[1]):
+        time.sleep(0.2)
+mirrored.fit(tf.ones((64, 4)), tf.ones((64, 1)), verbose=0)
+assert 'TF_CONFIG' not in os.environ
+assert executor.IS_MINE
+print('loss', float(loss).hex(), flush=True)
+"""
+REPORTING = """
+import json, os, random, sys, time
+import dike
+import executor
+
+w = 0.0
+
+def save(folder):
+    with open(os.path.join(folder, 'w.json'), 'w') as file:
+        json.dump(w, file)
+
+def restore(folder):
+    global w
+    with open(os.path.join(folder, 'w.json')) as file:
+        w = json.load(file)
+
+random.seed(7)
+done = dike.checkpoint(save, restore)
+print('begins at', done, flush=True)
+for step in range(done, 200):
+    w += 0.1 * random.random()
+    dike.report(step + 1, loss=(w - 3) ** 2)
+    if not os.path.exists(sys.argv[1]):
+        time.sleep(0.2)
+assert executor.IS_MINE
+print('loss', w.hex(), flush=True)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +173,43 @@ def test_a_killed_plain_task_computes_what_python_computes(
     refused = run_dike("run", "--min-workers", "1", *options, script, go, cwd=tmp_path)
     assert refused.returncode == 1
     assert "are of one plain task; leave out --min-workers, or name another folder" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("program", "how", "checkpoint"),
+    [(LOOP, "by Variable.assign_sub", "checkpoint"), (REPORTING, "dike.report say", "run-0-step-*/dike-trial.json")],
+    ids=["tensorflow", "any"],
+)
+def test_a_script_with_a_loop_of_its_own_runs_as_it_is(
+    program: str, how: str, checkpoint: str, mesos: EmbeddedCluster, tmp_path: Path
+) -> None:
+    script, go = project(tmp_path, program), tmp_path / "go"
+    options = ("--master", mesos.master, "--checkpoint-dir", "checkpoints", "--checkpoint-interval", "1")
+    refused = run_dike("run", "--min-workers", "1", *options, script, go, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "can only be one plain task. train.py trains " in refused.stderr
+    assert how in refused.stderr
+    run = Running(tmp_path, "run", "--format", "json", *options, script, go)
+
+    def begins() -> list[int]:
+        # It has begun for its profile, too.
+        tasks = run.log.partition("launched worker:0")[2]
+        return [int(step) for step in re.findall(r"^begins at (\d+)$", tasks, re.MULTILINE)]
+
+    run.wait_for(lambda: list((tmp_path / "checkpoints").glob(checkpoint)), "a checkpoint")
+    (process,) = roles(mesos).values()
+    process.kill()
+    run.wait_for(lambda: len(begins()) == 2, "another beginning")
+    go.touch()
+    result = run.result()
+    assert (result["restarts"], result["plan"]["samples_per_s"]) == (1, 0.0)
+    assert "saves and restores by dike.checkpoint or by itself, if at all" in run.log
+    bare = subprocess.run(
+        [sys.executable, script, go], capture_output=True, text=True, timeout=TIMEOUT_S, check=True, cwd=tmp_path
+    )
+    first, second = begins()
+    assert (first, second > 0) == (0, True), "what it has done is not done again"
+    assert re.findall("^loss .*", run.log, re.MULTILINE) == re.findall("^loss .*", bare.stdout, re.MULTILINE)
 
 
 def test_a_job_goes_on_with_the_parameter_servers_that_it_has_begun_with(
