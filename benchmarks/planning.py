@@ -54,7 +54,7 @@ def measure() -> Iterator[str]:
             points.append(point)
             yield (
                 f"| {family} | {size:,} | {plan.option.workers:,} | {plan.option.ps:,} "
-                f"| {_count(plan.options.generated)} | {plan.options.considered:,} "
+                f"| {_count(plan.options.generated)} | {_count(plan.options.considered)} "
                 f"| {'proven' if plan.optimal else f'gap {plan.gap:.1%}'} | {point.seconds:.3f} |"
             )
     _draw(points)
@@ -102,7 +102,7 @@ def _draw(points: list[_Point]) -> None:
     axes.set_yscale("log")
     axes.set_xlabel("machines")
     axes.set_ylabel("seconds")
-    axes.set_title("From profile and cluster to a proven plan", fontsize=11)
+    axes.set_title("From profile and cluster to a plan and its gap", fontsize=11)
     axes.grid(alpha=0.3)
     axes.legend()
     figure.tight_layout()
