@@ -7,6 +7,7 @@ output.txt, and writes to FOLDER/NAME.json how its runs ended and all that they 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -37,6 +38,8 @@ Prepare = Callable[[Case, TrialSpec], TrialRuntime]
 
 def main(prepare: Prepare) -> None:
     """Plays every case of the folder that the program was given."""
+    # As in `dike.zygote`: no collection of a fork goes through what has been imported.
+    gc.freeze()
     folder = Path(sys.argv[1])
     for case in json.loads((folder / "cases.json").read_text()):
         (folder / f"{case['name']}.json").write_text(json.dumps(_play(case, folder / case["name"], prepare)))
