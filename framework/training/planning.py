@@ -393,7 +393,11 @@ def plan_request(spec: JobSpec, nodes: Sequence[NodeClass], all_nodes: Sequence[
         all_nodes: all machines with all they have, as far as they are known.
     """
     fewest, most = (spec.min_workers, spec.max_workers) if spec.elastic is None else spec.elastic
-    return spec.planning.request(
+    planning = spec.planning
+    if spec.elastic is not None and planning.rules == "default":
+        # A worker that comes later is shaped as those that are there.
+        planning = dataclasses.replace(planning, rules="default,identical_workers")
+    return planning.request(
         spec.profile,
         cluster_of(nodes),
         min_workers=fewest,
