@@ -101,8 +101,12 @@ class StepModel:
 
     @property
     def latency_s(self) -> float:
-        """Seconds every step of a worker takes apart from its work: TensorFlow's own, and what the API adds."""
-        return self.hardware.step_latency_s + self.hardware.apis[self.profile.api].latency_s
+        """Seconds every step of a worker takes apart from its work: TensorFlow's own, and what the API adds.
+
+        Most of it is Python's and occupies a core: with a part of one it takes longer, unless that waits for a GPU.
+        """
+        own_s = self.hardware.step_latency_s + self.hardware.apis[self.profile.api].latency_s
+        return own_s if self.shape.gpus else own_s / min(1.0, self.shape.cpus)
 
     @property
     def input_s(self) -> float:

@@ -131,7 +131,8 @@ def _evaluate(
             share = 1 - longest + longest * hardware.parallel_share
             speed = min(c, 1 / (1 - share + share / c))
             work = flops / (speed * hardware.core_training_flops_per_s) + prepare
-        work += hardware.step_latency_s + hardware.apis[profile.api].latency_s
+        own_s = hardware.step_latency_s + hardware.apis[profile.api].latency_s
+        work += own_s if shape.gpus else own_s / min(1.0, shape.cpus)
         works.append(work)
         own_rates[i] = workers / (work + 2 * (total - shard) / card + 2 * shard / within)
         batches[i] = batch

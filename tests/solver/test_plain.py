@@ -38,7 +38,7 @@ def test_no_machine_and_no_number_of_cpus_is_faster(model: ModelProfile, machine
                     own_s = scenario.hardware.apis[model.api].plain_s
                     assert own_s is not None
                     work_s = max(compute_s, input_s) if gpus else compute_s + input_s
-                    speeds.append(model.batch_size / (work_s + own_s))
+                    speeds.append(model.batch_size / (work_s + own_s / (1.0 if gpus else min(1.0, cpus))))
     if not speeds:
         assert found is None
         return
