@@ -115,6 +115,7 @@ def slices_table(slices: Sequence[SliceRecord], width: int) -> Table:
         _Column("run", _texts(str(record.run) for record in slices), dispensable=1),
         _Column("chosen because", _texts(record.reason for record in slices), folds=True),
         _Column("score", _texts(_number(record.convergence) for record in slices), dispensable=7),
+        _Column("process", _texts(record.process for record in slices), dispensable=10),
         _Column("steps", _texts(steps)),
         _Column("samples/s", _texts(_speed(record.samples_per_s) for record in slices), dispensable=4),
         _Column("ended", _texts(record.outcome or "runs" for record in slices)),

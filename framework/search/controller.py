@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Sequence, Set
 from typing import Any
 
 from dike.exceptions import BadInputError
-from executor.trial_messages import Losses, RunEnd, SlotStatus, TrialOutput, decode_slot_message
+from executor.trial_messages import Losses, RunEnd, RunKey, SlotStatus, TrialOutput, decode_slot_message
 from framework.mesos import events
 from framework.mesos.driver import CallRefusedError, MasterUnavailableError
 from framework.mesos.offers import AgentOffer
@@ -28,7 +28,7 @@ from framework.search.records import SearchResult, SliceRecord, TrialRecord, Tri
 from framework.search.recovery import SearchState, restore_runs
 from framework.search.samplers import learns
 from framework.search.slot_pool import SlotLaunch, SlotPool
-from framework.search.slots import ActiveRun, Slot
+from framework.search.slots import ActiveRun, Slot, at_home
 from framework.search.store import Store
 from framework.search.trials import Remedy, TrialTracker, trial_run
 
@@ -212,6 +212,7 @@ class SearchController:
             if not self._pool.slots and not self.done:
                 self._save()
                 self.done = True
+        self._let_go()
         self._pool.send_wanted(now)
 
     def consider(self, agents: Sequence[AgentOffer]) -> Answer:
@@ -287,7 +288,7 @@ class SearchController:
         views = [slot.view() for slot in usable.values()]
         decision = self._policy.decide(now, self._trials.views(preemptible), views)
         self._wake_at_s = decision.wake_at_s
-        for slot_id, choice in sorted(decision.runs.items()):
+        for slot_id, choice in sorted(at_home(decision.runs, usable, self._trials.records).items()):
             slot = usable[slot_id]
             if slot.current is not None and slot.current.record.number == choice.trial:
                 slot.current.record.convergence = choice.score
@@ -299,6 +300,16 @@ class SearchController:
         waits = any(record.state is not TrialState.RUNNING for record in self._trials.open)
         if not waits and not self._trials.unsampled and not any(slot.suspending for slot in usable.values()):
             self._pool.end_idle()
+
+    def _let_go(self) -> None:
+        """Tells slots which processes in them nobody will go on with: their trials have ended, or run again."""
+        for slot in self._pool.slots:
+            held = {run.key for run in slot.runs}
+            slot.let_go(key for key in slot.paused if self._is_stale(key) and (key[0], key[1] + 1) not in held)
+
+    def _is_stale(self, key: RunKey) -> bool:
+        record = self._trials.records.get(key[0])
+        return record is None or record.state.has_ended() or record.runs - 1 != key[1]
 
     def _start(self, slot: Slot, choice: Choice) -> None:
         record = self._trials.records[choice.trial]
@@ -407,6 +418,8 @@ class SearchController:
             self._trials.set_batch_size(run.record, status.batch_size)
             if status.training and not run.training:
                 run.training = slot.has_trained = True
+                if run.slice is not None:
+                    run.slice.process = "continued" if status.continued else "new"
                 self._first_step(run)
         for end in status.ends:
             if not self._must_wait(slot, end):
