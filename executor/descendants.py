@@ -15,7 +15,7 @@ import psutil
 from executor.outputs import remote_copier
 from executor.process import children
 
-STILL = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+STILL = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
 def processes(zygote: int | None, spared: Collection[int] = ()) -> list[psutil.Process]:

@@ -40,9 +40,14 @@ class _Paused:
 
 
 class PausedRuns:
-    """Those of one slot, least recently suspended first. All methods belong to one thread."""
+    """Those of one slot, least recently suspended first. All methods belong to one thread.
+
+    Attributes:
+        likely: those that the framework has said may go on, the likeliest first.
+    """
 
     def __init__(self) -> None:
+        self.likely: Sequence[RunKey] = ()
         self._paused: dict[RunKey, _Paused] = {}
         self._dying: dict[int, psutil.Process] = {}
 
@@ -72,7 +77,6 @@ class PausedRuns:
     def add(self, run: SlotRun, processes: Sequence[psutil.Process]) -> int:
         """Keeps a run that is over, and whose processes stand still; returns the memory that is theirs alone, bytes."""
         self._paused[run.key] = paused = _Paused(run, processes, sum(map(own_bytes, processes)))
-        self._shed(len(self._paused) - MOST_PAUSED, "there are too many of them")
         return paused.bytes
 
     def take(self, order: TrialRun, monitor: RunMonitor) -> SlotRun | None:
@@ -111,12 +115,13 @@ class PausedRuns:
         self.let_go(self.keys)
 
     def make_room(self, limit_bytes: int, used_bytes: int) -> None:
-        """Lets some go, least recently suspended first, if memory is short.
+        """Lets some go, the least likely to go on first, if memory is short or they are too many.
 
         Args:
             limit_bytes: the slot's memory.
             used_bytes: what is used of it beside them.
         """
+        self._shed(len(self._paused) - MOST_PAUSED, "there are too many of them")
         while self and used_bytes + self.bytes > FULL_SHARE * limit_bytes:
             self._shed(1, "its slot's memory is short")
         memory = psutil.virtual_memory()
@@ -136,7 +141,10 @@ class PausedRuns:
                 del self._dying[pid]
 
     def _shed(self, count: int, why: str) -> None:
-        for key in self.keys[: max(0, count)]:
+        # One of which nothing has been said has just had to give its slot back.
+        unsaid = [key for key in self._paused if key not in self.likely]
+        order = [*reversed(unsaid), *(key for key in reversed(self.likely) if key in self._paused)]
+        for key in order[: max(0, count)]:
             self._let_go(key, why)
 
     def _let_go(self, key: RunKey, why: str) -> None:

@@ -61,6 +61,7 @@ class Wanted:
         memory_bytes: how much memory the slot has, with processes of suspended runs that stay in it; 0 if none are to
             stay.
         let_go: suspended runs whose processes nobody will go on with.
+        likely: those whose processes stay in the slot, the likeliest to go on first.
     """
 
     number: int
@@ -72,6 +73,7 @@ class Wanted:
     stop: bool = False
     memory_bytes: int = 0
     let_go: tuple[RunKey, ...] = ()
+    likely: tuple[RunKey, ...] = ()
 
     def encode(self) -> str:
         """The message as base64 text."""
@@ -90,6 +92,7 @@ class Wanted:
                 "stop": self.stop,
                 "memory_bytes": self.memory_bytes,
                 "let_go": [list(key) for key in self.let_go],
+                "likely": [list(key) for key in self.likely],
             }
         )
 
@@ -121,6 +124,7 @@ class Wanted:
                 stop=bool(values.get("stop", False)),
                 memory_bytes=int(values.get("memory_bytes", 0)),
                 let_go=tuple((int(trial), int(number)) for trial, number in values.get("let_go", ())),
+                likely=tuple((int(trial), int(number)) for trial, number in values.get("likely", ())),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"malformed message to a slot: {error}") from error

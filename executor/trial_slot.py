@@ -106,6 +106,7 @@ class TrialSlot(ZygoteSlot[Wanted]):
                 log = self._log_of((trial, number))
                 if log is not None:
                     log.known(size)
+            self._paused.likely = wish.likely
             self._paused.let_go(self._paused.keys if wish.memory_bytes == 0 else wish.let_go)
             self._told = None  # who asks is answered
 
@@ -124,6 +125,8 @@ class TrialSlot(ZygoteSlot[Wanted]):
             if run.is_paused:
                 own = self._paused.add(run, descendants.processes(zygote.pid, self._paused.pids))
                 self._most_bytes = max(self._most_bytes, own)
+                if self._wanted.memory_bytes == 0:
+                    self._paused.let_all_go()
             self._empty_s = time.monotonic()
             self._run = run = None
         if run is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Callable, Hashable, Sequence, Set
 from typing import Any
@@ -212,7 +213,7 @@ class SearchController:
             if not self._pool.slots and not self.done:
                 self._save()
                 self.done = True
-        self._let_go()
+        self._rank_paused()
         self._pool.send_wanted(now)
 
     def consider(self, agents: Sequence[AgentOffer]) -> Answer:
@@ -301,15 +302,28 @@ class SearchController:
         if not waits and not self._trials.unsampled and not any(slot.suspending for slot in usable.values()):
             self._pool.end_idle()
 
-    def _let_go(self) -> None:
-        """Tells slots which processes in them nobody will go on with: their trials have ended, or run again."""
+    def _rank_paused(self) -> None:
+        """Says of the runs that stay in slots which nobody will go on with, and how likely the others are to go on.
+
+        That is by what the policy last compared their trials by; without that those that have waited longest come
+        first.
+        """
         for slot in self._pool.slots:
+            if not slot.paused:
+                continue
             held = {run.key for run in slot.runs}
-            slot.let_go(key for key in slot.paused if self._is_stale(key) and (key[0], key[1] + 1) not in held)
+            stale = [key for key in slot.paused if self._is_stale(key) and (key[0], key[1] + 1) not in held]
+            slot.let_go(stale)
+            slot.likely = tuple(sorted((key for key in slot.paused if key not in stale), key=self._rank))
 
     def _is_stale(self, key: RunKey) -> bool:
+        """Whether the trial of a run that stays in a slot has ended, or runs again."""
         record = self._trials.records.get(key[0])
         return record is None or record.state.has_ended() or record.runs - 1 != key[1]
+
+    def _rank(self, key: RunKey) -> float:
+        score = self._trials.records[key[0]].convergence
+        return -math.inf if score is None or math.isnan(score) else -score
 
     def _start(self, slot: Slot, choice: Choice) -> None:
         record = self._trials.records[choice.trial]

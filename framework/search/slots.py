@@ -75,6 +75,7 @@ class Slot:
         heard_s: when that was, on the search's clock.
         inherited: whether it was launched by a service before this one, and has not been heard of since.
         memory_bytes: its memory, if processes of suspended trials stay in it; else 0.
+        likely: the runs that stay in it, the likeliest to go on first.
         is_outdated: whether that was of an earlier version, so that its executor refuses what it does not know.
     """
 
@@ -99,6 +100,7 @@ class Slot:
     inherited: bool = False
     is_outdated: bool = False
     memory_bytes: int = 0
+    likely: tuple[RunKey, ...] = ()
     _stops: bool = False
     _wanted: Wanted = field(default_factory=lambda: Wanted(0))
     _ends: tuple[RunKey, ...] = ()
@@ -232,6 +234,7 @@ class Slot:
             self._wanted,
             known_reports=tuple((*run.key, run.known) for run in runs),
             known_output=tuple((*run.key, run.known_output) for run in runs),
+            likely=self.likely,
         )
 
     def failure(self) -> str:

@@ -71,13 +71,11 @@ class SlotProcess(SeenSlot[SlotStatus]):
         stop: bool = False,
         number: int | None = None,
         memory_bytes: int = 0,
-        let_go: tuple[RunKey, ...] = (),
+        **more: tuple[RunKey, ...],
     ) -> None:
         if number is None:
             self._number += 1
-        wish = Wanted(
-            number or self._number, run, leave, known, reports, output, stop, memory_bytes=memory_bytes, let_go=let_go
-        )
+        wish = Wanted(number or self._number, run, leave, known, reports, output, stop, memory_bytes, **more)
         self.say("wanted " + wish.encode())
 
     def end_of(self, trial: int, run: int = 0) -> RunEnd:
@@ -311,7 +309,7 @@ def test_a_process_that_stands_still_is_let_go_where_nobody_goes_on_with_it(slot
     assert slot.status_when(lambda status: status.run == (3, 1) and status.training).paused == ()
 
 
-def test_what_was_suspended_least_recently_goes_when_memory_is_short(slot: SlotProcess) -> None:
+def test_what_is_least_likely_to_go_on_leaves_when_memory_is_short(slot: SlotProcess) -> None:
     slot.wants(None)
     slot.status_when(lambda status: status.zygote_ready)
     (zygote,) = slot.children("zygote")
@@ -319,15 +317,17 @@ def test_what_was_suspended_least_recently_goes_when_memory_is_short(slot: SlotP
     # Room for two and a half.
     memory_bytes = int((zygote_bytes + 2.5 * (72 << 20)) / 0.9)
     for number in range(3):
-        slot.wants(trial(number, "large"), memory_bytes=memory_bytes)
+        slot.wants(trial(number, "large"), memory_bytes=memory_bytes, likely=((1, 0), (0, 0)))
         slot.trains(number)
     first, second = slot.end_of(0), slot.end_of(1)
     slot.status_when(lambda status: status.run == (2, 0) and status.paused == ((1, 0),))
-    # It goes on all the same.
-    slot.wants(trial(0, "large", 1, first.checkpoint), known=((0, 0), (1, 0)), memory_bytes=memory_bytes)
+    # It goes on all the same. Of the one that has just given way nothing has been said.
+    slot.wants(
+        trial(0, "large", 1, first.checkpoint), known=((0, 0), (1, 0)), memory_bytes=memory_bytes, likely=((1, 0),)
+    )
     status = slot.status_when(lambda status: status.run == (0, 1) and status.step > first.step)
     assert not status.continued
-    assert second.outcome == "suspended"
+    assert (second.outcome, status.paused) == ("suspended", ((1, 0),))
 
 
 def test_what_stands_still_dies_with_its_slot(slot: SlotProcess) -> None:

@@ -98,7 +98,10 @@ def test_a_trial_that_stays_in_memory_goes_on_there_and_its_slice_says_so(begin:
         (1, 0, "new"),
         (0, 1, "continued"),
     ]
-    assert slot.wanted.let_go == ()
+    # The one that has waited longest is the likeliest to go on.
+    slot.report(5, 0.5)
+    stage.tick(QUANTUM_S + 0.1)
+    assert (slot.wanted.run.key, slot.wanted.let_go, slot.wanted.likely) == ((1, 1), (), ((1, 0),))
 
 
 def test_a_process_that_nobody_will_go_on_with_is_let_go(begin: Any) -> None:
