@@ -12,8 +12,9 @@ PYTHON ?= python3
 CHAOS_FAULTS ?= 210
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-# Tests that start processes wait for them much of the time, so more of them than there are cores go at once.
-PYTEST := $(BIN)/python -m pytest --dist worksteal --numprocesses
+# Tests that start processes wait for them much of the time, so more of them than there are cores go at once. A file's
+# tests stay in one process: what they share is made once. The files' order is that of tests/conftest.py.
+PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --numprocesses
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 # The tests start hundreds of Python processes; without bytecode each would compile all that it imports.
 export PYTHONDONTWRITEBYTECODE :=
@@ -28,7 +29,7 @@ test: lint
 	$(PYTEST) 4
 
 test-fast: $(VENV)/.installed-test
-	$(PYTEST) 2 --fast --hypothesis-profile fast
+	$(PYTEST) 2 --dist worksteal --fast --hypothesis-profile fast
 
 test-thorough: lint
 	$(PYTEST) 4 --hypothesis-profile thorough

@@ -1,5 +1,7 @@
 """Runs the benchmarks named on the command line, or all of them, and writes `benchmarks/results/NAME.md`.
 
+`NAME.json` beside it has its tables as values.
+
 A part of the solver's or the search's document can be run alone, and `job_plots` of `jobs`; it is then only printed.
 `wild` needs `--scripts`, and is left out of "all of them" without it.
 """
@@ -10,6 +12,7 @@ import argparse
 import importlib
 from pathlib import Path
 
+from benchmarks import tables
 from benchmarks.jobs import PARTS as JOBS_PARTS
 from benchmarks.machine import describe_machine
 from benchmarks.search import PARTS as SEARCH_PARTS
@@ -33,6 +36,7 @@ NAMES = (
     "chaos_tensorflow",
     "start",
     "plain_task",
+    "claims",
     "wild",
 )
 MODULES = (
@@ -40,7 +44,6 @@ MODULES = (
     | {name: f"benchmarks.search.{name}" for name in SEARCH_PARTS}
     | {name: f"benchmarks.jobs.{name}" for name in JOBS_PARTS}
 )
-RESULTS = Path(__file__).parent / "results"
 REPEATS = {"start": 10, "elastic": 3, "allocation": 3}
 """Runs of each command, or of all modes or allocations; the result of fewer is not kept."""
 
@@ -84,8 +87,9 @@ def main() -> None:
         ]
         print("\n".join(lines))
         if name in NAMES and not is_printed.get(name):
-            path = RESULTS / f"{name}.md"
+            path = tables.RESULTS / f"{name}.md"
             path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+            tables.write(name, lines)
             print(f"\nwritten to {path}\n")
 
 

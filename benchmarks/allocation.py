@@ -29,6 +29,8 @@ from framework.simulation.jobs.machines import Layout, Machines
 from framework.simulation.jobs.scheduler import scheduler_named
 from framework.simulation.jobs.workload import SimulatedJob
 from framework.simulation.jobs.world import JobsSettings, JobsWorld
+from solver.choices import Sharding
+from solver.shards import DEFAULT_SHARDING
 
 TITLE = "Jobs that share a cluster"
 REPEATS = 3
@@ -207,7 +209,7 @@ class PacedModel:
     def max_workers(self, batch_size: int) -> int:
         return MOST_WORKERS
 
-    def samples_per_s(self, layout: Layout, batch_size: int, *, balanced: bool = True) -> float:
+    def samples_per_s(self, layout: Layout, batch_size: int, *, sharding: Sharding = DEFAULT_SHARDING) -> float:
         return sum(workers for workers, _ in layout) * batch_size / STEP_S
 
     def expected_samples_per_s(self, workers: int, ps: int, batch_size: int) -> float:

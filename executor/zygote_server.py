@@ -1,6 +1,6 @@
 """Keeps zygotes for all executors of a machine: `python -P -m executor.zygote_server SOCKET FOLDER`.
 
-An embedded Mesos has one, so that its executors, and the command that has started it, import a library once. It is
+An embedded Mesos has one, so that its executors, and the commands that run jobs on it, import a library once. It is
 asked by SOCKET (AF_UNIX, SOCK_SEQPACKET), a connection a request: a JSON object with a `kind` (`ZygoteKind.dumps`) and
 a `request` (`ForkRequest.encode`), with the file descriptors that go with it; the answer is a process id or a sentence.
 Without a `request` a zygote of that kind begins to import, and nothing is answered.

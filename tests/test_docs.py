@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import re
 import runpy
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks import claims, tables
 from framework.cli import app
 
 ROOT = Path(__file__).parent.parent
@@ -27,6 +30,44 @@ def test_no_line_is_too_long_to_read(document: Path) -> None:
     lines = document.read_text(encoding="utf-8").splitlines()
     # A table's row cannot be wrapped.
     assert [line for line in lines if len(line) > 120 and not line.startswith("|")] == []
+
+
+FIGURE = re.compile(r"(?<![\w.,-])(\d[\d,]*(?:\.\d+)?)(?=\s?(?:%|times\b|m?s\b|µs\b|samples\b))")
+
+
+@pytest.mark.parametrize("document", [ROOT / "README.md", *(ROOT / "docs").glob("*.md")], ids=lambda path: path.name)
+def test_every_figure_beside_a_link_to_results_stands_there(document: Path) -> None:
+    text = re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
+    stale = []
+    for part in re.split(r"\n\s*\n|\n(?=\* |\d+\. |\|)", text):
+        results = [document.parent / link for link in re.findall(r"\]\(([\w./]*benchmarks/results/\w+\.md)", part)]
+        measured = "\n".join(result.read_text(encoding="utf-8") for result in results)
+        known = [float(figure.replace(",", "")) for figure in re.findall(r"\d[\d,]*(?:\.\d+)?", measured)]
+        for figure in FIGURE.findall(part) if results else ():
+            decimals = len(figure.partition(".")[2])
+            if float(figure.replace(",", "")) not in [round(value, decimals) for value in known]:
+                stale.append((figure, part))
+    assert stale == []
+
+
+def test_the_tables_of_the_results_are_kept_as_values_too() -> None:
+    for result in tables.RESULTS.glob("*.md"):
+        kept = json.loads(result.with_suffix(".json").read_text(encoding="utf-8"))
+        found = tables.tables_in(result.read_text(encoding="utf-8").splitlines())
+        assert kept == json.loads(json.dumps([dataclasses.asdict(table) for table in found])), result.name
+
+
+def test_every_claim_has_a_row_and_a_verdict_and_is_what_the_results_say() -> None:
+    (table,) = tables.tables_in((tables.RESULTS / "claims.md").read_text(encoding="utf-8").splitlines())
+    assert len(table.rows) == len(claims.CLAIMS)
+    verdicts = dict(zip(table.column("claim"), table.column("verdict").values(), strict=True))
+    assert {text.strip("*") for text in verdicts.values()} <= set(claims.Verdict)
+    for row, claim in zip(table.rows, claims.CLAIMS, strict=True):
+        assert row[table.columns.index("claim")] == claim.words
+        if claim.is_read:
+            found = claim.find()
+            shown = tuple(row[table.columns.index(name)] for name in ("ours", "verdict", "why"))
+            assert shown == (found.figure, f"**{found.verdict}**", found.reason), "run python -m benchmarks claims"
 
 
 def test_the_readme_is_short() -> None:

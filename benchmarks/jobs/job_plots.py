@@ -90,7 +90,7 @@ def colours_of(jobs: Sequence[SimulatedJob]) -> dict[int, str]:
 
 def _alone_s(job: SimulatedJob) -> float:
     """Seconds of training with one worker."""
-    return job.samples / job.model.samples_per_s(((1, min(1, job.model.max_ps)),), job.batch_size, balanced=True)
+    return job.samples / job.model.samples_per_s(((1, min(1, job.model.max_ps)),), job.batch_size, sharding="greedy")
 
 
 def stacked(stretches: Sequence[Stretch]) -> Iterator[tuple[Stretch, int]]:

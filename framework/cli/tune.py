@@ -344,7 +344,7 @@ def tune(
 
 
 def _import_for_trials(spec: SearchSpec, zygotes: str) -> None:
-    """Has a private Mesos' zygote server begin to import what the trials need."""
+    """Has an embedded Mesos' zygote server begin to import what the trials need."""
     from executor.slot_order import SlotOrder
     from executor.zygote_pool import warm_soon
     from framework.project.script_facts import script_facts

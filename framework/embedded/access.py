@@ -42,11 +42,33 @@ class ClusterAccess:
         """Where other processes of this account find the secret, while the cluster is up."""
         return _secret_file(self.address)
 
-    def write(self, mesos_file: Path) -> None:
-        """Writes the secret for the daemons, in Mesos' form, and for whoever knows the address."""
+    @property
+    def zygotes_link(self) -> Path:
+        """Leads them to the socket of the cluster's zygote server, while the cluster is up."""
+        return self.secret_file.with_name(f"{self.address}.zygotes")
+
+    @property
+    def zygotes(self) -> str:
+        """Where the zygote server is found by that link; empty if there is none."""
+        return str(self.zygotes_link) if self.zygotes_link.exists() else ""
+
+    def write(self, mesos_file: Path, zygotes: Path) -> None:
+        """Writes the secret for the daemons, in Mesos' form, and for whoever knows the address.
+
+        Args:
+            mesos_file: of the daemons.
+            zygotes: the zygote server's socket.
+        """
         _write(mesos_file, json.dumps({"credentials": [{"principal": PRINCIPAL, "secret": self.secret}]}))
         self.secret_file.parent.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
         _write(self.secret_file, self.secret)
+        self.zygotes_link.unlink(missing_ok=True)
+        self.zygotes_link.symlink_to(zygotes)
+
+    def remove(self) -> None:
+        """Removes what other processes find."""
+        self.secret_file.unlink(missing_ok=True)
+        self.zygotes_link.unlink(missing_ok=True)
 
 
 def known_access(address: str) -> ClusterAccess | None:

@@ -196,7 +196,7 @@ class EmbeddedCluster:
             # Nothing is left by now, unless someone has killed the supervisor; then the system ended the daemons.
             for pid in task_processes(str(self.work_dir)):
                 send(pid, signal.SIGKILL)
-            self.access.secret_file.unlink(missing_ok=True)
+            self.access.remove()
         if self._named_work_dir is None and self.work_dir != Path():
             shutil.rmtree(self.work_dir, ignore_errors=True)
 
@@ -296,7 +296,7 @@ class EmbeddedCluster:
             self._files.log(settings.ZYGOTES),
         )
         self._runner = DaemonRunner(control, self._files, self.access, self._library, ports)
-        self.access.write(self._files.credentials)
+        self.access.write(self._files.credentials, self._files.zygotes)
         for master in self._masters:
             master.port = next(ports)
         for index, spec in enumerate(self._specs):

@@ -75,7 +75,7 @@ def write_programs(files: ClusterFiles, library: Path) -> None:
 
 def supervisor_command(files: ClusterFiles, access: ClusterAccess, *, remove: bool) -> list[str]:
     """Command line of the process that starts the daemons and cleans up."""
-    afterwards = [str(access.secret_file), *([str(files.work_dir)] if remove else [])]
+    afterwards = [str(access.secret_file), str(access.zygotes_link), *([str(files.work_dir)] if remove else [])]
     return [*INTERPRETER, str(HERE / "supervisor.py"), str(os.getpid()), str(files.work_dir), *afterwards]
 
 

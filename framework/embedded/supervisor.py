@@ -207,7 +207,7 @@ def start(argv: list[str], env: dict[str, str], log: str) -> int:
     return os.posix_spawn(argv[0], argv, env, file_actions=actions, setsigdef=[signal.SIGPIPE])
 
 
-def main(owner: str, work_dir: str, secret_file: str, *temporary: str) -> None:
+def main(owner: str, work_dir: str, secret_file: str, zygotes_link: str, *temporary: str) -> None:
     for entry in os.listdir("/proc/self/fd"):
         if int(entry) > STANDARD_ERROR:  # Reserved ports: held here, not in the daemons.
             try:
@@ -219,8 +219,9 @@ def main(owner: str, work_dir: str, secret_file: str, *temporary: str) -> None:
         supervisor.serve()
     finally:
         supervisor.clean_up()
-        with contextlib.suppress(FileNotFoundError):  # Somebody may have cleaned the cache meanwhile.
-            os.remove(secret_file)
+        for known in (secret_file, zygotes_link):
+            with contextlib.suppress(FileNotFoundError):  # Somebody may have cleaned the cache meanwhile.
+                os.remove(known)
         os.chdir("/")
         for folder in temporary:
             shutil.rmtree(folder, ignore_errors=True)

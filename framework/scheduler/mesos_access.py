@@ -67,13 +67,22 @@ class MesosAccess:
         """Whether tasks see this machine's files, as far as that can be told before the master has answered."""
         if self.master is None or self.image is not None:
             return self.image is None
-        host = self.master.rpartition("@")[2].rpartition(":")[0]
-        return not self.master.startswith("zk://") and _is_loopback(host)
+        return not self.master.startswith("zk://") and _is_loopback(self._host)
 
     @property
     def zygotes(self) -> str:
-        """Socket of the zygote server of a private Mesos that is `starting`; empty without one."""
-        return "" if self.private is None else self.private.zygotes
+        """Socket of the zygote server of an embedded Mesos; empty without one.
+
+        It is a private one that is `starting`, or one of this account that is named by its address.
+        """
+        if self.private is not None:
+            return self.private.zygotes
+        access = known_access(self._host) if self.runs_here else None
+        return "" if access is None else access.zygotes
+
+    @property
+    def _host(self) -> str:
+        return "" if self.master is None else self.master.rpartition("@")[2].rpartition(":")[0]
 
     @contextlib.contextmanager
     def starting(self) -> Iterator[MesosAccess]:

@@ -6,6 +6,7 @@ TensorFlow's import is most of the time of a small script; a fork that has run n
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -33,6 +34,8 @@ def run(script: Path) -> None:
 
 def main() -> None:
     assert tf.__version__
+    # As in `dike.zygote`: no collection of a fork goes through what has been imported.
+    gc.freeze()
     scripts = sorted(Path(sys.argv[1]).glob("*.py"))
     for script in scripts:
         child = os.fork()

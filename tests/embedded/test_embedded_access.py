@@ -107,13 +107,16 @@ def test_only_its_own_account_reads_its_secret(tmp_path: Path, monkeypatch: pyte
     access = ClusterAccess()
     previous = os.umask(0)
     try:
-        access.write(tmp_path / "credentials.json")
+        access.write(tmp_path / "credentials.json", tmp_path / "zygotes.sock")
     finally:
         os.umask(previous)
     modes = [stat.S_IMODE(path.stat().st_mode) for path in (access.secret_file, tmp_path / "credentials.json")]
     assert modes == [0o600, 0o600]
     assert stat.S_IMODE(access.secret_file.parent.stat().st_mode) == 0o700
     assert known_access(access.address) == access
+    assert access.zygotes == ""
+    (tmp_path / "zygotes.sock").touch()
+    assert Path(access.zygotes).resolve() == tmp_path / "zygotes.sock"
     assert known_access("127.0.0.1") is None
     assert known_access("..") is None
 
@@ -122,7 +125,9 @@ def test_only_its_own_account_reads_its_secret(tmp_path: Path, monkeypatch: pyte
 def test_the_secret_goes_with_the_cluster() -> None:
     with EmbeddedCluster([AgentSpec("cpus:1;mem:256")]) as ending:
         assert ending.access.secret_file.exists()
+        assert Path(ending.access.zygotes).resolve() == Path(ending.zygotes)
     assert not ending.access.secret_file.exists()
+    assert not ending.access.zygotes_link.is_symlink()
 
 
 @pytest.mark.integration

@@ -6,6 +6,7 @@ Standard input: one JSON object a line. `argv`, `environment`, `output`, `report
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -14,7 +15,11 @@ from types import FrameType
 
 from dike import launch, zygote
 
+gc.disable()
 assert zygote.preload(["tensorflow", "keras"], launch.COMPANIONS)[0] == ["tensorflow", "keras"]
+# As in `dike.zygote`: no collection of a fork goes through what has been imported.
+gc.freeze()
+gc.enable()
 codes: dict[int, int] = {}
 
 

@@ -12,7 +12,9 @@ from framework.simulation.jobs.losses import TrueCurve
 from framework.simulation.jobs.machines import Hosts, Layout, Machines, counts_of
 from framework.simulation.jobs.scheduler import PlacedJob, Scheduler
 from framework.simulation.jobs.workload import SimulatedJob
+from solver.choices import Sharding
 from solver.jobs.free_capacity import NOTHING, Amounts
+from solver.shards import DEFAULT_SHARDING
 
 CURVE = TrueCurve(epochs=20, rate=0.5, power=1.0, floor=0.1, noise=0.0)
 
@@ -30,7 +32,7 @@ class LinearModel:
     def max_workers(self, batch_size: int) -> int:
         return batch_size
 
-    def samples_per_s(self, layout: Layout, batch_size: int, *, balanced: bool = True) -> float:
+    def samples_per_s(self, layout: Layout, batch_size: int, *, sharding: Sharding = DEFAULT_SHARDING) -> float:
         return sum(workers for workers, _ in layout) * (10.0 if len(layout) == 1 else 8.0)
 
     def expected_samples_per_s(self, workers: int, ps: int, batch_size: int) -> float:

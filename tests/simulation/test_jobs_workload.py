@@ -73,8 +73,8 @@ def test_beliefs_with_errors_are_as_wrong_as_they_are_to_be() -> None:
     beliefs = [make_progress(job(number), settings, rng) for number in range(20)]
     assert {round(one.samples_left(0.0) / 36_000, 6) for one in beliefs} == {0.8, 1.2}
     assert {round(one.samples_left(0.5) / 18_000, 6) for one in beliefs} == {0.9, 1.1}
-    table = make_speeds(job(0), MACHINE, settings, rng, balanced=True).table()
-    exact = ErringSpeeds(job(0), MACHINE, 0.0, rng, balanced=True).table()
+    table = make_speeds(job(0), MACHINE, settings, rng, sharding="greedy").table()
+    exact = ErringSpeeds(job(0), MACHINE, 0.0, rng, sharding="greedy").table()
     # Four workers fit one machine; more are slower by a fifth.
     assert exact.tolist() == [[10, 20, 30, 40, 40, 48, 56, 64]]
     assert set(np.round(table / exact, 6).ravel()) == {0.9, 1.1}
@@ -92,8 +92,8 @@ def test_the_fitted_length_comes_near_the_truth_as_the_job_goes_on() -> None:
 
 
 def test_fitted_speeds_are_near_the_truth_after_sample_runs() -> None:
-    exact = ErringSpeeds(job(0), MACHINE, 0.0, np.random.default_rng(0), balanced=True).table()
-    speeds = FittedSpeeds(job(0), MACHINE, np.random.default_rng(0), balanced=True)
+    exact = ErringSpeeds(job(0), MACHINE, 0.0, np.random.default_rng(0), sharding="greedy").table()
+    speeds = FittedSpeeds(job(0), MACHINE, np.random.default_rng(0), sharding="greedy")
     assert np.abs(speeds.table() / exact - 1).max() < 0.3
     for _ in range(20):
         speeds.observe((6, 0), 48.0)

@@ -8,6 +8,7 @@ output.txt, and writes to FOLDER/NAME.json how its runs ended and all that they 
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import os
 import signal
@@ -65,13 +66,16 @@ class PlayedRuntime(TrialRuntime):
         super()._tell(line, wait_s)
         if line["type"] == "paused":
             assert self._control is not None
-            subprocess.Popen(["sh", "-c", f"sleep 0.1; kill -CONT {os.getpid()}"])
+            # Again and again: the first signal may come before it stands still.
+            subprocess.Popen(["sh", "-c", f"while sleep 0.1 && kill -CONT {os.getpid()} 2>&-; do :; done"])
             os.kill(os.getpid(), signal.SIGSTOP)
             os.write(self._control, f"continue {self.spec.run + 1}\n".encode())
 
 
 def main(prepare: Prepare) -> None:
     """Plays every case of the folder that the program was given."""
+    # As in `dike.zygote`: no collection of a fork goes through what has been imported.
+    gc.freeze()
     folder = Path(sys.argv[1])
     for case in json.loads((folder / "cases.json").read_text()):
         (folder / f"{case['name']}.json").write_text(json.dumps(_play(case, folder / case["name"], prepare)))

@@ -17,6 +17,7 @@ from framework.simulation.jobs.losses import PATIENCE
 from framework.simulation.jobs.machines import even_layout
 from framework.simulation.jobs.workload import SimulatedJob
 from solver.calibration.nnls import Floats
+from solver.choices import Sharding
 from solver.jobs.free_capacity import Amounts
 from solver.online import ConvergenceModel, SpeedModel, sample_sizes
 
@@ -151,11 +152,11 @@ class FittedSpeeds:
     Args:
         job: the job.
         machine: what one machine has.
-        balanced: whether variables are dealt out evenly.
+        sharding: how its variables are dealt out to parameter servers.
         rng: draws the noise.
     """
 
-    def __init__(self, job: SimulatedJob, machine: Amounts, rng: np.random.Generator, *, balanced: bool) -> None:
+    def __init__(self, job: SimulatedJob, machine: Amounts, rng: np.random.Generator, *, sharding: Sharding) -> None:
         self._job, self._rng = job, rng
         self._seen: Counter[Counts] = Counter()
         self._model = SpeedModel(
@@ -166,7 +167,7 @@ class FittedSpeeds:
         )
         for workers, ps in sample_sizes(self._model, SAMPLE_RUNS):
             counts = workers, min(ps, job.model.max_ps)
-            self.observe(counts, _true_speed(job, counts, machine, balanced=balanced))
+            self.observe(counts, _true_speed(job, counts, machine, sharding=sharding))
 
     def observe(self, counts: Counts, samples_per_s: float) -> None:
         self._seen[counts] += 1
@@ -185,17 +186,17 @@ class ErringSpeeds:
         job: the job.
         machine: what one machine has.
         error: each speed is too high or too low by this share.
-        balanced: whether variables are dealt out evenly.
+        sharding: how its variables are dealt out to parameter servers.
         rng: draws which of the two.
     """
 
     def __init__(
-        self, job: SimulatedJob, machine: Amounts, error: float, rng: np.random.Generator, *, balanced: bool
+        self, job: SimulatedJob, machine: Amounts, error: float, rng: np.random.Generator, *, sharding: Sharding
     ) -> None:
         lines = range(1, max(1, job.model.max_ps) + 1)
         true = [
             [
-                _true_speed(job, (workers, min(ps, job.model.max_ps)), machine, balanced=balanced)
+                _true_speed(job, (workers, min(ps, job.model.max_ps)), machine, sharding=sharding)
                 for workers in range(1, job.max_workers + 1)
             ]
             for ps in lines
@@ -234,16 +235,16 @@ def make_progress(job: SimulatedJob, settings: BeliefSettings, rng: np.random.Ge
 
 
 def make_speeds(
-    job: SimulatedJob, machine: Amounts, settings: BeliefSettings, rng: np.random.Generator, *, balanced: bool
+    job: SimulatedJob, machine: Amounts, settings: BeliefSettings, rng: np.random.Generator, *, sharding: Sharding
 ) -> Speeds:
     """What is believed of a new job's speed."""
     if settings.speed_error is None:
-        return FittedSpeeds(job, machine, rng, balanced=balanced)
-    return ErringSpeeds(job, machine, settings.speed_error, rng, balanced=balanced)
+        return FittedSpeeds(job, machine, rng, sharding=sharding)
+    return ErringSpeeds(job, machine, settings.speed_error, rng, sharding=sharding)
 
 
-def _true_speed(job: SimulatedJob, counts: Counts, machine: Amounts, *, balanced: bool) -> float:
+def _true_speed(job: SimulatedJob, counts: Counts, machine: Amounts, *, sharding: Sharding) -> float:
     layout = even_layout(job.model.needs, counts, machine)
     if layout is None:
         layout = ((1, 0),) * counts[0] + ((0, 1),) * counts[1]
-    return job.model.samples_per_s(layout, job.batch_size, balanced=balanced)
+    return job.model.samples_per_s(layout, job.batch_size, sharding=sharding)

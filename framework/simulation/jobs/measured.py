@@ -20,6 +20,8 @@ from dike.exceptions import BadInputError
 from framework.policies.jobs.interface import Counts, TaskNeeds
 from framework.simulation.jobs.machines import Layout, Machines, even_layout
 from solver.calibration.nnls import Floats
+from solver.choices import Sharding
+from solver.shards import DEFAULT_SHARDING
 from solver.units import GIB, MIB
 
 WORKER_CPUS = 2
@@ -91,7 +93,7 @@ class MeasuredModel:
         """Most workers that each have as many samples as were measured at least."""
         return max(1, int(batch_size / self._least_batch))
 
-    def samples_per_s(self, layout: Layout, batch_size: int, *, balanced: bool = True) -> float:
+    def samples_per_s(self, layout: Layout, batch_size: int, *, sharding: Sharding = DEFAULT_SHARDING) -> float:
         """Speed on these machines; there is nothing to balance."""
         key = tuple(workers for workers, _ in layout), batch_size
         if key not in self._speeds:

@@ -12,6 +12,7 @@ from framework.policies.jobs.registry import POLICIES
 from framework.simulation.jobs.machines import Hosts, Machines, counts_of
 from framework.simulation.jobs.placement import Place, best_fit, fewest_machines, spread, used_by
 from framework.simulation.jobs.schedulers import SCHEDULERS
+from solver.choices import Sharding
 from solver.jobs.free_capacity import Amounts, plus
 
 ALLOCATIONS: dict[str, Allocate] = {
@@ -22,7 +23,7 @@ ALLOCATIONS: dict[str, Allocate] = {
     "fifo": POLICIES["fifo"],
 }
 PLACEMENTS: dict[str, Place] = {"fewest": fewest_machines, "spread": spread, "best-fit": best_fit}
-SHARDINGS = {"balanced": True, "in-turn": False}
+SHARDINGS: dict[str, Sharding] = {"balanced": "greedy", "paa": "optimus", "in-turn": "round_robin"}
 LEARNING = ("gain", "relative-gain", "tetris")
 """Those that ask how fast a job is and how far it has to go."""
 REFERENCE = "optimus"
@@ -49,7 +50,7 @@ class Scheduler:
         name: for the tables.
         allocate: how many tasks each job gets.
         place: where they go.
-        balanced: whether variables are dealt out to parameter servers evenly.
+        sharding: how variables are dealt out to parameter servers.
         learns: whether it has to know a job's speed before the job begins.
         consolidates: whether jobs move to fewer machines once there is room.
     """
@@ -57,7 +58,7 @@ class Scheduler:
     name: str
     allocate: Allocate
     place: Place
-    balanced: bool
+    sharding: Sharding
     learns: bool
     consolidates: bool
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 SCHEDULERS = {
     "dike": "relative-gain/fewest/balanced",
-    "optimus": "gain/fewest/balanced",
+    "optimus": "gain/fewest/paa",
     "drf": "drf/spread/in-turn",
     "tetris": "tetris/best-fit/in-turn",
     "fifo": "fifo/spread/in-turn",

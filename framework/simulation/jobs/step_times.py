@@ -17,15 +17,12 @@ from solver.options import cpus_per_gpu
 from solver.placement.naming import Assignment
 from solver.resources import CPU_STEP, WorkerShape
 from solver.scenario import Scenario
-from solver.shards import useful_ps_count
+from solver.shards import DEFAULT_SHARDING, useful_ps_count
 
 BATCH_FACTORS = (4, 8)
 """The global batch of a synchronous job is so many times the model's own, which is that of an asynchronous worker."""
 HIDDEN_SIGMA = 0.25
 """Standard deviation of the logarithm of how much the real hardware is faster than what is known of it."""
-BALANCED: Sharding = "greedy"
-UNBALANCED: Sharding = "round_robin"
-"""TensorFlow's own: the parameter servers take turns."""
 
 
 class StepTimes:
@@ -45,8 +42,8 @@ class StepTimes:
         self._cluster = machines.cluster(network_factor)
         self._hardware = hardware
         self._scenarios: dict[Sharding, Scenario] = {}
-        self._speeds: dict[tuple[Layout, int, bool], float] = {}
-        kind = self._scenario(profile.batch_size, BALANCED).kinds[0]
+        self._speeds: dict[tuple[Layout, int, Sharding], float] = {}
+        kind = self._scenario(profile.batch_size, DEFAULT_SHARDING).kinds[0]
         feeding, _ = cpus_per_gpu(profile, hardware, kind)
         share = int((kind.cpus - 1) / kind.gpus / CPU_STEP) * CPU_STEP
         self.shape = WorkerShape(1, max(CPU_STEP, min(feeding, share)))
@@ -54,28 +51,28 @@ class StepTimes:
     @property
     def needs(self) -> TaskNeeds:
         """What the tasks take; a ps has room for the whole model."""
-        scenario = self._scenario(self._profile.batch_size, BALANCED)
+        scenario = self._scenario(self._profile.batch_size, DEFAULT_SHARDING)
         return TaskNeeds(
             amounts(scenario.sizes.worker(self.shape)), amounts(scenario.sizes.ps(scenario.shards(1).sizes[0]))
         )
 
-    def samples_per_s(self, layout: Layout, batch_size: int, *, balanced: bool) -> float:
+    def samples_per_s(self, layout: Layout, batch_size: int, *, sharding: Sharding) -> float:
         """Speed on these machines.
 
         Args:
             layout: the tasks on each machine.
             batch_size: of all workers together where they are synchronous, else of each.
-            balanced: whether the variables are dealt out evenly, or in turn.
+            sharding: how the variables are dealt out to the parameter servers.
         """
-        key = layout, batch_size, balanced
+        key = layout, batch_size, sharding
         if key not in self._speeds:
             self._speeds[key] = self._samples_per_s(*key)
         return self._speeds[key]
 
-    def _samples_per_s(self, layout: Layout, batch_size: int, balanced: bool) -> float:
+    def _samples_per_s(self, layout: Layout, batch_size: int, sharding: Sharding) -> float:
         workers = sum(count for count, _ in layout)
         each = -(-batch_size // workers) if self._profile.synchronous else batch_size
-        of_cluster = self._scenario(each, BALANCED if balanced else UNBALANCED)
+        of_cluster = self._scenario(each, sharding)
         names = tuple(map(str, range(len(layout))))
         kinds = (dataclasses.replace(of_cluster.kinds[0], names=names),)
         scenario = dataclasses.replace(of_cluster, kinds=kinds)
@@ -134,14 +131,14 @@ class PsModel:
         """Most workers that each have a sample and a GPU."""
         return min(batch_size, self._gpus) if self.synchronous else self._gpus
 
-    def samples_per_s(self, layout: Layout, batch_size: int, *, balanced: bool = True) -> float:
+    def samples_per_s(self, layout: Layout, batch_size: int, *, sharding: Sharding = DEFAULT_SHARDING) -> float:
         """Speed on these machines."""
-        return self._true.samples_per_s(layout, batch_size, balanced=balanced)
+        return self._true.samples_per_s(layout, batch_size, sharding=sharding)
 
     def expected_samples_per_s(self, workers: int, ps: int, batch_size: int) -> float:
         """What the step-time model says of them on the fewest machines, before the job has run; 0 if it cannot."""
         layout = even_layout(self.needs, (workers, ps), self._machine)
-        return 0.0 if layout is None else self._expected.samples_per_s(layout, batch_size, balanced=True)
+        return 0.0 if layout is None else self._expected.samples_per_s(layout, batch_size, sharding=DEFAULT_SHARDING)
 
 
 def _really(known: Hardware, gpu_model: str, rng: np.random.Generator) -> tuple[Hardware, float]:

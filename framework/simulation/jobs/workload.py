@@ -16,6 +16,8 @@ from dike.exceptions import BadInputError
 from framework.policies.jobs.interface import TaskNeeds
 from framework.simulation.jobs.losses import TrueCurve
 from framework.simulation.jobs.machines import Layout, Machines, even_layout
+from solver.choices import Sharding
+from solver.shards import DEFAULT_SHARDING
 
 REQUESTS = (1, 2, 4, 8)
 """Workers that users ask for, each as often as the others."""
@@ -49,7 +51,7 @@ class JobModel(Protocol):
     def max_workers(self, batch_size: int) -> int:
         """Most workers with that batch."""
 
-    def samples_per_s(self, layout: Layout, batch_size: int, *, balanced: bool = True) -> float:
+    def samples_per_s(self, layout: Layout, batch_size: int, *, sharding: Sharding = DEFAULT_SHARDING) -> float:
         """The real speed."""
 
     def expected_samples_per_s(self, workers: int, ps: int, batch_size: int) -> float:

@@ -187,7 +187,7 @@ class JobsWorld:
         settings, scheduler = self._settings.beliefs, self._scheduler
         if scheduler.learns:
             progress = make_progress(job, settings, rng)
-            speeds = make_speeds(job, self._machines.capacity, settings, rng, balanced=scheduler.balanced)
+            speeds = make_speeds(job, self._machines.capacity, settings, rng, sharding=scheduler.sharding)
             self._active[job.id] = _Running(job, progress, speeds)
         else:
             self._active[job.id] = _Running(job, NoProgress(), NoSpeeds(job))
@@ -248,7 +248,7 @@ class JobsWorld:
         job, counts = running.job, counts_of(running.hosts)
         if not running.hosts:
             return
-        speed = job.model.samples_per_s(layout_of(running.hosts), job.batch_size, balanced=self._scheduler.balanced)
+        speed = job.model.samples_per_s(layout_of(running.hosts), job.batch_size, sharding=self._scheduler.sharding)
         ends_s = max(running.trains_from_s, now_s) + (job.samples - running.done) / speed
         stretch = Stretch(job.id, counts[0], now_s, min(ends_s, until_s))
         self._totals.gpu_seconds += stretch.workers * (stretch.end_s - stretch.start_s)
