@@ -357,7 +357,7 @@ class TrialRuntime:
         if number is None:
             self.leave(EXIT_SUSPENDED)  # whoever could let it go on is gone
         self.spec = dataclasses.replace(self.spec, run=number, resume_from=path)
-        self._checkpoint_s = self._clock()
+        self._checkpoint_s, self._reported_s = self._clock(), -math.inf
         if self._training_since_s is not None:
             self._training_since_s += self._checkpoint_s - paused_s
         self._tell({"type": "restored", "path": path, "step": step})
