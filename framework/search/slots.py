@@ -74,9 +74,9 @@ class Slot:
         status: what it last said of itself; None before.
         heard_s: when that was, on the search's clock.
         inherited: whether it was launched by a service before this one, and has not been heard of since.
+        is_outdated: whether that was of an earlier version, so that its executor refuses what it does not know.
         memory_bytes: its memory, if processes of suspended trials stay in it; else 0.
         likely: the runs that stay in it, the likeliest to go on first.
-        is_outdated: whether that was of an earlier version, so that its executor refuses what it does not know.
     """
 
     id: int
@@ -283,7 +283,8 @@ def at_home(
         records: the trials by number.
     """
     given = dict(runs)
-    homes = {trial: slot for slot in slots.values() for trial, run in slot.paused if run == records[trial].runs - 1}
+    last = {number: record.runs - 1 for number, record in records.items()}
+    homes = {trial: slot for slot in slots.values() for trial, run in slot.paused if last.get(trial) == run}
 
     def is_here(slot: int, choice: Choice) -> bool:
         """Whether it must not be moved: it runs in the slot, or stands still there."""
