@@ -62,13 +62,18 @@ def set_name(name: str) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
-def end_process(code: int) -> NoReturn:
-    """Ends the process at once, its output written: TensorFlow's own teardown takes a second, if it ends at all."""
+def flush_output() -> None:
+    """Writes what is held back of standard output and standard error."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except OSError:
             continue  # nobody reads it any more
+
+
+def end_process(code: int) -> NoReturn:
+    """Ends the process at once, its output written: TensorFlow's own teardown takes a second, if it ends at all."""
+    flush_output()
     os._exit(code)
 
 

@@ -85,6 +85,16 @@ class ForkedProcess:
             kill_s = time.monotonic() + left_s
             self._kill_s = kill_s if self._kill_s is None else min(kill_s, self._kill_s)
 
+    def relieve(self) -> None:
+        """It has all the time again."""
+        self._kill_s = None
+
+    def close(self) -> None:
+        """Watches it no more."""
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
+
     def kill_if_due(self) -> bool:
         """Kills it if its time is up; returns whether it did."""
         if self._kill_s is None or time.monotonic() < self._kill_s:

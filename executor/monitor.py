@@ -68,6 +68,14 @@ class Gpus:
         return float(sum(shares)) / len(shares) / 100
 
 
+def own_bytes(process: psutil.Process) -> int:
+    """Memory that no other process shares with this one; 0 if it is gone."""
+    try:
+        return int(process.memory_full_info().uss)
+    except psutil.Error:
+        return 0
+
+
 class RunMonitor:
     """Watches one run, from before its process exists.
 
@@ -91,6 +99,13 @@ class RunMonitor:
         self._listed = False
         self._cpu_s: dict[int, float] = {}
         self._looked_s = time.monotonic()
+
+    def begin_with(self, processes: Iterable[psutil.Process]) -> None:
+        """The run's processes are there already: the time they have been busy before does not count."""
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                self._cpu_s[process.pid] = times.user + times.system
 
     def look(self, processes: Iterable[psutil.Process]) -> None:
         """Takes the figures of the run's processes; those that have just ended count for nothing."""

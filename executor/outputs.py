@@ -220,6 +220,10 @@ class Outputs:
         self._state = _State(dict(local_files(self._task.workspace) if given is None else given))
         self._do("restore")
 
+    def belongs_to(self, number: int) -> None:
+        """What is written from now on is of another attempt or run, which goes on in the same working folder."""
+        self._task = dataclasses.replace(self._task, number=number)
+
     def save(self) -> None:
         """Brings back what has changed since the last time."""
         self._do("save")

@@ -37,17 +37,24 @@ class RunLog:
 
     Args:
         path: the file; it is there already.
+        begin: how many bytes in it are of an earlier run, which the same process was.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, begin: int = 0) -> None:
         self._path = path
+        self._begin = begin
         self._sent = 0
+
+    @property
+    def end(self) -> int:
+        """How many bytes are in the file with what it has printed."""
+        return self._begin + self.size
 
     @property
     def size(self) -> int:
         """How many bytes the run has printed; 0 if somebody has removed the file."""
         try:
-            return self._path.stat().st_size
+            return max(0, self._path.stat().st_size - self._begin)
         except FileNotFoundError:
             return 0
 
@@ -70,7 +77,7 @@ class RunLog:
                 begin, size = self._sent, self.size
                 if begin >= FIRST_BYTES and size - begin > BEHIND_BYTES:
                     begin = size - BEHIND_BYTES // 2
-                file.seek(begin)
+                file.seek(self._begin + begin)
                 data = file.read(CHUNK_BYTES)
                 if not has_ended or begin + len(data) < size:
                     data = _whole_characters(data)

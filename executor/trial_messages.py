@@ -58,6 +58,10 @@ class Wanted:
         known_output: runs of which it wants what they print, from there on; None from a version that takes no output.
         stop: whether the trial of the run that is in the slot and not wanted will never run again: it is ended even if
             it cannot be suspended.
+        memory_bytes: how much memory the slot has, with processes of suspended runs that stay in it; 0 if none are to
+            stay.
+        let_go: suspended runs whose processes nobody will go on with.
+        likely: those whose processes stay in the slot, the likeliest to go on first.
     """
 
     number: int
@@ -67,6 +71,9 @@ class Wanted:
     known_reports: tuple[KnownReports, ...] = ()
     known_output: tuple[KnownOutput, ...] | None = None
     stop: bool = False
+    memory_bytes: int = 0
+    let_go: tuple[RunKey, ...] = ()
+    likely: tuple[RunKey, ...] = ()
 
     def encode(self) -> str:
         """The message as base64 text."""
@@ -83,6 +90,9 @@ class Wanted:
                 "known_reports": [list(known) for known in self.known_reports],
                 "known_output": None if self.known_output is None else [list(known) for known in self.known_output],
                 "stop": self.stop,
+                "memory_bytes": self.memory_bytes,
+                "let_go": [list(key) for key in self.let_go],
+                "likely": [list(key) for key in self.likely],
             }
         )
 
@@ -110,7 +120,11 @@ class Wanted:
                 known_output=None
                 if output is None
                 else tuple((int(trial), int(number), int(size)) for trial, number, size in output),
-                stop=bool(values.get("stop", False)),  # services of earlier versions do not say
+                # Services of earlier versions do not say.
+                stop=bool(values.get("stop", False)),
+                memory_bytes=int(values.get("memory_bytes", 0)),
+                let_go=tuple((int(trial), int(number)) for trial, number in values.get("let_go", ())),
+                likely=tuple((int(trial), int(number)) for trial, number in values.get("likely", ())),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"malformed message to a slot: {error}") from error
@@ -142,7 +156,7 @@ class RunEnd:
         outcome: `finished` (the script ran to its end), `suspended` (state saved), `stopped` (killed because it did not
             save in time; it goes on from its last checkpoint), `bad_input` (the script refused its arguments or Dike
             its input; a retry would not help), `failed`.
-        exit_code: minus the signal's number if one ended it; None if it never started.
+        exit_code: minus the signal's number if one ended it; None if it never started, or is suspended in memory.
         checkpoint: the newest checkpoint the trial has, of this or an earlier run; None if there is none.
         step: steps done at that checkpoint.
         message: one sentence about a failure; else empty.
@@ -150,7 +164,7 @@ class RunEnd:
         last: content of its last `progress` report; empty if there was none.
         preemptible: whether it ever could have been suspended.
         suspend_s: seconds from the request to the slot being free; None without request.
-        seconds: how long the process lived.
+        seconds: how long its process lived, or ran for it.
         usage: the greatest of each figure.
         log: the file on the agent that holds its output, or the end of it if it has failed.
         reports: how many `progress` reports it has made.
@@ -199,6 +213,8 @@ class SlotStatus:
         zygote_ready: whether the zygote has imported what it should.
         losses: in the last words of a slot, what the framework may not know of its ended runs.
         output: likewise the end of what they have printed.
+        paused: suspended runs whose processes stay in the slot, least recently suspended first.
+        continued: whether the run goes on in the process of the one before.
     """
 
     task_id: str
@@ -216,6 +232,8 @@ class SlotStatus:
     zygote_ready: bool = False
     losses: tuple[Losses, ...] = ()
     output: tuple[TrialOutput, ...] = ()
+    paused: tuple[RunKey, ...] = ()
+    continued: bool = False
 
     def encode(self) -> str:
         """The message as base64 text."""
@@ -223,6 +241,9 @@ class SlotStatus:
         # A version that takes no output knows neither field.
         values["ends"] = [_without_zero_output(end) for end in values["ends"]]
         del values["output"]
+        for name in ("paused", "continued"):
+            if not values[name]:
+                del values[name]
         if self.output:
             values["output"] = [output.to_json() for output in self.output]
         return encode({"kind": "slot_status", **values})

@@ -108,6 +108,7 @@ class RunReports:
         checkpoint: the newest checkpoint that the trial has; None if there is none.
         checkpoint_step: steps done at that checkpoint.
         batch_size: samples of a step; None if the run has not said.
+        paused: whether its state is saved, and its process waits to be stopped.
         last: content of the last `progress` report but its `values`, with what a `result` said in place of its
             `value`, `best` and `metrics`.
         losses: contents of `progress` reports.
@@ -123,6 +124,7 @@ class RunReports:
         self.step = self.checkpoint_step
         self.last: dict[str, Any] = {}
         self.losses = KeptReports()
+        self.paused = False
         self._suspended = False
         self._refusal = ""
         self._failure = ""
@@ -147,7 +149,7 @@ class RunReports:
         Returns:
             `RunEnd.outcome` and `RunEnd.message`.
         """
-        if exit_code == EXIT_SUSPENDED and self._suspended:
+        if self.paused or (exit_code == EXIT_SUSPENDED and self._suspended):
             return "suspended", ""
         if exit_code == 0:
             return "finished", ""
@@ -177,6 +179,9 @@ class RunReports:
             case "suspended":
                 self._checkpoint(content)
                 self._suspended = True
+            case "paused":
+                self._checkpoint(content)
+                self.paused = True
             case "result":
                 metrics = {**self.last.get("metrics", {}), **content.get("values", {})}
                 best: dict[str, Any] = {

@@ -68,29 +68,46 @@ class Background:
 class SlotRun:
     """A run, from the decision to start it until nothing of it is left.
 
-    It waits until a zygote has forked it, then it is alive, then over. All methods belong to one thread.
+    It waits until a zygote has forked it, then it is alive, then over. One that is suspended in memory is over while
+    its process stays; the trial's next run may have that (`executor.paused`). All methods belong to one thread.
 
     Args:
         order: what to run.
         sandbox: folder for what it prints, a file of its own, and for its working folder.
         monitor: watches it.
+        before: the trial's last run, whose process, files and pipes it has from now on; None for a new process.
 
     Attributes:
-        monitor: the one given.
+        sandbox, monitor: those given.
+        is_continued: whether it goes on in the process of the run before.
         reports: what it has reported.
         printed: what it has printed.
         asked_s: when it was first asked to end; None before.
     """
 
-    def __init__(self, order: TrialRun, sandbox: Path, monitor: RunMonitor) -> None:
+    def __init__(self, order: TrialRun, sandbox: Path, monitor: RunMonitor, before: SlotRun | None = None) -> None:
+        self.sandbox = sandbox
         self.monitor = monitor
         self.reports = RunReports(order.trial)
         self.asked_s: float | None = None
+        self.is_continued = before is not None
         self._order = order
         self._workspace = sandbox / f"trial-{order.trial.number}"
-        self._outputs: Outputs | None = None
         self._preparation: Background | None = None
         self._saving: Background | None = None
+        self._can_report = True
+        self._given_up_s: float | None = None
+        self._paused_s: float | None = None
+        self._terminated = False
+        self._stopped = False
+        self._reason = ""
+        self._failure = ""
+        self._since_s = time.monotonic()
+        self._outputs: Outputs | None = None
+        self._process: ForkedProcess | None = None
+        if before is not None:
+            self._take_over(before)
+            return
         self._log = sandbox / f"trial-{order.trial.number}-run-{order.trial.run}.out"
         self._output = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self.printed = RunLog(self._log)
@@ -98,13 +115,11 @@ class SlotRun:
         self._control_reader, self._control_writer = os.pipe()
         os.set_blocking(self._report_reader, False)
         os.set_blocking(self._control_writer, False)
-        self._process: ForkedProcess | None = None
-        self._can_report = True
-        self._given_up_s: float | None = None
-        self._terminated = False
-        self._stopped = False
-        self._reason = ""
-        self._failure = ""
+
+    def _take_over(self, before: SlotRun) -> None:
+        self._outputs, self._process = before._outputs, before._process
+        self._report_reader, self._control_writer = before._report_reader, before._control_writer
+        self._log, self.printed = before._log, RunLog(before._log, before.printed.end)
 
     def __str__(self) -> str:
         return "trial {}, run {}".format(*self.key)
@@ -121,11 +136,23 @@ class SlotRun:
     @property
     def over_s(self) -> float | None:
         """When it was over, on the monotonic clock; None before."""
-        return self._given_up_s if self._process is None else self._process.over_s
+        if self._process is None:
+            return self._given_up_s
+        return self._process.over_s if self._paused_s is None else self._paused_s
 
     @property
     def is_over(self) -> bool:
         return self.over_s is not None
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether it is over, suspended in memory."""
+        return self._paused_s is not None
+
+    @property
+    def has_died(self) -> bool:
+        """Whether its process has ended."""
+        return self._process is not None and self._process.over_s is not None
 
     @property
     def due_s(self) -> float | None:
@@ -135,8 +162,10 @@ class SlotRun:
     @property
     def watched(self) -> tuple[int, ...]:
         """File descriptors that can be read when there is something to `poll`."""
-        if self._process is None or self.is_over:
+        if self._process is None or self.has_died:
             return ()
+        if self.is_paused:
+            return self._process.watched
         return (*self._process.watched, self._report_reader) if self._can_report else self._process.watched
 
     def is_prepared(self, folder: Path, given: Mapping[str, Stamp], environment: Mapping[str, str]) -> bool:
@@ -191,6 +220,7 @@ class SlotRun:
     def started(self, pid: int) -> None:
         """Its process exists, as a child of ours."""
         self._process = ForkedProcess(pid)
+        self._since_s = self._process.since_s
         self._close_its_ends()
 
     def not_started(self, reason: str, *, failed: bool = False) -> None:
@@ -211,6 +241,8 @@ class SlotRun:
         if process is None or process.over_s is not None:
             return
         process.poll()
+        if self.is_paused:
+            return
         if process.over_s is not None and process.usage is not None:
             busy_s = process.usage.ru_utime + process.usage.ru_stime
             seconds = max(process.over_s - process.since_s, 1e-3)
@@ -224,12 +256,16 @@ class SlotRun:
             pass  # that is all for now
         if self._outputs is not None and self.reports.checkpoint != checkpoint:
             self._outputs.save_soon()
+        if self.reports.paused and process.over_s is None:
+            self._paused_s = time.monotonic()
+            process.relieve()
 
-    def suspend(self, timeout_s: float) -> None:
+    def suspend(self, timeout_s: float, *, stays: bool = False) -> None:
         """Asks it to save its state and end; asks once.
 
         Args:
             timeout_s: it is killed if it has not ended by then.
+            stays: whether its process is to stay instead, and wait to be stopped.
         """
         if self.asked_s is not None or self._process is None:
             return
@@ -237,7 +273,14 @@ class SlotRun:
         self._process.limit(timeout_s)
         self._reason = f"it did not save and end within {timeout_s:g} s of the request to suspend"
         with contextlib.suppress(BrokenPipeError):
-            os.write(self._control_writer, b"suspend\n")
+            os.write(self._control_writer, b"pause\n" if stays else b"suspend\n")
+
+    def go_on(self) -> None:
+        """Has the process go on as this run, once it is continued."""
+        assert self._outputs is not None
+        self._outputs.belongs_to(self._order.trial.run)
+        with contextlib.suppress(BrokenPipeError):  # it was killed
+            os.write(self._control_writer, f"continue {self._order.trial.run}\n".encode())
 
     def terminate(self, grace_s: float, reason: str) -> None:
         """Ends it: SIGTERM at the first call, SIGKILL `grace_s` seconds later."""
@@ -255,16 +298,14 @@ class SlotRun:
             self._stopped = True
 
     def end(self) -> RunEnd:
-        """How it ended; to be called once, when nothing of it is left and all is saved."""
+        """How it ended; to be called once, when nothing of it runs and all is saved."""
         assert self.over_s is not None
-        os.close(self._report_reader)
-        os.close(self._control_writer)
-        if self._outputs is None or not self._outputs.left_behind:
-            shutil.rmtree(self._workspace, ignore_errors=True)
+        if not self.is_paused:
+            self.close()
         reports, process = self.reports, self._process
         exit_code = None if process is None else process.exit_code
         failure = self._failure
-        if process is not None and exit_code is None:
+        if process is not None and exit_code is None and not self.is_paused:
             failure = "its process was not a child of the executor, so nobody knows its exit code"
         outcome, message = reports.outcome(exit_code, self._reason if self._stopped else "")
         if failure:
@@ -283,10 +324,19 @@ class SlotRun:
             last=reports.last,
             preemptible=reports.was_preemptible,
             suspend_s=None if self.asked_s is None else time.monotonic() - self.asked_s,
-            seconds=0.0 if process is None else self.over_s - process.since_s,
+            seconds=0.0 if process is None else self.over_s - self._since_s,
             usage=self.monitor.peak,
             reports=reports.losses.count,
         )
+
+    def close(self) -> None:
+        """Lets go of its pipes and of its working folder, nothing of it being left."""
+        os.close(self._report_reader)
+        os.close(self._control_writer)
+        if self._process is not None:
+            self._process.close()
+        if self._outputs is None or not self._outputs.left_behind:
+            shutil.rmtree(self._workspace, ignore_errors=True)
 
     def _kept_log(self) -> Path:
         """Where its output is, or the end of it: beside the trial's checkpoints, if that can be."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import time
 
+import psutil
+
 from executor import descendants
 from executor.channel import TaskChannel, TaskEnd
-from executor.monitor import RunMonitor
+from executor.monitor import RunMonitor, own_bytes
 from executor.outputs import KILLED_SAVE_S
+from executor.paused import PausedRuns
 from executor.run_log import Piece, RunLog
 from executor.slot_order import SlotOrder
 from executor.trial_messages import Losses, RunEnd, RunKey, SlotStatus, TrialOutput, Usage, Wanted
@@ -47,6 +51,9 @@ class TrialSlot(ZygoteSlot[Wanted]):
         self._order = order
         self._wanted = Wanted(0)
         self._run: SlotRun | None = None
+        self._paused = PausedRuns()
+        self._most_bytes = 0
+        """The most memory that a run has had for itself when it was suspended."""
         self._empty_s = time.monotonic()
         self._ends: list[RunEnd] = []
         self._ended: set[RunKey] = set()
@@ -61,6 +68,10 @@ class TrialSlot(ZygoteSlot[Wanted]):
     @property
     def _held(self) -> SlotRun | None:
         return self._run
+
+    @property
+    def _aside(self) -> tuple[int, ...]:
+        return self._paused.watched
 
     def _decode(self, data: str) -> Wanted:
         return Wanted.decode(data)
@@ -95,19 +106,27 @@ class TrialSlot(ZygoteSlot[Wanted]):
                 log = self._log_of((trial, number))
                 if log is not None:
                     log.known(size)
+            self._paused.likely = wish.likely
+            self._paused.let_go(self._paused.keys if wish.memory_bytes == 0 else wish.let_go)
             self._told = None  # who asks is answered
 
     # What to do.
 
     def _advance(self, zygote: Zygote) -> TaskEnd | None:
         self._announce("the slot is up")
+        self._paused.poll()
         run = self._run
-        if run is not None and run.is_over and self._is_clear(run, zygote) and self._is_saved(run):
+        if run is not None and run.is_over and self._is_out(run, zygote) and self._is_saved(run):
             self._left[run.key] = run.reports.losses
             self._printed[run.key] = run.printed
             end = run.end()
             self._ends.append(dataclasses.replace(end, output=run.printed.size) if self._sends_output else end)
             self._ended.add(run.key)
+            if run.is_paused:
+                own = self._paused.add(run, descendants.processes(zygote.pid, self._paused.pids))
+                self._most_bytes = max(self._most_bytes, own)
+                if self._wanted.memory_bytes == 0:
+                    self._paused.let_all_go()
             self._empty_s = time.monotonic()
             self._run = run = None
         if run is None:
@@ -121,6 +140,8 @@ class TrialSlot(ZygoteSlot[Wanted]):
     def _fill(self, zygote: Zygote) -> TaskEnd | None:
         """The slot is empty: it ends, or takes the run that is wanted."""
         wanted = self._wanted
+        if wanted.leave or self._kill_grace_s is not None:
+            self._paused.let_all_go()
         if self._kill_grace_s is not None:
             return self._end("TASK_KILLED", "killed on request")
         if wanted.leave:
@@ -129,9 +150,44 @@ class TrialSlot(ZygoteSlot[Wanted]):
         if zygote.failure:
             return self._end("TASK_FAILED", zygote.failure)
         if wanted.run is not None and wanted.run.key not in self._ended:
-            self._run = SlotRun(wanted.run, self._channel.sandbox, RunMonitor(self._gpus))
-            self._start(self._run, zygote)
+            monitor = RunMonitor(self._gpus)
+            self._run = self._paused.take(wanted.run, monitor)
+            if self._run is None:
+                self._make_room(zygote, self._most_bytes)
+                self._run = SlotRun(wanted.run, self._channel.sandbox, monitor)
+                self._start(self._run, zygote)
         return None
+
+    def _make_room(self, zygote: Zygote, run_bytes: int) -> None:
+        """Lets runs go that are suspended in memory, if that is short.
+
+        Args:
+            zygote: the slot's; all processes share what it has imported.
+            run_bytes: memory that the run has for itself, or may need.
+        """
+        if self._paused:
+            shared_bytes = 0
+            with contextlib.suppress(psutil.NoSuchProcess):  # it is being replaced
+                shared_bytes = psutil.Process(zygote.pid).memory_info().rss
+            self._paused.make_room(self._wanted.memory_bytes, shared_bytes + run_bytes)
+
+    def _is_out(self, run: SlotRun, zygote: Zygote) -> bool:
+        """Whether nothing of a run that is over runs any more; to be called until that is so."""
+        spared = self._paused.pids
+        if not run.is_paused:
+            return self._is_clear(run, zygote, spared)
+        # They stand still at once, unless the machine is busy.
+        is_still = any(descendants.stop(zygote.pid, spared) is not None for _ in range(2))
+        if is_still:
+            self._look(run, zygote)
+        return is_still
+
+    def _look(self, run: SlotRun, zygote: Zygote) -> None:
+        """Looks what a run uses, and whether memory is short."""
+        processes = descendants.processes(zygote.pid, self._paused.pids)
+        run.monitor.look(processes)
+        if self._paused:  # to ask for a process' own memory takes milliseconds
+            self._make_room(zygote, sum(map(own_bytes, processes)))
 
     def _start(self, run: SlotRun, zygote: Zygote) -> None:
         """Gets its process from the zygote, once that is ready and nothing of an earlier run is left."""
@@ -154,7 +210,8 @@ class TrialSlot(ZygoteSlot[Wanted]):
             except OSError as error:
                 run.not_started(f"its working folder could not be made: {error}", failed=True)
                 return
-            if is_prepared and zygote.ready and not zygote.asked and descendants.clear(zygote.pid):
+            is_asked_next = is_prepared and zygote.ready and not zygote.asked
+            if is_asked_next and descendants.clear(zygote.pid, self._paused.pids):
                 zygote.ask(*run.request(self._order.script))
 
     def _press(self, run: SlotRun) -> None:
@@ -167,7 +224,8 @@ class TrialSlot(ZygoteSlot[Wanted]):
         elif self._wanted.stop and not reports.preemptible and not self._is_wanted(run):
             run.terminate(KILL_GRACE_S, "its trial is stopped, and it cannot be suspended")
         elif self._wanted.leave or (reports.preemptible and not self._is_wanted(run)):
-            run.suspend(self._order.suspend_timeout_s)
+            stays = self._wanted.memory_bytes > 0 and not (self._wanted.leave or self._wanted.stop or self._gpus)
+            run.suspend(self._order.suspend_timeout_s, stays=stays)
         run.kill_if_due()
 
     def _is_saved(self, run: SlotRun) -> bool:
@@ -197,7 +255,7 @@ class TrialSlot(ZygoteSlot[Wanted]):
         if is_due:
             self._beat_s = now_s
             if run is not None and run.pid is not None and not run.is_over:
-                run.monitor.look(descendants.processes(zygote.pid))
+                self._look(run, zygote)
                 self._send_output(run.key, run.printed, PIECES_LIMIT)
         status = self._status()
         news = dataclasses.replace(status, step=0, usage=Usage())
@@ -253,6 +311,7 @@ class TrialSlot(ZygoteSlot[Wanted]):
             number=self._wanted.number,
             ends=tuple(self._ends),
             zygote_ready=self._zygote.ready,
+            paused=self._paused.keys,
         )
         run = self._run
         if run is None:
@@ -268,4 +327,5 @@ class TrialSlot(ZygoteSlot[Wanted]):
             checkpoint_step=run.reports.checkpoint_step,
             batch_size=run.reports.batch_size,
             usage=run.monitor.now,
+            continued=run.is_continued,
         )

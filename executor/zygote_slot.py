@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from executor import bundle, descendants
@@ -116,7 +116,7 @@ class ZygoteSlot(ABC, Generic[Wish]):
     def _wait(self, zygote: Zygote) -> None:
         """Waits until something has come or is due, and takes it in."""
         held = self._held
-        watched = (self._mailbox.fileno(), *zygote.watched, *(held.watched if held else ()))
+        watched = (self._mailbox.fileno(), *zygote.watched, *(held.watched if held else ()), *self._aside)
         wait_readable(watched, self._due_s(zygote) - time.monotonic())
         for message in self._mailbox.take():
             if isinstance(message, float):
@@ -133,10 +133,16 @@ class ZygoteSlot(ABC, Generic[Wish]):
             self._is_announced = True
             self._channel.update("TASK_RUNNING", message)
 
-    def _is_clear(self, held: Held, zygote: Zygote) -> bool:
-        """Whether nothing is left of what was in the slot; to be called until that is so."""
+    def _is_clear(self, held: Held, zygote: Zygote, spared: Collection[int] = ()) -> bool:
+        """Whether nothing is left of what was in the slot; to be called until that is so.
+
+        Args:
+            held: what it was.
+            zygote: the slot's.
+            spared: ids of processes that stay.
+        """
         assert held.over_s is not None
-        if not descendants.clear(zygote.pid):
+        if not descendants.clear(zygote.pid, spared):
             return False
         if held.monitor.gpus_free():
             return True
@@ -144,6 +150,11 @@ class ZygoteSlot(ABC, Generic[Wish]):
             return False
         logger.warning("%s is gone, but its GPU memory is not seen free", held)
         return True
+
+    @property
+    def _aside(self) -> tuple[int, ...]:
+        """File descriptors of what stands still in the slot beside what it holds, that can be read when that ends."""
+        return ()
 
     @property
     @abstractmethod

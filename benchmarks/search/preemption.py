@@ -33,7 +33,7 @@ class _Costs:
     Attributes:
         begin_s: from the request to the zygote to the first step of a trial that begins.
         suspend_s: from the request to suspend to the slot being free.
-        cold_s, zygote_s: from the request to the first step of a trial that goes on.
+        cold_s, zygote_s, memory_s: from the request to the first step of a trial that goes on.
         checkpoint_bytes: size of a checkpoint.
     """
 
@@ -41,6 +41,7 @@ class _Costs:
     suspend_s: list[float]
     cold_s: list[float]
     zygote_s: list[float]
+    memory_s: list[float]
     checkpoint_bytes: int
 
 
@@ -60,20 +61,23 @@ TURN_TAKERS = (
 def measure() -> Iterator[str]:
     """Lines of Markdown: seconds to suspend and resume, then steps as a trial against the same steps without Dike."""
     yield f"Medians of {REPETITIONS} (slowest in brackets), one CPU, seconds. *suspend*: from the request to the slot"
-    yield "being free, the checkpoint on the local disk and the process gone. *resume*: from the request to start the"
-    yield "process until a step is done; *zygote*: forked from a process that has imported TensorFlow, *cold*: a new"
-    yield "Python. *begin*: the same by the zygote for a trial that begins; it includes what the script does itself,"
-    yield f"such as reading its data and building its graph. *pair*: suspend and resume; the paper has {PAPER}."
+    yield "being free, the checkpoint on the local disk and the process gone, or stopped. *resume*: from the request to"
+    yield "start the process until a step is done; *memory*: continued where it was stopped, *zygote*: forked from a"
+    yield "process that has imported TensorFlow, *cold*: a new Python. *begin*: the same by the zygote for a trial that"
+    yield "begins; it includes what the script does itself, such as reading its data and building its graph. *pair*:"
+    yield f"suspend and resume; the paper has {PAPER}."
     yield ""
-    yield "| trial | checkpoint, MB | suspend | begin | resume, zygote | pair, zygote | resume, cold | pair, cold |"
-    yield "|---|---|---|---|---|---|---|---|"
+    resumes = " | ".join(f"resume, {how} | pair, {how}" for how in ("memory", "zygote", "cold"))
+    yield f"| trial | checkpoint, MB | suspend | begin | {resumes} |"
+    yield "|---|---|---|---|---|---|---|---|---|---|"
     with tempfile.TemporaryDirectory() as name:
         for number, script in enumerate(INTERRUPTED):
             costs = _interrupt(script, Path(name) / str(number))
             suspend_s = statistics.median(costs.suspend_s)
             yield (
                 f"| {script.name} | {costs.checkpoint_bytes / 1e6:.1f} | {_seconds(costs.suspend_s)} "
-                f"| {_seconds(costs.begin_s)} | {_seconds(costs.zygote_s)} "
+                f"| {_seconds(costs.begin_s)} | {_seconds(costs.memory_s)} "
+                f"| {suspend_s + statistics.median(costs.memory_s):.2f} | {_seconds(costs.zygote_s)} "
                 f"| {suspend_s + statistics.median(costs.zygote_s):.2f} | {_seconds(costs.cold_s)} "
                 f"| {suspend_s + statistics.median(costs.cold_s):.2f} |"
             )
@@ -82,24 +86,28 @@ def measure() -> Iterator[str]:
 
 
 def _interrupt(script: _Script, folder: Path) -> _Costs:
-    """Begins a trial, suspends it, and resumes it by the zygote and cold, again and again."""
+    """Begins a trial, suspends it, and resumes it in memory, by the zygote and cold, again and again."""
     begin_s: list[float] = []
     suspend_s: list[float] = []
     cold_s: list[float] = []
     zygote_s: list[float] = []
+    memory_s: list[float] = []
     with slot_for(script.path, script.arguments, folder) as slot:
         for _ in range(REPETITIONS):
             checkpoint = None
-            for seconds, cold in ((begin_s, False), (zygote_s, False), (cold_s, True)):
-                run, taken_s = slot.start(checkpoint, cold=cold)
+            for seconds in (begin_s, memory_s, zygote_s, cold_s):
+                if seconds is memory_s:
+                    run, taken_s = slot.go_on(checkpoint)
+                else:
+                    run, taken_s = slot.start(checkpoint, cold=seconds is cold_s)
                 seconds.append(taken_s)
-                end = slot.suspend(run)
+                end = slot.suspend(run, stays=seconds is begin_s)
                 assert end.suspend_s is not None
                 suspend_s.append(end.suspend_s)
                 checkpoint = end.checkpoint
     assert checkpoint is not None
     size = sum(file.stat().st_size for file in Path(checkpoint).rglob("*") if file.is_file())
-    return _Costs(begin_s, suspend_s, cold_s, zygote_s, size)
+    return _Costs(begin_s, suspend_s, cold_s, zygote_s, memory_s, size)
 
 
 def _overhead(folder: Path) -> Iterator[str]:

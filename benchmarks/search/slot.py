@@ -15,6 +15,7 @@ from executor import descendants
 from executor.environment import Setup, process_environment
 from executor.forked import adopt_orphans
 from executor.monitor import Gpus, RunMonitor
+from executor.paused import PausedRuns
 from executor.process import wait_readable
 from executor.slot_order import LAUNCHER
 from executor.trial_messages import RunEnd, TrialRun
@@ -24,6 +25,8 @@ from framework.project.entry_point import EntryPoint
 from framework.project.script_facts import script_facts
 
 DEADLINE_S = 120.0
+STILL_S = 1.0
+"""How long a process stands still before it goes on: losses are told twice a second."""
 _POLL_S = 0.1
 _CLEAR_POLL_S = 0.01
 _OUT_OF_THE_WAY = 10
@@ -45,6 +48,7 @@ class BenchmarkSlot:
         self._arguments = tuple(arguments)
         self._folder = folder
         self._zygote = zygote
+        self._paused = PausedRuns()
         self._runs = 0
 
     def start(self, checkpoint: str | None, *, cold: bool = False) -> tuple[SlotRun, float]:
@@ -57,31 +61,65 @@ class BenchmarkSlot:
         Raises:
             RuntimeError: if it does not come that far.
         """
-        spec = TrialSpec("preemption", 0, self._runs, {}, str(self._folder / "trial"), checkpoint)
-        self._runs += 1
-        run = SlotRun(TrialRun(spec, self._arguments), self._folder, RunMonitor(Gpus(())))
-        request, descriptors = run.request(self._script.parent, self._script.name)
+        run = SlotRun(self._order(checkpoint), self._folder, RunMonitor(Gpus(())))
+        self._wait(None, lambda: run.is_prepared(self._script.parent, {}, {}))
+        request, descriptors = run.request(self._script.name)
         begin_s = time.monotonic()
         run.started(_spawn(request, descriptors) if cold else self._fork(request, descriptors))
         self._wait(run, lambda: run.reports.last)
         return run, time.monotonic() - begin_s
 
-    def suspend(self, run: SlotRun) -> RunEnd:
+    def go_on(self, checkpoint: str | None) -> tuple[SlotRun, float]:
+        """As `start`, in the process that has stayed in memory.
+
+        Args:
+            checkpoint: what it has written last.
+
+        Raises:
+            RuntimeError: as `start`, and if the process is not there any more.
+        """
+        order, monitor = self._order(checkpoint), RunMonitor(Gpus(()))
+        time.sleep(STILL_S)
+        begin_s = time.monotonic()
+        run = self._paused.take(order, monitor)
+        if run is None:
+            raise RuntimeError(f"no process of {self._script.name} stands still at {checkpoint}")
+        self._wait(run, lambda: run.reports.last)
+        return run, time.monotonic() - begin_s
+
+    def _order(self, checkpoint: str | None) -> TrialRun:
+        spec = TrialSpec("preemption", 0, self._runs, {}, str(self._folder / "trial"), checkpoint)
+        self._runs += 1
+        return TrialRun(spec, self._arguments)
+
+    def suspend(self, run: SlotRun, *, stays: bool = False) -> RunEnd:
         """Has a run suspended after some more steps, and waits until the slot is free.
+
+        Args:
+            run: which.
+            stays: whether its process stays in memory.
 
         Raises:
             RuntimeError: if it ends in another way.
         """
         first = run.reports.step
         self._wait(run, lambda: run.reports.step > first)
-        run.suspend(DEADLINE_S)
+        run.suspend(DEADLINE_S, stays=stays)
         self._wait(run, lambda: run.is_over)
-        while not descendants.clear(self._zygote.pid):
+        processes = None
+        while (processes := descendants.stop(self._zygote.pid)) is None if stays else not self._is_clear():
+            time.sleep(_CLEAR_POLL_S)
+        while not run.is_saved():
             time.sleep(_CLEAR_POLL_S)
         end = run.end()
+        if processes is not None:
+            self._paused.add(run, processes)
         if end.outcome != "suspended":
             raise RuntimeError(f"a run of {self._script.name} has {end.outcome}: {end.message}\n{end.tail}")
         return end
+
+    def _is_clear(self) -> bool:
+        return descendants.clear(self._zygote.pid)
 
     def wait_until_ready(self) -> None:
         """Waits for the zygote's imports."""
@@ -135,7 +173,7 @@ def _spawn(request: ForkRequest, descriptors: Sequence[int]) -> int:
     try:
         return os.posix_spawn(
             sys.executable,
-            [sys.executable, "-P", "-m", "dike.trial.launch", str(request.script), *request.arguments],
+            [sys.executable, "-P", "-m", "dike.trial.launch", str(request.folder / request.script), *request.arguments],
             {**process_environment(Setup(LAUNCHER, (), {}, 1.0, ())), **changes},
             file_actions=[(os.POSIX_SPAWN_DUP2, *pair) for pair in zip(moved, targets, strict=True)],
             setsid=True,

@@ -14,6 +14,8 @@
     {"type": "bad_input", "message": "one sentence"}     the process ends with EXIT_BAD_INPUT; a retry would not help
     {"type": "failed", "message": "ValueError: ..."}     the script ended with an exception
     {"type": "suspended", "path": p, "step": n}          the last line of a run that ends with EXIT_SUSPENDED
+    {"type": "paused", "path": p, "step": n}             the last line of a run whose process stays, and waits to be
+                                                         stopped; `restored` and `training` begin the next run in it
 
 In `progress`: `step` counts the steps of all runs of the trial; `train_s` the seconds it has trained in all runs;
 `loss`, `low`, `high`, `last` and `count` describe the training losses since the last such line (mean, least, greatest,

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import math
 import os
+import queue
 import sys
 import threading
 import time
@@ -19,7 +20,7 @@ from typing import Any, NoReturn
 
 from dike import checkpoints
 from dike.exceptions import BadInputError
-from dike.process import end_process
+from dike.process import end_process, flush_output
 from dike.reporting import PROGRESS_INTERVAL_S, Reporter
 from dike.trial import folders
 from dike.trial import spec as specs
@@ -130,6 +131,9 @@ class TrialRuntime:
         self._keeping_s = 0.0
         self._names: set[str] = set()
         self._has_objective = spec.resume_from is not None
+        self._may_stay = False
+        self._next_runs: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._said_of_training: dict[str, Any] = {}
 
     def listen(self) -> None:
         """Reads requests from now on."""
@@ -140,8 +144,16 @@ class TrialRuntime:
         assert self.spec.control_fd is not None
         with os.fdopen(self.spec.control_fd, encoding="utf-8") as requests:
             for request in requests:
-                if request.strip() == "suspend":
-                    self._request_suspension()
+                match request.split():
+                    case ["suspend"]:
+                        self._may_stay = False
+                        self._request_suspension()
+                    case ["pause"]:
+                        self._may_stay = True
+                        self._request_suspension()
+                    case ["continue", number]:
+                        self._next_runs.put(int(number))
+        self._next_runs.put(None)
 
     @property
     def step(self) -> int:
@@ -203,7 +215,8 @@ class TrialRuntime:
                 folders.clear_best(self.spec.folder)
             self._training_since_s = self._checkpoint_s = self._clock()
         known = {} if batch_size is None else {"batch_size": int(batch_size)}
-        self._tell({"type": "training", "preemptible": preemptible, **known})
+        self._said_of_training = {"type": "training", "preemptible": preemptible, **known}
+        self._tell(self._said_of_training)
 
     def progress(
         self,
@@ -327,11 +340,28 @@ class TrialRuntime:
     def _request_suspension(self) -> None:
         self.suspend_requested = True
 
-    def suspend(self, path: str, step: int) -> NoReturn:
-        """Gives the slot back: the state is in the checkpoint at `path`."""
+    def suspend(self, path: str, step: int) -> None:
+        """Gives the slot back: the state is in the checkpoint at `path`.
+
+        Returns only if the process was left in memory, and the trial goes on in it: as the trial's next run.
+        """
         self.flush_progress()
-        self._tell({"type": "suspended", "path": path, "step": step})
-        self.leave(EXIT_SUSPENDED)
+        if not self._may_stay:
+            self._tell({"type": "suspended", "path": path, "step": step})
+            self.leave(EXIT_SUSPENDED)
+        flush_output()
+        paused_s = self._clock()
+        self.suspend_requested = False
+        self._tell({"type": "paused", "path": path, "step": step})
+        number = self._next_runs.get()
+        if number is None:
+            self.leave(EXIT_SUSPENDED)  # whoever could let it go on is gone
+        self.spec = dataclasses.replace(self.spec, run=number, resume_from=path)
+        self._checkpoint_s, self._reported_s = self._clock(), -math.inf
+        if self._training_since_s is not None:
+            self._training_since_s += self._checkpoint_s - paused_s
+        self._tell({"type": "restored", "path": path, "step": step})
+        self._tell(self._said_of_training)
 
     def result(self, value: float, values: Mapping[str, float]) -> None:
         """What the function given to `dike.tune` returned.

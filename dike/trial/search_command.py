@@ -31,8 +31,8 @@ OPTIONS = frozenset(
         *("checkpoint_dir", "checkpoint_interval"),
         *("connect_timeout", "image", "jobs_per_gpu", "logdir", "master", "metric", "milestones", "mode", "name"),
         *("on_failure", "policy", "principal", "quantum", "resources", "resume", "role", "sampler", "secret_file"),
-        *("seed", "slot_cpus", "slot_gpus", "slot_mem", "slots", "stop", "storage", "suspend_timeout", "timeout"),
-        *("trials", "value"),
+        *("seed", "slot_cpus", "slot_gpus", "slot_mem", "slots", "stop", "storage", "suspend"),
+        *("suspend_timeout", "timeout", "trials", "value"),
     }
 )
 """What `dike.tune` passes on: long options of `dike tune`, spelled with '_'."""

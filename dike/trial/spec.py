@@ -38,7 +38,8 @@ class TrialSpec:
         call: which call of `dike.tune` in the script this trial belongs to, from 0; None if the whole script is it.
         earlier_results: what the calls before that one returned, as JSON values.
         report_fd: file descriptor to which reports are written; None to report nothing.
-        control_fd: file descriptor from which requests are read, one a line (`suspend`); None for none.
+        control_fd: file descriptor from which requests are read, one a line; None for none. `suspend`: save and end;
+            `pause`: save, and wait for `continue N`, as run N.
         every_value: whether each value of the objective that is stated is reported, not only the newest of a stretch.
     """
 

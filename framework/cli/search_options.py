@@ -25,7 +25,7 @@ from framework.project.run_folders import absolute_folder, new_job_id
 from framework.project.script_facts import script_facts
 from framework.search.migration_cost import DEFAULT_MOVE_S
 from framework.search.pruners import parse_stop
-from framework.search.records import Mode, SearchSpec
+from framework.search.records import Mode, SearchSpec, Suspend, check_suspend
 from framework.search.samplers import EXHAUSTIVE, check_sampler, default_sampler, grid_size
 from framework.search.space import check_space, parse_parameter, read_space
 
@@ -40,6 +40,7 @@ RUN_OPTIONS = {
     "slot_mem": "slot_mem_mib",
     "slot_gpus": "slot_gpus",
     "checkpoint_interval": "checkpoint_interval_s",
+    "suspend": "suspend",
     "suspend_timeout": "suspend_timeout_s",
     "blacklist_for": "blacklist_s",
     "on_failure": "on_failure",
@@ -74,7 +75,9 @@ def run_options(context: typer.Context, before: Mapping[str, Any]) -> dict[str, 
 def changed_spec(context: typer.Context, spec: SearchSpec) -> SearchSpec:
     """A search that goes on, with what its user has now said of how it is to run."""
     fields = {field: name for name, field in RUN_OPTIONS.items() if is_given(context, name)}
-    return dataclasses.replace(spec, **{field: context.params[name] for field, name in fields.items()})
+    changed = dataclasses.replace(spec, **{field: context.params[name] for field, name in fields.items()})
+    check_suspend(changed.suspend, changed.slot_gpus or 0)
+    return changed
 
 
 def milestones_of(text: str) -> tuple[Milestone, ...]:
@@ -116,6 +119,8 @@ def search_spec(
     use_flags: bool,
     checkpoint_dir: str | None,
     environment: Mapping[str, str],
+    suspend: Suspend,
+    slot_gpus: int | None,
     **others: Any,
 ) -> SearchSpec:
     """Checks what was asked for and puts it together; `others` go into the search as they are.
@@ -134,6 +139,7 @@ def search_spec(
         check_sampler(chosen)
     if stop:
         parse_stop(stop)
+    check_suspend(suspend, slot_gpus or 0)
     if not space_function:
         check_space(space)
     elif chosen == "grid":
@@ -159,6 +165,8 @@ def search_spec(
         policy=policy,
         settings=settings,
         mode=mode,
+        suspend=suspend,
+        slot_gpus=slot_gpus,
         checkpoint_dir=absolute_folder(checkpoint_dir or f"{RUNS_FOLDER}/{name}"),
         environment={
             **environment_for_tasks(entry, on_this_machine=on_this_machine),

@@ -115,13 +115,14 @@ def slices_table(slices: Sequence[SliceRecord], width: int) -> Table:
         _Column("run", _texts(str(record.run) for record in slices), dispensable=1),
         _Column("chosen because", _texts(record.reason for record in slices), folds=True),
         _Column("score", _texts(_number(record.convergence) for record in slices), dispensable=7),
+        _Column("process", _texts(record.process for record in slices), dispensable=4),
         _Column("steps", _texts(steps)),
-        _Column("samples/s", _texts(_speed(record.samples_per_s) for record in slices), dispensable=4),
+        _Column("samples/s", _texts(_speed(record.samples_per_s) for record in slices), dispensable=5),
         _Column("ended", _texts(record.outcome or "runs" for record in slices)),
         _Column("suspended in", _texts(_duration(record.suspend_s) for record in slices), dispensable=8),
         _Column("memory", _texts(_bytes(record.rss_bytes) for record in slices), dispensable=9),
-        _Column("GPU memory", _texts(_bytes(record.gpu_mem_bytes) for record in slices), dispensable=6),
-        _Column("GPU use", _texts(gpu_use), dispensable=5),
+        _Column("GPU memory", _texts(_bytes(record.gpu_mem_bytes) for record in slices), dispensable=7),
+        _Column("GPU use", _texts(gpu_use), dispensable=6),
     )
     return _fitting_table("", columns, width)
 

@@ -59,6 +59,14 @@ class OnFailure(enum.StrEnum):
     ABORT = "abort"
 
 
+class Suspend(enum.StrEnum):
+    """What becomes of a trial's process when it gives its slot back, its checkpoint written."""
+
+    AUTO = "auto"
+    MEMORY = "memory"
+    CHECKPOINT = "checkpoint"
+
+
 MAY_CHANGE = {"resume", "storage", "logdir", "constraint", "volume", "for_notebook", "output_format", *MESOS_OPTIONS}
 """What `--resume` may be given besides: where to run it and how to print it. `RUN_OPTIONS` come on top."""
 MAY_CHANGE_DETACHED = {"resume", "detach", "follow", "wait", "constraint", "output_format", *SERVICE_OPTIONS}
@@ -73,7 +81,7 @@ PANELS = {
     ),
     "The search": ("name", "resume", "storage", "logdir", "on_failure", "output_format"),
     "Slots": ("slots", "slot_cpus", "slot_mem", "slot_gpus", "constraint", "volume", "blacklist_for"),
-    "Checkpoints": ("checkpoint_dir", "checkpoint_interval", "suspend_timeout"),
+    "Checkpoints": ("checkpoint_dir", "checkpoint_interval", "suspend", "suspend_timeout"),
     "On a service": ("detach", "wait", "follow", *SERVICE_PANELS["Which service"]),
     **MESOS_PANELS,
 }
@@ -144,6 +152,13 @@ def tune(
         str | None, typer.Option(help="Folder for the trials' checkpoints; the same path on all agents.")
     ] = None,
     checkpoint_interval: Annotated[float, typer.Option(min=1, help="Seconds between a trial's checkpoints.")] = 60.0,
+    suspend: Annotated[
+        Suspend,
+        typer.Option(
+            help="Whether the process of a trial that gives its slot back stays in memory beside its checkpoint, or "
+            "ends (checkpoint). auto: it stays where slots have no GPU."
+        ),
+    ] = Suspend.AUTO,
     suspend_timeout: Annotated[
         float, typer.Option(min=0.1, help="Seconds a trial may take to save before it is killed.")
     ] = 30.0,
@@ -278,6 +293,7 @@ def tune(
                 checkpoint_dir=checkpoint_dir,
                 environment={**outputs_environment(outputs_limit), **variables(env or ())},
                 checkpoint_interval_s=checkpoint_interval,
+                suspend=suspend.value,
                 suspend_timeout_s=suspend_timeout,
                 blacklist_s=blacklist_for,
                 on_failure=on_failure.value,

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Callable, Hashable, Sequence, Set
 from typing import Any
 
 from dike.exceptions import BadInputError
-from executor.trial_messages import Losses, RunEnd, SlotStatus, TrialOutput, decode_slot_message
+from executor.trial_messages import Losses, RunEnd, RunKey, SlotStatus, TrialOutput, decode_slot_message
 from framework.mesos import events
 from framework.mesos.driver import CallRefusedError, MasterUnavailableError
 from framework.mesos.offers import AgentOffer
@@ -28,7 +29,7 @@ from framework.search.records import SearchResult, SliceRecord, TrialRecord, Tri
 from framework.search.recovery import SearchState, restore_runs
 from framework.search.samplers import learns
 from framework.search.slot_pool import SlotLaunch, SlotPool
-from framework.search.slots import ActiveRun, Slot
+from framework.search.slots import ActiveRun, Slot, at_home
 from framework.search.store import Store
 from framework.search.trials import Remedy, TrialTracker, trial_run
 
@@ -212,6 +213,7 @@ class SearchController:
             if not self._pool.slots and not self.done:
                 self._save()
                 self.done = True
+        self._rank_paused()
         self._pool.send_wanted(now)
 
     def consider(self, agents: Sequence[AgentOffer]) -> Answer:
@@ -287,7 +289,7 @@ class SearchController:
         views = [slot.view() for slot in usable.values()]
         decision = self._policy.decide(now, self._trials.views(preemptible), views)
         self._wake_at_s = decision.wake_at_s
-        for slot_id, choice in sorted(decision.runs.items()):
+        for slot_id, choice in sorted(at_home(decision.runs, usable, self._trials.records).items()):
             slot = usable[slot_id]
             if slot.current is not None and slot.current.record.number == choice.trial:
                 slot.current.record.convergence = choice.score
@@ -299,6 +301,29 @@ class SearchController:
         waits = any(record.state is not TrialState.RUNNING for record in self._trials.open)
         if not waits and not self._trials.unsampled and not any(slot.suspending for slot in usable.values()):
             self._pool.end_idle()
+
+    def _rank_paused(self) -> None:
+        """Says of the runs that stay in slots which nobody will go on with, and how likely the others are to go on.
+
+        That is by what the policy last compared their trials by; without that those that have waited longest come
+        first.
+        """
+        for slot in self._pool.slots:
+            if not slot.paused:
+                continue
+            held = {run.key for run in slot.runs}
+            stale = [key for key in slot.paused if self._is_stale(key) and (key[0], key[1] + 1) not in held]
+            slot.let_go(stale)
+            slot.likely = tuple(sorted((key for key in slot.paused if key not in stale), key=self._rank))
+
+    def _is_stale(self, key: RunKey) -> bool:
+        """Whether the trial of a run that stays in a slot has ended, or runs again."""
+        record = self._trials.records.get(key[0])
+        return record is None or record.state.has_ended() or record.runs - 1 != key[1]
+
+    def _rank(self, key: RunKey) -> float:
+        score = self._trials.records[key[0]].convergence
+        return -math.inf if score is None or math.isnan(score) else -score
 
     def _start(self, slot: Slot, choice: Choice) -> None:
         record = self._trials.records[choice.trial]
@@ -407,6 +432,8 @@ class SearchController:
             self._trials.set_batch_size(run.record, status.batch_size)
             if status.training and not run.training:
                 run.training = slot.has_trained = True
+                if run.slice is not None:
+                    run.slice.process = "continued" if status.continued else "new"
                 self._first_step(run)
         for end in status.ends:
             if not self._must_wait(slot, end):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from dike.exceptions import BadInputError
 from dike.main_script import MODULE_VARIABLE
 from dike.trial.spec import Value
 from framework.policies.trials.interface import PolicySettings, Reading
@@ -18,6 +19,7 @@ from framework.project.entry_point import EntryPoint
 Mode = Literal["min", "max"]
 ValueKind = Literal["last", "best"]
 OnFailure = Literal["continue", "abort"]
+Suspend = Literal["auto", "memory", "checkpoint"]
 MAX_FAILURES = 3
 """Failures in a row, without a new checkpoint between them, after which a trial is given up (as in Hops).
 
@@ -89,6 +91,8 @@ class SearchSpec:
         checkpoint_dir: folder for the trials' folders; the same path on all agents.
         checkpoint_interval_s: seconds between periodic checkpoints.
         suspend_timeout_s: how long a trial may take to give its slot back before it is stopped.
+        suspend: whether the process of a trial that has given its slot back stays in memory beside its checkpoint
+            (`memory`) or ends (`checkpoint`); `auto`: it stays where slots have no GPU.
         blacklist_s: how long an agent is left out after a trial has failed twice.
         on_failure: whether one failed trial ends the search.
         timeout_s: end of the search after this time, trials suspended; None for none.
@@ -133,6 +137,7 @@ class SearchSpec:
     stop: str = ""
     sampler_object: str = ""
     space_function: str = ""
+    suspend: Suspend = "auto"
 
     @property
     def entry(self) -> EntryPoint:
@@ -274,6 +279,23 @@ class TrialRecord:
         }
 
 
+def check_suspend(suspend: Suspend, gpus: int) -> None:
+    """Refuses what slots cannot do.
+
+    Args:
+        suspend: see `SearchSpec`.
+        gpus: GPUs of a slot.
+
+    Raises:
+        BadInputError: if trials are to stay in memory, and slots have GPUs.
+    """
+    if suspend == "memory" and gpus:
+        raise BadInputError(
+            "--suspend memory is for slots without GPUs, as a process that stands still keeps its GPU's memory; leave "
+            "it out, or write --suspend checkpoint."
+        )
+
+
 def best_so_far(trials: Iterable[TrialRecord], mode: Mode) -> TrialRecord | None:
     """The trial that ever had the best value (`TrialRecord.reached`), whatever became of it: this only gets better."""
     best: tuple[float, int, TrialRecord] | None = None
@@ -303,6 +325,8 @@ class SliceRecord:
         suspend_s: seconds from the request to suspend to the slot being free; None without request.
         samples_per_s: how fast it trained; None where too little was reported.
         rss_bytes, cpu, gpu_mem_bytes, gpu_utilisation: the most it used; None where nobody could tell.
+        process: `new`, or `continued` if the trial's process had stayed in the slot and went on; empty before the first
+            step, and where it was not written down.
     """
 
     trial: int
@@ -324,6 +348,7 @@ class SliceRecord:
     cpu: float | None = None
     gpu_mem_bytes: int | None = None
     gpu_utilisation: float | None = None
+    process: str = ""
 
 
 @dataclass

@@ -26,7 +26,7 @@ from framework.scheduler.feasibility import Fit, Nodes, capacity
 from framework.scheduler.job import LOOK_AGAIN_S, Decline, Launch, Message
 from framework.scheduler.records import TaskNeed
 from framework.search.observer import SearchObserver
-from framework.search.records import SearchSpec
+from framework.search.records import SearchSpec, check_suspend
 from framework.search.slots import Slot
 from solver import NodeClass
 from solver.hardware import known_hardware
@@ -104,6 +104,8 @@ class SlotPool:
         self._clock = clock
         self._patient = patient
         self._slots = {slot.task_id: slot for slot in slots}
+        for slot in self._slots.values():
+            slot.memory_bytes = memory_of(self._spec, slot.gpu_devices)
         self._new: list[Slot] = []
         self._connection = Connection(observer.notify)
         self._exclusions = Exclusions(self._spec.blacklist_s)
@@ -182,11 +184,13 @@ class SlotPool:
 
         Raises:
             InfeasibleError: if no agent there is can ever hold one, and the search is not patient.
+            BadInputError: if suspended trials are to stay in memory, and slots have GPUs.
         """
         self._reported_s = now_s
         self._new = []
         operations: dict[str, dict[str, Any]] = {}
         gpus = self._gpus_of_a_slot(agents)
+        check_suspend(self._spec.suspend, gpus)
         for agent in agents:
             if self._exclusions.excludes(agent.agent_id, now_s) or len(self._new) >= wanted:
                 continue
@@ -409,11 +413,17 @@ def slots_on(
             address=agent.address,
             gpu_devices=devices,
             kind=kind_of(agent.attributes, gpus),
+            memory_bytes=memory_of(launch.spec, devices),
         )
         slots.append(slot)
         hands_out = launch.hand_out_gpus or pool.announces_gpu_devices
         infos.append(_task_info(launch, slot, cpus, own, rest + pieces, hand_out_gpus=hands_out))
     return slots, {"type": "LAUNCH", "launch": {"task_infos": infos}}
+
+
+def memory_of(spec: SearchSpec, gpu_devices: Sequence[int]) -> int:
+    """The memory of a slot, in bytes, if processes of suspended trials stay in it; else 0."""
+    return 0 if spec.suspend == "checkpoint" or gpu_devices else int(spec.slot_mem_mib * MIB)
 
 
 def cpus_of_slot(spec: SearchSpec, pool: ResourcePool, gpus: int) -> float:

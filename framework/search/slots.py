@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from executor.trial_messages import RunEnd, RunKey, SlotStatus, TrialRun, Wanted
@@ -74,6 +75,8 @@ class Slot:
         heard_s: when that was, on the search's clock.
         inherited: whether it was launched by a service before this one, and has not been heard of since.
         is_outdated: whether that was of an earlier version, so that its executor refuses what it does not know.
+        memory_bytes: its memory, if processes of suspended trials stay in it; else 0.
+        likely: the runs that stay in it, the likeliest to go on first.
     """
 
     id: int
@@ -96,9 +99,12 @@ class Slot:
     heard_s: float = 0.0
     inherited: bool = False
     is_outdated: bool = False
+    memory_bytes: int = 0
+    likely: tuple[RunKey, ...] = ()
     _stops: bool = False
     _wanted: Wanted = field(default_factory=lambda: Wanted(0))
     _ends: tuple[RunKey, ...] = ()
+    _let_go: tuple[RunKey, ...] = ()
     _sent_s: float | None = None
 
     @property
@@ -124,6 +130,11 @@ class Slot:
     def preemptible(self) -> bool:
         """Whether its current run can be suspended."""
         return self.status is not None and self.status.run == self._current_key and self.status.preemptible
+
+    @property
+    def paused(self) -> tuple[RunKey, ...]:
+        """Suspended runs whose processes stay in it."""
+        return () if self.status is None else self.status.paused
 
     def view(self) -> SlotView:
         """What a policy sees of it."""
@@ -152,6 +163,13 @@ class Slot:
         """Wants its current run to end, even if it cannot be suspended: its trial will never run again."""
         self._stops = True
         self._want(self.next.order if self.next is not None else None)
+
+    def let_go(self, runs: Iterable[RunKey]) -> None:
+        """Nobody will go on with the processes of these suspended runs that stay in it."""
+        told = tuple(key for key in runs if key not in self._let_go)
+        if told:
+            self._let_go = (*(key for key in self._let_go if key in self.paused), *told)
+            self._want(self._wanted.run)
 
     def adopt(self, status: SlotStatus) -> None:
         """An inherited slot has said how it is: from now on it is told what to hold, under numbers new to it.
@@ -216,6 +234,7 @@ class Slot:
             self._wanted,
             known_reports=tuple((*run.key, run.known) for run in runs),
             known_output=tuple((*run.key, run.known_output) for run in runs),
+            likely=self.likely,
         )
 
     def failure(self) -> str:
@@ -238,5 +257,50 @@ class Slot:
         return None if self.current is None else self.current.key
 
     def _want(self, run: TrialRun | None) -> None:
-        self._wanted = Wanted(self._wanted.number + 1, run, self.leaving, self._ends, stop=self._stops)
+        self._wanted = Wanted(
+            self._wanted.number + 1,
+            run,
+            self.leaving,
+            self._ends,
+            stop=self._stops,
+            memory_bytes=self.memory_bytes,
+            let_go=self._let_go,
+        )
         self._sent_s = None
+
+
+def at_home(
+    runs: Mapping[int, Choice], slots: Mapping[int, Slot], records: Mapping[int, TrialRecord]
+) -> dict[int, Choice]:
+    """Gives trials the slots in which their processes stand still, where that changes nothing else.
+
+    A trial that a policy has put into another slot of the same kind comes to its own if that is empty, or changes
+    places with the one that was to begin there.
+
+    Args:
+        runs: slot -> the trial that a policy wants there.
+        slots: those that it was asked for.
+        records: the trials by number.
+    """
+    given = dict(runs)
+    last = {number: record.runs - 1 for number, record in records.items()}
+    homes = {trial: slot for slot in slots.values() for trial, run in slot.paused if last.get(trial) == run}
+
+    def is_here(slot: int, choice: Choice) -> bool:
+        """Whether it must not be moved: it runs in the slot, or stands still there."""
+        held = slots[slot].current
+        return (held is not None and held.record.number == choice.trial) or homes.get(choice.trial) is slots[slot]
+
+    for slot_id, choice in sorted(runs.items()):
+        home = homes.get(choice.trial)
+        if home is None or given[slot_id] is not choice or is_here(slot_id, choice) or home.kind != slots[slot_id].kind:
+            continue
+        other = given.get(home.id)
+        if other is None and home.current is None:
+            del given[slot_id]
+        elif other is not None and not is_here(home.id, other):
+            given[slot_id] = other
+        else:
+            continue
+        given[home.id] = choice
+    return given

@@ -70,10 +70,13 @@ class SlotProcess(SeenSlot[SlotStatus]):
         output: tuple[KnownOutput, ...] | None = (),
         stop: bool = False,
         number: int | None = None,
+        memory_bytes: int = 0,
+        **more: tuple[RunKey, ...],
     ) -> None:
         if number is None:
             self._number += 1
-        self.say("wanted " + Wanted(number or self._number, run, leave, known, reports, output, stop).encode())
+        wish = Wanted(number or self._number, run, leave, known, reports, output, stop, memory_bytes, **more)
+        self.say("wanted " + wish.encode())
 
     def end_of(self, trial: int, run: int = 0) -> RunEnd:
         status = self.status_when(lambda status: any(end.key == (trial, run) for end in status.ends))
@@ -216,6 +219,143 @@ def test_a_suspended_run_makes_place_and_goes_on_later(slot: SlotProcess) -> Non
     for status in slot.statuses:
         assert status.run not in [end.key for end in status.ends]
     assert slot.status_when(lambda status: status.run is None).zygote_ready
+
+
+MEMORY_BYTES = 1 << 40
+"""Enough for any number of runs."""
+
+
+def family_of(slot: SlotProcess, trial: int) -> set[psutil.Process]:
+    """The processes of a trial."""
+    return {each for child in slot.children(f"trial-{trial}") for each in (child, *child.children())}
+
+
+def is_still(process: psutil.Process) -> bool:
+    return process.status() == psutil.STATUS_STOPPED
+
+
+def test_a_run_suspended_in_memory_goes_on_in_the_same_process(slot: SlotProcess) -> None:
+    slot.wants(trial(0, "family"), memory_bytes=MEMORY_BYTES)
+    slot.trains(0)
+    family = family_of(slot, 0)
+    slot.wants(trial(1, "train"), memory_bytes=MEMORY_BYTES)
+    first = slot.end_of(0)
+    assert (first.outcome, first.exit_code, first.message) == ("suspended", None, "")
+    assert first.checkpoint == f"{CHECKPOINTS}/0/run-0-step-{first.step}"
+    assert first.suspend_s is not None
+    status = slot.trains(1)
+    assert (status.paused, status.continued) == (((0, 0),), False)
+    assert len(family) == 3
+    assert all(map(is_still, family))
+    slot.wants(trial(0, "family", 1, first.checkpoint), known=((0, 0),), memory_bytes=MEMORY_BYTES)
+    second = slot.end_of(1)
+    status = slot.status_when(lambda status: status.run == (0, 1) and status.training and status.step > first.step)
+    assert (status.paused, status.continued) == (((1, 0),), True)
+    assert family_of(slot, 0) == family
+    assert not any(map(is_still, family))
+    assert is_still(slot.children("trial-1")[0])
+    # Each run has its own reports and its own output.
+    slot.wants(trial(1, "train", 1, second.checkpoint), known=((0, 0), (1, 0)), memory_bytes=MEMORY_BYTES)
+    again = slot.end_of(0, 1)
+    assert again.checkpoint == f"{CHECKPOINTS}/0/run-1-step-{again.step}"
+    steps = {
+        number: [
+            report["step"] for each in slot.losses if (each.trial, each.run) == (0, number) for report in each.reports
+        ]
+        for number in (0, 1)
+    }
+    assert steps[0] == list(range(1, first.step + 1))
+    assert steps[1] == list(range(first.step + 1, again.step + 1))
+    slot.wait_for(lambda: any((piece.trial, piece.run) == (0, 1) for piece in slot.output), lambda: slot.output)
+    printed = {piece.run: (piece.offset, piece.data) for piece in slot.output if piece.trial == 0}
+    assert printed == {0: (0, b"parameters {'lr': 0.1}\n"), 1: (0, b"run 1\n")}
+    assert again.usage.cpu is not None
+    assert again.usage.cpu < 64
+    slot.status_when(lambda status: status.run == (1, 1) and status.training)
+    # The slot ends, and what stands still ends with it.
+    slot.wants(None, leave=True, known=((0, 1), (1, 0)), memory_bytes=MEMORY_BYTES)
+    slot.task_end()
+    assert not any(each.is_running() for each in family)
+    assert not (slot.sandbox / "trial-0").exists()
+
+
+def test_a_process_that_stands_still_is_let_go_where_nobody_goes_on_with_it(slot: SlotProcess) -> None:
+    checkpoints = {}
+    for number in range(4):
+        slot.wants(trial(number, "train"), known=tuple((each, 0) for each in range(number - 1)), memory_bytes=1 << 40)
+        if number:
+            checkpoints[number - 1] = slot.end_of(number - 1).checkpoint
+        slot.trains(number)
+    paused = {number: slot.children(f"trial-{number}")[0] for number in range(3)}
+    # Somebody kills it: the trial goes on from its checkpoint.
+    paused[0].kill()
+    slot.status_when(lambda status: status.paused == ((1, 0), (2, 0)))
+    # Its trial has gone on in another slot.
+    slot.wants(trial(3, "train"), memory_bytes=MEMORY_BYTES, let_go=((1, 0), (7, 0)))
+    slot.status_when(lambda status: status.paused == ((2, 0),))
+    wait_gone(paused[1].pid)
+    # It comes back from there.
+    slot.wants(trial(2, "train", 2, f"{CHECKPOINTS}/2/run-1-step-900"), memory_bytes=MEMORY_BYTES)
+    status = slot.status_when(lambda status: status.run == (2, 2) and status.step > 900)
+    assert (status.continued, status.paused) == (False, ((3, 0),))
+    wait_gone(paused[2].pid)
+    checkpoint = slot.end_of(3).checkpoint
+    # The search is gone on with by `--suspend checkpoint`.
+    (last,) = slot.children("trial-3")
+    slot.wants(trial(3, "train", 1, checkpoint))
+    wait_gone(last.pid)
+    end = slot.end_of(2, 2)
+    assert (end.outcome, end.exit_code) == ("suspended", 75)
+    assert slot.status_when(lambda status: status.run == (3, 1) and status.training).paused == ()
+
+
+def test_what_is_least_likely_to_go_on_leaves_when_memory_is_short(slot: SlotProcess) -> None:
+    slot.wants(None)
+    slot.status_when(lambda status: status.zygote_ready)
+    (zygote,) = slot.children("zygote")
+    zygote_bytes = zygote.memory_info().rss
+    # Room for two and a half.
+    memory_bytes = int((zygote_bytes + 2.5 * (72 << 20)) / 0.9)
+    for number in range(3):
+        slot.wants(trial(number, "large"), memory_bytes=memory_bytes, likely=((1, 0), (0, 0)))
+        slot.trains(number)
+    first, second = slot.end_of(0), slot.end_of(1)
+    slot.status_when(lambda status: status.run == (2, 0) and status.paused == ((1, 0),))
+    # It goes on all the same. Of the one that has just given way nothing has been said.
+    slot.wants(
+        trial(0, "large", 1, first.checkpoint), known=((0, 0), (1, 0)), memory_bytes=memory_bytes, likely=((1, 0),)
+    )
+    status = slot.status_when(lambda status: status.run == (0, 1) and status.step > first.step)
+    assert not status.continued
+    assert (second.outcome, status.paused) == ("suspended", ((1, 0),))
+
+
+def test_what_stands_still_dies_with_its_slot(slot: SlotProcess) -> None:
+    slot.wants(trial(0, "train"), memory_bytes=MEMORY_BYTES)
+    slot.trains(0)
+    (process,) = slot.children("trial")
+    slot.wants(None, memory_bytes=MEMORY_BYTES)
+    slot.status_when(lambda status: status.paused == ((0, 0),))
+    assert is_still(process)
+    slot.process.kill()
+    wait_gone(process.pid)
+
+
+def test_a_killed_slot_takes_along_what_stands_still(slot: SlotProcess) -> None:
+    slot.wants(trial(0, "family"), memory_bytes=MEMORY_BYTES)
+    slot.trains(0)
+    family = family_of(slot, 0)
+    slot.wants(trial(1, "train"), memory_bytes=MEMORY_BYTES)
+    slot.end_of(0)
+    (zygote,) = slot.children("zygote")
+    # The zygote's death is nothing to it.
+    zygote.kill()
+    slot.trains(1)
+    assert all(map(is_still, family))
+    slot.kill(5.0)
+    state, _ = slot.task_end()
+    assert state == "TASK_KILLED"
+    assert not any(each.is_running() for each in family)
 
 
 def test_a_run_that_does_not_suspend_in_time_is_stopped(tmp_path: Path, order: SlotOrder) -> None:

@@ -28,17 +28,24 @@ def train(*, preemptible: bool, obeys: bool = True) -> None:
         tell(type="restored", path=TRIAL["resume_from"], step=FIRST_STEP)
     tell(type="training", preemptible=preemptible)
     step = FIRST_STEP
-    while not (suspension_requested() and obeys):
+    while True:
+        if obeys and suspension_requested():
+            path = f"{TRIAL['folder']}/run-{TRIAL['run']}-step-{step}"
+            tell(type="checkpoint", path=path, step=step, train_s=0.1)
+            if os.read(TRIAL["control_fd"], 100) != b"pause\n":
+                tell(type="suspended", path=path, step=step)
+                sys.exit(75)
+            tell(type="paused", path=path, step=step)
+            TRIAL["run"] = int(os.read(TRIAL["control_fd"], 100).removeprefix(b"continue "))
+            print("run", TRIAL["run"], flush=True)
+            tell(type="restored", path=path, step=step)
+            tell(type="training", preemptible=preemptible)
         step += 1
         tell(type="progress", step=step, loss=1 / step, metrics={"accuracy": 0.5})
         if not obeys and step == 3:
             tell(type="checkpoint", path=f"{TRIAL['folder']}/run-{TRIAL['run']}-step-3", step=3, train_s=0.1)
         if not obeys:
             time.sleep(0.01)
-    path = f"{TRIAL['folder']}/run-{TRIAL['run']}-step-{step}"
-    tell(type="checkpoint", path=path, step=step, train_s=0.1)
-    tell(type="suspended", path=path, step=step)
-    sys.exit(75)
 
 
 print("parameters", TRIAL["parameters"], flush=True)
@@ -51,6 +58,14 @@ match sys.argv[1]:
         print("all said", flush=True)
         train(preemptible=True)
     case "train":
+        train(preemptible=True)
+    case "family":
+        # A helper in its group, and one that has left it and its parent.
+        subprocess.Popen(["sleep", "600"])
+        subprocess.Popen(["sh", "-c", "sleep 600 &"], start_new_session=True).wait()
+        train(preemptible=True)
+    case "large":
+        held = b"x" * (64 << 20)
         train(preemptible=True)
     case "deaf":
         train(preemptible=True, obeys=False)

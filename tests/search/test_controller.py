@@ -10,11 +10,14 @@ import optuna
 import pytest
 
 from dike.exceptions import BadInputError
-from executor.trial_messages import Losses, RunEnd
+from dike.trial.spec import TrialSpec
+from executor.trial_messages import Losses, RunEnd, RunKey, SlotStatus, TrialRun
+from framework.policies.trials.interface import Choice
 from framework.search.controller import MAX_BARREN
 from framework.search.optuna_study import Study
-from framework.search.records import MAX_FAILURES, TrialState, trials_to_resume
+from framework.search.records import MAX_FAILURES, TrialRecord, TrialState, trials_to_resume
 from framework.search.recovery import SearchState, restore_runs
+from framework.search.slots import ActiveRun, Slot, at_home
 from framework.search.store import Store
 from framework.search.trials import MAX_LOSSES, TrialTracker
 from tests.search.search_stage import QUANTUM_S, SearchStage, fail, node, search_spec, stored
@@ -70,6 +73,102 @@ def test_a_suspended_trial_goes_on_from_its_checkpoint(begin: Any, storage: str)
         1000,
     )
     store.close()
+
+
+def test_a_trial_that_stays_in_memory_goes_on_there_and_its_slice_says_so(begin: Any) -> None:
+    stage = begin(trials=2, policy="rr")
+    slot = stage.offer(cpus=1)[0]
+    assert slot.wanted.memory_bytes == 1024 * 2**20
+    slot.train()
+    slot.report(5, 2.0)
+    stage.tick(QUANTUM_S + 0.1)
+    slot.end("suspended", checkpoint="/c/run-0-step-5", step=5, suspend_s=0.1)
+    slot.say(paused=((0, 0),))
+    slot.train()
+    slot.report(4, 1.0)
+    stage.tick(QUANTUM_S + 0.1)
+    # The one that stays there is wanted again: it is not let go.
+    assert (slot.wanted.run.key, slot.wanted.let_go) == ((0, 1), ())
+    slot.say(paused=((0, 0), (1, 0)))
+    slot.end("suspended", checkpoint="/c/run-0-step-4", step=4, suspend_s=0.1)
+    slot.say(paused=((1, 0),), continued=True)
+    slot.train()
+    assert [(piece.trial, piece.run, piece.process) for piece in stage.store.load_slices()] == [
+        (0, 0, "new"),
+        (1, 0, "new"),
+        (0, 1, "continued"),
+    ]
+    # The one that has waited longest is the likeliest to go on.
+    slot.report(5, 0.5)
+    stage.tick(QUANTUM_S + 0.1)
+    assert (slot.wanted.run.key, slot.wanted.let_go, slot.wanted.likely) == ((1, 1), (), ((1, 0),))
+
+
+def test_a_process_that_nobody_will_go_on_with_is_let_go(begin: Any) -> None:
+    stage = begin(trials=2, policy="rr", stop="threshold=3")
+    first = stage.offer(cpus=1)[0]
+    first.train()
+    first.report(5, 2.0)
+    stage.tick(QUANTUM_S + 0.1)
+    first.end("suspended", checkpoint="/c/run-0-step-5", step=5)
+    first.say(paused=((0, 0),))
+    first.train()
+    (second,) = stage.offer(cpus=1, first=1)
+    # It has gone on in another slot.
+    assert second.wanted.run.key == (0, 1)
+    assert first.wanted.let_go == ((0, 0),)
+    assert first.wanted.run.key == (1, 0)
+    number = first.wanted.number
+    stage.tick(5.0)
+    first.say(number=number, paused=())
+    stage.tick(5.0)
+    assert first.wanted.number == number
+
+
+@pytest.mark.parametrize(("suspend", "gpus"), [("checkpoint", 0), ("auto", 1)])
+def test_slots_are_told_to_end_suspended_processes(begin: Any, suspend: str, gpus: int) -> None:
+    assert begin(suspend=suspend).offer(cpus=1, gpus=gpus)[0].wanted.memory_bytes == 0
+
+
+def test_suspended_processes_must_not_stay_where_slots_have_gpus(begin: Any) -> None:
+    with pytest.raises(BadInputError, match="--suspend memory is for slots without GPUs"):
+        begin(suspend="memory").offer(cpus=1, gpus=1)
+
+
+def slot_with(number: int, holds: int | None = None, paused: tuple[RunKey, ...] = (), kind: str = "") -> Slot:
+    slot = Slot(number, f"s{number}", "a", "a", "", kind=kind, status=SlotStatus(f"s{number}", paused=paused))
+    if holds is not None:
+        order = TrialRun(TrialSpec("s", holds, 0, {}, "/c"))
+        slot.current = ActiveRun(TrialRecord(holds, {}, runs=1), order, Choice(holds, ""))
+    return slot
+
+
+@pytest.mark.parametrize(
+    ("slots", "wanted", "given"),
+    [
+        # Its own slot is empty, or is to be given to one that stands still nowhere, or in the other.
+        ([slot_with(0), slot_with(1, paused=((7, 2),))], {0: 7}, {1: 7}),
+        ([slot_with(0), slot_with(1, paused=((7, 2),))], {0: 7, 1: 8}, {0: 8, 1: 7}),
+        ([slot_with(0, paused=((8, 2),)), slot_with(1, paused=((7, 2),))], {0: 7, 1: 8}, {0: 8, 1: 7}),
+        # An older run of it stands still there; or it is there; or the other is.
+        ([slot_with(0), slot_with(1, paused=((7, 1),))], {0: 7}, {0: 7}),
+        ([slot_with(0, paused=((7, 2),)), slot_with(1)], {0: 7, 1: 8}, {0: 7, 1: 8}),
+        ([slot_with(0), slot_with(1, paused=((7, 2), (8, 2)))], {0: 7, 1: 8}, {0: 7, 1: 8}),
+        # Another runs in its slot, and goes on there.
+        ([slot_with(0), slot_with(1, holds=9, paused=((7, 2),))], {0: 7}, {0: 7}),
+        ([slot_with(0), slot_with(1, holds=9, paused=((7, 2),))], {0: 7, 1: 9}, {0: 7, 1: 9}),
+        # It is to run on something else.
+        ([slot_with(0, kind="v100"), slot_with(1, paused=((7, 2),))], {0: 7}, {0: 7}),
+        ([slot_with(0), slot_with(1, paused=((7, 2),)), slot_with(2)], {2: 7, 1: 8, 0: 9}, {1: 7, 2: 8, 0: 9}),
+    ],
+)
+def test_a_trial_is_given_the_slot_where_its_process_stands_still(
+    slots: list[Slot], wanted: dict[int, int], given: dict[int, int]
+) -> None:
+    records = {number: TrialRecord(number, {}, runs=3) for number in (7, 8, 9)}
+    runs = {slot: Choice(trial, "") for slot, trial in wanted.items()}
+    found = at_home(runs, {slot.id: slot for slot in slots}, records)
+    assert {slot: choice.trial for slot, choice in found.items()} == given
 
 
 def test_the_next_run_waits_until_the_slot_is_free(begin: Any) -> None:

@@ -134,12 +134,16 @@ def command(tune: Tune, *more: str | Path, lr: str = "0.1,0.2,0.05,0.02", steps:
     return ["tune", COUNTING, "--param", f"lr={lr}", "--name", "count", "--quantum", "0.3", *SLOT, *more, *extra]
 
 
-def test_trials_take_turns_and_lose_nothing(tune: Tune) -> None:
+@pytest.mark.parametrize("suspend", ["memory", "checkpoint"])
+def test_trials_take_turns_and_lose_nothing(tune: Tune, suspend: str) -> None:
     lrs, steps = ("0.1", "0.2", "0.05", "0.02"), 300
     # The losses of steps in quick succession are told as one. With more steps others would be as accurate.
     accurate = ("--metric", "accuracy", "--mode", "max", "--format", "json")
-    process = tune.start(*command(tune, "--policy", "rr", "--slots", "2", *accurate, steps=steps))
-    wait_until(lambda: any(len(pids) > 1 for pids in tune.runs().values()), "a trial that has gone on")
+    more = ("--policy", "rr", "--slots", "2", "--suspend", suspend)
+    process = tune.start(*command(tune, *more, *accurate, steps=steps))
+    how = {"memory": "continued", "checkpoint": "new"}[suspend]
+    wait_until(tune.diary.exists, "a trial")
+    wait_until(lambda: (how, True) in kinds_of_slices(tune), "a trial that has gone on")
     tune.hurry(*lrs)
     stdout, stderr = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, stderr
@@ -149,13 +153,26 @@ def test_trials_take_turns_and_lose_nothing(tune: Tune) -> None:
     assert {trial["state"] for trial in result["trials"]} == {"finished"}
     assert max(trial["runs"] for trial in result["trials"]) > 1
     assert tune.trajectories() == {lr: expected(lr, steps) for lr in lrs}
-    slices = tune.json("slices", "count")
-    outcomes = [piece["outcome"] for piece in (slices["slices"] if isinstance(slices, dict) else slices)]
+    assert ("new", False) in kinds_of_slices(tune)
+    assert (("continued", True) in kinds_of_slices(tune)) == (suspend == "memory")
+    if suspend == "memory":
+        assert "continued" in tune.run("slices", "count").stdout
+    outcomes = [piece["outcome"] for piece in slices_of(tune)]
     assert outcomes.count("finished") == 4
     assert set(outcomes) == {"finished", "suspended"}
     assert tune.run("trials", "count").returncode == 0
     assert tune.run("plot", "count", "-o", "plot.svg").returncode == 0
     assert (tune.folder / "plot.svg").stat().st_size > 1000
+
+
+def slices_of(tune: Tune) -> list[dict[str, Any]]:
+    slices = tune.json("slices", "count")
+    return slices["slices"] if isinstance(slices, dict) else slices
+
+
+def kinds_of_slices(tune: Tune) -> set[tuple[str, bool]]:
+    """How time slices have begun to train: in which process, and whether the trial had run before."""
+    return {(piece["process"], piece["run"] > 0) for piece in slices_of(tune)}
 
 
 @pytest.mark.parametrize("policy", ["dike", "hermes"])
@@ -250,6 +267,7 @@ def test_killed_trials_zygotes_and_executors_cost_only_what_came_after_the_last_
         *command(
             tune,
             *("--policy", "rr", "--slots", "2", "--checkpoint-interval", "1", "--format", "json"),
+            *("--suspend", "checkpoint"),
             lr=",".join(lrs),
             steps=LONG,
         )
@@ -278,6 +296,41 @@ def test_killed_trials_zygotes_and_executors_cost_only_what_came_after_the_last_
     assert json.loads(stdout)["complete"]
     assert tune.trajectories() == {lr: expected(lr, LONG) for lr in lrs}
     assert "ended by signal 9 (SIGKILL)" in stderr
+
+
+def standing(tune: Tune) -> list[psutil.Process]:
+    """Processes of trials that stand still in memory."""
+    found = []
+    for pid in tune.processes():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            if process.status() == psutil.STATUS_STOPPED:
+                found.append(process)
+    return found
+
+
+def test_killed_processes_that_stand_still_cost_nothing_and_leave_nothing(tune: Tune) -> None:
+    lrs = ("0.1", "0.05", "0.02")
+    more = ("--policy", "rr", "--slots", "1", "--format", "json")
+    process = tune.start(*command(tune, *more, lr=",".join(lrs), steps=LONG))
+    wait_until(lambda: len(tune.processes()) == 3 and len(standing(tune)) == 2, "two that stand still")
+    standing(tune)[0].kill()
+    wait_until(lambda: len(tune.processes()) == 4, "a new process of the killed one's trial")
+    left = wait_until(lambda: standing(tune), "one that stands still")
+    (executor,) = below(process.pid, "-m", "executor")
+    executor.kill()
+    wait_until(lambda: not any(one.is_running() for one in left), "its end with the executor's")
+    wait_until(lambda: len(tune.processes()) > 4, "another process")
+    assert wait_until(lambda: standing(tune), "one that stands still in the new slot")
+    tune.hurry(*lrs)
+    stdout, stderr = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, stderr
+    assert json.loads(stdout)["complete"]
+    assert tune.trajectories() == {lr: expected(lr, LONG) for lr in lrs}
+    # Each was killed with its checkpoint written, but for the one that ran as the executor did.
+    steps = [step for _, _, step, _ in whole_lines(tune.diary)]
+    assert len(steps) < len(lrs) * LONG + LONG
+    assert not any(psutil.pid_exists(pid) for pid in tune.processes())
 
 
 def test_a_killed_search_goes_on_without_running_what_had_finished(tune: Tune) -> None:

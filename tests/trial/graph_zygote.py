@@ -18,14 +18,14 @@ import tensorflow as tf
 from dike.trial.runtime import TrialRuntime
 from dike.trial.spec import TrialSpec
 from dike.v1 import trial as graph
-from tests.trial.played_trials import Case, main
+from tests.trial.played_trials import Case, PlayedRuntime, main
 
 
-class ObservedRuntime(TrialRuntime):
+class ObservedRuntime(PlayedRuntime):
     """Writes down every loss, and is interrupted at given steps."""
 
     def __init__(self, case: Case, spec: TrialSpec) -> None:
-        super().__init__(spec)
+        super().__init__(case, spec)
         self._case = case
 
     def progress(self, step: int, loss: float | None = None, *others: Any, **named: Any) -> None:
@@ -46,7 +46,8 @@ def prepare(case: Case, spec: TrialSpec) -> TrialRuntime:
         os.write(control, b"suspend\n")
         spec = dataclasses.replace(spec, control_fd=requests)
     runtime = ObservedRuntime(case, spec)
-    runtime.listen()
+    if case.get("ask"):
+        runtime.listen()
     graph.install(runtime)
     return runtime
 

@@ -17,21 +17,21 @@ from dike.keras3 import trial as keras_fit
 from dike.tf_keras import trial as tf_keras_fit
 from dike.trial.runtime import TrialRuntime
 from dike.trial.spec import TrialSpec
-from tests.trial.played_trials import Case, main
+from tests.trial.played_trials import Case, PlayedRuntime, main
 
 
-class ObservedRuntime(TrialRuntime):
+class ObservedRuntime(PlayedRuntime):
     """Writes down every loss; may request a suspension by itself.
 
     Args:
-        spec: the trial.
-        patience: how often it answers that nobody wants the slot back.
+        case: the trial's. Its `patience` is how often its first run answers that nobody wants the slot back.
+        spec: the run.
     """
 
-    def __init__(self, spec: TrialSpec, patience: float) -> None:
-        self._patience = patience
+    def __init__(self, case: Case, spec: TrialSpec) -> None:
+        self._patience = case.get("patience", math.inf) if spec.run == 0 else math.inf
         self._is_requested = False
-        super().__init__(spec)
+        super().__init__(case, spec)
 
     @property
     def suspend_requested(self) -> bool:
@@ -52,7 +52,7 @@ class ObservedRuntime(TrialRuntime):
 
 def prepare(case: Case, spec: TrialSpec) -> TrialRuntime:
     """See `Prepare`."""
-    runtime = ObservedRuntime(spec, case.get("patience", math.inf) if spec.run == 0 else math.inf)
+    runtime = ObservedRuntime(case, spec)
 
     def request(*_: object) -> None:
         runtime.suspend_requested = True

@@ -7,13 +7,16 @@ output.txt, and writes to FOLDER/NAME.json how its runs ended and all that they 
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import os
 import signal
+import subprocess
 import sys
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +33,43 @@ _MOST_RUNS = 50
 Case = dict[str, Any]
 """`name`, `script`, `arguments`, and what is special about it: `then_script`, `then_arguments` (of later runs),
 `checkpoint_interval_s`, `metric`, `scheme` (before the path of its checkpoints), `loses_checkpoint` (after its first
-run), `environment`, `interrupts` (written to interrupts.json for each run), and what the program itself understands."""
+run), `environment`, `interrupts` (written to interrupts.json for each run), `paused` (it stays in memory where it would
+be suspended, and all interrupts are written at once), and what the program itself understands."""
 
 Prepare = Callable[[Case, TrialSpec], TrialRuntime]
 """Makes a run's runtime and intercepts what the script trains with."""
+
+
+class PlayedRuntime(TrialRuntime):
+    """A trial's runtime; where its case says so, its process stays at a suspension, is stopped, and goes on.
+
+    Args:
+        case: the trial's.
+        spec: the run.
+    """
+
+    def __init__(self, case: Case, spec: TrialSpec) -> None:
+        self._control: int | None = None
+        if not case.get("paused"):
+            super().__init__(spec)
+            return
+        requests, self._control = os.pipe()
+        super().__init__(dataclasses.replace(spec, control_fd=requests))
+        self.listen()
+        # From now on it stays whenever it is suspended; when that is, the case says.
+        os.write(self._control, b"pause\n")
+        while not self.suspend_requested:
+            time.sleep(0.001)
+        self.suspend_requested = False
+
+    def _tell(self, line: Mapping[str, Any], wait_s: float = 0.0) -> None:
+        super()._tell(line, wait_s)
+        if line["type"] == "paused":
+            assert self._control is not None
+            # Again and again: the first signal may come before it stands still.
+            subprocess.Popen(["sh", "-c", f"while sleep 0.1 && kill -CONT {os.getpid()} 2>&-; do :; done"])
+            os.kill(os.getpid(), signal.SIGSTOP)
+            os.write(self._control, f"continue {self.spec.run + 1}\n".encode())
 
 
 def main(prepare: Prepare) -> None:
@@ -52,7 +88,10 @@ def _play(case: Case, work: Path, prepare: Prepare) -> dict[str, Any]:
     codes: list[int] = []
     resume_from = None
     while len(codes) < _MOST_RUNS and (not codes or codes[-1] in (EXIT_SUSPENDED, -signal.SIGKILL)):
-        (work / "interrupts.json").write_text(json.dumps(case.get("interrupts", [])[len(codes) : len(codes) + 1]))
+        interrupts = case.get("interrupts", [])
+        (work / "interrupts.json").write_text(
+            json.dumps(interrupts if case.get("paused") else interrupts[len(codes) : len(codes) + 1])
+        )
         child = os.fork()
         if child == 0:
             try:

@@ -30,6 +30,7 @@ def interrupted(name: str, script: str, *arguments: str, at: list[int]) -> list[
     return [
         case(name, script, *arguments),
         case(f"{name}-suspended", script, *arguments, suspend_at=at),
+        case(f"{name}-paused", script, *arguments, suspend_at=at, paused=True),
         case(f"{name}-killed", script, *arguments, kill_at=at[-1], checkpoint_interval_s=0.0),
     ]
 
@@ -116,6 +117,24 @@ def test_a_suspended_trial_has_the_losses_of_an_uninterrupted_one(played: dict[s
     assert suspended.codes[:-1] == [SUSPENDED] * (len(suspended.codes) - 1)
     assert len(suspended.codes) > 2
     assert suspended.codes[-1] == 0
+    check_same(whole, suspended)
+
+
+@pytest.mark.parametrize("name", ["digits", "monitored", "plain"])
+def test_a_trial_that_stands_still_in_memory_has_the_same_losses(played: dict[str, Played], name: str) -> None:
+    whole, paused = played[name], played[f"{name}-paused"]
+    assert paused.codes == [0]
+    times = len(paused.told("paused"))
+    assert times > 1
+    assert [each["path"].rpartition("/")[2].split("-step")[0] for each in paused.told("paused")] == [
+        f"run-{run}" for run in range(times)
+    ]
+    assert [report["path"] for report in paused.told("restored")] == [each["path"] for each in paused.told("paused")]
+    assert [report["preemptible"] for report in paused.told("training")] == [True] * (times + 1)
+    check_same(whole, paused)
+
+
+def check_same(whole: Played, suspended: Played) -> None:
     assert [step for _, step, _ in suspended.losses] == [step for _, step, _ in whole.losses]
     assert suspended.last_losses() == whole.last_losses()
     assert suspended.value() == whole.value()

@@ -51,12 +51,15 @@ def _cases() -> Iterator[dict[str, Any]]:
             "loses_checkpoint": name == "generator",
             "scheme": "file://" if is_killed else "",
         }
+        if not is_killed:
+            yield {**case, "name": f"{name}-paused", "interrupts": interrupts, "paused": True}
     script = {"script": str(_SCRIPTS / "keras_cases.py"), "arguments": ["bfloat16"]}
     changed = {"interrupts": [[0, 1, 0, "suspend"]], "then_arguments": ["other_shape"]}
     yield {**script, "name": "changed", **changed}
     yield {**script, "name": "metric", "metric": "val_loss"}
     unseeded = [[0, 0, 2, "suspend"], [0, 1, 5, "suspend"], [1, 0, 4, "suspend"]]
     yield {**script, "name": "unseeded", "arguments": ["unseeded"], "interrupts": unseeded}
+    yield {**script, "name": "unseeded-paused", "arguments": ["unseeded"], "interrupts": unseeded, "paused": True}
     digits = {"script": str(_ROOT / "examples" / "digits_cnn.py"), "arguments": _DIGITS, "metric": "val_accuracy"}
     yield {**digits, "name": "digits-plain"}
     yield {**digits, "name": "digits-cut", "patience": 15}
@@ -111,10 +114,26 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.parametrize("name", list(_INTERRUPTS))
 def test_an_interrupted_trial_is_the_same_at_every_step(played: Any, name: str) -> None:
-    plain, cut = played(f"{name}-plain"), played(f"{name}-cut")
-
-    assert plain.codes == [0], plain.output
+    cut = played(f"{name}-cut")
     assert cut.codes == [-9 if how == "kill" else 75 for *_, how in _INTERRUPTS[name]] + [0], cut.output
+    check_same(played(f"{name}-plain"), cut)
+
+
+@pytest.mark.parametrize("name", [name for name, interrupts in _INTERRUPTS.items() if interrupts[-1][-1] == "suspend"])
+def test_a_trial_that_stands_still_in_memory_is_the_same_at_every_step(played: Any, name: str) -> None:
+    paused = played(f"{name}-paused")
+    assert paused.codes == [0], paused.output
+    told = paused.of_type("paused")
+    assert len(told) == len(_INTERRUPTS[name])
+    assert [Path(each["path"]).name.split("-step")[0] for each in told] == [f"run-{run}" for run in range(len(told))]
+    check_same(played(f"{name}-plain"), paused)
+    # The time it stands still is no time of training.
+    trained = [report["train_s"] for report in paused.reports if "train_s" in report]
+    assert trained == sorted(trained)
+
+
+def check_same(plain: Any, cut: Any) -> None:
+    assert plain.codes == [0], plain.output
     losses = plain.lines("losses.txt", keys=3)
     assert losses == cut.lines("losses.txt", keys=3)
     assert all(len(values) == 1 for values in losses.values())
@@ -152,10 +171,11 @@ def test_the_example_is_the_same_at_every_step(played: Any) -> None:
     assert plain.output.splitlines()[-1].startswith("test accuracy")
 
 
-def test_an_interrupted_epoch_has_each_sample_once_without_a_seed(played: Any) -> None:
-    unseeded = played("unseeded")
+@pytest.mark.parametrize(("name", "codes"), [("unseeded", [75, 75, 75, 0]), ("unseeded-paused", [0])])
+def test_an_interrupted_epoch_has_each_sample_once_without_a_seed(played: Any, name: str, codes: list[int]) -> None:
+    unseeded = played(name)
 
-    assert unseeded.codes == [75, 75, 75, 0], unseeded.output
+    assert unseeded.codes == codes, unseeded.output
     epochs: dict[tuple[str, str], list[float]] = {}
     for line in (unseeded.folder / "losses.txt").read_text().splitlines():
         fit, epoch, *_, loss = line.split()

@@ -327,7 +327,7 @@ class Fit:
             self._best = None
 
     def _save(self, batch: int, *, is_finished: bool = False) -> None:
-        """Writes a checkpoint, and ends the process after one that is not the last if it shall be suspended."""
+        """Writes a checkpoint; after one that is not the last the trial is suspended if it shall be."""
         assert self._batches is not None
         if not is_finished:
             settle(self._callbacks)

@@ -142,12 +142,13 @@ class GraphTrial:
         return tracked is not None and not tracked.is_monitored and not self._busy and _in_main_thread()
 
     def leave_if_saved(self) -> None:
-        """Ends the process if the state has been saved for a suspension.
+        """Suspends the trial if its state has been saved for that.
 
         Called when the script asks for more: after the step that was saved it may have written its own log.
         """
         if self._leaving is not None:
-            self._runtime.suspend(*self._leaving)
+            leaving, self._leaving = self._leaving, None
+            self._runtime.suspend(*leaving)
 
     def settle(self, session: Any) -> None:
         """A call of `session.run` has ended: saves if the slot is wanted back, or if it is time to."""

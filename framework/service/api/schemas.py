@@ -303,6 +303,7 @@ class SliceView(View):
     outcome: str
     suspend_s: Finite
     samples_per_s: Finite
+    process: str
 
 
 class SliceList(View):

@@ -1,0 +1,158 @@
+"""Runs of trials that are suspended in memory: each has written a checkpoint, and its processes stand still."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import psutil
+
+from executor.monitor import RunMonitor, own_bytes
+from executor.trial_messages import RunKey, TrialRun
+from executor.trial_run import SlotRun
+
+logger = logging.getLogger(__name__)
+
+MOST_PAUSED = 8
+"""So many are kept at most, however much memory there is."""
+FULL_SHARE = 0.9
+"""The slot's memory is short above this share of it."""
+MACHINE_FREE_SHARE = 0.05
+"""The machine's memory is short below this share of it: others may use more than Mesos has given them."""
+
+
+@dataclass(frozen=True)
+class _Paused:
+    """One of them.
+
+    Attributes:
+        run: the run, which is over.
+        processes: all that belongs to it; none of them can fork.
+        bytes: memory that is theirs alone, which is free again when they are gone.
+    """
+
+    run: SlotRun
+    processes: Sequence[psutil.Process]
+    bytes: int
+
+
+class PausedRuns:
+    """Those of one slot, least recently suspended first. All methods belong to one thread.
+
+    Attributes:
+        likely: those that the framework has said may go on, the likeliest first.
+    """
+
+    def __init__(self) -> None:
+        self.likely: Sequence[RunKey] = ()
+        self._paused: dict[RunKey, _Paused] = {}
+        self._dying: dict[int, psutil.Process] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._paused)
+
+    @property
+    def keys(self) -> tuple[RunKey, ...]:
+        return tuple(self._paused)
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """Ids of their processes, and of those that are about to be gone."""
+        kept = (process.pid for each in self._paused.values() for process in each.processes)
+        return frozenset((*kept, *self._dying))
+
+    @property
+    def watched(self) -> tuple[int, ...]:
+        """File descriptors that can be read when there is something to `poll`."""
+        return tuple(descriptor for each in self._paused.values() for descriptor in each.run.watched)
+
+    @property
+    def bytes(self) -> int:
+        """Memory that is free again when they are gone."""
+        return sum(each.bytes for each in self._paused.values())
+
+    def add(self, run: SlotRun, processes: Sequence[psutil.Process]) -> int:
+        """Keeps a run that is over, and whose processes stand still; returns the memory that is theirs alone, bytes."""
+        self._paused[run.key] = paused = _Paused(run, processes, sum(map(own_bytes, processes)))
+        return paused.bytes
+
+    def take(self, order: TrialRun, monitor: RunMonitor) -> SlotRun | None:
+        """Goes on with the process of the trial's last run, if it is here and stands where the run is to begin.
+
+        One that stands elsewhere is let go. The new run has its process.
+
+        Args:
+            order: what is to run.
+            monitor: watches it.
+        """
+        trial = order.trial
+        self.poll()
+        for key in [key for key in self._paused if key[0] == trial.number]:
+            paused = self._paused[key]
+            if key[1] == trial.run - 1 and paused.run.reports.checkpoint == trial.resume_from:
+                del self._paused[key]
+                run = SlotRun(order, paused.run.sandbox, monitor, paused.run)
+                monitor.begin_with(paused.processes)
+                run.go_on()
+                for process in paused.processes:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process.resume()
+                return run
+            self._let_go(key, "its trial has gone on elsewhere")
+        return None
+
+    def let_go(self, keys: Iterable[RunKey]) -> None:
+        """Ends those that nobody will go on with."""
+        for key in keys:
+            if key in self._paused:
+                self._let_go(key, "nobody will go on with it")
+
+    def let_all_go(self) -> None:
+        """Ends all of them."""
+        self.let_go(self.keys)
+
+    def make_room(self, limit_bytes: int, used_bytes: int) -> None:
+        """Lets some go, the least likely to go on first, if memory is short or they are too many.
+
+        Args:
+            limit_bytes: the slot's memory.
+            used_bytes: what is used of it beside them.
+        """
+        self._shed(len(self._paused) - MOST_PAUSED, "there are too many of them")
+        while self and used_bytes + self.bytes > FULL_SHARE * limit_bytes:
+            self._shed(1, "its slot's memory is short")
+        memory = psutil.virtual_memory()
+        if self and memory.available < MACHINE_FREE_SHARE * memory.total:
+            self._shed(1, "the machine's memory is short")
+
+    def poll(self) -> None:
+        """Takes in the end of those that somebody else has killed, and reaps what has been let go."""
+        for key, paused in list(self._paused.items()):
+            paused.run.poll()
+            if paused.run.has_died:
+                self._let_go(key, "its process was killed")
+        for pid, process in list(self._dying.items()):
+            with contextlib.suppress(ChildProcessError):  # as long as its own parent is there, or it is reaped
+                os.waitpid(pid, os.WNOHANG)
+            if not process.is_running():
+                del self._dying[pid]
+
+    def _shed(self, count: int, why: str) -> None:
+        # One of which nothing has been said has just had to give its slot back.
+        unsaid = [key for key in self._paused if key not in self.likely]
+        order = [*reversed(unsaid), *(key for key in reversed(self.likely) if key in self._paused)]
+        for key in order[: max(0, count)]:
+            self._let_go(key, why)
+
+    def _let_go(self, key: RunKey, why: str) -> None:
+        paused = self._paused.pop(key)
+        logger.info("%s leaves memory, its checkpoint stays: %s", paused.run, why)
+        for process in paused.processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+            self._dying[process.pid] = process
+        paused.run.close()
+        self.poll()
