@@ -310,13 +310,15 @@ def _hundred_thousand_tasks() -> Finding:
 
 def _parts() -> Finding:
     table = read("jobs", "Each part alone", "allocation alone")
+    claimed = {"allocation": 0.62, "placement": 0.17, "ps balance": 0.20}
     gains = {
         part: [1 - number(cell) for case, cell in table.column(f"{part} alone").items() if case.startswith("ps")]
-        for part in ("allocation", "placement", "ps balance")
+        for part in claimed
     }
     figure = "; ".join(f"{part} {min(each):.0%} to {max(each):.0%}" for part, each in gains.items())
     reason = "simulated, jobs with parameter servers at 10 and at 1 Gb/s: what each is worth depends on the network"
-    verdict = Verdict.REFUTED if gains["placement"][0] > gains["allocation"][0] else Verdict.REPRODUCED
+    is_reached = all(max(gains[part]) >= share for part, share in claimed.items())
+    verdict = Verdict.REPRODUCED if is_reached else Verdict.REFUTED
     return Finding(figure, verdict, reason)
 
 
