@@ -134,7 +134,7 @@ def test_a_plan_is_made_without_what_runs_it(tmp_path: Path) -> None:
     done, modules = start("plan", RESNET, "--cluster", CLUSTER, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "samples/s" in done.stdout
-    assert modules & (NEVER | {"sqlalchemy", "httpx", "kazoo", "solver.baselines", "solver.jobs"}) == set()
+    assert modules & (NEVER | {"sqlalchemy", "httpx", "kazoo", "solver.methods", "solver.jobs"}) == set()
 
 
 def test_the_list_has_the_first_sentence_of_what_each_command_says_of_itself() -> None:

@@ -104,6 +104,8 @@ class FaultStage:
             max_restarts=max_restarts,
             min_workers=1,
             max_workers=workers,
+            # Workers all alike leave room for the others.
+            rules="paper",
             environment={"PYTHONPATH": f"{SCRIPTS}{os.pathsep}{ROOT}"},
             # TensorFlow's place is taken by a stand-in, which only servers ask for.
             preload=[],
@@ -120,6 +122,8 @@ class FaultStage:
             max_restarts=1000,
             min_workers=1,
             max_workers=workers,
+            # Workers all alike leave room for the others.
+            rules="paper",
             environment={"PYTHONPATH": str(ROOT)},
         )
         return self._submissions.submit(request, pack(V1), "user").id

@@ -77,6 +77,12 @@ class Stage:
             found[float(lr)][int(step)] = loss
         return found
 
+    def turns(self, name: str) -> int:
+        """How often a trial of a search was given a slot."""
+        with contextlib.closing(Store(self.url)) as store:
+            store.open_search(name)
+            return len(store.load_slices())
+
     def processes(self, name: str) -> dict[float, set[int]]:
         found: dict[float, set[int]] = defaultdict(set)
         for lr, pid, *_ in whole_lines(self.diary(name)):
@@ -144,8 +150,8 @@ def test_trials_run_on_while_no_service_is_there_and_nothing_they_report_is_lost
     last = stage.steps("even")[0.01]
     stage.start(mesos.master)
     # Three trials in two slots: which two of them take turns is for the policy to say.
-    turns = sum(map(len, stage.processes("turns").values()))
-    stage.wait_for(lambda: sum(map(len, stage.processes("turns").values())) > turns, "another turn")
+    turns = stage.turns("turns")
+    stage.wait_for(lambda: stage.turns("turns") > turns, "another turn")
     assert {task.task_id for task in stage.store.tasks(live_only=True)} <= slots, "a slot was launched again"
     (stage.folder / "even" / "end-0.02").touch()
     for lr in (0.01, 0.02, 0.04):
