@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from dike.exceptions import InfeasibleError
 from solver.baselines.incumbents import incumbents
@@ -27,9 +26,6 @@ from solver.search.placer import Solved
 from solver.search.relaxation import Wide, WideSpace
 from solver.shards import useful_ps_count
 from solver.shortage import shortage, shortage_of, smallest_tasks
-
-if TYPE_CHECKING:
-    pass
 
 DEFAULT_TIME_LIMIT_S = 60.0
 GAP_TOLERANCE = 1e-6
@@ -222,13 +218,13 @@ def _search_whole(
 def _ceiling(request: PlanRequest, scenario: Scenario) -> float:
     """Samples per second that no plan inside the paper's rules exceeds: what their parameter servers can serve."""
     profile = scenario.profile
-    if not profile.synchronous:
-        machines = sum(kind.count for kind in scenario.kinds)
-        ps = useful_ps_count(profile, machines, request.sharding)
-        model = scenario.model(WorkerShape(0, 1.0))
-        steps = max(model.shared(model.load(scenario.shards(count))).most_steps for count in range(1, ps + 1))
-        return steps * profile.batch_size * max(1, max(kind.gpus for kind in scenario.kinds))
-    return math.inf
+    if profile.synchronous:
+        return math.inf
+    machines = sum(kind.count for kind in scenario.kinds)
+    ps = useful_ps_count(profile, machines, request.sharding)
+    model = scenario.model(WorkerShape(0, 1.0))
+    steps = max(model.shared(model.load(scenario.shards(count))).most_steps for count in range(1, ps + 1))
+    return steps * profile.batch_size * max(1, max(kind.gpus for kind in scenario.kinds))
 
 
 def _solved(wide: Wide, bound: float) -> Solved:
