@@ -73,18 +73,6 @@ class JobRuntime(TrialRuntime):
         if preemptible:
             process.termination.can_save()
 
-    def progress(
-        self,
-        step: int,
-        loss: float | None = None,
-        metrics: Mapping[str, float] | None = None,
-        value: float | None = None,
-        *,
-        is_reported: bool = True,
-    ) -> None:
-        """See `TrialRuntime.progress`; no value is better than another."""
-        super().progress(step, loss, metrics, is_reported=is_reported)
-
     def cannot_suspend(self, why: str) -> None:
         """See `TrialRuntime.cannot_suspend`."""
         print(f"dike: no checkpoints are written: {why}.", file=sys.stderr, flush=True)
@@ -101,6 +89,9 @@ class JobRuntime(TrialRuntime):
 
     def check_metric(self, reported: Collection[str]) -> None:
         """A job may report what it likes."""
+
+    def _take_value(self, step: int, value: float, *, is_reported: bool) -> None:
+        """No value is better than another."""
 
     def _tell(self, line: Mapping[str, Any], wait_s: float = REPORT_WAIT_S) -> None:
         match line["type"]:

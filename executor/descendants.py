@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import psutil
 
@@ -25,16 +25,7 @@ def processes(zygote: int | None, spared: Collection[int] = ()) -> list[psutil.P
         zygote: process id of the zygote, which is left out with all that it has not given away; None if there is none.
         spared: ids of processes of other runs.
     """
-    others = {zygote, remote_copier.pid, *spared}
-    found, waiting = [], children(os.getpid())
-    while waiting:
-        pid = waiting.pop()
-        if pid in others:
-            continue
-        with contextlib.suppress(psutil.NoSuchProcess):
-            found.append(psutil.Process(pid))
-        waiting += children(pid)
-    return found
+    return list(_walk(zygote, spared))
 
 
 def stop(zygote: int | None, spared: Collection[int] = ()) -> list[psutil.Process] | None:
@@ -47,21 +38,28 @@ def stop(zygote: int | None, spared: Collection[int] = ()) -> list[psutil.Proces
     Returns:
         The processes; None if there may be more that do not stand still yet.
     """
+    found, is_still = [], True
+    for process in _walk(zygote, spared):
+        found.append(process)
+        # Before its children are listed: one that stands still has no more of them.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.status() not in STILL:
+                is_still = False
+                process.suspend()
+    return found if is_still else None
+
+
+def _walk(zygote: int | None, spared: Collection[int]) -> Iterator[psutil.Process]:
+    """Each process before its children are listed."""
     others = {zygote, remote_copier.pid, *spared}
-    found, waiting, is_still = [], children(os.getpid()), True
+    waiting = children(os.getpid())
     while waiting:
         pid = waiting.pop()
         if pid in others:
             continue
         with contextlib.suppress(psutil.NoSuchProcess):
-            process = psutil.Process(pid)
-            found.append(process)
-            # Before its children are listed: one that stands still has no more of them.
-            if process.status() not in STILL:
-                is_still = False
-                process.suspend()
+            yield psutil.Process(pid)
         waiting += children(pid)
-    return found if is_still else None
 
 
 def clear(zygote: int | None, spared: Collection[int] = ()) -> bool:

@@ -101,9 +101,7 @@ def _option(scenario: Scenario, kind: NodeKind, shape: WorkerShape) -> PlainOpti
     model, resources = scenario.model(shape), scenario.sizes.plain(shape)
     if kind.room_for(resources) < 1 or (shape.gpus and not model.fits_gpu(kind)):
         return None
-    latency_s = scenario.hardware.apis[scenario.profile.api].plain_s or 0.0
-    if not shape.gpus:
-        latency_s /= min(1.0, shape.cpus)
+    latency_s = model.python_s(scenario.hardware.apis[scenario.profile.api].plain_s or 0.0)
     total_s = model.busy_s(kind) + latency_s
     terms = (model.compute_s(kind), model.input_s, latency_s)
     time = StepTime(*terms, transfer=0, network=0, update=0, dispatch=0, total=total_s)

@@ -101,12 +101,16 @@ class StepModel:
 
     @property
     def latency_s(self) -> float:
-        """Seconds every step of a worker takes apart from its work: TensorFlow's own, and what the API adds.
+        """Seconds every step of a worker takes apart from its work: TensorFlow's own, and what the API adds."""
+        return self.python_s(self.hardware.step_latency_s + self.hardware.apis[self.profile.api].latency_s)
 
-        Most of it is Python's and occupies a core: with a part of one it takes longer, unless that waits for a GPU.
+    def python_s(self, of_a_core_s: float) -> float:
+        """Seconds of what occupies a core: with a part of one it takes longer, unless a GPU is waited for meanwhile.
+
+        Args:
+            of_a_core_s: seconds with a whole core.
         """
-        own_s = self.hardware.step_latency_s + self.hardware.apis[self.profile.api].latency_s
-        return own_s if self.shape.gpus else own_s / min(1.0, self.shape.cpus)
+        return of_a_core_s if self.shape.gpus else of_a_core_s / min(1.0, self.shape.cpus)
 
     @property
     def input_s(self) -> float:
