@@ -167,6 +167,7 @@ class OfferMatcher:
         self._to_decline: dict[float, list[str]] = {}
         self._suppressed = False
         self._must_revive = False
+        self._gang_refused: dict[str, float] = {}
         self._revived_s = clock() - REVIVE_PAUSE_S
         self._offered_s = clock()
         self.pool = pool
@@ -192,6 +193,11 @@ class OfferMatcher:
         self._offered_s = self._clock()
         self._metrics.offers_received(len(event.offers))
         self.pool.add(event.offers, self._offered_s)
+        if self._queue.gang_waits:
+            here = {agent_id(offer) for offer in self.pool.offers}
+            if any(self._offered_s < until_s for agent, until_s in self._gang_refused.items() if agent not in here):
+                # What was given back at another time would come at another time again and again, never beside these.
+                self.revive()
 
     def rescinded(self, event: events.OfferRescinded) -> None:
         """An offer is void, whether or not it is locked for a job."""
@@ -215,6 +221,7 @@ class OfferMatcher:
     def forget(self, now_s: float) -> None:
         """Forgets what jobs could not use long ago."""
         self._negative_cache.forget(now_s)
+        self._gang_refused = {agent: until_s for agent, until_s in self._gang_refused.items() if now_s < until_s}
 
     # What is due by time.
 
@@ -411,15 +418,18 @@ class OfferMatcher:
             self._refuse(lambda offer: agent_id(offer) in reservation.agents, max(REFUSE_S, reservation.turns_s(now_s)))
         # All at once, so that they are offered again at once too, whenever each of them came.
         if not gang_waits or now_s - others_since_s >= GANG_HOLD_S:
-            self._refuse(
+            refused = self._refuse(
                 lambda offer: reservation is None or agent_id(offer) not in reservation.agents,
                 GANG_REFUSE_S if gang_waits else REFUSE_S,
             )
+            if gang_waits:
+                self._gang_refused |= {agent_id(offer): now_s + GANG_REFUSE_S for offer in refused}
 
-    def _refuse(self, which: Callable[[Offer], bool], refuse_s: float) -> None:
-        ids = self.pool.take(which)
-        if ids:
-            self._to_decline.setdefault(refuse_s, []).extend(ids)
+    def _refuse(self, which: Callable[[Offer], bool], refuse_s: float) -> list[Offer]:
+        offers = self.pool.take(which)
+        if offers:
+            self._to_decline.setdefault(refuse_s, []).extend(map(offer_id, offers))
+        return offers
 
     def _revive_or_suppress(self, now_s: float) -> None:
         """Asks for offers while any job wants some, and for none otherwise."""
@@ -432,6 +442,7 @@ class OfferMatcher:
         wanted = self._suppressed or self._must_revive or silent
         if wanted and now_s - self._revived_s >= REVIVE_PAUSE_S and try_now(self._mesos.reviveOffers):
             self._suppressed = self._must_revive = False
+            self._gang_refused.clear()
             self._revived_s = now_s
 
     def _decline_unwanted(self) -> None:

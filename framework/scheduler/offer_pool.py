@@ -174,14 +174,14 @@ class OfferPool:
         if self._held.pop(one, None) is not None:
             self._changed()
 
-    def take(self, which: Callable[[Offer], bool]) -> list[str]:
-        """Takes out all that match and are not locked, to be declined; returns their ids."""
-        ids = [one for one, held in self._held.items() if not held.is_locked and which(held.offer)]
-        for one in ids:
-            del self._held[one]
-        if ids:
+    def take(self, which: Callable[[Offer], bool]) -> list[Offer]:
+        """Takes out all that match and are not locked, to be declined."""
+        taken = [offer for offer in self.offers if which(offer)]
+        for offer in taken:
+            del self._held[offer_id(offer)]
+        if taken:
             self._changed()
-        return ids
+        return taken
 
     def forget(self, known: Collection[str] | None) -> None:
         """Forgets what agents offered last that are gone.

@@ -196,6 +196,19 @@ def test_offers_are_gathered_on_while_it_is_not_known_whether_that_helps() -> No
     stage.close()
 
 
+@pytest.mark.parametrize("later_s", [0.5 * step for step in range(1, 20)])
+def test_agents_that_became_free_at_different_times_are_offered_together(later_s: float) -> None:
+    stage = SchedulerStage(TWO)
+    for number, lasts_s in enumerate((20.0, 20.0 + later_s)):
+        stage.submit(f"holds-{number}", 1, 4.0, lasts_s=lasts_s, constraints=[f"hostname:IS:agent-{number}"])
+    stage.run(3.0)
+    assert set(stage.started_s) == {"holds-0", "holds-1"}
+    stage.submit("pair", 2, 4.0)
+    stage.run(45.0)
+    assert stage.started_s["pair"] - stage.started_s["holds-1"] < 20.0 + later_s + 5.0
+    stage.close()
+
+
 @pytest.mark.parametrize(
     ("error", "fit"),
     [(SolverError("HiGHS gave up."), Fit()), (InfeasibleError("No shape fits."), Fit(problem="No shape fits."))],
