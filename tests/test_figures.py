@@ -140,6 +140,7 @@ def anchor_of(heading: str) -> str:
 
 def sections(page: str) -> Iterator[Section]:
     """Of a page's text."""
+    assert page.startswith("# "), "a page begins with its title"
     page = re.sub(r"(?ms)^```.*?^```", "", page)
     above: dict[int, frozenset[Figure]] = {}
     for heading, whole in parts(page):
