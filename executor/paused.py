@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import psutil
 
+from executor import cuda_checkpoint
+from executor.cuda_checkpoint import CudaCheckpointError
 from executor.monitor import RunMonitor, own_bytes
 from executor.trial_messages import RunKey, TrialRun
 from executor.trial_run import SlotRun
@@ -100,17 +102,29 @@ class PausedRuns:
         self.poll()
         for key in [key for key in self._paused if key[0] == trial.number]:
             paused = self._paused[key]
-            if key[1] == trial.run - 1 and paused.run.reports.checkpoint == trial.resume_from:
+            if key[1] != trial.run - 1 or paused.run.reports.checkpoint != trial.resume_from:
+                self._let_go(key, "its trial has gone on elsewhere")
+            elif self._wake(key):
                 del self._paused[key]
                 run = SlotRun(order, paused.run.sandbox, monitor, paused.run)
                 monitor.begin_with(paused.processes)
                 run.go_on()
-                for process in paused.processes:
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        process.resume()
                 return run
-            self._let_go(key, "its trial has gone on elsewhere")
         return None
+
+    def _wake(self, key: RunKey) -> bool:
+        """Continues the processes of a run, which then wait for the word to go on; whether that has succeeded."""
+        paused = self._paused[key]
+        for process in paused.processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
+        try:
+            if paused.run.off_gpu:
+                cuda_checkpoint.to_gpu(paused.run.off_gpu)
+        except CudaCheckpointError as error:
+            self._let_go(key, str(error))
+            return False
+        return True
 
     def let_go(self, keys: Iterable[RunKey]) -> None:
         """Ends those that nobody will go on with."""

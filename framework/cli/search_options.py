@@ -25,7 +25,7 @@ from framework.project.run_folders import absolute_folder, new_job_id
 from framework.project.script_facts import script_facts
 from framework.search.migration_cost import DEFAULT_MOVE_S
 from framework.search.pruners import parse_stop
-from framework.search.records import Mode, SearchSpec, Suspend, check_suspend
+from framework.search.records import Mode, SearchSpec, Suspend
 from framework.search.samplers import EXHAUSTIVE, check_sampler, default_sampler, grid_size
 from framework.search.space import check_space, parse_parameter, read_space
 
@@ -75,9 +75,7 @@ def run_options(context: typer.Context, before: Mapping[str, Any]) -> dict[str, 
 def changed_spec(context: typer.Context, spec: SearchSpec) -> SearchSpec:
     """A search that goes on, with what its user has now said of how it is to run."""
     fields = {field: name for name, field in RUN_OPTIONS.items() if is_given(context, name)}
-    changed = dataclasses.replace(spec, **{field: context.params[name] for field, name in fields.items()})
-    check_suspend(changed.suspend, changed.slot_gpus or 0)
-    return changed
+    return dataclasses.replace(spec, **{field: context.params[name] for field, name in fields.items()})
 
 
 def milestones_of(text: str) -> tuple[Milestone, ...]:
@@ -139,7 +137,6 @@ def search_spec(
         check_sampler(chosen)
     if stop:
         parse_stop(stop)
-    check_suspend(suspend, slot_gpus or 0)
     if not space_function:
         check_space(space)
     elif chosen == "grid":

@@ -156,7 +156,7 @@ def tune(
         Suspend,
         typer.Option(
             help="Whether the process of a trial that gives its slot back stays in memory beside its checkpoint, or "
-            "ends (checkpoint). auto: it stays where slots have no GPU."
+            "ends (checkpoint). auto: it stays where slots have no GPU; memory: with GPUs, too, if the driver can."
         ),
     ] = Suspend.AUTO,
     suspend_timeout: Annotated[

@@ -11,6 +11,7 @@ import pytest
 
 from dike.exceptions import BadInputError
 from dike.trial.spec import TrialSpec
+from executor.slot_order import SlotOrder
 from executor.trial_messages import Losses, RunEnd, RunKey, SlotStatus, TrialRun
 from framework.policies.trials.interface import Choice
 from framework.search.controller import MAX_BARREN
@@ -185,14 +186,16 @@ def test_a_process_that_nobody_will_go_on_with_is_let_go(begin: Any) -> None:
     assert first.wanted.number == number
 
 
-@pytest.mark.parametrize(("suspend", "gpus"), [("checkpoint", 0), ("auto", 1)])
-def test_slots_are_told_to_end_suspended_processes(begin: Any, suspend: str, gpus: int) -> None:
-    assert begin(suspend=suspend).offer(cpus=1, gpus=gpus)[0].wanted.memory_bytes == 0
-
-
-def test_suspended_processes_must_not_stay_where_slots_have_gpus(begin: Any) -> None:
-    with pytest.raises(BadInputError, match="--suspend memory is for slots without GPUs"):
-        begin(suspend="memory").offer(cpus=1, gpus=1)
+@pytest.mark.parametrize(
+    ("suspend", "gpus", "stays"), [("checkpoint", 0, False), ("auto", 1, False), ("memory", 1, True)]
+)
+def test_slots_are_told_whether_suspended_processes_stay(begin: Any, suspend: str, gpus: int, stays: bool) -> None:
+    stage = begin(suspend=suspend)
+    (slot,) = stage.offer(cpus=1, gpus=gpus)
+    assert (slot.wanted.memory_bytes > 0) == stays
+    order = SlotOrder.decode(stage.mesos.accepted[-1]["data"])
+    # What they hold on a GPU is moved, so it should not be all of it.
+    assert ("TF_FORCE_GPU_ALLOW_GROWTH" in order.environment) == stays
 
 
 def slot_with(number: int, holds: int | None = None, paused: tuple[RunKey, ...] = (), kind: str = "") -> Slot:
