@@ -82,6 +82,12 @@ class SpeedEstimates:
         average = fmean(found.values()) if found else 1.0
         return {kind: found.get(kind, average) for kind in kinds}
 
+    def relative(self, trial: int, kinds: Sequence[str]) -> dict[str, float]:
+        """P_G of a trial for each kind G, as a multiple of its mean over the kinds."""
+        performance = self.performance(trial, kinds)
+        mean = fmean(performance.values())
+        return {kind: speed / mean for kind, speed in performance.items()}
+
     def _by_ratio(self, known: _Trial, kind: str) -> float:
         """Estimates a speed from those on other kinds; NaN if there is nothing to go by."""
         estimates = []
