@@ -97,20 +97,21 @@ class DikePolicy:
         runs = self._migration.arrive(open_slots, waiting)
         if open_slots:
             runs |= self._fill(open_slots, list(waiting.values()))
-        suspends = self._migrate(by_id, slots, runs) if self._migration.is_due else frozenset()
+        is_due = (runs or open_slots) and self._migration.is_due
+        suspends = self._migrate(now_s, by_id, slots, runs) if is_due else frozenset()
         runs = {slot: choice for slot, choice in runs.items() if slot not in suspends}
         return Decision(runs, min((turn.ends_s for turn in turns.values()), default=None), suspends)
 
     def _migrate(
-        self, trials: Mapping[int, TrialView], slots: Sequence[SlotView], runs: Mapping[int, Choice]
+        self, now_s: float, trials: Mapping[int, TrialView], slots: Sequence[SlotView], runs: Mapping[int, Choice]
     ) -> frozenset[int]:
-        """The slots whose trials change places."""
+        """The slots whose trials change places; each has run for a quantum at least."""
         held = {slot.id: slot.trial for slot in slots if slot.trial is not None and slot.trial in trials}
         held |= {slot: choice.trial for slot, choice in runs.items()}
         movable = [
-            trials[slot.trial]
+            trials[held[slot.id]]
             for slot in slots
-            if slot.trial is not None and slot.trial == held.get(slot.id) and not slot.busy
+            if not slot.busy and slot.trial == held.get(slot.id, -1) and now_s >= slot.since_s + self._quantum_s
         ]
         movable = [trial for trial in movable if trial.preemptible]
         worths = {trial: worth for trial, (worth, _) in self._worths(movable).items()}
