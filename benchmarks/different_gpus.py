@@ -236,8 +236,8 @@ def goal(results: Sequence[Mapping[str, Sequence[Figures]]]) -> Iterator[str]:
     lowest = ratios(lambda one: one.lowest_s, "dike", "hermes2")
     times = ratios(lambda one: one.completion_s, "dike", "hermes2")
     yield "`dike` is to find the lowest loss no later than `hermes2`, and to complete trials no later. By set-up, its"
-    yield f"*lowest loss* takes {lowest[0]:.2f} to {lowest[-1]:.2f} of the time of `hermes2`: {met(lowest[-1] <= 1)}. Its"
-    yield f"*completion* takes {times[0]:.2f} to {times[-1]:.2f} of it: {met(times[-1] <= 1)}."
+    yield f"*lowest loss* takes {lowest[0]:.2f} to {lowest[-1]:.2f} of the time of `hermes2`: {met(lowest[-1] <= 1)}."
+    yield f"Its *completion* takes {times[0]:.2f} to {times[-1]:.2f} of it: {met(times[-1] <= 1)}."
     yield ""
 
 
