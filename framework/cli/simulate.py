@@ -300,6 +300,8 @@ def _to_json(
             "report_s": scenario.world.report_s,
             "arrival_s": scenario.world.arrival_s,
             "jobs_per_gpu": scenario.jobs_per_gpu,
+            "milestones": ",".join(map(str, scenario.milestones)) or "none",
+            "quantum_growth": scenario.quantum_growth,
             "until": scenario.world.until,
             **typed,
         },
