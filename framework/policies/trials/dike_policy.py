@@ -46,6 +46,8 @@ class DikePolicy:
 
     * Trials are bound to no slot. At the end of a quantum the trial with the greatest worth takes the slot; one that
       replaces another has to be worth 1.3 times as much.
+    * On slots of several kinds a worth counts times the trial's relative speed in the slot, and running trials change
+      places where that makes the sum over the slots greater (`Migration`).
     * A trial without a slice so far comes before all others. One that has run and reported nothing is taken to have
       trained for the quanta it was given, and to stand at the median first loss.
     * Losses count as the lowest so far, so noise and divergence look like standing still. A trial whose newest loss is
