@@ -1,4 +1,7 @@
-"""Runs of trials that are suspended in memory: each has written a checkpoint, and its processes stand still."""
+"""Runs of trials that are suspended in memory: their processes stand still.
+
+Most have written a checkpoint before. A trial that cannot be saved has none, and begins anew if its process is let go.
+"""
 
 from __future__ import annotations
 
@@ -59,6 +62,11 @@ class PausedRuns:
         return tuple(self._paused)
 
     @property
+    def unsaved(self) -> tuple[RunKey, ...]:
+        """Those that no checkpoint holds."""
+        return tuple(key for key, each in self._paused.items() if each.run.reports.is_unsaved)
+
+    @property
     def pids(self) -> frozenset[int]:
         """Ids of their processes, and of those that are about to be gone."""
         kept = (process.pid for each in self._paused.values() for process in each.processes)
@@ -117,11 +125,14 @@ class PausedRuns:
     def make_room(self, limit_bytes: int, used_bytes: int) -> None:
         """Lets some go, the least likely to go on first, if memory is short or they are too many.
 
+        Those that no checkpoint holds go last, and not for their number.
+
         Args:
             limit_bytes: the slot's memory.
             used_bytes: what is used of it beside them.
         """
-        self._shed(len(self._paused) - MOST_PAUSED, "there are too many of them")
+        saved = len(self._paused) - len(self.unsaved)
+        self._shed(min(saved, len(self._paused) - MOST_PAUSED), "there are too many of them")
         while self and used_bytes + self.bytes > FULL_SHARE * limit_bytes:
             self._shed(1, "its slot's memory is short")
         memory = psutil.virtual_memory()
@@ -140,16 +151,35 @@ class PausedRuns:
             if not process.is_running():
                 del self._dying[pid]
 
+    def has_room(self, limit_bytes: int, used_bytes: int, run_bytes: int) -> bool:
+        """Whether a run may be suspended that no checkpoint holds: another as large still fits beside it.
+
+        Args:
+            limit_bytes: the slot's memory.
+            used_bytes: what is used of it beside the suspended runs, the run included.
+            run_bytes: what the run, or the one that follows, has for itself.
+        """
+        unsaved_bytes = sum(each.bytes for each in self._paused.values() if each.run.reports.is_unsaved)
+        memory = psutil.virtual_memory()
+        fits = used_bytes + unsaved_bytes + run_bytes <= FULL_SHARE * limit_bytes
+        return (
+            fits
+            and len(self.unsaved) < MOST_PAUSED
+            and memory.available - run_bytes > MACHINE_FREE_SHARE * memory.total
+        )
+
     def _shed(self, count: int, why: str) -> None:
         # One of which nothing has been said has just had to give its slot back.
         unsaid = [key for key in self._paused if key not in self.likely]
-        order = [*reversed(unsaid), *(key for key in reversed(self.likely) if key in self._paused)]
+        by_use = [*reversed(unsaid), *(key for key in reversed(self.likely) if key in self._paused)]
+        order = sorted(by_use, key=lambda key: key in self.unsaved)
         for key in order[: max(0, count)]:
             self._let_go(key, why)
 
     def _let_go(self, key: RunKey, why: str) -> None:
         paused = self._paused.pop(key)
-        logger.info("%s leaves memory, its checkpoint stays: %s", paused.run, why)
+        rest = "nothing of it is saved" if paused.run.reports.is_unsaved else "its checkpoint stays"
+        logger.info("%s leaves memory, %s: %s", paused.run, rest, why)
         for process in paused.processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()

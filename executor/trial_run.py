@@ -264,13 +264,14 @@ class SlotRun:
         """Asks it to save its state and end; asks once.
 
         Args:
-            timeout_s: it is killed if it has not ended by then.
+            timeout_s: it is killed if it has not ended by then, unless it cannot be saved.
             stays: whether its process is to stay instead, and wait to be stopped.
         """
         if self.asked_s is not None or self._process is None:
             return
         self.asked_s = time.monotonic()
-        self._process.limit(timeout_s)
+        if self.reports.preemptible:
+            self._process.limit(timeout_s)
         self._reason = f"it did not save and end within {timeout_s:g} s of the request to suspend"
         with contextlib.suppress(BrokenPipeError):
             os.write(self._control_writer, b"pause\n" if stays else b"suspend\n")

@@ -52,6 +52,8 @@ class TrialSlot(ZygoteSlot[Wanted]):
         self._wanted = Wanted(0)
         self._run: SlotRun | None = None
         self._paused = PausedRuns()
+        self._is_pausable = False
+        """Whether the run, which cannot be saved, has room to be suspended in memory."""
         self._most_bytes = 0
         """The most memory that a run has had for itself when it was suspended."""
         self._empty_s = time.monotonic()
@@ -122,6 +124,7 @@ class TrialSlot(ZygoteSlot[Wanted]):
             end = run.end()
             self._ends.append(dataclasses.replace(end, output=run.printed.size) if self._sends_output else end)
             self._ended.add(run.key)
+            self._is_pausable = False
             if run.is_paused:
                 own = self._paused.add(run, descendants.processes(zygote.pid, self._paused.pids))
                 self._most_bytes = max(self._most_bytes, own)
@@ -166,10 +169,18 @@ class TrialSlot(ZygoteSlot[Wanted]):
             run_bytes: memory that the run has for itself, or may need.
         """
         if self._paused:
-            shared_bytes = 0
-            with contextlib.suppress(psutil.NoSuchProcess):  # it is being replaced
-                shared_bytes = psutil.Process(zygote.pid).memory_info().rss
-            self._paused.make_room(self._wanted.memory_bytes, shared_bytes + run_bytes)
+            self._paused.make_room(self._wanted.memory_bytes, self._shared_bytes(zygote) + run_bytes)
+
+    def _shared_bytes(self, zygote: Zygote) -> int:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it is being replaced
+            return int(psutil.Process(zygote.pid).memory_info().rss)
+        return 0
+
+    @property
+    def _may_stay(self) -> bool:
+        """Whether processes of suspended runs may stay in the slot."""
+        wanted = self._wanted
+        return wanted.memory_bytes > 0 and not (wanted.leave or wanted.stop or self._gpus)
 
     def _is_out(self, run: SlotRun, zygote: Zygote) -> bool:
         """Whether nothing of a run that is over runs any more; to be called until that is so."""
@@ -186,8 +197,13 @@ class TrialSlot(ZygoteSlot[Wanted]):
         """Looks what a run uses, and whether memory is short."""
         processes = descendants.processes(zygote.pid, self._paused.pids)
         run.monitor.look(processes)
-        if self._paused:  # to ask for a process' own memory takes milliseconds
-            self._make_room(zygote, sum(map(own_bytes, processes)))
+        may_pause = self._may_stay and run.reports.training and not run.reports.preemptible
+        if self._paused or may_pause:  # to ask for a process' own memory takes milliseconds
+            own = sum(map(own_bytes, processes))
+            self._make_room(zygote, own)
+            used = own + self._shared_bytes(zygote)
+            most = max(own, self._most_bytes)
+            self._is_pausable = may_pause and self._paused.has_room(self._wanted.memory_bytes, used, most)
 
     def _start(self, run: SlotRun, zygote: Zygote) -> None:
         """Gets its process from the zygote, once that is ready and nothing of an earlier run is left."""
@@ -223,9 +239,8 @@ class TrialSlot(ZygoteSlot[Wanted]):
             run.terminate(KILL_GRACE_S, "its slot had to end, and it cannot be suspended")
         elif self._wanted.stop and not reports.preemptible and not self._is_wanted(run):
             run.terminate(KILL_GRACE_S, "its trial is stopped, and it cannot be suspended")
-        elif self._wanted.leave or (reports.preemptible and not self._is_wanted(run)):
-            stays = self._wanted.memory_bytes > 0 and not (self._wanted.leave or self._wanted.stop or self._gpus)
-            run.suspend(self._order.suspend_timeout_s, stays=stays)
+        elif self._wanted.leave or ((reports.preemptible or self._is_pausable) and not self._is_wanted(run)):
+            run.suspend(self._order.suspend_timeout_s, stays=self._may_stay)
         run.kill_if_due()
 
     def _is_saved(self, run: SlotRun) -> bool:
@@ -312,6 +327,7 @@ class TrialSlot(ZygoteSlot[Wanted]):
             ends=tuple(self._ends),
             zygote_ready=self._zygote.ready,
             paused=self._paused.keys,
+            unsaved=self._paused.unsaved,
         )
         run = self._run
         if run is None:
@@ -321,6 +337,7 @@ class TrialSlot(ZygoteSlot[Wanted]):
             run=run.key,
             training=run.reports.training,
             preemptible=run.reports.preemptible,
+            pausable=self._is_pausable,
             suspending=run.asked_s is not None,
             step=run.reports.step,
             checkpoint=run.reports.checkpoint,

@@ -338,7 +338,7 @@ class SlotPool:
     def exclude_agent(self, slot: Slot, reason: str) -> None:
         """Takes no offers of a slot's agent for a while, and ends its slots there, if there is another agent.
 
-        A trial that cannot be suspended stays there.
+        A trial that cannot be saved stays there.
         """
         if self.is_only_agent(slot):
             self._observer.notify(f"{reason} on {slot.node}; there is no other agent to go to")
@@ -346,7 +346,7 @@ class SlotPool:
         self._exclusions.exclude(slot.agent_id, self._clock())
         self._observer.notify(f"{reason}: agent {slot.node} is left out for {self._spec.blacklist_s:g} s")
         for other in self.slots:
-            if other.agent_id == slot.agent_id and (other.current is None or other.preemptible):
+            if other.agent_id == slot.agent_id and other.may_end:
                 other.leave()
 
     # Draining.

@@ -20,7 +20,67 @@ from framework.search.recovery import SearchState, restore_runs
 from framework.search.slots import ActiveRun, Slot, at_home
 from framework.search.store import Store
 from framework.search.trials import MAX_LOSSES, TrialTracker
-from tests.search.search_stage import QUANTUM_S, SearchStage, fail, node, search_spec, stored
+from tests.search.search_stage import QUANTUM_S, PlayedSlot, SearchStage, fail, node, search_spec, stored
+
+
+def suspend_in_memory_alone(slot: PlayedSlot, *others: RunKey) -> None:
+    """The run in a slot, which cannot be saved, stays there."""
+    key = slot.key
+    slot.status = dataclasses.replace(slot.status, paused=(*others, key), unsaved=(*others, key), pausable=False)
+    slot.end("suspended", suspend_s=0.1)
+
+
+def train_unsaved(slot: PlayedSlot) -> RunKey:
+    run = slot.wanted.run
+    assert run is not None
+    left = tuple(key for key in slot.status.unsaved if key[0] != run.key[0])
+    status = {"training": True, "preemptible": False, "pausable": True, "paused": left, "unsaved": left}
+    slot.say(number=slot.wanted.number, run=run.key, **status)
+    slot.stage.tick()
+    return run.key
+
+
+def test_a_trial_that_cannot_be_saved_goes_on_where_it_stands_still(begin: Any, storage: str) -> None:
+    stage = begin(trials=3, policy="rr")
+    first, second = stage.offer(cpus=2)
+    assert (train_unsaved(first), train_unsaved(second)) == ((0, 0), (1, 0))
+    first.report(1, 2.0)
+    stage.tick(QUANTUM_S + 0.1)
+    # The third is next in one of the slots; who was there stands still.
+    assert first.wanted.run.key == (2, 0)
+    suspend_in_memory_alone(first)
+    assert stored(storage)[0].state is TrialState.SUSPENDED
+    train_unsaved(first)
+    first.report(1, 1.0)
+    # The other slot is free, and it is not its own.
+    second.end("finished")
+    stage.tick(QUANTUM_S + 0.1)
+    assert second.wanted.run is None
+    assert first.wanted.run.key == (0, 1)
+    assert first.wanted.let_go == ()
+    suspend_in_memory_alone(first, (0, 0))
+    assert train_unsaved(first) == (0, 1)
+    # No slot is ended for others in which it would lose all that it has done.
+    assert first.slot.task_id not in stage.search.preemptible_tasks()
+
+
+def test_a_trial_whose_process_is_gone_and_that_could_not_be_saved_begins_anew(begin: Any) -> None:
+    stage = begin(trials=2, policy="rr", max_slots=1)
+    (slot,) = stage.offer(cpus=1)
+    train_unsaved(slot)
+    slot.report(7, 2.0)
+    stage.tick(QUANTUM_S + 0.1)
+    suspend_in_memory_alone(slot)
+    train_unsaved(slot)
+    slot.say(paused=(), unsaved=())
+    stage.tick(QUANTUM_S + 0.1)
+    order = slot.wanted.run
+    assert (order.key, order.trial.resume_from) == ((0, 1), None)
+    assert "trial 0 begins anew: its process is gone, and it could not be saved" in stage.watcher.notes
+    suspend_in_memory_alone(slot)
+    train_unsaved(slot)
+    slot.report(1, 3.0)
+    assert stage.trials[0].step == 1
 
 
 @pytest.mark.slow

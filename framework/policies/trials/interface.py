@@ -45,7 +45,7 @@ class TrialView:
         runnable: whether it can be given a slot now; a trial in the middle of a suspension or a start is not, nor is
             one that is running.
         preemptible: whether it can be suspended; it is said of running trials and believed of others.
-        refused: slots it must not be given (it failed there).
+        refused: slots it must not be given: its process stands still in another, and no checkpoint holds it.
         batch_size: samples of one of its steps; 1 where that is not known.
         speeds: kind of slot -> samples a second that it was measured to train there; kinds it never ran on are missing.
     """
