@@ -41,14 +41,8 @@ PANELS = {
     "Slots": ("gpus", "gpu_types", "throughputs", "models"),
     "Trials": ("jobs", "good", "seeds", "first_seed", "arrival_every"),
     "Policies": (
-        "policies",
-        "quantum",
-        "overhead",
-        "move_overhead",
-        "report_every",
-        "jobs_per_gpu",
-        "milestones",
-        "quantum_growth",
+        *("policies", "quantum", "overhead", "move_overhead", "report_every"),
+        *("jobs_per_gpu", "milestones", "quantum_growth"),
     ),
     "Output": ("plot", "output_format"),
 }
