@@ -30,7 +30,7 @@ from framework.search.samplers import EXHAUSTIVE, check_sampler, default_sampler
 from framework.search.space import check_space, parse_parameter, read_space
 
 DEFAULT_TRIALS = 20
-_MILESTONE = re.compile(r"(?P<percent>\d+(\.\d+)?)%:(?P<seconds>\d+(\.\d+)?)s?")
+_MILESTONE = re.compile(r"(?P<percent>\d+(\.\d+)?)%:(?P<length>\d+(\.\d+)?)(?P<unit>[sx]?)")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}")
 
 
@@ -79,19 +79,21 @@ def changed_spec(context: typer.Context, spec: SearchSpec) -> SearchSpec:
 
 
 def milestones_of(text: str) -> tuple[Milestone, ...]:
-    """Reads `50%:20s,75%:40s`.
+    """Reads `50%:20s,75%:40s`, `50%:2x,75%:4x` (multiples of the quantum), or `none`.
 
     Raises:
         BadInputError: if it is something else.
     """
     milestones = []
-    for part in filter(None, text.split(",")):
+    for part in () if text == "none" else filter(None, text.split(",")):
         match = _MILESTONE.fullmatch(part.strip())
-        if match is None or not 0 < float(match["percent"]) <= 100 or float(match["seconds"]) <= 0:
+        if match is None or not 0 < float(match["percent"]) <= 100 or float(match["length"]) <= 0:
             raise BadInputError(
-                f"'{part}' in --milestones is no milestone; write a decrease of the loss and a quantum, as in 50%:20s."
+                f"'{part}' in --milestones is no milestone; write a decrease of the loss and a quantum, as in 50%:20s "
+                "or 50%:2x, or none."
             )
-        milestones.append(Milestone(float(match["percent"]) / 100, float(match["seconds"])))
+        decrease, length = float(match["percent"]) / 100, float(match["length"])
+        milestones.append(Milestone(decrease, times=length) if match["unit"] == "x" else Milestone(decrease, length))
     return tuple(sorted(milestones, key=lambda milestone: milestone.decrease))
 
 
@@ -112,6 +114,7 @@ def search_spec(
     quantum_s: float,
     jobs_per_slot: int,
     milestones: tuple[Milestone, ...],
+    quantum_growth: float,
     mode: Mode,
     name: str | None,
     use_flags: bool,
@@ -145,7 +148,9 @@ def search_spec(
         size = grid_size(space)
         trials = size if trials is None else min(trials, size)
     name = name or new_job_id(entry.script)
-    settings = PolicySettings(quantum_s, jobs_per_slot, milestones, seed, move_s=DEFAULT_MOVE_S)
+    settings = PolicySettings(
+        quantum_s, jobs_per_slot, milestones, seed, move_s=DEFAULT_MOVE_S, quantum_growth=quantum_growth
+    )
     make_policy(policy, settings)
     return SearchSpec(
         name=name,

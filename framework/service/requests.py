@@ -128,7 +128,8 @@ class _Parameter(_Bounds):
 
 class _Milestone(_Bounds):
     decrease: Annotated[float, Field(gt=0, le=1)]
-    quantum_s: Positive
+    quantum_s: Positive | None
+    times: Positive
 
 
 class _Settings(_Bounds):
@@ -138,6 +139,7 @@ class _Settings(_Bounds):
     seed: Seed
     switch_s: NotNegative
     move_s: NotNegative
+    quantum_growth: NotNegative
 
 
 class _Search(_Bounds):
