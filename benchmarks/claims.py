@@ -7,6 +7,7 @@ found here.
 from __future__ import annotations
 
 import enum
+import functools
 import math
 import statistics
 import subprocess
@@ -120,10 +121,10 @@ def measure() -> Iterator[str]:
 
 def _mixed(without_gpus: int) -> Cluster:
     """Five of the paper's machines, some of them without GPUs."""
-    own = {"cpus": 8, "mem_bytes": 32 * GIB, "network_gbps": 10.0}
-    nodes = [NodeClass(name="k80", count=5 - without_gpus, gpus=4, gpu_model="k80", **own)]
+    own = functools.partial(NodeClass, cpus=8, mem_bytes=32 * GIB, network_gbps=10.0)
+    nodes = [own(name="k80", count=5 - without_gpus, gpus=4, gpu_model="k80")]
     if without_gpus:
-        nodes.append(NodeClass(name="cpu", count=without_gpus, **own))
+        nodes.append(own(name="cpu", count=without_gpus))
     return Cluster(tuple(nodes))
 
 

@@ -201,7 +201,7 @@ def _of_seed(setup: _Setup, seed: int) -> dict[str, Figures]:
     settings = PolicySettings(quantum_s=quantum_s, jobs_per_slot=TRIALS_PER_GPU, seed=seed, switch_s=OVERHEAD_S)
     figures = {}
     for name in setup.policies:
-        outcome = World(trials, (POLICIES | RULES)[name](trials, settings), world).run()
+        outcome = World(trials, {**POLICIES, **RULES}[name](trials, settings), world).run()
         figures[name] = Figures(outcome.reached_s[0], fmean(outcome.completion_s), outcome.speed, outcome.preemptions)
     return figures
 

@@ -129,7 +129,7 @@ def _rank_correlation(first: Floats, second: Floats) -> float:
     ranks = [_ranks(values) for values in (first, second)]
     if any(np.ptp(values) == 0 for values in ranks):
         return 0.0
-    return float(np.corrcoef(*ranks)[0, 1])
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
 def _ranks(values: Floats) -> Floats:
