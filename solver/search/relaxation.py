@@ -76,6 +76,8 @@ IDLE = 0.002
 MANY_WORKERS = 1000
 SPARE = 3.0
 """Machines for so many times the steps wanted are looked at."""
+TRIES = 3
+"""Cases of a number of ps that are placed though the bound no longer depends on them."""
 HOPED = 0.99
 """Machines that would be at least so fast with shards of the mean size, as a share of the fastest, are rated."""
 PROMISING = 0.7
@@ -814,7 +816,7 @@ class _Search:
         self._order = itertools.count()
         self._seen: set[object] = set()
         self._kept_up: set[int] = set()
-        self._tried: set[int] = set()
+        self._tried: Counter[int] = Counter()
         self.effort = 0.0
 
     def run(self, deadline: float) -> None:
@@ -881,8 +883,8 @@ class _Search:
             bound, best = self._relaxed(case)
             yield min(above, bound), replace(case, best=best)
             return
-        elif not case.is_tried and (case.width <= STEP or (above <= self.bound and case.ps not in self._tried)):
-            self._tried.add(case.ps)
+        elif not case.is_tried and (case.width <= STEP or (above <= self.bound and self._tried[case.ps] < TRIES)):
+            self._tried[case.ps] += 1
             self._try_steps(case, above)
             yield above, replace(case, is_tried=True)
             return
