@@ -235,6 +235,21 @@ class _Arrays:
         return int(self.counts @ self.room.max(axis=(1, 2), initial=0))
 
     @functools.cached_property
+    def most_beside(self) -> int:
+        """Workers on one machine, at most."""
+        return int(self.room.max(initial=0))
+
+    @functools.cached_property
+    def most_samples(self) -> float:
+        """Samples of one worker's step, at most."""
+        return float(self.samples.max())
+
+    @functools.cached_property
+    def fastest_card(self) -> float:
+        """Bytes per second."""
+        return float(self.cards.max())
+
+    @functools.cached_property
     def ends(self) -> tuple[Floats, ...]:
         """Bytes of shards on a machine, rows x ps x 1: the least and the most that it can have."""
         low, high = (self.base[:, None, None] + ends[None, :, None] for ends in (self.low, self.high))
@@ -575,9 +590,7 @@ class WideSpace:
         room = np.where(allowed, arrays.room, 0)
         if not arrays.samples.size:
             return None
-        samples = min(
-            most * float(arrays.samples.max()), float(arrays.counts @ (room * arrays.samples).max(axis=(1, 2)))
-        )
+        samples = min(most * arrays.most_samples, float(arrays.counts @ (room * arrays.samples).max(axis=(1, 2))))
         rest_s = model.update_s(load, fewest) + model.dispatch_s(fewest)
         found = None
         for _ in range(ROUNDS):
@@ -875,7 +888,7 @@ class _Search:
             case: the number of ps and the steps per second.
             above: its bound so far.
         """
-        samples = float(self._arrays(case.ps).samples.max())
+        samples = self._arrays(case.ps).most_samples
         if case.is_whole and case.width > STEP and case.high * samples <= above * (1 + CLOSE):
             # Where the ps are the only limit, as many steps as they allow are best.
             middle = case.high / STEP
@@ -962,9 +975,7 @@ class _Search:
                 most_steps = min(
                     self._space.model.shared(self._loads[ps]).most_steps, self._most_rate / one.samples.min()
                 )
-                yield _Steps(
-                    ps, max(self.speed, most_steps * HOPELESS) / float(one.samples.max()), most_steps, is_whole=True
-                )
+                yield _Steps(ps, max(self.speed, most_steps * HOPELESS) / one.most_samples, most_steps, is_whole=True)
                 continue
             for chunk in chunks:
                 yield _Case(ps, (int(chunk[0]), int(chunk[-1])), (least, most))
@@ -983,15 +994,15 @@ class _Search:
         """
         arrays, model = self._arrays(1), self._space.model
         if isinstance(case, _Steps):
-            return min(case.high * float(arrays.samples.max()), self._most_rate)
+            return min(case.high * arrays.most_samples, self._most_rate)
         first, last = case.workers
-        elsewhere = max(0, first - int(arrays.room.max()))
+        elsewhere = max(0, first - arrays.most_beside)
         largest = self._scenario.shards(case.ps).sizes[0]
-        network_s = 2 * elsewhere * max(arrays.total / self._cards, largest / float(arrays.cards.max()))
+        network_s = 2 * elsewhere * max(arrays.total / self._cards, largest / arrays.fastest_card)
         rest_s = network_s + model.update_s(self._loads[case.ps], first) + model.dispatch_s(first)
         work_s = float(self._works[case.works[0]])
         round_s = max(work_s, rest_s) if model.overlap else work_s + rest_s
-        return min(last * float(arrays.samples.max()), self._most_samples(case.works[1])) / round_s
+        return min(last * arrays.most_samples, self._most_samples(case.works[1])) / round_s
 
     @functools.cached_property
     def _most_rate(self) -> float:
