@@ -31,7 +31,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -134,12 +134,21 @@ class Start(Protocol):
 
 @dataclass(frozen=True)
 class _Row:
-    """Machines that are alike, and what one has besides what is placed."""
+    """Machines that are alike, and what one has besides what is placed.
+
+    Attributes:
+        kind: theirs.
+        count: how many they are.
+        chief: whether the chief is there.
+        largest: whether the largest shard is there.
+        kinds: all kinds of machines that hold the same.
+    """
 
     kind: int
     count: int
     chief: bool = False
     largest: bool = False
+    kinds: tuple[int, ...] = ()
 
 
 class _Arrays:
@@ -180,7 +189,8 @@ class _Arrays:
         self.fits = (free >= 0).all(axis=2)
         self.cards = np.array([kind.network_bytes_per_s for kind in of_row])[:, None, None]
         self._choices(space, of_row, free)
-        self.room[~self.fits] = 0
+        if not self.are_few:
+            self._join()
 
     def _choices(self, space: WideSpace, of_row: Sequence[NodeKind], free: Ints) -> None:
         """Fills in rooms, work, samples and CPUs of each choice: the sizes with GPUs, then shares of the CPUs."""
@@ -212,6 +222,28 @@ class _Arrays:
         self.work = np.stack(works, axis=2) if works else np.zeros(shape_of)
         self.cpus = np.stack(cpus, axis=2) if cpus else np.zeros(shape_of)
         self.samples = np.array(samples, dtype=np.float64)
+        self.room[~self.fits] = 0
+
+    def _join(self) -> None:
+        """Makes one row of machines that differ only in what is left over."""
+        alike: dict[object, list[int]] = {}
+        for index, row in enumerate(self.rows):
+            arrays: tuple[NDArray[Any], ...] = self.fits, self.cards, self.base, self.room, self.work, self.cpus
+            # The machines with the chief and the largest shard stay alone.
+            special = index if row.chief or row.largest else -1
+            alike.setdefault((special, *(array[index].tobytes() for array in arrays)), []).append(index)
+        self.rows = [
+            replace(
+                self.rows[same[0]],
+                count=sum(self.rows[index].count for index in same),
+                kinds=tuple(self.rows[index].kind for index in same),
+            )
+            for same in alike.values()
+        ]
+        first = [same[0] for same in alike.values()]
+        self.counts = np.array([row.count for row in self.rows])
+        self.fits, self.cards, self.base = self.fits[first], self.cards[first], self.base[first]
+        self.room, self.work, self.cpus = self.room[first], self.work[first], self.cpus[first]
 
     @functools.cached_property
     def effort(self) -> float:
@@ -1074,15 +1106,15 @@ class _Search:
 
     def _try_steps(self, case: _Steps, above: float) -> None:
         """Places the case as fast as it can be."""
-        found = (
+        candidates: Iterator[tuple[float, _Arrays, _Found]] = (
             (self._samples(real, found), real, found)
             for real in self._real_arrays(case.ps)
             for found in self._real_steps(case, real)
         )
         if self._arrays(case.ps).are_few:
             # Rating them takes longer than finding them.
-            found = iter(sorted(found, key=lambda entry: -entry[0]))
-        for samples_per_s, real, machines in found:
+            candidates = iter(sorted(candidates, key=lambda entry: -entry[0]))
+        for samples_per_s, real, machines in candidates:
             if samples_per_s < self.speed * HOPED:
                 continue
             self._rate(case.ps, real, machines, self._space.max_workers)
@@ -1213,7 +1245,13 @@ def _machines(
 ) -> tuple[WorkerShape, tuple[str, ...], Assignment] | None:
     """Names for what was found: which machine each task is on, and what each worker gets."""
     scenario, sizes, kinds = space.scenario, space.scenario.sizes, space.scenario.kinds
-    names = [iter(kind.names) for kind in kinds]
+    of_kind = [iter(kind.names) for kind in kinds]
+    # The machines with the chief and the largest shard are taken out before the others of their kinds.
+    special = {i: iter([next(of_kind[row.kind])]) for i, row in enumerate(arrays.rows) if row.chief or row.largest}
+    names_of = [
+        special.get(i) or itertools.chain.from_iterable(of_kind[kind] for kind in row.kinds or (row.kind,))
+        for i, row in enumerate(arrays.rows)
+    ]
     slots: list[tuple[str, int, int]] = []
     workers: list[tuple[bool, float, str, WorkerShape]] = []
     chief = largest = None
@@ -1222,7 +1260,7 @@ def _machines(
         for _ in range(state.machines):
             if not (state.ps or state.workers or row.chief or row.largest):
                 break
-            name = next(names[row.kind])
+            name = next(names_of[state.row])
             chief = name if row.chief else chief
             largest = name if row.largest else largest
             slots.append((name, state.ps, state.workers))
