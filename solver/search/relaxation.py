@@ -248,7 +248,7 @@ class _Arrays:
     @functools.cached_property
     def effort(self) -> float:
         """What one relaxed problem takes, those of a few machines being 1."""
-        return 1.0 + min(60.0, self.room.size / 12_000) + min(FEW_MACHINES, float(self.counts.sum())) / 20
+        return 1.0 + min(60.0, self.room.size / 12_000) + (len(self.each_row) / 20 if self.are_few else 0.0)
 
     @functools.cached_property
     def are_few(self) -> bool:
