@@ -248,7 +248,9 @@ class _Arrays:
     @functools.cached_property
     def effort(self) -> float:
         """What one relaxed problem takes, those of a few machines being 1."""
-        return 1.0 + min(60.0, self.room.size / 12_000) + (len(self.each_row) / 20 if self.are_few else 0.0)
+        if self.are_few:
+            return 1.0 + self.room.size / 12_000 + len(self.each_row) / 20
+        return 0.5 + min(60.0, self.room.size / 8_000)
 
     @functools.cached_property
     def are_few(self) -> bool:
@@ -869,10 +871,9 @@ class _Search:
         heap: list[tuple[float, float, int, float, _Case | _Steps]] = []
 
         def push(bound: float, case: _Case | _Steps) -> None:
-            rank, width = bound, 0.0
-            if isinstance(case, _Steps):
-                # Of nearly equal bounds narrow cases first: those with placements to compare the others with.
-                rank, width = math.floor(math.log(max(bound, 1 / SKY)) / NEARLY), case.width
+            # Of nearly equal bounds narrow cases first, and those with few workers: what they need fits soonest.
+            width = case.width if isinstance(case, _Steps) else float(case.workers[0])
+            rank = math.floor(math.log(max(bound, 1 / SKY)) / NEARLY)
             heapq.heappush(heap, (-rank, width, next(self._order), bound, case))
 
         for case in self._cases():
