@@ -871,9 +871,11 @@ class _Search:
         heap: list[tuple[float, float, int, float, _Case | _Steps]] = []
 
         def push(bound: float, case: _Case | _Steps) -> None:
-            # Of nearly equal bounds narrow cases first, and those with few workers: what they need fits soonest.
-            width = case.width if isinstance(case, _Steps) else float(case.workers[0])
-            rank = math.floor(math.log(max(bound, 1 / SKY)) / NEARLY)
+            rank, width = bound, 0.0
+            # Of nearly equal bounds narrow cases first, or few workers: placements to compare the others with.
+            if isinstance(case, _Steps) or len(self._scenario.kind_of) > FEW_MACHINES:
+                rank = math.floor(math.log(max(bound, 1 / SKY)) / NEARLY)
+                width = case.width if isinstance(case, _Steps) else float(case.workers[0])
             heapq.heappush(heap, (-rank, width, next(self._order), bound, case))
 
         for case in self._cases():
