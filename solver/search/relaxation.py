@@ -9,7 +9,8 @@ second multiplier stands for the limit on the workers.
 
 *Asynchronous.* For X steps per second of all workers every machine's links leave its workers a range of rates
 (solver.async_rates), and more workers never slow it down: it is worth what its workers and its links allow. The speed
-is the X that all machines together just reach.
+is the X that all machines together just reach. Over a range of X the links leave most room at the least of it, and a
+price per step, taken from the samples it brings, keeps the steps below the most of it: that bounds the range.
 
 *Synchronous.* With n workers, none slower than W, a round has room for T = samples / speed - W - n (update + dispatch)
 on the network; that limits the workers on each machine, whose samples give a new T. From a speed known, T comes down to
@@ -84,10 +85,10 @@ PROMISING = 0.7
 """Placements that are at least so fast, as a share of the fastest, are improved."""
 STEP = 1.03
 """Steps per second closer than that are placed as one case ..."""
-NEARLY = 0.001
-"""Bounds closer than this share are equal, nearly."""
 NARROW = 1.002
 """... and such ones are bounded as one."""
+NEARLY = 0.001
+"""Bounds closer than this share are equal, nearly."""
 TOGETHER = 8
 """Relaxed problems of few machines that are solved together."""
 EFFORT = 2500.0
