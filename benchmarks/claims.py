@@ -228,9 +228,11 @@ def _faster_searches() -> Finding:
 
 def _preemption() -> Finding:
     table = read("search", "Preemption", "pair, zygote")
-    pairs = [number(cell) for cell in table.column("pair, zygote").values()]
-    verdict = Verdict.BOUNDED if max(pairs) <= 1.57 else Verdict.REFUTED
-    return Finding(f"{min(pairs):.2f} to {max(pairs):.2f} s", verdict, "suspension and resumption together, on CPUs")
+    zygote, memory = ([number(cell) for cell in table.column(f"pair, {how}").values()] for how in ("zygote", "memory"))
+    verdict = Verdict.BOUNDED if max(zygote) <= 1.57 else Verdict.REFUTED
+    here, there = (f"{min(pairs):.2f} to {max(pairs):.2f} s" for pairs in (memory, zygote))
+    reason = f"suspension and resumption together, on CPUs; {there} where it goes on in another slot"
+    return Finding(f"{here} in the same slot", verdict, reason)
 
 
 def _overhead() -> Finding:
