@@ -735,7 +735,7 @@ class WideSpace:
         search.run(deadline)
         if search.found is not None and not self.scenario.profile.synchronous:
             search.found = self._without_idle(search.found)
-        return search.found, max(search.speed, search.bound)
+        return search.found, float(max(search.speed, search.bound))
 
     def _without_idle(self, found: Wide) -> Wide:
         """The same without the workers that make it faster by less than `IDLE`: those for whom nothing is left."""
