@@ -167,7 +167,7 @@ class OfferMatcher:
         self._to_decline: dict[float, list[str]] = {}
         self._suppressed = False
         self._must_revive = False
-        self._gang_refused: dict[str, float] = {}
+        self._refused: dict[str, float] = {}
         self._revived_s = clock() - REVIVE_PAUSE_S
         self._offered_s = clock()
         self.pool = pool
@@ -193,9 +193,9 @@ class OfferMatcher:
         self._offered_s = self._clock()
         self._metrics.offers_received(len(event.offers))
         self.pool.add(event.offers, self._offered_s)
-        if self._queue.gang_waits:
+        if any(_starts_together(handle) for handle in self._jobs.values()):
             here = {agent_id(offer) for offer in self.pool.offers}
-            if any(self._offered_s < until_s for agent, until_s in self._gang_refused.items() if agent not in here):
+            if any(self._offered_s < until_s for agent, until_s in self._refused.items() if agent not in here):
                 # What was given back at another time would come at another time again and again, never beside these.
                 self.revive()
 
@@ -221,7 +221,7 @@ class OfferMatcher:
     def forget(self, now_s: float) -> None:
         """Forgets what jobs could not use long ago."""
         self._negative_cache.forget(now_s)
-        self._gang_refused = {agent: until_s for agent, until_s in self._gang_refused.items() if now_s < until_s}
+        self._refused = {agent: until_s for agent, until_s in self._refused.items() if now_s < until_s}
 
     # What is due by time.
 
@@ -418,12 +418,11 @@ class OfferMatcher:
             self._refuse(lambda offer: agent_id(offer) in reservation.agents, max(REFUSE_S, reservation.turns_s(now_s)))
         # All at once, so that they are offered again at once too, whenever each of them came.
         if not gang_waits or now_s - others_since_s >= GANG_HOLD_S:
+            refuse_s = GANG_REFUSE_S if gang_waits else REFUSE_S
             refused = self._refuse(
-                lambda offer: reservation is None or agent_id(offer) not in reservation.agents,
-                GANG_REFUSE_S if gang_waits else REFUSE_S,
+                lambda offer: reservation is None or agent_id(offer) not in reservation.agents, refuse_s
             )
-            if gang_waits:
-                self._gang_refused |= {agent_id(offer): now_s + GANG_REFUSE_S for offer in refused}
+            self._refused |= {agent_id(offer): now_s + refuse_s for offer in refused}
 
     def _refuse(self, which: Callable[[Offer], bool], refuse_s: float) -> list[Offer]:
         offers = self.pool.take(which)
@@ -442,7 +441,7 @@ class OfferMatcher:
         wanted = self._suppressed or self._must_revive or silent
         if wanted and now_s - self._revived_s >= REVIVE_PAUSE_S and try_now(self._mesos.reviveOffers):
             self._suppressed = self._must_revive = False
-            self._gang_refused.clear()
+            self._refused.clear()
             self._revived_s = now_s
 
     def _decline_unwanted(self) -> None:
@@ -457,6 +456,11 @@ class OfferMatcher:
                 # Void offers: a master that was just restarted does not know the subscription they came by.
                 logger.info("%s", error)
             del self._to_decline[refuse_s]
+
+
+def _starts_together(handle: JobHandle) -> bool:
+    """Whether it waits for all its tasks' places at a time, maybe on several agents."""
+    return handle.job.need is Need.START and handle.sizing is not None and handle.sizing.is_gang
 
 
 def _replaces_tasks(handle: JobHandle) -> bool:
