@@ -459,8 +459,8 @@ class OfferMatcher:
 
 
 def _starts_together(handle: JobHandle) -> bool:
-    """Whether it waits for all its tasks' places at a time, maybe on several agents."""
-    return handle.job.need is Need.START and handle.sizing is not None and handle.sizing.is_gang
+    """Whether it waits for all its tasks' places at a time, maybe on several agents; a lone job does not say."""
+    return handle.job.need is Need.START and (handle.sizing is None or handle.sizing.is_gang)
 
 
 def _replaces_tasks(handle: JobHandle) -> bool:
