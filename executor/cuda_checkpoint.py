@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
@@ -42,15 +43,7 @@ def to_host(pids: Iterable[int]) -> None:
     Raises:
         CudaCheckpointError: if that fails for one of them, which is of no more use then.
     """
-    from cuda.core import checkpoint
-
-    for pid in pids:
-        process = checkpoint.Process(pid)
-        try:
-            process.lock(LOCK_TIMEOUT_MS)
-            process.checkpoint()
-        except Exception as error:
-            raise CudaCheckpointError(f"process {pid} keeps its GPU memory: {error}") from error
+    _each(pids, lambda process: (process.lock(LOCK_TIMEOUT_MS), process.checkpoint()), "keeps its GPU memory")
 
 
 def to_gpu(pids: Iterable[int]) -> None:
@@ -59,12 +52,14 @@ def to_gpu(pids: Iterable[int]) -> None:
     Raises:
         CudaCheckpointError: if that fails for one of them, which is of no more use then.
     """
+    _each(pids, lambda process: (process.restore(), process.unlock()), "does not get its GPU memory back")
+
+
+def _each(pids: Iterable[int], move: Callable[[Any], object], failure: str) -> None:
     from cuda.core import checkpoint
 
     for pid in pids:
-        process = checkpoint.Process(pid)
         try:
-            process.restore()
-            process.unlock()
+            move(checkpoint.Process(pid))
         except Exception as error:
-            raise CudaCheckpointError(f"process {pid} does not get its GPU memory back: {error}") from error
+            raise CudaCheckpointError(f"process {pid} {failure}: {error}") from error

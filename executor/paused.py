@@ -186,7 +186,7 @@ class PausedRuns:
         # One of which nothing has been said has just had to give its slot back.
         unsaid = [key for key in self._paused if key not in self.likely]
         by_use = [*reversed(unsaid), *(key for key in reversed(self.likely) if key in self._paused)]
-        order = sorted(by_use, key=lambda key: key in self.unsaved)
+        order = sorted(by_use, key=lambda key: self._paused[key].run.reports.is_unsaved)
         for key in order[: max(0, count)]:
             self._let_go(key, why)
 

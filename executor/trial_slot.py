@@ -159,25 +159,11 @@ class TrialSlot(ZygoteSlot[Wanted]):
             monitor = RunMonitor(self._gpus)
             self._run = self._paused.take(wanted.run, monitor)
             if self._run is None:
-                self._make_room(zygote, self._most_bytes)
+                if self._paused:
+                    self._paused.make_room(self._wanted.memory_bytes, self._most_bytes + _shared_bytes(zygote))
                 self._run = SlotRun(wanted.run, self._channel.sandbox, monitor)
                 self._start(self._run, zygote)
         return None
-
-    def _make_room(self, zygote: Zygote, run_bytes: int) -> None:
-        """Lets runs go that are suspended in memory, if that is short.
-
-        Args:
-            zygote: the slot's; all processes share what it has imported.
-            run_bytes: memory that the run has for itself, or may need.
-        """
-        if self._paused:
-            self._paused.make_room(self._wanted.memory_bytes, self._shared_bytes(zygote) + run_bytes)
-
-    def _shared_bytes(self, zygote: Zygote) -> int:
-        with contextlib.suppress(psutil.NoSuchProcess):  # it is being replaced
-            return int(psutil.Process(zygote.pid).memory_info().rss)
-        return 0
 
     @property
     def _may_stay(self) -> bool:
@@ -234,11 +220,11 @@ class TrialSlot(ZygoteSlot[Wanted]):
         run.monitor.look(processes)
         may_pause = self._may_stay and run.reports.training and not (run.reports.preemptible or self._gpus)
         if self._paused or may_pause:  # to ask for a process' own memory takes milliseconds
-            own = sum(map(own_bytes, processes))
-            self._make_room(zygote, own)
-            used = own + self._shared_bytes(zygote)
-            most = max(own, self._most_bytes)
-            self._is_pausable = may_pause and self._paused.has_room(self._wanted.memory_bytes, used, most)
+            own, limit = sum(map(own_bytes, processes)), self._wanted.memory_bytes
+            used = own + _shared_bytes(zygote)
+            if self._paused:
+                self._paused.make_room(limit, used)
+            self._is_pausable = may_pause and self._paused.has_room(limit, used, max(own, self._most_bytes))
 
     def _start(self, run: SlotRun, zygote: Zygote) -> None:
         """Gets its process from the zygote, once that is ready and nothing of an earlier run is left."""
@@ -381,3 +367,10 @@ class TrialSlot(ZygoteSlot[Wanted]):
             usage=run.monitor.now,
             continued=run.is_continued,
         )
+
+
+def _shared_bytes(zygote: Zygote) -> int:
+    """Memory that all processes of a slot share: what the zygote has imported."""
+    with contextlib.suppress(psutil.NoSuchProcess):  # it is being replaced
+        return int(psutil.Process(zygote.pid).memory_info().rss)
+    return 0

@@ -183,7 +183,7 @@ class TrialRuntime:
         """
 
     def cannot_suspend(self, why: str) -> None:
-        """The script does what no checkpoint can hold; it runs on to its end."""
+        """The script does what no checkpoint can hold."""
         print(f"dike: this trial cannot be saved: {why}.", file=sys.stderr, flush=True)
         if self.is_training:
             self.training(preemptible=False)

@@ -193,11 +193,11 @@ class OfferMatcher:
         self._offered_s = self._clock()
         self._metrics.offers_received(len(event.offers))
         self.pool.add(event.offers, self._offered_s)
-        if any(_starts_together(handle) for handle in self._jobs.values()):
-            here = {agent_id(offer) for offer in self.pool.offers}
-            if any(self._offered_s < until_s for agent, until_s in self._refused.items() if agent not in here):
-                # What was given back at another time would come at another time again and again, never beside these.
-                self.revive()
+        here = {agent_id(offer) for offer in self.pool.offers}
+        is_apart = any(self._offered_s < until_s for agent, until_s in self._refused.items() if agent not in here)
+        if is_apart and any(_starts_together(handle) for handle in self._jobs.values()):
+            # What was given back at another time would come at another time again and again, never beside these.
+            self.revive()
 
     def rescinded(self, event: events.OfferRescinded) -> None:
         """An offer is void, whether or not it is locked for a job."""

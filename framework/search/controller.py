@@ -372,13 +372,14 @@ class SearchController:
 
     def _is_preemptible(self, slot: Slot, run: ActiveRun) -> bool:
         """Whether a slot's run can be suspended, and would have something to go on from."""
-        return slot.pausable or (slot.preemptible and run.record.number not in self._too_slow)
+        return slot.pausable or self._is_saveable(slot, run)
+
+    def _is_saveable(self, slot: Slot, run: ActiveRun) -> bool:
+        return slot.preemptible and run.record.number not in self._too_slow
 
     def _may_end(self, slot: Slot) -> bool:
         run = slot.current
-        if slot.unsaved:
-            return False
-        return run is None or not run.training or (slot.preemptible and run.record.number not in self._too_slow)
+        return not slot.unsaved and (run is None or not run.training or self._is_saveable(slot, run))
 
     # What slots say: how they are, what their runs report, how these ended.
 

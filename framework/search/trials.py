@@ -346,9 +346,7 @@ class TrialTracker:
         elif end.outcome == "finished":
             self._finish(record, wall_s)
         elif end.outcome in ("suspended", "stopped"):
-            self._requeue(record)
-            if end.outcome == "suspended":
-                record.state = TrialState.SUSPENDED  # in memory alone, maybe
+            self._requeue(record, is_suspended=end.outcome == "suspended")
         elif end.outcome == "bad_input":
             self._fail(record, end, wall_s)
         else:
@@ -389,8 +387,10 @@ class TrialTracker:
         if self._log is not None:
             self._log.run_ended(record)
 
-    def _requeue(self, record: TrialRecord) -> None:
-        record.state = TrialState.SUSPENDED if record.checkpoint is not None else TrialState.WAITING
+    def _requeue(self, record: TrialRecord, *, is_suspended: bool = False) -> None:
+        # One that is suspended without a checkpoint stands still in memory.
+        has_state = is_suspended or record.checkpoint is not None
+        record.state = TrialState.SUSPENDED if has_state else TrialState.WAITING
         record.slot = None
 
     def _finish(self, record: TrialRecord, wall_s: float) -> None:

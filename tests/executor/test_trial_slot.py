@@ -341,6 +341,15 @@ class GpuSlot(SlotProcess):
         return self._diary.read_text().split() if self._diary.exists() else []
 
 
+def give_way(gpu_slot: GpuSlot, way: str) -> tuple[psutil.Process, RunEnd]:
+    """Trial 0 trains in memory until trial 1 wants the slot; its process, and the end of its first run."""
+    gpu_slot.wants(trial(0, "train"), memory_bytes=MEMORY_BYTES)
+    gpu_slot.trains(0)
+    (process,) = gpu_slot.children("trial-0")
+    gpu_slot.wants(trial(1, way), memory_bytes=MEMORY_BYTES)
+    return process, gpu_slot.end_of(0)
+
+
 @pytest.fixture
 def gpu_slot(tmp_path: Path, order: SlotOrder, request: pytest.FixtureRequest) -> Iterator[GpuSlot]:
     process = GpuSlot(tmp_path, order, getattr(request, "param", ""))
@@ -349,11 +358,7 @@ def gpu_slot(tmp_path: Path, order: SlotOrder, request: pytest.FixtureRequest) -
 
 
 def test_gpu_memory_goes_to_the_host_while_a_process_stands_still(gpu_slot: GpuSlot) -> None:
-    gpu_slot.wants(trial(0, "train"), memory_bytes=MEMORY_BYTES)
-    gpu_slot.trains(0)
-    (process,) = gpu_slot.children("trial-0")
-    gpu_slot.wants(trial(1, "train"), memory_bytes=MEMORY_BYTES)
-    first = gpu_slot.end_of(0)
+    process, first = give_way(gpu_slot, "train")
     assert gpu_slot.asked == ["lock", "checkpoint"]
     assert (first.outcome, first.exit_code) == ("suspended", None)
     assert gpu_slot.trains(1).paused == ((0, 0),)
@@ -366,11 +371,7 @@ def test_gpu_memory_goes_to_the_host_while_a_process_stands_still(gpu_slot: GpuS
 
 @pytest.mark.parametrize("gpu_slot", ["lock", "checkpoint", "restore", "unlock"], indirect=True)
 def test_what_the_driver_refuses_is_gone_on_with_from_the_checkpoint(gpu_slot: GpuSlot) -> None:
-    gpu_slot.wants(trial(0, "train"), memory_bytes=MEMORY_BYTES)
-    gpu_slot.trains(0)
-    (process,) = gpu_slot.children("trial-0")
-    gpu_slot.wants(trial(1, "finish"), memory_bytes=MEMORY_BYTES)
-    first = gpu_slot.end_of(0)
+    process, first = give_way(gpu_slot, "finish")
     assert (first.outcome, first.message) == ("suspended", "")
     assert first.checkpoint == f"{CHECKPOINTS}/0/run-0-step-{first.step}"
     gpu_slot.end_of(1)
