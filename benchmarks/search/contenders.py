@@ -71,7 +71,7 @@ class SearchRun:
 
     Attributes:
         begun_s: when the first trial began to train, in seconds since the command was started, and
-        ended_s: when the command had ended.
+        ended_s: when the search had ended.
         epochs: configuration -> the epochs it was trained for, in their order.
         suspend_s: seconds from each request to suspend to the slot being free.
         resume_s: seconds from each decision to go on with a trial to its first step.
