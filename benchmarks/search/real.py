@@ -72,8 +72,8 @@ def measure(repeats: int = REPEATS) -> Iterator[str]:
     yield "them all to their end; `--stop` and the other two libraries stop trials for good, and so train fewer epochs."
     yield "All have their defaults; Ray and Optuna's Hyperband are told how many epochs a trial has. Ray's HyperBand"
     yield "pauses trials, too: they go on from the Keras model that was saved at the end of an epoch, and shuffle the"
-    yield "samples anew. Ray reuses its processes and Optuna has two for all trials, so that TensorFlow is imported once"
-    yield f"for each slot everywhere. No policy was chosen on `{TASKS[1].script}`."
+    yield "samples anew. Ray reuses its processes and Optuna has two for all trials, so that TensorFlow is imported"
+    yield f"once for each slot everywhere. No policy was chosen on `{TASKS[1].script}`."
     for task in TASKS:
         yield ""
         yield from _table(task, measured[task.script])
