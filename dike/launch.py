@@ -10,6 +10,7 @@ A zygote's forks call `run` instead. Exit code: the script's own; 2 for input Di
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import importlib
 import json
 import os
@@ -63,6 +64,7 @@ def main(argv: Sequence[str]) -> int:
         return 2
     process.die_with_parent()
     process.set_name(f"dike {task.name}")
+    faulthandler.enable()  # a library that crashes says where
     if not task.is_plain:
         os.environ["TF_CONFIG"] = json.dumps(task.tf_config)
         # Without it a call to a server that is still starting fails instead of waiting.

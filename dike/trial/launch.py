@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import faulthandler
 import functools
 import importlib
 import os
@@ -46,6 +47,7 @@ def run(argv: Sequence[str]) -> NoReturn:
         print("dike: This is no trial; start searches with 'dike tune SCRIPT'.", file=sys.stderr)
         sys.exit(EXIT_BAD_INPUT)
     process.set_name(f"dike trial {trial.spec.number}")
+    faulthandler.enable()  # a library that crashes says where
     os.environ["DIKE_CHECKPOINT_DIR"] = trial.spec.folder
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     randomness.install(zlib.crc32(f"{trial.spec.search} {trial.spec.number}".encode()))

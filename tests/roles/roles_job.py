@@ -24,7 +24,6 @@ from dike.roles import server
 from dike.task import VARIABLE, Role, TaskSpec
 from framework.embedded.ports import reserve_blocks
 from tests.waiting import is_alive, wait_until
-from tests.warm import WarmTensorFlow
 
 SCRIPTS = Path(__file__).parent / "scripts"
 DEADLINE_S = 240.0
@@ -197,8 +196,8 @@ def _servers(keras: str) -> subprocess.Popen[str]:
     Args:
         keras: which is preloaded.
     """
-    process = WarmTensorFlow(
-        [sys.executable, "-P", Path(__file__).parent / "servers.py", keras],
+    process = subprocess.Popen(
+        [sys.executable, "-P", str(Path(__file__).parent / "servers.py"), keras],
         env={
             **os.environ,
             "CUDA_VISIBLE_DEVICES": "",

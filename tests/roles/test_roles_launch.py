@@ -73,6 +73,13 @@ def own_script(folder: Path, text: str) -> Job:
     return Job(Api.GRAPH, script, folder, workers=1, alone=True, forked=False)
 
 
+def test_a_crash_of_a_library_shows_the_scripts_line(tmp_path: Path) -> None:
+    with own_script(tmp_path, "import ctypes\n\nctypes.string_at(0)\n") as job:
+        assert job.chief.wait() == -signal.SIGSEGV
+        assert "Fatal Python error: Segmentation fault" in job.chief.text
+        assert f'"{tmp_path / "own.py"}", line 3' in job.chief.text
+
+
 def test_the_scripts_threads_end_before_the_process(tmp_path: Path) -> None:
     text = (
         "import concurrent.futures, sys, threading, time\n"

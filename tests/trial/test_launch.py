@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -105,6 +106,14 @@ def test_threads_and_what_is_to_be_done_at_exit_are_waited_for(plain_slot: Slot,
     assert run.code == 0
     assert run.output == "bufferedthread\nat exit\n"
     assert run.reports[-1]["step"] == 2
+
+
+def test_a_crash_of_a_library_shows_the_scripts_line(plain_slot: Slot, tmp_path: Path) -> None:
+    script = plain_slot.write("crash.py", "import ctypes\n\nctypes.string_at(0)\n")
+    run = plain_slot.run(script, trial(tmp_path))
+    assert run.code == -signal.SIGSEGV
+    assert "Fatal Python error: Segmentation fault" in run.output
+    assert 'crash.py", line 3' in run.output
 
 
 def test_a_trial_that_starts_cold_does_the_same(tmp_path: Path) -> None:
