@@ -114,6 +114,7 @@ def main() -> None:
         for number in range(TRIALS):
             parameters = draw_parameters(number)
             shown = [f"{value:.4g}" if isinstance(value, float) else value for value in parameters.values()]
+            epoch, seconds = 0, 0.01
             try:
                 for epoch, seconds, *losses in train(model, data, parameters):
                     writer.writerow([number, epoch, f"{seconds:.4f}", *(f"{loss:.6g}" for loss in losses), *shown])

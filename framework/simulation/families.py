@@ -80,7 +80,7 @@ def crossing(rng: np.random.Generator, done: Array) -> Array:
 
 
 def warm_up(rng: np.random.Generator, done: Array) -> Array:
-    """The learning rate rises at first, and the loss with it for some; then it falls as a cosine, the loss most last."""
+    """The learning rate rises, and for some the loss; then the rate falls as a cosine, and the loss most at the end."""
     start, peak = rng.normal(6.0, 0.15), rng.uniform(-1.0, 1.0)
     warm = rng.uniform(0.02, 0.15)
     rate = np.minimum(done / warm, 0.5 * (1 + np.cos(math.pi * np.clip((done - warm) / (1 - warm), 0, 1))))
@@ -110,7 +110,7 @@ FAMILIES: dict[str, tuple[Shape, ...]] = {
     "step-lengths": (power_law, learning_rate_steps),
     "mixed": (power_law, plateau, learning_rate_steps, divergence, crossing, warm_up, overfitting),
 }
-"""Name -> the shapes its trials have. Where there is more than one, each trial has one of them, brought to one scale."""
+"""Name -> the shapes of its trials. Where there are several, each trial has one of them, brought to one scale."""
 
 _UNEQUAL = {"step-lengths": 8.0, "mixed": 3.0}
 """Of these a step takes up to so many times as long for one trial as for another; elsewhere up to 1.5 times."""

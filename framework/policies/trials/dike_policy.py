@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import median
 
+from framework.policies.trials.asha import AshaPolicy
 from framework.policies.trials.bound import Turn
 from framework.policies.trials.interface import Choice, Decision, PolicySettings, SlotView, TrialView
 from framework.policies.trials.progress import Progress
@@ -17,6 +18,9 @@ PATIENCE = 16
 that comes down by s in a quantum is worth in one."""
 MARGIN = 1.3
 """A trial must be worth so many times as much as the one it replaces."""
+
+RUNGS_SHARE = 0.25
+"""So much of the slots is given out by the rungs of `asha`."""
 
 LONGEST_WAIT = 40
 """A trial that has been passed over so many times for each trial of the search runs a quantum."""
@@ -43,6 +47,9 @@ class DikePolicy:
     stand still share what is given to them by turns that become twice as long as those before, and one that starts late
     has its chance.
 
+    Losses may mislead: a trial may stand still for long before it falls, or the lowest ones come no further. So one
+    quantum of four is given out by the rungs of ASHA (`AshaPolicy`), which trains few trials far.
+
     * Trials are bound to no slot. At the end of a quantum the trial with the greatest worth takes the slot; one that
       replaces another has to be worth 1.3 times as much.
     * A trial without a slice so far comes before all others. One that has run and reported nothing is taken to have
@@ -66,12 +73,16 @@ class DikePolicy:
         self._passed_over: dict[int, int] = {}
         self._quanta: dict[int, int] = {}
         """Trial -> how many quanta it has been given."""
+        self._rungs = AshaPolicy(settings)
+        self._owed = 0.0
+        """Quanta that are to be given out by the rungs."""
 
     def decide(self, now_s: float, trials: Sequence[TrialView], slots: Sequence[SlotView]) -> Decision:
         """See `framework.policies.trials.interface.Policy`."""
         by_id = {trial.id: trial for trial in trials}
         for trial in trials:
             self._progress.setdefault(trial.id, Progress()).update(trial)
+        self._rungs.follow(trials)
         open_slots: dict[int, TrialView | None] = {}
         turns: dict[int, Turn] = {}
         for slot in slots:
@@ -90,8 +101,33 @@ class DikePolicy:
                     open_slots[slot.id] = running
             turns[slot.id] = turn
         self._turns = turns
-        runs = self._fill(open_slots, [trial for trial in trials if trial.runnable]) if open_slots else {}
+        waiting = [trial for trial in trials if trial.runnable]
+        runs = self._fill_by_rungs(open_slots, waiting)
+        chosen = {choice.trial for choice in runs.values()}
+        left = {slot: held for slot, held in open_slots.items() if slot not in runs}
+        runs |= self._fill(left, [trial for trial in waiting if trial.id not in chosen]) if left else {}
+        for choice in runs.values():
+            self._passed_over[choice.trial] = 0
+            self._quanta[choice.trial] = self._quanta.get(choice.trial, 0) + 1
         return Decision(runs, min((turn.ends_s for turn in turns.values()), default=None))
+
+    def _fill_by_rungs(self, slots: Mapping[int, TrialView | None], waiting: Sequence[TrialView]) -> dict[int, Choice]:
+        """Gives out the share of the slots that goes by rungs, once each trial has had its first slice."""
+        if not all(trial.slices or trial.readings for trial in waiting):
+            return {}
+        runs: dict[int, Choice] = {}
+        taken: set[int] = set()
+        for slot, held in slots.items():
+            able = [trial for trial in waiting if slot not in trial.refused and trial.id not in taken]
+            able += [] if held is None else [held]
+            sound = [trial for trial in able if not self._progress[trial.id].is_lost]
+            self._owed = min(self._owed + RUNGS_SHARE, 1.0)
+            if self._owed == 1.0 and sound:
+                best = max(sound, key=self._rungs.rank)
+                runs[slot] = self._rungs.start(best)
+                taken.add(best.id)
+                self._owed = 0.0
+        return runs
 
     def _fill(self, slots: Mapping[int, TrialView | None], waiting: Sequence[TrialView]) -> dict[int, Choice]:
         """Gives out slots, the best trial first: the slot it has, else an empty one, else that of the worst.
@@ -125,8 +161,6 @@ class DikePolicy:
             if slot is not None:
                 worth, reason = worths[trial]
                 runs[slot] = Choice(trial, reason, worth if math.isfinite(worth) else None)
-                self._passed_over[trial] = 0
-                self._quanta[trial] = self._quanta.get(trial, 0) + 1
                 if len(runs) == len(slots):
                     break
         return runs
