@@ -13,7 +13,7 @@ from framework.policies.trials.progress import Progress
 
 AHEAD = 0.03
 """So far below the best loss we expect the goal, as a share of what the best trial has come down."""
-PATIENCE = 16
+PATIENCE = 4
 """A trial that stands still is worth a quantum in so many times the time it has had, as much as one at the best loss
 that comes down by s in a quantum is worth in one."""
 MARGIN = 1.3
@@ -43,7 +43,7 @@ class DikePolicy:
         worth = sqrt(v) / (1 + a + z), where exp(z) = 1 + a + z
 
     v is the geometric mean of its speed since its beginning and in the second half of its time, by the quantum. sqrt(v)
-    counts as (1 + a) quanta / (16 times the time it has had) at least. As this floor falls as 1 / time, trials that
+    counts as (1 + a) quanta / (4 times the time it has had) at least. As this floor falls as 1 / time, trials that
     stand still share what is given to them by turns that become twice as long as those before, and one that starts late
     has its chance.
 
@@ -62,13 +62,18 @@ class DikePolicy:
 
     Args:
         settings: the length of a quantum.
+        rungs_share: another share of the slots that is given out by the rungs.
+        patience: another one with trials that stand still.
     """
 
     name = "dike"
 
-    def __init__(self, settings: PolicySettings) -> None:
+    def __init__(self, settings: PolicySettings, rungs_share: float = RUNGS_SHARE, patience: float = PATIENCE) -> None:
+        self.progress: dict[int, Progress] = {}
+        """Of all trials there were."""
         self._quantum_s = settings.quantum_s
-        self._progress: dict[int, Progress] = {}
+        self._rungs_share = rungs_share
+        self._patience = patience
         self._turns: dict[int, Turn] = {}
         self._passed_over: dict[int, int] = {}
         self._quanta: dict[int, int] = {}
@@ -81,7 +86,7 @@ class DikePolicy:
         """See `framework.policies.trials.interface.Policy`."""
         by_id = {trial.id: trial for trial in trials}
         for trial in trials:
-            self._progress.setdefault(trial.id, Progress()).update(trial)
+            self.progress.setdefault(trial.id, Progress()).update(trial)
         self._rungs.follow(trials)
         open_slots: dict[int, TrialView | None] = {}
         turns: dict[int, Turn] = {}
@@ -120,8 +125,8 @@ class DikePolicy:
         for slot, held in slots.items():
             able = [trial for trial in waiting if slot not in trial.refused and trial.id not in taken]
             able += [] if held is None else [held]
-            sound = [trial for trial in able if not self._progress[trial.id].is_lost]
-            self._owed = min(self._owed + RUNGS_SHARE, 1.0)
+            sound = [trial for trial in able if not self.progress[trial.id].is_lost]
+            self._owed = min(self._owed + self._rungs_share, 1.0)
             if self._owed == 1.0 and sound:
                 best = max(sound, key=self._rungs.rank)
                 runs[slot] = self._rungs.start(best)
@@ -137,7 +142,7 @@ class DikePolicy:
             waiting: the trials that can be given a slot.
         """
         home = {trial.id: slot for slot, trial in slots.items() if trial is not None}
-        worths = self._worths([*(trial for trial in slots.values() if trial is not None), *waiting])
+        worths = self.worths([*(trial for trial in slots.values() if trial is not None), *waiting])
         ranks = {
             trial: (worth * MARGIN if trial in home else worth, trial in home, -trial)
             for trial, (worth, _) in worths.items()
@@ -165,18 +170,18 @@ class DikePolicy:
                     break
         return runs
 
-    def _worths(self, trials: Sequence[TrialView]) -> dict[int, tuple[float, str]]:
+    def worths(self, trials: Sequence[TrialView]) -> dict[int, tuple[float, str]]:
         """Trial -> what a second of it is worth, and why; inf for those that never ran, -inf for those that are lost.
 
         A worth is the chance to come to the goal, per second.
         """
-        sound = [progress for progress in self._progress.values() if progress.first_loss is not None]
+        sound = [progress for progress in self.progress.values() if progress.first_loss is not None]
         first = median([progress.first_loss for progress in sound if progress.first_loss is not None] or [0.0])
         best = min((progress.loss for progress in sound if not progress.is_lost), default=first)
         mean_distance = AHEAD * (first - best)
         worths = {}
         for trial in trials:
-            progress = self._progress[trial.id]
+            progress = self.progress[trial.id]
             if progress.is_lost:
                 worths[trial.id] = (-math.inf, "no sound trial waits")
             elif not trial.slices and not trial.readings:
@@ -186,11 +191,11 @@ class DikePolicy:
         return worths
 
     def _worth(self, trial: TrialView, first: float, best: float, mean_distance: float) -> tuple[float, str]:
-        progress = self._progress[trial.id]
+        progress = self.progress[trial.id]
         quanta = 1 if trial.readings else max(len(trial.slices), self._quanta.get(trial.id, 0))
         had_s = max(progress.train_s, self._quantum_s * quanta)
         if mean_distance <= 0:
-            return 1 / (PATIENCE * had_s), "least trained"
+            return 1 / (self._patience * had_s), "least trained"
         loss = first if progress.first_loss is None else progress.loss
         above = min((loss - best) / mean_distance, _FARTHEST)
         # Both by the quantum, so that they are numbers without a unit.
@@ -198,7 +203,7 @@ class DikePolicy:
         if loss < first and (fall := progress.recent_fall()) > 0:
             ever, lately = (first - loss) / mean_distance, fall / mean_distance / 0.5
             speed = math.sqrt(ever) * math.sqrt(lately) * self._quantum_s / had_s
-        least = (1 + above) * self._quantum_s / (PATIENCE * had_s)
+        least = (1 + above) * self._quantum_s / (self._patience * had_s)
         reason = "best chance to beat the best" if math.sqrt(speed) > least else "retried: no progress yet"
         return max(math.sqrt(speed), least) / (1 + above + way_beyond(above)), reason
 
