@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from statistics import fmean, geometric_mean, median
 
+from threadpoolctl import threadpool_limits
+
 from benchmarks.search.learned import GaussianProcessPolicy, Library, ToldPolicy
 from benchmarks.search.simulated import DATA
 from dike.exceptions import BadInputError
@@ -128,7 +130,7 @@ class _Watched:
 
 def measure() -> Iterator[str]:
     """Lines of Markdown."""
-    with multiprocessing.get_context("fork").Pool(PROCESSES) as pool:
+    with multiprocessing.get_context("fork").Pool(PROCESSES, threadpool_limits, (1,)) as pool:
         yield "Mean time for a good trial to reach the target as a multiple of the oracle's, which knows the curves. 16"
         yield f"trials, 4 of them good, on 4 GPUs, {len(SEEDS)} bins (seeds {SEEDS.start} to {SEEDS.stop - 1}), as in"
         yield "[search.md](search.md). *dike before*: without the rungs, with its earlier patience. *GP, as DyHPO*: a"

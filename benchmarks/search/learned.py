@@ -52,10 +52,13 @@ class GaussianProcessPolicy(DikePolicy):
     def __init__(self, settings: PolicySettings) -> None:
         super().__init__(settings, rungs_share=0.0)
         self._unit_s = settings.quantum_s
-        self._histories: dict[int, TrialView] = {}
+        self._pairs: list[tuple[list[float], float]] = []
+        """What there was of a trial at an age, and how far its lowest loss fell until twice the age."""
+        self._next_s: dict[int, float] = {}
+        """Trial -> the next age of which there will be a pair."""
         self._fitted: Any = None
         self._kernel: Any = ConstantKernel(1.0) * RBF([2.0, 1.0, 1.0]) + WhiteKernel(1e-2)
-        self._pairs = 0
+        self._used_pairs = 0
         self._fitted_pairs = 0
 
     def worths(self, trials: Sequence[TrialView]) -> Worths:
@@ -63,13 +66,14 @@ class GaussianProcessPolicy(DikePolicy):
         found: Worths = {}
         asked: list[tuple[int, list[float]]] = []
         for trial in trials:
-            self._histories[trial.id] = trial
+            self._follow(trial)
             if self.progress[trial.id].is_lost:
                 found[trial.id] = (-math.inf, "lost")
             elif not trial.readings:
                 found[trial.id] = (math.inf if not trial.slices else 0.0, "first slice")
             else:
-                asked.append((trial.id, self._features(trial, trial.readings[-1].train_s)))
+                progress = self.progress[trial.id]
+                asked.append((trial.id, [self._log_age(progress.train_s), progress.loss, progress.recent_fall()]))
         if not asked:
             return found
         best = min(features[1] for _, features in asked)
@@ -81,10 +85,16 @@ class GaussianProcessPolicy(DikePolicy):
             found[trial_id] = (max(float(worth), 1e-12) / 2 ** max(features[0], 0.0), "expected improvement")
         return found
 
-    def _features(self, trial: TrialView, age_s: float) -> list[float]:
-        """Logarithm of the age, the lowest loss by then, and its fall since half the age."""
-        low = self._low(trial, age_s)
-        return [math.log2(max(age_s / self._unit_s, 0.25)), low, self._low(trial, age_s / 2) - low]
+    def _follow(self, trial: TrialView) -> None:
+        """Notes the pairs that are new."""
+        had_s = trial.readings[-1].train_s if trial.readings else 0.0
+        while 2 * (age_s := self._next_s.setdefault(trial.id, self._unit_s)) <= had_s:
+            before, now, later = (self._low(trial, age_s * factor) for factor in (0.5, 1, 2))
+            self._pairs.append(([self._log_age(age_s), now, before - now], later - now))
+            self._next_s[trial.id] = 2 * age_s
+
+    def _log_age(self, age_s: float) -> float:
+        return math.log2(max(age_s / self._unit_s, 0.25))
 
     def _low(self, trial: TrialView, age_s: float) -> float:
         losses = [reading.loss for reading in trial.readings if reading.train_s <= age_s * 1.001]
@@ -93,15 +103,10 @@ class GaussianProcessPolicy(DikePolicy):
 
     def _predict(self, features: Array) -> tuple[Array, Array]:
         """How far the lowest losses fall until twice the age: means and deviations."""
-        pairs = [
-            (self._features(trial, age_s), self._low(trial, 2 * age_s) - self._low(trial, age_s))
-            for trial in self._histories.values()
-            if trial.readings
-            for age_s in self._ages_s(trial.readings[-1].train_s / 2)
-        ]
+        pairs = self._pairs
         if len(pairs) < FEWEST_PAIRS:
             return np.zeros(len(features)), np.full(len(features), 1e-3)
-        if len(pairs) != self._pairs:
+        if len(pairs) != self._used_pairs:
             inputs, falls = np.array([pair[0] for pair in pairs]), np.array([pair[1] for pair in pairs])
             is_due = len(pairs) >= self._fitted_pairs + NEW_PAIRS
             self._scale = (inputs.mean(axis=0), inputs.std(axis=0) + 1e-9)
@@ -111,17 +116,11 @@ class GaussianProcessPolicy(DikePolicy):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ConvergenceWarning)
                 self._fitted = process.fit((inputs - self._scale[0]) / self._scale[1], falls)
-            self._pairs = len(pairs)
+            self._used_pairs = len(pairs)
             if is_due:
                 self._kernel, self._fitted_pairs = process.kernel_, len(pairs)
         mean, deviation = self._fitted.predict((features - self._scale[0]) / self._scale[1], return_std=True)
         return np.minimum(mean, 0.0), np.maximum(deviation, 1e-9)
-
-    def _ages_s(self, longest_s: float) -> list[float]:
-        ages = [self._unit_s]
-        while ages[-1] * 2 <= longest_s:
-            ages.append(ages[-1] * 2)
-        return [age_s for age_s in ages if age_s <= longest_s]
 
 
 class Library:

@@ -76,7 +76,7 @@ def train(model: Any, data: Data, parameters: dict[str, Any]) -> Iterator[Row]:
     train_inputs, test_inputs, train_wanted, test_wanted = data
     classes = {"classes": np.unique(train_wanted)} if model is MLPClassifier else {}
     network = model(
-        (parameters["width"],) * parameters["depth"],
+        hidden_layer_sizes=(parameters["width"],) * parameters["depth"],
         solver=parameters["solver"],
         alpha=parameters["alpha"],
         batch_size=parameters["batch"],
@@ -118,7 +118,9 @@ def main() -> None:
             try:
                 for epoch, seconds, *losses in train(model, data, parameters):
                     writer.writerow([number, epoch, f"{seconds:.4f}", *(f"{loss:.6g}" for loss in losses), *shown])
-            except ValueError:
+            except ValueError as error:
+                if not any(word in str(error) for word in ("finite", "NaN", "infinity")):
+                    raise
                 # scikit-learn refuses to go on with weights that are not finite.
                 writer.writerow([number, epoch + 1, f"{seconds * 1.02:.4f}", "nan", "nan", *shown])
             print(number, parameters, flush=True)
