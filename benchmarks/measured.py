@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from benchmarks.measured_fleet import Fleet
 from benchmarks.measured_layouts import LAYERS, SHAPE, WIDTH, Case, Layout, cluster, layouts, profile
 from benchmarks.measured_task import Training
-from benchmarks.shaped_hosts import ShapedHosts, why_not
+from benchmarks.shaped_hosts import UNSHAPED_MBPS, ShapedHosts, why_not
 from solver import Cluster
 from solver.calibration import fit
 from solver.calibration.measured_rows import Measurement
@@ -27,14 +27,25 @@ TRANSFER_S = 2.0
 STEPS = 5
 METHODS = ("Dike", "least traffic", "round robin")
 UNEQUAL = (500.0, 500.0, 200.0, 100.0, 50.0)
+FOUR, ALIKE, FIVE = (1,) * 4, (100.0,) * 4, (1,) * 5
 CASES = (
-    Case("2 hosts", (100.0,) * 2, 1, COMPUTE_S, shared=True, synchronous=False, most=5),
-    Case("4 hosts", (100.0,) * 4, 1, COMPUTE_S, shared=True, synchronous=False, most=9),
-    Case("4 hosts, synchronous", (100.0,) * 4, 1, COMPUTE_S, shared=True, synchronous=True, most=8),
-    Case("4 hosts, network alone", (100.0,) * 4, 1, 0.0, shared=False, synchronous=False, most=6),
-    Case("3 unequal hosts of 2 GPUs", (500.0, 200.0, 50.0), 2, COMPUTE_S, shared=True, synchronous=False, most=10),
-    Case("5 unequal hosts", UNEQUAL, 1, COMPUTE_S, shared=True, synchronous=False, most=11),
-    Case("5 unequal hosts, network alone, synchronous", UNEQUAL, 1, 0.0, shared=False, synchronous=True, most=9),
+    Case("2 hosts", (100.0,) * 2, (1, 1), COMPUTE_S, shared=True, synchronous=False, most=5),
+    Case("4 hosts", ALIKE, FOUR, COMPUTE_S, shared=True, synchronous=False, most=9),
+    Case("4 hosts, synchronous", ALIKE, FOUR, COMPUTE_S, shared=True, synchronous=True, most=8),
+    Case("4 hosts, network alone", ALIKE, FOUR, 0.0, shared=False, synchronous=False, most=6),
+    Case(
+        "4 hosts, one without a GPU",
+        (500.0, *ALIKE[1:]),
+        (0, 1, 1, 1),
+        COMPUTE_S,
+        shared=True,
+        synchronous=False,
+        most=9,
+    ),
+    Case("4 hosts, two racks", ALIKE, FOUR, COMPUTE_S, shared=True, synchronous=False, most=10, uplink_mbps=50.0),
+    Case("3 unequal hosts of 2 GPUs", (500.0, 200.0, 50.0), (2,) * 3, COMPUTE_S, True, False, most=10),
+    Case("5 unequal hosts", UNEQUAL, FIVE, COMPUTE_S, shared=True, synchronous=False, most=11),
+    Case("5 unequal hosts, network alone, synchronous", UNEQUAL, FIVE, 0.0, shared=False, synchronous=True, most=9),
 )
 
 
@@ -108,8 +119,9 @@ def measure() -> Iterator[str]:
     megabytes = 4 * LAYERS * WIDTH * WIDTH / 1e6
     yield "Hosts are network namespaces on a bridge; a token bucket filter shapes each link in both directions. By"
     yield f"one TCP connection links carry {payload} Mbit/s; the solver plans with that."
-    yield f"Every ps and every worker is a TensorFlow server of its own. In a step a worker pulls {LAYERS} dense layers"
-    yield f"({megabytes:.1f} MB in all), computes, and pushes full gradients. The hosts share this machine's cores, so"
+    yield "The two racks are bridges of two hosts each, joined by one more such link. Every ps and every worker is a"
+    yield f"TensorFlow server of its own. In a step a worker pulls {LAYERS} dense layers ({megabytes:.1f} MB in all),"
+    yield "computes, and pushes full gradients. The hosts share this machine's cores, so"
     yield f"the accelerator's time, {COMPUTE_S:g} s a step, is waited, not computed. *Network alone*: no such wait, and"
     yield "a host has memory for a worker or a ps, not for both. What is not *synchronous* is asynchronous: its step"
     yield "time is the number of workers over the steps that all of them make in a second."
@@ -133,16 +145,19 @@ def measure() -> Iterator[str]:
 def _run(cases: Sequence[Case]) -> tuple[dict[float, float], list[Experiment]]:
     """Measures every case; also gives, for each shaped rate, the payload it carries, both in Mbit/s."""
     count = max(len(case.rates_mbps) for case in cases)
-    slots = [max(case.gpus for case in cases if host < len(case.rates_mbps)) for host in range(count)]
+    slots = [max(case.gpus[host] for case in cases if host < len(case.rates_mbps)) for host in range(count)]
     with ShapedHosts(UNEQUAL) as hosts:
-        nominal = sorted({rate for case in cases for rate in case.rates_mbps})
+        uplinks = {case.uplink_mbps for case in cases if case.uplink_mbps is not None}
+        nominal = sorted({rate for case in cases for rate in case.rates_mbps} | uplinks)
         rates = {rate: _payload_mbps(hosts, rate) for rate in nominal}
         with Fleet(hosts, slots) as fleet:
             experiments = []
             for case in cases:
                 for host, rate in enumerate(case.rates_mbps):
                     hosts.set_rate(host, rate)
-                where = cluster(case, [rates[rate] for rate in case.rates_mbps])
+                hosts.set_uplink(case.uplink_mbps or UNSHAPED_MBPS)
+                uplink = None if case.uplink_mbps is None else rates[case.uplink_mbps]
+                where = cluster(case, [rates[rate] for rate in case.rates_mbps], uplink)
                 outcomes = tuple(_measured(fleet, case, layout) for layout in layouts(case, where))
                 experiments.append(Experiment(case, where, outcomes))
     return rates, experiments
@@ -187,7 +202,8 @@ def _summary(experiment: Experiment) -> str:
 
 def _table(experiment: Experiment) -> Iterator[str]:
     rates = ", ".join(f"{rate:g}" for rate in experiment.case.rates_mbps)
-    yield f"**{experiment.case.name}** ({rates} Mbit/s)"
+    uplink = experiment.case.uplink_mbps
+    yield f"**{experiment.case.name}** ({rates} Mbit/s{'' if uplink is None else f', {uplink:g} between the racks'})"
     yield ""
     yield "| layout | predicted, s | measured, s | steps/s | share of best | chosen by |"
     yield "|---|---|---|---|---|---|"

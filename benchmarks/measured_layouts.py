@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks.measured_task import BATCH_SIZE
+from benchmarks.shaped_hosts import RACKS
 from dike.profile import Api, ModelProfile, VariableSpec
 from solver import Cluster, NodeClass, Plan, PlanRequest, make_plan
 from solver.evaluation import evaluate
@@ -38,20 +39,26 @@ class Case:
     Attributes:
         name: for the tables.
         rates_mbps: for each host, the speed its network card is shaped to, in Mbit/s.
-        gpus: accelerators of each host, one for each worker it can have.
+        gpus: for each host, its accelerators, one for each worker it can have.
         compute_s: seconds an accelerator takes for a step.
         shared: whether workers and a ps fit one host together.
         synchronous: whether workers wait for each other.
         most: how many layouts are measured.
+        uplink_mbps: the speed between the two racks of `shaped_hosts.RACKS`, in Mbit/s; None for a single switch.
     """
 
     name: str
     rates_mbps: tuple[float, ...]
-    gpus: int
+    gpus: tuple[int, ...]
     compute_s: float
     shared: bool
     synchronous: bool
     most: int
+    uplink_mbps: float | None = None
+
+    def rack(self, host: int) -> str | None:
+        """The host's rack; None where there are none."""
+        return None if self.uplink_mbps is None else f"rack-{RACKS[host]}"
 
     def node(self, host: int) -> str:
         """The host's name in plans."""
@@ -114,25 +121,27 @@ def profile(case: Case) -> ModelProfile:
     )
 
 
-def cluster(case: Case, measured_mbps: Sequence[float]) -> Cluster:
+def cluster(case: Case, measured_mbps: Sequence[float], uplink_mbps: float | None = None) -> Cluster:
     """The hosts as the solver sees them.
 
     Args:
         case: the cluster.
         measured_mbps: for each host, how fast its card carries payload.
+        uplink_mbps: how fast that between racks does, if there are racks.
     """
     nodes = (
         NodeClass(
             name=case.node(host),
             cpus=8.0,
             mem_bytes=ROOMY_BYTES if case.shared else ONE_TASK_BYTES,
-            gpus=case.gpus,
+            gpus=case.gpus[host],
             gpu_model=GPU_MODEL,
             network_gbps=mbps / 1e3,
+            rack=case.rack(host),
         )
         for host, mbps in enumerate(measured_mbps)
     )
-    return Cluster(tuple(nodes))
+    return Cluster(tuple(nodes), across_racks_gbps=None if uplink_mbps is None else uplink_mbps / 1e3)
 
 
 def layouts(case: Case, where: Cluster) -> list[Layout]:
@@ -180,10 +189,10 @@ def _round_robin(case: Case) -> Assignment:
     """As many workers as fit, one ps for every four; each task on the next host that has room, a ps first."""
     hosts = range(len(case.rates_mbps))
     if case.shared:
-        places = [case.node(host) for _ in range(case.gpus) for host in hosts]
+        places = [case.node(host) for gpu in range(max(case.gpus)) for host in hosts if gpu < case.gpus[host]]
         ps = math.ceil(len(places) / WORKERS_PER_PS)
         # The workers go on where the last ps was put.
-        return Assignment(tuple(places[:ps]), tuple(places[ps:] + places[:ps]), None)
+        return Assignment(tuple(map(case.node, hosts[:ps])), tuple(places[ps:] + places[:ps]), None)
     ps = math.ceil(len(hosts) / (WORKERS_PER_PS + 1))
     return Assignment(tuple(map(case.node, hosts[:ps])), tuple(map(case.node, hosts[ps:])), None)
 
@@ -193,7 +202,7 @@ def _assignments(case: Case) -> Iterator[Assignment]:
     hosts = range(len(case.rates_mbps))
     for count in range(1, len(hosts) + 1):
         for ps in itertools.permutations(hosts, count):
-            for workers in itertools.product(range(case.gpus + 1), repeat=len(hosts)):
+            for workers in itertools.product(*(range(gpus + 1) for gpus in case.gpus)):
                 together = any(workers[host] for host in ps)
                 if any(workers) and (case.shared or not together):
                     placed = tuple(case.node(host) for host in hosts for _ in range(workers[host]))
@@ -204,10 +213,9 @@ def _likeness(case: Case, scenario: Scenario, assignment: Assignment) -> object:
     """Equal for layouts between which nothing but names differs."""
     sizes = scenario.shards(len(assignment.ps)).sizes
     held = dict(zip(assignment.ps, sizes, strict=True))
-    nodes = (case.node(host) for host in range(len(case.rates_mbps)))
-    return tuple(
-        sorted(
-            (rate, held.get(node, 0), assignment.workers.count(node))
-            for rate, node in zip(case.rates_mbps, nodes, strict=True)
-        )
-    )
+    racks: dict[str | None, list[tuple[float, int, int, int]]] = {}
+    for host, rate in enumerate(case.rates_mbps):
+        node = case.node(host)
+        tasks = (rate, case.gpus[host], held.get(node, 0), assignment.workers.count(node))
+        racks.setdefault(case.rack(host), []).append(tasks)
+    return tuple(sorted(tuple(sorted(hosts)) for hosts in racks.values()))

@@ -154,7 +154,7 @@ def _pipe(stream: IO[str] | None) -> IO[str]:
 
 def _answer(process: subprocess.Popen[str]) -> str:
     line = _pipe(process.stdout).readline().strip()
-    assert line, f"{process.args} ended"
+    assert line, f"{process.args!r} ended"
     return line
 
 

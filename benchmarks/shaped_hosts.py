@@ -1,8 +1,9 @@
-"""Hosts with slow network cards on one machine: network namespaces on a bridge, each link shaped in both directions.
+"""Hosts with slow network cards on one machine: network namespaces on bridges, each link shaped in both directions.
 
-A host is a network namespace with one card (`veth`); the cards' other ends are ports of a bridge in a namespace of its
-own, so nothing of the machine's own network is touched and nothing leaves it. A token bucket filter (`tc ... tbf`) at
-the card limits what a host sends, one at its port what it receives. Tasks of one host talk over its loopback, unshaped.
+A host is a network namespace with one card (`veth`); the cards' other ends are ports of its rack's bridge. The two
+bridges, joined by a link that is shaped like the others, are in a namespace of their own, so nothing of the machine's
+own network is touched and nothing leaves it. A token bucket filter (`tc ... tbf`) at the card limits what a host sends,
+one at its port what it receives. Tasks of one host talk over its loopback, unshaped.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ LATENCY = "200ms"
 """How long a packet may queue. With short queues lost packets decide, not the links' speed: TensorFlow's transfers come
 in bursts from several hosts at once."""
 NETWORK = "10.77.0"
+RACKS = (0, 0, 1, 1, 1)
+"""The rack of each host."""
+UNSHAPED_MBPS = 10_000.0
+"""Between the racks, where they do not matter: more than all cards of one together."""
 COMMAND_TIMEOUT_S = 30.0
 TRANSFER_TIMEOUT_S = 60.0
 GONE_TIMEOUT_S = 10.0
@@ -76,7 +81,7 @@ def why_not() -> str | None:
 
 
 class ShapedHosts:
-    """A number of hosts on one switch; a context manager, which leaves nothing behind.
+    """A number of hosts in two racks; a context manager, which leaves nothing behind.
 
     Hosts that a killed run of this program left are removed on entry.
 
@@ -116,6 +121,11 @@ class ShapedHosts:
         """Changes the speed of a host's network card, in Mbit/s, each way."""
         for namespace, device in self._ends(host):
             _run("tc", "-n", namespace, *_filter("change", device, rate_mbps))
+
+    def set_uplink(self, rate_mbps: float) -> None:
+        """Changes the speed between the two racks, in Mbit/s, each way."""
+        for rack in (0, 1):
+            _run("tc", "-n", self._switch, *_filter("change", f"uplink{rack}", rate_mbps))
 
     def start(
         self,
@@ -163,14 +173,19 @@ class ShapedHosts:
         return (self._names[host], "eth0"), (self._switch, f"port{host}")
 
     def _make(self) -> None:
+        inside = ("ip", "-n", self._switch, "link")
         _run("ip", "netns", "add", self._switch)
-        _run("ip", "-n", self._switch, "link", "add", "switch", "type", "bridge")
-        _run("ip", "-n", self._switch, "link", "set", "switch", "up")
+        _run(*inside, "add", "uplink0", "type", "veth", "peer", "name", "uplink1")
+        for rack in (0, 1):
+            _run(*inside, "add", f"rack{rack}", "type", "bridge")
+            _run(*inside, "set", f"rack{rack}", "up")
+            _run(*inside, "set", f"uplink{rack}", "master", f"rack{rack}", "up")
+            _run("tc", "-n", self._switch, *_filter("add", f"uplink{rack}", UNSHAPED_MBPS))
         for host, name in enumerate(self._names):
             port = f"port{host}"
             _run("ip", "netns", "add", name)
             _run("ip", "-n", name, "link", "add", "eth0", "type", "veth", "peer", "name", port, "netns", self._switch)
-            _run("ip", "-n", self._switch, "link", "set", port, "master", "switch", "up")
+            _run("ip", "-n", self._switch, "link", "set", port, "master", f"rack{RACKS[host]}", "up")
             _run("ip", "-n", name, "address", "add", f"{self.address(host)}/24", "dev", "eth0")
             for device in ("lo", "eth0"):
                 _run("ip", "-n", name, "link", "set", device, "up")

@@ -144,7 +144,8 @@ def _methods(case: Case, points: Mapping[Counts, Point]) -> dict[str, Predict]:
     def calibrated(observed: Sequence[Counts]) -> Mapping[Counts, float]:
         rows = [Measurement(SHAPE, points[at].assignment, at[0] / points[at].measured) for at in observed]
         found = fit(rows, profile(case), _where(case))
-        scenario = Scenario.of(profile(case), *reversed(found.apply(known_hardware(), _where(case))))
+        hardware, where = found.apply(known_hardware(), _where(case))
+        scenario = Scenario.of(profile(case), where, hardware)
         return speeds(lambda at: _predicted(scenario, points[at].assignment))
 
     def both(observed: Sequence[Counts]) -> Mapping[Counts, float]:

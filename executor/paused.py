@@ -1,4 +1,7 @@
-"""Runs of trials that are suspended in memory: each has written a checkpoint, and its processes stand still."""
+"""Runs of trials that are suspended in memory: their processes stand still.
+
+Most have written a checkpoint before. A trial that cannot be saved has none, and begins anew if its process is let go.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from dataclasses import dataclass
 
 import psutil
 
+from executor import cuda_checkpoint
+from executor.cuda_checkpoint import CudaCheckpointError
 from executor.monitor import RunMonitor, own_bytes
 from executor.trial_messages import RunKey, TrialRun
 from executor.trial_run import SlotRun
@@ -59,6 +64,11 @@ class PausedRuns:
         return tuple(self._paused)
 
     @property
+    def unsaved(self) -> tuple[RunKey, ...]:
+        """Those that no checkpoint holds."""
+        return tuple(key for key, each in self._paused.items() if each.run.reports.is_unsaved)
+
+    @property
     def pids(self) -> frozenset[int]:
         """Ids of their processes, and of those that are about to be gone."""
         kept = (process.pid for each in self._paused.values() for process in each.processes)
@@ -92,17 +102,29 @@ class PausedRuns:
         self.poll()
         for key in [key for key in self._paused if key[0] == trial.number]:
             paused = self._paused[key]
-            if key[1] == trial.run - 1 and paused.run.reports.checkpoint == trial.resume_from:
+            if key[1] != trial.run - 1 or paused.run.reports.checkpoint != trial.resume_from:
+                self._let_go(key, "its trial has gone on elsewhere")
+            elif self._wake(key):
                 del self._paused[key]
                 run = SlotRun(order, paused.run.sandbox, monitor, paused.run)
                 monitor.begin_with(paused.processes)
                 run.go_on()
-                for process in paused.processes:
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        process.resume()
                 return run
-            self._let_go(key, "its trial has gone on elsewhere")
         return None
+
+    def _wake(self, key: RunKey) -> bool:
+        """Continues the processes of a run, which then wait for the word to go on; whether that has succeeded."""
+        paused = self._paused[key]
+        for process in paused.processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
+        try:
+            if paused.run.off_gpu:
+                cuda_checkpoint.to_gpu(paused.run.off_gpu)
+        except CudaCheckpointError as error:
+            self._let_go(key, str(error))
+            return False
+        return True
 
     def let_go(self, keys: Iterable[RunKey]) -> None:
         """Ends those that nobody will go on with."""
@@ -117,11 +139,14 @@ class PausedRuns:
     def make_room(self, limit_bytes: int, used_bytes: int) -> None:
         """Lets some go, the least likely to go on first, if memory is short or they are too many.
 
+        Those that no checkpoint holds go last, and not for their number.
+
         Args:
             limit_bytes: the slot's memory.
             used_bytes: what is used of it beside them.
         """
-        self._shed(len(self._paused) - MOST_PAUSED, "there are too many of them")
+        saved = len(self._paused) - len(self.unsaved)
+        self._shed(min(saved, len(self._paused) - MOST_PAUSED), "there are too many of them")
         while self and used_bytes + self.bytes > FULL_SHARE * limit_bytes:
             self._shed(1, "its slot's memory is short")
         memory = psutil.virtual_memory()
@@ -140,16 +165,35 @@ class PausedRuns:
             if not process.is_running():
                 del self._dying[pid]
 
+    def has_room(self, limit_bytes: int, used_bytes: int, run_bytes: int) -> bool:
+        """Whether a run may be suspended that no checkpoint holds: another as large still fits beside it.
+
+        Args:
+            limit_bytes: the slot's memory.
+            used_bytes: what is used of it beside the suspended runs, the run included.
+            run_bytes: what the run, or the one that follows, has for itself.
+        """
+        unsaved_bytes = sum(each.bytes for each in self._paused.values() if each.run.reports.is_unsaved)
+        memory = psutil.virtual_memory()
+        fits = used_bytes + unsaved_bytes + run_bytes <= FULL_SHARE * limit_bytes
+        return (
+            fits
+            and len(self.unsaved) < MOST_PAUSED
+            and memory.available - run_bytes > MACHINE_FREE_SHARE * memory.total
+        )
+
     def _shed(self, count: int, why: str) -> None:
         # One of which nothing has been said has just had to give its slot back.
         unsaid = [key for key in self._paused if key not in self.likely]
-        order = [*reversed(unsaid), *(key for key in reversed(self.likely) if key in self._paused)]
+        by_use = [*reversed(unsaid), *(key for key in reversed(self.likely) if key in self._paused)]
+        order = sorted(by_use, key=lambda key: key in self.unsaved)
         for key in order[: max(0, count)]:
             self._let_go(key, why)
 
     def _let_go(self, key: RunKey, why: str) -> None:
         paused = self._paused.pop(key)
-        logger.info("%s leaves memory, its checkpoint stays: %s", paused.run, why)
+        rest = "nothing of it is saved" if paused.run.reports.is_unsaved else "its checkpoint stays"
+        logger.info("%s leaves memory, %s: %s", paused.run, rest, why)
         for process in paused.processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()

@@ -202,7 +202,8 @@ class SlotStatus:
         number: the newest `Wanted.number` it knows; 0 before the first.
         run: the run in the slot, from the decision to start it until its end; None if it is empty.
         training: whether that run has taken its first step in this run.
-        preemptible: whether it can be suspended.
+        preemptible: whether it can be saved, and so suspended.
+        pausable: whether it can at least be suspended in memory, without a checkpoint.
         suspending: whether it has been asked to.
         step: its last step.
         checkpoint: its newest checkpoint, and
@@ -214,6 +215,7 @@ class SlotStatus:
         losses: in the last words of a slot, what the framework may not know of its ended runs.
         output: likewise the end of what they have printed.
         paused: suspended runs whose processes stay in the slot, least recently suspended first.
+        unsaved: those of them that no checkpoint holds: they go on here or from the beginning.
         continued: whether the run goes on in the process of the one before.
     """
 
@@ -222,6 +224,7 @@ class SlotStatus:
     run: RunKey | None = None
     training: bool = False
     preemptible: bool = False
+    pausable: bool = False
     suspending: bool = False
     step: int = 0
     checkpoint: str | None = None
@@ -233,6 +236,7 @@ class SlotStatus:
     losses: tuple[Losses, ...] = ()
     output: tuple[TrialOutput, ...] = ()
     paused: tuple[RunKey, ...] = ()
+    unsaved: tuple[RunKey, ...] = ()
     continued: bool = False
 
     def encode(self) -> str:
@@ -241,7 +245,7 @@ class SlotStatus:
         # A version that takes no output knows neither field.
         values["ends"] = [_without_zero_output(end) for end in values["ends"]]
         del values["output"]
-        for name in ("paused", "continued"):
+        for name in ("pausable", "paused", "unsaved", "continued"):
             if not values[name]:
                 del values[name]
         if self.output:

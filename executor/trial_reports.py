@@ -102,13 +102,14 @@ class RunReports:
 
     Attributes:
         training: whether its first step has been taken.
-        preemptible: whether it can be suspended.
+        preemptible: whether it can be saved, and so suspended.
         was_preemptible: whether it ever could.
         step: its last step.
         checkpoint: the newest checkpoint that the trial has; None if there is none.
         checkpoint_step: steps done at that checkpoint.
         batch_size: samples of a step; None if the run has not said.
-        paused: whether its state is saved, and its process waits to be stopped.
+        paused: whether its process waits to be stopped.
+        is_unsaved: whether it does so with steps that no checkpoint holds.
         last: content of the last `progress` report but its `values`, with what a `result` said in place of its
             `value`, `best` and `metrics`.
         losses: contents of `progress` reports.
@@ -125,6 +126,7 @@ class RunReports:
         self.last: dict[str, Any] = {}
         self.losses = KeptReports()
         self.paused = False
+        self.is_unsaved = False
         self._suspended = False
         self._refusal = ""
         self._failure = ""
@@ -180,8 +182,11 @@ class RunReports:
                 self._checkpoint(content)
                 self._suspended = True
             case "paused":
-                self._checkpoint(content)
                 self.paused = True
+                if content["path"] is None:
+                    self.is_unsaved = True
+                else:
+                    self._checkpoint(content)
             case "result":
                 metrics = {**self.last.get("metrics", {}), **content.get("values", {})}
                 best: dict[str, Any] = {

@@ -83,6 +83,7 @@ class SlotRun:
         reports: what it has reported.
         printed: what it has printed.
         asked_s: when it was first asked to end; None before.
+        off_gpu: its processes whose GPU memory is on the host meanwhile.
     """
 
     def __init__(self, order: TrialRun, sandbox: Path, monitor: RunMonitor, before: SlotRun | None = None) -> None:
@@ -90,6 +91,7 @@ class SlotRun:
         self.monitor = monitor
         self.reports = RunReports(order.trial)
         self.asked_s: float | None = None
+        self.off_gpu: tuple[int, ...] = ()
         self.is_continued = before is not None
         self._order = order
         self._workspace = sandbox / f"trial-{order.trial.number}"
@@ -264,16 +266,23 @@ class SlotRun:
         """Asks it to save its state and end; asks once.
 
         Args:
-            timeout_s: it is killed if it has not ended by then.
+            timeout_s: it is killed if it has not ended by then, unless it cannot be saved.
             stays: whether its process is to stay instead, and wait to be stopped.
         """
         if self.asked_s is not None or self._process is None:
             return
         self.asked_s = time.monotonic()
-        self._process.limit(timeout_s)
+        if self.reports.preemptible:
+            self._process.limit(timeout_s)
         self._reason = f"it did not save and end within {timeout_s:g} s of the request to suspend"
         with contextlib.suppress(BrokenPipeError):
             os.write(self._control_writer, b"pause\n" if stays else b"suspend\n")
+
+    def leave_memory(self) -> None:
+        """It is suspended, and its process does not stay after all."""
+        assert self._process is not None
+        self._paused_s = None
+        self._process.terminate(0.0)
 
     def go_on(self) -> None:
         """Has the process go on as this run, once it is continued."""

@@ -9,8 +9,9 @@ import time
 
 import psutil
 
-from executor import descendants
+from executor import cuda_checkpoint, descendants
 from executor.channel import TaskChannel, TaskEnd
+from executor.cuda_checkpoint import CudaCheckpointError
 from executor.monitor import RunMonitor, own_bytes
 from executor.outputs import KILLED_SAVE_S
 from executor.paused import PausedRuns
@@ -20,7 +21,7 @@ from executor.trial_messages import Losses, RunEnd, RunKey, SlotStatus, TrialOut
 from executor.trial_reports import KeptReports
 from executor.trial_run import SlotRun
 from executor.zygote import Zygote
-from executor.zygote_slot import CLEAR_POLL_S, ZygoteSlot
+from executor.zygote_slot import CLEAR_POLL_S, GPU_RELEASE_TIMEOUT_S, ZygoteSlot
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +53,10 @@ class TrialSlot(ZygoteSlot[Wanted]):
         self._wanted = Wanted(0)
         self._run: SlotRun | None = None
         self._paused = PausedRuns()
+        self._has_driver: bool | None = None
+        """Whether what runs hold on the slot's GPUs can be brought to the host; None before it is asked."""
+        self._is_pausable = False
+        """Whether the run, which cannot be saved, has room to be suspended in memory."""
         self._most_bytes = 0
         """The most memory that a run has had for itself when it was suspended."""
         self._empty_s = time.monotonic()
@@ -122,6 +127,7 @@ class TrialSlot(ZygoteSlot[Wanted]):
             end = run.end()
             self._ends.append(dataclasses.replace(end, output=run.printed.size) if self._sends_output else end)
             self._ended.add(run.key)
+            self._is_pausable = False
             if run.is_paused:
                 own = self._paused.add(run, descendants.processes(zygote.pid, self._paused.pids))
                 self._most_bytes = max(self._most_bytes, own)
@@ -166,28 +172,73 @@ class TrialSlot(ZygoteSlot[Wanted]):
             run_bytes: memory that the run has for itself, or may need.
         """
         if self._paused:
-            shared_bytes = 0
-            with contextlib.suppress(psutil.NoSuchProcess):  # it is being replaced
-                shared_bytes = psutil.Process(zygote.pid).memory_info().rss
-            self._paused.make_room(self._wanted.memory_bytes, shared_bytes + run_bytes)
+            self._paused.make_room(self._wanted.memory_bytes, self._shared_bytes(zygote) + run_bytes)
+
+    def _shared_bytes(self, zygote: Zygote) -> int:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it is being replaced
+            return int(psutil.Process(zygote.pid).memory_info().rss)
+        return 0
+
+    @property
+    def _may_stay(self) -> bool:
+        """Whether processes of suspended runs may stay in the slot."""
+        wanted = self._wanted
+        return wanted.memory_bytes > 0 and not (wanted.leave or wanted.stop) and (not self._gpus or self._can_offload)
+
+    @property
+    def _can_offload(self) -> bool:
+        if self._has_driver is None:
+            why_not = cuda_checkpoint.why_not()
+            if why_not:
+                logger.warning("suspended trials go by their checkpoints, not in memory: %s", why_not)
+            self._has_driver = not why_not
+        return self._has_driver
 
     def _is_out(self, run: SlotRun, zygote: Zygote) -> bool:
         """Whether nothing of a run that is over runs any more; to be called until that is so."""
         spared = self._paused.pids
         if not run.is_paused:
             return self._is_clear(run, zygote, spared)
+        if self._gpus and not self._is_off_gpus(run, zygote):
+            return False
         # They stand still at once, unless the machine is busy.
         is_still = any(descendants.stop(zygote.pid, spared) is not None for _ in range(2))
         if is_still:
             self._look(run, zygote)
         return is_still
 
+    def _is_off_gpus(self, run: SlotRun, zygote: Zygote) -> bool:
+        """Whether a run that is suspended in memory is seen to hold no GPU memory; to be called until that is so.
+
+        One with which that fails is ended: its checkpoint is written.
+        """
+        assert run.over_s is not None
+        try:
+            if not run.off_gpu:
+                pids = {process.pid for process in descendants.processes(zygote.pid, self._paused.pids)}
+                # In a container the driver's list may have other ids; then it is the trial's own process.
+                run.off_gpu = tuple(pids & self._gpus.bytes_by_process().keys()) or (run.pid or 0,)
+                cuda_checkpoint.to_host(run.off_gpu)
+            if run.monitor.gpus_free():
+                return True
+            if time.monotonic() - run.over_s >= GPU_RELEASE_TIMEOUT_S:
+                raise CudaCheckpointError("its GPU memory is not seen free")
+        except CudaCheckpointError as error:
+            logger.warning("%s leaves memory, its checkpoint stays: %s", run, error)
+            run.leave_memory()
+        return False
+
     def _look(self, run: SlotRun, zygote: Zygote) -> None:
         """Looks what a run uses, and whether memory is short."""
         processes = descendants.processes(zygote.pid, self._paused.pids)
         run.monitor.look(processes)
-        if self._paused:  # to ask for a process' own memory takes milliseconds
-            self._make_room(zygote, sum(map(own_bytes, processes)))
+        may_pause = self._may_stay and run.reports.training and not (run.reports.preemptible or self._gpus)
+        if self._paused or may_pause:  # to ask for a process' own memory takes milliseconds
+            own = sum(map(own_bytes, processes))
+            self._make_room(zygote, own)
+            used = own + self._shared_bytes(zygote)
+            most = max(own, self._most_bytes)
+            self._is_pausable = may_pause and self._paused.has_room(self._wanted.memory_bytes, used, most)
 
     def _start(self, run: SlotRun, zygote: Zygote) -> None:
         """Gets its process from the zygote, once that is ready and nothing of an earlier run is left."""
@@ -223,9 +274,8 @@ class TrialSlot(ZygoteSlot[Wanted]):
             run.terminate(KILL_GRACE_S, "its slot had to end, and it cannot be suspended")
         elif self._wanted.stop and not reports.preemptible and not self._is_wanted(run):
             run.terminate(KILL_GRACE_S, "its trial is stopped, and it cannot be suspended")
-        elif self._wanted.leave or (reports.preemptible and not self._is_wanted(run)):
-            stays = self._wanted.memory_bytes > 0 and not (self._wanted.leave or self._wanted.stop or self._gpus)
-            run.suspend(self._order.suspend_timeout_s, stays=stays)
+        elif self._wanted.leave or ((reports.preemptible or self._is_pausable) and not self._is_wanted(run)):
+            run.suspend(self._order.suspend_timeout_s, stays=self._may_stay)
         run.kill_if_due()
 
     def _is_saved(self, run: SlotRun) -> bool:
@@ -312,6 +362,7 @@ class TrialSlot(ZygoteSlot[Wanted]):
             ends=tuple(self._ends),
             zygote_ready=self._zygote.ready,
             paused=self._paused.keys,
+            unsaved=self._paused.unsaved,
         )
         run = self._run
         if run is None:
@@ -321,6 +372,7 @@ class TrialSlot(ZygoteSlot[Wanted]):
             run=run.key,
             training=run.reports.training,
             preemptible=run.reports.preemptible,
+            pausable=self._is_pausable,
             suspending=run.asked_s is not None,
             step=run.reports.step,
             checkpoint=run.reports.checkpoint,

@@ -106,12 +106,14 @@ class Hardware:
         return self._find(model) or self.unknown_gpu
 
     def _find(self, model: str | None) -> Gpu | None:
-        return next((self.gpus[word] for word in _words(model or "") if word in self.gpus), None)
+        words = _words(model or "")
+        named = [name for name in self.gpus if _words(name) <= words]
+        return self.gpus[max(named, key=len)] if named else None
 
 
 @functools.lru_cache(1000)
-def _words(model: str) -> list[str]:
-    return re.split(r"[^a-z0-9]+", model.lower())
+def _words(model: str) -> frozenset[str]:
+    return frozenset(re.findall(r"[a-z0-9]+", model.lower()))
 
 
 @functools.cache

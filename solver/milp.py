@@ -15,6 +15,9 @@ HIGHS_OPTIONS = {"presolve_rule_off": 1 << 12}
 """HiGHS' presolve without its aggregator, which from 1.12 to 1.15.1 makes it call some of our feasible programs
 infeasible and worse answers optimal: 9 of 2,680 random ones, and the two in tests/solver/test_milp.py. Without the
 aggregator none of 20,000 is wrong, at 1.2 times the time; with no presolve at all it takes twice the time."""
+FEW_VARIABLES = 200
+FEASIBILITY_JUMP = "mip_heuristic_run_feasibility_jump"
+"""HiGHS' first heuristic, since 1.9: on programs of few variables it takes longer than all the rest."""
 THREADS = 1  # HiGHS returns nothing, without an error, when one process asks for different numbers of threads.
 INTEGRAL = 1e-5
 
@@ -136,7 +139,7 @@ def solve(program: Milp, time_limit_s: float | None = None) -> MilpResult:
     left = None if time_limit_s is None else time_limit_s - (time.monotonic() - started)
     if left is not None and left <= 0:
         return MilpResult(None, proven=False)
-    problem.solve(_solver(left))
+    problem.solve(_solver(left, len(variables)))
     # The objective holds a number even when nothing was found, so the status is read first.
     if problem.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
         values = tuple(_whole(variable.value() or 0.0) for variable in variables[:integers])
@@ -161,12 +164,22 @@ def _whole(value: float) -> int:
     return nearest
 
 
-def _solver(time_limit_s: float | None) -> Any:
+def _solver(time_limit_s: float | None, variables: int) -> Any:
     import pulp
 
-    chosen = _solver_class()
-    options = HIGHS_OPTIONS if chosen is pulp.HiGHS else {}
+    chosen, options = _solver_class(), dict[str, int]()
+    if chosen is pulp.HiGHS:
+        options = {**HIGHS_OPTIONS}
+        if variables <= FEW_VARIABLES and _has_feasibility_jump():
+            options[FEASIBILITY_JUMP] = False
     return chosen(msg=False, threads=THREADS, gapRel=0, timeLimit=time_limit_s, **options)
+
+
+@functools.cache
+def _has_feasibility_jump() -> bool:
+    import highspy
+
+    return hasattr(highspy.HighsOptions, FEASIBILITY_JUMP)
 
 
 @functools.cache

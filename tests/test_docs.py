@@ -32,24 +32,6 @@ def test_no_line_is_too_long_to_read(document: Path) -> None:
     assert [line for line in lines if len(line) > 120 and not line.startswith("|")] == []
 
 
-FIGURE = re.compile(r"(?<![\w.,-])(\d[\d,]*(?:\.\d+)?)(?=\s?(?:%|times\b|m?s\b|µs\b|samples\b))")
-
-
-@pytest.mark.parametrize("document", [ROOT / "README.md", *(ROOT / "docs").glob("*.md")], ids=lambda path: path.name)
-def test_every_figure_beside_a_link_to_results_stands_there(document: Path) -> None:
-    text = re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
-    stale = []
-    for part in re.split(r"\n\s*\n|\n(?=\* |\d+\. |\|)", text):
-        results = [document.parent / link for link in re.findall(r"\]\(([\w./]*benchmarks/results/\w+\.md)", part)]
-        measured = "\n".join(result.read_text(encoding="utf-8") for result in results)
-        known = [float(figure.replace(",", "")) for figure in re.findall(r"\d[\d,]*(?:\.\d+)?", measured)]
-        for figure in FIGURE.findall(part) if results else ():
-            decimals = len(figure.partition(".")[2])
-            if float(figure.replace(",", "")) not in [round(value, decimals) for value in known]:
-                stale.append((figure, part))
-    assert stale == []
-
-
 def test_the_tables_of_the_results_are_kept_as_values_too() -> None:
     for result in tables.RESULTS.glob("*.md"):
         kept = json.loads(result.with_suffix(".json").read_text(encoding="utf-8"))

@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.jobs.cases import CASES, COMPARED, ratio, run, table
 from framework.simulation.jobs.comparison import reference
 from framework.simulation.jobs.plots import plot_comparison
-from framework.simulation.jobs.scheduler import SCHEDULERS
+from framework.simulation.jobs.schedulers import SCHEDULERS
 
 TITLE = "Policies"
 PICTURE = "jobs.png"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from executor.environment import process_environment
+from benchmarks.search.slot import slot_environment
 from framework.search.store import Store
 
 ROOT = Path(__file__).parents[2]
@@ -128,7 +128,7 @@ def run_other(library: str, space: Space, epochs: int) -> SearchRun:
 
 def _run(arguments: Sequence[str], folder: Path) -> str:
     """Runs a module of ours with threads as a slot of one CPU has them; returns its output."""
-    environment = {**process_environment(1.0, {}, ()), "PYTHONPATH": str(ROOT)}
+    environment = {**slot_environment(), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-m", *arguments],
         cwd=folder,

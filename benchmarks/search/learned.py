@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
@@ -34,6 +34,7 @@ RETRIED = 1e-3
 START = 0.1
 """Quanta that it costs to put a trial into a slot."""
 AGES = 200
+_NORMAL = NormalDist()
 LOST = 1e6
 """Stands for a loss that is NaN or infinite."""
 
@@ -81,7 +82,7 @@ class GaussianProcessPolicy(DikePolicy):
         for place, (trial_id, features) in enumerate(asked):
             gap = best - (features[1] + mean[place])
             score = gap / deviation[place]
-            worth = gap * norm.cdf(score) + deviation[place] * norm.pdf(score)
+            worth = gap * _NORMAL.cdf(score) + deviation[place] * _NORMAL.pdf(score)
             found[trial_id] = (max(float(worth), 1e-12) / 2 ** max(features[0], 0.0), "expected improvement")
         return found
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.search.slot import slot_environment
 from dike.trial import spec as specs
 from dike.trial.spec import TrialSpec
-from executor.environment import process_environment
 
 SCRIPTS = Path(__file__).parent / "scripts"
 PROCESSES = 3
@@ -97,7 +97,7 @@ def _plain(
         errors.open("wb") as stderr,
         subprocess.Popen(
             [sys.executable, *command],
-            env={**process_environment(1.0, dict(variables), ()), "PYTHONPATH": str(SCRIPTS.parents[2])},
+            env={**slot_environment(dict(variables)), "PYTHONPATH": str(SCRIPTS.parents[2])},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,

@@ -38,7 +38,7 @@ Data = tuple[Any, Any, Any, Any]
 def digits() -> Data:
     """Handwritten digits of scikit-learn."""
     images, labels = load_digits(return_X_y=True)
-    return tuple(train_test_split(images / 16, labels, test_size=0.4, random_state=0))  # type: ignore[return-value]
+    return tuple(train_test_split(images / 16, labels, test_size=0.4, random_state=0))
 
 
 def photo() -> Data:

@@ -6,10 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from framework.simulation.bins import TARGET_SHARE
+from framework.policies.trials.hermes import HermesPolicy
+from framework.policies.trials.interface import Policy, PolicySettings
+from framework.simulation.bins import TARGET_SHARE, Bin
 from framework.simulation.comparison import (
     POLICY_NAMES,
     TOP,
+    PolicyFactory,
     PolicyResult,
     Scenario,
     SimulationSettings,
@@ -46,6 +49,11 @@ SETS = (
 )
 
 
+def _fixed_quantum(_: Bin, settings: PolicySettings) -> Policy:
+    """`hermes` without what the paper's section 4.1.2 says of the quantum."""
+    return HermesPolicy(replace(settings, milestones=(), quantum_growth=0.0))
+
+
 def measure() -> Iterator[str]:
     """Lines of Markdown, and a figure for each set of curves beside the results."""
     yield f"4 GPUs, bins of 16 trials that are all there at time 0, {len(SEEDS)} bins (the same for all policies), at"
@@ -53,6 +61,9 @@ def measure() -> Iterator[str]:
     yield "final loss of the best 2% (OGBG: 98%, as all of its trials come 90% of the way). Quantum: 1% of the median"
     yield "length of a curve; overhead of putting a trial on a GPU: 1.5 s, at most a tenth of the quantum. The *oracle*"
     yield "knows the curves. AlexNet's seconds are evaluations. What is simulated: [here](../../docs/simulate.md)."
+    yield ""
+    yield "Under `hermes` the quantum grows at milestones of the loss and with each preemption, as the paper says"
+    yield "(section 4.1.2; [the figures are ours](../../docs/policies.md#hermes)); *fixed quantum*: without that."
     yield ""
     yield "Times are from the start of the search until a good trial reaches the target: the mean over the good ones,"
     yield f"the first, and the first {TOP}; in brackets as a multiple of the oracle's. *To the end*: the mean if trials"
@@ -74,7 +85,10 @@ def measure() -> Iterator[str]:
 
 
 def _simulate(curves: Sequence[Curve], scenario: Scenario) -> tuple[PolicyResult, ...]:
-    return simulate(curves, policies_named(POLICY_NAMES), scenario, SEEDS)
+    *names, limit = POLICY_NAMES
+    policies: dict[str, PolicyFactory] = policies_named(names)
+    policies |= {"hermes, fixed quantum": _fixed_quantum} | policies_named([limit])
+    return simulate(curves, policies, scenario, SEEDS)
 
 
 def _table(

@@ -7,8 +7,9 @@ import fcntl
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from dike.trial.spec import TrialSpec
 from executor import descendants
@@ -31,6 +32,15 @@ _POLL_S = 0.1
 _CLEAR_POLL_S = 0.01
 _OUT_OF_THE_WAY = 10
 """File descriptors from here on are none that a trial expects to find."""
+
+
+def slot_environment(variables: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
+    """The environment of the processes of a slot with one CPU, for whatever is compared with it, too.
+
+    Args:
+        variables: besides.
+    """
+    return process_environment(Setup(LAUNCHER, (), variables, gpu_devices=()))
 
 
 class BenchmarkSlot:
@@ -152,8 +162,7 @@ def slot_for(script: Path, arguments: Sequence[str], folder: Path) -> Iterator[B
     adopt_orphans()
     folder.mkdir()
     preload = script_facts(EntryPoint(script, script.parent), ()).preload
-    setup = Setup(LAUNCHER, preload, {}, 1.0, ())
-    zygote = Zygote(preload, process_environment(setup), folder / "zygote.out", (*PROGRAM, LAUNCHER))
+    zygote = Zygote(preload, slot_environment(), folder / "zygote.out", (*PROGRAM, LAUNCHER))
     try:
         slot = BenchmarkSlot(script, arguments, folder, zygote)
         slot.wait_until_ready()
@@ -174,7 +183,7 @@ def _spawn(request: ForkRequest, descriptors: Sequence[int]) -> int:
         return os.posix_spawn(
             sys.executable,
             [sys.executable, "-P", "-m", "dike.trial.launch", str(request.folder / request.script), *request.arguments],
-            {**process_environment(Setup(LAUNCHER, (), {}, 1.0, ())), **changes},
+            {**slot_environment(), **changes},
             file_actions=[(os.POSIX_SPAWN_DUP2, *pair) for pair in zip(moved, targets, strict=True)],
             setsid=True,
         )

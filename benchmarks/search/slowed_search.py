@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.search.contenders import Space
 from benchmarks.search.cpu_shares import CpuShares
-from executor.environment import process_environment
+from benchmarks.search.slot import slot_environment
 from framework.embedded.agents import AgentSpec
 from framework.embedded.cluster import EmbeddedCluster
 from framework.search.records import SliceRecord, TrialRecord
@@ -122,7 +122,7 @@ def search(
             *("--", "--epochs", str(epochs), "--diaries", str(diaries)),
         ]
         begin_s = time.time()
-        environment = {**process_environment(1.0, {}, ()), "PYTHONPATH": str(ROOT)}
+        environment = {**slot_environment(), "PYTHONPATH": str(ROOT)}
         done = subprocess.run(
             command, cwd=folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
         )

@@ -72,8 +72,12 @@ class Job:
     def settle(self, tasks: Sequence[str] = ()) -> None:
         """Waits until these tasks have made a step and the job has saved, both from now on."""
         now_s, saved = time.monotonic(), self._newest_checkpoint_ns()
+
+        def steps(task: str) -> Callable[[Step], bool]:
+            return lambda step: step.at_s > now_s and step.task == task
+
         for task in tasks:
-            self.wait_for_step(f"a step of {task}", lambda step, task=task: step.at_s > now_s and step.task == task)
+            self.wait_for_step(f"a step of {task}", steps(task))
         self._run.wait_for(lambda: self._newest_checkpoint_ns() > saved, "a checkpoint")
 
     def kill(self, task: str) -> float:

@@ -3,8 +3,9 @@
     {"type": "started"}                                  the script is about to run
     {"type": "restored", "path": p, "step": n}           a checkpoint has been restored
     {"type": "training", "preemptible": true, "batch_size": n}
-                                                         the first step is about to be taken; whether a request to
-                                                         suspend will be obeyed; samples of a step, where that is known
+                                                         the first step is about to be taken; whether the trial can be
+                                                         saved, else it obeys only a request to stay in memory; samples
+                                                         of a step, where that is known
     {"type": "progress", "step": n, "train_s": t, "loss": x, "low": x, "high": x, "last": x, "count": k,
      "metrics": {name: x}, "value": x, "best": x, "best_step": n, "values": [[k, n, x], ...]}
                                                          a stretch of training, see below
@@ -15,7 +16,9 @@
     {"type": "failed", "message": "ValueError: ..."}     the script ended with an exception
     {"type": "suspended", "path": p, "step": n}          the last line of a run that ends with EXIT_SUSPENDED
     {"type": "paused", "path": p, "step": n}             the last line of a run whose process stays, and waits to be
-                                                         stopped; `restored` and `training` begin the next run in it
+                                                         stopped; `restored` and `training` begin the next run in it.
+                                                         `path` is null if no checkpoint holds the trial's state; then
+                                                         there is no `restored` either
 
 In `progress`: `step` counts the steps of all runs of the trial; `train_s` the seconds it has trained in all runs;
 `loss`, `low`, `high`, `last` and `count` describe the training losses since the last such line (mean, least, greatest,

@@ -184,7 +184,7 @@ class TrialRuntime:
 
     def cannot_suspend(self, why: str) -> None:
         """The script does what no checkpoint can hold; it runs on to its end."""
-        print(f"dike: this trial cannot be suspended: {why}.", file=sys.stderr, flush=True)
+        print(f"dike: this trial cannot be saved: {why}.", file=sys.stderr, flush=True)
         if self.is_training:
             self.training(preemptible=False)
 
@@ -207,7 +207,7 @@ class TrialRuntime:
         """The first step is about to be taken. Said again only if anything of it changes.
 
         Args:
-            preemptible: whether the trial can be suspended.
+            preemptible: whether the trial can be saved. One that cannot may be suspended in memory alone.
             batch_size: samples of a step; None where that is not known.
         """
         if self._training_since_s is None:
@@ -229,6 +229,8 @@ class TrialRuntime:
     ) -> None:
         """A step has been done; written with those of the next half second.
 
+        A trial that cannot be saved waits here while it is suspended.
+
         Args:
             step: steps done in all runs of the trial.
             loss: the training loss of the step.
@@ -248,6 +250,8 @@ class TrialRuntime:
         self._has_objective |= value is not None or (loss is not None and self.spec.metric == "loss")
         if self._clock() - self._reported_s >= PROGRESS_INTERVAL_S:
             self.flush_progress(wait_s=0.0)
+        if self._may_stay and self.suspend_requested and not self._said_of_training.get("preemptible", True):
+            self._stay(None, step)
 
     def _take_value(self, step: int, value: float, *, is_reported: bool) -> None:
         if self.standing.is_reported and not is_reported:
@@ -345,10 +349,20 @@ class TrialRuntime:
 
         Returns only if the process was left in memory, and the trial goes on in it: as the trial's next run.
         """
-        self.flush_progress()
         if not self._may_stay:
+            self.flush_progress()
             self._tell({"type": "suspended", "path": path, "step": step})
             self.leave(EXIT_SUSPENDED)
+        self._stay(path, step)
+
+    def _stay(self, path: str | None, step: int) -> None:
+        """Waits in memory until the trial goes on, as its next run.
+
+        Args:
+            path: the checkpoint that holds the trial's state; None if none does.
+            step: steps done.
+        """
+        self.flush_progress()
         flush_output()
         paused_s = self._clock()
         self.suspend_requested = False
@@ -356,11 +370,12 @@ class TrialRuntime:
         number = self._next_runs.get()
         if number is None:
             self.leave(EXIT_SUSPENDED)  # whoever could let it go on is gone
-        self.spec = dataclasses.replace(self.spec, run=number, resume_from=path)
+        self.spec = dataclasses.replace(self.spec, run=number, resume_from=path or self.spec.resume_from)
         self._checkpoint_s, self._reported_s = self._clock(), -math.inf
         if self._training_since_s is not None:
             self._training_since_s += self._checkpoint_s - paused_s
-        self._tell({"type": "restored", "path": path, "step": step})
+        if path is not None:
+            self._tell({"type": "restored", "path": path, "step": step})
         self._tell(self._said_of_training)
 
     def result(self, value: float, values: Mapping[str, float]) -> None:

@@ -40,8 +40,8 @@ def params(**defaults: Value) -> dict[str, Value]:
 def report(step: int, **metrics: float) -> None:
     """Says that `step` steps are done, and what came of them; under plain `python` it does nothing.
 
-    A trial or a job whose script has called `dike.checkpoint` may be suspended here. Then this call returns when the
-    trial goes on in the same process; or never, and the script is run again later.
+    A trial may be suspended here. Then this call returns when it goes on in the same process. If the script has called
+    `dike.checkpoint`, it may also never return, and the script is run again later; so it is in a job.
 
     Args:
         step: steps done since the beginning of the trial or the job, those before a suspension included.

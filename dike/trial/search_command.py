@@ -28,7 +28,7 @@ OPTIONS = frozenset(
     {
         *REPEATED,
         *("advertise_address", "agent_python", "agents", "attributes", "blacklist_for", "bundle_port"),
-        *("checkpoint_dir", "checkpoint_interval"),
+        *("checkpoint_dir", "checkpoint_interval", "quantum_growth"),
         *("connect_timeout", "image", "jobs_per_gpu", "logdir", "master", "metric", "milestones", "mode", "name"),
         *("on_failure", "policy", "principal", "quantum", "resources", "resume", "role", "sampler", "secret_file"),
         *("seed", "slot_cpus", "slot_gpus", "slot_mem", "slots", "stop", "storage", "suspend"),

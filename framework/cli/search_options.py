@@ -25,12 +25,12 @@ from framework.project.run_folders import absolute_folder, new_job_id
 from framework.project.script_facts import script_facts
 from framework.search.migration_cost import DEFAULT_MOVE_S
 from framework.search.pruners import parse_stop
-from framework.search.records import Mode, SearchSpec, Suspend, check_suspend
+from framework.search.records import Mode, SearchSpec, Suspend
 from framework.search.samplers import EXHAUSTIVE, check_sampler, default_sampler, grid_size
 from framework.search.space import check_space, parse_parameter, read_space
 
 DEFAULT_TRIALS = 20
-_MILESTONE = re.compile(r"(?P<percent>\d+(\.\d+)?)%:(?P<seconds>\d+(\.\d+)?)s?")
+_MILESTONE = re.compile(r"(?P<percent>\d+(\.\d+)?)%:(?P<length>\d+(\.\d+)?)(?P<unit>[sx]?)")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}")
 
 
@@ -75,25 +75,25 @@ def run_options(context: typer.Context, before: Mapping[str, Any]) -> dict[str, 
 def changed_spec(context: typer.Context, spec: SearchSpec) -> SearchSpec:
     """A search that goes on, with what its user has now said of how it is to run."""
     fields = {field: name for name, field in RUN_OPTIONS.items() if is_given(context, name)}
-    changed = dataclasses.replace(spec, **{field: context.params[name] for field, name in fields.items()})
-    check_suspend(changed.suspend, changed.slot_gpus or 0)
-    return changed
+    return dataclasses.replace(spec, **{field: context.params[name] for field, name in fields.items()})
 
 
 def milestones_of(text: str) -> tuple[Milestone, ...]:
-    """Reads `50%:20s,75%:40s`.
+    """Reads `50%:20s,75%:40s`, `50%:2x,75%:4x` (multiples of the quantum), or `none`.
 
     Raises:
         BadInputError: if it is something else.
     """
     milestones = []
-    for part in filter(None, text.split(",")):
+    for part in () if text == "none" else filter(None, text.split(",")):
         match = _MILESTONE.fullmatch(part.strip())
-        if match is None or not 0 < float(match["percent"]) <= 100 or float(match["seconds"]) <= 0:
+        if match is None or not 0 < float(match["percent"]) <= 100 or float(match["length"]) <= 0:
             raise BadInputError(
-                f"'{part}' in --milestones is no milestone; write a decrease of the loss and a quantum, as in 50%:20s."
+                f"'{part}' in --milestones is no milestone; write a decrease of the loss and a quantum, as in 50%:20s "
+                "or 50%:2x, or none."
             )
-        milestones.append(Milestone(float(match["percent"]) / 100, float(match["seconds"])))
+        decrease, length = float(match["percent"]) / 100, float(match["length"])
+        milestones.append(Milestone(decrease, times=length) if match["unit"] == "x" else Milestone(decrease, length))
     return tuple(sorted(milestones, key=lambda milestone: milestone.decrease))
 
 
@@ -114,6 +114,7 @@ def search_spec(
     quantum_s: float,
     jobs_per_slot: int,
     milestones: tuple[Milestone, ...],
+    quantum_growth: float,
     mode: Mode,
     name: str | None,
     use_flags: bool,
@@ -139,7 +140,6 @@ def search_spec(
         check_sampler(chosen)
     if stop:
         parse_stop(stop)
-    check_suspend(suspend, slot_gpus or 0)
     if not space_function:
         check_space(space)
     elif chosen == "grid":
@@ -148,7 +148,9 @@ def search_spec(
         size = grid_size(space)
         trials = size if trials is None else min(trials, size)
     name = name or new_job_id(entry.script)
-    settings = PolicySettings(quantum_s, jobs_per_slot, milestones, seed, move_s=DEFAULT_MOVE_S)
+    settings = PolicySettings(
+        quantum_s, jobs_per_slot, milestones, seed, move_s=DEFAULT_MOVE_S, quantum_growth=quantum_growth
+    )
     make_policy(policy, settings)
     return SearchSpec(
         name=name,

@@ -11,6 +11,7 @@ import typer
 
 from dike.exceptions import BadInputError
 from framework.cli.simulation_seeds import seed_range
+from framework.policies.trials.interface import MILESTONES, QUANTUM_GROWTH
 from solver.cli.output import Format, console, new_table, print_json
 from solver.drawing.figure_files import check_picture_path
 
@@ -40,7 +41,10 @@ PANELS = {
     "Curves": ("curves", "family", "family_seed", "metric", "mode", "target", "target_share", "until"),
     "Slots": ("gpus", "gpu_types", "throughputs", "models"),
     "Trials": ("jobs", "good", "seeds", "first_seed", "arrival_every"),
-    "Policies": ("policies", "quantum", "overhead", "move_overhead", "report_every", "jobs_per_gpu", "milestones"),
+    "Policies": (
+        *("policies", "quantum", "overhead", "move_overhead", "report_every"),
+        *("jobs_per_gpu", "milestones", "quantum_growth"),
+    ),
     "Output": ("plot", "output_format"),
 }
 
@@ -94,7 +98,13 @@ def simulate_policies(
     ] = None,
     arrival_every: Annotated[float, typer.Option(help="Seconds between two arrivals; 0 means all at once.")] = 0.0,
     jobs_per_gpu: Annotated[int, typer.Option(help="Trials bound to one slot (hermes, hermes2, fifo, rr, slaq).")] = 4,
-    milestones: Annotated[str, typer.Option(help="Longer quanta for trials that have come far: 50%:20s,75%:40s.")] = "",
+    milestones: Annotated[
+        str,
+        typer.Option(help="Longer quanta for trials that have come far (hermes, hermes2): 50%:2x or 50%:20s, or none."),
+    ] = ",".join(map(str, MILESTONES)),
+    quantum_growth: Annotated[
+        float, typer.Option(help="With each preemption a trial's quantum grows by so much (hermes, hermes2).")
+    ] = QUANTUM_GROWTH,
     metric: Annotated[
         str | None, typer.Option(help="Column of the file; train_loss, or acc where columns are acc_0, acc_1, ...")
     ] = None,
@@ -147,6 +157,7 @@ def simulate_policies(
         report_s=report_every,
         jobs_per_gpu=jobs_per_gpu,
         milestones=milestones_of(milestones),
+        quantum_growth=quantum_growth,
         arrival_s=arrival_every,
         until=until.value,
         gpu_types=kinds,
@@ -306,6 +317,8 @@ def _to_json(
             "report_s": scenario.world.report_s,
             "arrival_s": scenario.world.arrival_s,
             "jobs_per_gpu": scenario.jobs_per_gpu,
+            "milestones": ",".join(map(str, scenario.milestones)) or "none",
+            "quantum_growth": scenario.quantum_growth,
             "until": scenario.world.until,
             **typed,
         },

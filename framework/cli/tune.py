@@ -27,6 +27,7 @@ from framework.cli.option_groups import is_given, with_options
 from framework.cli.service_options import SERVICE_OPTIONS, SERVICE_PANELS, ServiceAccess, service_access
 from framework.cli.trials import StorageOption
 from framework.mesos.containers import needs_mount, parse_volumes
+from framework.policies.trials.interface import MILESTONES, QUANTUM_GROWTH
 from framework.policies.trials.registry import POLICIES
 from framework.scheduler.constraints import parse_constraints
 from solver.cli.output import Format, console, print_json
@@ -77,7 +78,7 @@ PANELS = {
     "The script": ("module", "no_flags", "env", "outputs_limit"),
     "What is searched": ("param", "space", "trials", "sampler", "seed", "metric", "mode", "value"),
     "Which trials run first, and which are stopped": (
-        *("policy", "quantum", "jobs_per_gpu", "milestones", "stop", "timeout"),
+        *("policy", "quantum", "jobs_per_gpu", "milestones", "quantum_growth", "stop", "timeout"),
     ),
     "The search": ("name", "resume", "storage", "logdir", "on_failure", "output_format"),
     "Slots": ("slots", "slot_cpus", "slot_mem", "slot_gpus", "constraint", "volume", "blacklist_for"),
@@ -132,8 +133,15 @@ def tune(
         int, typer.Option(min=1, help="Trials bound to one slot (hermes, hermes2, fifo, rr, slaq).")
     ] = 4,
     milestones: Annotated[
-        str, typer.Option(help="Longer quanta for trials that have come far (hermes), as in 50%:20s,75%:40s.")
-    ] = "",
+        str,
+        typer.Option(help="Longer quanta for trials that have come far (hermes, hermes2): 50%:2x or 50%:20s, or none."),
+    ] = ",".join(map(str, MILESTONES)),
+    quantum_growth: Annotated[
+        float,
+        typer.Option(
+            min=0.0, max=100.0, help="With each preemption a trial's quantum grows by so much (hermes, hermes2)."
+        ),
+    ] = QUANTUM_GROWTH,
     metric: Annotated[str, typer.Option(help="The metric to optimise; loss is the training loss.")] = "loss",
     mode: Annotated[Mode, typer.Option(help="Whether the least or the greatest value is best.")] = Mode.MIN,
     value: Annotated[
@@ -156,7 +164,7 @@ def tune(
         Suspend,
         typer.Option(
             help="Whether the process of a trial that gives its slot back stays in memory beside its checkpoint, or "
-            "ends (checkpoint). auto: it stays where slots have no GPU."
+            "ends (checkpoint). auto: it stays where slots have no GPU; memory: with GPUs, too, if the driver can."
         ),
     ] = Suspend.AUTO,
     suspend_timeout: Annotated[
@@ -281,6 +289,7 @@ def tune(
                 quantum_s=quantum,
                 jobs_per_slot=jobs_per_gpu,
                 milestones=milestones_of(milestones),
+                quantum_growth=quantum_growth,
                 metric=metric,
                 mode=mode.value,
                 value=value.value,

@@ -283,7 +283,9 @@ class _Reading:
             pid = self._start(arguments, writer)
         finally:
             os.close(writer)
-        ended = os.pidfd_open(pid)
+        ended: int | None = None
+        with contextlib.suppress(ProcessLookupError):  # a fork that has ended: its parent has seen to it
+            ended = os.pidfd_open(pid)
         # A thread, so that the time-out holds for a script that prints nothing.
         printer = threading.Thread(target=prints.follow, args=(os.fdopen(reader, "rb"),), daemon=True)
         printer.start()
@@ -291,7 +293,7 @@ class _Reading:
         patience.daemon = True
         patience.start()
         try:
-            if not wait_readable([ended], timeout_s):
+            if ended is not None and not wait_readable([ended], timeout_s):
                 prints.show()
                 raise BadInputError(
                     f"{os.path.basename(self.model)} did not come to its training within {timeout_s:.0f} s."
@@ -305,7 +307,8 @@ class _Reading:
                 os.killpg(pid, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):  # of a fork
                 code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            os.close(ended)
+            if ended is not None:
+                os.close(ended)
             # A daemon that the script has started in a session of its own may hold the pipe open for ever.
             printer.join(PRINTS_DRAIN_S)
         return code

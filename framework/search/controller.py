@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable, Hashable, Sequence, Set
+from collections.abc import Callable, Collection, Hashable, Sequence, Set
 from typing import Any
 
 from dike.exceptions import BadInputError
@@ -287,7 +287,7 @@ class SearchController:
             if slot.current is not None:
                 preemptible[slot.current.record.number] = self._is_preemptible(slot, slot.current)
         views = [slot.view() for slot in usable.values()]
-        decision = self._policy.decide(now, self._trials.views(preemptible), views)
+        decision = self._policy.decide(now, self._trials.views(preemptible, self._refused(usable)), views)
         self._wake_at_s = decision.wake_at_s
         for slot_id, choice in sorted(at_home(decision.runs, usable, self._trials.records).items()):
             slot = usable[slot_id]
@@ -301,6 +301,15 @@ class SearchController:
         waits = any(record.state is not TrialState.RUNNING for record in self._trials.open)
         if not waits and not self._trials.unsampled and not any(slot.suspending for slot in usable.values()):
             self._pool.end_idle()
+
+    def _refused(self, slots: Collection[int]) -> dict[int, frozenset[int]]:
+        """Trial that no checkpoint holds -> all slots but that in which its process stands still."""
+        homes = {key[0]: slot.id for slot in self._pool.slots for key in slot.unsaved if not self._is_stale(key)}
+        if any(slot.inherited for slot in self._pool.slots):
+            # It is still to come what stands still there.
+            unknown = (one for one in self._trials.open if one.state is TrialState.SUSPENDED and one.checkpoint is None)
+            homes = {record.number: -1 for record in unknown} | homes
+        return {trial: frozenset(slots) - {home} for trial, home in homes.items()}
 
     def _rank_paused(self) -> None:
         """Says of the runs that stay in slots which nobody will go on with, and how likely the others are to go on.
@@ -327,6 +336,9 @@ class SearchController:
 
     def _start(self, slot: Slot, choice: Choice) -> None:
         record = self._trials.records[choice.trial]
+        is_there = any(key[0] == record.number for key in slot.unsaved)
+        if record.state is TrialState.SUSPENDED and record.checkpoint is None and not is_there:
+            self._observer.notify(f"trial {record.number} begins anew: its process is gone, and it could not be saved")
         number = self._trials.start(record, slot.id, slot.node, choice.score, slot.kind)
         run = ActiveRun(record, trial_run(self._spec, record, number), choice)
         slot.hold(run)
@@ -360,11 +372,13 @@ class SearchController:
 
     def _is_preemptible(self, slot: Slot, run: ActiveRun) -> bool:
         """Whether a slot's run can be suspended, and would have something to go on from."""
-        return slot.preemptible and run.record.number not in self._too_slow
+        return slot.pausable or (slot.preemptible and run.record.number not in self._too_slow)
 
     def _may_end(self, slot: Slot) -> bool:
         run = slot.current
-        return run is None or not run.training or self._is_preemptible(slot, run)
+        if slot.unsaved:
+            return False
+        return run is None or not run.training or (slot.preemptible and run.record.number not in self._too_slow)
 
     # What slots say: how they are, what their runs report, how these ended.
 
@@ -499,7 +513,7 @@ class SearchController:
             if slot.current.record.state.has_ended():
                 # An inherited slot may have said that it is hopeless before how the run before it ended.
                 slot.stop()
-        if remedy is not Remedy.NONE and not slot.leaving:
+        if remedy is not Remedy.NONE and not slot.leaving and not slot.unsaved:
             slot.leave()
         if remedy is Remedy.AVOID_AGENT:
             self._pool.exclude_agent(slot, f"trial {run.record.number} has failed again")

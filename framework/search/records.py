@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from dike.exceptions import BadInputError
 from dike.main_script import MODULE_VARIABLE
 from dike.trial.spec import Value
 from framework.policies.trials.interface import PolicySettings, Reading
@@ -277,23 +276,6 @@ class TrialRecord:
             "ended_s": self.ended_s,
             "error": self.error,
         }
-
-
-def check_suspend(suspend: Suspend, gpus: int) -> None:
-    """Refuses what slots cannot do.
-
-    Args:
-        suspend: see `SearchSpec`.
-        gpus: GPUs of a slot.
-
-    Raises:
-        BadInputError: if trials are to stay in memory, and slots have GPUs.
-    """
-    if suspend == "memory" and gpus:
-        raise BadInputError(
-            "--suspend memory is for slots without GPUs, as a process that stands still keeps its GPU's memory; leave "
-            "it out, or write --suspend checkpoint."
-        )
 
 
 def best_so_far(trials: Iterable[TrialRecord], mode: Mode) -> TrialRecord | None:

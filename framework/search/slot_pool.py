@@ -26,7 +26,7 @@ from framework.scheduler.feasibility import Fit, Nodes, capacity
 from framework.scheduler.job import LOOK_AGAIN_S, Decline, Launch, Message
 from framework.scheduler.records import TaskNeed
 from framework.search.observer import SearchObserver
-from framework.search.records import SearchSpec, check_suspend
+from framework.search.records import SearchSpec
 from framework.search.slots import Slot
 from solver import NodeClass
 from solver.hardware import known_hardware
@@ -41,6 +41,10 @@ GPU_MODEL = "gpu_model"
 """The agent's attribute that says what its GPUs are."""
 SLOT_KIND = "slot_kind"
 """The attribute that tells agents apart whose slots are shares of CPUs, or whose GPUs have no model."""
+
+
+GROWING = {"TF_FORCE_GPU_ALLOW_GROWTH": "true", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+"""For processes whose GPU memory goes to the host and back: TensorFlow and JAX take what they need, not all of it."""
 
 
 @dataclass(frozen=True)
@@ -184,13 +188,11 @@ class SlotPool:
 
         Raises:
             InfeasibleError: if no agent there is can ever hold one, and the search is not patient.
-            BadInputError: if suspended trials are to stay in memory, and slots have GPUs.
         """
         self._reported_s = now_s
         self._new = []
         operations: dict[str, dict[str, Any]] = {}
         gpus = self._gpus_of_a_slot(agents)
-        check_suspend(self._spec.suspend, gpus)
         for agent in agents:
             if self._exclusions.excludes(agent.agent_id, now_s) or len(self._new) >= wanted:
                 continue
@@ -338,7 +340,7 @@ class SlotPool:
     def exclude_agent(self, slot: Slot, reason: str) -> None:
         """Takes no offers of a slot's agent for a while, and ends its slots there, if there is another agent.
 
-        A trial that cannot be suspended stays there.
+        A trial that cannot be saved stays there.
         """
         if self.is_only_agent(slot):
             self._observer.notify(f"{reason} on {slot.node}; there is no other agent to go to")
@@ -346,7 +348,7 @@ class SlotPool:
         self._exclusions.exclude(slot.agent_id, self._clock())
         self._observer.notify(f"{reason}: agent {slot.node} is left out for {self._spec.blacklist_s:g} s")
         for other in self.slots:
-            if other.agent_id == slot.agent_id and (other.current is None or other.preemptible):
+            if other.agent_id == slot.agent_id and other.may_end:
                 other.leave()
 
     # Draining.
@@ -423,7 +425,8 @@ def slots_on(
 
 def memory_of(spec: SearchSpec, gpu_devices: Sequence[int]) -> int:
     """The memory of a slot, in bytes, if processes of suspended trials stay in it; else 0."""
-    return 0 if spec.suspend == "checkpoint" or gpu_devices else int(spec.slot_mem_mib * MIB)
+    stay = spec.suspend == "memory" or (spec.suspend == "auto" and not gpu_devices)
+    return int(spec.slot_mem_mib * MIB) if stay else 0
 
 
 def cpus_of_slot(spec: SearchSpec, pool: ResourcePool, gpus: int) -> float:
@@ -472,7 +475,7 @@ def _task_info(
         bundle_url=launch.bundle_url,
         script=launch.script,
         preload=launch.preload,
-        environment=spec.environment,
+        environment={**(GROWING if slot.gpu_devices and slot.memory_bytes else {}), **spec.environment},
         cpus=cpus,
         # Where Mesos isolates GPUs a slot sees its own; one without any must not see others'.
         gpu_devices=slot.gpu_devices if hand_out_gpus or not slot.gpu_devices else None,

@@ -128,13 +128,28 @@ class Slot:
 
     @property
     def preemptible(self) -> bool:
-        """Whether its current run can be suspended."""
+        """Whether its current run can be saved, and so suspended."""
         return self.status is not None and self.status.run == self._current_key and self.status.preemptible
+
+    @property
+    def pausable(self) -> bool:
+        """Whether its current run can at least be suspended in memory."""
+        return self.status is not None and self.status.run == self._current_key and self.status.pausable
+
+    @property
+    def may_end(self) -> bool:
+        """Whether nothing is lost with its processes: what runs, or stands still in it, is saved or can be."""
+        return (self.current is None or self.preemptible) and not self.unsaved
 
     @property
     def paused(self) -> tuple[RunKey, ...]:
         """Suspended runs whose processes stay in it."""
         return () if self.status is None else self.status.paused
+
+    @property
+    def unsaved(self) -> tuple[RunKey, ...]:
+        """Those of them that no checkpoint holds."""
+        return () if self.status is None else self.status.unsaved
 
     def view(self) -> SlotView:
         """What a policy sees of it."""

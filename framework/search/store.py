@@ -396,8 +396,11 @@ def read_spec(name: str, text: str) -> SearchSpec:
         BadInputError: if another version of Dike wrote it, which has other fields.
     """
     try:
-        return _SPEC.validate_python(json.loads(text))
-    except ValueError as error:
+        values = json.loads(text)
+        # Searches of earlier versions go on as they were begun.
+        values["settings"].setdefault("quantum_growth", 0.0)
+        return _SPEC.validate_python(values)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise BadInputError(
             f"The search '{name}' in this database was written by another version of Dike; use that one, or another "
             "--storage."

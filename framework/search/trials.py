@@ -131,11 +131,12 @@ class TrialTracker:
             self._arrived_s.setdefault(record.number, now_s)
         return came
 
-    def views(self, preemptible: dict[int, bool]) -> list[TrialView]:
+    def views(self, preemptible: dict[int, bool], refused: Mapping[int, frozenset[int]]) -> list[TrialView]:
         """What a policy sees of the open trials.
 
         Args:
             preemptible: trial that holds a slot -> whether it can be suspended.
+            refused: trial -> slots it must not be given.
         """
         return [
             TrialView(
@@ -145,6 +146,7 @@ class TrialTracker:
                 slices=record.slices,
                 runnable=record.state is not TrialState.RUNNING,
                 preemptible=preemptible.get(record.number, True),
+                refused=refused.get(record.number, frozenset()),
                 batch_size=record.samples_per_step,
                 speeds=self.speeds.of(record),
             )
@@ -345,6 +347,8 @@ class TrialTracker:
             self._finish(record, wall_s)
         elif end.outcome in ("suspended", "stopped"):
             self._requeue(record)
+            if end.outcome == "suspended":
+                record.state = TrialState.SUSPENDED  # in memory alone, maybe
         elif end.outcome == "bad_input":
             self._fail(record, end, wall_s)
         else:

@@ -27,7 +27,7 @@ from framework.policies.trials.registry import make_policy
 from framework.scheduler.constraints import parse_constraints
 from framework.scheduler.records import JobKind, JobRecord
 from framework.search.pruners import parse_stop
-from framework.search.records import SearchSpec, check_suspend
+from framework.search.records import SearchSpec
 from framework.search.samplers import EXHAUSTIVE, check_sampler, grid_size
 from framework.search.space import check_space
 from framework.search.store import SearchSummary
@@ -128,7 +128,8 @@ class _Parameter(_Bounds):
 
 class _Milestone(_Bounds):
     decrease: Annotated[float, Field(gt=0, le=1)]
-    quantum_s: Positive
+    quantum_s: Positive | None
+    times: Positive
 
 
 class _Settings(_Bounds):
@@ -138,6 +139,7 @@ class _Settings(_Bounds):
     seed: Seed
     switch_s: NotNegative
     move_s: NotNegative
+    quantum_growth: NotNegative
 
 
 class _Search(_Bounds):
@@ -179,7 +181,6 @@ def check_search(spec: SearchSpec) -> None:
     check_sampler(spec.sampler)
     if spec.stop:
         parse_stop(spec.stop)
-    check_suspend(spec.suspend, spec.slot_gpus or 0)
     check_space(spec.space)
     for parameter in spec.space:
         # A grid has every whole number of a range.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 from dike.exceptions import BadInputError
-from framework.policies.trials.interface import Milestone, Policy, PolicySettings
+from framework.policies.trials.interface import MILESTONES, QUANTUM_GROWTH, Milestone, Policy, PolicySettings
 from framework.policies.trials.registry import POLICIES, make_policy
 from framework.simulation.assignment import AssignmentPolicy
 from framework.simulation.bins import TARGET_SHARE, Bin, count_good, default_target, draw_bin
@@ -48,6 +48,7 @@ class SimulationSettings:
         report_s: seconds of training between two readings.
         jobs_per_gpu: trials bound to one slot at most.
         milestones: longer quanta for trials that have come far.
+        quantum_growth: by this share a trial's quantum grows with each preemption.
         arrival_s: seconds from one trial's arrival to the next.
         until: whether trials leave at the end of their curve or at the target.
         gpu_types: the type of each slot, instead of `gpus`; empty: slots are alike.
@@ -64,7 +65,8 @@ class SimulationSettings:
     overhead_s: float | None = None
     report_s: float | None = None
     jobs_per_gpu: int = 4
-    milestones: tuple[Milestone, ...] = ()
+    milestones: tuple[Milestone, ...] = MILESTONES
+    quantum_growth: float = QUANTUM_GROWTH
     arrival_s: float = 0.0
     until: Until = "target"
     gpu_types: tuple[str, ...] = ()
@@ -80,7 +82,7 @@ class Scenario:
         target: the loss to reach.
         recorded: how many trials there are to draw from.
         recorded_good: how many of them reach the target.
-        quantum_s, jobs, good, jobs_per_gpu, milestones, table_jobs: as in `SimulationSettings`.
+        quantum_s, jobs, good, jobs_per_gpu, milestones, quantum_growth, table_jobs: as in `SimulationSettings`.
         world: what the policies decide in.
     """
 
@@ -92,6 +94,7 @@ class Scenario:
     good: int
     jobs_per_gpu: int
     milestones: tuple[Milestone, ...]
+    quantum_growth: float
     world: WorldSettings
     table_jobs: tuple[Job, ...] = ()
 
@@ -173,6 +176,7 @@ def resolve(curves: Sequence[Curve], settings: SimulationSettings) -> Scenario:
         good=settings.good,
         jobs_per_gpu=settings.jobs_per_gpu,
         milestones=settings.milestones,
+        quantum_growth=settings.quantum_growth,
         world=world,
         table_jobs=settings.table_jobs,
     )
@@ -197,6 +201,8 @@ def _check(settings: SimulationSettings) -> None:
     ):
         if seconds is not None and not 0 <= seconds < math.inf:
             raise BadInputError(f"{option} {seconds:g} cannot be; give seconds, 0 or more.")
+    if not 0 <= settings.quantum_growth < math.inf:
+        raise BadInputError(f"--quantum-growth {settings.quantum_growth:g} cannot be; give a number, 0 or more.")
     if settings.target is not None and not math.isfinite(settings.target):
         raise BadInputError(f"--target {settings.target:g} cannot be; give a finite number.")
     if not 0 < settings.target_share < 1:
@@ -232,6 +238,7 @@ def simulate(
             quantum_s=scenario.quantum_s,
             jobs_per_slot=scenario.jobs_per_gpu,
             milestones=scenario.milestones,
+            quantum_growth=scenario.quantum_growth,
             seed=seed,
             switch_s=scenario.world.overhead_s,
             move_s=scenario.world.move_s,

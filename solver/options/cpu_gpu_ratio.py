@@ -74,7 +74,7 @@ def _gpu_shapes(
         return set(), "Without GPUs a worker takes an even share of a machine's CPUs."
     shapes: set[WorkerShape] = set()
     lows, highs = [], []
-    for kind in kinds:
+    for kind in {(kind.gpu_model, kind.gpus, kind.cpu_millis): kind for kind in kinds}.values():
         low, high = cpus_per_gpu(profile, hardware, kind)
         # Where CPUs are short, what is left beside a ps and the chief is shared out.
         share = max(CPU_STEP, _round_down((kind.cpus - _helper_cpus(sizes)) / kind.gpus))
@@ -92,7 +92,7 @@ def _gpu_shapes(
 
 def _cpu_shapes(kinds: Sequence[NodeKind], sizes: TaskSizes) -> set[WorkerShape]:
     shapes: set[WorkerShape] = set()
-    for kind in kinds:
+    for kind in {kind.cpu_millis: kind for kind in kinds}.values():
         parts = 1
         while parts <= max(1, int(kind.cpus)):
             for helpers in (_helper_cpus(sizes), sizes.helper_cpus, 0.0):

@@ -5,6 +5,7 @@ Every bound leaves constraints out, so no placement is faster, or has less traff
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -156,7 +157,7 @@ def least_network_s(
     remote = counts - beside_ps
     others = np.where(remote > 0, times[np.clip(remote - 1, 0, len(times) - 1)], 0.0)
     busiest: Floats = np.maximum.reduce([holder, others, _mean_sent(machines, shards, counts, local)])
-    if scope.uplink_bytes_per_s is None:
+    if scope.uplink_bytes_per_s is None or math.isinf(scope.uplink_bytes_per_s):
         return busiest
     return np.maximum(busiest, _busiest_uplink(machines, room, shards, counts, scope.uplink_bytes_per_s))
 
@@ -170,9 +171,10 @@ def card_times(machines: Machines, room: Ints, total_bytes: int) -> Floats:
         total_bytes: what each worker receives, and sends, in a step.
     """
     # The first worker of every machine takes one transfer of its card, the second two, and so on.
-    nth = [np.repeat(np.arange(1, fits + 1), count) for fits, count in zip(room, machines.counts, strict=True)]
+    of_each = np.repeat(room, machines.counts)
+    nth = np.arange(1, of_each.sum() + 1) - np.repeat(np.cumsum(of_each) - of_each, of_each)
     speeds = np.repeat(machines.network_bytes_per_s, machines.counts * room)
-    return np.sort(2.0 * total_bytes * np.concatenate(nth) / speeds)
+    return np.sort(2.0 * total_bytes * nth / speeds)
 
 
 def _mean_sent(machines: Machines, shards: Shards, counts: Ints, local: Floats) -> Floats:

@@ -9,7 +9,8 @@ second multiplier stands for the limit on the workers.
 
 *Asynchronous.* For X steps per second of all workers every machine's links leave its workers a range of rates
 (solver.async_rates), and more workers never slow it down: it is worth what its workers and its links allow. The speed
-is the X that all machines together just reach.
+is the X that all machines together just reach. Over a range of X the links leave most room at the least of it, and a
+price per step, taken from the samples it brings, keeps the steps below the most of it: that bounds the range.
 
 *Synchronous.* With n workers, none slower than W, a round has room for T = samples / speed - W - n (update + dispatch)
 on the network; that limits the workers on each machine, whose samples give a new T. From a speed known, T comes down to
@@ -31,7 +32,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,10 +77,20 @@ IDLE = 0.002
 MANY_WORKERS = 1000
 SPARE = 3.0
 """Machines for so many times the steps wanted are looked at."""
+TRIES = 3
+"""Cases of a number of ps that are placed though the bound no longer depends on them."""
+HOPED = 0.99
+"""Machines that would be at least so fast with shards of the mean size, as a share of the fastest, are rated."""
 PROMISING = 0.7
 """Placements that are at least so fast, as a share of the fastest, are improved."""
 STEP = 1.03
-"""Steps per second closer than that are one case."""
+"""Steps per second closer than that are placed as one case ..."""
+NARROW = 1.002
+"""... and such ones are bounded as one."""
+NEARLY = 0.001
+"""Bounds closer than this share are equal, nearly."""
+TOGETHER = 8
+"""Relaxed problems of few machines that are solved together."""
 EFFORT = 2500.0
 """Relaxed problems of a few machines that are solved, at most."""
 WORKERS_A_PROBLEM = 200
@@ -124,12 +135,21 @@ class Start(Protocol):
 
 @dataclass(frozen=True)
 class _Row:
-    """Machines that are alike, and what one has besides what is placed."""
+    """Machines that are alike, and what one has besides what is placed.
+
+    Attributes:
+        kind: theirs.
+        count: how many they are.
+        chief: whether the chief is there.
+        largest: whether the largest shard is there.
+        kinds: all kinds of machines that hold the same.
+    """
 
     kind: int
     count: int
     chief: bool = False
     largest: bool = False
+    kinds: tuple[int, ...] = ()
 
 
 class _Arrays:
@@ -137,7 +157,7 @@ class _Arrays:
 
     def __init__(self, space: WideSpace, rows: Sequence[_Row], shards: Shards, *, optimistic: bool) -> None:
         sizes, kinds = space.scenario.sizes, space.scenario.kinds
-        self.rows, self.total = rows, float(shards.total)
+        self.rows, self.total, self._within = rows, float(shards.total), space.within_bytes_per_s
         has_largest = any(row.largest for row in rows)
         self.largest = float(shards.sizes[0]) if optimistic and not has_largest else 0.0
         self.counts = np.array([row.count for row in rows])
@@ -170,7 +190,8 @@ class _Arrays:
         self.fits = (free >= 0).all(axis=2)
         self.cards = np.array([kind.network_bytes_per_s for kind in of_row])[:, None, None]
         self._choices(space, of_row, free)
-        self.room[~self.fits] = 0
+        if not self.are_few:
+            self._join()
 
     def _choices(self, space: WideSpace, of_row: Sequence[NodeKind], free: Ints) -> None:
         """Fills in rooms, work, samples and CPUs of each choice: the sizes with GPUs, then shares of the CPUs."""
@@ -202,21 +223,77 @@ class _Arrays:
         self.work = np.stack(works, axis=2) if works else np.zeros(shape_of)
         self.cpus = np.stack(cpus, axis=2) if cpus else np.zeros(shape_of)
         self.samples = np.array(samples, dtype=np.float64)
+        self.room[~self.fits] = 0
 
-    @property
+    def _join(self) -> None:
+        """Makes one row of machines that differ only in what is left over."""
+        alike: dict[object, list[int]] = {}
+        for index, row in enumerate(self.rows):
+            arrays: tuple[NDArray[Any], ...] = self.fits, self.cards, self.base, self.room, self.work, self.cpus
+            # The machines with the chief and the largest shard stay alone.
+            special = index if row.chief or row.largest else -1
+            alike.setdefault((special, *(array[index].tobytes() for array in arrays)), []).append(index)
+        self.rows = [
+            replace(
+                self.rows[same[0]],
+                count=sum(self.rows[index].count for index in same),
+                kinds=tuple(self.rows[index].kind for index in same),
+            )
+            for same in alike.values()
+        ]
+        first = [same[0] for same in alike.values()]
+        self.counts = np.array([row.count for row in self.rows])
+        self.fits, self.cards, self.base = self.fits[first], self.cards[first], self.base[first]
+        self.room, self.work, self.cpus = self.room[first], self.work[first], self.cpus[first]
+
+    @functools.cached_property
     def effort(self) -> float:
         """What one relaxed problem takes, those of a few machines being 1."""
-        return 1.0 + min(60.0, self.room.size / 12_000) + min(FEW_MACHINES, float(self.counts.sum())) / 20
+        if self.are_few:
+            return 1.0 + self.room.size / 12_000 + len(self.each_row) / 20
+        return 0.5 + min(60.0, self.room.size / 8_000)
 
-    @property
+    @functools.cached_property
+    def are_few(self) -> bool:
+        """Whether the machines are placed one by one."""
+        return bool(self.counts.sum() <= FEW_MACHINES)
+
+    @functools.cached_property
+    def each_row(self) -> list[int]:
+        """The row of each machine."""
+        rows: list[int] = np.repeat(np.arange(len(self.rows)), self.counts).tolist()
+        return rows
+
+    @functools.cached_property
+    def most_workers(self) -> int:
+        """Workers on all machines, at most."""
+        return int(self.counts @ self.room.max(axis=(1, 2), initial=0))
+
+    @functools.cached_property
+    def most_beside(self) -> int:
+        """Workers on one machine, at most."""
+        return int(self.room.max(initial=0))
+
+    @functools.cached_property
+    def most_samples(self) -> float:
+        """Samples of one worker's step, at most."""
+        return float(self.samples.max())
+
+    @functools.cached_property
+    def fastest_card(self) -> float:
+        """Bytes per second."""
+        return float(self.cards.max())
+
+    @functools.cached_property
     def ends(self) -> tuple[Floats, ...]:
         """Bytes of shards on a machine, rows x ps x 1: the least and the most that it can have."""
         low, high = (self.base[:, None, None] + ends[None, :, None] for ends in (self.low, self.high))
         return (low,) if np.array_equal(low, high) else (low, high)
 
-    def rates(self, within: float) -> Floats:
+    @functools.cached_property
+    def rates(self) -> Floats:
         """Steps per second of a worker alone, with the bytes beside it that suit it best."""
-        transfer = [2 * (self.total - stored) / self.cards + 2 * stored / within for stored in self.ends]
+        transfer = [2 * (self.total - stored) / self.cards + 2 * stored / self._within for stored in self.ends]
         with np.errstate(divide="ignore"):
             return np.where(self.room > 0, 1 / (self.work + np.minimum.reduce(transfer)), 0.0)
 
@@ -242,7 +319,6 @@ class _Found:
         worth: of a machine, rows x ps x choices: each has the best choice.
         workers_of: workers on it.
         made: steps per second of its workers (asynchronous).
-        at: the range of X in which that is so (asynchronous).
     """
 
     value: float
@@ -250,7 +326,6 @@ class _Found:
     worth: Floats
     workers_of: Floats
     made: Floats = field(default_factory=lambda: np.zeros((1, 1, 1)))
-    at: tuple[float, float] = (0.0, 0.0)
 
     @functools.cached_property
     def choices(self) -> Ints:
@@ -265,6 +340,11 @@ class _Found:
     @property
     def workers(self) -> float:
         return float(self.numbers[2] @ self.each(self.workers_of))
+
+    @property
+    def steps(self) -> float:
+        """Steps per second of all workers (asynchronous)."""
+        return float(self.numbers[2] @ self.each(self.made))
 
     def kept(self, value: Floats, limit: float) -> float:
         """What it is worth once workers above the limit are left out; roughly."""
@@ -325,6 +405,11 @@ def _allocate(arrays: _Arrays, value: Floats, workers: Floats, limit: float) -> 
     return replace(best, value=bound)
 
 
+def _worth(arrays: _Arrays, made: Floats, possible: NDArray[np.bool_], price: float) -> Floats:
+    """Samples of the steps made, less their price; -inf where they are not possible."""
+    return np.where(possible, (np.append(arrays.samples, price) - price) * made, -np.inf)
+
+
 def _best_numbers(arrays: _Arrays, worth: Floats) -> tuple[float, Numbers | None]:
     """How many machines of each row get how many ps, so that all are placed and worth most; and what they are worth.
 
@@ -336,33 +421,50 @@ def _best_numbers(arrays: _Arrays, worth: Floats) -> tuple[float, Numbers | None
         The worth, of no less than the best, and the machines; -inf and None if the ps do not fit.
     """
     worth = np.where(arrays.fits, worth, -np.inf)
-    if arrays.counts.sum() <= FEW_MACHINES:
+    if arrays.are_few:
         return _by_programming(arrays, worth)
     return _by_hulls(arrays, worth)
 
 
 def _by_programming(arrays: _Arrays, worth: Floats) -> tuple[float, Numbers | None]:
-    rows = np.repeat(np.arange(len(arrays.rows)), arrays.counts)
-    most = worth.shape[1]
+    totals, taken = _programmed(arrays, worth[None])
+    total = float(totals[0])
+    return total, _numbers(arrays, taken, 0) if math.isfinite(total) else None
+
+
+def _programmed(arrays: _Arrays, worth: Floats) -> tuple[Floats, list[Ints]]:
+    """Dynamic programming over the machines, for several problems at once: that takes little longer than for one.
+
+    Args:
+        arrays: the machines.
+        worth: of one machine, problems x rows x ps; -inf where the ps do not fit.
+
+    Returns:
+        What all are worth, -inf where the ps do not fit; and machine by machine, problems x ps on it and those before
+        it, how many of these it has.
+    """
+    many, _, most = worth.shape
     # Padded, so that what is left of m ps beside 0, 1, 2, ... on the next machine can be looked up.
-    best = np.full(most - 1 + arrays.ps + 1, -np.inf)
-    best[most - 1] = 0.0
+    best = np.full((many, most - 1 + arrays.ps + 1), -np.inf)
+    best[:, most - 1] = 0.0
     before = most - 1 + np.arange(arrays.ps + 1)[None, :] - np.arange(most)[:, None]
     taken: list[Ints] = []
-    for row in rows.tolist():
-        options = best[before] + worth[row][:, None]
-        choice = options.argmax(axis=0)
-        taken.append(choice)
-        best[most - 1 :] = options[choice, before[0] - most + 1]
-    if not np.isfinite(best[-1]):
-        return -math.inf, None
+    for row in arrays.each_row:
+        options = best[:, before] + worth[:, row, :, None]
+        taken.append(options.argmax(axis=1))
+        best[:, most - 1 :] = options.max(axis=1)
+    return best[:, -1], taken
+
+
+def _numbers(arrays: _Arrays, taken: Sequence[Ints], problem: int) -> Numbers:
+    """The machines of each row that have as many ps, in one of the problems programmed."""
     left, numbers = arrays.ps, Counter[tuple[int, int]]()
-    for row, choice in zip(rows[::-1].tolist(), taken[::-1], strict=True):
-        ps = int(choice[left])
+    for row, choice in zip(reversed(arrays.each_row), reversed(taken), strict=True):
+        ps = int(choice[problem, left])
         numbers[row, ps] += 1
         left -= ps
     of_row, of_ps = np.array(sorted(numbers)).T
-    return float(best[-1]), (of_row, of_ps, np.array([numbers[key] for key in sorted(numbers)]))
+    return of_row, of_ps, np.array([numbers[key] for key in sorted(numbers)])
 
 
 def _by_hulls(arrays: _Arrays, worth: Floats) -> tuple[float, Numbers | None]:
@@ -523,9 +625,7 @@ class WideSpace:
         room = np.where(allowed, arrays.room, 0)
         if not arrays.samples.size:
             return None
-        samples = min(
-            most * float(arrays.samples.max()), float(arrays.counts @ (room * arrays.samples).max(axis=(1, 2)))
-        )
+        samples = min(most * arrays.most_samples, float(arrays.counts @ (room * arrays.samples).max(axis=(1, 2))))
         rest_s = model.update_s(load, fewest) + model.dispatch_s(fewest)
         found = None
         for _ in range(ROUNDS):
@@ -559,19 +659,43 @@ class WideSpace:
         upper = np.concatenate([upper, lowest], axis=2)
         return _allocate(arrays, value, upper, most)
 
-    def steps(self, arrays: _Arrays, rates: Floats, at: float, price: float = 0.0) -> tuple[_Found | None, float]:
+    def steps(self, arrays: _Arrays, at: Sequence[float], prices: Sequence[float] = (0.0,)) -> Iterator[_Found | None]:
         """Asynchronous: the best that machines make whose links are judged at X steps per second of all workers.
 
         Args:
             arrays: the machines.
-            rates: of a worker alone.
-            at: X.
-            price: of a step, taken from the samples it brings.
+            at: some X.
+            prices: of a step, taken from the samples it brings.
 
-        Returns:
-            Samples less the price of the steps, None if the ps do not fit; and the steps.
+        Yields:
+            For each X, and each price in turn, samples less the price of the steps; None if the ps do not fit.
         """
-        most = np.zeros(rates.shape)
+        if not arrays.are_few or arrays.most_workers > self.max_workers:
+            for steps_per_s in at:
+                made, workers, possible = (each[0] for each in self._links(arrays, np.array([steps_per_s])))
+                for price in prices:
+                    found = _allocate(arrays, _worth(arrays, made, possible, price), workers, self.max_workers)
+                    yield None if found is None else replace(found, made=made)
+            return
+        made, workers, possible = self._links(arrays, np.array(at))
+        worth = np.stack([_worth(arrays, made, possible, price) for price in prices], axis=1)
+        best = np.where(arrays.fits, worth.max(axis=-1), -np.inf)
+        totals, taken = _programmed(arrays, best.reshape(-1, *best.shape[2:]))
+        for index, total in enumerate(totals.tolist()):
+            x, price_index = divmod(index, len(prices))
+            yield (
+                _Found(total, _numbers(arrays, taken, index), worth[x, price_index], workers[x], made[x])
+                if math.isfinite(total)
+                else None
+            )
+
+    def _links(self, arrays: _Arrays, at: Floats) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+        """What workers make as far as links let them at some X: steps per second, how many it takes, if it is possible.
+
+        All are X x rows x ps x choices; the last choice is no workers.
+        """
+        rates, at = arrays.rates, at[:, None, None, None]
+        most = np.zeros((len(at), *rates.shape))
         for stored in arrays.ends:
             left, each = arrays.cards - stored * at, arrays.total - 2 * stored
             with np.errstate(divide="ignore", invalid="ignore"):
@@ -580,21 +704,17 @@ class WideSpace:
                 link = np.minimum(link, np.where(stored > 0, self.within_bytes_per_s / (2 * stored), np.inf))
             made = np.minimum(rates * arrays.room, link)
             most = np.maximum(most, np.where((made < 0) | (made < least * (1 - CLOSE)), -1.0, made))
-        impossible = most < 0
+        possible, most = most >= 0, np.maximum(most, 0.0)
         with np.errstate(divide="ignore", invalid="ignore"):
-            workers = np.where(rates > 0, np.ceil(np.maximum(most, 0) / rates * (1 - CLOSE)), 0)
+            workers = np.where(rates > 0, np.ceil(most / rates * (1 - CLOSE)), 0)
         workers = np.minimum(workers, arrays.room)
-        value = np.where(impossible, -np.inf, (arrays.samples - price) * most)
-        idle = np.where(arrays.ends[0] * at <= arrays.cards * (1 + CLOSE), 0.0, -np.inf)
-        idle = np.broadcast_to(idle, (*value.shape[:2], 1))
-        value = np.concatenate([value, idle], axis=2)
-        workers = np.concatenate([workers, np.zeros(idle.shape)], axis=2)
-        made = np.concatenate([np.maximum(most, 0.0), np.zeros(idle.shape)], axis=2)
-        found = _allocate(arrays, value, workers, self.max_workers)
-        if found is None:
-            return None, 0.0
-        found = replace(found, made=made)
-        return found, float(found.numbers[2] @ found.each(made))
+        idle = np.broadcast_to(arrays.ends[0] * at <= arrays.cards * (1 + CLOSE), (*most.shape[:3], 1))
+        none = np.zeros(idle.shape)
+        return (
+            np.concatenate([most, none], axis=-1),
+            np.concatenate([workers, none], axis=-1),
+            np.concatenate([possible, idle], axis=-1),
+        )
 
     # The search.
 
@@ -615,7 +735,7 @@ class WideSpace:
         search.run(deadline)
         if search.found is not None and not self.scenario.profile.synchronous:
             search.found = self._without_idle(search.found)
-        return search.found, max(search.speed, search.bound)
+        return search.found, float(max(search.speed, search.bound))
 
     def _without_idle(self, found: Wide) -> Wide:
         """The same without the workers that make it faster by less than `IDLE`: those for whom nothing is left."""
@@ -659,22 +779,51 @@ class WideSpace:
 
 
 @dataclass(frozen=True)
-class _Case:
-    """Placements bounded together: a number of ps, ranges of the slowest worker's work and of numbers of workers.
+class _Steps:
+    """Asynchronous placements bounded together: a number of ps, and a range of X, the steps per second of all workers.
 
     Attributes:
         ps: how many.
-        works: indices of the works (synchronous).
-        workers: fewest and most (synchronous).
-        below: a speed that is not out of reach.
-        is_new: whether nobody has asked yet if it is as fast as its first bound.
+        low: X at least.
+        high: X at most.
+        best: X of its relaxed optimum; 0 before that is known.
+        is_whole: whether it is all X of that number of ps.
+        is_tried: whether it, or what it is a part of, has been placed.
     """
 
     ps: int
-    works: tuple[int, int] = (0, 0)
-    workers: tuple[int, int] = (0, 0)
+    low: float
+    high: float
+    best: float = 0.0
+    is_whole: bool = False
+    is_tried: bool = False
+
+    @property
+    def width(self) -> float:
+        """How far its ends are apart."""
+        return self.high / self.low
+
+    def parts(self, middle: float) -> Iterator[_Steps]:
+        """The X above and below."""
+        for low, high in ((middle, self.high), (self.low, middle)):
+            yield _Steps(self.ps, low, high, is_tried=self.is_tried)
+
+
+@dataclass(frozen=True)
+class _Case:
+    """Synchronous placements bounded together: a number of ps, ranges of the slowest worker's work and of workers.
+
+    Attributes:
+        ps: how many.
+        works: indices of the works.
+        workers: fewest and most.
+        below: a speed that is not out of reach.
+    """
+
+    ps: int
+    works: tuple[int, int]
+    workers: tuple[int, int]
     below: float = 0.0
-    is_new: bool = True
 
     def parts(self) -> Iterator[_Case]:
         """Two halves of it, if it is more than one number of workers and one work."""
@@ -714,45 +863,112 @@ class _Search:
         self._cards = sum(kind.count * kind.network_bytes_per_s for kind in self._scenario.kinds)
         self._order = itertools.count()
         self._seen: set[object] = set()
+        self._kept_up: set[int] = set()
+        self._tried: Counter[int] = Counter()
         self.effort = 0.0
 
     def run(self, deadline: float) -> None:
         """Until no case can be faster by `ENOUGH`, or time or the attempts are up."""
-        heap: list[tuple[float, int, _Case]] = []
+        heap: list[tuple[float, float, int, float, _Case | _Steps]] = []
+
+        def push(bound: float, case: _Case | _Steps) -> None:
+            rank, width = bound, 0.0
+            # Of nearly equal bounds narrow cases first, or few workers: placements to compare the others with.
+            if isinstance(case, _Steps) or len(self._scenario.kind_of) > FEW_MACHINES:
+                rank = math.floor(math.log(max(bound, 1 / SKY)) / NEARLY)
+                width = case.width if isinstance(case, _Steps) else float(case.workers[0])
+            heapq.heappush(heap, (-rank, width, next(self._order), bound, case))
+
         for case in self._cases():
-            heapq.heappush(heap, (-self._first_bound(case), next(self._order), case))
+            push(self._first_bound(case), case)
         highest = 0.0
         while heap:
-            above, _, case = heapq.heappop(heap)
-            above = -above
+            _, _, _, above, case = heapq.heappop(heap)
             if above <= max(self.speed * (1 + ENOUGH), 1 / SKY) or self.effort > EFFORT or time.monotonic() > deadline:
-                self.bound = max(self.bound, above)
+                self.bound = max(self.bound, above, *(bound for _, _, _, bound, _ in heap))
                 return
-            if case.is_coarse:
+            if isinstance(case, _Case) and case.is_coarse:
                 for part in case.parts():
-                    heapq.heappush(heap, (-min(above, self._first_bound(part)), next(self._order), part))
+                    push(min(above, self._first_bound(part)), part)
                 continue
             highest = highest or above
             if not self.speed and above < highest * HOPELESS:
                 # Bounds came down so far without any placement: the tasks fit nowhere.
                 self.bound = max(self.bound, above)
                 return
+            if isinstance(case, _Steps):
+                for bound, left in self._left(case, above):
+                    push(bound, left)
+                continue
             goal = self._goal(above, case)
             found = self._reached(case, goal)
             if found is None:
-                heapq.heappush(heap, (-goal, next(self._order), replace(case, below=0.0, is_new=False)))
+                push(goal, replace(case, below=0.0))
                 continue
             parts = list(case.parts())
             if parts:
                 found, goal, above = self._narrowed(case, found, max(goal, self.speed), above)
             self._try(case, found, goal, above)
             for part in parts:
-                heapq.heappush(heap, (-min(above, self._first_bound(part)), next(self._order), part))
+                push(min(above, self._first_bound(part)), part)
             if not parts:
                 if above <= max(goal, self.speed) * (1 + ENOUGH):
                     self.bound = max(self.bound, above)
                 else:
-                    heapq.heappush(heap, (-above, next(self._order), replace(case, below=goal, is_new=False)))
+                    push(above, replace(case, below=goal))
+
+    def _left(self, case: _Steps, above: float) -> Iterator[tuple[float, _Steps]]:
+        """Bounds the case, places it or divides it; yields what is left to look at, with bounds.
+
+        Args:
+            case: the number of ps and the steps per second.
+            above: its bound so far.
+        """
+        samples = self._arrays(case.ps).most_samples
+        if case.is_whole and case.width > STEP and case.high * samples <= above * (1 + CLOSE):
+            # Where the ps are the only limit, as many steps as they allow are best.
+            middle = case.high / STEP
+        elif not case.best:
+            bound, best = self._relaxed(case)
+            yield min(above, bound), replace(case, best=best)
+            return
+        elif not case.is_tried and (case.width <= STEP or (above <= self.bound and self._tried[case.ps] < TRIES)):
+            self._tried[case.ps] += 1
+            self._try_steps(case, above)
+            yield above, replace(case, is_tried=True)
+            return
+        elif above <= self.bound or case.width <= NARROW:
+            self.bound = max(self.bound, above)
+            return
+        else:
+            middle = math.sqrt(case.low * case.high)
+        for part in case.parts(middle):
+            yield min(above, part.high * samples), part
+
+    def _prices(self, arrays: _Arrays) -> list[float]:
+        """Prices of a step: steps that bring more samples may be worth having fewer of."""
+        samples = np.unique(arrays.samples)
+        return (
+            [0.0, *(samples[0] * np.array([0.5, 1.0])).tolist(), *samples[1:-1].tolist()] if len(samples) > 1 else [0.0]
+        )
+
+    def _relaxed(self, case: _Steps) -> tuple[float, float]:
+        """Links have most room at the fewest of these steps, and no more steps than the most can be sold.
+
+        Returns:
+            A bound, and the steps that the machines with that bound make.
+        """
+        arrays, bound, best = self._arrays(case.ps), math.inf, case.low
+        prices = self._prices(arrays)
+        for price, found in zip(prices, self._space.steps(arrays, [case.low], prices), strict=True):
+            self.effort += arrays.effort
+            if found is None:
+                return 0.0, best
+            if found.value + price * case.high < bound:
+                bound, best = found.value + price * case.high, min(max(case.low, found.steps), case.high)
+            if bound <= self.speed * (1 + ENOUGH):
+                break
+        return bound, best
 
     def _narrowed(self, case: _Case, found: _Found, goal: float, above: float) -> tuple[_Found, float, float]:
         """Raises what is reached and lowers what is not: the parts of the case begin with that."""
@@ -770,18 +986,13 @@ class _Search:
     def _goal(self, above: float, case: _Case) -> float:
         """A speed between what is reached and what is not."""
         least = max(self.speed * (1 + ENOUGH / 2), above * HOPELESS)
-        if self._scenario.profile.synchronous and not case.below:
+        if not case.below:
             # There are many cases, and most do not even reach the least that is of interest.
             return least
-        if case.is_new and not self._scenario.profile.synchronous:
-            # Where the ps or the workers are the only limit, the first bound is the speed.
-            return max(least, above / (1 + ENOUGH))
-        if not self.speed and not case.below and not self._scenario.profile.synchronous:
-            return max(least, above / LEAP)
         below = max(least, case.below)
         return max(least, min(math.sqrt(below * above), below * LEAP))
 
-    def _cases(self) -> Iterator[_Case]:
+    def _cases(self) -> Iterator[_Case | _Steps]:
         one = self._arrays(1)
         if not one.samples.size or not one.room.any():
             return
@@ -797,7 +1008,10 @@ class _Search:
         for ps in reversed(self._space.ps_counts()):
             self._loads[ps] = self._space.model.load(self._scenario.shards(ps))
             if not self._scenario.profile.synchronous:
-                yield _Case(ps)
+                most_steps = min(
+                    self._space.model.shared(self._loads[ps]).most_steps, self._most_rate / one.samples.min()
+                )
+                yield _Steps(ps, max(self.speed, most_steps * HOPELESS) / one.most_samples, most_steps, is_whole=True)
                 continue
             for chunk in chunks:
                 yield _Case(ps, (int(chunk[0]), int(chunk[-1])), (least, most))
@@ -809,23 +1023,22 @@ class _Search:
             self._optimistic[ps] = _Arrays(self._space, rows, shards, optimistic=True)
         return self._optimistic[ps]
 
-    def _first_bound(self, case: _Case) -> float:
+    def _first_bound(self, case: _Case | _Steps) -> float:
         """With the cards of all machines together as one, and the largest shard on the fastest of them.
 
         Only the bytes of workers elsewhere count.
         """
         arrays, model = self._arrays(1), self._space.model
-        if not self._scenario.profile.synchronous:
-            steps = model.shared(self._loads[case.ps]).most_steps
-            return min(steps * float(arrays.samples.max()), self._most_rate)
+        if isinstance(case, _Steps):
+            return min(case.high * arrays.most_samples, self._most_rate)
         first, last = case.workers
-        elsewhere = max(0, first - int(arrays.room.max()))
+        elsewhere = max(0, first - arrays.most_beside)
         largest = self._scenario.shards(case.ps).sizes[0]
-        network_s = 2 * elsewhere * max(arrays.total / self._cards, largest / float(arrays.cards.max()))
+        network_s = 2 * elsewhere * max(arrays.total / self._cards, largest / arrays.fastest_card)
         rest_s = network_s + model.update_s(self._loads[case.ps], first) + model.dispatch_s(first)
         work_s = float(self._works[case.works[0]])
         round_s = max(work_s, rest_s) if model.overlap else work_s + rest_s
-        return min(last * float(arrays.samples.max()), self._most_samples(case.works[1])) / round_s
+        return min(last * arrays.most_samples, self._most_samples(case.works[1])) / round_s
 
     @functools.cached_property
     def _most_rate(self) -> float:
@@ -845,31 +1058,8 @@ class _Search:
     def _reached(self, case: _Case, goal: float) -> _Found | None:
         """Machines that are so fast by the optimistic reading; None if none can be."""
         arrays = self._arrays(case.ps)
-        if self._scenario.profile.synchronous:
-            self.effort += 2 * arrays.effort
-            return self._space.reached(arrays, self._loads[case.ps], goal, *self._limits(case))
-        rates = arrays.rates(self._space.within_bytes_per_s)
-        most_steps = self._space.model.shared(self._loads[case.ps]).most_steps
-        samples = np.unique(arrays.samples)
-        first, last = goal / float(samples[-1]), min(goal / float(samples[0]), most_steps)
-        if first > most_steps * (1 + CLOSE):
-            return None
-        prices = [0.0, *(samples[0] * np.array([0.5, 1.0])).tolist(), *samples[1:-1].tolist()]
-        prices = prices if len(samples) > 1 else [0.0]
-        pending = [(first, max(first, last))]
-        while pending:
-            low, high = pending.pop()
-            for price in prices:
-                found, _ = self._space.steps(arrays, rates, low, price)
-                self.effort += arrays.effort
-                if found is None or found.value + price * high < goal * (1 - CLOSE):
-                    break
-            else:
-                if high <= low * STEP:
-                    return replace(found, at=(low, high)) if found is not None else None
-                middle = math.sqrt(low * high)
-                pending += [(middle, high), (low, middle)]
-        return None
+        self.effort += 2 * arrays.effort
+        return self._space.reached(arrays, self._loads[case.ps], goal, *self._limits(case))
 
     def _limits(self, case: _Case) -> tuple[float, float, tuple[int, int]]:
         return float(self._works[case.works[0]]), float(self._works[case.works[1]]), case.workers
@@ -878,73 +1068,94 @@ class _Search:
 
     def _try(self, case: _Case, promise: _Found, goal: float, above: float) -> None:
         """Places the case as fast as it can be."""
-        arrays, key = self._arrays(case.ps), (case.ps, promise.at[1], 0)
-        if self._scenario.profile.synchronous:
-            busy = [state for state in promise.states if state.workers]
-            works = [arrays.work[state.row, state.ps, state.choice % len(arrays.samples)] for state in busy]
-            key = case.ps, float(max(works)), min(case.workers[1], sum(s.machines * s.workers for s in busy))
+        arrays = self._arrays(case.ps)
+        busy = [state for state in promise.states if state.workers]
+        works = [arrays.work[state.row, state.ps, state.choice % len(arrays.samples)] for state in busy]
+        key = case.ps, float(max(works)), min(case.workers[1], sum(s.machines * s.workers for s in busy))
         if key in self._seen:
             return
         self._seen.add(key)
         for real in self._real_arrays(case.ps):
-            for found in self._real_states(key, real, goal, above, promise.at):
-                self._rate(key, real, found)
+            for found in self._real_states(key, real, goal, above):
+                self._rate(case.ps, real, found, key[2])
                 if self.speed * (1 + ENOUGH) >= above:
                     return
 
-    def _real_states(
-        self, key: tuple[int, float, int], arrays: _Arrays, goal: float, above: float, at: tuple[float, float]
-    ) -> Iterator[_Found]:
+    def _real_states(self, key: tuple[int, float, int], arrays: _Arrays, goal: float, above: float) -> Iterator[_Found]:
         space = self._space
         ps, work_s, workers = key
-        if self._scenario.profile.synchronous:
-            speeds = [goal, self.speed or goal * HOPELESS]
-            while speeds:
-                speed = speeds.pop(0) * (1 + CLOSE)
-                self.effort += 2 * arrays.effort
-                found = space.reached(arrays, self._loads[ps], speed, work_s, work_s, (workers, workers))
-                if found is not None:
-                    yield found
-                    if self.speed > speed * (1 + ENOUGH / 5):
-                        speeds = [self.speed]
-                    elif speeds:
-                        break
-            if arrays.counts.sum() <= FEW_MACHINES:
-                return
-            # Shards are not of the mean size, and with many machines local search does not mend it: what is fastest
-            # by the mean size spreads them most evenly.
-            best, low, high = None, max(goal, self.speed), above
-            for _ in range(NARROWINGS):
-                speed = math.sqrt(low * high)
-                self.effort += 2 * arrays.effort
-                found = space.reached(arrays, self._loads[ps], speed, work_s, work_s, (workers, workers))
-                best, low, high = (best, low, speed) if found is None else (found, speed, high)
-            if best is not None:
-                yield best
+        speeds = [goal, self.speed or goal * HOPELESS]
+        while speeds:
+            speed = speeds.pop(0) * (1 + CLOSE)
+            self.effort += 2 * arrays.effort
+            found = space.reached(arrays, self._loads[ps], speed, work_s, work_s, (workers, workers))
+            if found is not None:
+                yield found
+                if self.speed > speed * (1 + ENOUGH / 5):
+                    speeds = [self.speed]
+                elif speeds:
+                    break
+        if arrays.are_few:
             return
-        rates = arrays.rates(space.within_bytes_per_s)
-        most_steps = space.model.shared(self._loads[ps]).most_steps
-        samples = np.unique(arrays.samples)
-        if len(samples) > 1:
-            # Steps that bring more samples may be worth having fewer of.
-            steps = math.sqrt(at[0] * at[1])
-            for price in (0.0, *(samples[0] * np.array([0.5, 1.0])).tolist(), *samples[1:-1].tolist()):
-                found, _ = space.steps(arrays, rates, steps, price)
+        # Shards are not of the mean size, and with many machines local search does not mend it: what is fastest
+        # by the mean size spreads them most evenly.
+        best, low, high = None, max(goal, self.speed), above
+        for _ in range(NARROWINGS):
+            speed = math.sqrt(low * high)
+            self.effort += 2 * arrays.effort
+            found = space.reached(arrays, self._loads[ps], speed, work_s, work_s, (workers, workers))
+            best, low, high = (best, low, speed) if found is None else (found, speed, high)
+        if best is not None:
+            yield best
+
+    def _try_steps(self, case: _Steps, above: float) -> None:
+        """Places the case as fast as it can be."""
+        candidates: Iterator[tuple[float, _Arrays, _Found]] = (
+            (self._samples(real, found), real, found)
+            for real in self._real_arrays(case.ps)
+            for found in self._real_steps(case, real)
+        )
+        if self._arrays(case.ps).are_few:
+            # Rating them takes longer than finding them.
+            candidates = iter(sorted(candidates, key=lambda entry: -entry[0]))
+        for samples_per_s, real, machines in candidates:
+            if samples_per_s < self.speed * HOPED:
+                continue
+            self._rate(case.ps, real, machines, self._space.max_workers)
+            if self.speed * (1 + ENOUGH) >= above:
+                return
+
+    def _samples(self, arrays: _Arrays, found: _Found) -> float:
+        """Samples per second of what was found, if the shards were of the mean size."""
+        samples = np.append(arrays.samples, 0.0)[found.choices]
+        return float(found.numbers[2] @ (samples * found.each(found.made)))
+
+    def _real_steps(self, case: _Steps, arrays: _Arrays) -> Iterator[_Found]:
+        prices = self._prices(arrays)
+        if len(prices) > 1:
+            some = [case.low, math.sqrt(case.low * case.high) if case.width <= STEP else case.best]
+            for index, found in enumerate(self._space.steps(arrays, some, prices)):
                 self.effort += arrays.effort
                 if found is not None:
-                    yield _enough(arrays, found, steps)
+                    yield _enough(arrays, found, some[index // len(prices)])
+        if id(arrays) in self._kept_up:
+            return
+        self._kept_up.add(id(arrays))
         # The most steps that the machines keep up with.
-        low, high, best = 0.0, min(most_steps, self._most_rate / float(samples[0])), None
-        for turn in range(HALVINGS):
-            steps = (low + high) / 2 if turn else high
-            found, made = space.steps(arrays, rates, steps)
-            self.effort += arrays.effort
-            if found is not None and made >= steps * (1 - CLOSE):
-                best, low = found, steps
-            else:
-                high = steps
+        most_steps = self._space.model.shared(self._loads[case.ps]).most_steps
+        low, high, best = 0.0, min(most_steps, self._most_rate / float(arrays.samples.min())), None
+        many = TOGETHER if arrays.are_few else 1
+        points = high * np.arange(1, many + 1) / many
+        for _ in range(HALVINGS):
+            reached = low
+            for steps, found in zip(points.tolist(), self._space.steps(arrays, points.tolist()), strict=True):
+                self.effort += arrays.effort
+                if found is not None and found.steps >= steps * (1 - CLOSE):
+                    best, reached = found, steps
+            low, high = reached, min((steps for steps in points.tolist() if steps > reached), default=high)
             if high <= low * (1 + 1e-3):
                 break
+            points = low + (high - low) * np.arange(1, many + 1) / (many + 1)
         if best is not None:
             yield _enough(arrays, best, low)
 
@@ -988,18 +1199,15 @@ class _Search:
         self._real[ps] = found
         return found
 
-    def _rate(self, key: tuple[int, float, int], arrays: _Arrays, found: _Found) -> None:
-        most = self._space.max_workers
-        if self._scenario.profile.synchronous:
-            most = min(most, key[2])
-        if (key[0], id(arrays), found.states) in self._seen:
+    def _rate(self, ps: int, arrays: _Arrays, found: _Found, most: int) -> None:
+        if (id(arrays), found.states) in self._seen:
             return
-        self._seen.add((key[0], id(arrays), found.states))
-        machines = _machines(self._space, arrays, found, most)
+        self._seen.add((id(arrays), found.states))
+        machines = _machines(self._space, arrays, found, min(most, self._space.max_workers))
         if machines is None or len(machines[1]) < self._space.min_workers:
             return
         shape, assignment = machines[0], machines[2]
-        shards = self._scenario.shards(key[0])
+        shards = self._scenario.shards(ps)
         self.effort += 4 * arrays.effort + len(machines[1]) / WORKERS_A_PROBLEM
         self.rate(shape, shards, assignment)
 
@@ -1041,7 +1249,13 @@ def _machines(
 ) -> tuple[WorkerShape, tuple[str, ...], Assignment] | None:
     """Names for what was found: which machine each task is on, and what each worker gets."""
     scenario, sizes, kinds = space.scenario, space.scenario.sizes, space.scenario.kinds
-    names = [iter(kind.names) for kind in kinds]
+    of_kind = [iter(kind.names) for kind in kinds]
+    # The machines with the chief and the largest shard are taken out before the others of their kinds.
+    special = {i: iter([next(of_kind[row.kind])]) for i, row in enumerate(arrays.rows) if row.chief or row.largest}
+    names_of = [
+        special.get(i) or itertools.chain.from_iterable(of_kind[kind] for kind in row.kinds or (row.kind,))
+        for i, row in enumerate(arrays.rows)
+    ]
     slots: list[tuple[str, int, int]] = []
     workers: list[tuple[bool, float, str, WorkerShape]] = []
     chief = largest = None
@@ -1050,7 +1264,7 @@ def _machines(
         for _ in range(state.machines):
             if not (state.ps or state.workers or row.chief or row.largest):
                 break
-            name = next(names[row.kind])
+            name = next(names_of[state.row])
             chief = name if row.chief else chief
             largest = name if row.largest else largest
             slots.append((name, state.ps, state.workers))

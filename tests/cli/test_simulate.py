@@ -52,6 +52,20 @@ def simulate(curves: Path, *arguments: str) -> Result:
     return CliRunner().invoke(app, ["simulate", "--curves", str(curves), "--gpus", "2", "--jobs", "8", *arguments])
 
 
+def test_the_quantum_grows_unless_it_is_told_otherwise(curves: Path) -> None:
+    def preemptions(*arguments: str) -> float:
+        done = simulate(curves, "--good", "3", "--seeds", "3", "--policies", "hermes", "--format", "json", *arguments)
+        assert done.exit_code == 0, done.output
+        return float(json.loads(done.stdout)["policies"]["hermes"]["preemptions"])
+
+    fixed = ("--milestones", "none", "--quantum-growth", "0")
+    assert preemptions() == preemptions("--milestones", "50%:2x,75%:4x", "--quantum-growth", "0.25")
+    assert preemptions() < preemptions(*fixed)
+    assert preemptions("--quantum", "2", "--milestones", "50%:4s") == preemptions(
+        "--quantum", "2", "--milestones", "50%:2x"
+    )
+
+
 def test_the_table_says_what_was_simulated(curves: Path) -> None:
     done = simulate(curves, "--good", "3", "--seeds", "3", "--policies", "fifo,hermes")
     assert done.exit_code == 0, done.output
@@ -189,6 +203,8 @@ def test_bad_types_are_one_sentence(curves: Path, table: Path, arguments: tuple[
         (("--target", "nan"), "--target nan cannot be"),
         (("--target-share", "1.5"), "--target-share 1.5 cannot be"),
         (("--milestones", "soon"), "'soon' in --milestones is no milestone"),
+        (("--milestones", "50%:0x"), "'50%:0x' in --milestones is no milestone"),
+        (("--quantum-growth", "-0.5"), "--quantum-growth -0.5 cannot be"),
         (("--plot", "picture.txt"), "'picture.txt' is no picture file"),
         (("--throughputs", "table.json"), "--throughputs is for GPUs that differ"),
         (("--gpu-types", "old:1"), "--gpu-types needs --throughputs"),

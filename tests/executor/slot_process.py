@@ -22,6 +22,7 @@ from executor.environment import process_environment
 from executor.forked import adopt_orphans
 from executor.slot_order import decode_order
 from executor.zygote import Zygote
+from tests.executor import played_gpu
 
 DRAIN_S = 60.0
 """In the place of the product's: nothing is to be missing because the machine has stood still for a moment."""
@@ -74,6 +75,8 @@ def main() -> None:
     sandbox, order, *zygote = sys.argv[1:]
     logging.basicConfig(level=logging.INFO)
     adopt_orphans()
+    if "PLAYED_GPU" in os.environ:
+        played_gpu.install()
     edge = Edge(os.dup(1))
     # Where Mesos puts what its executors write.
     os.dup2(os.open(f"{sandbox}/stdout", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)

@@ -279,6 +279,117 @@ def test_a_run_suspended_in_memory_goes_on_in_the_same_process(slot: SlotProcess
     assert not (slot.sandbox / "trial-0").exists()
 
 
+def test_a_run_that_cannot_be_saved_is_suspended_in_memory_alone(slot: SlotProcess) -> None:
+    slot.wants(trial(0, "unsaved"), memory_bytes=MEMORY_BYTES)
+    before = slot.status_when(lambda status: status.run == (0, 0) and status.pausable)
+    assert not before.preemptible
+    (process,) = slot.children("trial-0")
+    slot.wants(trial(1, "train"), memory_bytes=MEMORY_BYTES)
+    first = slot.end_of(0)
+    assert (first.outcome, first.exit_code, first.checkpoint, first.message) == ("suspended", None, None, "")
+    status = slot.trains(1)
+    assert status.paused == status.unsaved == ((0, 0),)
+    assert is_still(process)
+    slot.wants(trial(0, "unsaved", 1), known=((0, 0),), memory_bytes=MEMORY_BYTES)
+    status = slot.status_when(lambda status: status.run == (0, 1) and status.training)
+    assert (status.paused, status.unsaved, status.continued) == (((1, 0),), (), True)
+    slot.status_when(lambda status: status.run == (0, 1) and status.pausable)
+    slot.wants(trial(2, "train"), known=((0, 0), (1, 0)), memory_bytes=MEMORY_BYTES)
+    again = slot.end_of(0, 1)
+    steps = [report["step"] for each in slot.losses if each.trial == 0 for report in each.reports]
+    assert steps == list(range(1, len(steps) + 1))
+    assert (again.outcome, again.checkpoint) == ("suspended", None)
+    # It is the last to go, however likely the others are to go on.
+    slot.wants(trial(3, "train"), known=((0, 1),), memory_bytes=MEMORY_BYTES, likely=((1, 0), (2, 0), (0, 1)))
+    slot.status_when(lambda status: status.run == (3, 0) and status.training)
+    slot.wants(trial(3, "train"), memory_bytes=1, likely=((1, 0), (2, 0), (0, 1)))
+    left = slot.status_when(lambda status: not status.paused).paused
+    assert left == ()
+    seen = [status.paused for status in slot.statuses if status.run == (3, 0)]
+    assert all((0, 1) in paused for paused in seen if paused)
+    slot.wait_for(lambda: not process.is_running(), lambda: slot.statuses[-1])
+
+
+def test_a_run_that_cannot_be_saved_keeps_its_slot_where_another_has_no_room_beside_it(slot: SlotProcess) -> None:
+    slot.wants(trial(0, "unsaved"), memory_bytes=1 << 20)
+    before = slot.trains(0)
+    slot.wants(trial(1, "finish"), memory_bytes=1 << 20)
+    slot.status_when(lambda status: status.number == 2)
+    beats = len(slot.statuses)
+    slot.wait_for(lambda: len(slot.statuses) > beats + 2, lambda: slot.statuses[-1])
+    after = slot.statuses[-1]
+    assert (after.run, after.pausable, after.suspending) == ((0, 0), False, False)
+    assert after.step > before.step
+
+
+class GpuSlot(SlotProcess):
+    """A slot with a GPU that is played.
+
+    Args:
+        folder, order: as `SlotProcess`.
+        fails: what its driver refuses.
+    """
+
+    def __init__(self, folder: Path, order: SlotOrder, fails: str = "") -> None:
+        self._diary = folder / "driver.txt"
+        played = {"PLAYED_GPU": str(self._diary), "PLAYED_GPU_FAILS": fails}
+        super().__init__(folder, dataclasses.replace(order, gpu_devices=(0,)), environment=played)
+
+    @property
+    def asked(self) -> list[str]:
+        """What the driver has done."""
+        return self._diary.read_text().split() if self._diary.exists() else []
+
+
+@pytest.fixture
+def gpu_slot(tmp_path: Path, order: SlotOrder, request: pytest.FixtureRequest) -> Iterator[GpuSlot]:
+    process = GpuSlot(tmp_path, order, getattr(request, "param", ""))
+    yield process
+    process.close()
+
+
+def test_gpu_memory_goes_to_the_host_while_a_process_stands_still(gpu_slot: GpuSlot) -> None:
+    gpu_slot.wants(trial(0, "train"), memory_bytes=MEMORY_BYTES)
+    gpu_slot.trains(0)
+    (process,) = gpu_slot.children("trial-0")
+    gpu_slot.wants(trial(1, "train"), memory_bytes=MEMORY_BYTES)
+    first = gpu_slot.end_of(0)
+    assert gpu_slot.asked == ["lock", "checkpoint"]
+    assert (first.outcome, first.exit_code) == ("suspended", None)
+    assert gpu_slot.trains(1).paused == ((0, 0),)
+    assert is_still(process)
+    gpu_slot.wants(trial(0, "train", 1, first.checkpoint), known=((0, 0),), memory_bytes=MEMORY_BYTES)
+    status = gpu_slot.status_when(lambda status: status.run == (0, 1) and status.training)
+    assert (status.paused, status.continued) == (((1, 0),), True)
+    assert gpu_slot.asked == ["lock", "checkpoint", "lock", "checkpoint", "restore", "unlock"]
+
+
+@pytest.mark.parametrize("gpu_slot", ["lock", "checkpoint", "restore", "unlock"], indirect=True)
+def test_what_the_driver_refuses_is_gone_on_with_from_the_checkpoint(gpu_slot: GpuSlot) -> None:
+    gpu_slot.wants(trial(0, "train"), memory_bytes=MEMORY_BYTES)
+    gpu_slot.trains(0)
+    (process,) = gpu_slot.children("trial-0")
+    gpu_slot.wants(trial(1, "finish"), memory_bytes=MEMORY_BYTES)
+    first = gpu_slot.end_of(0)
+    assert (first.outcome, first.message) == ("suspended", "")
+    assert first.checkpoint == f"{CHECKPOINTS}/0/run-0-step-{first.step}"
+    gpu_slot.end_of(1)
+    gpu_slot.wants(trial(0, "train", 1, first.checkpoint), known=((0, 0), (1, 0)), memory_bytes=MEMORY_BYTES)
+    status = gpu_slot.status_when(lambda status: status.run == (0, 1) and status.training)
+    assert (status.paused, status.continued) == ((), False)
+    assert not process.is_running()
+
+
+@pytest.mark.parametrize("gpu_slot", ["state"], indirect=True)
+def test_a_driver_that_cannot_do_it_leaves_checkpoints(gpu_slot: GpuSlot) -> None:
+    gpu_slot.wants(trial(0, "train"), memory_bytes=MEMORY_BYTES)
+    gpu_slot.trains(0)
+    gpu_slot.wants(None, memory_bytes=MEMORY_BYTES)
+    assert gpu_slot.end_of(0).exit_code == 75
+    assert gpu_slot.asked == []
+    assert "not in memory: the driver is too old" in (gpu_slot.sandbox.parent / "slot.log").read_text()
+
+
 def test_a_process_that_stands_still_is_let_go_where_nobody_goes_on_with_it(slot: SlotProcess) -> None:
     checkpoints = {}
     for number in range(4):

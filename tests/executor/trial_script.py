@@ -30,15 +30,17 @@ def train(*, preemptible: bool, obeys: bool = True) -> None:
     step = FIRST_STEP
     while True:
         if obeys and suspension_requested():
-            path = f"{TRIAL['folder']}/run-{TRIAL['run']}-step-{step}"
-            tell(type="checkpoint", path=path, step=step, train_s=0.1)
+            path = f"{TRIAL['folder']}/run-{TRIAL['run']}-step-{step}" if preemptible else None
+            if path:
+                tell(type="checkpoint", path=path, step=step, train_s=0.1)
             if os.read(TRIAL["control_fd"], 100) != b"pause\n":
                 tell(type="suspended", path=path, step=step)
                 sys.exit(75)
             tell(type="paused", path=path, step=step)
             TRIAL["run"] = int(os.read(TRIAL["control_fd"], 100).removeprefix(b"continue "))
             print("run", TRIAL["run"], flush=True)
-            tell(type="restored", path=path, step=step)
+            if path:
+                tell(type="restored", path=path, step=step)
             tell(type="training", preemptible=preemptible)
         step += 1
         tell(type="progress", step=step, loss=1 / step, metrics={"accuracy": 0.5})
@@ -67,6 +69,8 @@ match sys.argv[1]:
     case "large":
         held = b"x" * (64 << 20)
         train(preemptible=True)
+    case "unsaved":
+        train(preemptible=False)
     case "deaf":
         train(preemptible=True, obeys=False)
     case "fixed":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -203,3 +204,63 @@ def test_a_decision_is_cheap() -> None:
     for call in range(100):
         policy.decide(float(call), trials, slots)
     assert time.process_time() - began_s < 1.0
+
+
+ON_K80 = {"k80": 3.0, "v100": 1.0}
+ON_V100 = {"k80": 1.0, "v100": 3.0}
+
+
+def slots(*kinds: str) -> list[PlannedSlot]:
+    return [PlannedSlot(kind=kind) for kind in kinds]
+
+
+@pytest.mark.parametrize("kind", ["", "v100"])
+def test_on_slots_of_one_kind_measured_speeds_count_for_nothing(kind: str) -> None:
+    def plans(speeds: Sequence[float]) -> list[PlannedTrial]:
+        return [
+            PlannedTrial(lambda t, n=n: 5.0 / (1 + 0.01 * n * t), 40.0 + 13 * n, 7.0 * (n % 3), speeds={kind: speed})
+            for n, speed in enumerate(speeds)
+        ]
+
+    worlds = [World(DikePolicy(SETTINGS), plans(speeds), slots(kind, kind)) for speeds in (range(1, 10), [5.0] * 9)]
+    first, second = (world.run(5000.0) for world in worlds)
+    assert first.starts == second.starts
+    assert len(first.starts) > 9, "some are preempted"
+
+
+def test_a_free_slot_takes_the_trial_with_the_greatest_worth_times_relative_speed() -> None:
+    better = replace(trial(0, 5.0, 2.0, 1.0), speeds=ON_K80)
+    worse = replace(trial(1, 5.0, 2.2, 1.1), speeds=ON_V100)
+    for kind, chosen in (("v100", 1), ("k80", 0)):
+        # The other kind is there, and taken.
+        slot, other = SlotView(0, kind=kind), SlotView(1, 9, busy=True, kind="k80" if kind == "v100" else "v100")
+        assert DikePolicy(SETTINGS).decide(0.0, [better, worse], [slot, other]).runs[0].trial == chosen
+    assert first_chosen(better, worse) == 0
+
+
+def test_running_trials_change_places_where_both_gain() -> None:
+    plans = [
+        PlannedTrial(lambda t: 10.0 - 0.01 * t, 500.0, speeds=speeds, preemptible=preemptible)
+        for speeds, preemptible in ((ON_K80, True), (ON_V100, True), (ON_K80, False))
+    ]
+    world = World(DikePolicy(SETTINGS), plans[:2], slots("v100", "k80")).run(10_000.0)
+    assert all(map(world.has_ended, range(2)))
+    assert [start.slot for start in world.starts if start.trial == 0] == [0, 1]
+    assert [start.slot for start in world.starts if start.trial == 1] == [1, 0]
+    assert {start.reason for start in world.starts[2:]} == {"faster slots for all"}
+    # One that cannot be suspended stays, and so does the other.
+    stays = World(DikePolicy(SETTINGS), [plans[2], plans[1]], slots("v100", "k80")).run(10_000.0)
+    assert [start.slot for start in stays.starts] == [0, 1]
+
+
+def test_a_move_must_pay_what_it_costs() -> None:
+    plans = [PlannedTrial(lambda t: 10.0 - 0.01 * t, 500.0, speeds=speeds) for speeds in (ON_K80, ON_V100)]
+    dear = replace(SETTINGS, move_s=20 * SETTINGS.quantum_s)
+    assert len(World(DikePolicy(dear), plans, slots("v100", "k80")).run(10_000.0).starts) == 2
+
+
+def test_an_idle_slot_takes_a_trial_from_a_slower_one() -> None:
+    plans = [PlannedTrial(lambda t: 10.0 - 0.01 * t, length_s, speeds=ON_V100) for length_s in (100.0, 500.0)]
+    world = World(DikePolicy(SETTINGS), plans, slots("v100", "k80")).run(10_000.0)
+    assert world.has_ended(1)
+    assert [start.slot for start in world.starts if start.trial == 1] == [1, 0]

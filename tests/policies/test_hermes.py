@@ -13,6 +13,7 @@ from framework.policies.trials.interface import Choice, Milestone, PolicySetting
 from tests.policies.world import PlannedSlot, PlannedTrial, World
 
 SETTINGS = PolicySettings(quantum_s=10.0, jobs_per_slot=4)
+FIXED = PolicySettings(quantum_s=10.0, jobs_per_slot=4, milestones=(), quantum_growth=0.0)
 
 
 def after_one_quantum(number: int, fall: float, runnable: bool = True, preemptible: bool = True) -> TrialView:
@@ -82,7 +83,7 @@ def test_a_broken_trial_comes_after_one_whose_loss_rises(value: float) -> None:
 def test_a_trial_passed_over_too_often_gets_one_quantum() -> None:
     falling = PlannedTrial(lambda train_s: 100.0 - train_s, length_s=100_000.0)
     flat = [PlannedTrial(lambda train_s: 1.0, length_s=100_000.0) for _ in range(2)]
-    world = World(HermesPolicy(SETTINGS), [falling, *flat], [PlannedSlot()]).run(until_s=5000.0)
+    world = World(HermesPolicy(FIXED), [falling, *flat], [PlannedSlot()]).run(until_s=5000.0)
     aged = [start for start in world.starts if start.reason == "waited long"]
     assert Counter(start.trial for start in aged).keys() == {1, 2}
     share = (world.train_s(1) + world.train_s(2)) / world.now_s
@@ -101,6 +102,23 @@ def test_the_quantum_grows_at_milestones() -> None:
     assert policy.decide(0.0, [trial], [slot]).wake_at_s == 10.0
     readings.append(Reading(20.0, 20, 1.0, 1.0, 1.0))
     assert policy.decide(10.0, [trial], [slot]).wake_at_s == 40.0
+
+
+def test_the_quantum_grows_with_each_preemption() -> None:
+    slot = SlotView(0, 0)
+    readings = [Reading(10.0 * n, 10 * n, 5.0 - 0.1 * n, 5.0 - 0.1 * n, 5.0 - 0.1 * n) for n in range(1, 5)]
+    trial = TrialView(0, 0.0, readings, [0, 1, 3], runnable=False)
+    for settings, wake_at_s in ((SETTINGS, 15.0), (FIXED, 10.0)):
+        assert HermesPolicy(settings).decide(0.0, [trial], [slot]).wake_at_s == wake_at_s
+    longer = PolicySettings(10.0, 4, (Milestone(0.02, times=3.0),), quantum_growth=1.0)
+    assert HermesPolicy(longer).decide(0.0, [trial], [slot]).wake_at_s == 90.0, "both count"
+
+
+def test_growing_quanta_spare_preemptions() -> None:
+    plans = [PlannedTrial(lambda t, n=n: math.exp(-0.004 * t * n), length_s=1000.0) for n in (1, 1, 2)]
+    worlds = [World(HermesPolicy(settings), plans, [PlannedSlot()]).run(10_000.0) for settings in (SETTINGS, FIXED)]
+    assert all(world.has_ended(number) for world in worlds for number in range(3))
+    assert len(worlds[0].starts) < len(worlds[1].starts)
 
 
 def test_the_paper_order_of_a_small_search() -> None:

@@ -12,6 +12,7 @@ from framework.policies.trials.registry import make_policy
 from tests.policies.world import PlannedSlot, PlannedTrial, World
 
 SETTINGS = PolicySettings(quantum_s=10.0, jobs_per_slot=4)
+FIXED = PolicySettings(quantum_s=10.0, jobs_per_slot=4, milestones=(), quantum_growth=0.0)
 ON_K80 = {"k80": 90.0, "p100": 40.0, "v100": 45.0}
 ON_V100 = {"k80": 10.0, "p100": 40.0, "v100": 80.0}
 EVEN = {"k80": 50.0, "p100": 50.0, "v100": 50.0}
@@ -104,7 +105,7 @@ def test_every_kind_is_measured_early() -> None:
 
 def test_in_the_end_each_runs_where_it_is_fast() -> None:
     plans = [trial(speeds, length_s=2000.0) for speeds in (EVEN, ON_V100, ON_K80) * 2]
-    world = World(make_policy("hermes2", SETTINGS), plans, slots("k80", "p100", "v100"))
+    world = World(make_policy("hermes2", FIXED), plans, slots("k80", "p100", "v100"))
     world.run(2000.0)
     late = [start for start in world.starts if start.at_s > 600.0]
     assert late

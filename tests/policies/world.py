@@ -81,8 +81,14 @@ def violations(decision: Decision, now_s: float, trials: Sequence[TrialView], sl
     found += [f"trial {trial} has two slots" for trial in sorted(set(named)) if named.count(trial) > 1]
     if decision.wake_at_s is not None and not now_s < decision.wake_at_s < math.inf:
         found.append(f"asks at {now_s} to be woken at {decision.wake_at_s}")
-    for slot in slots:
-        if slot.trial is None and not slot.busy and slot.id not in decision.runs:
+    running = {slot.trial for slot in slots if not slot.busy}
+    reserved = 0
+    if len({slot.kind for slot in slots}) > 1:
+        # Between slots of several kinds trials may change places: a slot waits for one that is on its way.
+        reserved = sum(not trial.runnable and trial.id not in running for trial in trials)
+    empty = [slot for slot in slots if slot.trial is None and not slot.busy and slot.id not in decision.runs]
+    if len(empty) > reserved:
+        for slot in empty:
             idle = [t.id for t in trials if t.runnable and t.id not in named and slot.id not in t.refused]
             found += [f"slot {slot.id} stays empty, though trial {trial} waits" for trial in idle]
     return found

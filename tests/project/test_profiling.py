@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -163,3 +164,22 @@ def test_a_saved_profile_cannot_be_read_again(scripts: Scripts) -> None:
     assert load_profile("saved.json").parameters == 4
     with pytest.raises(BadInputError, match="--profile-again"):
         load_profile("saved.json", again=True)
+
+
+class EndedForks:
+    """Forks that are over, and reaped by another, before whoever asks for them hears of them."""
+
+    def fork(self, arguments: Sequence[str], *_: object) -> int:
+        """See `Forks.fork`."""
+        refuses = "import json, sys; json.dump({'error': 'It has no model.'}, open(sys.argv[2], 'w'))"
+        with subprocess.Popen([sys.executable, "-c", refuses, *arguments], start_new_session=True) as child:
+            assert child.wait() == 0
+        return child.pid
+
+
+@pytest.mark.integration
+def test_a_fork_may_have_ended_before_it_is_watched() -> None:
+    forks: Any = EndedForks()
+    reading = profiling._Reading("train.py", (), None, os.environ, forks=forks)
+    with pytest.raises(BadInputError, match=r"^It has no model\.$"):
+        READ(reading, 60.0)

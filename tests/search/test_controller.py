@@ -11,6 +11,7 @@ import pytest
 
 from dike.exceptions import BadInputError
 from dike.trial.spec import TrialSpec
+from executor.slot_order import SlotOrder
 from executor.trial_messages import Losses, RunEnd, RunKey, SlotStatus, TrialRun
 from framework.policies.trials.interface import Choice
 from framework.search.controller import MAX_BARREN
@@ -20,7 +21,67 @@ from framework.search.recovery import SearchState, restore_runs
 from framework.search.slots import ActiveRun, Slot, at_home
 from framework.search.store import Store
 from framework.search.trials import MAX_LOSSES, TrialTracker
-from tests.search.search_stage import QUANTUM_S, SearchStage, fail, node, search_spec, stored
+from tests.search.search_stage import QUANTUM_S, PlayedSlot, SearchStage, fail, node, search_spec, stored
+
+
+def suspend_in_memory_alone(slot: PlayedSlot, *others: RunKey) -> None:
+    """The run in a slot, which cannot be saved, stays there."""
+    key = slot.key
+    slot.status = dataclasses.replace(slot.status, paused=(*others, key), unsaved=(*others, key), pausable=False)
+    slot.end("suspended", suspend_s=0.1)
+
+
+def train_unsaved(slot: PlayedSlot) -> RunKey:
+    run = slot.wanted.run
+    assert run is not None
+    left = tuple(key for key in slot.status.unsaved if key[0] != run.key[0])
+    status = {"training": True, "preemptible": False, "pausable": True, "paused": left, "unsaved": left}
+    slot.say(number=slot.wanted.number, run=run.key, **status)
+    slot.stage.tick()
+    return run.key
+
+
+def test_a_trial_that_cannot_be_saved_goes_on_where_it_stands_still(begin: Any, storage: str) -> None:
+    stage = begin(trials=3, policy="rr")
+    first, second = stage.offer(cpus=2)
+    assert (train_unsaved(first), train_unsaved(second)) == ((0, 0), (1, 0))
+    first.report(1, 2.0)
+    stage.tick(QUANTUM_S + 0.1)
+    # The third is next in one of the slots; who was there stands still.
+    assert first.wanted.run.key == (2, 0)
+    suspend_in_memory_alone(first)
+    assert stored(storage)[0].state is TrialState.SUSPENDED
+    train_unsaved(first)
+    first.report(1, 1.0)
+    # The other slot is free, and it is not its own.
+    second.end("finished")
+    stage.tick(QUANTUM_S + 0.1)
+    assert second.wanted.run is None
+    assert first.wanted.run.key == (0, 1)
+    assert first.wanted.let_go == ()
+    suspend_in_memory_alone(first, (0, 0))
+    assert train_unsaved(first) == (0, 1)
+    # No slot is ended for others in which it would lose all that it has done.
+    assert first.slot.task_id not in stage.search.preemptible_tasks()
+
+
+def test_a_trial_whose_process_is_gone_and_that_could_not_be_saved_begins_anew(begin: Any) -> None:
+    stage = begin(trials=2, policy="rr", max_slots=1)
+    (slot,) = stage.offer(cpus=1)
+    train_unsaved(slot)
+    slot.report(7, 2.0)
+    stage.tick(QUANTUM_S + 0.1)
+    suspend_in_memory_alone(slot)
+    train_unsaved(slot)
+    slot.say(paused=(), unsaved=())
+    stage.tick(QUANTUM_S + 0.1)
+    order = slot.wanted.run
+    assert (order.key, order.trial.resume_from) == ((0, 1), None)
+    assert "trial 0 begins anew: its process is gone, and it could not be saved" in stage.watcher.notes
+    suspend_in_memory_alone(slot)
+    train_unsaved(slot)
+    slot.report(1, 3.0)
+    assert stage.trials[0].step == 1
 
 
 @pytest.mark.slow
@@ -125,14 +186,16 @@ def test_a_process_that_nobody_will_go_on_with_is_let_go(begin: Any) -> None:
     assert first.wanted.number == number
 
 
-@pytest.mark.parametrize(("suspend", "gpus"), [("checkpoint", 0), ("auto", 1)])
-def test_slots_are_told_to_end_suspended_processes(begin: Any, suspend: str, gpus: int) -> None:
-    assert begin(suspend=suspend).offer(cpus=1, gpus=gpus)[0].wanted.memory_bytes == 0
-
-
-def test_suspended_processes_must_not_stay_where_slots_have_gpus(begin: Any) -> None:
-    with pytest.raises(BadInputError, match="--suspend memory is for slots without GPUs"):
-        begin(suspend="memory").offer(cpus=1, gpus=1)
+@pytest.mark.parametrize(
+    ("suspend", "gpus", "stays"), [("checkpoint", 0, False), ("auto", 1, False), ("memory", 1, True)]
+)
+def test_slots_are_told_whether_suspended_processes_stay(begin: Any, suspend: str, gpus: int, stays: bool) -> None:
+    stage = begin(suspend=suspend)
+    (slot,) = stage.offer(cpus=1, gpus=gpus)
+    assert (slot.wanted.memory_bytes > 0) == stays
+    order = SlotOrder.decode(stage.mesos.accepted[-1]["data"])
+    # What they hold on a GPU is moved, so it should not be all of it.
+    assert ("TF_FORCE_GPU_ALLOW_GROWTH" in order.environment) == stays
 
 
 def slot_with(number: int, holds: int | None = None, paused: tuple[RunKey, ...] = (), kind: str = "") -> Slot:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
+from executor.cuda_checkpoint import why_not
 from executor.monitor import RELEASED_BYTES
 from framework.embedded.machine import gpu_models
 from tests.running import run_dike
@@ -24,6 +25,8 @@ pytestmark = [
 MIB = 1 << 20
 SCRIPT = Path(__file__).parent / "scripts" / "gpu.py"
 HELD_MIB = (256, 512, 1024, 2048)
+SLOT_MIB = {"checkpoint": 512, "memory": 8192}
+"""With room on the host for what all trials hold on the GPU."""
 STEPS = 80
 """Four seconds: every trial is suspended at least once, and each of its runs is looked at."""
 
@@ -42,14 +45,22 @@ def used_bytes() -> int:
         pynvml.nvmlShutdown()
 
 
-def test_trials_share_a_gpu_one_after_the_other(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "suspend",
+    [
+        "checkpoint",
+        pytest.param("memory", marks=pytest.mark.skipif(bool(why_not()), reason=why_not() or "the driver can do it")),
+    ],
+)
+def test_trials_share_a_gpu_one_after_the_other(tmp_path: Path, suspend: str) -> None:
     at_first = used_bytes()
     diary = tmp_path / "diary.jsonl"
     result = json.loads(
         dike(
             tmp_path,
             *("tune", SCRIPT, "--param", f"mib={','.join(map(str, HELD_MIB))}", "--name", "gpu", "--format", "json"),
-            *("--policy", "rr", "--quantum", "2", "--resources", "cpus:2;mem:2048;gpus:1", "--slot-mem", "512"),
+            *("--policy", "rr", "--quantum", "2", "--resources", f"cpus:2;mem:{SLOT_MIB[suspend]};gpus:1"),
+            *("--slot-mem", str(SLOT_MIB[suspend]), "--suspend", suspend),
             *("--", "--steps", str(STEPS), "--diary", diary),
         )
     )
@@ -60,7 +71,12 @@ def test_trials_share_a_gpu_one_after_the_other(tmp_path: Path) -> None:
     assert all(later["start_s"] >= earlier["end_s"] for earlier, later in itertools.pairwise(slices))
 
     runs = [json.loads(line) for line in diary.read_text().splitlines()]
-    assert len(runs) > len(HELD_MIB)
+    if suspend == "memory":
+        # The script runs once for each trial; what the trial before held was on the host by then.
+        assert len(runs) == len(HELD_MIB)
+        assert any(one["process"] == "continued" for one in slices)
+    else:
+        assert len(runs) > len(HELD_MIB)
     assert all(run["before"] <= at_first + RELEASED_BYTES for run in runs)
     assert used_bytes() <= at_first + RELEASED_BYTES
 

@@ -134,13 +134,15 @@ def command(tune: Tune, *more: str | Path, lr: str = "0.1,0.2,0.05,0.02", steps:
     return ["tune", COUNTING, "--param", f"lr={lr}", "--name", "count", "--quantum", "0.3", *SLOT, *more, *extra]
 
 
-@pytest.mark.parametrize("suspend", ["memory", "checkpoint"])
-def test_trials_take_turns_and_lose_nothing(tune: Tune, suspend: str) -> None:
+@pytest.mark.parametrize(
+    ("suspend", "script"), [("memory", ()), ("checkpoint", ()), ("memory", ("--", "--unsaved"))], ids=str
+)
+def test_trials_take_turns_and_lose_nothing(tune: Tune, suspend: str, script: tuple[str, ...]) -> None:
     lrs, steps = ("0.1", "0.2", "0.05", "0.02"), 300
     # The losses of steps in quick succession are told as one. With more steps others would be as accurate.
     accurate = ("--metric", "accuracy", "--mode", "max", "--format", "json")
     more = ("--policy", "rr", "--slots", "2", "--suspend", suspend)
-    process = tune.start(*command(tune, *more, *accurate, steps=steps))
+    process = tune.start(*command(tune, *more, *accurate, *script, steps=steps))
     how = {"memory": "continued", "checkpoint": "new"}[suspend]
     wait_until(tune.diary.exists, "a trial")
     wait_until(lambda: (how, True) in kinds_of_slices(tune), "a trial that has gone on")
@@ -153,6 +155,10 @@ def test_trials_take_turns_and_lose_nothing(tune: Tune, suspend: str) -> None:
     assert {trial["state"] for trial in result["trials"]} == {"finished"}
     assert max(trial["runs"] for trial in result["trials"]) > 1
     assert tune.trajectories() == {lr: expected(lr, steps) for lr in lrs}
+    if script:
+        # What is not saved rests on the one process that a trial has.
+        assert {lr: len(processes) for lr, processes in tune.runs().items()} == dict.fromkeys(lrs, 1)
+        assert len(whole_lines(tune.diary)) == len(lrs) * steps
     assert ("new", False) in kinds_of_slices(tune)
     assert (("continued", True) in kinds_of_slices(tune)) == (suspend == "memory")
     if suspend == "memory":

@@ -1,4 +1,4 @@
-"""A search on slots of two kinds of a real Mesos, one of them really slower, under the policy for that."""
+"""A search on slots of two kinds of a real Mesos, one of them really slower, under the policies for that."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def dike(folder: Path, *arguments: str | Path) -> str:
     return done.stdout
 
 
-def test_trials_are_measured_on_both_kinds_of_slots(tmp_path: Path) -> None:
+@pytest.mark.parametrize("policy", ["hermes2", "dike"])
+def test_trials_are_measured_on_both_kinds_of_slots(tmp_path: Path, policy: str) -> None:
     kinds = ("fast", "slow")
     with EmbeddedCluster([AgentSpec("cpus:1;mem:1024", f"slot_kind:{kind}") for kind in kinds]) as cluster:
         cluster.wait_for_agents(60)
@@ -38,7 +39,7 @@ def test_trials_are_measured_on_both_kinds_of_slots(tmp_path: Path) -> None:
             dike(
                 tmp_path,
                 *("tune", COUNTING, "--param", f"lr={','.join(map(str, LEARNING_RATES))}", "--name", "kinds"),
-                *("--master", cluster.master, "--policy", "hermes2", "--quantum", "0.6", "--format", "json"),
+                *("--master", cluster.master, "--policy", policy, "--quantum", "0.6", "--format", "json"),
                 *("--slot-mem", "256", "--slot-cpus", "1", "--slots", "2"),
                 *("--", "--steps", str(STEPS), "--pause", "0.02"),
                 *("--slow-agent", slow, "--diary", tmp_path / "diary.txt"),

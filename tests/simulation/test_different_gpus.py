@@ -146,17 +146,27 @@ def test_the_figures_say_where_the_goal_is_met() -> None:
         return [Figures(1.0, completion_s, speed, 0), Figures(1.0, completion_s + 20, speed, 0)]
 
     limit = figures(1.0, 90)
-    close = {"hermes2": figures(0.97, 92), "assignment": limit}
-    late = {"hermes2": figures(0.96, 110), "assignment": limit}
-    slow = {"hermes2": figures(0.94, 92), "assignment": limit}
-    for results, speed, completion in (
-        ([close], "0.970 to 0.970 of its *speed*: met", "1.02 to 1.02 times as long: met"),
-        ([close, late], "0.960 to 0.970 of its *speed*: met", "1.02 to 1.20 times as long: **not met**"),
-        ([slow, close], "0.940 to 0.970 of its *speed*: **not met**", "1.02 to 1.02 times as long: met"),
+    close = {"hermes2": figures(0.97, 92), "assignment": limit, "dike": figures(1.0, 90)}
+    late = {"hermes2": figures(0.96, 110), "assignment": limit, "dike": figures(1.0, 122)}
+    slow = {"hermes2": figures(0.94, 92), "assignment": limit, "dike": figures(1.0, 92)}
+    for results, *expected in (
+        ([close], "0.970 to 0.970 of its *speed*: met", "1.02 to 1.02 times as long: met", "0.98 to 0.98 of it: met"),
+        (
+            [close, late],
+            "0.960 to 0.970 of its *speed*: met",
+            "1.02 to 1.20 times as long: **not met**",
+            "0.98 to 1.10 of it: **not met**",
+        ),
+        (
+            [slow, close],
+            "0.940 to 0.970 of its *speed*: **not met**",
+            "1.02 to 1.02 times as long: met",
+            "0.98 to 1.00 of it: met",
+        ),
     ):
         text = " ".join(goal(results))
-        assert speed in text
-        assert completion in text
+        assert "*lowest loss* takes 1.00 to 1.00 of the time of `hermes2`: met" in text
+        assert [figure for figure in expected if figure not in text] == []
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from dike.profile import Api
 from solver import Cluster, NodeClass, Objective, PlanRequest, make_plan
 from solver.cluster import PairCost
 from solver.cluster_file import read_cluster
+from solver.hardware import known_hardware
 from solver.units import GIB
 from tests.profiles import made_up_profile
 from tests.solver.solver_cases import MB, digits, k80, machines, profile
@@ -121,6 +122,20 @@ def test_an_unknown_gpu_is_said() -> None:
     assert any("'Zebra 9000' is not known" in sentence for sentence in plan.why)
     known = make_plan(PlanRequest(profile(), k80(gpu_model="Tesla K80")))
     assert not any("not known" in sentence for sentence in known.why)
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "A100"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H100 PCIe", "H100 PCIe"),
+        ("Tesla K80", "K80"),
+        ("NVIDIA L40S", "unknown"),
+    ],
+)
+def test_gpus_are_known_by_the_names_that_their_driver_gives_them(name: str, model: str) -> None:
+    assert known_hardware().gpu(name).model == model
 
 
 @pytest.mark.parametrize("objective", ["throughput", "traffic"])

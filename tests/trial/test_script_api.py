@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
+import time
 from collections import defaultdict
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from tests.trial.slot import Run, Slot, trial
 pytestmark = pytest.mark.integration
 
 STEPS = 30
+WAIT_S = 1.0
 SCRIPT = """
 import os, random, signal, sys, time
 from pathlib import Path
@@ -159,6 +162,23 @@ def test_a_script_without_checkpoint_is_not_preemptible(plain_slot: Slot, tmp_pa
     run.read()
     assert run.code == 0
     assert run.of("training") == [{"type": "training", "preemptible": False}]
+
+
+def test_a_script_without_checkpoint_waits_in_memory(plain_slot: Slot, tmp_path: Path) -> None:
+    run = plain_slot.start(plain_slot.write("plain.py", PLAIN), trial(tmp_path))
+    os.write(run.control, b"pause\n")
+    run.read(lambda report: report["type"] == "paused")
+    assert run.of("paused") == [{"type": "paused", "path": None, "step": 1}]
+    assert [report["step"] for report in run.of("progress")] == [1]
+    time.sleep(WAIT_S)
+    os.write(run.control, b"continue 1\n")
+    run.read()
+    assert run.code == 0
+    assert run.of("restored") == []
+    assert run.of("training") == [{"type": "training", "preemptible": False}] * 2
+    assert [report["step"] for report in run.of("progress")] == [1, 2, 3]
+    # To stand still is no training.
+    assert run.of("progress")[-1]["train_s"] < WAIT_S
 
 
 def test_outside_a_search_all_of_it_does_nothing() -> None:

@@ -9,6 +9,7 @@ from statistics import median
 from framework.policies.trials.asha import AshaPolicy
 from framework.policies.trials.bound import Turn
 from framework.policies.trials.interface import Choice, Decision, PolicySettings, SlotView, TrialView
+from framework.policies.trials.migration import Migration
 from framework.policies.trials.progress import Progress
 
 AHEAD = 0.03
@@ -52,6 +53,8 @@ class DikePolicy:
 
     * Trials are bound to no slot. At the end of a quantum the trial with the greatest worth takes the slot; one that
       replaces another has to be worth 1.3 times as much.
+    * On slots of several kinds a worth counts times the trial's relative speed in the slot, and running trials change
+      places where that makes the sum over the slots greater (`Migration`).
     * A trial without a slice so far comes before all others. One that has run and reported nothing is taken to have
       trained for the quanta it was given, and to stand at the median first loss.
     * Losses count as the lowest so far, so noise and divergence look like standing still. A trial whose newest loss is
@@ -74,6 +77,7 @@ class DikePolicy:
         self._quantum_s = settings.quantum_s
         self._rungs_share = rungs_share
         self._patience = patience
+        self._migration = Migration(settings)
         self._turns: dict[int, Turn] = {}
         self._passed_over: dict[int, int] = {}
         self._quanta: dict[int, int] = {}
@@ -106,15 +110,42 @@ class DikePolicy:
                     open_slots[slot.id] = running
             turns[slot.id] = turn
         self._turns = turns
-        waiting = [trial for trial in trials if trial.runnable]
-        runs = self._fill_by_rungs(open_slots, waiting)
+        self._migration.update(by_id, slots)
+        waiting = {trial.id: trial for trial in trials if trial.runnable}
+        runs = self._migration.arrive(open_slots, waiting)
+        if open_slots:
+            runs |= self._give_out(open_slots, waiting)
+        is_due = (runs or open_slots) and self._migration.is_due
+        suspends = self._migrate(now_s, by_id, slots, runs) if is_due else frozenset()
+        runs = {slot: choice for slot, choice in runs.items() if slot not in suspends}
+        return Decision(runs, min((turn.ends_s for turn in turns.values()), default=None), suspends)
+
+    def _give_out(self, slots: Mapping[int, TrialView | None], waiting: Mapping[int, TrialView]) -> dict[int, Choice]:
+        """Which trial each slot is given: a share of them by rungs, the others by worth. See `_fill`."""
+        runs = self._fill_by_rungs(slots, list(waiting.values()))
         chosen = {choice.trial for choice in runs.values()}
-        left = {slot: held for slot, held in open_slots.items() if slot not in runs}
-        runs |= self._fill(left, [trial for trial in waiting if trial.id not in chosen]) if left else {}
+        left = {slot: held for slot, held in slots.items() if slot not in runs}
+        if left:
+            runs |= self._fill(left, [trial for trial in waiting.values() if trial.id not in chosen])
         for choice in runs.values():
             self._passed_over[choice.trial] = 0
             self._quanta[choice.trial] = self._quanta.get(choice.trial, 0) + 1
-        return Decision(runs, min((turn.ends_s for turn in turns.values()), default=None))
+        return runs
+
+    def _migrate(
+        self, now_s: float, trials: Mapping[int, TrialView], slots: Sequence[SlotView], runs: Mapping[int, Choice]
+    ) -> frozenset[int]:
+        """The slots whose trials change places; each has run for a quantum at least."""
+        held = {slot.id: slot.trial for slot in slots if slot.trial is not None and slot.trial in trials}
+        held |= {slot: choice.trial for slot, choice in runs.items()}
+        movable = [
+            trials[held[slot.id]]
+            for slot in slots
+            if not slot.busy and slot.trial == held.get(slot.id, -1) and now_s >= slot.since_s + self._quantum_s
+        ]
+        movable = [trial for trial in movable if trial.preemptible]
+        worths = {trial: worth for trial, (worth, _) in self.worths(movable).items()}
+        return self._migration.plan({trial: slot for slot, trial in held.items()}, movable, worths)
 
     def _fill_by_rungs(self, slots: Mapping[int, TrialView | None], waiting: Sequence[TrialView]) -> dict[int, Choice]:
         """Gives out the share of the slots that goes by rungs, once each trial has had its first slice."""
@@ -143,28 +174,38 @@ class DikePolicy:
         """
         home = {trial.id: slot for slot, trial in slots.items() if trial is not None}
         worths = self.worths([*(trial for trial in slots.values() if trial is not None), *waiting])
+        kinds = {slot: self._migration.kind(slot) for slot in slots}
         ranks = {
-            trial: (worth * MARGIN if trial in home else worth, trial in home, -trial)
+            (trial, kind): (
+                (worth * MARGIN if trial in home else worth) * self._migration.relative_speed(trial, kind),
+                trial in home,
+                -trial,
+            )
             for trial, (worth, _) in worths.items()
+            for kind in ([kinds[home[trial]]] if trial in home else dict.fromkeys(kinds.values()))
         }
         refused = {trial.id: trial.refused for trial in waiting}
         # Those that are to lose their trial come last, so that the best trials run on.
-        by_need = sorted(slots, key=lambda slot: (-math.inf,) if (held := slots[slot]) is None else ranks[held.id])
+        by_need = sorted(
+            slots, key=lambda slot: (-math.inf,) if (held := slots[slot]) is None else ranks[held.id, kinds[slot]]
+        )
         # Patience has its end, but not for those that are lost.
         for view in waiting:
             self._passed_over[view.id] = self._passed_over.get(view.id, 0) + 1
             worth, _ = worths[view.id]
-            if self._passed_over[view.id] > LONGEST_WAIT * len(ranks) and worth > -math.inf:
-                ranks[view.id] = (math.inf, False, -view.id)
+            if self._passed_over[view.id] > LONGEST_WAIT * len(worths) and worth > -math.inf:
+                ranks |= {(view.id, kind): (math.inf, False, -view.id) for kind in kinds.values()}
                 worths[view.id] = (worth, "has waited long")
         runs: dict[int, Choice] = {}
-        for trial in sorted(ranks, key=lambda trial: ranks[trial], reverse=True):
-            if trial in home:
-                slot = home[trial] if home[trial] not in runs else None
-            else:
-                slot = next((slot for slot in by_need if slot not in runs and slot not in refused[trial]), None)
+        placed: set[int] = set()
+        for trial, kind in sorted(ranks, key=lambda pair: ranks[pair], reverse=True):
+            if trial in placed:
+                continue
+            fitting = [home[trial]] if trial in home else (slot for slot in by_need if slot not in refused[trial])
+            slot = next((slot for slot in fitting if slot not in runs and kinds[slot] == kind), None)
             if slot is not None:
                 worth, reason = worths[trial]
+                placed.add(trial)
                 runs[slot] = Choice(trial, reason, worth if math.isfinite(worth) else None)
                 if len(runs) == len(slots):
                     break

@@ -6,6 +6,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from framework.policies.trials.interface import PolicySettings
+
+PAYS_OFF = 10
+"""A move has to save within so many quanta what it costs."""
+MARGIN = 0.02
+"""A trial that has started is moved for no less of its mean speed: measured speeds scatter."""
+
 _LEAST_GAIN = 1e-9
 _Step = tuple[str | None, str | None]
 
@@ -27,6 +34,17 @@ class Mover:
     cost: float = 0.0
     refused: frozenset[int] = frozenset()
     is_ready: bool = True
+
+
+def share_of_move(settings: PolicySettings, *, runs: bool) -> float:
+    """What a move of a trial that has started must gain, as a share of the trial's mean speed.
+
+    Args:
+        settings: quantum, and what moves cost.
+        runs: whether the trial has to be suspended for it.
+    """
+    cost_s = settings.move_s + (settings.switch_s if runs else 0.0)
+    return MARGIN + cost_s / (PAYS_OFF * settings.quantum_s)
 
 
 class Exchange:

@@ -11,7 +11,10 @@ class HermesPolicy(ScoredPolicy):
     """Trials are bound to slots (`Binding`); in each slot the one that converges fastest runs, quantum by quantum.
 
     A trial's score is the convergence of its last quantum (`LossHistory.score`); its quantum grows at the milestones of
-    its loss (`LossHistory.quantum_s`). Decided here, as the paper leaves it open:
+    its loss and with each preemption (`LossHistory.quantum_s`; section 4.1.2). Decided here, as the paper leaves it
+    open or its figures are not known here:
+        * The quantum doubles when a trial has lost 50% of its first loss, and again at 75% (`MILESTONES`); a quarter
+          is added with each preemption (`QUANTUM_GROWTH`).
         * The running trial is a candidate, and goes on at equal convergence. One that cannot be suspended goes on.
         * NaN and infinite losses, ties, trials without a report, starvation: see `ScoredPolicy`.
         * Negative convergence counts as it is: a trial whose loss rises comes after one whose loss stands still.

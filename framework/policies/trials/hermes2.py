@@ -7,16 +7,11 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from framework.policies.trials.binding import Binding, Rank
-from framework.policies.trials.exchange import Exchange, Mover
+from framework.policies.trials.exchange import Exchange, Mover, share_of_move
 from framework.policies.trials.interface import Decision, PolicySettings, SlotView, TrialView
 from framework.policies.trials.losses import LossHistory
 from framework.policies.trials.scored import ScoredPolicy
 from framework.policies.trials.speeds import SpeedEstimates
-
-PAYS_OFF = 10
-"""A move has to save within so many quanta what it costs."""
-MARGIN = 0.02
-"""A trial that has started is moved for no less of its mean speed: measured speeds scatter."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +54,6 @@ class MetaScheduler(Binding):
     def __init__(self, settings: PolicySettings, rules: MetaRules) -> None:
         super().__init__(settings.jobs_per_slot)
         self._rules = rules
-        self._horizon_s = PAYS_OFF * settings.quantum_s
         self._settings = settings
         self._speeds = SpeedEstimates(explores=rules.explores, by_ratio=rules.by_ratio)
         self._leaving: dict[int, int] = {}
@@ -119,14 +113,14 @@ class MetaScheduler(Binding):
         self._planned_for = (exchange.homes, kinds, self._speeds.measured, able)
 
     def _mover(self, trial: TrialView, kinds: Sequence[str]) -> Mover:
-        performance = self._speeds.performance(trial.id, kinds)
-        mean = fmean(performance.values())
         if self._rules.relative:
-            performance, mean = {kind: speed / mean for kind, speed in performance.items()}, 1.0
+            performance, mean = self._speeds.relative(trial.id, kinds), 1.0
+        else:
+            performance = self._speeds.performance(trial.id, kinds)
+            mean = fmean(performance.values())
         cost = 0.0
         if trial.slices and self._rules.weighs_costs:
-            switch_s = 0.0 if trial.runnable else self._settings.switch_s
-            cost = mean * (MARGIN + (self._settings.move_s + switch_s) / self._horizon_s)
+            cost = mean * share_of_move(self._settings, runs=not trial.runnable)
         return Mover(trial.id, performance, cost, trial.refused, trial.runnable)
 
 

@@ -45,7 +45,7 @@ class TrialView:
         runnable: whether it can be given a slot now; a trial in the middle of a suspension or a start is not, nor is
             one that is running.
         preemptible: whether it can be suspended; it is said of running trials and believed of others.
-        refused: slots it must not be given (it failed there).
+        refused: slots it must not be given: its process stands still in another, and no checkpoint holds it.
         batch_size: samples of one of its steps; 1 where that is not known.
         speeds: kind of slot -> samples a second that it was measured to train there; kinds it never ran on are missing.
     """
@@ -139,15 +139,32 @@ class Policy(Protocol):
 
 @dataclass(frozen=True)
 class Milestone:
-    """From some decrease of a trial's loss on, its quantum is longer (paper 'Hermes', section 4.3).
+    """From some decrease of a trial's loss on, its quantum is longer (paper 'Hermes', section 4.1.2).
 
     Attributes:
         decrease: share of its first loss that a trial has to have lost, between 0 and 1.
-        quantum_s: its quantum from then on, in seconds.
+        quantum_s: its quantum from then on, in seconds; None: as `times` says.
+        times: how many times as long as the search's quantum it is from then on.
     """
 
     decrease: float
-    quantum_s: float
+    quantum_s: float | None = None
+    times: float = 1.0
+
+    def __str__(self) -> str:
+        """As `--milestones` has it: `50%:2x` or `50%:20s`."""
+        length = f"{self.times:g}x" if self.quantum_s is None else f"{self.quantum_s:g}s"
+        return f"{100 * self.decrease:g}%:{length}"
+
+    def length_s(self, quantum_s: float) -> float:
+        """The quantum from then on, where the search's is `quantum_s`; both in seconds."""
+        return self.times * quantum_s if self.quantum_s is None else self.quantum_s
+
+
+MILESTONES = (Milestone(0.5, times=2.0), Milestone(0.75, times=4.0))
+"""Where the quantum of `hermes` grows unless it is told otherwise."""
+QUANTUM_GROWTH = 0.25
+"""By this share it grows with each preemption."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +175,7 @@ class PolicySettings:
         quantum_s: seconds between two decisions on a slot.
         jobs_per_slot: how many trials are bound to one slot at most (the paper's G_thres).
         milestones: longer quanta for trials that have come far, by ascending decrease.
+        quantum_growth: by this share a trial's quantum grows with each preemption.
         seed: for policies with something random in them.
         switch_s: seconds that replacing a trial on a slot takes, as far as is known.
         move_s: how many seconds more it takes if the trial ran in another slot before: its checkpoint moves.
@@ -165,7 +183,8 @@ class PolicySettings:
 
     quantum_s: float = 10.0
     jobs_per_slot: int = 4
-    milestones: tuple[Milestone, ...] = ()
+    milestones: tuple[Milestone, ...] = MILESTONES
     seed: int = 0
     switch_s: float = 1.0
     move_s: float = 0.0
+    quantum_growth: float = QUANTUM_GROWTH

@@ -70,7 +70,7 @@ class LossHistory:
     count.
 
     Args:
-        settings: the length of a quantum, and the milestones at which it grows.
+        settings: the length of a quantum, and how it grows.
     """
 
     def __init__(self, settings: PolicySettings) -> None:
@@ -95,9 +95,10 @@ class LossHistory:
 
     @property
     def quantum_s(self) -> float:
-        """How long its next quantum is to last: what the highest milestone says that it has come to.
+        """How long its next quantum is to last.
 
-        Its decrease is that from its first quantum's loss to the lowest of a quantum, as a share of the first.
+        What the highest milestone says that it has come to, and `quantum_growth` of it more for each preemption. Its
+        decrease is that from its first quantum's loss to the lowest of a quantum, as a share of the first.
         """
         length_s = self._settings.quantum_s
         if self._first_loss:
@@ -106,8 +107,9 @@ class LossHistory:
             decrease = (self._first_loss - lowest) / abs(self._first_loss)
             for milestone in self._settings.milestones:
                 if decrease >= milestone.decrease:
-                    length_s = milestone.quantum_s
-        return length_s
+                    length_s = milestone.length_s(self._settings.quantum_s)
+        preemptions = max(0, self._slices_seen - 1)
+        return length_s * (1 + self._settings.quantum_growth * preemptions)
 
     def update(self, trial: TrialView) -> None:
         """Takes in what is new."""

@@ -48,6 +48,8 @@ class SpeedEstimates:
         self._first: dict[str, tuple[float, float]] = {}
         self._found: dict[tuple[int, str], float] = {}
         """Estimates that hold until something new is measured."""
+        self._relative: dict[tuple[int, tuple[str, ...]], dict[str, float]] = {}
+        """Multiples of the mean over kinds; they hold as long."""
         self.measured = 0
         """How many speeds have been measured."""
 
@@ -59,6 +61,7 @@ class SpeedEstimates:
                 continue
             logs = {kind: math.log(speed) for kind, speed in trial.speeds.items() if 0 < speed < math.inf}
             self._found.clear()
+            self._relative.clear()
             self.measured += len(logs) - (0 if known is None else len(known.logs))
             self._trials[trial.id] = _Trial(trial.batch_size, dict(trial.speeds), logs)
             for kind in logs:
@@ -81,6 +84,15 @@ class SpeedEstimates:
         found = {kind: speed for kind, speed in found.items() if not math.isnan(speed)}
         average = fmean(found.values()) if found else 1.0
         return {kind: found.get(kind, average) for kind in kinds}
+
+    def relative(self, trial: int, kinds: Sequence[str]) -> Mapping[str, float]:
+        """P_G of a trial for each kind G, as a multiple of its mean over the kinds."""
+        key = trial, tuple(kinds)
+        if key not in self._relative:
+            performance = self.performance(trial, kinds)
+            mean = fmean(performance.values())
+            self._relative[key] = {kind: speed / mean for kind, speed in performance.items()}
+        return self._relative[key]
 
     def _by_ratio(self, known: _Trial, kind: str) -> float:
         """Estimates a speed from those on other kinds; NaN if there is nothing to go by."""

@@ -16,6 +16,7 @@ parser.add_argument("--slow-agent", help="on this one of two agents a step takes
 parser.add_argument("--diary", type=Path)
 parser.add_argument("--fail-at", type=int, default=-1)
 parser.add_argument("--fail-lr", type=float, default=None, help="only the trial with this learning rate fails")
+parser.add_argument("--unsaved", action="store_true", help="without checkpoints")
 parser.add_argument("--hang-once", type=Path, help="the first save hangs; the file says that it has")
 arguments = parser.parse_args()
 state = {"loss": 1.0}
@@ -44,7 +45,7 @@ def restore(folder: str) -> None:
     state.update(json.loads(Path(folder, "state.json").read_text()))
 
 
-start = dike.checkpoint(save, restore)
+start = 0 if arguments.unsaved else dike.checkpoint(save, restore)
 for step in range(start + 1, arguments.steps + 1):
     if not is_told("hurry"):
         time.sleep(arguments.pause)

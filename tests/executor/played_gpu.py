@@ -1,0 +1,79 @@
+"""In a slot's process without a GPU: what NVIDIA's driver and its management library would say of one.
+
+Every process of a trial holds memory on it, unless the driver has brought that to the host. What the driver is asked
+for is written to `$PLAYED_GPU`, a line each; `$PLAYED_GPU_FAILS` names what it refuses.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+import psutil
+
+from executor import zygote_slot
+from executor.monitor import Gpus
+
+_states: dict[int, str] = {}
+
+
+class PlayedGpus(Gpus):
+    """See the module."""
+
+    def __init__(self, devices: Sequence[int] | None) -> None:
+        super().__init__(())
+        self._devices = devices
+
+    def __bool__(self) -> bool:
+        return bool(self._devices)
+
+    def bytes_by_process(self) -> dict[int, int]:
+        trials = (one for one in psutil.Process().children() if any("trial_script" in part for part in one.cmdline()))
+        return {one.pid: 1 << 30 for one in trials if _states.get(one.pid) != "checkpointed"}
+
+
+class Process:
+    """As `cuda.core.checkpoint.Process`."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+
+    @property
+    def state(self) -> str:
+        if os.environ.get("PLAYED_GPU_FAILS") == "state":
+            raise RuntimeError("the driver is too old")
+        return _states.get(self._pid, "running")
+
+    def lock(self, timeout_ms: int = 0) -> None:
+        self._go("lock", "running", "locked")
+
+    def checkpoint(self) -> None:
+        self._go("checkpoint", "locked", "checkpointed")
+
+    def restore(self) -> None:
+        self._go("restore", "checkpointed", "locked")
+
+    def unlock(self) -> None:
+        self._go("unlock", "locked", "running")
+
+    def _go(self, what: str, before: str, after: str) -> None:
+        # A thread of the process itself does the work.
+        assert psutil.Process(self._pid).status() != psutil.STATUS_STOPPED
+        assert self.state == before
+        if os.environ.get("PLAYED_GPU_FAILS") == what:
+            raise RuntimeError(f"{what} is refused")
+        _states[self._pid] = after
+        with Path(os.environ["PLAYED_GPU"]).open("a", encoding="utf-8") as diary:
+            diary.write(f"{what}\n")
+
+
+def install() -> None:
+    """Puts it where the product looks for the real ones."""
+    zygote_slot.Gpus = PlayedGpus  # type: ignore[misc]
+    core = ModuleType("cuda.core")
+    core.checkpoint = ModuleType("cuda.core.checkpoint")  # type: ignore[attr-defined]
+    core.checkpoint.Process = Process
+    sys.modules |= {"cuda": ModuleType("cuda"), "cuda.core": core, "cuda.core.checkpoint": core.checkpoint}
