@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import median
 
+from framework.policies.trials.asha import AshaPolicy
 from framework.policies.trials.bound import Turn
 from framework.policies.trials.interface import Choice, Decision, PolicySettings, SlotView, TrialView
 from framework.policies.trials.migration import Migration
@@ -13,11 +14,14 @@ from framework.policies.trials.progress import Progress
 
 AHEAD = 0.03
 """So far below the best loss we expect the goal, as a share of what the best trial has come down."""
-PATIENCE = 16
+PATIENCE = 4
 """A trial that stands still is worth a quantum in so many times the time it has had, as much as one at the best loss
 that comes down by s in a quantum is worth in one."""
 MARGIN = 1.3
 """A trial must be worth so many times as much as the one it replaces."""
+
+RUNGS_SHARE = 0.25
+"""So much of the slots is given out by the rungs of `asha`."""
 
 LONGEST_WAIT = 40
 """A trial that has been passed over so many times for each trial of the search runs a quantum."""
@@ -40,9 +44,12 @@ class DikePolicy:
         worth = sqrt(v) / (1 + a + z), where exp(z) = 1 + a + z
 
     v is the geometric mean of its speed since its beginning and in the second half of its time, by the quantum. sqrt(v)
-    counts as (1 + a) quanta / (16 times the time it has had) at least. As this floor falls as 1 / time, trials that
+    counts as (1 + a) quanta / (4 times the time it has had) at least. As this floor falls as 1 / time, trials that
     stand still share what is given to them by turns that become twice as long as those before, and one that starts late
     has its chance.
+
+    Losses may mislead: a trial may stand still for long before it falls, or the lowest ones come no further. So one
+    quantum of four is given out by the rungs of ASHA (`AshaPolicy`), which trains few trials far.
 
     * Trials are bound to no slot. At the end of a quantum the trial with the greatest worth takes the slot; one that
       replaces another has to be worth 1.3 times as much.
@@ -58,24 +65,33 @@ class DikePolicy:
 
     Args:
         settings: the length of a quantum.
+        rungs_share: another share of the slots that is given out by the rungs.
+        patience: another one with trials that stand still.
     """
 
     name = "dike"
 
-    def __init__(self, settings: PolicySettings) -> None:
+    def __init__(self, settings: PolicySettings, rungs_share: float = RUNGS_SHARE, patience: float = PATIENCE) -> None:
+        self.progress: dict[int, Progress] = {}
+        """Of all trials there were."""
         self._quantum_s = settings.quantum_s
+        self._rungs_share = rungs_share
+        self._patience = patience
         self._migration = Migration(settings)
-        self._progress: dict[int, Progress] = {}
         self._turns: dict[int, Turn] = {}
         self._passed_over: dict[int, int] = {}
         self._quanta: dict[int, int] = {}
         """Trial -> how many quanta it has been given."""
+        self._rungs = AshaPolicy(settings)
+        self._owed = 0.0
+        """Quanta that are to be given out by the rungs."""
 
     def decide(self, now_s: float, trials: Sequence[TrialView], slots: Sequence[SlotView]) -> Decision:
         """See `framework.policies.trials.interface.Policy`."""
         by_id = {trial.id: trial for trial in trials}
         for trial in trials:
-            self._progress.setdefault(trial.id, Progress()).update(trial)
+            self.progress.setdefault(trial.id, Progress()).update(trial)
+        self._rungs.follow(trials)
         open_slots: dict[int, TrialView | None] = {}
         turns: dict[int, Turn] = {}
         for slot in slots:
@@ -98,11 +114,23 @@ class DikePolicy:
         waiting = {trial.id: trial for trial in trials if trial.runnable}
         runs = self._migration.arrive(open_slots, waiting)
         if open_slots:
-            runs |= self._fill(open_slots, list(waiting.values()))
+            runs |= self._give_out(open_slots, waiting)
         is_due = (runs or open_slots) and self._migration.is_due
         suspends = self._migrate(now_s, by_id, slots, runs) if is_due else frozenset()
         runs = {slot: choice for slot, choice in runs.items() if slot not in suspends}
         return Decision(runs, min((turn.ends_s for turn in turns.values()), default=None), suspends)
+
+    def _give_out(self, slots: Mapping[int, TrialView | None], waiting: Mapping[int, TrialView]) -> dict[int, Choice]:
+        """Which trial each slot is given: a share of them by rungs, the others by worth. See `_fill`."""
+        runs = self._fill_by_rungs(slots, list(waiting.values()))
+        chosen = {choice.trial for choice in runs.values()}
+        left = {slot: held for slot, held in slots.items() if slot not in runs}
+        if left:
+            runs |= self._fill(left, [trial for trial in waiting.values() if trial.id not in chosen])
+        for choice in runs.values():
+            self._passed_over[choice.trial] = 0
+            self._quanta[choice.trial] = self._quanta.get(choice.trial, 0) + 1
+        return runs
 
     def _migrate(
         self, now_s: float, trials: Mapping[int, TrialView], slots: Sequence[SlotView], runs: Mapping[int, Choice]
@@ -116,8 +144,26 @@ class DikePolicy:
             if not slot.busy and slot.trial == held.get(slot.id, -1) and now_s >= slot.since_s + self._quantum_s
         ]
         movable = [trial for trial in movable if trial.preemptible]
-        worths = {trial: worth for trial, (worth, _) in self._worths(movable).items()}
+        worths = {trial: worth for trial, (worth, _) in self.worths(movable).items()}
         return self._migration.plan({trial: slot for slot, trial in held.items()}, movable, worths)
+
+    def _fill_by_rungs(self, slots: Mapping[int, TrialView | None], waiting: Sequence[TrialView]) -> dict[int, Choice]:
+        """Gives out the share of the slots that goes by rungs, once each trial has had its first slice."""
+        if not all(trial.slices or trial.readings for trial in waiting):
+            return {}
+        runs: dict[int, Choice] = {}
+        taken: set[int] = set()
+        for slot, held in slots.items():
+            able = [trial for trial in waiting if slot not in trial.refused and trial.id not in taken]
+            able += [] if held is None else [held]
+            sound = [trial for trial in able if not self.progress[trial.id].is_lost]
+            self._owed = min(self._owed + self._rungs_share, 1.0)
+            if self._owed == 1.0 and sound:
+                best = max(sound, key=self._rungs.rank)
+                runs[slot] = self._rungs.start(best)
+                taken.add(best.id)
+                self._owed = 0.0
+        return runs
 
     def _fill(self, slots: Mapping[int, TrialView | None], waiting: Sequence[TrialView]) -> dict[int, Choice]:
         """Gives out slots, the best trial first: the slot it has, else an empty one, else that of the worst.
@@ -127,7 +173,7 @@ class DikePolicy:
             waiting: the trials that can be given a slot.
         """
         home = {trial.id: slot for slot, trial in slots.items() if trial is not None}
-        worths = self._worths([*(trial for trial in slots.values() if trial is not None), *waiting])
+        worths = self.worths([*(trial for trial in slots.values() if trial is not None), *waiting])
         kinds = {slot: self._migration.kind(slot) for slot in slots}
         ranks = {
             (trial, kind): (
@@ -161,24 +207,22 @@ class DikePolicy:
                 worth, reason = worths[trial]
                 placed.add(trial)
                 runs[slot] = Choice(trial, reason, worth if math.isfinite(worth) else None)
-                self._passed_over[trial] = 0
-                self._quanta[trial] = self._quanta.get(trial, 0) + 1
                 if len(runs) == len(slots):
                     break
         return runs
 
-    def _worths(self, trials: Sequence[TrialView]) -> dict[int, tuple[float, str]]:
+    def worths(self, trials: Sequence[TrialView]) -> dict[int, tuple[float, str]]:
         """Trial -> what a second of it is worth, and why; inf for those that never ran, -inf for those that are lost.
 
         A worth is the chance to come to the goal, per second.
         """
-        sound = [progress for progress in self._progress.values() if progress.first_loss is not None]
+        sound = [progress for progress in self.progress.values() if progress.first_loss is not None]
         first = median([progress.first_loss for progress in sound if progress.first_loss is not None] or [0.0])
         best = min((progress.loss for progress in sound if not progress.is_lost), default=first)
         mean_distance = AHEAD * (first - best)
         worths = {}
         for trial in trials:
-            progress = self._progress[trial.id]
+            progress = self.progress[trial.id]
             if progress.is_lost:
                 worths[trial.id] = (-math.inf, "no sound trial waits")
             elif not trial.slices and not trial.readings:
@@ -188,11 +232,11 @@ class DikePolicy:
         return worths
 
     def _worth(self, trial: TrialView, first: float, best: float, mean_distance: float) -> tuple[float, str]:
-        progress = self._progress[trial.id]
+        progress = self.progress[trial.id]
         quanta = 1 if trial.readings else max(len(trial.slices), self._quanta.get(trial.id, 0))
         had_s = max(progress.train_s, self._quantum_s * quanta)
         if mean_distance <= 0:
-            return 1 / (PATIENCE * had_s), "least trained"
+            return 1 / (self._patience * had_s), "least trained"
         loss = first if progress.first_loss is None else progress.loss
         above = min((loss - best) / mean_distance, _FARTHEST)
         # Both by the quantum, so that they are numbers without a unit.
@@ -200,7 +244,7 @@ class DikePolicy:
         if loss < first and (fall := progress.recent_fall()) > 0:
             ever, lately = (first - loss) / mean_distance, fall / mean_distance / 0.5
             speed = math.sqrt(ever) * math.sqrt(lately) * self._quantum_s / had_s
-        least = (1 + above) * self._quantum_s / (PATIENCE * had_s)
+        least = (1 + above) * self._quantum_s / (self._patience * had_s)
         reason = "best chance to beat the best" if math.sqrt(speed) > least else "retried: no progress yet"
         return max(math.sqrt(speed), least) / (1 + above + way_beyond(above)), reason
 
