@@ -99,6 +99,44 @@ def overfitting(rng: np.random.Generator, done: Array) -> Array:
     return fall + np.maximum(done - rng.uniform(0.15, 0.9), 0) * rng.exponential(0.8) * math.exp(size)
 
 
+def warm_restarts(rng: np.random.Generator, done: Array) -> Array:
+    """The learning rate falls as a cosine and starts again, each time for twice as long; the loss jumps up with it."""
+    rate, cycles = rng.uniform(-1.0, 1.0), int(rng.integers(2, 5))
+    ends = np.cumsum(2.0 ** np.arange(cycles)) / (2**cycles - 1)
+    cycle = np.searchsorted(ends, np.minimum(done, ends[-1]))
+    begins = np.concatenate([[0.0], ends])[cycle]
+    heat = 0.5 * (1 + np.cos(math.pi * (done - begins) / (ends[cycle] - begins)))
+    start, floor = rng.normal(5.0, 0.1), 0.7 + 0.7 * abs(rate - 0.2) + rng.exponential(0.25)
+    learnt = floor + (start - floor) * (1 + 25 * done * math.exp(rate)) ** -0.8
+    return learnt + 0.6 * math.exp(0.7 * rate) * heat
+
+
+def late_fall(rng: np.random.Generator, done: Array) -> Array:
+    """Grokking: the loss falls to a first level and stands there, and for half of the trials falls again late."""
+    start, level = rng.normal(4.0, 0.1), 1.8 + rng.exponential(0.4)
+    first = level + (start - level) * np.exp(-done * 10 ** rng.uniform(1.0, 2.0))
+    if rng.random() < 0.5:
+        return first
+    comes, width, floor = rng.uniform(0.1, 0.85), 10 ** rng.uniform(-2.0, -1.2), 0.2 + rng.exponential(0.2)
+    return first - (first - floor) / (1 + np.exp(-np.clip((done - comes) / width, -60, 60)))
+
+
+def heavy_noise(rng: np.random.Generator, done: Array) -> Array:
+    """A power law under noise as large as what trials differ by, with spikes."""
+    losses = power_law(rng, done)
+    losses *= np.exp(rng.uniform(0.02, 0.12) * rng.standard_t(3, len(done)).clip(-8, 8))
+    spikes = rng.random(len(done)) < rng.uniform(0.0, 0.05)
+    return losses + spikes * rng.exponential(3.0, len(done))
+
+
+def two_speeds(rng: np.random.Generator, done: Array) -> Array:
+    """A part falls at once and the rest slowly; how large either is, and how slow, says nothing of the other."""
+    floor, fast, slow = 0.5 + rng.exponential(0.3), rng.uniform(0.5, 2.5), rng.uniform(0.5, 2.5)
+    return (
+        floor + fast * np.exp(-done * 10 ** rng.uniform(1.0, 2.5)) + slow * np.exp(-done * 10 ** rng.uniform(0.0, 1.2))
+    )
+
+
 FAMILIES: dict[str, tuple[Shape, ...]] = {
     "power-law": (power_law,),
     "plateau": (plateau,),
@@ -108,12 +146,19 @@ FAMILIES: dict[str, tuple[Shape, ...]] = {
     "warm-up": (warm_up,),
     "overfitting": (overfitting,),
     "step-lengths": (power_law, learning_rate_steps),
+    "warm-restarts": (warm_restarts,),
+    "late-fall": (late_fall,),
+    "heavy-noise": (heavy_noise,),
+    "two-speeds": (two_speeds,),
+    "slow-start": (power_law, crossing, warm_up),
     "mixed": (power_law, plateau, learning_rate_steps, divergence, crossing, warm_up, overfitting),
 }
 """Name -> the shapes of its trials. Where there are several, each trial has one of them, brought to one scale."""
 
 _UNEQUAL = {"step-lengths": 8.0, "mixed": 3.0}
 """Of these a step takes up to so many times as long for one trial as for another; elsewhere up to 1.5 times."""
+_SLOW_STARTS = {"slow-start": 0.15}
+"""Of these the first step takes up to such a share of the time of all others; elsewhere as long as any."""
 
 
 def draw_family(name: str, seed: int = 0, trials: int = TRIALS) -> tuple[Curve, ...]:
@@ -145,4 +190,5 @@ def _draw(name: str, shapes: Sequence[Shape], rng: np.random.Generator, number: 
     spread = 10 ** rng.uniform(-3.0, -1.5)
     losses = losses * np.exp(spread * rng.standard_normal(EVALUATIONS))
     length_s = LENGTH_S * _UNEQUAL.get(name, 1.5) ** rng.uniform(-0.5, 0.5)
-    return Curve(f"{name}-{number}", (done * length_s).tolist(), (done * STEPS).tolist(), losses.tolist())
+    start_s = length_s * rng.uniform(0.0, _SLOW_STARTS[name]) if name in _SLOW_STARTS else 0.0
+    return Curve(f"{name}-{number}", (start_s + done * length_s).tolist(), (done * STEPS).tolist(), losses.tolist())

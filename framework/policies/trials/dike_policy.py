@@ -20,8 +20,10 @@ that comes down by s in a quantum is worth in one."""
 MARGIN = 1.3
 """A trial must be worth so many times as much as the one it replaces."""
 
-RUNGS_SHARE = 0.25
-"""So much of the slots is given out by the rungs of `asha`."""
+RUNGS_SHARE = 0.1
+"""Of so many quanta the rungs of `asha` name the trial."""
+FALLS_SHARE = 0.1
+"""Of so many quanta it is the one that falls fastest."""
 
 LONGEST_WAIT = 40
 """A trial that has been passed over so many times for each trial of the search runs a quantum."""
@@ -71,11 +73,18 @@ class DikePolicy:
 
     name = "dike"
 
-    def __init__(self, settings: PolicySettings, rungs_share: float = RUNGS_SHARE, patience: float = PATIENCE) -> None:
+    def __init__(
+        self,
+        settings: PolicySettings,
+        rungs_share: float = RUNGS_SHARE,
+        falls_share: float = FALLS_SHARE,
+        patience: float = PATIENCE,
+    ) -> None:
         self.progress: dict[int, Progress] = {}
         """Of all trials there were."""
         self._quantum_s = settings.quantum_s
         self._rungs_share = rungs_share
+        self._falls_share = falls_share
         self._patience = patience
         self._migration = Migration(settings)
         self._turns: dict[int, Turn] = {}
@@ -83,8 +92,8 @@ class DikePolicy:
         self._quanta: dict[int, int] = {}
         """Trial -> how many quanta it has been given."""
         self._rungs = AshaPolicy(settings)
-        self._owed = 0.0
-        """Quanta that are to be given out by the rungs."""
+        # Quanta that are to be given out by each.
+        self._owed_to_rungs = self._owed_to_falls = 0.0
 
     def decide(self, now_s: float, trials: Sequence[TrialView], slots: Sequence[SlotView]) -> Decision:
         """See `framework.policies.trials.interface.Policy`."""
@@ -114,23 +123,30 @@ class DikePolicy:
         waiting = {trial.id: trial for trial in trials if trial.runnable}
         runs = self._migration.arrive(open_slots, waiting)
         if open_slots:
-            runs |= self._give_out(open_slots, waiting)
+            runs |= self._fill(open_slots, list(waiting.values()), self._named(len(open_slots), trials))
         is_due = (runs or open_slots) and self._migration.is_due
         suspends = self._migrate(now_s, by_id, slots, runs) if is_due else frozenset()
         runs = {slot: choice for slot, choice in runs.items() if slot not in suspends}
         return Decision(runs, min((turn.ends_s for turn in turns.values()), default=None), suspends)
 
-    def _give_out(self, slots: Mapping[int, TrialView | None], waiting: Mapping[int, TrialView]) -> dict[int, Choice]:
-        """Which trial each slot is given: a share of them by rungs, the others by worth. See `_fill`."""
-        runs = self._fill_by_rungs(slots, list(waiting.values()))
-        chosen = {choice.trial for choice in runs.values()}
-        left = {slot: held for slot, held in slots.items() if slot not in runs}
-        if left:
-            runs |= self._fill(left, [trial for trial in waiting.values() if trial.id not in chosen])
-        for choice in runs.values():
-            self._passed_over[choice.trial] = 0
-            self._quanta[choice.trial] = self._quanta.get(choice.trial, 0) + 1
-        return runs
+    def _named(self, slots: int, trials: Sequence[TrialView]) -> dict[int, str]:
+        """Whom the rungs and the fastest fall name for so many slots, and why; nobody before each has had a slice."""
+        sound = [trial for trial in trials if not self.progress[trial.id].is_lost]
+        if not sound or not all(trial.slices or trial.readings for trial in trials):
+            return {}
+        named: dict[int, str] = {}
+        for _ in range(slots):
+            self._owed_to_rungs += self._rungs_share
+            self._owed_to_falls += self._falls_share
+            if self._owed_to_rungs >= 1:
+                self._owed_to_rungs -= 1
+                choice = self._rungs.start(max(sound, key=self._rungs.rank))
+                named[choice.trial] = choice.reason
+            elif self._owed_to_falls >= 1:
+                self._owed_to_falls -= 1
+                fastest = max(sound, key=lambda trial: (self.progress[trial.id].recent_speed(), -trial.id))
+                named[fastest.id] = "falls fastest"
+        return named
 
     def _migrate(
         self, now_s: float, trials: Mapping[int, TrialView], slots: Sequence[SlotView], runs: Mapping[int, Choice]
@@ -147,36 +163,28 @@ class DikePolicy:
         worths = {trial: worth for trial, (worth, _) in self.worths(movable).items()}
         return self._migration.plan({trial: slot for slot, trial in held.items()}, movable, worths)
 
-    def _fill_by_rungs(self, slots: Mapping[int, TrialView | None], waiting: Sequence[TrialView]) -> dict[int, Choice]:
-        """Gives out the share of the slots that goes by rungs, once each trial has had its first slice."""
-        if not all(trial.slices or trial.readings for trial in waiting):
-            return {}
-        runs: dict[int, Choice] = {}
-        taken: set[int] = set()
-        for slot, held in slots.items():
-            able = [trial for trial in waiting if slot not in trial.refused and trial.id not in taken]
-            able += [] if held is None else [held]
-            sound = [trial for trial in able if not self.progress[trial.id].is_lost]
-            self._owed = min(self._owed + self._rungs_share, 1.0)
-            if self._owed == 1.0 and sound:
-                best = max(sound, key=self._rungs.rank)
-                runs[slot] = self._rungs.start(best)
-                taken.add(best.id)
-                self._owed = 0.0
-        return runs
-
-    def _fill(self, slots: Mapping[int, TrialView | None], waiting: Sequence[TrialView]) -> dict[int, Choice]:
+    def _fill(
+        self, slots: Mapping[int, TrialView | None], waiting: Sequence[TrialView], first: Mapping[int, str]
+    ) -> dict[int, Choice]:
         """Gives out slots, the best trial first: the slot it has, else an empty one, else that of the worst.
 
         Args:
             slots: slot -> the trial that runs there and may be replaced, None if it is empty.
             waiting: the trials that can be given a slot.
+            first: those that come before all others, and why; who runs elsewhere is left there.
         """
         home = {trial.id: slot for slot, trial in slots.items() if trial is not None}
         worths = self.worths([*(trial for trial in slots.values() if trial is not None), *waiting])
+        # Patience has its end, but not for those that are lost.
+        first = dict(first)
+        for view in waiting:
+            self._passed_over[view.id] = self._passed_over.get(view.id, 0) + 1
+            if self._passed_over[view.id] > LONGEST_WAIT * len(worths) and worths[view.id][0] > -math.inf:
+                first[view.id] = "has waited long"
         kinds = {slot: self._migration.kind(slot) for slot in slots}
         ranks = {
             (trial, kind): (
+                trial in first,
                 (worth * MARGIN if trial in home else worth) * self._migration.relative_speed(trial, kind),
                 trial in home,
                 -trial,
@@ -186,16 +194,7 @@ class DikePolicy:
         }
         refused = {trial.id: trial.refused for trial in waiting}
         # Those that are to lose their trial come last, so that the best trials run on.
-        by_need = sorted(
-            slots, key=lambda slot: (-math.inf,) if (held := slots[slot]) is None else ranks[held.id, kinds[slot]]
-        )
-        # Patience has its end, but not for those that are lost.
-        for view in waiting:
-            self._passed_over[view.id] = self._passed_over.get(view.id, 0) + 1
-            worth, _ = worths[view.id]
-            if self._passed_over[view.id] > LONGEST_WAIT * len(worths) and worth > -math.inf:
-                ranks |= {(view.id, kind): (math.inf, False, -view.id) for kind in kinds.values()}
-                worths[view.id] = (worth, "has waited long")
+        by_need = sorted(slots, key=lambda slot: () if (held := slots[slot]) is None else ranks[held.id, kinds[slot]])
         runs: dict[int, Choice] = {}
         placed: set[int] = set()
         for trial, kind in sorted(ranks, key=lambda pair: ranks[pair], reverse=True):
@@ -206,7 +205,9 @@ class DikePolicy:
             if slot is not None:
                 worth, reason = worths[trial]
                 placed.add(trial)
-                runs[slot] = Choice(trial, reason, worth if math.isfinite(worth) else None)
+                runs[slot] = Choice(trial, first.get(trial, reason), worth if math.isfinite(worth) else None)
+                self._passed_over[trial] = 0
+                self._quanta[trial] = self._quanta.get(trial, 0) + 1
                 if len(runs) == len(slots):
                     break
         return runs
