@@ -20,9 +20,9 @@ that comes down by s in a quantum is worth in one."""
 MARGIN = 1.3
 """A trial must be worth so many times as much as the one it replaces."""
 
-RUNGS_SHARE = 0.1
+RUNGS_SHARE = 0.05
 """Of so many quanta the rungs of `asha` name the trial."""
-FALLS_SHARE = 0.1
+FALLS_SHARE = 0.05
 """Of so many quanta it is the one that falls fastest."""
 
 LONGEST_WAIT = 40
