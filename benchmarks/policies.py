@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import multiprocessing
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,10 +12,16 @@ from statistics import fmean, geometric_mean, median
 
 from threadpoolctl import threadpool_limits
 
-from benchmarks.search.learned import GaussianProcessPolicy, Library, ToldPolicy
+from benchmarks.search.learned import (
+    FALLS_SHARE,
+    RUNGS_SHARE,
+    GaussianProcessPolicy,
+    HedgedPolicy,
+    Library,
+    ToldPolicy,
+)
 from benchmarks.search.simulated import DATA
 from dike.exceptions import BadInputError
-from framework.policies.trials.dike_policy import PATIENCE, RUNGS_SHARE, DikePolicy
 from framework.policies.trials.interface import Decision, Policy, PolicySettings, Reading, SlotView, TrialView
 from framework.simulation.bins import TARGET_SHARE, Bin, draw_bin
 from framework.simulation.comparison import (
@@ -35,15 +42,15 @@ PROCESSES = 2
 SEEDS = range(300, 312)
 """Bins that nothing was chosen on."""
 CHOICE_SEEDS = range(200, 208)
-REGRET_SEEDS = range(300, 304)
-FAMILY_SEED, CHOICE_FAMILY_SEED, LIBRARY_SEED = 1, 0, 99
+FEW_SEEDS = range(300, 304)
+FAMILY_SEED, CHOICE_FAMILY_SEED, ASIDE_SEED, LIBRARY_SEED = 1, 0, 2, 99
 LIBRARY_TRIALS = 1000
 
 OTHERS = ("fifo", "asha", "hermes")
 GP = "GP, as DyHPO"
-EARLIER = "dike before"
+HEDGED = "dike, hedged"
 TOLD = "told the family"
-COMPARED = (*OTHERS, GP, EARLIER, "dike", TOLD)
+DIKES = ("dike", HEDGED)
 
 
 @dataclass(frozen=True)
@@ -52,30 +59,43 @@ class CurveSet:
 
     Attributes:
         name: for people.
-        file: where they are recorded; empty: a family of this name.
+        file: where they are recorded; empty: a family.
+        family: its name.
+        seed: of the family's curves.
+        metric: which of the losses that are recorded; None: that of training.
         target_share: how far a good trial comes.
         is_aside: whether nobody looked at them before the policy was chosen.
     """
 
     name: str
     file: str = ""
+    family: str = ""
+    seed: int = FAMILY_SEED
+    metric: str | None = None
     target_share: float = TARGET_SHARE
     is_aside: bool = False
 
-    def curves(self, seed: int = FAMILY_SEED) -> tuple[Curve, ...]:
-        """All of them; of a family those of this seed."""
-        return _recorded(self.file) if self.file else draw_family(self.name, seed)
+    def curves(self, seed: int | None = None) -> tuple[Curve, ...]:
+        """All of them; of a family those of its seed, or of another."""
+        if self.file:
+            return _recorded(self.file, self.metric)
+        return draw_family(self.family, self.seed if seed is None else seed)
 
 
-_CHOSEN_ON = ("power-law", "plateau", "learning-rate-steps", "divergence", "warm-up")
+_NEW = ("warm-restarts", "late-fall", "heavy-noise", "two-speeds", "slow-start")
+"""Families that nobody had looked at."""
+_LOOKED_AT = tuple(name for name in FAMILIES if name not in _NEW)
 SETS = (
     CurveSet("ImageNet, ResNet", "algoperf_imagenet_resnet.csv.gz"),
-    CurveSet("OGBG", "algoperf_ogbg.csv.gz", 0.98),
+    CurveSet("OGBG", "algoperf_ogbg.csv.gz", target_share=0.98),
     CurveSet("ImageNet, AlexNet", "nas_alexnet_imagenet.csv.gz"),
     CurveSet("digits", "digits_mlp.csv.gz"),
-    *(CurveSet(name) for name in _CHOSEN_ON),
-    CurveSet("photo", "photo_mlp.csv.gz", is_aside=True),
-    *(CurveSet(name, is_aside=True) for name in FAMILIES if name not in _CHOSEN_ON),
+    CurveSet("photo", "photo_mlp.csv.gz"),
+    *(CurveSet(name, family=name) for name in _LOOKED_AT),
+    CurveSet("diabetes", "diabetes_mlp.csv.gz", is_aside=True),
+    CurveSet("boosted trees", "boosting_trees.csv.gz", metric="validation_loss", is_aside=True),
+    *(CurveSet(name, family=name, is_aside=True) for name in _NEW),
+    *(CurveSet(f"{name}, anew", family=name, seed=ASIDE_SEED, is_aside=True) for name in _LOOKED_AT),
 )
 
 SETTINGS = {
@@ -87,15 +107,15 @@ SETTINGS = {
 }
 BUDGETS = (0.05, 0.1, 0.25, 0.5)
 """Shares of the time that training all trials takes."""
-SHARES, PATIENCES = (0.0, 0.1, 0.25, 0.5), (16.0, 4.0)
-"""What was chosen between."""
+SHARES = (0.0, 0.05, 0.1)
+"""What was chosen between, for the rungs and for the fastest fall."""
 
 Times = dict[str, float]
 
 
 @cache
-def _recorded(file: str) -> tuple[Curve, ...]:
-    return read_curves(DATA / file)
+def _recorded(file: str, metric: str | None) -> tuple[Curve, ...]:
+    return read_curves(DATA / file, metric)
 
 
 class _Watched:
@@ -134,85 +154,83 @@ def measure() -> Iterator[str]:
     with multiprocessing.get_context("fork").Pool(PROCESSES, threadpool_limits, (1,)) as pool:
         yield "Mean time for a good trial to reach the target as a multiple of the oracle's, which knows the curves. 16"
         yield f"trials, 4 of them good, on 4 GPUs, {len(SEEDS)} bins (seeds {SEEDS.start} to {SEEDS.stop - 1}), as in"
-        yield "[search.md](search.md). *dike before*: without the rungs, with its earlier patience. *GP, as DyHPO*: a"
+        yield "[search.md](search.md). *dike, hedged*: of every 20 quanta one goes to the trial that the rungs of asha"
+        yield "name and one to the trial that falls fastest (`benchmarks/search/learned.py`). *GP, as DyHPO*: by a"
         yield "Gaussian process over the curves of this search. *Told the family*: knows the target and other curves of"
-        yield f"the set (of a family {LIBRARY_TRIALS:,}), so it is the price of not knowing. *By the best*: the time of"
-        yield "`dike` by that of the best of fifo, asha and hermes."
+        yield f"the set (of a family {LIBRARY_TRIALS:,}), so it is the price of not knowing. *By the best*: a time by"
+        yield "that of the best of fifo, asha and hermes."
         yield ""
-        yield "Families: `framework/simulation/families.py`, curves of seed 1; those that choices were made on were"
-        yield "looked at with seed 0. Sets: [what they are](../data/learning_curves/README.md)."
+        yield "Families: `framework/simulation/families.py`; choices were made on seeds 0 and 1, here it is seed 1."
+        yield f"*Anew*: the same by seed {ASIDE_SEED}. Sets: [what they are](../data/learning_curves/README.md)."
         yield ""
         times = pool.map(_main_times, range(len(SETS)), chunksize=1)
         for is_aside, title in ((False, "Curves that choices were made on"), (True, "Curves kept aside")):
             chosen = [(one, row) for one, row in zip(SETS, times, strict=True) if one.is_aside is is_aside]
-            yield from _table(title, "curves", {one.name: row for one, row in chosen})
-        yield "**Other settings** (geometric means over all sets; a set is left out where there are too few trials of a"
-        yield f"kind; {len(CHOICE_SEEDS)} bins)"
+            yield from _table(title, {one.name: row for one, row in chosen})
+        yield "**Other settings** (geometric means over the sets kept aside; one with too few trials of a kind is left"
+        yield f"out; {len(FEW_SEEDS)} bins)"
         yield ""
-        rows, worst = {}, {}
+        names = (*OTHERS, *DIKES)
+        yield f"| setting | {' | '.join(names)} |"
+        yield f"|---|{'---|' * len(names)}"
         for setting in SETTINGS:
-            found = pool.map(partial(_setting_times, setting), range(len(SETS)), chunksize=1)
+            found = pool.map(partial(_setting_times, setting), _places(is_aside=True), chunksize=1)
             each = [row for row in found if row]
-            rows[f"{setting} ({len(each)} sets)"] = {
-                name: geometric_mean(row[name] for row in each) for name in (*OTHERS, EARLIER, "dike")
-            }
-            worst[setting] = [max(row[name] / _best(row) for row in each) for name in (EARLIER, "dike")]
-        names = " | ".join((*OTHERS, EARLIER, "dike"))
-        yield f"| setting | {names} | by the best, before: worst set | dike: worst set |"
-        yield f"|---|{'---|' * (len(OTHERS) + 4)}"
-        for (text, row), pair in zip(rows.items(), worst.values(), strict=True):
-            yield f"| {text} | {_cells(row)} | {pair[0]:.2f} | {pair[1]:.2f} |"
+            means = {name: geometric_mean(row[name] for row in each) for name in names}
+            yield f"| {setting} ({len(each)} sets) | {_cells(means)} |"
         yield ""
         yield "**Regret over time**: how far the lowest loss of the search is above the lowest that its trials come to,"
         yield "by how far they come down from the median first loss; when so much of the time has passed that training"
-        yield f"all of them takes. Trials are trained to the end. Means over all sets, {len(REGRET_SEEDS)} bins each."
+        yield "all of them takes. Trials are trained to the end. Means over the sets kept aside,"
+        yield f"{len(FEW_SEEDS)} bins each."
         yield ""
-        regrets = pool.map(_regrets, range(len(SETS)), chunksize=1)
+        regrets = pool.map(_regrets, _places(is_aside=True), chunksize=1)
         yield f"| policy | {' | '.join(f'{budget:.0%}' for budget in BUDGETS)} |"
         yield f"|---|{'---|' * len(BUDGETS)}"
-        for name in (*OTHERS, GP, EARLIER, "dike"):
+        for name in (*OTHERS, *DIKES):
             cells = " | ".join(f"{fmean(of[name][place] for of in regrets):.3f}" for place in range(len(BUDGETS)))
             yield f"| {name} | {cells} |"
         yield ""
-        yield from _left_out(pool.map(_choice_times, _chosen_places(), chunksize=1))
+        yield from _left_out(pool.map(_choice_times, _places(is_aside=False), chunksize=1))
 
 
-def _table(title: str, first: str, rows: Mapping[str, Times]) -> Iterator[str]:
+def _table(title: str, rows: Mapping[str, Times]) -> Iterator[str]:
+    names = list(next(iter(rows.values())))
     yield f"**{title}**"
     yield ""
-    yield f"| {first} | {' | '.join(COMPARED)} | by the best |"
-    yield f"|---|{'---|' * (len(COMPARED) + 1)}"
-    for text, row in rows.items():
-        yield f"| {text} | {_cells(row)} | {row['dike'] / _best(row):.2f} |"
-    means = {name: geometric_mean(row[name] for row in rows.values()) for name in COMPARED}
-    yield f"| geometric mean | {_cells(means)} | {means['dike'] / _best(means):.2f} |"
+    yield f"| curves | {' | '.join(names)} | dike by the best | hedged by the best |"
+    yield f"|---|{'---|' * (len(names) + 2)}"
+    means = {name: geometric_mean(row[name] for row in rows.values()) for name in names}
+    for text, row in (*rows.items(), ("geometric mean", means)):
+        yield f"| {text} | {_cells(row)} | {' | '.join(f'{row[name] / _best(row):.2f}' for name in DIKES)} |"
     yield ""
 
 
 def _left_out(found: Sequence[Mapping[tuple[float, float], float]]) -> Iterator[str]:
-    names = [SETS[place].name for place in _chosen_places()]
-    yield "**Leave one set out**: what would be chosen of the share of slots by rungs and the patience (geometric mean"
-    yield f"of the times on all other sets, {len(CHOICE_SEEDS)} bins, families by seed {CHOICE_FAMILY_SEED}), and what"
-    yield f"it needs on the one left out. `dike` has {RUNGS_SHARE:.0%} and {PATIENCE}."
+    names = [SETS[place].name for place in _places(is_aside=False)]
+    yield "**Leave one set out**: which shares of the quanta would be chosen for the rungs and for the fastest fall"
+    yield f"(geometric mean of the times on all other sets, {len(CHOICE_SEEDS)} bins, families by seed"
+    yield f"{CHOICE_FAMILY_SEED}), and what they come to on the one left out. *dike, hedged* has {RUNGS_SHARE:.0%} and"
+    yield f"{FALLS_SHARE:.0%}."
     yield ""
-    yield "| left out | chosen on the others: share, patience | its time | the best of all |"
+    yield "| left out | chosen on the others: rungs, fall | its time | the best of all |"
     yield "|---|---|---|---|"
     for place, name in enumerate(names):
         others = [row for number, row in enumerate(found) if number != place]
-        share, patience = min(found[0], key=lambda key: geometric_mean(row[key] for row in others))
+        key = min(found[0], key=lambda key: geometric_mean(row[key] for row in others))
         best = min(found[place].values())
-        yield f"| {name} | {share:.0%}, {patience:g} | {found[place][share, patience]:.2f} | {best:.2f} |"
+        yield f"| {name} | {key[0]:.0%}, {key[1]:.0%} | {found[place][key]:.2f} | {best:.2f} |"
     yield ""
-    yield f"| share of the slots by rungs | {' | '.join(f'patience {patience:g}' for patience in PATIENCES)} |"
-    yield f"|---|{'---|' * len(PATIENCES)}"
-    for share in SHARES:
-        cells = (f"{geometric_mean(row[share, patience] for row in found):.3f}" for patience in PATIENCES)
-        yield f"| {share:.0%} | {' | '.join(cells)} |"
+    yield f"| by the rungs | {' | '.join(f'fastest fall {share:.0%}' for share in SHARES)} |"
+    yield f"|---|{'---|' * len(SHARES)}"
+    for rungs in SHARES:
+        cells = (f"{geometric_mean(row[rungs, falls] for row in found):.3f}" for falls in SHARES)
+        yield f"| {rungs:.0%} | {' | '.join(cells)} |"
     yield ""
 
 
-def _chosen_places() -> list[int]:
-    return [place for place, one in enumerate(SETS) if not one.is_aside]
+def _places(*, is_aside: bool) -> list[int]:
+    return [place for place, one in enumerate(SETS) if one.is_aside is is_aside]
 
 
 def _best(row: Times) -> float:
@@ -223,8 +241,9 @@ def _cells(row: Times) -> str:
     return " | ".join(f"{value:.2f}" for value in row.values())
 
 
-def _earlier(_: Bin, settings: PolicySettings) -> Policy:
-    return DikePolicy(settings, rungs_share=0.0, patience=16.0)
+def _contenders() -> dict[str, PolicyFactory]:
+    """Without those that take long or are told something."""
+    return {**policies_named((*OTHERS, "dike")), HEDGED: lambda _, settings: HedgedPolicy(settings)}
 
 
 def _times(
@@ -240,15 +259,12 @@ def _main_times(place: int) -> Times:
     one = SETS[place]
     curves = one.curves()
     scenario = resolve(curves, SimulationSettings(target_share=one.target_share))
-    others = curves if one.file else draw_family(one.name, LIBRARY_SEED, LIBRARY_TRIALS)
-    library = Library(others, scenario.target)
-    policies = {
-        **policies_named(OTHERS),
-        GP: lambda _, settings: GaussianProcessPolicy(settings),
-        EARLIER: _earlier,
-        **policies_named(["dike"]),
-        TOLD: lambda trials, settings: ToldPolicy(settings, library, trials.curves),
-    }
+    policies = _contenders()
+    if one.is_aside:
+        others = curves if one.file else draw_family(one.family, LIBRARY_SEED, LIBRARY_TRIALS)
+        library = Library(others, scenario.target)
+        policies[GP] = lambda _, settings: GaussianProcessPolicy(settings)
+        policies[TOLD] = lambda trials, settings: ToldPolicy(settings, library, trials.curves)
     return _times(curves, scenario, policies, SEEDS)
 
 
@@ -259,27 +275,26 @@ def _setting_times(setting: str, place: int) -> Times | None:
     changed = SETTINGS[setting]
     share = changed.target_share if changed.target_share != TARGET_SHARE else one.target_share
     scenario = resolve(curves, replace(changed, target_share=share))
-    policies = {**policies_named(OTHERS), EARLIER: _earlier, **policies_named(["dike"])}
+    policies = _contenders()
     try:
-        draw_bin(curves, scenario.target, scenario.jobs, scenario.good, CHOICE_SEEDS.start)
+        draw_bin(curves, scenario.target, scenario.jobs, scenario.good, FEW_SEEDS.start)
     except BadInputError:
         return None
-    return _times(curves, scenario, policies, CHOICE_SEEDS)
+    return _times(curves, scenario, policies, FEW_SEEDS)
 
 
 def _choice_times(place: int) -> dict[tuple[float, float], float]:
-    """Share and patience -> time."""
+    """Shares of the rungs and of the fastest fall -> time."""
     one = SETS[place]
     curves = one.curves(CHOICE_FAMILY_SEED)
     scenario = resolve(curves, SimulationSettings(target_share=one.target_share))
     found = {}
-    for share in SHARES:
-        for patience in PATIENCES:
+    for rungs, falls in itertools.product(SHARES, SHARES):
 
-            def make(_: Bin, settings: PolicySettings, share: float = share, patience: float = patience) -> Policy:
-                return DikePolicy(settings, share, patience)
+        def make(_: Bin, settings: PolicySettings, rungs: float = rungs, falls: float = falls) -> Policy:
+            return HedgedPolicy(settings, rungs, falls)
 
-            found[share, patience] = _times(curves, scenario, {"dike": make}, CHOICE_SEEDS)["dike"]
+        found[rungs, falls] = _times(curves, scenario, {HEDGED: make}, CHOICE_SEEDS)[HEDGED]
     return found
 
 
@@ -288,14 +303,9 @@ def _regrets(place: int) -> dict[str, list[float]]:
     one = SETS[place]
     curves = one.curves()
     scenario = resolve(curves, SimulationSettings(target_share=one.target_share, until="end"))
-    policies = {
-        **policies_named(OTHERS),
-        GP: lambda _, settings: GaussianProcessPolicy(settings),
-        EARLIER: _earlier,
-        **policies_named(["dike"]),
-    }
+    policies = _contenders()
     found: dict[str, list[list[float]]] = {name: [] for name in policies}
-    for seed in REGRET_SEEDS:
+    for seed in FEW_SEEDS:
         trials = draw_bin(curves, scenario.target, scenario.jobs, scenario.good, seed)
         # Goes on until each trial is at its end.
         trials = replace(trials, target_s=tuple(curve.length_s for curve in trials.curves))

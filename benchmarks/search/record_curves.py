@@ -7,15 +7,12 @@ Each trial draws its parameters by its number; its seconds are those of the proc
 
 from __future__ import annotations
 
-import argparse
 import csv
 import gzip
-import inspect
 import math
 import sys
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -34,8 +31,6 @@ EPOCHS = 60
 CUTS = {"none": (), "one": (0.6,), "two": (0.4, 0.75)}
 """Where in the training the learning rate is divided by ten."""
 PIXELS = 5000
-CONTEXT, CHARACTERS, SAMPLES = 6, 40, 2000
-"""Of `text`: how many characters are seen, how many different ones there are, and how many places are learnt from."""
 TREES = 5
 """Of an epoch of `boosting`."""
 
@@ -60,16 +55,6 @@ def photo() -> Data:
     chosen = np.random.default_rng(1).permutation(len(inputs))[: 2 * PIXELS]
     colours = image.reshape(-1, 3)[chosen]
     return inputs[chosen][:PIXELS], inputs[chosen][PIXELS:], colours[:PIXELS], colours[PIXELS:]
-
-
-def text() -> Data:
-    """The next character of the source of Python's `argparse` from those before it."""
-    source = inspect.getsource(argparse)
-    known = [letter for letter, _ in Counter(source).most_common(CHARACTERS - 1)]
-    codes = np.array([known.index(letter) if letter in known else CHARACTERS - 1 for letter in source])
-    places = CONTEXT + np.random.default_rng(0).permutation(len(codes) - CONTEXT)[: 2 * SAMPLES]
-    inputs = np.concatenate([np.eye(CHARACTERS)[codes[places - back]] for back in range(1, CONTEXT + 1)], axis=1)
-    return inputs[:SAMPLES], inputs[SAMPLES:], codes[places[:SAMPLES]], codes[places[SAMPLES:]]
 
 
 def diabetes() -> Data:
@@ -177,7 +162,6 @@ Train = Callable[[Data, dict[str, Any]], Iterator[Row]]
 SETS: dict[str, tuple[Callable[[], Data], Draw, Train]] = {
     "digits": (digits, draw_parameters, partial(train, MLPClassifier)),
     "photo": (photo, draw_parameters, partial(train, MLPRegressor)),
-    "text": (text, draw_with_activation, partial(train, MLPClassifier)),
     "diabetes": (diabetes, draw_with_activation, partial(train, MLPRegressor)),
     "boosting": (cancer, draw_boosting, boost),
 }

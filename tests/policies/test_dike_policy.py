@@ -144,21 +144,6 @@ def test_within_its_quantum_a_trial_is_left_alone_and_one_that_cannot_be_suspend
     assert after_a_quantum([running(held, preemptible=False), better], slots).runs == {}
 
 
-def test_one_quantum_of_four_goes_by_rungs() -> None:
-    """To the trial trained farthest, though another is lower and falls; not to one that is lost."""
-    leader, farthest = trial(0, 5.0, 3.0, 2.0, 1.0), trial(1, 5.0, *[4.0] * 20)
-    policy = DikePolicy(SETTINGS)
-    chosen = [policy.decide(0.0, [leader, farthest], [SlotView(0)]).runs[0] for _ in range(8)]
-    assert [choice.trial for choice in chosen] == [0, 0, 0, 1] * 2
-    assert chosen[3].reason == "best of the paused"
-    lost = trial(1, 5.0, *[4.0] * 20, math.nan)
-    policy = DikePolicy(SETTINGS)
-    assert {policy.decide(0.0, [leader, lost], [SlotView(0)]).runs[0].trial for _ in range(8)} == {0}
-    policy = DikePolicy(SETTINGS)
-    refusing = trial(1, 5.0, *[4.0] * 20, refused=frozenset({0}))
-    assert {policy.decide(0.0, [leader, refusing], [SlotView(0)]).runs[0].trial for _ in range(8)} == {0}
-
-
 def test_the_worst_of_several_makes_place_and_refusals_are_kept() -> None:
     slots = [SlotView(number, trial=number) for number in range(3)]
     held = [running(trial(0, 5.0, 2.0)), running(trial(1, 5.0, 5.0)), running(trial(2, 5.0, 2.2))]

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from framework.policies.trials.asha import AshaPolicy
 from framework.policies.trials.bound import Turn
 from framework.policies.trials.interface import Choice, Decision, PolicySettings, SlotView, TrialView
 from framework.policies.trials.migration import Migration
@@ -14,16 +13,11 @@ from framework.policies.trials.progress import Progress
 
 AHEAD = 0.03
 """So far below the best loss we expect the goal, as a share of what the best trial has come down."""
-PATIENCE = 4
+PATIENCE = 16
 """A trial that stands still is worth a quantum in so many times the time it has had, as much as one at the best loss
 that comes down by s in a quantum is worth in one."""
 MARGIN = 1.3
 """A trial must be worth so many times as much as the one it replaces."""
-
-RUNGS_SHARE = 0.05
-"""Of so many quanta the rungs of `asha` name the trial."""
-FALLS_SHARE = 0.05
-"""Of so many quanta it is the one that falls fastest."""
 
 LONGEST_WAIT = 40
 """A trial that has been passed over so many times for each trial of the search runs a quantum."""
@@ -46,12 +40,9 @@ class DikePolicy:
         worth = sqrt(v) / (1 + a + z), where exp(z) = 1 + a + z
 
     v is the geometric mean of its speed since its beginning and in the second half of its time, by the quantum. sqrt(v)
-    counts as (1 + a) quanta / (4 times the time it has had) at least. As this floor falls as 1 / time, trials that
+    counts as (1 + a) quanta / (16 times the time it has had) at least. As this floor falls as 1 / time, trials that
     stand still share what is given to them by turns that become twice as long as those before, and one that starts late
     has its chance.
-
-    Losses may mislead: a trial may stand still for long before it falls, or the lowest ones come no further. So one
-    quantum of four is given out by the rungs of ASHA (`AshaPolicy`), which trains few trials far.
 
     * Trials are bound to no slot. At the end of a quantum the trial with the greatest worth takes the slot; one that
       replaces another has to be worth 1.3 times as much.
@@ -67,40 +58,27 @@ class DikePolicy:
 
     Args:
         settings: the length of a quantum.
-        rungs_share: another share of the slots that is given out by the rungs.
-        patience: another one with trials that stand still.
+        patience: with trials that stand still.
     """
 
     name = "dike"
 
-    def __init__(
-        self,
-        settings: PolicySettings,
-        rungs_share: float = RUNGS_SHARE,
-        falls_share: float = FALLS_SHARE,
-        patience: float = PATIENCE,
-    ) -> None:
+    def __init__(self, settings: PolicySettings, patience: float = PATIENCE) -> None:
         self.progress: dict[int, Progress] = {}
         """Of all trials there were."""
         self._quantum_s = settings.quantum_s
-        self._rungs_share = rungs_share
-        self._falls_share = falls_share
         self._patience = patience
         self._migration = Migration(settings)
         self._turns: dict[int, Turn] = {}
         self._passed_over: dict[int, int] = {}
         self._quanta: dict[int, int] = {}
         """Trial -> how many quanta it has been given."""
-        self._rungs = AshaPolicy(settings)
-        # Quanta that are to be given out by each.
-        self._owed_to_rungs = self._owed_to_falls = 0.0
 
     def decide(self, now_s: float, trials: Sequence[TrialView], slots: Sequence[SlotView]) -> Decision:
         """See `framework.policies.trials.interface.Policy`."""
         by_id = {trial.id: trial for trial in trials}
         for trial in trials:
             self.progress.setdefault(trial.id, Progress()).update(trial)
-        self._rungs.follow(trials)
         open_slots: dict[int, TrialView | None] = {}
         turns: dict[int, Turn] = {}
         for slot in slots:
@@ -123,30 +101,11 @@ class DikePolicy:
         waiting = {trial.id: trial for trial in trials if trial.runnable}
         runs = self._migration.arrive(open_slots, waiting)
         if open_slots:
-            runs |= self._fill(open_slots, list(waiting.values()), self._named(len(open_slots), trials))
+            runs |= self._fill(open_slots, list(waiting.values()))
         is_due = (runs or open_slots) and self._migration.is_due
         suspends = self._migrate(now_s, by_id, slots, runs) if is_due else frozenset()
         runs = {slot: choice for slot, choice in runs.items() if slot not in suspends}
         return Decision(runs, min((turn.ends_s for turn in turns.values()), default=None), suspends)
-
-    def _named(self, slots: int, trials: Sequence[TrialView]) -> dict[int, str]:
-        """Whom the rungs and the fastest fall name for so many slots, and why; nobody before each has had a slice."""
-        sound = [trial for trial in trials if not self.progress[trial.id].is_lost]
-        if not sound or not all(trial.slices or trial.readings for trial in trials):
-            return {}
-        named: dict[int, str] = {}
-        for _ in range(slots):
-            self._owed_to_rungs += self._rungs_share
-            self._owed_to_falls += self._falls_share
-            if self._owed_to_rungs >= 1:
-                self._owed_to_rungs -= 1
-                choice = self._rungs.start(max(sound, key=self._rungs.rank))
-                named[choice.trial] = choice.reason
-            elif self._owed_to_falls >= 1:
-                self._owed_to_falls -= 1
-                fastest = max(sound, key=lambda trial: (self.progress[trial.id].recent_speed(), -trial.id))
-                named[fastest.id] = "falls fastest"
-        return named
 
     def _migrate(
         self, now_s: float, trials: Mapping[int, TrialView], slots: Sequence[SlotView], runs: Mapping[int, Choice]
@@ -163,28 +122,18 @@ class DikePolicy:
         worths = {trial: worth for trial, (worth, _) in self.worths(movable).items()}
         return self._migration.plan({trial: slot for slot, trial in held.items()}, movable, worths)
 
-    def _fill(
-        self, slots: Mapping[int, TrialView | None], waiting: Sequence[TrialView], first: Mapping[int, str]
-    ) -> dict[int, Choice]:
+    def _fill(self, slots: Mapping[int, TrialView | None], waiting: Sequence[TrialView]) -> dict[int, Choice]:
         """Gives out slots, the best trial first: the slot it has, else an empty one, else that of the worst.
 
         Args:
             slots: slot -> the trial that runs there and may be replaced, None if it is empty.
             waiting: the trials that can be given a slot.
-            first: those that come before all others, and why; who runs elsewhere is left there.
         """
         home = {trial.id: slot for slot, trial in slots.items() if trial is not None}
         worths = self.worths([*(trial for trial in slots.values() if trial is not None), *waiting])
-        # Patience has its end, but not for those that are lost.
-        first = dict(first)
-        for view in waiting:
-            self._passed_over[view.id] = self._passed_over.get(view.id, 0) + 1
-            if self._passed_over[view.id] > LONGEST_WAIT * len(worths) and worths[view.id][0] > -math.inf:
-                first[view.id] = "has waited long"
         kinds = {slot: self._migration.kind(slot) for slot in slots}
         ranks = {
             (trial, kind): (
-                trial in first,
                 (worth * MARGIN if trial in home else worth) * self._migration.relative_speed(trial, kind),
                 trial in home,
                 -trial,
@@ -194,7 +143,14 @@ class DikePolicy:
         }
         refused = {trial.id: trial.refused for trial in waiting}
         # Those that are to lose their trial come last, so that the best trials run on.
-        by_need = sorted(slots, key=lambda slot: () if (held := slots[slot]) is None else ranks[held.id, kinds[slot]])
+        by_need = sorted(
+            slots, key=lambda slot: (-math.inf,) if (held := slots[slot]) is None else ranks[held.id, kinds[slot]]
+        )
+        for view in waiting:
+            self._passed_over[view.id] = self._passed_over.get(view.id, 0) + 1
+        for trial, reason in self.first(waiting, worths, len(slots)).items():
+            ranks |= {(trial, kind): (math.inf, False, -trial) for kind in kinds.values()}
+            worths[trial] = (worths[trial][0], reason)
         runs: dict[int, Choice] = {}
         placed: set[int] = set()
         for trial, kind in sorted(ranks, key=lambda pair: ranks[pair], reverse=True):
@@ -205,12 +161,26 @@ class DikePolicy:
             if slot is not None:
                 worth, reason = worths[trial]
                 placed.add(trial)
-                runs[slot] = Choice(trial, first.get(trial, reason), worth if math.isfinite(worth) else None)
+                runs[slot] = Choice(trial, reason, worth if math.isfinite(worth) else None)
                 self._passed_over[trial] = 0
                 self._quanta[trial] = self._quanta.get(trial, 0) + 1
                 if len(runs) == len(slots):
                     break
         return runs
+
+    def first(
+        self, waiting: Sequence[TrialView], worths: Mapping[int, tuple[float, str]], slots: int
+    ) -> dict[int, str]:
+        """Which trials come before all others, and why: patience has its end, but not for those that are lost.
+
+        Args:
+            waiting: the trials that can be given a slot.
+            worths: of these, and of those that run and may be replaced.
+            slots: how many are given out.
+        """
+        longest = LONGEST_WAIT * len(worths)
+        late = [trial.id for trial in waiting if self._passed_over[trial.id] > longest]
+        return {trial: "has waited long" for trial in late if worths[trial][0] > -math.inf}
 
     def worths(self, trials: Sequence[TrialView]) -> dict[int, tuple[float, str]]:
         """Trial -> what a second of it is worth, and why; inf for those that never ran, -inf for those that are lost.

@@ -53,7 +53,3 @@ class Progress:
         if not self._losses:
             return 0.0
         return self._losses[max(bisect_right(self._times_s, self.train_s / 2) - 1, 0)] - self.loss
-
-    def recent_speed(self) -> float:
-        """That fall by the second, as a share of all the time it has trained; 0 without any loss."""
-        return self.recent_fall() / self.train_s if self.train_s else 0.0
