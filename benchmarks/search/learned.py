@@ -37,7 +37,7 @@ START = 0.1
 AGES = 200
 _NORMAL = NormalDist()
 LOST = 1e6
-"""Stands for a loss that is NaN or infinite."""
+"""Stands for a loss that is NaN, infinite, or larger."""
 
 
 RUNGS_SHARE = FALLS_SHARE = 0.05
@@ -200,7 +200,7 @@ class Library:
         self.length_s = np.array([curve.length_s for curve in curves])
         self._ages_s = np.concatenate([[0.0], self.length_s.max() * np.geomspace(1e-4, 1.0, AGES)])
         losses = np.array([[curve.loss_at(age_s) for age_s in self._ages_s] for curve in curves])
-        self._losses = np.where(np.isfinite(losses), losses, LOST)
+        self._losses = np.minimum(np.where(np.isfinite(losses), losses, LOST), LOST)
 
     def losses_at(self, age_s: float) -> Array:
         """Of all curves."""
@@ -249,7 +249,7 @@ class ToldPolicy(DikePolicy):
     def _index(self, trial: TrialView, age_s: float) -> float:
         library = self._library
         times_s = [reading.train_s for reading in trial.readings]
-        losses = [reading.loss if math.isfinite(reading.loss) else LOST for reading in trial.readings]
+        losses = [min(reading.loss, LOST) if math.isfinite(reading.loss) else LOST for reading in trial.readings]
         difference = np.zeros(len(library.curves))
         for share, weight in LOOKED_AT.items():
             own = float(np.interp(share * age_s, times_s, losses))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 
 from dike.exceptions import BadInputError
 from framework.simulation.bins import count_good, default_target
+from framework.simulation.curves import Curve
 from framework.simulation.families import FAMILIES, draw_family
 
 each_family = pytest.mark.parametrize("name", FAMILIES)
@@ -37,6 +39,11 @@ def share_fallen(name: str, at: float) -> float:
     return sum(shares) / len(shares)
 
 
+def sampled(curve: Curve) -> list[float]:
+    """Its loss at 100 times."""
+    return [curve.loss_at(number / 100 * curve.length_s) for number in range(1, 101)]
+
+
 def test_a_family_has_the_feature_it_is_named_for() -> None:
     assert share_fallen("power-law", 0.1) > 0.7
     assert share_fallen("plateau", 0.1) < 0.25, "nothing happens at first"
@@ -46,6 +53,15 @@ def test_a_family_has_the_feature_it_is_named_for() -> None:
     assert max(lengths_s) > 5 * min(lengths_s)
     rising = [curve for curve in draw_family("overfitting") if curve.final_loss > 1.1 * curve.lowest_loss]
     assert len(rising) > 40
+    rises = [max(after - before for before, after in pairwise(sampled(one))) for one in draw_family("warm-restarts")]
+    assert sum(rise > 0.2 for rise in rises) > 100, "losses jump up when the learning rate starts again"
+    late = [curve.final_loss < 0.6 * curve.loss_at(0.1 * curve.length_s) for curve in draw_family("late-fall")]
+    assert 50 < sum(late) < 150
+    spikes = [max(sampled(curve)[40:]) > 1.5 * curve.final_loss for curve in draw_family("heavy-noise")]
+    assert sum(spikes) > 50
+    waits = [curve.loss_at(0.04 * curve.length_s) == curve.first_loss for curve in draw_family("slow-start")]
+    assert sum(waits) > 100, "no loss before the first step is done"
+    assert 0.3 < share_fallen("two-speeds", 0.1) < 0.9
     early = sorted(draw_family("crossing"), key=lambda curve: curve.loss_at(0.05 * curve.length_s))
     finals = [curve.final_loss for curve in early]
     assert sum(finals[:50]) > sum(finals[-50:]), "who leads early ends higher"
