@@ -22,6 +22,8 @@ _SET_IN_FORKS = re.compile(
     r"|OLDPWD|SHLVL|_"
 )
 """Variables that no library reads as it is imported; the others are the same in a zygote and in its forks."""
+_NEED_NUMPY = {"tensorflow", "keras", "tf_keras", "scipy", "pandas", "sklearn", "matplotlib", "h5py"}
+"""What imports it in any case: whether a script names it besides is no reason for another zygote."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,9 @@ class Setup:
         values = {name: value for name, value in base.items() if name != "LC_CTYPE"}  # Python's own doing
         values |= process_environment(self, {})
         kept = {name: value for name, value in values.items() if not _SET_IN_FORKS.fullmatch(name)}
-        return ZygoteKind(self.launcher, self.preload, tuple(sorted(kept.items())))
+        libraries = {name.partition(".")[0] for name in self.preload}
+        preload = tuple(name for name in self.preload if name != "numpy" or not libraries & _NEED_NUMPY)
+        return ZygoteKind(self.launcher, preload, tuple(sorted(kept.items())))
 
 
 def process_environment(setup: Setup, base: Mapping[str, str] = os.environ) -> dict[str, str]:

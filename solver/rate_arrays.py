@@ -54,10 +54,13 @@ def total_rates(placements: PlacementArrays, least: float = 0.0) -> Floats:
     """
     p, total = placements, placements.shared.total_bytes
     shape = np.broadcast_shapes(p.own_rates.shape, p.stored.shape, p.cards.shape, p.counts.shape)
-    own, stored, cards = (
-        np.broadcast_to(values, shape).reshape(-1, shape[-1]) for values in (p.own_rates, p.stored, p.cards)
-    )
-    counts = np.broadcast_to(p.counts, shape).reshape(-1, shape[-1]).astype(np.float64)
+
+    def rows(values: Floats | Ints) -> Floats:
+        # It takes numpy as long to make an array of the same shape as to compute with it.
+        wide = values if values.shape == shape else np.broadcast_to(values, shape)
+        return wide.reshape(-1, shape[-1]).astype(np.float64, copy=False)
+
+    own, stored, cards, counts = map(rows, (p.own_rates, p.stored, p.cards, p.counts))
     with np.errstate(divide="ignore"):
         own = np.minimum(own, p.shared.within / (2 * stored))
     rates = np.minimum(p.shared.most_steps, (own * counts).sum(axis=-1))

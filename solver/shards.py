@@ -35,6 +35,7 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from typing import get_args
 
@@ -71,7 +72,7 @@ class Shards:
     def are_equal(self) -> bool:
         return len(set(self.sizes)) == 1
 
-    @property
+    @cached_property
     def requests(self) -> tuple[int, ...]:
         """Requests per worker and step to each ps: variables, and parts of some, on it; one if only sizes are known."""
         if not self.variables and not self.parts:

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 
 from framework.embedded.library import cached_library
 from tests.running import Dike, run_dike
+from tests.warm import read_migrations_once
 
 # The tests have clusters, services and databases of their own, whichever the user has named for daily work.
 for name in ("DIKE_MASTER", "DIKE_STATE", "DIKE_STORAGE", "DIKE_SERVICE", "DIKE_TOKEN", "DIKE_USERS", "DIKE_LOG"):
@@ -25,7 +26,7 @@ for name in ("DIKE_MASTER", "DIKE_STATE", "DIKE_STORAGE", "DIKE_SERVICE", "DIKE_
 # A machine that stands still is no fault. `max_examples` is a share of a hundred: see `tests/properties.py`.
 _COMMON: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "database": None}
 settings.register_profile("fast", max_examples=10, derandomize=True, **_COMMON)
-settings.register_profile("standard", max_examples=40, derandomize=True, **_COMMON)
+settings.register_profile("standard", max_examples=25, derandomize=True, **_COMMON)
 settings.register_profile("thorough", max_examples=100, derandomize=False, print_blob=True, **_COMMON)
 settings.register_profile("fuzz", max_examples=400, derandomize=False, print_blob=True, **_COMMON)
 settings.load_profile("standard")
@@ -133,22 +134,8 @@ def _is_open(item: pytest.Item) -> bool:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def migrations_are_read_once() -> Iterator[None]:
-    """Optuna reads its eleven scripts of migrations three times for each database, which takes 0.2 s."""
-    from optuna.storages._rdb.storage import _VersionManager
-
-    read = _VersionManager._create_alembic_script
-    known: list[Any] = []
-
-    def read_once(manager: Any) -> Any:
-        # They are the same whichever the database.
-        if not known:
-            known.append(read(manager))
-        return known[0]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_VersionManager, "_create_alembic_script", read_once)
-        yield
+def migrations_are_read_once() -> None:
+    read_migrations_once()
 
 
 @pytest.fixture(scope="session", autouse=True)

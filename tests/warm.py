@@ -1,7 +1,8 @@
 """Python processes that have made their imports: forks of a process that has what `dike` and its services import.
 
-`Warm` is `subprocess.Popen` for a command `[sys.executable, "-m", MODULE, ...]`. MODULE runs as in a Python of its own,
-but a second of processor time earlier. What is imported when is the matter of `tests/cli/test_start.py`.
+`Warm` is `subprocess.Popen` for a command `[sys.executable, ...]`. The module, the script or the code (`-c`) runs as in
+a Python of its own, but a second of processor time earlier; as `WarmTensorFlow`, three seconds. What is imported when
+is the matter of `tests/cli/test_start.py`.
 """
 
 from __future__ import annotations
@@ -20,23 +21,50 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+import types
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-MODULES = (
-    *(f"framework.cli.{name}" for name in ("run", "search_view", "serve", "trials", "tune")),
-    "framework.project.profiling",
-    "framework.search.run",
-    "framework.service.serve",
-    "framework.training.run",
-)
+MODULES = {
+    "dike": (
+        *(
+            f"framework.cli.{name}"
+            for name in ("logs", "plot", "run", "search_view", "serve", "submit", "trials", "tune")
+        ),
+        "framework.project.profiling",
+        "framework.search.importance",
+        "framework.search.plots",
+        "framework.search.run",
+        "framework.service.api.app",
+        "framework.service.serve",
+        "framework.training.run",
+        # What these import when it is needed.
+        "httpx",
+        "matplotlib.backends.backend_agg",
+        "matplotlib.backends.backend_svg",
+        "matplotlib.figure",
+        "optuna",
+        "uvicorn.protocols.http.h11_impl",
+    ),
+    "tensorflow": ("tensorflow", "keras", "tf_keras", "sklearn.datasets", "sklearn.model_selection"),
+}
 REQUEST_BYTES = 1 << 17
-_FOR_FORKS = re.compile(r"(DIKE|PYTEST)_\w+|XDG_CONFIG_HOME")
+_FOR_FORKS = {
+    "dike": re.compile(r"(DIKE|PYTEST)_\w+|XDG_CONFIG_HOME"),
+    "tensorflow": re.compile(
+        r"(DIKE|PYTEST)_\w+|PYTHONPATH|OMP_NUM_THREADS|CUDA_VISIBLE_DEVICES|TF_(CPP|NUM|USE_LEGACY)_\w+"
+    ),
+}
 """Variables that no module reads as it is imported."""
-_FOR_IMPORTS = re.compile(r"PYTHON\w+|LD_\w+|TMPDIR|LANG|LC_\w+|TZ|COLUMNS|\w*(COLOR|TERM|TYPER)\w*")
+_FOR_SERVERS = {
+    "dike": {},
+    # Pools of one thread, as those of `dike.zygote`: a fork cannot lose any.
+    "tensorflow": {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"},
+}
+_FOR_IMPORTS = re.compile(r"PYTHON\w+|LD_\w+|TMPDIR|LANG|LC_\w+|TZ|COLUMNS|\w*(COLOR|TERM|TYPER)\w*|(TF|KERAS|XLA)_\w+")
 """Variables that one may read, or Python itself; what others are set meanwhile is for forks alone."""
-_ENVIRONMENT = {name: value for name, value in os.environ.items() if not _FOR_FORKS.fullmatch(name)}
+_ENVIRONMENT = dict(os.environ)
 """As the tests begin: what they change later is for the processes that they start."""
 _asking = threading.Lock()
 
@@ -44,6 +72,7 @@ _asking = threading.Lock()
 class Warm(subprocess.Popen[Any]):
     """See the module. In an environment that imports may depend on, it is a Python of its own all the same."""
 
+    imported: ClassVar[str] = "dike"
     _status: int | None = None
 
     # Signatures as in CPython 3.11 to 3.14.
@@ -63,18 +92,20 @@ class Warm(subprocess.Popen[Any]):
         *others: Any,
     ) -> None:
         environment = dict(os.environ if env is None else env)
-        if list(args[:2]) != [sys.executable, "-m"] or not _imports_alike(environment):
+        if args[0] != sys.executable or pass_fds or not _imports_alike(self.imported, environment):
             before = (executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell)
             super()._execute_child(args, *before, *others)  # type: ignore[misc]
             return
         sys.audit("subprocess.Popen", args[0], args, cwd, env)
         pipes = others[:6]
         streams = [end if end != -1 else standard for standard, end in enumerate((pipes[0], pipes[3], pipes[5]))]
-        request = {"argv": args[2:], "folder": os.fspath(cwd or os.getcwd()), "environment": environment}
+        arguments = [os.fspath(argument) for argument in args[1:]]
+        request = {"argv": arguments, "folder": os.fspath(cwd or os.getcwd()), "environment": environment}
         self._status, theirs = os.pipe()
         with _asking:
-            socket.send_fds(_server(), [json.dumps(request).encode()], [*streams, theirs])
-            self.pid = int(_server().recv(32))
+            server = _server(self.imported)
+            socket.send_fds(server, [json.dumps(request).encode()], [*streams, theirs])
+            self.pid = int(server.recv(32))
         os.close(theirs)
         self._child_created = True
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
@@ -96,9 +127,17 @@ class Warm(subprocess.Popen[Any]):
             self._status = None
 
 
-def run(command: list[str], timeout: float, **options: Any) -> subprocess.CompletedProcess[str]:
+class WarmTensorFlow(Warm):
+    """A fork of a process that has imported TensorFlow, and has run no op."""
+
+    imported = "tensorflow"
+
+
+def run(
+    command: Sequence[str | Path], timeout: float, process_class: type[Warm] = Warm, **options: Any
+) -> subprocess.CompletedProcess[str]:
     """As `subprocess.run` of a command, whose output is captured as text."""
-    with Warm(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options) as process:
+    with process_class(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options) as process:
         try:
             stdout, stderr = process.communicate(timeout=timeout)
         except BaseException:
@@ -107,20 +146,22 @@ def run(command: list[str], timeout: float, **options: Any) -> subprocess.Comple
     return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
 
-def _imports_alike(environment: Mapping[str, str]) -> bool:
+def _imports_alike(imported: str, environment: Mapping[str, str]) -> bool:
     names = {*_ENVIRONMENT, *filter(_FOR_IMPORTS.fullmatch, environment)}
+    names = {name for name in names if not _FOR_FORKS[imported].fullmatch(name)}
     return all(environment.get(name) == _ENVIRONMENT.get(name) for name in names)
 
 
 @functools.cache
-def _server() -> socket.socket:
+def _server(imported: str) -> socket.socket:
     """Starts the process that forks; answers each request with a process id."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    kept = {name: value for name, value in _ENVIRONMENT.items() if not _FOR_FORKS[imported].fullmatch(name)}
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.warm", str(theirs.fileno())],
+            [sys.executable, "-m", "tests.warm", str(theirs.fileno()), imported],
             cwd=Path(__file__).parents[1],
-            env=_ENVIRONMENT,
+            env=kept | _FOR_SERVERS[imported],
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
         )
@@ -130,7 +171,7 @@ def _server() -> socket.socket:
 
 
 def _serve(connection: socket.socket) -> list[str] | None:
-    """Forks until the other end is closed; in a fork, returns what that is to run: a module and its arguments."""
+    """Forks until the other end is closed; in a fork, returns the arguments that a Python would have."""
     running: dict[int, tuple[int, int]] = {}
     while True:
         readable, _, _ = select.select([connection, *running], [], [])
@@ -157,7 +198,6 @@ def _serve(connection: socket.socket) -> list[str] | None:
             os.environ.clear()
             os.environ.update(request["environment"])
             os.chdir(request["folder"])
-            sys.path[0] = os.getcwd()
             return list(request["argv"])
         connection.send(str(pid).encode())
         for stream in streams:
@@ -165,14 +205,55 @@ def _serve(connection: socket.socket) -> list[str] | None:
         running[os.pidfd_open(pid)] = pid, status
 
 
+def _become(arguments: list[str]) -> None:
+    """What Python does with its arguments."""
+    is_safe = arguments[0] == "-P"
+    how, *others = arguments[is_safe:]
+    searched = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:1] = [os.path.abspath(path) for path in searched if path]
+    if how == "-m":
+        sys.path[:0] = [] if is_safe else [os.getcwd()]
+        sys.argv[1:] = others[1:]
+        runpy.run_module(others[0], run_name="__main__", alter_sys=True)
+    elif how == "-c":
+        sys.path[:0] = [] if is_safe else [""]
+        sys.argv[:] = ["-c", *others[1:]]
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(others[0], "<string>", "exec"), main.__dict__)
+    else:
+        sys.path[:0] = [] if is_safe else [os.path.dirname(os.path.abspath(how))]
+        sys.argv[:] = [how, *others]
+        runpy.run_path(how, run_name="__main__")
+
+
+def read_migrations_once() -> None:
+    """Optuna reads its eleven scripts of migrations three times for each database, which takes 0.2 s."""
+    from optuna.storages._rdb.storage import _VersionManager
+
+    read = _VersionManager._create_alembic_script
+    known: list[Any] = []
+
+    def read_once(manager: Any) -> Any:
+        # They are the same whichever the database.
+        if not known:
+            known.append(read(manager))
+        return known[0]
+
+    _VersionManager._create_alembic_script = read_once  # type: ignore[method-assign]
+
+
 def _main() -> None:
-    for name in MODULES:
+    for name in MODULES[sys.argv[2]]:
         importlib.import_module(name)
+    if sys.argv[2] == "dike":
+        from optuna.storages import RDBStorage
+
+        read_migrations_once()
+        RDBStorage("sqlite://").engine.dispose()
     gc.collect()
     gc.freeze()
-    if argv := _serve(socket.socket(fileno=int(sys.argv[1]))):
-        sys.argv[1:] = argv[1:]
-        runpy.run_module(argv[0], run_name="__main__", alter_sys=True)
+    if arguments := _serve(socket.socket(fileno=int(sys.argv[1]))):
+        _become(arguments)
 
 
 if __name__ == "__main__":

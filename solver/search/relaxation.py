@@ -463,8 +463,8 @@ def _numbers(arrays: _Arrays, taken: Sequence[Ints], problem: int) -> Numbers:
         ps = int(choice[problem, left])
         numbers[row, ps] += 1
         left -= ps
-    of_row, of_ps = np.array(sorted(numbers)).T
-    return of_row, of_ps, np.array([numbers[key] for key in sorted(numbers)])
+    of_row, of_ps, count = np.array(sorted((*key, number) for key, number in numbers.items())).T
+    return of_row, of_ps, count
 
 
 def _by_hulls(arrays: _Arrays, worth: Floats) -> tuple[float, Numbers | None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
 import textwrap
 from dataclasses import dataclass
@@ -13,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from dike.profile import Api, ModelProfile
+from tests import warm
+from tests.warm import WarmTensorFlow
 
 pytestmark = pytest.mark.tensorflow
 
@@ -556,7 +557,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "v1_batch_size.args").write_text("--batch-size 128")
     (folder / "keras_dataset.args").write_text("--batch-size 50")
     zygote = Path(__file__).with_name("capture_zygote.py")
-    subprocess.run([sys.executable, str(zygote), str(folder)], check=True, timeout=400)
+    done = warm.run([sys.executable, zygote, folder], timeout=400, process_class=WarmTensorFlow)
+    assert done.returncode == 0, done.stderr
     return folder
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import dike
+from tests import warm
+from tests.warm import WarmTensorFlow
 
 pytestmark = pytest.mark.tensorflow
 
@@ -110,9 +112,9 @@ assert "tensorflow" not in sys.modules and "keras" not in sys.modules
 def test_no_module_of_ours_hides_a_name_of_tensorflow() -> None:
     own = {module.name for module in pkgutil.iter_modules(dike.__path__)}
     assert {"profile", "capture", "namespace"} <= own
-    done = python(
-        "import tensorflow as tf; from tensorflow.compat import v1; print(*dir(tf), *dir(v1))", TF_USE_LEGACY_KERAS="0"
-    )
+    code = "import tensorflow as tf; from tensorflow.compat import v1; print(*dir(tf), *dir(v1))"
+    environment = {**os.environ, "TF_USE_LEGACY_KERAS": "0"}
+    done = warm.run([sys.executable, "-c", code], timeout=120, env=environment, process_class=WarmTensorFlow)
     assert done.returncode == 0, done.stderr
     names = set(done.stdout.split())
     assert "keras" in names
@@ -143,9 +145,7 @@ print("trained")
 
 def test_without_a_run_around_it_training_is_local_and_nothing_is_wrapped() -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("DIKE_")}
-    done = subprocess.run(
-        [sys.executable, "-c", LOCAL], check=False, capture_output=True, text=True, timeout=120, env=environment
-    )
+    done = warm.run([sys.executable, "-c", LOCAL], timeout=120, env=environment, process_class=WarmTensorFlow)
     assert done.stdout == "trained\n", done.stderr
 
 
@@ -181,14 +181,9 @@ def stub_command(tmp_path: Path) -> Path:
 def run_with_master(tmp_path: Path, stub: Path, text: str, **environment: str) -> subprocess.CompletedProcess[str]:
     script = tmp_path / "train.py"
     script.write_text(text)
-    return subprocess.run(
-        [sys.executable, str(script), "--epochs", "3"],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "DIKE_MASTER": "host:5050", "PYTHONPATH": str(stub), **environment},
-    )
+    variables = {**os.environ, "DIKE_MASTER": "host:5050", "PYTHONPATH": str(stub), **environment}
+    command = [sys.executable, script, "--epochs", "3"]
+    return warm.run(command, timeout=120, env=variables, process_class=WarmTensorFlow)
 
 
 def test_with_a_master_plain_python_hands_over_to_the_command(tmp_path: Path, stub_command: Path) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 
 import pytest
 
 from dike.profile import ModelProfile
+from tests import warm
+from tests.warm import WarmTensorFlow
 
 pytestmark = pytest.mark.tensorflow
 
@@ -47,9 +48,8 @@ for name in sys.argv[1:]:
 
 @pytest.fixture(scope="module")
 def profiles() -> dict[str, dict[str, object]]:
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", CODE, *list(FIGURES)[1:]], check=False, capture_output=True, text=True, timeout=500
-    )
+    command = [sys.executable, "-P", "-c", CODE, *list(FIGURES)[1:]]
+    done = warm.run(command, timeout=500, process_class=WarmTensorFlow)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line.removeprefix("PROFILE ")) for line in done.stdout.splitlines() if "PROFILE" in line]
     return {profile["name"]: profile for profile in lines}

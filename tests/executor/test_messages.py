@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from dike import typed
 from dike.profile import Api
 from dike.task import Role, TaskSpec
+from executor.environment import Setup
 from executor.messages import (
     LaunchOrder,
     LogChunk,
@@ -37,6 +38,15 @@ TASK = TaskSpec(
 def test_an_order_survives(devices: tuple[int, ...] | None) -> None:
     order = LaunchOrder(TASK, "http://host/bundle/token", "train.py", ("--lr", "0.1"), {"A": "b"}, 1.5, devices, True)
     assert LaunchOrder.decode(order.encode()) == order
+
+
+def test_scripts_that_import_numpy_besides_share_a_zygote() -> None:
+    setups = [Setup("dike.launch", preload, {}) for preload in (("tensorflow",), ("numpy", "tensorflow"))]
+    assert len({setup.kind({}) for setup in setups}) == 1
+    alone, torch = (Setup("dike.launch", preload, {}).kind({}) for preload in (("numpy",), ("numpy", "torch")))
+    assert (alone.preload, torch.preload) == (("numpy",), ("numpy", "torch"))
+    named = Setup("dike.launch", ("numpy", "sklearn.datasets"), {}).kind({})
+    assert named.preload == ("sklearn.datasets",)
 
 
 @given(st.binary(), st.integers(0, 2**62), st.sampled_from(["stdout", "stderr"]), st.integers(0, 3))

@@ -24,6 +24,7 @@ from dike.roles import server
 from dike.task import VARIABLE, Role, TaskSpec
 from framework.embedded.ports import reserve_blocks
 from tests.waiting import is_alive, wait_until
+from tests.warm import WarmTensorFlow
 
 SCRIPTS = Path(__file__).parent / "scripts"
 DEADLINE_S = 240.0
@@ -69,7 +70,7 @@ class Process:
         """Its exit code."""
         try:
             code = self.process.wait(DEADLINE_S)
-            return _forked_code(self.process.pid) if code is None else code
+            return _forked_code(self.task, self.process.pid) if code is None else code
         except (subprocess.TimeoutExpired, psutil.TimeoutExpired):
             raise AssertionError(f"{self.task.name} does not end:\n{self.text[-4000:]}") from None
 
@@ -152,7 +153,7 @@ class Job:
             VARIABLE: task.dumps(),
         }
         argv = [str(self.script), *self.arguments]
-        start = _fork if self.forked or server.is_server(task) else _start_script
+        start = functools.partial(_fork, _preloaded(task)) if self.forked or server.is_server(task) else _start_script
         self.processes[task.name] = Process(task, start(argv, environment, output, report), output, report)
         return self.processes[task.name]
 
@@ -186,24 +187,38 @@ def _start_script(argv: list[str], environment: Mapping[str, str], output: Path,
             os.close(REPORT_FD)
 
 
+_started: list[subprocess.Popen[str]] = []
+
+
 @functools.cache
-def _servers() -> subprocess.Popen[str]:
-    """See servers.py."""
-    process = subprocess.Popen(
-        [sys.executable, "-P", str(Path(__file__).parent / "servers.py")],
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3", "GRPC_FAIL_FAST": "use_caller"},
+def _servers(keras: str) -> subprocess.Popen[str]:
+    """See servers.py.
+
+    Args:
+        keras: which is preloaded.
+    """
+    process = WarmTensorFlow(
+        [sys.executable, "-P", Path(__file__).parent / "servers.py", keras],
+        env={
+            **os.environ,
+            "CUDA_VISIBLE_DEVICES": "",
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+            "GRPC_FAIL_FAST": "use_caller",
+            **({"TF_USE_LEGACY_KERAS": "1"} if keras == "tf_keras" else {}),
+        },
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
+    _started.append(process)
     return process
 
 
-def _ask(order: Mapping[str, Any]) -> Any:
+def _ask(keras: str, order: Mapping[str, Any]) -> Any:
     """Asks the process that servers.py is."""
-    process = _servers()
+    process = _servers(keras)
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(json.dumps(order) + "\n")
@@ -211,25 +226,29 @@ def _ask(order: Mapping[str, Any]) -> Any:
     return json.loads(process.stdout.readline())
 
 
-def _forked_code(pid: int) -> int | None:
+def _forked_code(task: TaskSpec, pid: int) -> int | None:
     deadline_s = time.monotonic() + DEADLINE_S
-    while (code := _ask({"ended": pid})) is None and time.monotonic() < deadline_s:
+    while (code := _ask(_preloaded(task), {"ended": pid})) is None and time.monotonic() < deadline_s:
         time.sleep(0.01)
     return None if code is None else int(code)
 
 
-def _fork(argv: list[str], environment: Mapping[str, str], output: Path, report: Path) -> psutil.Process:
+def _preloaded(task: TaskSpec) -> str:
+    return "tf_keras" if task.api is Api.TF_KERAS else "keras"
+
+
+def _fork(keras: str, argv: list[str], environment: Mapping[str, str], output: Path, report: Path) -> psutil.Process:
     for file in (output, report):
         file.write_bytes(b"")  # whoever reads them need not wait for the fork
     files = {"folder": str(Path(argv[0]).parent), "output": str(output), "report": str(report)}
-    return psutil.Process(_ask({"argv": argv, "environment": environment, "report_fd": REPORT_FD, **files}))
+    return psutil.Process(_ask(keras, {"argv": argv, "environment": environment, "report_fd": REPORT_FD, **files}))
 
 
 def stop_servers() -> None:
     """Called once, at the end of the tests."""
-    if _servers.cache_info().currsize:
-        _servers().kill()
-        _servers().wait()
+    for process in _started:
+        process.kill()
+        process.wait()
 
 
 def wait_for(condition: Callable[[], object], process: Process) -> None:

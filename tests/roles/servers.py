@@ -1,4 +1,4 @@
-"""Forks processes of jobs out of one that has imported TensorFlow, which takes seconds each time.
+"""Forks processes of jobs out of one that has imported TensorFlow, which takes seconds each time: `servers.py KERAS`.
 
 Standard input: one JSON object a line. `argv`, `environment`, `output`, `report`: the answer is the new process' id;
 `ended`: the answer is the exit code of that process, `null` while it runs.
@@ -16,7 +16,8 @@ from types import FrameType
 from dike import launch, zygote
 
 gc.disable()
-assert zygote.preload(["tensorflow", "keras"], launch.COMPANIONS)[0] == ["tensorflow", "keras"]
+libraries = ["tensorflow", sys.argv[1]]
+assert zygote.preload(libraries, launch.COMPANIONS)[0] == libraries
 # As in `dike.zygote`: no collection of a fork goes through what has been imported.
 gc.freeze()
 gc.enable()

@@ -24,7 +24,7 @@ def latest_step(folder: Path) -> int:
 
 def test_asynchronous_training_places_saves_survives_and_resumes(tmp_path: Path) -> None:
     args: tuple[str, ...] = ("scaffold", "200")
-    with Job(Api.GRAPH, SCRIPT, tmp_path / "job", 2, 2, args, PLAN, fingerprint="one", forked=False) as job:
+    with Job(Api.GRAPH, SCRIPT, tmp_path / "job", 2, 2, args, PLAN, fingerprint="one") as job:
         assert [job.worker(0).wait(), job.worker(1).wait()] == [0, 0]
         results = [job.worker(index).result for index in (0, 1)]
         steps = sum(result["own_steps"] for result in results)

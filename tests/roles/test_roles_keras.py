@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,9 @@ import pytest
 
 from dike.profile import Api
 from dike.task import Role
+from tests import warm
 from tests.roles.roles_job import DEADLINE_S, PATIENT, SCRIPTS, Job, Process, step_of, wait_for
+from tests.warm import WarmTensorFlow
 
 pytestmark = pytest.mark.tensorflow
 
@@ -32,7 +33,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Proc
     folder = tmp_path_factory.mktemp("many")
     environment = {"FOLDER": str(folder)}
     script = SCRIPTS / "keras_many.py"
-    with Job(Api.KERAS, script, folder, 2, 2, (), PLAN, environment=environment, forked=False) as job:
+    with Job(Api.KERAS, script, folder, 2, 2, (), PLAN, environment=environment) as job:
         assert job.chief.wait() == 0
         return job.chief.result, job.chief
 
@@ -107,14 +108,13 @@ def test_a_model_that_has_only_a_train_step_and_two_optimizers(many: tuple[dict[
 
 def local_result(script: Path, *arguments: str) -> dict[str, Any]:
     """What a script prints that Python runs alone."""
-    run = subprocess.run(
-        [sys.executable, str(script), *arguments],
+    run = warm.run(
+        [sys.executable, script, *arguments],
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3", "TF_NUM_INTRAOP_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
         timeout=DEADLINE_S,
-        check=True,
+        process_class=WarmTensorFlow,
     )
+    assert run.returncode == 0, run.stderr
     return dict(json.loads(run.stdout.splitlines()[-1].removeprefix("RESULT ")))
 
 
@@ -259,7 +259,7 @@ def test_tf_keras_fits_evaluates_and_predicts(tmp_path: Path) -> None:
     script = SCRIPTS / "keras_legacy.py"
     per_epoch = 32
     patient: dict[str, Any] = {"checkpoint_interval_s": 0.01, "environment": PATIENT}
-    with Job(Api.TF_KERAS, script, tmp_path, 1, 1, ("5000",), forked=False, **patient) as job:
+    with Job(Api.TF_KERAS, script, tmp_path, 1, 1, ("5000",), **patient) as job:
         chief = job.chief
         wait_for(lambda: any(message.get("epoch", 0) >= 6 for message in chief.reported("progress")), chief)
         before = latest(tmp_path)
@@ -270,7 +270,7 @@ def test_tf_keras_fits_evaluates_and_predicts(tmp_path: Path) -> None:
         assert any(step % per_epoch for step in steps)
         assert chief.reported("total")[0]["steps"] == 5000 * per_epoch
     epochs = latest(tmp_path) // per_epoch + 1
-    with Job(Api.TF_KERAS, script, tmp_path, 1, 1, (str(epochs),), forked=False) as job:
+    with Job(Api.TF_KERAS, script, tmp_path, 1, 1, (str(epochs),)) as job:
         assert job.chief.wait() == 0
         again = job.chief.result["history"]
         assert len(again["loss"]) == epochs
@@ -284,7 +284,7 @@ def test_tf_keras_fits_evaluates_and_predicts(tmp_path: Path) -> None:
 
 def test_one_worker_of_tf_keras_reports_what_is_reported_without_a_cluster(tmp_path: Path) -> None:
     script = SCRIPTS / "keras_legacy_metrics.py"
-    with Job(Api.TF_KERAS, script, tmp_path, 1, 1, forked=False) as job:
+    with Job(Api.TF_KERAS, script, tmp_path, 1, 1) as job:
         assert job.chief.wait() == 0
         result, text = job.chief.result, job.chief.text
     assert result == local_result(script)
@@ -293,7 +293,7 @@ def test_one_worker_of_tf_keras_reports_what_is_reported_without_a_cluster(tmp_p
 
 
 def test_workers_of_tf_keras_report_the_metrics_of_all_of_them(tmp_path: Path) -> None:
-    with Job(Api.TF_KERAS, SCRIPTS / "keras_legacy_metrics.py", tmp_path, 1, 2, forked=False) as job:
+    with Job(Api.TF_KERAS, SCRIPTS / "keras_legacy_metrics.py", tmp_path, 1, 2) as job:
         assert job.chief.wait() == 0
         result = job.chief.result
     # Ten batches of 32, whoever trained them and whenever it ended.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.running import dike_environment, run_dike
+from tests.warm import WarmTensorFlow
 
 pytestmark = [pytest.mark.mesos, pytest.mark.timeout(300)]
 
@@ -26,9 +27,8 @@ for each in (keras.models.load_model("best.keras"), model):
 
 
 def python(*arguments: str | Path, cwd: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=cwd, env=dike_environment(), capture_output=True, text=True, timeout=200
-    )
+    command = [sys.executable, *arguments]
+    done = warm.run(command, cwd=cwd, env=dike_environment(), timeout=200, process_class=WarmTensorFlow)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +11,10 @@ import pytest
 
 from framework.embedded.agents import AgentSpec
 from framework.embedded.cluster import EmbeddedCluster
+from tests import warm
 from tests.running import TIMEOUT_S, Running, run_dike
 from tests.task_processes import roles
+from tests.warm import WarmTensorFlow
 
 pytestmark = [pytest.mark.mesos, pytest.mark.tensorflow, pytest.mark.timeout(600)]
 
@@ -155,9 +156,8 @@ def test_a_killed_plain_task_computes_what_python_computes(
     assert (result["restarts"], result["plan"]["option"]["ps"]) == (1, 0)
     (task,) = result["plan"]["tasks"]
     assert (task["role"], task["is_plain"]) == ("worker", True)
-    bare = subprocess.run(
-        [sys.executable, script, go], capture_output=True, text=True, timeout=TIMEOUT_S, check=True, cwd=tmp_path
-    )
+    bare = warm.run([sys.executable, script, go], timeout=TIMEOUT_S, cwd=tmp_path, process_class=WarmTensorFlow)
+    assert bare.returncode == 0, bare.stderr
     losses = re.findall(r"^losses .*", bare.stdout, re.MULTILINE)
     assert len(losses) == 1
     assert re.findall(r"^losses .*", run.log, re.MULTILINE) == losses
@@ -204,9 +204,8 @@ def test_a_script_with_a_loop_of_its_own_runs_as_it_is(
     result = run.result()
     assert (result["restarts"], result["plan"]["samples_per_s"]) == (1, 0.0)
     assert "saves and restores by dike.checkpoint or by itself, if at all" in run.log
-    bare = subprocess.run(
-        [sys.executable, script, go], capture_output=True, text=True, timeout=TIMEOUT_S, check=True, cwd=tmp_path
-    )
+    bare = warm.run([sys.executable, script, go], timeout=TIMEOUT_S, cwd=tmp_path, process_class=WarmTensorFlow)
+    assert bare.returncode == 0, bare.stderr
     first, second = begins()
     assert (first, second > 0) == (0, True), "what it has done is not done again"
     assert re.findall("^loss .*", run.log, re.MULTILINE) == re.findall("^loss .*", bare.stdout, re.MULTILINE)

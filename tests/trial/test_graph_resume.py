@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests import warm
+from tests.warm import WarmTensorFlow
 
 pytestmark = pytest.mark.tensorflow
 
@@ -91,13 +93,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def played(folder: Path) -> dict[str, Played]:
     (folder / "cases.json").write_text(json.dumps(CASES))
-    subprocess.run(
-        [sys.executable, str(HERE / "graph_zygote.py"), str(folder)],
-        check=True,
-        timeout=300,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"},
-    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"}
+    command = [sys.executable, HERE / "graph_zygote.py", folder]
+    done = warm.run(command, cwd=ROOT, env=environment, timeout=300, process_class=WarmTensorFlow)
+    assert done.returncode == 0, done.stderr
     return {each["name"]: read(folder, each["name"]) for each in CASES}
 
 
@@ -237,9 +236,8 @@ def test_a_session_is_exported_as_a_checkpoint_and_where_the_graph_allows_as_a_s
     played: dict[str, Played], folder: Path
 ) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"}
-    done = subprocess.run(
-        [sys.executable, "-c", EXPORTED, folder], env=environment, capture_output=True, text=True, timeout=120
-    )
+    command = [sys.executable, "-c", EXPORTED, folder]
+    done = warm.run(command, env=environment, timeout=120, process_class=WarmTensorFlow)
     assert done.returncode == 0, done.stderr
     digits, plain, shape = done.stdout.splitlines()
     steps = [max(played[name].last_losses()) for name in ("digits", "plain")]

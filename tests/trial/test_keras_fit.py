@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +16,8 @@ import pytest
 
 from dike.exceptions import BadInputError
 from dike.trial.export import Kept, choose, export
+from tests import warm
+from tests.warm import WarmTensorFlow
 
 pytestmark = pytest.mark.tensorflow
 
@@ -96,13 +97,8 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("keras")
     (folder / "cases.json").write_text(json.dumps(list(_cases())))
     environment = {**os.environ, "PYTHONPATH": str(_ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    process = subprocess.run(
-        [sys.executable, _HERE / "keras_zygote.py", folder],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
+    command = [sys.executable, _HERE / "keras_zygote.py", folder]
+    process = warm.run(command, env=environment, timeout=500, process_class=WarmTensorFlow)
     assert process.returncode == 0, process.stderr
 
     @functools.cache

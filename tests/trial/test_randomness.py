@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests import warm
+from tests.warm import WarmTensorFlow
 
 pytestmark = pytest.mark.integration
 
@@ -40,11 +42,9 @@ assert len(randomness.state()["generators"]) == before - 2
 """
 
 
-def run(*command: str) -> None:
+def run(*command: str | Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"}
-    done = subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, timeout=120, env=environment, check=False
-    )
+    done = warm.run([sys.executable, *command], timeout=120, env=environment, process_class=WarmTensorFlow)
     assert done.returncode == 0, done.stderr
 
 
@@ -54,7 +54,7 @@ def test_generators_behave_as_numpys_own_and_are_forgotten_when_they_are_gone() 
 
 @pytest.mark.tensorflow
 def test_every_generator_goes_on_where_it_was(tmp_path: Path) -> None:
-    run(str(HERE / "randomness_draws.py"), str(tmp_path))
+    run(HERE / "randomness_draws.py", tmp_path)
     drawn = json.loads((tmp_path / "drawn.json").read_text())
     again = json.loads((tmp_path / "again.json").read_text())
     assert again == drawn
