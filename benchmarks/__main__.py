@@ -46,8 +46,8 @@ MODULES = (
     | {name: f"benchmarks.search.{name}" for name in SEARCH_PARTS}
     | {name: f"benchmarks.jobs.{name}" for name in JOBS_PARTS}
 )
-REPEATS = {"start": 10, "elastic": 3, "allocation": 3}
-"""Runs of each command, or of all modes or allocations; the result of fewer is not kept."""
+REPEATS = {"start": 10, "elastic": 3, "allocation": 3, "real": 5}
+"""Runs of each command, or of all modes, allocations or kinds of search; the result of fewer is not kept."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Runs one whole search of the digits trials, by Dike or by another library, and reads what the trials wrote down."""
+"""Runs one whole search, by Dike or by another library, and reads what the trials wrote down."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import math
+import os
 import random
 import subprocess
 import sys
@@ -20,16 +21,48 @@ from benchmarks.search.slot import slot_environment
 from framework.search.store import Store
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = Path(__file__).parent / "scripts" / "digits.py"
-OTHERS = {"Ray Tune, ASHA": "ray_asha", "Optuna, median pruner": "optuna_median"}
-"""Name -> the module that runs the search."""
+SCRIPTS = Path(__file__).parent / "scripts"
+OWN = {
+    "fifo": ("--policy=fifo",),
+    "asha": ("--policy=asha",),
+    "hermes": ("--policy=hermes",),
+    "dike": ("--policy=dike",),
+    "dike, --stop asha": ("--policy=dike", "--stop=asha"),
+}
+"""Kind of search -> the options of `dike tune`."""
+OTHERS = {
+    "Ray Tune, ASHA": ("ray_tune", "asha"),
+    "Ray Tune, HyperBand": ("ray_tune", "hyperband"),
+    "Optuna, median pruner": ("optuna_pruners", "median"),
+    "Optuna, Hyperband": ("optuna_pruners", "hyperband"),
+}
+"""Kind of search -> the module that runs it, and what that is told."""
+KINDS = (*OWN, *OTHERS)
 SLOTS = 2
-TIMEOUT_S = 300.0
-NAME = "digits"
+QUANTUM_S = 3.0
+TIMEOUT_S = 600.0
+DIARIES = "diaries"
 
 Space = Mapping[str, Sequence[Any]]
 Epoch = tuple[float, float]
 """When an epoch ended, in seconds since the search was started, and its loss."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is searched.
+
+    Attributes:
+        script: the name of the script that is a trial.
+        words: what it trains.
+        space: parameter -> its values.
+        epochs: how long a trial is.
+    """
+
+    script: str
+    words: str
+    space: Space
+    epochs: int
 
 
 @dataclass(frozen=True)
@@ -38,7 +71,7 @@ class SearchRun:
 
     Attributes:
         begun_s: when the first trial began to train, in seconds since the command was started, and
-        ended_s: when the command had ended.
+        ended_s: when the search had ended.
         epochs: configuration -> the epochs it was trained for, in their order.
         suspend_s: seconds from each request to suspend to the slot being free.
         resume_s: seconds from each decision to go on with a trial to its first step.
@@ -60,75 +93,81 @@ class SearchRun:
         return done[epochs - 1][0] if len(done) >= epochs else math.inf
 
 
+def run_search(kind: str, task: Task, seed: int) -> SearchRun:
+    """Runs a search of one of `KINDS`.
+
+    Args:
+        kind: which.
+        task: what is searched.
+        seed: says the order of the trials; for Dike's policies the seed besides.
+
+    Raises:
+        RuntimeError: if the search fails.
+    """
+    space = shuffled(task.space, seed)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / DIARIES).mkdir()
+        return _run_dike(kind, task, space, seed, folder) if kind in OWN else _run_other(kind, task, space, folder)
+
+
 def shuffled(space: Space, seed: int) -> Space:
     """The same space with parameters and values in another order, and so another order of the grid's trials."""
     order = random.Random(seed)  # noqa: S311
     return {name: order.sample(space[name], len(space[name])) for name in order.sample(list(space), len(space))}
 
 
-def run_dike(policy: str, space: Space, epochs: int, quantum_s: float, seed: int) -> SearchRun:
-    """Runs `dike tune` on an embedded Mesos.
-
-    Raises:
-        RuntimeError: if the search fails.
-    """
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        diaries = folder / "diaries"
-        diaries.mkdir()
-        storage = f"sqlite:///{folder / 'searches.db'}"
-        parameters = [f"--param={name}={','.join(map(str, values))}" for name, values in space.items()]
-        options = {
-            "name": NAME,
-            "policy": policy,
-            "seed": seed,
-            "quantum": quantum_s,
-            "slots": SLOTS,
-            "slot-mem": 1024,
-            "resources": f"cpus:{SLOTS};mem:{SLOTS * 1024}",
-            "storage": storage,
-            "format": "json",
-        }
-        begin_s = time.time()
-        flags = [f"--{name}={value}" for name, value in options.items()]
-        own = ["--", "--epochs", str(epochs), "--diaries", str(diaries)]
-        output = _run(["framework", "tune", str(SCRIPT), *parameters, *flags, *own], folder)
-        ended_s = time.time() - begin_s
-        if not json.loads(output)["complete"]:
-            raise RuntimeError(f"the search under {policy} is not complete: {output}")
-        with contextlib.closing(Store(storage, must_exist=True)) as store:
-            store.open_search(NAME)
-            slices = store.load_slices()
-        return _read(
-            diaries,
-            begin_s,
-            ended_s,
-            tuple(one.suspend_s for one in slices if one.outcome == "suspended" and one.suspend_s is not None),
-            tuple(one.first_step_s - one.start_s for one in slices if one.run and one.first_step_s is not None),
-        )
+def _run_dike(kind: str, task: Task, space: Space, seed: int, folder: Path) -> SearchRun:
+    """By `dike tune` on an embedded Mesos."""
+    storage = f"sqlite:///{folder / 'searches.db'}"
+    options = {
+        "name": task.script,
+        "seed": seed,
+        "quantum": QUANTUM_S,
+        "slots": SLOTS,
+        "slot-mem": 1024,
+        "resources": f"cpus:{SLOTS};mem:{SLOTS * 1024}",
+        "storage": storage,
+        "format": "json",
+    }
+    flags = [
+        *OWN[kind],
+        *(f"--param={name}={','.join(map(str, values))}" for name, values in space.items()),
+        *(f"--{name}={value}" for name, value in options.items()),
+    ]
+    own = ["--", "--epochs", str(task.epochs), "--diaries", str(folder / DIARIES)]
+    begin_s = time.time()
+    output = _run(["framework", "tune", str(SCRIPTS / f"{task.script}.py"), *flags, *own], folder)
+    ended_s = time.time()
+    if not json.loads(output)["complete"]:
+        raise RuntimeError(f"the search by {kind} is not complete: {output}")
+    with contextlib.closing(Store(storage, must_exist=True)) as store:
+        store.open_search(task.script)
+        slices = store.load_slices()
+    return _read(
+        folder,
+        begin_s,
+        ended_s,
+        tuple(one.suspend_s for one in slices if one.outcome == "suspended" and one.suspend_s is not None),
+        tuple(one.first_step_s - one.start_s for one in slices if one.run and one.first_step_s is not None),
+    )
 
 
-def run_other(library: str, space: Space, epochs: int) -> SearchRun:
-    """Runs the same trials in the same order under another library.
-
-    Raises:
-        RuntimeError: if the search fails.
-    """
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        diaries = folder / "diaries"
-        diaries.mkdir()
-        points = folder / "points.jsonl"
-        rows = (json.dumps(dict(zip(space, point, strict=True))) for point in itertools.product(*space.values()))
-        points.write_text("\n".join(rows) + "\n", encoding="utf-8")
-        begin_s = time.time()
-        _run([f"benchmarks.search.{OTHERS[library]}", str(points), str(epochs), str(diaries)], ROOT)
-        return _read(diaries, begin_s, time.time() - begin_s)
+def _run_other(kind: str, task: Task, space: Space, folder: Path) -> SearchRun:
+    """The same trials in the same order by another library."""
+    points = folder / "points.jsonl"
+    rows = (json.dumps(dict(zip(space, point, strict=True))) for point in itertools.product(*space.values()))
+    points.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    module, choice = OTHERS[kind]
+    arguments = [choice, task.script, str(points), str(task.epochs), str(folder / DIARIES)]
+    begin_s = time.time()
+    output = _run([f"benchmarks.search.{module}", *arguments], ROOT)
+    return _read(folder, begin_s, float(output.split()[-1]))
 
 
 def _run(arguments: Sequence[str], folder: Path) -> str:
     """Runs a module of ours with threads as a slot of one CPU has them; returns its output."""
-    environment = {**slot_environment(), "PYTHONPATH": str(ROOT)}
+    environment = {**slot_environment(), "PYTHONPATH": f"{ROOT}{os.pathsep}{SCRIPTS}"}
     done = subprocess.run(
         [sys.executable, "-m", *arguments],
         cwd=folder,
@@ -144,15 +183,15 @@ def _run(arguments: Sequence[str], folder: Path) -> str:
 
 
 def _read(
-    diaries: Path, begin_s: float, ended_s: float, suspend_s: tuple[float, ...] = (), resume_s: tuple[float, ...] = ()
+    folder: Path, begin_s: float, ended_s: float, suspend_s: tuple[float, ...] = (), resume_s: tuple[float, ...] = ()
 ) -> SearchRun:
     epochs: dict[str, list[Epoch]] = {}
     begun_s = math.inf
-    for path in sorted(diaries.iterdir()):
+    for path in sorted((folder / DIARIES).iterdir()):
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         begun_s = min(begun_s, lines[0]["time"] - begin_s)
-        ends = [line for line in lines if line["epochs"]]
+        ends = [line for line in lines if "loss" in line]
         if [line["epochs"] for line in ends] != list(range(1, len(ends) + 1)):
             raise RuntimeError(f"{path.stem} was not trained epoch by epoch: {[line['epochs'] for line in ends]}")
         epochs[path.stem] = [(line["time"] - begin_s, line["loss"]) for line in ends]
-    return SearchRun(begun_s, ended_s, epochs, suspend_s, resume_s)
+    return SearchRun(begun_s, ended_s - begin_s, epochs, suspend_s, resume_s)

@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 
-from benchmarks.search.contenders import OTHERS, SLOTS, SearchRun, run_dike, run_other, shuffled
+from benchmarks.search.contenders import KINDS, OWN, QUANTUM_S, SLOTS, SearchRun, Task, run_search
+from benchmarks.tables import RESULTS
 
 TITLE = "Real searches"
-SPACE = {"lr": (0.003, 0.001, 0.0003), "optimizer": ("sgd", "adam"), "batch_size": (16, 64)}
-POLICIES = ("fifo", "rr", "slaq", "hermes", "dike")
-EPOCHS = 24
-QUANTUM_S = 3.0
+TASKS = (
+    Task(
+        "digits",
+        "the CNN of `examples/digits_cnn.py`",
+        {"lr": (0.003, 0.001, 0.0003), "optimizer": ("sgd", "adam"), "batch_size": (16, 64)},
+        epochs=24,
+    ),
+    Task(
+        "next_character",
+        "a neural language model of characters on Python's language reference",
+        {"lr": (0.01, 0.003, 0.001), "context": (4, 12), "batch_size": (32, 128)},
+        epochs=24,
+    ),
+)
+REFERENCE = "fifo"
+REPEATS = 5
 TARGET_SHARE = 0.9
-SEEDS = (0, 1)
+KEPT = RESULTS / "real.jsonl"
+"""What an interrupted measurement leaves, one search a line."""
+
+Runs = Mapping[str, Sequence[SearchRun]]
+"""Kind of search -> its runs, one for each order of the trials."""
 
 
 @dataclass(frozen=True)
@@ -33,49 +53,78 @@ class _Goal:
     target: float
 
 
-def measure() -> Iterator[str]:
-    """Lines of Markdown: the times of every policy and library as multiples of FIFO's in the same order of trials."""
-    names = (*POLICIES, *OTHERS)
-    runs = {name: [_runner(name)(seed) for seed in SEEDS] for name in names}
-    reference = runs[POLICIES[0]]
-    goal = _goal(reference[0])
-    sizes = ", ".join(f"{name}: {len(values)} values" for name, values in SPACE.items())
-    yield f"12 configurations ({sizes}) of the CNN of `examples/digits_cnn.py`, {EPOCHS} epochs"
-    yield f"each, on {SLOTS} slots of one CPU; quantum {QUANTUM_S:g} s; {len(SEEDS)} searches of each kind, each with"
-    yield "another order of the trials (the same for all kinds). Times are seconds from the start of the command,"
-    yield "starting Mesos, Ray and TensorFlow included; medians, and in brackets the median of the ratios to fifo with"
-    yield "the same order."
+def measure(repeats: int = REPEATS) -> Iterator[str]:
+    """Lines of Markdown: the times of every policy and library, and as multiples of FIFO's in the same order of trials.
+
+    Args:
+        repeats: how many orders of the trials.
+    """
+    measured = _search_all(repeats)
+    yield f"12 configurations each of two tasks, on {SLOTS} slots of one CPU; quantum {QUANTUM_S:g} s; {repeats}"
+    yield "searches of each kind, each with another order of the trials (the same for all kinds), all kinds by turns."
+    yield "Times are seconds from the start of the command, starting Mesos, Ray and TensorFlow included: the median"
+    yield "and, after the comma, the least and the greatest; in brackets the same of the ratios to fifo with the same"
+    yield "order."
     yield ""
-    yield f"*found*: the configuration that is best in the end ({goal.best.replace(',', ', ')}) has come"
-    yield f"{TARGET_SHARE:.0%} of the way from the median first epoch's loss to its own last, {goal.final:.4f}: to a"
-    yield f"training loss of {goal.target:.3f}. *trained*: to its end. *whole*: the command has ended."
-    yield "Dike suspends trials and trains them all to their end; the other two stop trials for good, as their defaults"
-    yield "say, and so train fewer epochs. Ray reuses its processes and Optuna has two for all trials, so that"
-    yield "TensorFlow is imported once for each slot everywhere."
+    yield f"*found*: the configuration that is best in the end has come {TARGET_SHARE:.0%} of the way from the median"
+    yield "first epoch's training loss to its own last. *trained*: to its end. *never*: it was stopped before. *whole*:"
+    yield "the search has ended (Dike's Mesos, too; Ray's own processes end later). Policies suspend trials and train"
+    yield "them all to their end; `--stop` and the other two libraries stop trials for good, and so train fewer epochs."
+    yield "All have their defaults; Ray and Optuna's Hyperband are told how many epochs a trial has. Ray's HyperBand"
+    yield "pauses trials, too: they go on from the Keras model that was saved at the end of an epoch, and shuffle the"
+    yield "samples anew. Ray reuses its processes and Optuna has two for all trials, so that TensorFlow is imported"
+    yield f"once for each slot everywhere. No policy was chosen on `{TASKS[1].script}`."
+    for task in TASKS:
+        yield ""
+        yield from _table(task, measured[task.script])
+    yield ""
+    yield from _switches([one for runs in measured.values() for kind in OWN for one in runs[kind]])
+    yield from _compared(list(measured.values()))
+
+
+def _search_all(repeats: int) -> Mapping[str, Runs]:
+    """All searches by task; those that an interrupted measurement has kept are not run again."""
+    kept: dict[tuple[str, str, int], SearchRun] = {}
+    if KEPT.exists():
+        for line in KEPT.read_text(encoding="utf-8").splitlines():
+            entry = json.loads(line)
+            kept[entry["task"], entry["kind"], entry["seed"]] = SearchRun(**entry["run"])
+        print(f"goes on after the {len(kept)} searches in {KEPT}", file=sys.stderr, flush=True)
+    found: dict[str, dict[str, list[SearchRun]]] = {task.script: defaultdict(list) for task in TASKS}
+    searches = [(seed, task, kind) for seed in range(repeats) for task in TASKS for kind in KINDS]
+    for number, (seed, task, kind) in enumerate(searches, 1):
+        one = kept.get((task.script, kind, seed))
+        if one is None:
+            one = run_search(kind, task, seed)
+            with KEPT.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"task": task.script, "kind": kind, "seed": seed, "run": asdict(one)}) + "\n")
+            print(f"{number}/{len(searches)} {task.script}, {kind}: {one.ended_s:.1f} s", file=sys.stderr, flush=True)
+        found[task.script][kind].append(one)
+    KEPT.unlink()
+    return found
+
+
+def _table(task: Task, runs: Runs) -> Iterator[str]:
+    reference = runs[REFERENCE]
+    goal = _goal(reference[0])
+    sizes = ", ".join(f"{name}: {len(values)} values" for name, values in task.space.items())
+    yield f"**{task.script}**: {task.words} ({sizes}), {task.epochs} epochs each. Best is"
+    yield f"{goal.best.replace(',', ', ')} with a training loss of {goal.final:.4f}; found: {goal.target:.3f}."
     yield ""
     yield "| search | first step | found | trained | whole | epochs trained | best loss | suspensions |"
     yield "|---|---|---|---|---|---|---|---|"
     measures: Sequence[Callable[[SearchRun], float]] = (
         lambda run: run.begun_s,
         lambda run: run.reached_s(goal.best, goal.target),
-        lambda run: run.finished_s(goal.best, EPOCHS),
+        lambda run: run.finished_s(goal.best, task.epochs),
         lambda run: run.ended_s,
     )
-    for name in names:
-        cells = [_cell(runs[name], reference, value) for value in measures]
-        epochs = statistics.median(sum(map(len, run.epochs.values())) for run in runs[name])
-        best = statistics.median(min(done[-1][1] for done in run.epochs.values()) for run in runs[name])
-        suspensions = statistics.median(len(run.suspend_s) for run in runs[name]) if name in POLICIES else "-"
-        yield f"| {name} | {' | '.join(cells)} | {epochs:.0f} | {best:.4f} | {suspensions} |"
-    yield ""
-    yield from _switches([run for name in POLICIES for run in runs[name]])
-    yield _compared([run for name in names for run in runs[name]], reference[0])
-
-
-def _runner(name: str) -> Callable[[int], SearchRun]:
-    if name in OTHERS:
-        return lambda seed: run_other(name, shuffled(SPACE, seed), EPOCHS)
-    return lambda seed: run_dike(name, shuffled(SPACE, seed), EPOCHS, QUANTUM_S, seed)
+    for kind in KINDS:
+        cells = [_cell(runs[kind], reference, value) for value in measures]
+        epochs = _spread([sum(map(len, run.epochs.values())) for run in runs[kind]], ".0f")
+        best = _spread([min(done[-1][1] for done in run.epochs.values()) for run in runs[kind]], ".4f")
+        suspensions = _spread([len(run.suspend_s) for run in runs[kind]], ".0f") if kind in OWN else "-"
+        yield f"| {kind} | {' | '.join(cells)} | {epochs} | {best} | {suspensions} |"
 
 
 def _goal(run: SearchRun) -> _Goal:
@@ -87,9 +136,15 @@ def _goal(run: SearchRun) -> _Goal:
 
 
 def _cell(runs: Sequence[SearchRun], reference: Sequence[SearchRun], value: Callable[[SearchRun], float]) -> str:
-    seconds = statistics.median(map(value, runs))
-    ratio = statistics.median(value(run) / value(other) for run, other in zip(runs, reference, strict=True))
-    return f"{seconds:.1f} ({ratio:.2f})" if math.isfinite(seconds) else "stopped before"
+    ratios = [value(run) / value(other) for run, other in zip(runs, reference, strict=True)]
+    return f"{_spread(list(map(value, runs)), '.1f')} ({_spread(ratios, '.2f')})"
+
+
+def _spread(values: Sequence[float], form: str) -> str:
+    """The median, the least and the greatest; one figure where all are printed alike."""
+    figures = (statistics.median(values), min(values), max(values))
+    median, least, greatest = (f"{figure:{form}}" if math.isfinite(figure) else "never" for figure in figures)
+    return median if least == greatest else f"{median}, {least}-{greatest}"
 
 
 def _switches(runs: Sequence[SearchRun]) -> Iterator[str]:
@@ -101,13 +156,19 @@ def _switches(runs: Sequence[SearchRun]) -> Iterator[str]:
         yield f"{statistics.median(resume_s):.2f} s after the decision (slowest {max(resume_s):.2f} s)."
 
 
-def _compared(runs: Sequence[SearchRun], reference: SearchRun) -> str:
+def _compared(tasks: Sequence[Runs]) -> Iterator[str]:
     """Whether the same configuration has had the same losses everywhere, suspended or not."""
-    pairs = [
-        (loss, expected)
-        for run in runs
-        for configuration, done in run.epochs.items()
-        for (_, loss), (_, expected) in zip(done, reference.epochs[configuration], strict=False)
-    ]
-    same = sum(loss == expected for loss, expected in pairs)
-    return f"Of {len(pairs):,} epochs' losses {same:,} are the same, bit for bit, as fifo's, which suspends nothing."
+    same, other = 0, dict.fromkeys(KINDS, 0)
+    for runs in tasks:
+        expected = runs[REFERENCE][0].epochs
+        for kind in KINDS:
+            for one in runs[kind]:
+                for configuration, done in one.epochs.items():
+                    alike = sum(a[1] == b[1] for a, b in zip(done, expected[configuration], strict=False))
+                    same += alike
+                    other[kind] += len(done) - alike
+    count = same + sum(other.values())
+    yield f"Of {count:,} epochs' losses {same:,} are the same, bit for bit, as fifo's, which suspends nothing."
+    differing = ", ".join(f"{kind} ({number:,})" for kind, number in other.items() if number)
+    if differing:
+        yield f"The others are of {differing}."

@@ -6,54 +6,27 @@ It is an ordinary Keras script. Dike runs it as it is; Ray Tune and Optuna call 
 from __future__ import annotations
 
 import argparse
-import json
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
+from diary import Diary, Tell
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 SEED = 7
 
 
-class Diary(keras.callbacks.Callback):
-    """Writes a line at the beginning and at the end of each epoch: the time, the epochs done, and the loss.
-
-    Args:
-        path: file to append to.
-        tell: is told the same at the end of each epoch, and may raise an exception to stop the training.
-    """
-
-    def __init__(self, path: Path, tell: Callable[[int, float], object] | None) -> None:
-        super().__init__()
-        self._path = path
-        self._tell = tell
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        self._write({"epochs": 0})
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        loss = float(logs["loss"])
-        self._write({"epochs": epoch + 1, "loss": loss})
-        if self._tell is not None:
-            self._tell(epoch + 1, loss)
-
-    def _write(self, line: dict[str, float]) -> None:
-        with self._path.open("a", encoding="utf-8") as diary:
-            diary.write(json.dumps({"time": time.time(), **line}) + "\n")
-
-
 def train(
     lr: float,
     optimizer: str,
     batch_size: int,
+    *,
     epochs: int,
     diaries: Path,
-    tell: Callable[[int, float], object] | None = None,
+    tell: Tell | None = None,
+    saved: Path | None = None,
+    initial_epoch: int = 0,
 ) -> None:
     """Trains one configuration.
 
@@ -61,9 +34,11 @@ def train(
         lr: learning rate.
         optimizer: `adam` or `sgd`.
         batch_size: images in a batch.
-        epochs: epochs to train.
-        diaries: folder for the diary, whose name says the configuration.
+        epochs: epochs to train, those before included.
+        diaries: folder for the diary.
         tell: see `Diary`.
+        saved: the model to go on with; None to begin.
+        initial_epoch: epochs that it was trained for.
     """
     keras.utils.set_random_seed(SEED)
     digits = load_digits()
@@ -71,6 +46,21 @@ def train(
     train_x, test_x, train_y, test_y = train_test_split(
         images, digits.target, test_size=0.2, random_state=SEED, stratify=digits.target
     )
+    model = _build(lr, optimizer) if saved is None else keras.saving.load_model(saved)
+    configuration = {"lr": lr, "optimizer": optimizer, "batch_size": batch_size}
+    model.fit(
+        train_x,
+        train_y,
+        batch_size=batch_size,
+        epochs=epochs,
+        initial_epoch=initial_epoch,
+        validation_data=(test_x, test_y),
+        verbose=0,
+        callbacks=[Diary(diaries, configuration, tell, initial_epoch)],
+    )
+
+
+def _build(lr: float, optimizer: str) -> keras.Model:
     layers = keras.layers
     model = keras.Sequential(
         [
@@ -87,15 +77,7 @@ def train(
     chosen = keras.optimizers.Adam(lr) if optimizer == "adam" else keras.optimizers.SGD(lr, momentum=0.9)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer=chosen, loss=loss, metrics=["accuracy"])
-    model.fit(
-        train_x,
-        train_y,
-        batch_size=batch_size,
-        epochs=epochs,
-        validation_data=(test_x, test_y),
-        verbose=0,
-        callbacks=[Diary(diaries / f"lr={lr:g},optimizer={optimizer},batch_size={batch_size}.jsonl", tell)],
-    )
+    return model
 
 
 def main() -> None:

@@ -1,16 +1,20 @@
-"""The trials of the measured searches under Optuna with a median pruner, in as many processes as there are slots.
+"""The trials of the measured searches under Optuna with a pruner, in as many processes as there are slots.
 
-    python -m benchmarks.search.optuna_median POINTS EPOCHS DIARIES
+    python -m benchmarks.search.optuna_pruners PRUNER SCRIPT POINTS EPOCHS DIARIES
 
-POINTS is a file of JSON lines, one configuration each.
+SCRIPT is a module with a function `train`, POINTS a file of JSON lines, one configuration each. Prints when the search
+has ended, in seconds since the epoch.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import optuna
 from optuna.storages import JournalStorage
@@ -19,22 +23,23 @@ from optuna.study import MaxTrialsCallback
 from optuna.trial import TrialState
 
 SLOTS = 2
-STUDY = "digits"
-_ARGUMENTS = 4
+STUDY = "search"
+_ARGUMENTS = 6
 """The program and what it is given; its processes get the journal besides."""
 
 
 def main() -> None:
     """Makes the study, and runs the processes that work on it."""
-    points, folder = Path(sys.argv[1]), Path(sys.argv[3]).parent
+    points, folder = Path(sys.argv[3]), Path(sys.argv[5]).parent
     journal = str(folder / "optuna.log")
     study = optuna.create_study(storage=_storage(journal), study_name=STUDY)
     configurations = points.read_text(encoding="utf-8").splitlines()
     for number in range(len(configurations)):
         study.enqueue_trial({"point": number})
-    command = [sys.executable, "-m", "benchmarks.search.optuna_median", *sys.argv[1:], journal]
+    command = [sys.executable, "-m", "benchmarks.search.optuna_pruners", *sys.argv[1:], journal]
     workers = [subprocess.Popen(command) for _ in range(SLOTS)]
     codes = [worker.wait() for worker in workers]
+    print(time.time())
     sys.exit(max(codes, key=abs))
 
 
@@ -43,20 +48,25 @@ def _storage(journal: str) -> JournalStorage:
     return JournalStorage(JournalFileBackend(journal))
 
 
-def work(points: Path, epochs: int, diaries: Path, journal: str) -> None:
-    """Runs trials until none is left."""
-    from benchmarks.search.scripts.digits import train
+def _pruner(name: str, epochs: int) -> optuna.pruners.BasePruner:
+    if name == "hyperband":
+        return optuna.pruners.HyperbandPruner(max_resource=epochs)
+    return optuna.pruners.MedianPruner()
 
+
+def work(pruner: str, script: str, points: Path, epochs: int, diaries: Path, journal: str) -> None:
+    """Runs trials until none is left."""
+    train = importlib.import_module(script).train
     configurations = [json.loads(line) for line in points.read_text(encoding="utf-8").splitlines()]
     count = len(configurations)
-    study = optuna.load_study(study_name=STUDY, storage=_storage(journal), pruner=optuna.pruners.MedianPruner())
+    study = optuna.load_study(study_name=STUDY, storage=_storage(journal), pruner=_pruner(pruner, epochs))
 
     def objective(trial: optuna.Trial) -> float:
         if trial.number >= count:
             raise optuna.TrialPruned  # both processes have asked for the last one
         last = float("nan")
 
-        def tell(done: int, loss: float) -> None:
+        def tell(done: int, loss: float, _: Any) -> None:
             nonlocal last
             last = loss
             trial.report(loss, done)
@@ -73,6 +83,6 @@ def work(points: Path, epochs: int, diaries: Path, journal: str) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) > _ARGUMENTS:
-        work(Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])
+        work(sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]), Path(sys.argv[5]), sys.argv[6])
     else:
         main()

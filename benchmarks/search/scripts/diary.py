@@ -1,0 +1,46 @@
+"""What the trials of the measured searches write down."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+
+Tell = Callable[[int, float, keras.Model], object]
+"""Is told the epochs done, the loss and the model, and may raise an exception to stop the training."""
+
+
+class Diary(keras.callbacks.Callback):
+    """Writes a line when training begins and at the end of each epoch: the time, the epochs done, and the loss.
+
+    Args:
+        folder: holds a file for each configuration, to append to.
+        configuration: the trial's parameters; the file's name says them.
+        tell: is told the same at the end of each epoch.
+        initial_epoch: epochs that the model was trained for before.
+    """
+
+    def __init__(
+        self, folder: Path, configuration: Mapping[str, Any], tell: Tell | None = None, initial_epoch: int = 0
+    ) -> None:
+        super().__init__()
+        self._path = folder / f"{','.join(f'{name}={value}' for name, value in configuration.items())}.jsonl"
+        self._tell = tell
+        self._initial_epoch = initial_epoch
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._write({"epochs": self._initial_epoch})
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        loss = float(logs["loss"])
+        self._write({"epochs": epoch + 1, "loss": loss})
+        if self._tell is not None:
+            self._tell(epoch + 1, loss, self.model)
+
+    def _write(self, line: dict[str, float]) -> None:
+        with self._path.open("a", encoding="utf-8") as diary:
+            diary.write(json.dumps({"time": time.time(), **line}) + "\n")

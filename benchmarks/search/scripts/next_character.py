@@ -1,0 +1,96 @@
+"""A trial of the measured searches: a neural language model of characters (Bengio et al., 2003), with a diary.
+
+It reads Python's language reference, which comes with Python, and says which character follows on the last few.
+
+It is an ordinary Keras script. Dike runs it as it is; Ray Tune and Optuna call `train`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import keras
+import numpy as np
+from diary import Diary, Tell
+
+SEED = 7
+TRAINED = 8_000
+"""Characters to train on, and"""
+TESTED = 2_000
+"""to test with."""
+
+
+def train(
+    lr: float,
+    context: int,
+    batch_size: int,
+    *,
+    epochs: int,
+    diaries: Path,
+    tell: Tell | None = None,
+    saved: Path | None = None,
+    initial_epoch: int = 0,
+) -> None:
+    """Trains one configuration.
+
+    Args:
+        lr: learning rate of Adam.
+        context: characters that the next one is told from.
+        batch_size: characters in a batch.
+        epochs: epochs to train, those before included.
+        diaries: folder for the diary.
+        tell: see `Diary`.
+        saved: the model to go on with; None to begin.
+        initial_epoch: epochs that it was trained for.
+    """
+    keras.utils.set_random_seed(SEED)
+    text = "".join(topics[name] for name in sorted(topics))[: context + TRAINED + TESTED]
+    characters, numbers = np.unique(list(text), return_inverse=True)
+    before = np.lib.stride_tricks.sliding_window_view(numbers[:-1], context)
+    after = numbers[context:]
+    model = _build(lr, context, len(characters)) if saved is None else keras.saving.load_model(saved)
+    configuration = {"lr": lr, "context": context, "batch_size": batch_size}
+    model.fit(
+        before[:TRAINED],
+        after[:TRAINED],
+        batch_size=batch_size,
+        epochs=epochs,
+        initial_epoch=initial_epoch,
+        validation_data=(before[TRAINED:], after[TRAINED:]),
+        verbose=0,
+        callbacks=[Diary(diaries, configuration, tell, initial_epoch)],
+    )
+
+
+def _build(lr: float, context: int, characters: int) -> keras.Model:
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            layers.Input((context,), dtype="int32"),
+            layers.Embedding(characters, 16),
+            layers.Flatten(),
+            layers.Dense(128, activation="tanh"),
+            layers.Dropout(0.1),
+            layers.Dense(characters),
+        ]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer=keras.optimizers.Adam(lr), loss=loss, metrics=["accuracy"])
+    return model
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description="Trains a small language model on Python's language reference.")
+    parser.add_argument("--lr", type=float, required=True)
+    parser.add_argument("--context", type=int, required=True)
+    parser.add_argument("--batch-size", type=int, required=True)
+    parser.add_argument("--epochs", type=int, required=True)
+    parser.add_argument("--diaries", type=Path, required=True)
+    train(**vars(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
