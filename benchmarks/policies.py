@@ -167,8 +167,10 @@ def measure() -> Iterator[str]:
         for is_aside, title in ((False, "Curves that choices were made on"), (True, "Curves kept aside")):
             chosen = [(one, row) for one, row in zip(SETS, times, strict=True) if one.is_aside is is_aside]
             yield from _table(title, {one.name: row for one, row in chosen})
-        yield "**Other settings** (geometric means over the sets kept aside; one with too few trials of a kind is left"
-        yield f"out; {len(FEW_SEEDS)} bins)"
+        yield "## Other settings"
+        yield ""
+        yield f"Geometric means over the sets kept aside, {len(FEW_SEEDS)} bins; a set with too few trials of a kind is"
+        yield "left out."
         yield ""
         names = (*OTHERS, *DIKES)
         yield f"| setting | {' | '.join(names)} |"
@@ -179,7 +181,9 @@ def measure() -> Iterator[str]:
             means = {name: geometric_mean(row[name] for row in each) for name in names}
             yield f"| {setting} ({len(each)} sets) | {_cells(means)} |"
         yield ""
-        yield "**Regret over time**: how far the lowest loss of the search is above the lowest that its trials come to,"
+        yield "## Regret over time"
+        yield ""
+        yield "How far the lowest loss of the search is above the lowest that its trials come to,"
         yield "by how far they come down from the median first loss; when so much of the time has passed that training"
         yield "all of them takes. Trials are trained to the end. Means over the sets kept aside,"
         yield f"{len(FEW_SEEDS)} bins each."
@@ -196,7 +200,7 @@ def measure() -> Iterator[str]:
 
 def _table(title: str, rows: Mapping[str, Times]) -> Iterator[str]:
     names = list(next(iter(rows.values())))
-    yield f"**{title}**"
+    yield f"## {title}"
     yield ""
     yield f"| curves | {' | '.join(names)} | dike by the best | hedged by the best |"
     yield f"|---|{'---|' * (len(names) + 2)}"
@@ -208,7 +212,9 @@ def _table(title: str, rows: Mapping[str, Times]) -> Iterator[str]:
 
 def _left_out(found: Sequence[Mapping[tuple[float, float], float]]) -> Iterator[str]:
     names = [SETS[place].name for place in _places(is_aside=False)]
-    yield "**Leave one set out**: which shares of the quanta would be chosen for the rungs and for the fastest fall"
+    yield "## Leave one set out"
+    yield ""
+    yield "Which shares of the quanta would be chosen for the rungs and for the fastest fall"
     yield f"(geometric mean of the times on all other sets, {len(CHOICE_SEEDS)} bins, families by seed"
     yield f"{CHOICE_FAMILY_SEED}), and what they come to on the one left out. *dike, hedged* has {RUNGS_SHARE:.0%} and"
     yield f"{FALLS_SHARE:.0%}."
