@@ -24,6 +24,7 @@ NAMES = (
     "ps_update",
     "embedded_mesos",
     "search",
+    "policies",
     "different_slots",
     "different_gpus",
     "jobs",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from framework.simulation.comparison import PolicyResult, Scenario
+    from framework.simulation.curves import Curve
     from framework.simulation.throughputs import Job, ThroughputTable
 
 
@@ -37,7 +38,7 @@ class Until(enum.StrEnum):
 
 
 PANELS = {
-    "Curves": ("curves", "metric", "mode", "target", "target_share", "until"),
+    "Curves": ("curves", "family", "family_seed", "metric", "mode", "target", "target_share", "until"),
     "Slots": ("gpus", "gpu_types", "throughputs", "models"),
     "Trials": ("jobs", "good", "seeds", "first_seed", "arrival_every"),
     "Policies": (
@@ -49,7 +50,12 @@ PANELS = {
 
 
 def simulate_policies(
-    curves: Annotated[Path, typer.Option(help="CSV file of recorded curves, .gz or not.", show_default=False)],
+    curves: Annotated[Path | None, typer.Option(help="CSV file of recorded curves, .gz or not.")] = None,
+    family: Annotated[
+        str,
+        typer.Option(help="Made-up curves instead of --curves: plateau, crossing, warm-up, ..."),
+    ] = "",
+    family_seed: Annotated[int, typer.Option(help="Another seed draws other curves of --family.")] = 0,
     gpus: Annotated[int | None, typer.Option(help="Number of slots, all alike.", show_default="4")] = None,
     gpu_types: Annotated[
         str, typer.Option(help="Slots that differ, instead of --gpus: k80:2,p100:2,v100:2. Needs --throughputs.")
@@ -115,7 +121,7 @@ def simulate_policies(
 ) -> None:
     """Compares search policies in virtual time.
 
-    The trials follow recorded learning curves.
+    The trials follow recorded learning curves, or made-up ones.
     """
     from rich.progress import Progress
 
@@ -128,7 +134,6 @@ def simulate_policies(
         resolve,
         simulate,
     )
-    from framework.simulation.curves import read_curves
     from framework.simulation.plots import plot_comparison
 
     bins = seed_range(first_seed, seeds)
@@ -139,7 +144,7 @@ def simulate_policies(
     chosen = policies_named(_names(policies) if policies else known, typed=bool(kinds))
     if not chosen:
         raise BadInputError(f"--policies names none; choose of {', '.join(known)}.")
-    recorded = read_curves(curves, metric, mode.value)
+    recorded, source = _curves(curves, family, family_seed, metric, mode)
     sign = -1 if mode is Mode.MAX else 1
     settings = SimulationSettings(
         gpus=4 if gpus is None else gpus,
@@ -166,9 +171,9 @@ def simulate_policies(
     what = gpu_types or f"{scenario.world.slots} GPUs"
     title = f"{what}, {jobs} trials, {good} good; mean of {seeds} bin{'s' if seeds > 1 else ''}"
     if plot is not None:
-        plot_comparison([(f"{curves.name}: {title}", results)], plot)
+        plot_comparison([(f"{source}: {title}", results)], plot)
     if output_format is Format.JSON:
-        print_json(_to_json(results, scenario, sign * scenario.target, curves, bins, table))
+        print_json(_to_json(results, scenario, sign * scenario.target, str(curves or source), bins, table))
         return
     out = console()
     out.print(_table(results, title))
@@ -176,6 +181,24 @@ def simulate_policies(
         out.print(line, markup=False, soft_wrap=True)
     if plot is not None:
         out.print(f"The picture is in {plot}.", markup=False, soft_wrap=True)
+
+
+def _curves(path: Path | None, family: str, seed: int, metric: str | None, mode: Mode) -> tuple[tuple[Curve, ...], str]:
+    """The curves, and what they are called."""
+    from framework.simulation.curves import read_curves
+    from framework.simulation.families import FAMILIES, draw_family
+
+    if (path is None) != bool(family):
+        raise BadInputError(
+            f"Give either recorded curves by --curves FILE or made-up ones by --family, one of {', '.join(FAMILIES)}."
+        )
+    if path is not None:
+        return read_curves(path, metric, mode.value), path.name
+    if metric is not None or mode is not Mode.MIN:
+        raise BadInputError("--metric and --mode say what a column of --curves is; leave them out with --family.")
+    if seed < 0:
+        raise BadInputError(f"--family-seed {seed} cannot be; give 0 or more.")
+    return draw_family(family, seed), f"{family}, seed {seed}"
 
 
 def _names(text: str) -> list[str]:
@@ -256,7 +279,7 @@ def _to_json(
     results: Sequence[PolicyResult],
     scenario: Scenario,
     target: float,
-    curves: Path,
+    curves: str,
     seeds: range,
     table: ThroughputTable | None,
 ) -> dict[str, Any]:
@@ -282,7 +305,7 @@ def _to_json(
         },
         "target": target,
         "settings": {
-            "curves": str(curves),
+            "curves": curves,
             "recorded_trials": scenario.recorded,
             "recorded_good": scenario.recorded_good,
             "gpus": scenario.world.slots,

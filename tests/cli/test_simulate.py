@@ -217,3 +217,23 @@ def test_bad_input_is_one_sentence(curves: Path, arguments: tuple[str, ...], sai
     assert isinstance(error, BadInputError)
     assert said in str(error)
     assert str(error).count("\n") == 0
+
+
+def test_made_up_curves_need_no_file(curves: Path) -> None:
+    command = ["simulate", "--family", "plateau", "--seeds", "1", "--policies", "fifo,oracle", "--format", "json"]
+    first, again, other = (
+        json.loads(CliRunner().invoke(app, [*command, "--family-seed", seed]).stdout) for seed in ("1", "1", "2")
+    )
+    assert first == again
+    assert first["settings"]["curves"] == "plateau, seed 1"
+    assert first["target"] != other["target"]
+    for arguments, message in (
+        (["--family", "plateau", "--curves", str(curves)], "either recorded curves"),
+        ([], "either recorded curves"),
+        (["--family", "plato"], "did you mean plateau"),
+        (["--family", "plateau", "--mode", "max"], "leave them out with --family"),
+        (["--family", "plateau", "--family-seed", "-1"], "give 0 or more"),
+    ):
+        done = CliRunner().invoke(app, ["simulate", *arguments])
+        assert isinstance(done.exception, BadInputError)
+        assert message in str(done.exception)

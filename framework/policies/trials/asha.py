@@ -69,10 +69,7 @@ class AshaPolicy:
 
     def decide(self, now_s: float, trials: Sequence[TrialView], slots: Sequence[SlotView]) -> Decision:
         """See `framework.policies.trials.interface.Policy`."""
-        known = self._progress
-        self._progress = {trial.id: known.get(trial.id) or _Progress() for trial in trials}
-        for trial in trials:
-            self._follow(trial)
+        self.follow(trials)
         by_id = {trial.id: trial for trial in trials}
         waiting = {trial.id: trial for trial in trials if trial.runnable}
         free = [slot for slot in slots if slot.trial is None and not slot.busy]
@@ -81,7 +78,7 @@ class AshaPolicy:
         for slot in free:
             best = self._best(waiting.values(), slot)
             if best is not None:
-                runs[slot.id] = self._start(waiting.pop(best.id))
+                runs[slot.id] = self.start(waiting.pop(best.id))
         for slot, trial in running:
             if self._is_on_its_way(trial):
                 continue
@@ -90,19 +87,22 @@ class AshaPolicy:
                 best = self._best([trial, *waiting.values()], slot) or trial
             if best is not trial:
                 del waiting[best.id]
-            runs[slot.id] = self._start(best)
+            runs[slot.id] = self.start(best)
         waits_s = [
             self._wait_s(trial) for slot, trial in running if slot.id not in runs or runs[slot.id].trial == trial.id
         ]
         return Decision(runs, now_s + min(waits_s) if waits_s else None)
 
-    def _follow(self, trial: TrialView) -> None:
-        """Notes which rungs a trial has reached since the last call."""
-        progress = self._progress[trial.id]
-        for place in progress.new.places(trial.readings):
-            reading = trial.readings[place]
-            while reading.train_s >= REACHED * self._time_s(progress.level + 1):
-                self._reached(trial.id, progress, reading)
+    def follow(self, trials: Sequence[TrialView]) -> None:
+        """Notes which rungs the trials have reached since the last call; forgets those that are gone."""
+        known = self._progress
+        self._progress = {trial.id: known.get(trial.id) or _Progress() for trial in trials}
+        for trial in trials:
+            progress = self._progress[trial.id]
+            for place in progress.new.places(trial.readings):
+                reading = trial.readings[place]
+                while reading.train_s >= REACHED * self._time_s(progress.level + 1):
+                    self._reached(trial.id, progress, reading)
 
     def _reached(self, trial_id: int, progress: _Progress, reading: Reading) -> None:
         progress.level += 1
@@ -124,9 +124,10 @@ class AshaPolicy:
 
     def _best(self, candidates: Iterable[TrialView], slot: SlotView) -> TrialView | None:
         allowed = (trial for trial in candidates if slot.id not in trial.refused)
-        return max(allowed, key=self._rank, default=None)
+        return max(allowed, key=self.rank, default=None)
 
-    def _rank(self, trial: TrialView) -> tuple[int, int, float, bool, int]:
+    def rank(self, trial: TrialView) -> tuple[int, int, float, bool, int]:
+        """What trials are compared by, the greatest first; all are to have been followed."""
         progress = self._progress[trial.id]
         return self._standing(trial), progress.level, -progress.loss, not trial.runnable, -trial.id
 
@@ -142,7 +143,8 @@ class AshaPolicy:
             return _PROMOTABLE
         return _PAUSED
 
-    def _start(self, trial: TrialView) -> Choice:
+    def start(self, trial: TrialView) -> Choice:
+        """Lets a trial run to its next rung; why."""
         progress = self._progress[trial.id]
         score = -progress.loss if math.isfinite(progress.loss) else None
         choice = Choice(trial.id, _REASONS[self._standing(trial)], score)

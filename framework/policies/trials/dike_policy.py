@@ -58,14 +58,17 @@ class DikePolicy:
 
     Args:
         settings: the length of a quantum.
+        patience: with trials that stand still.
     """
 
     name = "dike"
 
-    def __init__(self, settings: PolicySettings) -> None:
+    def __init__(self, settings: PolicySettings, patience: float = PATIENCE) -> None:
+        self.progress: dict[int, Progress] = {}
+        """Of all trials there were."""
         self._quantum_s = settings.quantum_s
+        self._patience = patience
         self._migration = Migration(settings)
-        self._progress: dict[int, Progress] = {}
         self._turns: dict[int, Turn] = {}
         self._passed_over: dict[int, int] = {}
         self._quanta: dict[int, int] = {}
@@ -75,7 +78,7 @@ class DikePolicy:
         """See `framework.policies.trials.interface.Policy`."""
         by_id = {trial.id: trial for trial in trials}
         for trial in trials:
-            self._progress.setdefault(trial.id, Progress()).update(trial)
+            self.progress.setdefault(trial.id, Progress()).update(trial)
         open_slots: dict[int, TrialView | None] = {}
         turns: dict[int, Turn] = {}
         for slot in slots:
@@ -116,7 +119,7 @@ class DikePolicy:
             if not slot.busy and slot.trial == held.get(slot.id, -1) and now_s >= slot.since_s + self._quantum_s
         ]
         movable = [trial for trial in movable if trial.preemptible]
-        worths = {trial: worth for trial, (worth, _) in self._worths(movable).items()}
+        worths = {trial: worth for trial, (worth, _) in self.worths(movable).items()}
         return self._migration.plan({trial: slot for slot, trial in held.items()}, movable, worths)
 
     def _fill(self, slots: Mapping[int, TrialView | None], waiting: Sequence[TrialView]) -> dict[int, Choice]:
@@ -127,7 +130,7 @@ class DikePolicy:
             waiting: the trials that can be given a slot.
         """
         home = {trial.id: slot for slot, trial in slots.items() if trial is not None}
-        worths = self._worths([*(trial for trial in slots.values() if trial is not None), *waiting])
+        worths = self.worths([*(trial for trial in slots.values() if trial is not None), *waiting])
         kinds = {slot: self._migration.kind(slot) for slot in slots}
         ranks = {
             (trial, kind): (
@@ -143,13 +146,11 @@ class DikePolicy:
         by_need = sorted(
             slots, key=lambda slot: (-math.inf,) if (held := slots[slot]) is None else ranks[held.id, kinds[slot]]
         )
-        # Patience has its end, but not for those that are lost.
         for view in waiting:
             self._passed_over[view.id] = self._passed_over.get(view.id, 0) + 1
-            worth, _ = worths[view.id]
-            if self._passed_over[view.id] > LONGEST_WAIT * len(worths) and worth > -math.inf:
-                ranks |= {(view.id, kind): (math.inf, False, -view.id) for kind in kinds.values()}
-                worths[view.id] = (worth, "has waited long")
+        for trial, reason in self.first(waiting, worths, len(slots)).items():
+            ranks |= {(trial, kind): (math.inf, False, -trial) for kind in kinds.values()}
+            worths[trial] = (worths[trial][0], reason)
         runs: dict[int, Choice] = {}
         placed: set[int] = set()
         for trial, kind in sorted(ranks, key=lambda pair: ranks[pair], reverse=True):
@@ -167,18 +168,32 @@ class DikePolicy:
                     break
         return runs
 
-    def _worths(self, trials: Sequence[TrialView]) -> dict[int, tuple[float, str]]:
+    def first(
+        self, waiting: Sequence[TrialView], worths: Mapping[int, tuple[float, str]], slots: int
+    ) -> dict[int, str]:
+        """Which trials come before all others, and why: patience has its end, but not for those that are lost.
+
+        Args:
+            waiting: the trials that can be given a slot.
+            worths: of these, and of those that run and may be replaced.
+            slots: how many are given out.
+        """
+        longest = LONGEST_WAIT * len(worths)
+        late = [trial.id for trial in waiting if self._passed_over[trial.id] > longest]
+        return {trial: "has waited long" for trial in late if worths[trial][0] > -math.inf}
+
+    def worths(self, trials: Sequence[TrialView]) -> dict[int, tuple[float, str]]:
         """Trial -> what a second of it is worth, and why; inf for those that never ran, -inf for those that are lost.
 
         A worth is the chance to come to the goal, per second.
         """
-        sound = [progress for progress in self._progress.values() if progress.first_loss is not None]
+        sound = [progress for progress in self.progress.values() if progress.first_loss is not None]
         first = median([progress.first_loss for progress in sound if progress.first_loss is not None] or [0.0])
         best = min((progress.loss for progress in sound if not progress.is_lost), default=first)
         mean_distance = AHEAD * (first - best)
         worths = {}
         for trial in trials:
-            progress = self._progress[trial.id]
+            progress = self.progress[trial.id]
             if progress.is_lost:
                 worths[trial.id] = (-math.inf, "no sound trial waits")
             elif not trial.slices and not trial.readings:
@@ -188,11 +203,11 @@ class DikePolicy:
         return worths
 
     def _worth(self, trial: TrialView, first: float, best: float, mean_distance: float) -> tuple[float, str]:
-        progress = self._progress[trial.id]
+        progress = self.progress[trial.id]
         quanta = 1 if trial.readings else max(len(trial.slices), self._quanta.get(trial.id, 0))
         had_s = max(progress.train_s, self._quantum_s * quanta)
         if mean_distance <= 0:
-            return 1 / (PATIENCE * had_s), "least trained"
+            return 1 / (self._patience * had_s), "least trained"
         loss = first if progress.first_loss is None else progress.loss
         above = min((loss - best) / mean_distance, _FARTHEST)
         # Both by the quantum, so that they are numbers without a unit.
@@ -200,7 +215,7 @@ class DikePolicy:
         if loss < first and (fall := progress.recent_fall()) > 0:
             ever, lately = (first - loss) / mean_distance, fall / mean_distance / 0.5
             speed = math.sqrt(ever) * math.sqrt(lately) * self._quantum_s / had_s
-        least = (1 + above) * self._quantum_s / (PATIENCE * had_s)
+        least = (1 + above) * self._quantum_s / (self._patience * had_s)
         reason = "best chance to beat the best" if math.sqrt(speed) > least else "retried: no progress yet"
         return max(math.sqrt(speed), least) / (1 + above + way_beyond(above)), reason
 

@@ -1,0 +1,327 @@
+"""Policies on curves that they were not made on: made-up families and recorded sets, beside what the field does."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import multiprocessing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from statistics import fmean, geometric_mean, median
+
+from threadpoolctl import threadpool_limits
+
+from benchmarks.search.learned import (
+    FALLS_SHARE,
+    RUNGS_SHARE,
+    GaussianProcessPolicy,
+    HedgedPolicy,
+    Library,
+    ToldPolicy,
+)
+from benchmarks.search.simulated import DATA
+from dike.exceptions import BadInputError
+from framework.policies.trials.interface import Decision, Policy, PolicySettings, Reading, SlotView, TrialView
+from framework.simulation.bins import TARGET_SHARE, Bin, draw_bin
+from framework.simulation.comparison import (
+    PolicyFactory,
+    Scenario,
+    SimulationSettings,
+    policies_named,
+    resolve,
+    simulate,
+)
+from framework.simulation.curves import Curve, read_curves
+from framework.simulation.families import FAMILIES, draw_family
+from framework.simulation.oracle import OraclePolicy
+from framework.simulation.world import World
+
+TITLE = "Policies on curves they were not made on"
+PROCESSES = 2
+SEEDS = range(300, 312)
+"""Bins that nothing was chosen on."""
+CHOICE_SEEDS = range(200, 208)
+FEW_SEEDS = range(300, 304)
+FAMILY_SEED, CHOICE_FAMILY_SEED, ASIDE_SEED, LIBRARY_SEED = 1, 0, 2, 99
+LIBRARY_TRIALS = 1000
+
+OTHERS = ("fifo", "asha", "hermes")
+GP = "GP, as DyHPO"
+HEDGED = "dike, hedged"
+TOLD = "told the family"
+DIKES = ("dike", HEDGED)
+
+
+@dataclass(frozen=True)
+class CurveSet:
+    """Curves that bins are drawn from.
+
+    Attributes:
+        name: for people.
+        file: where they are recorded; empty: a family.
+        family: its name.
+        seed: of the family's curves.
+        metric: which of the losses that are recorded; None: that of training.
+        target_share: how far a good trial comes.
+        is_aside: whether nobody looked at them before the policy was chosen.
+    """
+
+    name: str
+    file: str = ""
+    family: str = ""
+    seed: int = FAMILY_SEED
+    metric: str | None = None
+    target_share: float = TARGET_SHARE
+    is_aside: bool = False
+
+    def curves(self, seed: int | None = None) -> tuple[Curve, ...]:
+        """All of them; of a family those of its seed, or of another."""
+        if self.file:
+            return _recorded(self.file, self.metric)
+        return draw_family(self.family, self.seed if seed is None else seed)
+
+
+_NEW = ("warm-restarts", "late-fall", "heavy-noise", "two-speeds", "slow-start")
+"""Families that nobody had looked at."""
+_LOOKED_AT = tuple(name for name in FAMILIES if name not in _NEW)
+SETS = (
+    CurveSet("ImageNet, ResNet", "algoperf_imagenet_resnet.csv.gz"),
+    CurveSet("OGBG", "algoperf_ogbg.csv.gz", target_share=0.98),
+    CurveSet("ImageNet, AlexNet", "nas_alexnet_imagenet.csv.gz"),
+    CurveSet("digits", "digits_mlp.csv.gz"),
+    CurveSet("photo", "photo_mlp.csv.gz"),
+    *(CurveSet(name, family=name) for name in _LOOKED_AT),
+    CurveSet("diabetes", "diabetes_mlp.csv.gz", is_aside=True),
+    CurveSet("boosted trees", "boosting_trees.csv.gz", metric="validation_loss", is_aside=True),
+    *(CurveSet(name, family=name, is_aside=True) for name in _NEW),
+    *(CurveSet(f"{name}, anew", family=name, seed=ASIDE_SEED, is_aside=True) for name in _LOOKED_AT),
+)
+
+SETTINGS = {
+    "2 good": SimulationSettings(good=2),
+    "12 good": SimulationSettings(good=12),
+    "4 good of 32": SimulationSettings(jobs=32),
+    "80% of the way": SimulationSettings(target_share=0.8),
+    "to the end": SimulationSettings(until="end"),
+}
+BUDGETS = (0.05, 0.1, 0.25, 0.5)
+"""Shares of the time that training all trials takes."""
+SHARES = (0.0, 0.05, 0.1)
+"""What was chosen between, for the rungs and for the fastest fall."""
+
+Times = dict[str, float]
+
+
+@cache
+def _recorded(file: str, metric: str | None) -> tuple[Curve, ...]:
+    return read_curves(DATA / file, metric)
+
+
+class _Watched:
+    """Notes when which loss was the lowest of all trials.
+
+    Args:
+        policy: what decides.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.name = policy.name
+        self._policy = policy
+        self._reports: dict[int, Sequence[Reading]] = {}
+        self._seen: dict[int, int] = {}
+        self._best = math.inf
+        self.bests: list[tuple[float, float]] = []
+
+    def decide(self, now_s: float, trials: Sequence[TrialView], slots: Sequence[SlotView]) -> Decision:
+        """See `Policy`."""
+        # A trial's readings go on to be filled after it has left.
+        self._reports |= {trial.id: trial.readings for trial in trials}
+        for trial, readings in self._reports.items():
+            new = readings[self._seen.get(trial, 0) :]
+            self._seen[trial] = len(readings)
+            self._best = min([self._best, *(reading.loss for reading in new if math.isfinite(reading.loss))])
+        self.bests.append((now_s, self._best))
+        return self._policy.decide(now_s, trials, slots)
+
+    def best_at(self, time_s: float) -> float:
+        """The lowest loss by then; infinite before the first."""
+        return next((best for at_s, best in reversed(self.bests) if at_s <= time_s), math.inf)
+
+
+def measure() -> Iterator[str]:
+    """Lines of Markdown."""
+    with multiprocessing.get_context("fork").Pool(PROCESSES, threadpool_limits, (1,)) as pool:
+        yield "Mean time for a good trial to reach the target as a multiple of the oracle's, which knows the curves. 16"
+        yield f"trials, 4 of them good, on 4 GPUs, {len(SEEDS)} bins (seeds {SEEDS.start} to {SEEDS.stop - 1}), as in"
+        yield "[search.md](search.md). *dike, hedged*: of every 20 quanta one goes to the trial that the rungs of asha"
+        yield "name and one to the trial that falls fastest (`benchmarks/search/learned.py`). *GP, as DyHPO*: by a"
+        yield "Gaussian process over the curves of this search. *Told the family*: knows the target and other curves of"
+        yield f"the set (of a family {LIBRARY_TRIALS:,}), so it is the price of not knowing. *By the best*: a time by"
+        yield "that of the best of fifo, asha and hermes."
+        yield ""
+        yield "Families: `framework/simulation/families.py`; choices were made on seeds 0 and 1, here it is seed 1."
+        yield f"*Anew*: the same by seed {ASIDE_SEED}. Sets: [what they are](../data/learning_curves/README.md)."
+        yield ""
+        times = pool.map(_main_times, range(len(SETS)), chunksize=1)
+        for is_aside, title in ((False, "Curves that choices were made on"), (True, "Curves kept aside")):
+            chosen = [(one, row) for one, row in zip(SETS, times, strict=True) if one.is_aside is is_aside]
+            yield from _table(title, {one.name: row for one, row in chosen})
+        yield "## Other settings"
+        yield ""
+        yield f"Geometric means over the sets kept aside, {len(FEW_SEEDS)} bins; a set with too few trials of a kind is"
+        yield "left out."
+        yield ""
+        names = (*OTHERS, *DIKES)
+        yield f"| setting | {' | '.join(names)} |"
+        yield f"|---|{'---|' * len(names)}"
+        for setting in SETTINGS:
+            found = pool.map(partial(_setting_times, setting), _places(is_aside=True), chunksize=1)
+            each = [row for row in found if row]
+            means = {name: geometric_mean(row[name] for row in each) for name in names}
+            yield f"| {setting} ({len(each)} sets) | {_cells(means)} |"
+        yield ""
+        yield "## Regret over time"
+        yield ""
+        yield "How far the lowest loss of the search is above the lowest that its trials come to,"
+        yield "by how far they come down from the median first loss; when so much of the time has passed that training"
+        yield "all of them takes. Trials are trained to the end. Means over the sets kept aside,"
+        yield f"{len(FEW_SEEDS)} bins each."
+        yield ""
+        regrets = pool.map(_regrets, _places(is_aside=True), chunksize=1)
+        yield f"| policy | {' | '.join(f'{budget:.0%}' for budget in BUDGETS)} |"
+        yield f"|---|{'---|' * len(BUDGETS)}"
+        for name in (*OTHERS, *DIKES):
+            cells = " | ".join(f"{fmean(of[name][place] for of in regrets):.3f}" for place in range(len(BUDGETS)))
+            yield f"| {name} | {cells} |"
+        yield ""
+        yield from _left_out(pool.map(_choice_times, _places(is_aside=False), chunksize=1))
+
+
+def _table(title: str, rows: Mapping[str, Times]) -> Iterator[str]:
+    names = list(next(iter(rows.values())))
+    yield f"## {title}"
+    yield ""
+    yield f"| curves | {' | '.join(names)} | dike by the best | hedged by the best |"
+    yield f"|---|{'---|' * (len(names) + 2)}"
+    means = {name: geometric_mean(row[name] for row in rows.values()) for name in names}
+    for text, row in (*rows.items(), ("geometric mean", means)):
+        yield f"| {text} | {_cells(row)} | {' | '.join(f'{row[name] / _best(row):.2f}' for name in DIKES)} |"
+    yield ""
+
+
+def _left_out(found: Sequence[Mapping[tuple[float, float], float]]) -> Iterator[str]:
+    names = [SETS[place].name for place in _places(is_aside=False)]
+    yield "## Leave one set out"
+    yield ""
+    yield "Which shares of the quanta would be chosen for the rungs and for the fastest fall"
+    yield f"(geometric mean of the times on all other sets, {len(CHOICE_SEEDS)} bins, families by seed"
+    yield f"{CHOICE_FAMILY_SEED}), and what they come to on the one left out. *dike, hedged* has {RUNGS_SHARE:.0%} and"
+    yield f"{FALLS_SHARE:.0%}."
+    yield ""
+    yield "| left out | chosen on the others: rungs, fall | its time | the best of all |"
+    yield "|---|---|---|---|"
+    for place, name in enumerate(names):
+        others = [row for number, row in enumerate(found) if number != place]
+        key = min(found[0], key=lambda key: geometric_mean(row[key] for row in others))
+        best = min(found[place].values())
+        yield f"| {name} | {key[0]:.0%}, {key[1]:.0%} | {found[place][key]:.2f} | {best:.2f} |"
+    yield ""
+    yield f"| by the rungs | {' | '.join(f'fastest fall {share:.0%}' for share in SHARES)} |"
+    yield f"|---|{'---|' * len(SHARES)}"
+    for rungs in SHARES:
+        cells = (f"{geometric_mean(row[rungs, falls] for row in found):.3f}" for falls in SHARES)
+        yield f"| {rungs:.0%} | {' | '.join(cells)} |"
+    yield ""
+
+
+def _places(*, is_aside: bool) -> list[int]:
+    return [place for place, one in enumerate(SETS) if one.is_aside is is_aside]
+
+
+def _best(row: Times) -> float:
+    return min(row[name] for name in OTHERS)
+
+
+def _cells(row: Times) -> str:
+    return " | ".join(f"{value:.2f}" for value in row.values())
+
+
+def _contenders() -> dict[str, PolicyFactory]:
+    """Without those that take long or are told something."""
+    return {**policies_named((*OTHERS, "dike")), HEDGED: lambda _, settings: HedgedPolicy(settings)}
+
+
+def _times(
+    curves: Sequence[Curve], scenario: Scenario, policies: Mapping[str, PolicyFactory], seeds: Sequence[int]
+) -> Times:
+    """Policy -> its time as a multiple of the oracle's."""
+    results = simulate(curves, {**policies, **policies_named([OraclePolicy.name])}, scenario, seeds)
+    times_s = {result.name: result.mean_time_good_s for result in results}
+    return {name: times_s[name] / times_s[OraclePolicy.name] for name in policies}
+
+
+def _main_times(place: int) -> Times:
+    one = SETS[place]
+    curves = one.curves()
+    scenario = resolve(curves, SimulationSettings(target_share=one.target_share))
+    policies = _contenders()
+    if one.is_aside:
+        others = curves if one.file else draw_family(one.family, LIBRARY_SEED, LIBRARY_TRIALS)
+        library = Library(others, scenario.target)
+        policies[GP] = lambda _, settings: GaussianProcessPolicy(settings)
+        policies[TOLD] = lambda trials, settings: ToldPolicy(settings, library, trials.curves)
+    return _times(curves, scenario, policies, SEEDS)
+
+
+def _setting_times(setting: str, place: int) -> Times | None:
+    """None where the set has too few trials of a kind."""
+    one = SETS[place]
+    curves = one.curves()
+    changed = SETTINGS[setting]
+    share = changed.target_share if changed.target_share != TARGET_SHARE else one.target_share
+    scenario = resolve(curves, replace(changed, target_share=share))
+    policies = _contenders()
+    try:
+        draw_bin(curves, scenario.target, scenario.jobs, scenario.good, FEW_SEEDS.start)
+    except BadInputError:
+        return None
+    return _times(curves, scenario, policies, FEW_SEEDS)
+
+
+def _choice_times(place: int) -> dict[tuple[float, float], float]:
+    """Shares of the rungs and of the fastest fall -> time."""
+    one = SETS[place]
+    curves = one.curves(CHOICE_FAMILY_SEED)
+    scenario = resolve(curves, SimulationSettings(target_share=one.target_share))
+    found = {}
+    for rungs, falls in itertools.product(SHARES, SHARES):
+
+        def make(_: Bin, settings: PolicySettings, rungs: float = rungs, falls: float = falls) -> Policy:
+            return HedgedPolicy(settings, rungs, falls)
+
+        found[rungs, falls] = _times(curves, scenario, {HEDGED: make}, CHOICE_SEEDS)[HEDGED]
+    return found
+
+
+def _regrets(place: int) -> dict[str, list[float]]:
+    """Policy -> its regret at each budget, mean over the bins."""
+    one = SETS[place]
+    curves = one.curves()
+    scenario = resolve(curves, SimulationSettings(target_share=one.target_share, until="end"))
+    policies = _contenders()
+    found: dict[str, list[list[float]]] = {name: [] for name in policies}
+    for seed in FEW_SEEDS:
+        trials = draw_bin(curves, scenario.target, scenario.jobs, scenario.good, seed)
+        # Goes on until each trial is at its end.
+        trials = replace(trials, target_s=tuple(curve.length_s for curve in trials.curves))
+        all_s = sum(trials.target_s) / scenario.world.slots
+        first = median(curve.first_loss for curve in trials.curves if math.isfinite(curve.first_loss))
+        lowest = min(curve.lowest_loss for curve in trials.curves)
+        settings = PolicySettings(quantum_s=scenario.quantum_s, switch_s=scenario.world.overhead_s, seed=seed)
+        for name, make in policies.items():
+            watched = _Watched(make(trials, settings))
+            World(trials, watched, scenario.world).run()
+            bests = (min(watched.best_at(budget * all_s), first) for budget in BUDGETS)
+            found[name].append([max(best - lowest, 0.0) / (first - lowest) for best in bests])
+    return {name: [fmean(column) for column in zip(*rows, strict=True)] for name, rows in found.items()}
