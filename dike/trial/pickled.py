@@ -10,8 +10,10 @@ import os
 import pickle
 import pickletools
 import zipfile
-from collections.abc import Iterator
-from typing import Any
+from collections import ChainMap
+from collections.abc import Iterator, Mapping
+from types import CodeType
+from typing import Any, ClassVar
 
 from dike.exceptions import BadInputError
 from dike.main_script import one_line
@@ -23,6 +25,8 @@ FUNCTION_LIMIT_BYTES = 50 * 2**20
 FUNCTION_SUFFIX = ".function"
 """Ending of a file that holds a function where else a script is."""
 _FUNCTION = "function given to dike.tune"
+_NAMELESS = "<dynamic-code>"
+"""Where cloudpickle says that code is from, whatever file that is."""
 _PICKLE, _CELLS = "function.pickle", "cells.json"
 """What is in such a file, a zip archive: nothing runs when it is opened."""
 _MIB = 2**20
@@ -39,10 +43,8 @@ def dumps(value: object, what: str, limit_bytes: int) -> bytes:
     Raises:
         BadInputError: if it cannot be pickled, or becomes larger.
     """
-    import cloudpickle
-
     try:
-        data: bytes = cloudpickle.dumps(value)
+        data = _pickled(value)
     except Exception as error:
         raise BadInputError(
             f"The {what} cannot be sent to other processes ({one_line(error)}); make what cannot be pickled inside of "
@@ -54,6 +56,31 @@ def dumps(value: object, what: str, limit_bytes: int) -> bytes:
             f"{limit_bytes // _MIB} MiB can be sent along, so let it load its data from a file."
         )
     return data
+
+
+def _pickled(value: object) -> bytes:
+    """Pickles by value what no file can be imported for, with the names of the files that code is from.
+
+    cloudpickle leaves these names out from 3.1.3 on, and tracebacks then show neither the user's file nor his line.
+    """
+    import cloudpickle
+
+    reduced = cloudpickle.Pickler.dispatch_table[CodeType]
+
+    def with_file(code: CodeType) -> tuple[Any, ...]:
+        make, arguments = reduced(code)
+        # A copy, as cloudpickle makes of names: of the same function come the same bytes.
+        named = ("".join(code.co_filename) if each == _NAMELESS else each for each in arguments)
+        return make, tuple(named)
+
+    class Pickler(cloudpickle.Pickler):
+        dispatch_table: ClassVar[Mapping[type, Any]] = ChainMap(
+            {CodeType: with_file}, cloudpickle.Pickler.dispatch_table
+        )
+
+    with io.BytesIO() as file:
+        Pickler(file).dump(value)
+        return file.getvalue()
 
 
 def dump_function(function: object) -> bytes:
