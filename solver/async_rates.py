@@ -6,12 +6,14 @@ overlap another's pushes, so what a machine sends (pulls served to workers elsew
 it receives:
 
     0 <= z_i <= a_i / (work_i + transfer_i)          its a_i workers, each alone on the network
-    S_i (X - z_i) + (M - S_i) z_i <= c_i             its network card; the same for a rack and its uplink
+    S_i (X - z_i) + (M - S_i) z_i <= u c_i           its network card; the same for a rack and its uplink
     2 S_i z_i <= within                              the exchange inside the machine
     max_j s_j X <= a ps' update rate,  X <= 1 / a step's dispatch time
 
-A worker beside its ps runs on while remote ones wait, and a slow machine slows its own workers only. The model takes
-the rates with the most samples per second; with workers that are all alike that is the greatest X.
+A worker alone waits for its own card, or for that of the ps machine that takes longest to send what it holds
+(`slowest_s`). Workers that wait for nobody collide on links: these carry a share u of their speed (`LINK_SHARE`). A
+worker beside its ps runs on while remote ones wait. The model takes the rates with the most samples per second; with
+workers that are all alike that is the greatest X.
 
 Why no general program is needed: for a given X every constraint is one machine's (or rack's) own and leaves it an
 interval [low_i, high_i] for z_i. X is feasible if every interval is one and sum low <= X <= sum high. All feasible (X,
@@ -24,11 +26,17 @@ machines that are alike an even deal is best.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+LINK_SHARE = 0.8
+"""Of the speed of a link that several asynchronous workers keep busy: while two of them pull, nobody pushes. Measured
+with TensorFlow on links of 100 Mbit/s (`benchmarks/measured.py`): two workers use 84% of the card of their only ps,
+three 78%; three others that also compute 73%."""
 PRECISION = 1e-13
 """Relative width at which bisection stops."""
+ROUNDING = 1e-9
+"""Relative."""
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -78,8 +86,8 @@ class Rates:
         steps_per_s: X, the steps of all workers together.
         samples_per_s: their samples.
         utilisation: share of the time for which the busiest link (network card, rack uplink or a machine's inside) is
-            in use. Where the rates of the machines are not unique, those with samples alike go to the same share of
-            what their links leave them.
+            in use; 1 where it carries `LINK_SHARE` of its speed. Where the rates of the machines are not unique, those
+            with samples alike go to the same share of what their links leave them.
     """
 
     steps_per_s: float
@@ -88,6 +96,21 @@ class Rates:
 
 
 Range = tuple[float, float]
+
+
+def slowest_s(stored: Iterable[float], cards: Iterable[float]) -> float:
+    """Seconds that the slowest ps machine takes to send what it holds, once; 0 without any.
+
+    Args:
+        stored: shard bytes on each machine.
+        cards: bytes per second of its network card.
+    """
+    return max((held / card for held, card in zip(stored, cards, strict=True)), default=0.0)
+
+
+def waited_s(stored: float, card: float, slowest: float) -> float:
+    """Seconds for which a machine's worker waits for the slowest ps machine (`slowest_s`), if that is another one."""
+    return slowest if stored / card < slowest * (1 - ROUNDING) else 0.0
 
 
 def link_range(
@@ -104,14 +127,14 @@ def link_range(
         stored: shard bytes behind the link.
         total_bytes: all shard bytes.
         steps_per_s: X, the steps of all workers together.
-        link: bytes per second of the link, each way.
+        link: bytes per second of the link, each way; `LINK_SHARE` of it is used.
         within: bytes per second between tasks of one machine; infinite for a rack.
         own_rate: steps per second the workers behind the link reach where only they limit themselves.
 
     Returns:
         None if no rate keeps the link's speed.
     """
-    left, each = link - stored * steps_per_s, total_bytes - 2 * stored
+    left, each = link * LINK_SHARE - stored * steps_per_s, total_bytes - 2 * stored
     low, high = 0.0, own_rate
     if stored:
         high = min(high, within / (2 * stored))
@@ -258,10 +281,10 @@ def _utilisation(machines: Sequence[Machine], shared: Shared, rates: Sequence[fl
     busiest, stored, own = 0.0, dict[str | None, float](), dict[str | None, float]()
     for machine, rate in zip(machines, rates, strict=True):
         moved = machine.stored * (steps_per_s - rate) + (shared.total_bytes - machine.stored) * rate
-        busiest = max(busiest, moved / machine.card, 2 * machine.stored * rate / shared.within)
+        busiest = max(busiest, moved / (machine.card * LINK_SHARE), 2 * machine.stored * rate / shared.within)
         stored[machine.rack] = stored.get(machine.rack, 0.0) + machine.stored * machine.count
         own[machine.rack] = own.get(machine.rack, 0.0) + rate * machine.count
     for rack, here in stored.items():
         crossing = here * (steps_per_s - own[rack]) + (shared.total_bytes - here) * own[rack]
-        busiest = max(busiest, crossing / shared.uplink)
+        busiest = max(busiest, crossing / (shared.uplink * LINK_SHARE))
     return busiest

@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from solver.async_rates import Machine, best_rates
+from solver.async_rates import Machine, best_rates, slowest_s
 from solver.nodes import NodeKind
 from solver.placement.naming import Assignment
 from solver.plan import PlannedTask
@@ -143,7 +143,9 @@ def _synchronous(
 def _asynchronous(scenario: Scenario, model: StepModel, shards: Shards, layout: _Layout) -> _Rounds:
     """Every worker goes round by itself, as fast as its links let it (solver.async_rates)."""
     count = sum(layout.near.values())
-    moved = {node: model.transfer_s(layout.kind_of[node], layout.held.get(node, 0)) for node in layout.near}
+    cards = {node: layout.kind_of[node].network_bytes_per_s for node in layout.nodes}
+    slowest = slowest_s(layout.held.values(), (cards[node] for node in layout.held))
+    moved = {node: model.transfer_s(layout.kind_of[node], layout.held.get(node, 0), slowest) for node in layout.near}
     own: dict[str, float] = dict.fromkeys(layout.held, 0.0)
     samples: dict[str, float] = {}
     for (node, each), workers in layout.alike.items():
@@ -155,7 +157,7 @@ def _asynchronous(scenario: Scenario, model: StepModel, shards: Shards, layout: 
         Machine(
             own_rate=rate,
             stored=layout.held.get(node, 0),
-            card=layout.kind_of[node].network_bytes_per_s,
+            card=cards[node],
             rack=layout.kind_of[node].rack,
             samples=round(samples.get(node, 0.0) / rate, DIGITS) if rate else 0.0,
         )

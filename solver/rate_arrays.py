@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from solver.async_rates import Shared
+from solver.async_rates import LINK_SHARE, Shared
 from solver.capacity import Ints
 
 Floats = NDArray[np.float64]
@@ -97,6 +97,7 @@ def link_ceilings(own_rates: Floats | float, stored: Floats, links: Floats | flo
     """
     excess = 2 * stored - total_bytes
     with np.errstate(divide="ignore", invalid="ignore"):
+        links = links * LINK_SHARE
         # With most of the bytes here, every step of a worker here saves some; at best they make all of the steps.
         busy = np.minimum((links + own_rates * excess) / stored, links / np.maximum(total_bytes - stored, 0.0))
         ceilings: Floats = np.where(excess > 0, busy, links / stored)
@@ -126,7 +127,7 @@ def _high_ends(stored: Floats, links: Floats | float, total_bytes: float) -> tup
     each = total_bytes - 2 * stored
     limits = each > 0
     each = np.where(limits, each, 1.0)
-    return np.where(limits, links / each, np.inf), np.where(limits, -stored / each, 0.0)
+    return np.where(limits, links * LINK_SHARE / each, np.inf), np.where(limits, -stored / each, 0.0)
 
 
 def _roots_with_racks(
@@ -150,6 +151,6 @@ def _roots_with_racks(
         excess = 2 * stored - total
         # The low end is (stored X - uplink) / excess.
         with np.errstate(divide="ignore", invalid="ignore"):
-            low = (here[0] * excess + p.shared.uplink) / (stored - here[1] * excess)
+            low = (here[0] * excess + p.shared.uplink * LINK_SHARE) / (stored - here[1] * excess)
         roots = np.where(excess > 0, np.minimum(roots, low), roots)
     return np.minimum(roots, sums[0] / (1 - sums[1]))

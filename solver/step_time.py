@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from dike.profile import ModelProfile
-from solver.async_rates import Shared
+from solver.async_rates import Shared, waited_s
 from solver.hardware import Hardware
 from solver.nodes import NodeKind
 from solver.resources import WorkerShape, gpu_bytes
@@ -127,15 +127,17 @@ class StepModel:
         """Seconds of a worker's step without any transfer."""
         return self.busy_s(kind) + self.latency_s
 
-    def transfer_s(self, kind: NodeKind, local_bytes: int) -> float:
+    def transfer_s(self, kind: NodeKind, local_bytes: int, slowest_s: float = 0.0) -> float:
         """Seconds one worker pulls the variables and pushes the gradients, alone on the network.
 
         Args:
             kind: the machine.
             local_bytes: shard bytes on the same machine.
+            slowest_s: seconds that the slowest ps machine takes to send what it holds, once (`solver.async_rates`).
         """
-        remote_s = 2 * (self.total_bytes - local_bytes) / kind.network_bytes_per_s
-        return remote_s + 2 * local_bytes / self.within_node_bytes_per_s
+        card = kind.network_bytes_per_s
+        remote_s = max((self.total_bytes - local_bytes) / card, waited_s(local_bytes, card, slowest_s))
+        return 2 * remote_s + 2 * local_bytes / self.within_node_bytes_per_s
 
     def network_s(self, kind: NodeKind, local_bytes: int, workers: int, all_workers: int) -> float:
         """Seconds a machine's network card is busy while every worker makes one step.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dike.exceptions import BadInputError
+from solver.async_rates import ROUNDING
 from solver.baselines.layouts import (
     Layout,
     Shelf,
@@ -164,10 +165,15 @@ class _Block:
             ]
         )
         self._local = [np.array([float(sum(shelf)) for shelf in shelves]) for shelves in seen]
-        self._rates = [
-            1 / (self._model.work_s(kind) + np.array([self._model.transfer_s(kind, int(size)) for size in local]))
-            for kind, local in zip(kinds, self._local, strict=True)
-        ]
+        self._cards = np.array([kinds[number].network_bytes_per_s for number in self._kind_of])
+        # Of each layout, how long the slowest machine takes to send what it holds (solver.async_rates).
+        self._slowest_s = np.max(
+            [
+                self._local[number][self._shelf_of[:, machine]] / self._cards[machine]
+                for machine, number in enumerate(self._kind_of)
+            ],
+            axis=0,
+        )
         self._rooms = [self._rooms_of(kind, shelves, False) for kind, shelves in zip(kinds, seen, strict=True)]
         self._beside_chief = [self._rooms_of(kind, shelves, True) for kind, shelves in zip(kinds, seen, strict=True)]
 
@@ -220,7 +226,7 @@ class _Block:
                 continue
             work = model.work_s(kind)
             slowest = np.where(here > 0, np.maximum(slowest, work), slowest)
-            rates += self._rates[number][shelf_of][:, None] * here
+            rates += self._own_rates(layouts, machine)[:, None] * here
         if scenario.sizes.chief is not None:
             network[~has_chief_room] = np.inf
         if scenario.cluster.across_racks_gbps is not None:
@@ -245,7 +251,6 @@ class _Block:
         at, row = np.nonzero((steps > 0) & (steps >= wanted))
         # Promising ones first: those left when none can be faster keep the rate that they cannot exceed.
         order = np.argsort(-steps[at, row])
-        cards = np.array([kind.network_bytes_per_s for kind in kinds])
         for start in range(0, len(order), BATCH):
             some = order[start : start + BATCH]
             here, beside = layouts[at[some]], rows[row[some]]
@@ -255,11 +260,22 @@ class _Block:
             for machine, number in enumerate(self._kind_of):
                 shelf = self._shelf_of[here, machine]
                 stored[:, machine] = self._local[number][shelf]
-                own[:, machine] = beside[:, machine] * self._rates[number][shelf]
-            found = total_rates(PlacementArrays(own, stored, cards, shared, racks=racks), wanted)
+                own[:, machine] = beside[:, machine] * self._own_rates(here, machine)
+            found = total_rates(PlacementArrays(own, stored, self._cards, shared, racks=racks), wanted)
             steps[at[some], row[some]] = found
             wanted = max(wanted, float(found.max()) * (1 - 2 * EQUAL))
         return steps * model.samples_per_step
+
+    def _own_rates(self, layouts: Ints, machine: int) -> Floats:
+        """Steps per second of a worker on the machine, alone on the network, in each of the layouts."""
+        model, number = self._model, self._kind_of[machine]
+        stored, card = self._local[number][self._shelf_of[layouts, machine]], self._cards[machine]
+        slowest = self._slowest_s[layouts]
+        waited = np.where(stored / card < slowest * (1 - ROUNDING), slowest, 0.0)
+        remote = 2 * np.maximum((self._shards.total - stored) / card, waited)
+        work = model.work_s(self._setting.scenario.kinds[number])
+        rates: Floats = 1 / (work + remote + 2 * stored / model.within_node_bytes_per_s)
+        return rates
 
     def _uplinks_s(self, layouts: Ints, rows: Ints, counts: Ints) -> Floats:
         """The busiest uplink of layouts x rows, as `solver.racks.uplink_s`."""

@@ -8,7 +8,7 @@ solver.placement.asynchronous.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from solver.async_rates import best_rates
@@ -22,11 +22,16 @@ __all__ = [
     "SLACK",
     "OutOfTimeError",
     "Placement",
+    "best_of",
     "calmest_placement",
     "can_reach",
     "fastest_placement",
     "placement_of",
 ]
+
+
+EQUAL = 1e-6
+"""Speeds that differ by no more than this share are equal."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,8 @@ def fastest_placement(
     Raises:
         OutOfTimeError: if the deadline passed before the best placement was found and proven.
     """
+    if problem.cases:
+        return best_of([fastest_placement(case, deadline, at_least) for case in problem.cases])
     if problem.model.profile.synchronous:
         if at_least and not can_reach(problem, at_least, deadline):
             return None
@@ -88,6 +95,17 @@ def fastest_placement(
     return quickest if slower or calmest.traffic_bytes >= quickest.traffic_bytes else calmest
 
 
+def best_of(placements: Iterable[Placement | None]) -> Placement | None:
+    """The fastest; of those that are equally fast, the one with the least traffic."""
+    found = [placement for placement in placements if placement is not None]
+    floor = max((placement.samples_per_s for placement in found), default=0.0) * (1 - EQUAL)
+    return min(
+        (placement for placement in found if placement.samples_per_s >= floor),
+        key=lambda placement: placement.traffic_bytes,
+        default=None,
+    )
+
+
 def calmest_placement(problem: PlacementProblem, deadline: float | None = None) -> Placement | None:
     """Places an option for the least traffic alone: Eq. 1 as the paper means it.
 
@@ -104,6 +122,8 @@ def can_reach(problem: PlacementProblem, samples_per_s: float, deadline: float |
     Raises:
         OutOfTimeError: if the deadline passed before the answer was proven.
     """
+    if problem.cases:
+        return any(can_reach(case, samples_per_s, deadline) for case in problem.cases)
     model = problem.model
     steps_per_s = samples_per_s / model.samples_per_step * (1 - SLACK)
     if not model.profile.synchronous:

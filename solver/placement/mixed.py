@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from solver.placement.asynchronous import SLACK
 from solver.placement.class_counts import NO_LIMITS, Counts, Floor, Limits, proven_counts
 from solver.placement.class_steps import Reach, Steps
-from solver.placement.fastest import Placement, local_share, placement_of
+from solver.placement.fastest import Placement, best_of, local_share, placement_of
 from solver.placement.problem import PlacementProblem
 
 CLOSE = 1e-6
@@ -87,6 +87,8 @@ def fastest_mixed_placement(
 
     What it takes, returns and raises is as with `fastest_placement`.
     """
+    if problem.cases:
+        return best_of([fastest_mixed_placement(case, deadline, at_least) for case in problem.cases])
     whole = _whole(problem)
     if whole is None:
         return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dike.exceptions import BadInputError
-from solver.async_rates import Shared
+from solver.async_rates import ROUNDING, Shared
 from solver.capacity import Ints, Machines
 from solver.nodes import NodeKind
 from solver.resources import TaskResources, TaskSizes, WorkerShape
@@ -95,6 +95,8 @@ class PlacementProblem:
         states: every state in which a machine can be.
         load: of the busiest ps (`StepModel.load`).
         least_gpus: all workers together have at least so many GPUs.
+        cases: asynchronous workers wait for the slowest ps machine (solver.async_rates). Where that can matter: the
+            same problem, for each time that this machine may take; else none.
     """
 
     kinds: tuple[NodeKind, ...]
@@ -105,6 +107,7 @@ class PlacementProblem:
     states: tuple[State, ...]
     load: float
     least_gpus: int = 0
+    cases: tuple[PlacementProblem, ...] = ()
 
     @property
     def shared(self) -> Shared:
@@ -126,6 +129,7 @@ def placement_problem(
     workers: int,
     *,
     ps_may_share: bool = False,
+    slowest_s: float | None = None,
 ) -> PlacementProblem:
     """The placement of workers that are all alike.
 
@@ -136,11 +140,12 @@ def placement_problem(
         shards: what each ps holds.
         workers: how many workers.
         ps_may_share: whether a machine may have several parameter servers.
+        slowest_s: only with the slowest ps machine taking so long to send what it holds; None for any time.
 
     Raises:
         TooManyStatesError: if parameter servers may share machines in too many ways.
     """
-    return mixed_problem(kinds, (model,), sizes, shards, workers, ps_may_share=ps_may_share)
+    return mixed_problem(kinds, (model,), sizes, shards, workers, ps_may_share=ps_may_share, slowest_s=slowest_s)
 
 
 def mixed_problem(
@@ -152,6 +157,7 @@ def mixed_problem(
     *,
     ps_may_share: bool = False,
     least_gpus: int = 0,
+    slowest_s: float | None = None,
 ) -> PlacementProblem:
     """The placement of workers that are alike on each machine and may differ between machines.
 
@@ -163,6 +169,7 @@ def mixed_problem(
         workers: how many workers.
         ps_may_share: whether a machine may have several parameter servers.
         least_gpus: all workers together have at least so many GPUs.
+        slowest_s: as `placement_problem` has it.
 
     Raises:
         TooManyStatesError: if parameter servers may share machines in too many ways.
@@ -197,7 +204,47 @@ def mixed_problem(
             ]
     needs_chief = sizes.chief is not None
     busiest = models[0].load(shards)
-    return PlacementProblem(tuple(groups), models[0], types, workers, needs_chief, tuple(states), busiest, least_gpus)
+    found = PlacementProblem(tuple(groups), models[0], types, workers, needs_chief, tuple(states), busiest, least_gpus)
+    if slowest_s is not None:
+        return _with_slowest(found, models, slowest_s)
+    if models[0].profile.synchronous:
+        return found
+    stored = {state.local_bytes for state in states}
+    slowest = slowest_times(groups, stored, models[0].total_bytes)
+    return dataclasses.replace(found, cases=tuple(_with_slowest(found, models, each) for each in slowest))
+
+
+def slowest_times(kinds: Iterable[NodeKind], stored: Iterable[int], total_bytes: int) -> tuple[float, ...]:
+    """Seconds that the slowest ps machine may take to send what it holds; none where nobody waits for it.
+
+    Where cards are alike a worker waits for its own: that takes in what all others send.
+
+    Args:
+        kinds: the machines.
+        stored: bytes that one of them may hold.
+        total_bytes: size of all variables.
+    """
+    cards, held = {kind.network_bytes_per_s for kind in kinds}, {size for size in stored if size}
+    if len(cards) < 2 or not held:
+        return ()
+    times = sorted({size / card for size in held for card in cards})
+    unnoticed = [time_s for time_s in times if time_s <= (total_bytes - max(held)) / max(cards)]
+    return (*unnoticed[-1:], *times[len(unnoticed) :])
+
+
+def _with_slowest(problem: PlacementProblem, models: Sequence[StepModel], slowest_s: float) -> PlacementProblem:
+    """No machine takes longer to send what it holds, and the workers of all that are faster wait so long."""
+    model_of = {model.shape: model for model in models}
+    states = []
+    for state in problem.states:
+        kind = problem.kinds[state.kind]
+        if state.local_bytes / kind.network_bytes_per_s > slowest_s * (1 + ROUNDING):
+            continue
+        if state.steps_per_s:
+            transfer_s = model_of[state.shape].transfer_s(kind, state.local_bytes, slowest_s)
+            state = dataclasses.replace(state, steps_per_s=1 / (state.work_s + transfer_s))
+        states.append(state)
+    return dataclasses.replace(problem, states=tuple(states))
 
 
 def hosts_workers(kind: NodeKind, model: StepModel) -> bool:

@@ -57,6 +57,13 @@ def fastest_across_racks(problem: RackProblem, deadline: float | None = None) ->
     Raises:
         OutOfTimeError: if the deadline passed before.
     """
+    if problem.cases:
+        placements = [fastest_across_racks(case, deadline) for case in problem.cases]
+        found_of = [placement for placement in placements if placement is not None]
+        if not found_of:
+            return None
+        fastest = max(found_of, key=lambda placement: (placement.samples_per_s, -placement.traffic_bytes))
+        return dataclasses.replace(fastest, samples_bound=max(placement.samples_bound for placement in found_of))
     best_case = optimistic(problem)
     view = best_case if best_case.exact else likely(problem)
     loads = _fastest(problem, view, deadline)
@@ -73,6 +80,8 @@ def can_reach_across_racks(problem: RackProblem, samples_per_s: float, deadline:
     Raises:
         OutOfTimeError: if the deadline passed before.
     """
+    if problem.cases:
+        return any(can_reach_across_racks(case, samples_per_s, deadline) for case in problem.cases)
     round_s = problem.workers * problem.model.samples_per_step / samples_per_s
     return _may_take(problem, optimistic(problem), round_s, deadline) is not None
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from solver.async_rates import Shared
 from solver.nodes import NodeKind
-from solver.placement.problem import State, placement_problem
+from solver.placement.problem import State, placement_problem, slowest_times
 from solver.racks.max_plus import State as Tasks
 from solver.racks.max_plus import Table
 from solver.racks.tree import Best, RackTree
@@ -152,6 +152,7 @@ class RackProblem:
         needs_chief: whether there is a separate chief.
         load: of the busiest ps (`StepModel.load`).
         uplink_bytes_per_s: speed of each rack's uplink, each way.
+        cases: as `PlacementProblem` has them.
     """
 
     tree: RackTree[MachineType]
@@ -161,6 +162,7 @@ class RackProblem:
     needs_chief: bool
     load: float
     uplink_bytes_per_s: float
+    cases: tuple[RackProblem, ...] = ()
 
     @property
     def shard_types(self) -> tuple[int, ...]:
@@ -190,6 +192,7 @@ def rack_problem(
     shards: Shards,
     workers: int,
     uplink_bytes_per_s: float,
+    slowest_s: float | None = None,
 ) -> RackProblem:
     """Lists the states of every rack's machines.
 
@@ -200,13 +203,21 @@ def rack_problem(
         shards: what each ps holds.
         workers: how many workers.
         uplink_bytes_per_s: speed of each rack's uplink, each way.
+        slowest_s: only with the slowest ps machine taking so long to send what it holds; infinite where nobody waits
+            for it; None for any time.
     """
+    if slowest_s is None and not model.profile.synchronous:
+        found = rack_problem(kinds, model, sizes, shards, workers, uplink_bytes_per_s, math.inf)
+        times = slowest_times(kinds, shards.sizes, shards.total)
+        cases = (rack_problem(kinds, model, sizes, shards, workers, uplink_bytes_per_s, each) for each in times)
+        return dataclasses.replace(found, cases=tuple(cases))
     by_rack: dict[str | None, list[NodeKind]] = {}
     for kind in kinds:
         by_rack.setdefault(kind.rack, []).append(kind)
     machines = []
     for rack, members in by_rack.items():
-        problem = placement_problem(members, model, sizes, shards, workers)
+        of_slowest = None if slowest_s is None or math.isinf(slowest_s) else slowest_s
+        problem = placement_problem(members, model, sizes, shards, workers, slowest_s=of_slowest)
         for index, kind in enumerate(problem.kinds):
             states = tuple(dataclasses.replace(state, kind=0) for state in problem.states if state.kind == index)
             if states:

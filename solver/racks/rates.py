@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from solver.async_rates import LINK_SHARE
 from solver.racks.max_plus import State as Tasks
 from solver.racks.max_plus import Table
 from solver.racks.problem import Floats, RackProblem, Setting, View
@@ -83,7 +84,7 @@ def holds_all(problem: RackProblem, view: View, steps_per_s: float, deadline: fl
     Raises:
         OutOfTimeError: if the deadline passed before.
     """
-    total, crossing = sum(problem.shards), problem.uplink_bytes_per_s / steps_per_s
+    total, crossing = sum(problem.shards), problem.uplink_bytes_per_s * LINK_SHARE / steps_per_s
 
     def in_rack(machines: Table, counts: Sequence[NDArray[np.int64]]) -> Table:
         # A rack serves the others, or holds so much that the others serve it.

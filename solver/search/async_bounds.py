@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from solver.async_rates import LINK_SHARE
 from solver.capacity import Ints
 from solver.search.scope import Scope
 from solver.shards import Shards
@@ -42,7 +43,7 @@ class StepBounds:
         self._total, self._within = total_bytes, within_bytes_per_s
         cards = scope.machines.network_bytes_per_s
         self._rate = 1 / (work_s + 2.0 * total_bytes / cards)
-        self._cap = cards / max(1, total_bytes)
+        self._cap = cards * LINK_SHARE / max(1, total_bytes)
         self._far = _added(scope.machines.counts, room, self._rate, self._cap)
         self._far_sum = _best_sums([self._far], scope.max_workers)
         self._far_most = np.minimum(self._rate * room, self._cap)
@@ -58,12 +59,13 @@ class StepBounds:
         """
         scope, machines, total, workers = self._scope, self._scope.machines, self._total, self._scope.max_workers
         cards, count = machines.network_bytes_per_s, len(shards.sizes)
+        used = cards * LINK_SHARE
         local = total if scope.ps_may_share else shards.sizes[0]
         if not total:
             return self._far_sum
         remote = np.minimum(2.0 * total / cards, 2.0 * (total - local) / cards + 2.0 * local / self._within)
         rate = 1 / (self._work + remote)
-        cap = np.minimum(cards / max(1e-9, total - local), self._within / max(1e-9, 2 * shards.sizes[-1]))
+        cap = np.minimum(used / max(1e-9, total - local), self._within / max(1e-9, 2 * shards.sizes[-1]))
         room = np.maximum(smallest, 0)
         near_added = _added(machines.counts, room, rate, cap).best(beside_ps)
         near_most = np.where(smallest >= 0, np.minimum(rate * room, cap), 0.0)
@@ -75,18 +77,21 @@ class StepBounds:
         either = _added(machines.counts, self._room, best_rate, best_cap)
         steps = np.minimum(_best_sums([either], workers), near + far)
         steps = np.minimum(steps, _best_sums([near_added, self._far], workers))
-        mean = _best_sum(np.where(smallest >= 0, cards, 0.0), machines.counts, count) / total
+        mean = _best_sum(np.where(smallest >= 0, used, 0.0), machines.counts, count) / total
         lost = -1.0 if scope.ps_may_share else 1 - 2 * shards.sizes[0] / total
         steps = np.minimum(
             steps, np.minimum(mean, (mean + lost * far) / (1 + lost)) if lost >= 0 else mean - lost * near
         )
         steps = np.minimum(steps, self._busiest_ps(shards, largest, rate, cap))
         uplink = scope.uplink_bytes_per_s
-        return steps if uplink is None else np.minimum(steps, self._across(shards, near_most, steps, uplink))
+        return (
+            steps if uplink is None else np.minimum(steps, self._across(shards, near_most, steps, uplink * LINK_SHARE))
+        )
 
     def _busiest_ps(self, shards: Shards, largest: Ints, rate: Floats, cap: Floats) -> Floats:
         """What the card of the machine with the largest shard lets through."""
-        size, cards, counts = shards.sizes[0], self._scope.machines.network_bytes_per_s, self._scope.counts
+        size, counts = shards.sizes[0], self._scope.counts
+        cards = self._scope.machines.network_bytes_per_s * LINK_SHARE
         best = np.zeros(len(counts))
         places = {*zip(largest.tolist(), cards.tolist(), rate.tolist(), cap.tolist(), strict=True)}
         for room, card, own, most in places:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from solver.async_rates import ROUNDING
 from solver.capacity import Ints
 from solver.placement.naming import Assignment
 from solver.rate_arrays import PlacementArrays, total_rates
@@ -163,8 +164,12 @@ class _Place:
             ordered: Floats = np.sort(times, axis=1)
             return ordered[:, -1] + 1e-4 * (times**2).mean(axis=1) / np.maximum(ordered[:, -1], 1e-12)
         own = np.zeros(stored.shape)
+        sending = stored / self.cards
+        slowest = sending.max(axis=1)
         for machine, entries in enumerate(self.own):
-            remote = 2 * (total - stored[:, machine]) / self.cards[machine] + 2 * stored[:, machine] / within
+            waited = np.where(sending[:, machine] < slowest * (1 - ROUNDING), slowest, 0.0)
+            remote = 2 * np.maximum((total - stored[:, machine]) / self.cards[machine], waited)
+            remote += 2 * stored[:, machine] / within
             for work_s, number in entries:
                 own[:, machine] += number / (work_s + remote)
         shared = model.shared(self.load, self.scenario.uplink_bytes_per_s)

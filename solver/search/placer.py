@@ -143,7 +143,7 @@ class OptionPlacer:
         shards = self._scenario.shards(candidate.ps)
         assignment = assign(placement.groups, problem.kinds, problem.shard_types)
         network_s, round_s, samples_per_s = placement.network_s, placement.round_s, placement.samples_per_s
-        if uplink_s(self._scenario.cluster, assignment, shards.sizes, self._rack_of):
+        if problem.cases or uplink_s(self._scenario.cluster, assignment, shards.sizes, self._rack_of):
             worth = evaluate(self._scenario, candidate.shapes[0], shards, assignment)
             network_s, round_s, samples_per_s = worth.step_time.network, worth.step_time.total, worth.samples_per_s
         return Solved(

@@ -37,12 +37,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from solver.async_rates import LINK_SHARE
 from solver.capacity import Ints
 from solver.evaluation import Evaluation, evaluate
 from solver.nodes import NodeKind
 from solver.options import OptionSpace
 from solver.placement.naming import Assignment
-from solver.placement.problem import hosts_workers
+from solver.placement.problem import hosts_workers, slowest_times
 from solver.resources import CPU_STEP, TaskResources, WorkerShape
 from solver.scenario import Scenario
 from solver.search.balance import balanced
@@ -55,6 +56,9 @@ FEW_MACHINES = 40
 """So many are placed by dynamic programming, one by one."""
 FEW_KINDS = 6
 FEW_SHARDS = 6
+FEW_SETS = 5
+"""Of so many ps all sets that a machine can have are looked at for what the slowest machine takes; of more a part."""
+MOST_TIMES = 12
 PARTS = (1, 2, 3, 4, 6, 8)
 """A machine's CPUs are shared out among so many workers without GPUs."""
 FAR_LARGER = 1.5
@@ -152,10 +156,31 @@ class _Row:
     kinds: tuple[int, ...] = ()
 
 
+ANY_TIME = (0.0, math.inf)
+
+
 class _Arrays:
     """What machines with 0, 1, 2, ... ps can have beside them; arrays are rows x ps x choices of workers."""
 
-    def __init__(self, space: WideSpace, rows: Sequence[_Row], shards: Shards, *, optimistic: bool) -> None:
+    def __init__(
+        self,
+        space: WideSpace,
+        rows: Sequence[_Row],
+        shards: Shards,
+        *,
+        optimistic: bool,
+        slowest: tuple[float, float] = ANY_TIME,
+    ) -> None:
+        """Fills the arrays.
+
+        Args:
+            space: the placements.
+            rows: the machines.
+            shards: what each ps holds.
+            optimistic: whether each machine has the shards that suit it best.
+            slowest: what the slowest ps machine takes to send what it holds, at least and at most
+                (`solver.async_rates`).
+        """
         sizes, kinds = space.scenario.sizes, space.scenario.kinds
         self.rows, self.total, self._within = rows, float(shards.total), space.within_bytes_per_s
         has_largest = any(row.largest for row in rows)
@@ -189,6 +214,8 @@ class _Arrays:
         free = have[:, None, :] - numbers[None, :, None] * np.array(_amounts(ps_task))
         self.fits = (free >= 0).all(axis=2)
         self.cards = np.array([kind.network_bytes_per_s for kind in of_row])[:, None, None]
+        self._waited_s = slowest[0]
+        self.fits &= (self.base[:, None] + self.low) / self.cards[:, :, 0] <= slowest[1] * (1 + CLOSE)
         self._choices(space, of_row, free)
         if not self.are_few:
             self._join()
@@ -293,7 +320,12 @@ class _Arrays:
     @functools.cached_property
     def rates(self) -> Floats:
         """Steps per second of a worker alone, with the bytes beside it that suit it best."""
-        transfer = [2 * (self.total - stored) / self.cards + 2 * stored / self._within for stored in self.ends]
+        # Beside the slowest ps machine's own ps, or one as slow, nobody waits for it.
+        waited = np.where(self.ends[-1] / self.cards < self._waited_s * (1 - CLOSE), self._waited_s, 0.0)
+        transfer = [
+            2 * np.maximum((self.total - stored) / self.cards, waited) + 2 * stored / self._within
+            for stored in self.ends
+        ]
         with np.errstate(divide="ignore"):
             return np.where(self.room > 0, 1 / (self.work + np.minimum.reduce(transfer)), 0.0)
 
@@ -694,10 +726,10 @@ class WideSpace:
 
         All are X x rows x ps x choices; the last choice is no workers.
         """
-        rates, at = arrays.rates, at[:, None, None, None]
+        rates, at, cards = arrays.rates, at[:, None, None, None], arrays.cards * LINK_SHARE
         most = np.zeros((len(at), *rates.shape))
         for stored in arrays.ends:
-            left, each = arrays.cards - stored * at, arrays.total - 2 * stored
+            left, each = cards - stored * at, arrays.total - 2 * stored
             with np.errstate(divide="ignore", invalid="ignore"):
                 link = np.where(each > 0, left / each, np.where((each < 0) | (left >= 0), np.inf, -1.0))
                 least = np.where(each < 0, left / each, 0.0)
@@ -708,7 +740,7 @@ class WideSpace:
         with np.errstate(divide="ignore", invalid="ignore"):
             workers = np.where(rates > 0, np.ceil(most / rates * (1 - CLOSE)), 0)
         workers = np.minimum(workers, arrays.room)
-        idle = np.broadcast_to(arrays.ends[0] * at <= arrays.cards * (1 + CLOSE), (*most.shape[:3], 1))
+        idle = np.broadcast_to(arrays.ends[0] * at <= cards * (1 + CLOSE), (*most.shape[:3], 1))
         none = np.zeros(idle.shape)
         return (
             np.concatenate([most, none], axis=-1),
@@ -786,6 +818,7 @@ class _Steps:
         ps: how many.
         low: X at least.
         high: X at most.
+        slowest: what the slowest ps machine takes, at least and at most (`_Arrays`).
         best: X of its relaxed optimum; 0 before that is known.
         is_whole: whether it is all X of that number of ps.
         is_tried: whether it, or what it is a part of, has been placed.
@@ -794,6 +827,7 @@ class _Steps:
     ps: int
     low: float
     high: float
+    slowest: tuple[float, float] = ANY_TIME
     best: float = 0.0
     is_whole: bool = False
     is_tried: bool = False
@@ -806,7 +840,7 @@ class _Steps:
     def parts(self, middle: float) -> Iterator[_Steps]:
         """The X above and below."""
         for low, high in ((middle, self.high), (self.low, middle)):
-            yield _Steps(self.ps, low, high, is_tried=self.is_tried)
+            yield _Steps(self.ps, low, high, self.slowest, is_tried=self.is_tried)
 
 
 @dataclass(frozen=True)
@@ -856,15 +890,15 @@ class _Search:
         self._space, self.speed, self.bound = space, known, 0.0
         self.found: Wide | None = None
         self._scenario = space.scenario
-        self._optimistic: dict[int, _Arrays] = {}
-        self._real: dict[int, list[_Arrays]] = {}
+        self._optimistic: dict[tuple[int, tuple[float, float]], _Arrays] = {}
+        self._real: dict[tuple[int, tuple[float, float]], list[_Arrays]] = {}
         self._loads: dict[int, float] = {}
         self._works: Floats = np.zeros(0)
         self._cards = sum(kind.count * kind.network_bytes_per_s for kind in self._scenario.kinds)
         self._order = itertools.count()
         self._seen: set[object] = set()
         self._kept_up: set[int] = set()
-        self._tried: Counter[int] = Counter()
+        self._tried: Counter[tuple[int, tuple[float, float]]] = Counter()
         self.effort = 0.0
 
     def run(self, deadline: float) -> None:
@@ -924,7 +958,7 @@ class _Search:
             case: the number of ps and the steps per second.
             above: its bound so far.
         """
-        samples = self._arrays(case.ps).most_samples
+        samples, key = self._arrays(case.ps, case.slowest).most_samples, (case.ps, case.slowest)
         if case.is_whole and case.width > STEP and case.high * samples <= above * (1 + CLOSE):
             # Where the ps are the only limit, as many steps as they allow are best.
             middle = case.high / STEP
@@ -932,8 +966,8 @@ class _Search:
             bound, best = self._relaxed(case)
             yield min(above, bound), replace(case, best=best)
             return
-        elif not case.is_tried and (case.width <= STEP or (above <= self.bound and self._tried[case.ps] < TRIES)):
-            self._tried[case.ps] += 1
+        elif not case.is_tried and (case.width <= STEP or (above <= self.bound and self._tried[key] < TRIES)):
+            self._tried[key] += 1
             self._try_steps(case, above)
             yield above, replace(case, is_tried=True)
             return
@@ -958,7 +992,7 @@ class _Search:
         Returns:
             A bound, and the steps that the machines with that bound make.
         """
-        arrays, bound, best = self._arrays(case.ps), math.inf, case.low
+        arrays, bound, best = self._arrays(case.ps, case.slowest), math.inf, case.low
         prices = self._prices(arrays)
         for price, found in zip(prices, self._space.steps(arrays, [case.low], prices), strict=True):
             self.effort += arrays.effort
@@ -1011,17 +1045,36 @@ class _Search:
                 most_steps = min(
                     self._space.model.shared(self._loads[ps]).most_steps, self._most_rate / one.samples.min()
                 )
-                yield _Steps(ps, max(self.speed, most_steps * HOPELESS) / one.most_samples, most_steps, is_whole=True)
+                least_steps = max(self.speed, most_steps * HOPELESS) / one.most_samples
+                for slowest in self._slowest(ps):
+                    yield _Steps(ps, least_steps, most_steps, slowest, is_whole=True)
                 continue
             for chunk in chunks:
                 yield _Case(ps, (int(chunk[0]), int(chunk[-1])), (least, most))
 
-    def _arrays(self, ps: int) -> _Arrays:
-        if ps not in self._optimistic:
+    def _slowest(self, ps: int) -> list[tuple[float, float]]:
+        """Ranges of what the slowest ps machine can take to send what it holds; one where nobody waits for it."""
+        kinds, sizes = self._scenario.kinds, self._scenario.shards(ps).sizes
+        fewest = itertools.accumulate(reversed(sizes))
+        stored = {*itertools.accumulate(sizes), *fewest}
+        is_all = len(sizes) <= FEW_SETS
+        if is_all:
+            stored = {sum(some) for count in range(1, ps + 1) for some in itertools.combinations(sizes, count)}
+        times = list(slowest_times(kinds, stored, sum(sizes)))
+        if not times:
+            return [ANY_TIME]
+        if len(times) > MOST_TIMES:
+            is_all = False
+            times = [times[round(index)] for index in np.linspace(0, len(times) - 1, MOST_TIMES)]
+        # Where no other time is possible each range is a single one.
+        return [(high if is_all else low, high) for low, high in itertools.pairwise([0.0, *times])]
+
+    def _arrays(self, ps: int, slowest: tuple[float, float] = ANY_TIME) -> _Arrays:
+        if (ps, slowest) not in self._optimistic:
             rows = [_Row(index, kind.count) for index, kind in enumerate(self._scenario.kinds)]
             shards = self._scenario.shards(ps)
-            self._optimistic[ps] = _Arrays(self._space, rows, shards, optimistic=True)
-        return self._optimistic[ps]
+            self._optimistic[ps, slowest] = _Arrays(self._space, rows, shards, optimistic=True, slowest=slowest)
+        return self._optimistic[ps, slowest]
 
     def _first_bound(self, case: _Case | _Steps) -> float:
         """With the cards of all machines together as one, and the largest shard on the fastest of them.
@@ -1112,10 +1165,10 @@ class _Search:
         """Places the case as fast as it can be."""
         candidates: Iterator[tuple[float, _Arrays, _Found]] = (
             (self._samples(real, found), real, found)
-            for real in self._real_arrays(case.ps)
+            for real in self._real_arrays(case.ps, case.slowest)
             for found in self._real_steps(case, real)
         )
-        if self._arrays(case.ps).are_few:
+        if self._arrays(case.ps, case.slowest).are_few:
             # Rating them takes longer than finding them.
             candidates = iter(sorted(candidates, key=lambda entry: -entry[0]))
         for samples_per_s, real, machines in candidates:
@@ -1159,10 +1212,10 @@ class _Search:
         if best is not None:
             yield _enough(arrays, best, low)
 
-    def _real_arrays(self, ps: int) -> list[_Arrays]:
+    def _real_arrays(self, ps: int, slowest: tuple[float, float] = ANY_TIME) -> list[_Arrays]:
         """One for each choice of the chief's machine and the one of a far larger shard."""
-        if ps in self._real:
-            return self._real[ps]
+        if (ps, slowest) in self._real:
+            return self._real[ps, slowest]
         scenario, shards = self._scenario, self._scenario.shards(ps)
         kinds = scenario.kinds
         by_room = sorted(range(len(kinds)), key=lambda i: (kinds[i].gpus, -kinds[i].cpu_millis))
@@ -1191,12 +1244,12 @@ class _Search:
                     if kind.count > len(special):
                         rows.append(_Row(index, kind.count - len(special)))
                 if rows:
-                    arrays = _Arrays(self._space, rows, shards, optimistic=False)
+                    arrays = _Arrays(self._space, rows, shards, optimistic=False, slowest=slowest)
                     if arrays.fits[:, 0].all():
                         found.append(arrays)
                     if is_unlike:
-                        found.append(_Arrays(self._space, rows, shards, optimistic=True))
-        self._real[ps] = found
+                        found.append(_Arrays(self._space, rows, shards, optimistic=True, slowest=slowest))
+        self._real[ps, slowest] = found
         return found
 
     def _rate(self, ps: int, arrays: _Arrays, found: _Found, most: int) -> None:

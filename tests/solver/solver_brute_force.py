@@ -113,6 +113,7 @@ def _evaluate(
     flops = profile.batch_size * profile.flops_step_per_sample
     network, works, samples = 0.0, [], 0
     own_rates, batches = [0.0] * len(nodes), [0] * len(nodes)
+    slowest = max(shard / (node.network_gbps * 1e9 / 8) for node, shard in zip(nodes, shards, strict=True))
     for i, (node, shard, workers, shape) in enumerate(zip(nodes, shards, split, shapes, strict=True)):
         card = node.network_gbps * 1e9 / 8
         busiest = 2 * max(shard * (n - workers), workers * (total - shard)) / card
@@ -134,7 +135,8 @@ def _evaluate(
         own_s = hardware.step_latency_s + hardware.apis[profile.api].latency_s
         work += own_s if shape.gpus else own_s / min(1.0, shape.cpus)
         works.append(work)
-        own_rates[i] = workers / (work + 2 * (total - shard) / card + 2 * shard / within)
+        alone = max((total - shard) / card, slowest if shard / card < slowest * (1 - 1e-9) else 0.0)
+        own_rates[i] = workers / (work + 2 * alone + 2 * shard / within)
         batches[i] = batch
         samples += workers * batch
     if job.uplink_gbps is not None:
@@ -183,7 +185,7 @@ def most_samples(
     for members, speed in links:
         stored = sum(shards[i] for i in members)
         costs = [total - stored if i in members else stored for i in busy]
-        rows.append([cost * high / speed for cost, high in zip(costs, highest, strict=True)])
+        rows.append([cost * high / (0.8 * speed) for cost, high in zip(costs, highest, strict=True)])
     return _simplex([batches[i] * high for i, high in zip(busy, highest, strict=True)], rows)
 
 

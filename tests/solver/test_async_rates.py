@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dike.profile import Api
 from solver import Cluster, NodeClass
-from solver.async_rates import Machine, Rates, Shared, best_rates, link_range, total_rate
+from solver.async_rates import LINK_SHARE, Machine, Rates, Shared, best_rates, link_range, total_rate
 from solver.evaluation import Evaluation, evaluate
 from solver.hardware import known_hardware
 from solver.placement.naming import Assignment
@@ -81,14 +81,14 @@ def test_machines_that_are_alike_may_be_counted_instead_of_repeated() -> None:
 
 def test_the_range_of_a_link_is_where_its_traffic_fits() -> None:
     for stored, steps_per_s, link in ((0, 5.0, 30.0), (20, 5.0, 150.0), (80, 2.0, 100.0), (50, 3.0, 150.0)):
-        ends = link_range(stored, 100, steps_per_s, link, own_rate=steps_per_s)
+        ends = link_range(stored, 100, steps_per_s, link / LINK_SHARE, own_rate=steps_per_s)
         assert ends is not None
         for share in range(101):
             rate = steps_per_s * share / 100
             fits = stored * (steps_per_s - rate) + (100 - stored) * rate <= link * (1 + 1e-12)
             assert fits == (ends[0] * (1 - 1e-12) <= rate <= ends[1] * (1 + 1e-12))
-    assert link_range(50, 100, 3.1, 150.0) is None
-    assert link_range(80, 100, 2.0, 100.0, own_rate=0.5) is None
+    assert link_range(50, 100, 3.1, 150.0 / LINK_SHARE) is None
+    assert link_range(80, 100, 2.0, 100.0 / LINK_SHARE, own_rate=0.5) is None
 
 
 def _worth(where: Assignment, slow_gbps: float, gbps: float = 10.0) -> Evaluation:
@@ -99,6 +99,15 @@ def _worth(where: Assignment, slow_gbps: float, gbps: float = 10.0) -> Evaluatio
     model = profile([100 * MB], api=Api.GRAPH, flops=1e7)
     scenario = Scenario.of(model, Cluster(nodes, within_node_gbps=WITHIN_GBPS), known_hardware())
     return evaluate(scenario, WorkerShape(0, 1.0), scenario.shards(1), where)
+
+
+def test_a_worker_waits_for_the_card_of_the_slowest_machine_with_parameter_servers() -> None:
+    # The same 0.1 Gb/s between them, whichever has the ps.
+    here, there = Assignment(("ps",), ("slow",), None), Assignment(("slow",), ("ps",), None)
+    assert _worth(there, 0.1).samples_per_s == pytest.approx(_worth(here, 0.1).samples_per_s)
+    # Beside it nobody does.
+    beside = Assignment(("slow",), ("slow",), None)
+    assert _worth(beside, 0.1).samples_per_s == pytest.approx(_worth(beside, 10.0).samples_per_s)
 
 
 def test_a_slow_machine_slows_its_own_workers_only() -> None:
@@ -112,6 +121,6 @@ def test_remote_workers_wait_for_the_link_and_the_one_beside_its_ps_does_not() -
     beside = _worth(Assignment(("ps",), ("ps",), None), 4.0, 4.0)
     crowd = _worth(Assignment(("ps",), ("ps", *["near"] * 8, *["slow"] * 8), None), 4.0, 4.0)
     # The ps sends 100 MB for each step made elsewhere, which its CPU could do twice as often; 32 samples a step.
-    assert crowd.samples_per_s == pytest.approx(beside.samples_per_s + 32 * 4e9 / 8 / (100 * MB))
+    assert crowd.samples_per_s == pytest.approx(beside.samples_per_s + 32 * LINK_SHARE * 4e9 / 8 / (100 * MB))
     assert crowd.step_time.network == pytest.approx(crowd.step_time.total)
     assert beside.step_time.network < beside.step_time.total

@@ -385,7 +385,16 @@ def test_with_many_unequal_shards_no_placement_across_racks_beats_the_bound(
 
 def _racks_of(count: int, per_rack: int, gbps: float) -> Cluster:
     racks = tuple(
-        NodeClass(name=f"r{i}", count=per_rack, cpus=8, mem_bytes=32 * GIB, gpus=4, gpu_model="K80", rack=str(i))
+        NodeClass(
+            name=f"r{i}",
+            count=per_rack,
+            cpus=8,
+            mem_bytes=32 * GIB,
+            gpus=4,
+            gpu_model="K80",
+            network_gbps=12.5,
+            rack=str(i),
+        )
         for i in range(count)
     )
     return Cluster(racks, across_racks_gbps=gbps)
