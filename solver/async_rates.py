@@ -11,7 +11,7 @@ it receives:
     max_j s_j X <= a ps' update rate,  X <= 1 / a step's dispatch time
 
 A worker alone waits for its own card, or for that of the ps machine that takes longest to send what it holds
-(`slowest_s`). Workers that wait for nobody collide on links: these carry a share u of their speed (`LINK_SHARE`). A
+(`slowest_of`). Workers that wait for nobody collide on links: these carry a share u of their speed (`LINK_SHARE`). A
 worker beside its ps runs on while remote ones wait. The model takes the rates with the most samples per second; with
 workers that are all alike that is the greatest X.
 
@@ -30,13 +30,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 LINK_SHARE = 0.8
-"""Of the speed of a link that several asynchronous workers keep busy: while two of them pull, nobody pushes. Measured
-with TensorFlow on links of 100 Mbit/s (`benchmarks/measured.py`): two workers use 84% of the card of their only ps,
-three 78%; three others that also compute 73%."""
+"""Of the speed of a link that several asynchronous workers keep busy: while two of them pull, nobody pushes. Rounded
+from what two and three workers with one ps made of its card with TensorFlow on links of 100 Mbit/s, with compute and
+without (`benchmarks/measured.py`): 74 to 84%. Measured again it was 66 to 75%; it stays, as with 0.7 the planner would
+leave out workers that brought 4 to 6% of the speed there."""
 PRECISION = 1e-13
 """Relative width at which bisection stops."""
 ROUNDING = 1e-9
-"""Relative."""
+"""Machines whose times differ by no more than this share are equally slow."""
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -98,7 +99,7 @@ class Rates:
 Range = tuple[float, float]
 
 
-def slowest_s(stored: Iterable[float], cards: Iterable[float]) -> float:
+def slowest_of(stored: Iterable[float], cards: Iterable[float]) -> float:
     """Seconds that the slowest ps machine takes to send what it holds, once; 0 without any.
 
     Args:
@@ -108,9 +109,12 @@ def slowest_s(stored: Iterable[float], cards: Iterable[float]) -> float:
     return max((held / card for held, card in zip(stored, cards, strict=True)), default=0.0)
 
 
-def waited_s(stored: float, card: float, slowest: float) -> float:
-    """Seconds for which a machine's worker waits for the slowest ps machine (`slowest_s`), if that is another one."""
-    return slowest if stored / card < slowest * (1 - ROUNDING) else 0.0
+def waited_s(stored: float, card: float, slowest_s: float) -> float:
+    """Seconds for which a machine's worker waits for the slowest ps machine (`slowest_of`), if that is another one.
+
+    A worker on the slowest machine is taken to wait for none of the others.
+    """
+    return slowest_s if stored / card < slowest_s * (1 - ROUNDING) else 0.0
 
 
 def link_range(

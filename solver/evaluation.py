@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from solver.async_rates import Machine, best_rates, slowest_s
+from solver.async_rates import Machine, best_rates, slowest_of
 from solver.nodes import NodeKind
 from solver.placement.naming import Assignment
 from solver.plan import PlannedTask
@@ -144,7 +144,7 @@ def _asynchronous(scenario: Scenario, model: StepModel, shards: Shards, layout: 
     """Every worker goes round by itself, as fast as its links let it (solver.async_rates)."""
     count = sum(layout.near.values())
     cards = {node: layout.kind_of[node].network_bytes_per_s for node in layout.nodes}
-    slowest = slowest_s(layout.held.values(), (cards[node] for node in layout.held))
+    slowest = slowest_of(layout.held.values(), (cards[node] for node in layout.held))
     moved = {node: model.transfer_s(layout.kind_of[node], layout.held.get(node, 0), slowest) for node in layout.near}
     own: dict[str, float] = dict.fromkeys(layout.held, 0.0)
     samples: dict[str, float] = {}

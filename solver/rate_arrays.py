@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from solver.async_rates import LINK_SHARE, Shared
+from solver.async_rates import LINK_SHARE, ROUNDING, Shared
 from solver.capacity import Ints
 
 Floats = NDArray[np.float64]
@@ -84,6 +84,11 @@ def total_rates(placements: PlacementArrays, least: float = 0.0) -> Floats:
         rates[active] = np.minimum(before, after)
         active = active[(after < before * (1 - CONVERGED)) & (after >= least)]
     return rates.reshape(shape[:-1])
+
+
+def waits_s(stored: Floats, cards: Floats, slowest_s: Floats | float) -> Floats:
+    """`solver.async_rates.waited_s` for arrays."""
+    return np.where(stored / cards < slowest_s * (1 - ROUNDING), slowest_s, 0.0)
 
 
 def link_ceilings(own_rates: Floats | float, stored: Floats, links: Floats | float, total_bytes: float) -> Floats:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from dike.exceptions import BadInputError
-from solver.async_rates import ROUNDING
 from solver.baselines.layouts import (
     Layout,
     Shelf,
@@ -25,7 +24,7 @@ from solver.capacity import Ints
 from solver.nodes import NodeKind
 from solver.placement.naming import Assignment
 from solver.placement.problem import hosts_workers
-from solver.rate_arrays import Floats, PlacementArrays, total_rates
+from solver.rate_arrays import Floats, PlacementArrays, total_rates, waits_s
 from solver.resources import WorkerShape
 from solver.shards import Shards
 from solver.traffic import weighted_traffic
@@ -270,8 +269,7 @@ class _Block:
         """Steps per second of a worker on the machine, alone on the network, in each of the layouts."""
         model, number = self._model, self._kind_of[machine]
         stored, card = self._local[number][self._shelf_of[layouts, machine]], self._cards[machine]
-        slowest = self._slowest_s[layouts]
-        waited = np.where(stored / card < slowest * (1 - ROUNDING), slowest, 0.0)
+        waited = waits_s(stored, card, self._slowest_s[layouts])
         remote = 2 * np.maximum((self._shards.total - stored) / card, waited)
         work = model.work_s(self._setting.scenario.kinds[number])
         rates: Floats = 1 / (work + remote + 2 * stored / model.within_node_bytes_per_s)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from solver.async_rates import ROUNDING, Shared
+from solver.async_rates import Shared
 from solver.baselines.setting import Setting
 from solver.capacity import Ints
-from solver.rate_arrays import Floats, PlacementArrays, total_rates
+from solver.rate_arrays import Floats, PlacementArrays, total_rates, waits_s
 from solver.resources import WorkerShape
 from solver.shards import Shards
 from solver.step_time import StepModel
@@ -163,8 +163,7 @@ class Speeds:
     def _rounds_s(self, machines: Ints, local: Floats) -> Floats:
         """A worker's own round on these machines; all ps are among them. Its transfer as `StepModel.transfer_s`."""
         cards = self._card[machines]
-        sending = local / cards
-        waited = np.where(sending < sending.max() * (1 - ROUNDING), sending.max(), 0.0)
+        waited = waits_s(local, cards, float((local / cards).max()))
         remote = 2 * np.maximum((self._model.total_bytes - local) / cards, waited)
         return self._work[machines] + remote + 2 * local / self._model.within_node_bytes_per_s
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solver.async_rates import Shared, slowest_s
+from solver.async_rates import Shared, slowest_of
 from solver.calibration.nnls import Floats
 from solver.capacity import Ints
 from solver.placement.naming import Assignment
@@ -154,7 +154,7 @@ def step_terms(scenario: Scenario, shape: WorkerShape, shards: Shards, assignmen
     cards = max(model.network_s(kind_of[node], held[node], near[node], count) for node in held.keys() | near.keys())
     rack_of = {name: kind.rack for name, kind in kind_of.items()}
     uplink = uplink_s(scenario.cluster, assignment, shards.sizes, rack_of)
-    slowest = slowest_s(held.values(), (kind_of[node].network_bytes_per_s for node in held))
+    slowest = slowest_of(held.values(), (kind_of[node].network_bytes_per_s for node in held))
     transfer = np.array([model.transfer_s(kind_of[node], held[node], slowest) for node in near])[:, None] * network
     return StepTerms(
         synchronous=scenario.profile.synchronous,

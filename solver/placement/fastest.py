@@ -73,7 +73,7 @@ def fastest_placement(
         OutOfTimeError: if the deadline passed before the best placement was found and proven.
     """
     if problem.cases:
-        return best_of([fastest_placement(case, deadline, at_least) for case in problem.cases])
+        return best_of(fastest_placement, problem.cases, deadline, at_least)
     if problem.model.profile.synchronous:
         if at_least and not can_reach(problem, at_least, deadline):
             return None
@@ -95,15 +95,23 @@ def fastest_placement(
     return quickest if slower or calmest.traffic_bytes >= quickest.traffic_bytes else calmest
 
 
-def best_of(placements: Iterable[Placement | None]) -> Placement | None:
-    """The fastest; of those that are equally fast, the one with the least traffic."""
-    found = [placement for placement in placements if placement is not None]
-    floor = max((placement.samples_per_s for placement in found), default=0.0) * (1 - EQUAL)
-    return min(
-        (placement for placement in found if placement.samples_per_s >= floor),
-        key=lambda placement: placement.traffic_bytes,
-        default=None,
-    )
+def best_of(
+    method: Callable[[PlacementProblem, float | None, float], Placement | None],
+    cases: Iterable[PlacementProblem],
+    deadline: float | None,
+    at_least: float,
+) -> Placement | None:
+    """The fastest placement of several problems; of those that are equally fast, one with the least traffic."""
+    best: Placement | None = None
+    for case in cases:
+        found = method(case, deadline, at_least)
+        if found is None:
+            continue
+        is_equal = best is not None and found.samples_per_s <= best.samples_per_s * (1 + EQUAL)
+        if best is None or not is_equal or found.traffic_bytes < best.traffic_bytes:
+            best = found
+        at_least = max(at_least, best.samples_per_s * (1 - EQUAL))
+    return best
 
 
 def calmest_placement(problem: PlacementProblem, deadline: float | None = None) -> Placement | None:

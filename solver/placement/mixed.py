@@ -88,7 +88,7 @@ def fastest_mixed_placement(
     What it takes, returns and raises is as with `fastest_placement`.
     """
     if problem.cases:
-        return best_of([fastest_mixed_placement(case, deadline, at_least) for case in problem.cases])
+        return best_of(fastest_mixed_placement, problem.cases, deadline, at_least)
     whole = _whole(problem)
     if whole is None:
         return None

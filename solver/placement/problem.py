@@ -25,6 +25,8 @@ from solver.resources import TaskResources, TaskSizes, WorkerShape
 from solver.shards import Shards
 from solver.step_time import StepModel
 
+MAX_CASES = 40
+"""Times of the slowest ps machine that are looked at."""
 MAX_LOADS = 2_000
 """Sets of shards that one machine can have; programs with more take minutes."""
 
@@ -97,6 +99,7 @@ class PlacementProblem:
         least_gpus: all workers together have at least so many GPUs.
         cases: asynchronous workers wait for the slowest ps machine (solver.async_rates). Where that can matter: the
             same problem, for each time that this machine may take; else none.
+        are_all_cases: whether none was left out, as they were too many.
     """
 
     kinds: tuple[NodeKind, ...]
@@ -108,6 +111,7 @@ class PlacementProblem:
     load: float
     least_gpus: int = 0
     cases: tuple[PlacementProblem, ...] = ()
+    are_all_cases: bool = True
 
     @property
     def shared(self) -> Shared:
@@ -129,7 +133,6 @@ def placement_problem(
     workers: int,
     *,
     ps_may_share: bool = False,
-    slowest_s: float | None = None,
 ) -> PlacementProblem:
     """The placement of workers that are all alike.
 
@@ -140,12 +143,11 @@ def placement_problem(
         shards: what each ps holds.
         workers: how many workers.
         ps_may_share: whether a machine may have several parameter servers.
-        slowest_s: only with the slowest ps machine taking so long to send what it holds; None for any time.
 
     Raises:
         TooManyStatesError: if parameter servers may share machines in too many ways.
     """
-    return mixed_problem(kinds, (model,), sizes, shards, workers, ps_may_share=ps_may_share, slowest_s=slowest_s)
+    return mixed_problem(kinds, (model,), sizes, shards, workers, ps_may_share=ps_may_share)
 
 
 def mixed_problem(
@@ -157,7 +159,6 @@ def mixed_problem(
     *,
     ps_may_share: bool = False,
     least_gpus: int = 0,
-    slowest_s: float | None = None,
 ) -> PlacementProblem:
     """The placement of workers that are alike on each machine and may differ between machines.
 
@@ -169,7 +170,6 @@ def mixed_problem(
         workers: how many workers.
         ps_may_share: whether a machine may have several parameter servers.
         least_gpus: all workers together have at least so many GPUs.
-        slowest_s: as `placement_problem` has it.
 
     Raises:
         TooManyStatesError: if parameter servers may share machines in too many ways.
@@ -205,16 +205,15 @@ def mixed_problem(
     needs_chief = sizes.chief is not None
     busiest = models[0].load(shards)
     found = PlacementProblem(tuple(groups), models[0], types, workers, needs_chief, tuple(states), busiest, least_gpus)
-    if slowest_s is not None:
-        return _with_slowest(found, models, slowest_s)
     if models[0].profile.synchronous:
         return found
-    stored = {state.local_bytes for state in states}
-    slowest = slowest_times(groups, stored, models[0].total_bytes)
-    return dataclasses.replace(found, cases=tuple(_with_slowest(found, models, each) for each in slowest))
+    slowest = slowest_times(groups, {state.local_bytes for state in states}, shards)
+    kept = slowest if len(slowest) <= MAX_CASES else spread(slowest, MAX_CASES)
+    cases = tuple(with_slowest(found, models, each) for each in kept)
+    return dataclasses.replace(found, cases=cases, are_all_cases=kept == slowest)
 
 
-def slowest_times(kinds: Iterable[NodeKind], stored: Iterable[int], total_bytes: int) -> tuple[float, ...]:
+def slowest_times(kinds: Iterable[NodeKind], stored: Iterable[int], shards: Shards) -> tuple[float, ...]:
     """Seconds that the slowest ps machine may take to send what it holds; none where nobody waits for it.
 
     Where cards are alike a worker waits for its own: that takes in what all others send.
@@ -222,17 +221,24 @@ def slowest_times(kinds: Iterable[NodeKind], stored: Iterable[int], total_bytes:
     Args:
         kinds: the machines.
         stored: bytes that one of them may hold.
-        total_bytes: size of all variables.
+        shards: what each ps holds.
     """
     cards, held = {kind.network_bytes_per_s for kind in kinds}, {size for size in stored if size}
     if len(cards) < 2 or not held:
         return ()
-    times = sorted({size / card for size in held for card in cards})
-    unnoticed = [time_s for time_s in times if time_s <= (total_bytes - max(held)) / max(cards)]
-    return (*unnoticed[-1:], *times[len(unnoticed) :])
+    times = {size / card for size in held for card in cards}
+    # The machine with the largest shard takes no less.
+    possible = sorted(time_s for time_s in times if time_s >= shards.sizes[0] / max(cards) * (1 - ROUNDING))
+    unnoticed = [time_s for time_s in possible if time_s <= (shards.total - max(held)) / max(cards)]
+    return () if len(unnoticed) == len(possible) else (*unnoticed[-1:], *possible[len(unnoticed) :])
 
 
-def _with_slowest(problem: PlacementProblem, models: Sequence[StepModel], slowest_s: float) -> PlacementProblem:
+def spread(values: Sequence[float], count: int) -> tuple[float, ...]:
+    """So many of these, the last one among them."""
+    return tuple(values[round(place)] for place in np.linspace(0, len(values) - 1, count))
+
+
+def with_slowest(problem: PlacementProblem, models: Sequence[StepModel], slowest_s: float) -> PlacementProblem:
     """No machine takes longer to send what it holds, and the workers of all that are faster wait so long."""
     model_of = {model.shape: model for model in models}
     states = []

@@ -18,6 +18,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -58,12 +59,17 @@ def fastest_across_racks(problem: RackProblem, deadline: float | None = None) ->
         OutOfTimeError: if the deadline passed before.
     """
     if problem.cases:
-        placements = [fastest_across_racks(case, deadline) for case in problem.cases]
-        found_of = [placement for placement in placements if placement is not None]
-        if not found_of:
+        each = [fastest_across_racks(case, deadline) for case in problem.cases]
+        placements = [placement for placement in each if placement is not None]
+        if not placements:
             return None
-        fastest = max(found_of, key=lambda placement: (placement.samples_per_s, -placement.traffic_bytes))
-        return dataclasses.replace(fastest, samples_bound=max(placement.samples_bound for placement in found_of))
+        fastest = max(placements, key=lambda placement: (placement.samples_per_s, -placement.traffic_bytes))
+        if problem.are_all_cases and optimistic(problem).exact:
+            return fastest
+        # A case for which nothing is found may have a placement all the same; none is faster than without waiting.
+        whole = fastest_across_racks(dataclasses.replace(problem, cases=()), deadline)
+        bound = math.inf if whole is None else max(whole.samples_bound, fastest.samples_per_s)
+        return dataclasses.replace(fastest, samples_bound=bound)
     best_case = optimistic(problem)
     view = best_case if best_case.exact else likely(problem)
     loads = _fastest(problem, view, deadline)

@@ -17,7 +17,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,7 +26,15 @@ from numpy.typing import NDArray
 
 from solver.async_rates import Shared
 from solver.nodes import NodeKind
-from solver.placement.problem import State, placement_problem, slowest_times
+from solver.placement.problem import (
+    MAX_CASES,
+    PlacementProblem,
+    State,
+    placement_problem,
+    slowest_times,
+    spread,
+    with_slowest,
+)
 from solver.racks.max_plus import State as Tasks
 from solver.racks.max_plus import Table
 from solver.racks.tree import Best, RackTree
@@ -153,6 +161,7 @@ class RackProblem:
         load: of the busiest ps (`StepModel.load`).
         uplink_bytes_per_s: speed of each rack's uplink, each way.
         cases: as `PlacementProblem` has them.
+        are_all_cases: whether none was left out, as they were too many.
     """
 
     tree: RackTree[MachineType]
@@ -163,6 +172,7 @@ class RackProblem:
     load: float
     uplink_bytes_per_s: float
     cases: tuple[RackProblem, ...] = ()
+    are_all_cases: bool = True
 
     @property
     def shard_types(self) -> tuple[int, ...]:
@@ -192,7 +202,6 @@ def rack_problem(
     shards: Shards,
     workers: int,
     uplink_bytes_per_s: float,
-    slowest_s: float | None = None,
 ) -> RackProblem:
     """Lists the states of every rack's machines.
 
@@ -203,34 +212,38 @@ def rack_problem(
         shards: what each ps holds.
         workers: how many workers.
         uplink_bytes_per_s: speed of each rack's uplink, each way.
-        slowest_s: only with the slowest ps machine taking so long to send what it holds; infinite where nobody waits
-            for it; None for any time.
     """
-    if slowest_s is None and not model.profile.synchronous:
-        found = rack_problem(kinds, model, sizes, shards, workers, uplink_bytes_per_s, math.inf)
-        times = slowest_times(kinds, shards.sizes, shards.total)
-        cases = (rack_problem(kinds, model, sizes, shards, workers, uplink_bytes_per_s, each) for each in times)
-        return dataclasses.replace(found, cases=tuple(cases))
     by_rack: dict[str | None, list[NodeKind]] = {}
     for kind in kinds:
         by_rack.setdefault(kind.rack, []).append(kind)
+    in_racks = [(rack, placement_problem(members, model, sizes, shards, workers)) for rack, members in by_rack.items()]
+
+    def of(problems: Iterable[tuple[str | None, PlacementProblem]]) -> RackProblem:
+        return RackProblem(
+            _tree(problems),
+            model,
+            shards.sizes,
+            workers,
+            sizes.chief is not None,
+            model.load(shards),
+            uplink_bytes_per_s,
+        )
+
+    times = () if model.profile.synchronous else slowest_times(kinds, shards.sizes, shards)
+    kept = times if len(times) <= MAX_CASES else spread(times, MAX_CASES)
+    cases = tuple(of((rack, with_slowest(problem, (model,), each)) for rack, problem in in_racks) for each in kept)
+    return dataclasses.replace(of(in_racks), cases=cases, are_all_cases=kept == times)
+
+
+def _tree(problems: Iterable[tuple[str | None, PlacementProblem]]) -> RackTree[MachineType]:
+    """The machines of the racks, with their states."""
     machines = []
-    for rack, members in by_rack.items():
-        of_slowest = None if slowest_s is None or math.isinf(slowest_s) else slowest_s
-        problem = placement_problem(members, model, sizes, shards, workers, slowest_s=of_slowest)
+    for rack, problem in problems:
         for index, kind in enumerate(problem.kinds):
             states = tuple(dataclasses.replace(state, kind=0) for state in problem.states if state.kind == index)
             if states:
                 machines.append((rack, MachineType(states, kind.network_bytes_per_s), kind.names))
-    return RackProblem(
-        RackTree(machines),
-        model,
-        shards.sizes,
-        workers,
-        sizes.chief is not None,
-        model.load(shards),
-        uplink_bytes_per_s,
-    )
+    return RackTree(machines)
 
 
 def optimistic(problem: RackProblem) -> View:

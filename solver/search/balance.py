@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from solver.async_rates import ROUNDING
 from solver.capacity import Ints
 from solver.placement.naming import Assignment
-from solver.rate_arrays import PlacementArrays, total_rates
+from solver.rate_arrays import PlacementArrays, total_rates, waits_s
 from solver.resources import TaskResources, WorkerShape
 from solver.scenario import Scenario
 from solver.shards import Shards
@@ -164,12 +163,10 @@ class _Place:
             ordered: Floats = np.sort(times, axis=1)
             return ordered[:, -1] + 1e-4 * (times**2).mean(axis=1) / np.maximum(ordered[:, -1], 1e-12)
         own = np.zeros(stored.shape)
-        sending = stored / self.cards
-        slowest = sending.max(axis=1)
+        slowest = (stored / self.cards).max(axis=1)
         for machine, entries in enumerate(self.own):
-            waited = np.where(sending[:, machine] < slowest * (1 - ROUNDING), slowest, 0.0)
-            remote = 2 * np.maximum((total - stored[:, machine]) / self.cards[machine], waited)
-            remote += 2 * stored[:, machine] / within
+            held, card = stored[:, machine], self.cards[machine]
+            remote = 2 * np.maximum((total - held) / card, waits_s(held, card, slowest)) + 2 * held / within
             for work_s, number in entries:
                 own[:, machine] += number / (work_s + remote)
         shared = model.shared(self.load, self.scenario.uplink_bytes_per_s)

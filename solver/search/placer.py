@@ -142,20 +142,22 @@ class OptionPlacer:
     def _solved(self, candidate: Candidate, problem: PlacementProblem, placement: Placement) -> Solved:
         shards = self._scenario.shards(candidate.ps)
         assignment = assign(placement.groups, problem.kinds, problem.shard_types)
-        network_s, round_s, samples_per_s = placement.network_s, placement.round_s, placement.samples_per_s
+        cycle_s, samples_per_s = placement.cycle_s, placement.samples_per_s
+        network_s, round_s = placement.network_s, placement.round_s
         if problem.cases or uplink_s(self._scenario.cluster, assignment, shards.sizes, self._rack_of):
             worth = evaluate(self._scenario, candidate.shapes[0], shards, assignment)
-            network_s, round_s, samples_per_s = worth.step_time.network, worth.step_time.total, worth.samples_per_s
+            cycle_s, samples_per_s = worth.cycle_s, worth.samples_per_s
+            network_s, round_s = worth.step_time.network, worth.step_time.total
         return Solved(
             candidate=candidate,
             assignment=assignment,
             formulation=f"{COUNTS}: {'equal' if shards.are_equal else 'unequal'} shards, uniform cost",
-            cycle_s=placement.cycle_s,
+            cycle_s=cycle_s,
             network_s=network_s,
             round_s=round_s,
             samples_per_s=samples_per_s,
             traffic_bytes=self._traffic(assignment, shards),
-            samples_bound=placement.samples_per_s,
+            samples_bound=placement.samples_per_s if problem.are_all_cases else math.inf,
         )
 
     def _traffic(self, assignment: Assignment, shards: Shards) -> float:
@@ -184,9 +186,20 @@ class OptionPlacer:
         """The same option, placed with the uplinks in mind where they slow it down."""
         if not self._is_slowed_down(solved) or not self._crosses_racks(solved.candidate):
             return solved
-        found = fastest_across_racks(self._rack_problem(solved.candidate), deadline)
+        problem = self._rack_problem(solved.candidate)
+        found = fastest_across_racks(problem, deadline)
         if found is None:
             return solved
+        if problem.cases:
+            worth = evaluate(self._scenario, solved.shape, self._scenario.shards(solved.candidate.ps), found.assignment)
+            found = replace(
+                found,
+                cycle_s=worth.cycle_s,
+                network_s=worth.step_time.network,
+                round_s=worth.step_time.total,
+                samples_per_s=worth.samples_per_s,
+                samples_bound=max(found.samples_bound, worth.samples_per_s),
+            )
         if found.samples_per_s < solved.samples_per_s:
             return replace(solved, samples_bound=min(solved.samples_bound, found.samples_bound))
         return replace(

@@ -10,7 +10,8 @@ second multiplier stands for the limit on the workers.
 *Asynchronous.* For X steps per second of all workers every machine's links leave its workers a range of rates
 (solver.async_rates), and more workers never slow it down: it is worth what its workers and its links allow. The speed
 is the X that all machines together just reach. Over a range of X the links leave most room at the least of it, and a
-price per step, taken from the samples it brings, keeps the steps below the most of it: that bounds the range.
+price per step, taken from the samples it brings, keeps the steps below the most of it: that bounds the range. Where
+cards differ there are ranges, too, of what the slowest ps machine takes to send what it holds.
 
 *Synchronous.* With n workers, none slower than W, a round has room for T = samples / speed - W - n (update + dispatch)
 on the network; that limits the workers on each machine, whose samples give a new T. From a speed known, T comes down to
@@ -43,7 +44,8 @@ from solver.evaluation import Evaluation, evaluate
 from solver.nodes import NodeKind
 from solver.options import OptionSpace
 from solver.placement.naming import Assignment
-from solver.placement.problem import hosts_workers, slowest_times
+from solver.placement.problem import hosts_workers, slowest_times, spread
+from solver.rate_arrays import waits_s
 from solver.resources import CPU_STEP, TaskResources, WorkerShape
 from solver.scenario import Scenario
 from solver.search.balance import balanced
@@ -59,6 +61,7 @@ FEW_SHARDS = 6
 FEW_SETS = 5
 """Of so many ps all sets that a machine can have are looked at for what the slowest machine takes; of more a part."""
 MOST_TIMES = 12
+"""Ranges of that for one number of ps."""
 PARTS = (1, 2, 3, 4, 6, 8)
 """A machine's CPUs are shared out among so many workers without GPUs."""
 FAR_LARGER = 1.5
@@ -157,6 +160,7 @@ class _Row:
 
 
 ANY_TIME = (0.0, math.inf)
+"""What the slowest ps machine takes to send what it holds where nobody waits for it."""
 
 
 class _Arrays:
@@ -215,7 +219,8 @@ class _Arrays:
         self.fits = (free >= 0).all(axis=2)
         self.cards = np.array([kind.network_bytes_per_s for kind in of_row])[:, None, None]
         self._waited_s = slowest[0]
-        self.fits &= (self.base[:, None] + self.low) / self.cards[:, :, 0] <= slowest[1] * (1 + CLOSE)
+        fewest = np.concatenate([[0.0], np.cumsum(ordered[::-1][:most])])
+        self.fits &= (self.base[:, None] + fewest) / self.cards[:, :, 0] <= slowest[1] * (1 + CLOSE)
         self._choices(space, of_row, free)
         if not self.are_few:
             self._join()
@@ -320,11 +325,12 @@ class _Arrays:
     @functools.cached_property
     def rates(self) -> Floats:
         """Steps per second of a worker alone, with the bytes beside it that suit it best."""
-        # Beside the slowest ps machine's own ps, or one as slow, nobody waits for it.
-        waited = np.where(self.ends[-1] / self.cards < self._waited_s * (1 - CLOSE), self._waited_s, 0.0)
+        waited = waits_s(self.ends[-1], self.cards, self._waited_s)
+        # Where the card takes as long as is waited anyway, more bytes here only keep the machine's inside busier.
+        between = np.clip(self.total - waited * self.cards, self.ends[0], self.ends[-1])
         transfer = [
             2 * np.maximum((self.total - stored) / self.cards, waited) + 2 * stored / self._within
-            for stored in self.ends
+            for stored in (*self.ends, between)
         ]
         with np.errstate(divide="ignore"):
             return np.where(self.room > 0, 1 / (self.work + np.minimum.reduce(transfer)), 0.0)
@@ -820,7 +826,7 @@ class _Steps:
         high: X at most.
         slowest: what the slowest ps machine takes, at least and at most (`_Arrays`).
         best: X of its relaxed optimum; 0 before that is known.
-        is_whole: whether it is all X of that number of ps.
+        is_whole: whether it is all X of that number of ps and that slowest machine.
         is_tried: whether it, or what it is a part of, has been placed.
     """
 
@@ -1060,12 +1066,11 @@ class _Search:
         is_all = len(sizes) <= FEW_SETS
         if is_all:
             stored = {sum(some) for count in range(1, ps + 1) for some in itertools.combinations(sizes, count)}
-        times = list(slowest_times(kinds, stored, sum(sizes)))
+        times = slowest_times(kinds, stored, self._scenario.shards(ps))
         if not times:
             return [ANY_TIME]
         if len(times) > MOST_TIMES:
-            is_all = False
-            times = [times[round(index)] for index in np.linspace(0, len(times) - 1, MOST_TIMES)]
+            is_all, times = False, spread(times, MOST_TIMES)
         # Where no other time is possible each range is a single one.
         return [(high if is_all else low, high) for low, high in itertools.pairwise([0.0, *times])]
 
