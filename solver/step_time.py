@@ -135,7 +135,10 @@ class StepModel:
             local_bytes: shard bytes on the same machine.
             slowest_s: seconds that the slowest ps machine takes to send what it holds, once (`solver.async_rates`).
         """
-        card = kind.network_bytes_per_s
+        return self.transfer_by_card_s(kind.network_bytes_per_s, local_bytes, slowest_s)
+
+    def transfer_by_card_s(self, card: float, local_bytes: int, slowest_s: float) -> float:
+        """`transfer_s` of a machine with a network card of that speed, in bytes per second."""
         remote_s = max((self.total_bytes - local_bytes) / card, waited_s(local_bytes, card, slowest_s))
         return 2 * remote_s + 2 * local_bytes / self.within_node_bytes_per_s
 

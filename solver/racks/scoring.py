@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from solver.async_rates import Machine, best_rates
+from solver.async_rates import Machine, best_rates, slowest_of
 from solver.placement.naming import Assignment
 from solver.placement.problem import State
 from solver.racks.max_plus import State as Tasks
@@ -83,23 +83,33 @@ def placed(problem: RackProblem, view: View, loads: Sequence[Load]) -> RackPlace
         cycle_s = max(state.work_s for state, workers in busy if workers)
         round_s = problem.round_s(cycle_s, network_s)
     else:
+        cards = [problem.tree.machine_types[load.machine_type].card for load in loads]
+        slowest = slowest_of((state.local_bytes for state, _ in busy), cards)
+
+        def own_rate(state: State, card: float, workers: int) -> float:
+            if not workers:
+                return 0.0
+            transfer_s = problem.model.transfer_by_card_s(card, state.local_bytes, slowest)
+            return workers / (state.work_s + transfer_s)
+
         alike = Counter(
-            (load.machine_type, load.rack, state, workers) for load, (state, workers) in zip(loads, busy, strict=True)
+            (card, load.rack, state, workers) for card, load, (state, workers) in zip(cards, loads, busy, strict=True)
         )
         rates = best_rates(
             [
                 Machine(
-                    own_rate=state.steps_per_s * workers,
+                    own_rate=own_rate(state, card, workers),
                     stored=state.local_bytes,
-                    card=problem.tree.machine_types[machine_type].card,
+                    card=card,
                     rack=str(rack),
                     count=count,
                 )
-                for (machine_type, rack, state, workers), count in alike.items()
+                for (card, rack, state, workers), count in alike.items()
             ],
             problem.shared,
         )
-        cycle_s = problem.workers / sum(state.steps_per_s * workers for state, workers in busy)
+        alone = (own_rate(state, card, workers) for card, (state, workers) in zip(cards, busy, strict=True))
+        cycle_s = problem.workers / sum(alone)
         round_s = problem.workers / rates.steps_per_s
         network_s = round_s * rates.utilisation
     samples_per_s = problem.workers * problem.model.samples_per_step / round_s

@@ -1,6 +1,7 @@
 """What asynchronous workers can reach at best, before they are placed (solver.async_rates without some constraints).
 
 X is the rate of all n workers, Z that of workers beside one of m parameter servers; M all bytes, s the largest shard.
+c, C and u are what `LINK_SHARE` leaves of cards and uplinks.
 
 * Workers: X is at most the sum of the best n rates, on at most m machines beside a ps, where a machine's workers do not
   exceed its card: c / M without a ps, c / (M - s) beside one, because X >= z in S (X - z) + (M - S) z <= c.

@@ -186,20 +186,9 @@ class OptionPlacer:
         """The same option, placed with the uplinks in mind where they slow it down."""
         if not self._is_slowed_down(solved) or not self._crosses_racks(solved.candidate):
             return solved
-        problem = self._rack_problem(solved.candidate)
-        found = fastest_across_racks(problem, deadline)
+        found = fastest_across_racks(self._rack_problem(solved.candidate), deadline)
         if found is None:
             return solved
-        if problem.cases:
-            worth = evaluate(self._scenario, solved.shape, self._scenario.shards(solved.candidate.ps), found.assignment)
-            found = replace(
-                found,
-                cycle_s=worth.cycle_s,
-                network_s=worth.step_time.network,
-                round_s=worth.step_time.total,
-                samples_per_s=worth.samples_per_s,
-                samples_bound=max(found.samples_bound, worth.samples_per_s),
-            )
         if found.samples_per_s < solved.samples_per_s:
             return replace(solved, samples_bound=min(solved.samples_bound, found.samples_bound))
         return replace(

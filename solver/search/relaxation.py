@@ -241,7 +241,9 @@ class _Arrays:
             cpus.append(np.full(room.shape, shape.cpus))
         if space.cpu_workers:
             need = np.array(_amounts(sizes.worker(WorkerShape(0, CPU_STEP))))[1:3]
-            allowed = np.array([not kind.gpus for kind in of_row])
+            # A GPU may be too small, or its machine, for any worker.
+            hosts_gpus = np.any([room[:, 0] > 0 for room in rooms], axis=0) if rooms else np.zeros(len(of_row), bool)
+            allowed = np.array([not kind.gpus for kind in of_row]) | ~hosts_gpus
             beside = (free[:, :, 1:3] // need).min(axis=2)
             for parts in PARTS:
                 share = np.floor(free[:, :, 0] / 1000 / parts / CPU_STEP + CLOSE) * CPU_STEP
