@@ -598,9 +598,13 @@ class WideSpace:
     def cpu_work_s(self, cpus: Floats) -> Floats:
         """Work of workers without GPUs; infinite without CPUs."""
         values, back = np.unique(cpus, return_inverse=True)
-        node = self.scenario.kinds[0]
-        works = [self.scenario.model(WorkerShape(0, c)).work_s(node) if c > 0 else math.inf for c in values.tolist()]
-        return np.array(works)[back].reshape(cpus.shape)
+        return np.array([self._work_with(each) for each in values.tolist()])[back].reshape(cpus.shape)
+
+    @functools.cache  # noqa: B019
+    def _work_with(self, cpus: float) -> float:
+        if cpus <= 0:
+            return math.inf
+        return self.scenario.model(WorkerShape(0, cpus)).work_s(self.scenario.kinds[0])
 
     def _without_spare(self, shapes: Sequence[WorkerShape]) -> tuple[WorkerShape, ...]:
         """Of the sizes that are equally fast on every machine the one with fewest CPUs: it fits most often."""
