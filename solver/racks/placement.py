@@ -86,7 +86,7 @@ def can_reach_across_racks(problem: RackProblem, samples_per_s: float, deadline:
     Raises:
         OutOfTimeError: if the deadline passed before.
     """
-    if problem.cases:
+    if problem.cases and problem.are_all_cases:
         return any(can_reach_across_racks(case, samples_per_s, deadline) for case in problem.cases)
     round_s = problem.workers * problem.model.samples_per_step / samples_per_s
     return _may_take(problem, optimistic(problem), round_s, deadline) is not None

@@ -15,7 +15,13 @@ from solver.formulations.instance import Instance
 from solver.placement.fastest import OutOfTimeError, Placement, calmest_placement, fastest_placement
 from solver.placement.mixed import calmest_mixed_placement, fastest_mixed_placement
 from solver.placement.naming import Assignment, assign
-from solver.placement.problem import PlacementProblem, hosts_workers, mixed_problem, placement_problem
+from solver.placement.problem import (
+    PlacementProblem,
+    TooManyStatesError,
+    hosts_workers,
+    mixed_problem,
+    placement_problem,
+)
 from solver.racks import Region, uplink_s
 from solver.racks.placement import can_reach_across_racks, fastest_across_racks
 from solver.racks.problem import RackProblem, rack_problem
@@ -116,11 +122,17 @@ class OptionPlacer:
 
         Raises:
             OutOfTimeError: if the deadline passed before the answer was proven.
-            TooManyStatesError: if parameter servers can share machines in too many ways.
+            TooManyStatesError: if parameter servers can share machines in too many ways, or nothing is found and not
+                all was looked at.
         """
         problem = self._problem(candidate)
         method = fastest_mixed_placement if candidate.mixed else fastest_placement
         placement = method(problem, deadline, samples_per_s)
+        if placement is None and not problem.are_all_cases:
+            raise TooManyStatesError(
+                f"Of {candidate.ps} parameter servers on machines with different network cards not all placements were "
+                "looked at; take fewer, or machines with cards alike."
+            )
         if placement is None:
             return None
         solved = self._solved(candidate, problem, placement)

@@ -14,6 +14,7 @@ from dike.profile import Api, ModelProfile
 from solver import Cluster, NodeClass, Objective, PlanRequest, make_plan
 from solver.options import PAPER, default_rules
 from solver.placement.fastest import calmest_placement, can_reach, fastest_placement
+from solver.placement.problem import MAX_CASES
 from solver.resources import WorkerShape
 from solver.search.option_search import TIE
 from solver.shards import Shards, shard
@@ -55,6 +56,21 @@ def test_a_placement_is_as_fast_as_the_best_of_all_placements(
     assert found.samples_per_s == pytest.approx(expected.samples_per_s, rel=CLOSE)
     assert found.traffic_bytes == pytest.approx(expected.traffic, rel=CLOSE)
     assert case.bounds.samples_per_s[workers - 1] >= expected.samples_per_s * (1 - 1e-12)
+
+
+@pytest.mark.slow
+def test_of_too_many_times_of_the_slowest_machine_some_are_looked_at() -> None:
+    classes = [NodeClass(name="x", cpus=4.0, mem_bytes=64 * GIB, network_gbps=0.1 * 2**index) for index in range(9)]
+    model = profile([(20 + index) * MB for index in range(9)], api=Api.GRAPH, flops=1e6, slots=0)
+    case = case_of(classes, model, WorkerShape(0, 1.0), 2, shard(model, 9))
+    assert len(case.problem.cases) == MAX_CASES
+    assert not case.problem.are_all_cases
+    found = fastest_placement(case.problem)
+    assert found is not None
+    assert found.samples_per_s <= case.bounds.samples_per_s[1]
+    # What was not looked at is not taken to be slower.
+    plan = make_plan(PlanRequest(model, cluster_of(classes), max_workers=2, rules=PAPER, time_limit_s=5.0))
+    assert plan.samples_per_s >= found.samples_per_s * (1 - plan.gap) * (1 - TIE)
 
 
 network_bound_nodes = st.lists(
