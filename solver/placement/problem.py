@@ -174,6 +174,26 @@ def mixed_problem(
     Raises:
         TooManyStatesError: if parameter servers may share machines in too many ways.
     """
+    found = without_cases(kinds, models, sizes, shards, workers, ps_may_share=ps_may_share, least_gpus=least_gpus)
+    if models[0].profile.synchronous:
+        return found
+    stored = {state.local_bytes for state in found.states}
+    times, are_all = slowest_times(found.kinds, stored, shards, MAX_CASES)
+    cases = tuple(with_slowest(found, models, each) for each in times)
+    return dataclasses.replace(found, cases=cases, are_all_cases=are_all)
+
+
+def without_cases(
+    kinds: Sequence[NodeKind],
+    models: Sequence[StepModel],
+    sizes: TaskSizes,
+    shards: Shards,
+    workers: int,
+    *,
+    ps_may_share: bool = False,
+    least_gpus: int = 0,
+) -> PlacementProblem:
+    """`mixed_problem` as if nobody waited for the slowest ps machine."""
     types = shard_types(shards)
     loads = _loads(kinds, sizes, types, ps_may_share=ps_may_share)
     room = _rooms(kinds, models, sizes, types, loads, workers)
@@ -204,16 +224,12 @@ def mixed_problem(
             ]
     needs_chief = sizes.chief is not None
     busiest = models[0].load(shards)
-    found = PlacementProblem(tuple(groups), models[0], types, workers, needs_chief, tuple(states), busiest, least_gpus)
-    if models[0].profile.synchronous:
-        return found
-    slowest = slowest_times(groups, {state.local_bytes for state in states}, shards)
-    kept = slowest if len(slowest) <= MAX_CASES else spread(slowest, MAX_CASES)
-    cases = tuple(with_slowest(found, models, each) for each in kept)
-    return dataclasses.replace(found, cases=cases, are_all_cases=kept == slowest)
+    return PlacementProblem(tuple(groups), models[0], types, workers, needs_chief, tuple(states), busiest, least_gpus)
 
 
-def slowest_times(kinds: Iterable[NodeKind], stored: Iterable[int], shards: Shards) -> tuple[float, ...]:
+def slowest_times(
+    kinds: Iterable[NodeKind], stored: Iterable[int], shards: Shards, most: int
+) -> tuple[tuple[float, ...], bool]:
     """Seconds that the slowest ps machine may take to send what it holds; none where nobody waits for it.
 
     Where cards are alike a worker waits for its own: that takes in what all others send.
@@ -222,20 +238,24 @@ def slowest_times(kinds: Iterable[NodeKind], stored: Iterable[int], shards: Shar
         kinds: the machines.
         stored: bytes that one of them may hold.
         shards: what each ps holds.
+        most: of more times than that some are left out, not the longest.
+
+    Returns:
+        The times, and whether these are all.
     """
     cards, held = {kind.network_bytes_per_s for kind in kinds}, {size for size in stored if size}
     if len(cards) < 2 or not held:
-        return ()
+        return (), True
     times = {size / card for size in held for card in cards}
     # The machine with the largest shard takes no less.
     possible = sorted(time_s for time_s in times if time_s >= shards.sizes[0] / max(cards) * (1 - ROUNDING))
     unnoticed = [time_s for time_s in possible if time_s <= (shards.total - max(held)) / max(cards)]
-    return () if len(unnoticed) == len(possible) else (*unnoticed[-1:], *possible[len(unnoticed) :])
-
-
-def spread(values: Sequence[float], count: int) -> tuple[float, ...]:
-    """So many of these, the last one among them."""
-    return tuple(values[round(place)] for place in np.linspace(0, len(values) - 1, count))
+    if len(unnoticed) == len(possible):
+        return (), True
+    found = (*unnoticed[-1:], *possible[len(unnoticed) :])
+    if len(found) <= most:
+        return found, True
+    return tuple(found[round(place)] for place in np.linspace(0, len(found) - 1, most)), False
 
 
 def with_slowest(problem: PlacementProblem, models: Sequence[StepModel], slowest_s: float) -> PlacementProblem:

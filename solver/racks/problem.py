@@ -30,10 +30,9 @@ from solver.placement.problem import (
     MAX_CASES,
     PlacementProblem,
     State,
-    placement_problem,
     slowest_times,
-    spread,
     with_slowest,
+    without_cases,
 )
 from solver.racks.max_plus import State as Tasks
 from solver.racks.max_plus import Table
@@ -216,7 +215,7 @@ def rack_problem(
     by_rack: dict[str | None, list[NodeKind]] = {}
     for kind in kinds:
         by_rack.setdefault(kind.rack, []).append(kind)
-    in_racks = [(rack, placement_problem(members, model, sizes, shards, workers)) for rack, members in by_rack.items()]
+    in_racks = [(rack, without_cases(members, (model,), sizes, shards, workers)) for rack, members in by_rack.items()]
 
     def of(problems: Iterable[tuple[str | None, PlacementProblem]]) -> RackProblem:
         return RackProblem(
@@ -229,10 +228,11 @@ def rack_problem(
             uplink_bytes_per_s,
         )
 
-    times = () if model.profile.synchronous else slowest_times(kinds, shards.sizes, shards)
-    kept = times if len(times) <= MAX_CASES else spread(times, MAX_CASES)
-    cases = tuple(of((rack, with_slowest(problem, (model,), each)) for rack, problem in in_racks) for each in kept)
-    return dataclasses.replace(of(in_racks), cases=cases, are_all_cases=kept == times)
+    if model.profile.synchronous:
+        return of(in_racks)
+    times, are_all = slowest_times(kinds, shards.sizes, shards, MAX_CASES)
+    cases = tuple(of((rack, with_slowest(problem, (model,), each)) for rack, problem in in_racks) for each in times)
+    return dataclasses.replace(of(in_racks), cases=cases, are_all_cases=are_all)
 
 
 def _tree(problems: Iterable[tuple[str | None, PlacementProblem]]) -> RackTree[MachineType]:

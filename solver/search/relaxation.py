@@ -44,7 +44,7 @@ from solver.evaluation import Evaluation, evaluate
 from solver.nodes import NodeKind
 from solver.options import OptionSpace
 from solver.placement.naming import Assignment
-from solver.placement.problem import hosts_workers, slowest_times, spread
+from solver.placement.problem import hosts_workers, slowest_times
 from solver.rate_arrays import waits_s
 from solver.resources import CPU_STEP, TaskResources, WorkerShape
 from solver.scenario import Scenario
@@ -196,9 +196,9 @@ class _Arrays:
         most = min(self.ps, math.floor(room_cpus + CLOSE))
         numbers = np.arange(most + 1)
         ordered = np.array(rest, dtype=np.float64)
+        fewest = np.concatenate([[0.0], np.cumsum(ordered[::-1][:most])])
         if optimistic:
-            self.high = np.concatenate([[0.0], np.cumsum(ordered[:most])])
-            self.low = np.concatenate([[0.0], np.cumsum(ordered[::-1][:most])])
+            self.high, self.low = np.concatenate([[0.0], np.cumsum(ordered[:most])]), fewest
         else:
             self.high = self.low = numbers * (float(ordered.mean()) if len(ordered) else 0.0)
         ps_task = sizes.ps(rest[-1 if optimistic else 0] if len(rest) else 0)
@@ -219,7 +219,6 @@ class _Arrays:
         self.fits = (free >= 0).all(axis=2)
         self.cards = np.array([kind.network_bytes_per_s for kind in of_row])[:, None, None]
         self._waited_s = slowest[0]
-        fewest = np.concatenate([[0.0], np.cumsum(ordered[::-1][:most])])
         self.fits &= (self.base[:, None] + fewest) / self.cards[:, :, 0] <= slowest[1] * (1 + CLOSE)
         self._choices(space, of_row, free)
         if not self.are_few:
@@ -1072,11 +1071,10 @@ class _Search:
         is_all = len(sizes) <= FEW_SETS
         if is_all:
             stored = {sum(some) for count in range(1, ps + 1) for some in itertools.combinations(sizes, count)}
-        times = slowest_times(kinds, stored, self._scenario.shards(ps))
+        times, are_all_kept = slowest_times(kinds, stored, self._scenario.shards(ps), MOST_TIMES)
         if not times:
             return [ANY_TIME]
-        if len(times) > MOST_TIMES:
-            is_all, times = False, spread(times, MOST_TIMES)
+        is_all = is_all and are_all_kept
         # Where no other time is possible each range is a single one.
         return [(high if is_all else low, high) for low, high in itertools.pairwise([0.0, *times])]
 
