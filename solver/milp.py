@@ -1,13 +1,16 @@
-"""Integer programs through PuLP: HiGHS inside this process, CBC where HiGHS is missing."""
+"""Integer programs: HiGHS inside this process, CBC through PuLP where HiGHS is missing."""
 
 from __future__ import annotations
 
 import functools
+import importlib.util
+import itertools
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+
+import numpy as np
 
 from dike.exceptions import DikeError
 
@@ -116,7 +119,65 @@ def solve(program: Milp, time_limit_s: float | None = None) -> MilpResult:
     Raises:
         SolverError: if no solver works here.
     """
-    # Small plans are made without a program, and need not wait for this.
+    return _solver()(program, time_limit_s)
+
+
+@functools.cache
+def _solver() -> Callable[[Milp, float | None], MilpResult]:
+    # Imported only here: small plans are made without a program.
+    return solve_by_highs if importlib.util.find_spec("highspy") else solve_by_cbc
+
+
+def solve_by_highs(program: Milp, time_limit_s: float | None) -> MilpResult:
+    """See `solve`."""
+    import highspy
+
+    started = time.monotonic()
+    model = highspy.HighsLp()
+    integers, fractions = len(program.upper), len(program.fractions)
+    model.num_col_, model.num_row_ = integers + fractions, len(program.rows)
+    model.sense_ = highspy.ObjSense.kMaximize
+    model.col_cost_ = np.array(program.objective, float)
+    model.col_lower_ = np.zeros(integers + fractions)
+    model.col_upper_ = np.array([*program.upper, *program.fractions], float)
+    kinds = highspy.HighsVarType
+    model.integrality_ = [kinds.kInteger] * integers + [kinds.kContinuous] * fractions
+    limits = [(row.lower, row.upper) for row in program.rows]
+    model.row_lower_ = np.array([-math.inf if lower is None else lower for lower, _ in limits])
+    model.row_upper_ = np.array([math.inf if upper is None else upper for _, upper in limits])
+    terms = [[(index, value) for index, value in row.coefficients.items() if value] for row in program.rows]
+    matrix = model.a_matrix_
+    matrix.format_ = highspy.MatrixFormat.kRowwise
+    matrix.start_ = np.array(list(itertools.accumulate(map(len, terms), initial=0)), np.int32)
+    matrix.index_ = np.array([index for row in terms for index, _ in row], np.int32)
+    matrix.value_ = np.array([value for row in terms for _, value in row], float)
+
+    solver = highspy.Highs()
+    options = {"output_flag": False, "threads": THREADS, "mip_rel_gap": 0.0, **HIGHS_OPTIONS}
+    if integers + fractions <= FEW_VARIABLES and _has_feasibility_jump():
+        options[FEASIBILITY_JUMP] = False
+    if time_limit_s is not None:
+        left_s = time_limit_s - (time.monotonic() - started)
+        if left_s <= 0:
+            return MilpResult(None, proven=False)
+        options["time_limit"] = left_s
+    for name, value in options.items():
+        solver.setOptionValue(name, value)
+    if solver.passModel(model) == highspy.HighsStatus.kError:
+        raise SolverError("HiGHS does not take the program; report this as a bug.")
+    solver.run()
+    status, info = solver.getModelStatus(), solver.getInfo()
+    is_optimal = status == highspy.HighsModelStatus.kOptimal
+    if info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible:
+        values = tuple(_whole(value) for value in solver.getSolution().col_value[:integers])
+        return MilpResult(values, is_optimal, info.objective_function_value if is_optimal else info.mip_dual_bound)
+    # Each variable has its limits, so no program is unbounded.
+    nothing = (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible)
+    return MilpResult(None, proven=status in nothing)
+
+
+def solve_by_cbc(program: Milp, time_limit_s: float | None) -> MilpResult:
+    """See `solve`."""
     import pulp
 
     started = time.monotonic()
@@ -136,25 +197,28 @@ def solve(program: Milp, time_limit_s: float | None = None) -> MilpResult:
             problem += terms >= row.lower
         if row.upper is not None:
             problem += terms <= row.upper
-    left = None if time_limit_s is None else time_limit_s - (time.monotonic() - started)
-    if left is not None and left <= 0:
+    left_s = None if time_limit_s is None else time_limit_s - (time.monotonic() - started)
+    if left_s is not None and left_s <= 0:
         return MilpResult(None, proven=False)
-    problem.solve(_solver(left, len(variables)))
+    problem.solve(_cbc_class()(msg=False, threads=THREADS, gapRel=0, timeLimit=left_s))
     # The objective holds a number even when nothing was found, so the status is read first.
     if problem.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
         values = tuple(_whole(variable.value() or 0.0) for variable in variables[:integers])
         if problem.sol_status == pulp.LpSolutionOptimal:
             return MilpResult(values, proven=True, bound=pulp.value(problem.objective) or 0.0)
-        return MilpResult(values, proven=False, bound=_bound(problem))
+        # CBC writes its bound to its log only.
+        return MilpResult(values, proven=False)
     return MilpResult(None, proven=problem.status == pulp.LpStatusInfeasible)
 
 
-def _bound(problem: Any) -> float:
-    """HiGHS' bound on the objective; infinite with CBC, which writes it to its log only."""
-    if problem.solverModel is None:
-        return math.inf
-    # PuLP hands HiGHS the negated objective to minimise.
-    return -float(problem.solverModel.getInfo().mip_dual_bound)
+@functools.cache
+def _cbc_class() -> type:
+    import pulp
+
+    for candidate in (pulp.PULP_CBC_CMD, pulp.COIN_CMD):
+        if candidate(msg=False).available():
+            return candidate
+    raise SolverError("Neither HiGHS nor CBC works here; install one with 'pip install highspy'.")
 
 
 def _whole(value: float) -> int:
@@ -164,29 +228,8 @@ def _whole(value: float) -> int:
     return nearest
 
 
-def _solver(time_limit_s: float | None, variables: int) -> Any:
-    import pulp
-
-    chosen, options = _solver_class(), dict[str, int]()
-    if chosen is pulp.HiGHS:
-        options = {**HIGHS_OPTIONS}
-        if variables <= FEW_VARIABLES and _has_feasibility_jump():
-            options[FEASIBILITY_JUMP] = False
-    return chosen(msg=False, threads=THREADS, gapRel=0, timeLimit=time_limit_s, **options)
-
-
 @functools.cache
 def _has_feasibility_jump() -> bool:
     import highspy
 
     return hasattr(highspy.HighsOptions, FEASIBILITY_JUMP)
-
-
-@functools.cache
-def _solver_class() -> type:
-    import pulp
-
-    for candidate in (pulp.HiGHS, pulp.PULP_CBC_CMD, pulp.COIN_CMD):
-        if candidate(msg=False).available():
-            return candidate
-    raise SolverError("Neither HiGHS nor CBC works here; install one with 'pip install highspy'.")

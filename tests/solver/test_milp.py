@@ -22,34 +22,32 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(params=["HiGHS", "PULP_CBC_CMD"])
-def solver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    wanted = getattr(pulp, request.param)
-    if not wanted(msg=False).available():
-        pytest.skip(f"{request.param} is not there")
-    monkeypatch.setattr(milp, "_solver_class", lambda: wanted)
-    return str(request.param)
+@pytest.fixture(params=[milp.solve_by_highs, milp.solve_by_cbc])
+def solver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param is milp.solve_by_cbc and not pulp.PULP_CBC_CMD(msg=False).available():
+        pytest.skip("CBC is not there")
+    monkeypatch.setattr(milp, "_solver", lambda: request.param)
 
 
-def test_an_optimum_is_found_and_proven(solver: str) -> None:
+def test_an_optimum_is_found_and_proven(solver: None) -> None:
     result = milp.solve(KNAPSACK)
     assert result.proven
     assert result.values is not None
     assert sum(c * x for c, x in zip(KNAPSACK.objective, result.values, strict=True)) == 9.0
 
 
-def test_no_solution_is_not_a_number(solver: str) -> None:
+def test_no_solution_is_not_a_number(solver: None) -> None:
     rows = [milp.Row({0: 1.0, 1: 1.0}, lower=2.0), milp.Row({0: 1.0, 1: -1.0}, lower=1.0)]
     result = milp.solve(milp.Milp([1.0, 1.0], [1, 1], rows))
     assert result == milp.MilpResult(None, proven=True)
 
 
-def test_a_row_without_variables_decides_by_itself(solver: str) -> None:
+def test_a_row_without_variables_decides_by_itself(solver: None) -> None:
     assert milp.solve(milp.Milp([1.0], [1], [milp.Row({}, lower=1.0)])) == milp.MilpResult(None, proven=True)
     assert milp.solve(milp.Milp([1.0], [1], [milp.Row({}, upper=1.0)])).values == (1,)
 
 
-def test_fractions_count_but_are_not_returned(solver: str) -> None:
+def test_fractions_count_but_are_not_returned(solver: None) -> None:
     builder = milp.MilpBuilder()
     whole = builder.integer(5, 2.0)
     part = builder.fraction(0.75, 4.0)
@@ -115,13 +113,13 @@ LOST_SOLUTION = milp.Milp(
 )
 
 
-def test_what_a_presolve_lost_is_found(solver: str) -> None:
+def test_what_a_presolve_lost_is_found(solver: None) -> None:
     result = milp.solve(LOST_OPTIMUM)
     assert (result.proven, result.bound) == (True, 135.0)
     assert milp.solve(LOST_SOLUTION).values is not None
 
 
-def test_time_that_is_up_is_not_a_proof(solver: str) -> None:
+def test_time_that_is_up_is_not_a_proof(solver: None) -> None:
     # A market split problem: tiny, and far from solved in the time given.
     choose = random.Random(1)
     rows = []
@@ -133,13 +131,13 @@ def test_time_that_is_up_is_not_a_proof(solver: str) -> None:
     assert not result.proven
 
 
-def test_equal_limits_are_an_equation(solver: str) -> None:
+def test_equal_limits_are_an_equation(solver: None) -> None:
     result = milp.solve(milp.Milp([-1.0, 0.0], [9, 9], [milp.Row({0: 2.0, 1: 1.0}, lower=7.0, upper=7.0)]))
     assert result.values == (0, 7)
 
 
 def test_highs_is_preferred() -> None:
-    assert milp._solver_class() is pulp.HiGHS
+    assert milp._solver() is milp.solve_by_highs
 
 
 def test_every_speed_has_a_source() -> None:
