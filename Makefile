@@ -19,13 +19,17 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 # The tests start hundreds of Python processes; without bytecode each would compile all that it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-fast test-thorough fuzz chaos lint bench bench-solver bench-search wheel clean
+.PHONY: demo test suite test-fast test-thorough fuzz chaos lint bench bench-solver bench-search wheel clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-examples
 	$(BIN)/dike run --min-workers 2 examples/digits_cnn.py
 
-test: lint
+# The type checker takes one core for a while, and tests wait now and then.
+test: $(VENV)/.installed-test
+	$(MAKE) --no-print-directory --jobs 2 lint suite
+
+suite: $(VENV)/.installed-test
 	$(PYTEST) 4
 
 test-fast: $(VENV)/.installed-test

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import gc
 import multiprocessing.process
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,10 @@ from hypothesis import HealthCheck, settings
 
 from framework.embedded.library import cached_library
 from tests.running import Dike, run_dike
-from tests.warm import read_migrations_once
+from tests.warm import FOLDER_VARIABLE, read_migrations_once
+
+# Nothing of what is imported and collected is garbage: to look for some again and again takes a fifth of the time.
+gc.disable()
 
 # The tests have clusters, services and databases of their own, whichever the user has named for daily work.
 for name in ("DIKE_MASTER", "DIKE_STATE", "DIKE_STORAGE", "DIKE_SERVICE", "DIKE_TOKEN", "DIKE_USERS", "DIKE_LOG"):
@@ -26,7 +31,7 @@ for name in ("DIKE_MASTER", "DIKE_STATE", "DIKE_STORAGE", "DIKE_SERVICE", "DIKE_
 # A machine that stands still is no fault. `max_examples` is a share of a hundred: see `tests/properties.py`.
 _COMMON: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "database": None}
 settings.register_profile("fast", max_examples=10, derandomize=True, **_COMMON)
-settings.register_profile("standard", max_examples=25, derandomize=True, **_COMMON)
+settings.register_profile("standard", max_examples=15, derandomize=True, **_COMMON)
 settings.register_profile("thorough", max_examples=100, derandomize=False, print_blob=True, **_COMMON)
 settings.register_profile("fuzz", max_examples=400, derandomize=False, print_blob=True, **_COMMON)
 settings.load_profile("standard")
@@ -92,6 +97,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # the processes that it starts have its environment
+        folder = tempfile.TemporaryDirectory(prefix="dike-tests-")
+        os.environ[FOLDER_VARIABLE] = folder.name
+        config.add_cleanup(folder.cleanup)
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """With `--fast`, files with nothing for it are not even imported."""
     if not config.getoption("--fast") or not collection_path.name.startswith("test_"):
@@ -115,6 +127,9 @@ def _turn(item: pytest.Item) -> tuple[int, bool]:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
+    # What has been imported and collected is there to the end: no collection goes through it.
+    gc.freeze()
+    gc.enable()
     if "tensorflow" in sys.modules:
         raise pytest.UsageError("A test module imports TensorFlow as it is collected, which takes seconds.")
 

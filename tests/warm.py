@@ -2,13 +2,14 @@
 
 `Warm` is `subprocess.Popen` for a command `[sys.executable, ...]`. The module, the script or the code (`-c`) runs as in
 a Python of its own, but a second of processor time earlier; as `WarmTensorFlow`, three seconds. What is imported when
-is the matter of `tests/cli/test_start.py`.
+is the matter of `tests/cli/test_start.py`. All processes that run tests share one of each kind, as long as one of them
+is there.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
+import fcntl
 import functools
 import gc
 import importlib
@@ -50,6 +51,10 @@ MODULES = {
     "tensorflow": ("tensorflow", "keras", "tf_keras", "sklearn.datasets", "sklearn.model_selection"),
 }
 REQUEST_BYTES = 1 << 17
+FOLDER_VARIABLE = "DIKE_TESTS_WARM"
+"""The environment variable with the folder of the sockets, the same for all processes that run tests."""
+LOCK = ".lock"
+"""Who connects to a socket holds this file beside it."""
 _FOR_FORKS = {
     "dike": re.compile(r"(DIKE|PYTEST)_\w+|XDG_CONFIG_HOME"),
     "tensorflow": re.compile(
@@ -154,55 +159,85 @@ def _imports_alike(imported: str, environment: Mapping[str, str]) -> bool:
 
 @functools.cache
 def _server(imported: str) -> socket.socket:
-    """Starts the process that forks; answers each request with a process id."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    kept = {name: value for name, value in _ENVIRONMENT.items() if not _FOR_FORKS[imported].fullmatch(name)}
-    with theirs:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.warm", str(theirs.fileno()), imported],
-            cwd=Path(__file__).parents[1],
-            env=kept | _FOR_SERVERS[imported],
-            stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-        )
-    atexit.register(process.wait)
-    atexit.register(process.kill)
+    """Connected to the process that forks, which answers each request with a process id; starts it if there is none."""
+    path = Path(os.environ[FOLDER_VARIABLE], imported)
+    with path.with_suffix(LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):  # none yet, or one that was killed
+            connection.connect(str(path))
+            return connection
+        connection.close()
+        path.unlink(missing_ok=True)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(str(path))
+            listener.listen()
+            kept = {name: value for name, value in _ENVIRONMENT.items() if not _FOR_FORKS[imported].fullmatch(name)}
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.warm", str(listener.fileno()), str(theirs.fileno()), imported],
+                cwd=Path(__file__).parents[1],
+                env=kept | _FOR_SERVERS[imported],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[listener.fileno(), theirs.fileno()],
+            )
     return ours
 
 
-def _serve(connection: socket.socket) -> list[str] | None:
-    """Forks until the other end is closed; in a fork, returns the arguments that a Python would have."""
+def _is_given_up(listener: socket.socket, path: Path) -> bool:
+    """Takes the socket away, unless somebody is about to connect."""
+    try:
+        lock = path.with_suffix(LOCK).open("w")
+    except FileNotFoundError:  # the tests have ended, and their folder is gone
+        return True
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if select.select([listener], [], [], 0)[0]:
+            return False
+        path.unlink(missing_ok=True)
+    return True
+
+
+def _serve(listener: socket.socket, first: socket.socket) -> list[str] | None:
+    """Forks until nobody is connected any more; in a fork, returns the arguments that a Python would have."""
+    clients = {first}
     running: dict[int, tuple[int, int]] = {}
-    while True:
-        readable, _, _ = select.select([connection, *running], [], [])
+    path = Path(listener.getsockname())
+    while clients or not _is_given_up(listener, path):
+        readable, _, _ = select.select([listener, *clients, *running], [], [])
         for ended in running.keys() & set(readable):
             pid, status = running.pop(ended)
             os.close(ended)
             with contextlib.suppress(BrokenPipeError):  # nobody wants to know
                 os.write(status, str(os.waitpid(pid, 0)[1]).encode())
             os.close(status)
-        if connection not in readable:
-            continue
-        data, descriptors, _, _ = socket.recv_fds(connection, REQUEST_BYTES, 4)
-        if not data:
-            return None
-        *streams, status = descriptors
-        pid = os.fork()
-        if not pid:
-            for inherited in (connection.detach(), status, *running, *(known for _, known in running.values())):
-                os.close(inherited)
-            for standard, stream in enumerate(streams):
-                os.dup2(stream, standard)
+        if listener in readable:
+            clients.add(listener.accept()[0])
+        for client in clients.intersection(readable):
+            data, descriptors, _, _ = socket.recv_fds(client, REQUEST_BYTES, 4)
+            if not data:
+                clients.remove(client)
+                client.close()
+                continue
+            *streams, status = descriptors
+            pid = os.fork()
+            if not pid:
+                known = (descriptor for _, descriptor in running.values())
+                for inherited in (listener.detach(), *(one.detach() for one in clients), status, *running, *known):
+                    os.close(inherited)
+                for standard, stream in enumerate(streams):
+                    os.dup2(stream, standard)
+                    os.close(stream)
+                request = json.loads(data)
+                os.environ.clear()
+                os.environ.update(request["environment"])
+                os.chdir(request["folder"])
+                return list(request["argv"])
+            client.send(str(pid).encode())
+            for stream in streams:
                 os.close(stream)
-            request = json.loads(data)
-            os.environ.clear()
-            os.environ.update(request["environment"])
-            os.chdir(request["folder"])
-            return list(request["argv"])
-        connection.send(str(pid).encode())
-        for stream in streams:
-            os.close(stream)
-        running[os.pidfd_open(pid)] = pid, status
+            running[os.pidfd_open(pid)] = pid, status
+    return None
 
 
 def _become(arguments: list[str]) -> None:
@@ -243,16 +278,17 @@ def read_migrations_once() -> None:
 
 
 def _main() -> None:
-    for name in MODULES[sys.argv[2]]:
+    listener, first, imported = sys.argv[1:]
+    for name in MODULES[imported]:
         importlib.import_module(name)
-    if sys.argv[2] == "dike":
+    if imported == "dike":
         from optuna.storages import RDBStorage
 
         read_migrations_once()
         RDBStorage("sqlite://").engine.dispose()
     gc.collect()
     gc.freeze()
-    if arguments := _serve(socket.socket(fileno=int(sys.argv[1]))):
+    if arguments := _serve(socket.socket(fileno=int(listener)), socket.socket(fileno=int(first))):
         _become(arguments)
 
 

@@ -24,6 +24,7 @@ from dike.roles import server
 from dike.task import VARIABLE, Role, TaskSpec
 from framework.embedded.ports import reserve_blocks
 from tests.waiting import is_alive, wait_until
+from tests.warm import WarmTensorFlow
 
 SCRIPTS = Path(__file__).parent / "scripts"
 DEADLINE_S = 240.0
@@ -196,7 +197,7 @@ def _servers(keras: str) -> subprocess.Popen[str]:
     Args:
         keras: which is preloaded.
     """
-    process = subprocess.Popen(
+    process = WarmTensorFlow(
         [sys.executable, "-P", str(Path(__file__).parent / "servers.py"), keras],
         env={
             **os.environ,
