@@ -12,16 +12,10 @@ from statistics import fmean, geometric_mean, median
 
 from threadpoolctl import threadpool_limits
 
-from benchmarks.search.learned import (
-    FALLS_SHARE,
-    RUNGS_SHARE,
-    GaussianProcessPolicy,
-    HedgedPolicy,
-    Library,
-    ToldPolicy,
-)
+from benchmarks.search.learned import GaussianProcessPolicy, Library, ToldPolicy
 from benchmarks.search.simulated import DATA
 from dike.exceptions import BadInputError
+from framework.policies.trials.dike_policy import PATIENCE, RUNGS_SHARE, DikePolicy
 from framework.policies.trials.interface import Decision, Policy, PolicySettings, Reading, SlotView, TrialView
 from framework.simulation.bins import TARGET_SHARE, Bin, draw_bin
 from framework.simulation.comparison import (
@@ -43,14 +37,16 @@ SEEDS = range(300, 312)
 """Bins that nothing was chosen on."""
 CHOICE_SEEDS = range(200, 208)
 FEW_SEEDS = range(300, 304)
-FAMILY_SEED, CHOICE_FAMILY_SEED, ASIDE_SEED, LIBRARY_SEED = 1, 0, 2, 99
+FAMILY_SEED, CHOICE_FAMILY_SEED, ASIDE_SEED, LIBRARY_SEED = 1, 0, 3, 99
 LIBRARY_TRIALS = 1000
 
 OTHERS = ("fifo", "asha", "hermes")
 GP = "GP, as DyHPO"
-HEDGED = "dike, hedged"
+WITHOUT_RUNGS = "dike, without rungs"
 TOLD = "told the family"
-DIKES = ("dike", HEDGED)
+DIKES = ("dike", WITHOUT_RUNGS)
+PATIENCE_BEFORE = 16
+"""Of the rule without rungs."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +78,7 @@ class CurveSet:
         return draw_family(self.family, self.seed if seed is None else seed)
 
 
-_NEW = ("warm-restarts", "late-fall", "heavy-noise", "two-speeds", "slow-start")
+_NEW = ("double-descent", "instabilities", "stages", "slow-and-close")
 """Families that nobody had looked at."""
 _LOOKED_AT = tuple(name for name in FAMILIES if name not in _NEW)
 SETS = (
@@ -91,9 +87,9 @@ SETS = (
     CurveSet("ImageNet, AlexNet", "nas_alexnet_imagenet.csv.gz"),
     CurveSet("digits", "digits_mlp.csv.gz"),
     CurveSet("photo", "photo_mlp.csv.gz"),
+    CurveSet("diabetes", "diabetes_mlp.csv.gz"),
+    CurveSet("boosted trees", "boosting_trees.csv.gz", metric="validation_loss"),
     *(CurveSet(name, family=name) for name in _LOOKED_AT),
-    CurveSet("diabetes", "diabetes_mlp.csv.gz", is_aside=True),
-    CurveSet("boosted trees", "boosting_trees.csv.gz", metric="validation_loss", is_aside=True),
     *(CurveSet(name, family=name, is_aside=True) for name in _NEW),
     *(CurveSet(f"{name}, anew", family=name, seed=ASIDE_SEED, is_aside=True) for name in _LOOKED_AT),
 )
@@ -107,8 +103,8 @@ SETTINGS = {
 }
 BUDGETS = (0.05, 0.1, 0.25, 0.5)
 """Shares of the time that training all trials takes."""
-SHARES = (0.0, 0.05, 0.1)
-"""What was chosen between, for the rungs and for the fastest fall."""
+PATIENCES, SHARES = (4.0, 6.0, 8.0, 16.0), (0.0, 0.1, 0.15)
+"""What was chosen between: patience, and the share of the quanta of which the rungs name the trial."""
 
 Times = dict[str, float]
 
@@ -154,13 +150,12 @@ def measure() -> Iterator[str]:
     with multiprocessing.get_context("fork").Pool(PROCESSES, threadpool_limits, (1,)) as pool:
         yield "Mean time for a good trial to reach the target as a multiple of the oracle's, which knows the curves. 16"
         yield f"trials, 4 of them good, on 4 GPUs, {len(SEEDS)} bins (seeds {SEEDS.start} to {SEEDS.stop - 1}), as in"
-        yield "[search.md](search.md). *dike, hedged*: of every 20 quanta one goes to the trial that the rungs of asha"
-        yield "name and one to the trial that falls fastest (`benchmarks/search/learned.py`). *GP, as DyHPO*: by a"
-        yield "Gaussian process over the curves of this search. *Told the family*: knows the target and other curves of"
-        yield f"the set (of a family {LIBRARY_TRIALS:,}), so it is the price of not knowing. *By the best*: a time by"
+        yield f"[search.md](search.md). *{WITHOUT_RUNGS}*: as it was, with a patience of {PATIENCE_BEFORE}. *GP, as DyHPO*:"
+        yield "by a Gaussian process over the curves of this search. *Told the family*: knows the target and other curves"
+        yield f"of the set (of a family {LIBRARY_TRIALS:,}), so it is the price of not knowing. *By the best*: a time by"
         yield "that of the best of fifo, asha and hermes."
         yield ""
-        yield "Families: `framework/simulation/families.py`; choices were made on seeds 0 and 1, here it is seed 1."
+        yield "Families: `framework/simulation/families.py`; choices were made on seeds 0 to 2, here it is seed 1."
         yield f"*Anew*: the same by seed {ASIDE_SEED}. Sets: [what they are](../data/learning_curves/README.md)."
         yield ""
         times = pool.map(_main_times, range(len(SETS)), chunksize=1)
@@ -202,7 +197,7 @@ def _table(title: str, rows: Mapping[str, Times]) -> Iterator[str]:
     names = list(next(iter(rows.values())))
     yield f"## {title}"
     yield ""
-    yield f"| curves | {' | '.join(names)} | dike by the best | hedged by the best |"
+    yield f"| curves | {' | '.join(names)} | dike by the best | without rungs by the best |"
     yield f"|---|{'---|' * (len(names) + 2)}"
     means = {name: geometric_mean(row[name] for row in rows.values()) for name in names}
     for text, row in (*rows.items(), ("geometric mean", means)):
@@ -214,24 +209,23 @@ def _left_out(found: Sequence[Mapping[tuple[float, float], float]]) -> Iterator[
     names = [SETS[place].name for place in _places(is_aside=False)]
     yield "## Leave one set out"
     yield ""
-    yield "Which shares of the quanta would be chosen for the rungs and for the fastest fall"
-    yield f"(geometric mean of the times on all other sets, {len(CHOICE_SEEDS)} bins, families by seed"
-    yield f"{CHOICE_FAMILY_SEED}), and what they come to on the one left out. *dike, hedged* has {RUNGS_SHARE:.0%} and"
-    yield f"{FALLS_SHARE:.0%}."
+    yield "Which patience, and which share of the quanta for the rungs, would be chosen on all other sets (geometric"
+    yield f"mean of the times, {len(CHOICE_SEEDS)} bins, families by seed {CHOICE_FAMILY_SEED}), and what they come to on"
+    yield f"the one left out. `dike` has {PATIENCE:g} and {RUNGS_SHARE:.0%}."
     yield ""
-    yield "| left out | chosen on the others: rungs, fall | its time | the best of all |"
+    yield "| left out | chosen on the others: patience, rungs | its time | the best of all |"
     yield "|---|---|---|---|"
     for place, name in enumerate(names):
         others = [row for number, row in enumerate(found) if number != place]
         key = min(found[0], key=lambda key: geometric_mean(row[key] for row in others))
         best = min(found[place].values())
-        yield f"| {name} | {key[0]:.0%}, {key[1]:.0%} | {found[place][key]:.2f} | {best:.2f} |"
+        yield f"| {name} | {key[0]:g}, {key[1]:.0%} | {found[place][key]:.2f} | {best:.2f} |"
     yield ""
-    yield f"| by the rungs | {' | '.join(f'fastest fall {share:.0%}' for share in SHARES)} |"
+    yield f"| patience | {' | '.join(f'rungs {share:.0%}' for share in SHARES)} |"
     yield f"|---|{'---|' * len(SHARES)}"
-    for rungs in SHARES:
-        cells = (f"{geometric_mean(row[rungs, falls] for row in found):.3f}" for falls in SHARES)
-        yield f"| {rungs:.0%} | {' | '.join(cells)} |"
+    for patience in PATIENCES:
+        cells = (f"{geometric_mean(row[patience, share] for row in found):.3f}" for share in SHARES)
+        yield f"| {patience:g} | {' | '.join(cells)} |"
     yield ""
 
 
@@ -249,7 +243,10 @@ def _cells(row: Times) -> str:
 
 def _contenders() -> dict[str, PolicyFactory]:
     """Without those that take long or are told something."""
-    return {**policies_named((*OTHERS, "dike")), HEDGED: lambda _, settings: HedgedPolicy(settings)}
+    return {
+        **policies_named((*OTHERS, "dike")),
+        WITHOUT_RUNGS: lambda _, settings: DikePolicy(settings, PATIENCE_BEFORE, rungs_share=0.0),
+    }
 
 
 def _times(
@@ -290,17 +287,17 @@ def _setting_times(setting: str, place: int) -> Times | None:
 
 
 def _choice_times(place: int) -> dict[tuple[float, float], float]:
-    """Shares of the rungs and of the fastest fall -> time."""
+    """Patience and share of the rungs -> time."""
     one = SETS[place]
     curves = one.curves(CHOICE_FAMILY_SEED)
     scenario = resolve(curves, SimulationSettings(target_share=one.target_share))
     found = {}
-    for rungs, falls in itertools.product(SHARES, SHARES):
+    for patience, share in itertools.product(PATIENCES, SHARES):
 
-        def make(_: Bin, settings: PolicySettings, rungs: float = rungs, falls: float = falls) -> Policy:
-            return HedgedPolicy(settings, rungs, falls)
+        def make(_: Bin, settings: PolicySettings, patience: float = patience, share: float = share) -> Policy:
+            return DikePolicy(settings, patience, share)
 
-        found[rungs, falls] = _times(curves, scenario, {HEDGED: make}, CHOICE_SEEDS)[HEDGED]
+        found[patience, share] = _times(curves, scenario, {"dike": make}, CHOICE_SEEDS)["dike"]
     return found
 
 

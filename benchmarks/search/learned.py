@@ -1,10 +1,10 @@
-"""Policies to compare with: what the field does, `dike` hedged, and one that is told the family of the curves."""
+"""Policies to compare with: what the field does, and one that is told the family of the curves."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import NormalDist
 from typing import Any
 
@@ -14,9 +14,8 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
-from framework.policies.trials.asha import AshaPolicy
 from framework.policies.trials.dike_policy import DikePolicy
-from framework.policies.trials.interface import Decision, PolicySettings, SlotView, TrialView
+from framework.policies.trials.interface import PolicySettings, TrialView
 from framework.simulation.curves import Curve
 
 Array = NDArray[np.float64]
@@ -40,67 +39,6 @@ LOST = 1e6
 """Stands for a loss that is NaN, infinite, or larger."""
 
 
-RUNGS_SHARE = FALLS_SHARE = 0.05
-"""Of so many quanta each of the two names a trial."""
-LESS_PATIENCE = 4.0
-
-
-class HedgedPolicy(DikePolicy):
-    """`dike`, in which others name the trial of some quanta: the rungs of `asha`, and the fastest fall.
-
-    The fall is that of the second half of a trial's time. Who is named and runs already is left where it runs.
-
-    Args:
-        settings: the length of a quantum.
-        rungs_share: of so many quanta the rungs name the trial.
-        falls_share: of so many it is the one that falls fastest.
-        patience: with trials that stand still.
-    """
-
-    def __init__(
-        self,
-        settings: PolicySettings,
-        rungs_share: float = RUNGS_SHARE,
-        falls_share: float = FALLS_SHARE,
-        patience: float = LESS_PATIENCE,
-    ) -> None:
-        super().__init__(settings, patience)
-        self._shares = (rungs_share, falls_share)
-        self._owed = [0.0, 0.0]
-        """Quanta, of each."""
-        self._rungs = AshaPolicy(settings)
-        self._trials: Sequence[TrialView] = ()
-
-    def decide(self, now_s: float, trials: Sequence[TrialView], slots: Sequence[SlotView]) -> Decision:
-        """See `Policy`."""
-        self._trials = trials
-        self._rungs.follow(trials)
-        return super().decide(now_s, trials, slots)
-
-    def first(
-        self, waiting: Sequence[TrialView], worths: Mapping[int, tuple[float, str]], slots: int
-    ) -> dict[int, str]:
-        """See `DikePolicy`; nobody is named before each trial has had a slice."""
-        found = super().first(waiting, worths, slots)
-        sound = [trial for trial in self._trials if not self.progress[trial.id].is_lost]
-        if not sound or not all(trial.slices or trial.readings for trial in self._trials):
-            return found
-        for _ in range(slots):
-            self._owed = [owed + share for owed, share in zip(self._owed, self._shares, strict=True)]
-            if self._owed[0] >= 1:
-                self._owed[0] -= 1
-                choice = self._rungs.start(max(sound, key=self._rungs.rank))
-                found[choice.trial] = choice.reason
-            elif self._owed[1] >= 1:
-                self._owed[1] -= 1
-                found[max(sound, key=self._recent_speed).id] = "falls fastest"
-        return {trial: reason for trial, reason in found.items() if trial in worths}
-
-    def _recent_speed(self, trial: TrialView) -> tuple[float, int]:
-        progress = self.progress[trial.id]
-        return progress.recent_fall() / max(progress.train_s, 1e-9), -trial.id
-
-
 class GaussianProcessPolicy(DikePolicy):
     """As DyHPO (Wistuba et al., NeurIPS 2022): the expected improvement at the next budget, by a Gaussian process.
 
@@ -113,7 +51,7 @@ class GaussianProcessPolicy(DikePolicy):
     """
 
     def __init__(self, settings: PolicySettings) -> None:
-        super().__init__(settings)
+        super().__init__(settings, rungs_share=0.0)
         self._unit_s = settings.quantum_s
         self._pairs: list[tuple[list[float], float]] = []
         """What there was of a trial at an age, and how far its lowest loss fell until twice the age."""
@@ -223,7 +161,7 @@ class ToldPolicy(DikePolicy):
     """
 
     def __init__(self, settings: PolicySettings, library: Library, own: Sequence[Curve]) -> None:
-        super().__init__(settings)
+        super().__init__(settings, rungs_share=0.0)
         self._unit_s = settings.quantum_s
         self._library = library
         hidden = {id(curve) for curve in own}

@@ -137,6 +137,45 @@ def two_speeds(rng: np.random.Generator, done: Array) -> Array:
     )
 
 
+def double_descent(rng: np.random.Generator, done: Array) -> Array:
+    """Falls, rises to a peak, and falls again, for most to below where it had been."""
+    start, first = rng.normal(3.0, 0.1), 0.9 + rng.exponential(0.3)
+    base = first + (start - first) * np.exp(-done * 10 ** rng.uniform(1.0, 1.8))
+    place, width = rng.uniform(0.1, 0.6), rng.uniform(0.04, 0.15)
+    peak = rng.exponential(0.5) * np.exp(-(((done - place) / width) ** 2))
+    second = rng.uniform(-0.2, 0.8) * first / (1 + np.exp(-np.clip((done - place - width) / width * 3, -60, 60)))
+    return base + peak - second
+
+
+def instabilities(rng: np.random.Generator, done: Array) -> Array:
+    """The loss breaks out again and again, the more often the larger the rate, and takes its time to come back."""
+    rate = rng.uniform(-1.0, 1.0)
+    start, floor = rng.normal(8.0, 0.1), 2.0 + 0.8 * abs(rate - 0.3) + rng.exponential(0.3)
+    losses = floor + (start - floor) * (1 + done * 40 * math.exp(rate)) ** -0.6
+    for begins in np.sort(rng.uniform(0.0, 1.0, rng.poisson(2.5 * math.exp(rate)))):
+        after = np.maximum(done - begins, 0.0)
+        losses += (done >= begins) * rng.exponential(1.2) * np.exp(-after * 10 ** rng.uniform(1.0, 2.0))
+    return losses
+
+
+def stages(rng: np.random.Generator, done: Array) -> Array:
+    """A curriculum: at each stage the data get harder, and the loss jumps up by what the trial has not learnt."""
+    talent = rng.uniform(0.0, 1.0)
+    start, floor = rng.normal(4.0, 0.1), 0.5 + 0.9 * (1 - talent) + rng.exponential(0.2)
+    number = int(rng.integers(2, 6))
+    stage = np.minimum((done * number).astype(int), number - 1)
+    within = done * number - stage
+    harder = (0.6 + stage / number) / 1.6
+    left = np.exp(-within * rng.uniform(1.5, 6.0)) * np.where(stage == 0, 1.0, rng.uniform(0.1, 0.5))
+    return floor * harder + (start - floor) * left * harder
+
+
+def slow_and_close(rng: np.random.Generator, done: Array) -> Array:
+    """Falls with the logarithm of the steps to its end; trials lie close together."""
+    start, slope = rng.normal(5.0, 0.02), rng.normal(0.55, 0.025)
+    return start - slope * np.log1p(done * 10 ** rng.uniform(2.0, 2.6))
+
+
 FAMILIES: dict[str, tuple[Shape, ...]] = {
     "power-law": (power_law,),
     "plateau": (plateau,),
@@ -151,6 +190,10 @@ FAMILIES: dict[str, tuple[Shape, ...]] = {
     "heavy-noise": (heavy_noise,),
     "two-speeds": (two_speeds,),
     "slow-start": (power_law, crossing, warm_up),
+    "double-descent": (double_descent,),
+    "instabilities": (instabilities,),
+    "stages": (stages,),
+    "slow-and-close": (slow_and_close,),
     "mixed": (power_law, plateau, learning_rate_steps, divergence, crossing, warm_up, overfitting),
 }
 """Name -> the shapes of its trials. Where there are several, each trial has one of them, brought to one scale."""

@@ -62,6 +62,14 @@ def test_a_family_has_the_feature_it_is_named_for() -> None:
     waits = [curve.loss_at(0.04 * curve.length_s) == curve.first_loss for curve in draw_family("slow-start")]
     assert sum(waits) > 100, "no loss before the first step is done"
     assert 0.3 < share_fallen("two-speeds", 0.1) < 0.9
+    peaks = [max(sampled(curve)[10:]) > 1.15 * min(sampled(curve)[:60]) for curve in draw_family("double-descent")]
+    assert sum(peaks) > 60, "the loss rises in between"
+    steps = [max(after - before for before, after in pairwise(sampled(one))) for one in draw_family("instabilities")]
+    assert sum(step > 0.3 for step in steps) > 80, "losses break out"
+    steps = [max(after - before for before, after in pairwise(sampled(one))) for one in draw_family("stages")]
+    assert sum(step > 0.2 for step in steps) > 100, "harder data"
+    finals = [curve.final_loss for curve in draw_family("slow-and-close")]
+    assert max(finals) < 2 * min(finals)
     early = sorted(draw_family("crossing"), key=lambda curve: curve.loss_at(0.05 * curve.length_s))
     finals = [curve.final_loss for curve in early]
     assert sum(finals[:50]) > sum(finals[-50:]), "who leads early ends higher"

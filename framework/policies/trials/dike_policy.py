@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import median
 
+from framework.policies.trials.asha import AshaPolicy
 from framework.policies.trials.bound import Turn
 from framework.policies.trials.interface import Choice, Decision, PolicySettings, SlotView, TrialView
 from framework.policies.trials.migration import Migration
@@ -13,11 +14,13 @@ from framework.policies.trials.progress import Progress
 
 AHEAD = 0.03
 """So far below the best loss we expect the goal, as a share of what the best trial has come down."""
-PATIENCE = 16
+PATIENCE = 6
 """A trial that stands still is worth a quantum in so many times the time it has had, as much as one at the best loss
 that comes down by s in a quantum is worth in one."""
 MARGIN = 1.3
 """A trial must be worth so many times as much as the one it replaces."""
+RUNGS_SHARE = 0.15
+"""Of so many quanta the rungs name the trial."""
 
 LONGEST_WAIT = 40
 """A trial that has been passed over so many times for each trial of the search runs a quantum."""
@@ -40,7 +43,7 @@ class DikePolicy:
         worth = sqrt(v) / (1 + a + z), where exp(z) = 1 + a + z
 
     v is the geometric mean of its speed since its beginning and in the second half of its time, by the quantum. sqrt(v)
-    counts as (1 + a) quanta / (16 times the time it has had) at least. As this floor falls as 1 / time, trials that
+    counts as (1 + a) quanta / (6 times the time it has had) at least. As this floor falls as 1 / time, trials that
     stand still share what is given to them by turns that become twice as long as those before, and one that starts late
     has its chance.
 
@@ -48,6 +51,8 @@ class DikePolicy:
       replaces another has to be worth 1.3 times as much.
     * On slots of several kinds a worth counts times the trial's relative speed in the slot, and running trials change
       places where that makes the sum over the slots greater (`Migration`).
+    * A low loss early does not always say how low it ends. So once each trial has had a slice, the rungs of `asha` name
+      the trial of 15% of the quanta; one that runs already is left where it runs.
     * A trial without a slice so far comes before all others. One that has run and reported nothing is taken to have
       trained for the quanta it was given, and to stand at the median first loss.
     * Losses count as the lowest so far, so noise and divergence look like standing still. A trial whose newest loss is
@@ -59,15 +64,22 @@ class DikePolicy:
     Args:
         settings: the length of a quantum.
         patience: with trials that stand still.
+        rungs_share: of so many quanta the rungs name the trial.
     """
 
     name = "dike"
 
-    def __init__(self, settings: PolicySettings, patience: float = PATIENCE) -> None:
+    def __init__(
+        self, settings: PolicySettings, patience: float = PATIENCE, rungs_share: float = RUNGS_SHARE
+    ) -> None:
         self.progress: dict[int, Progress] = {}
         """Of all trials there were."""
         self._quantum_s = settings.quantum_s
         self._patience = patience
+        self._rungs = AshaPolicy(settings)
+        self._rungs_share = rungs_share
+        self._owed = 0.0
+        """Quanta of which the rungs are to name the trial."""
         self._migration = Migration(settings)
         self._turns: dict[int, Turn] = {}
         self._passed_over: dict[int, int] = {}
@@ -79,6 +91,7 @@ class DikePolicy:
         by_id = {trial.id: trial for trial in trials}
         for trial in trials:
             self.progress.setdefault(trial.id, Progress()).update(trial)
+        self._rungs.follow(trials)
         open_slots: dict[int, TrialView | None] = {}
         turns: dict[int, Turn] = {}
         for slot in slots:
@@ -101,7 +114,7 @@ class DikePolicy:
         waiting = {trial.id: trial for trial in trials if trial.runnable}
         runs = self._migration.arrive(open_slots, waiting)
         if open_slots:
-            runs |= self._fill(open_slots, list(waiting.values()))
+            runs |= self._fill(open_slots, list(waiting.values()), trials)
         is_due = (runs or open_slots) and self._migration.is_due
         suspends = self._migrate(now_s, by_id, slots, runs) if is_due else frozenset()
         runs = {slot: choice for slot, choice in runs.items() if slot not in suspends}
@@ -122,12 +135,15 @@ class DikePolicy:
         worths = {trial: worth for trial, (worth, _) in self.worths(movable).items()}
         return self._migration.plan({trial: slot for slot, trial in held.items()}, movable, worths)
 
-    def _fill(self, slots: Mapping[int, TrialView | None], waiting: Sequence[TrialView]) -> dict[int, Choice]:
+    def _fill(
+        self, slots: Mapping[int, TrialView | None], waiting: Sequence[TrialView], trials: Sequence[TrialView]
+    ) -> dict[int, Choice]:
         """Gives out slots, the best trial first: the slot it has, else an empty one, else that of the worst.
 
         Args:
             slots: slot -> the trial that runs there and may be replaced, None if it is empty.
             waiting: the trials that can be given a slot.
+            trials: all there are.
         """
         home = {trial.id: slot for slot, trial in slots.items() if trial is not None}
         worths = self.worths([*(trial for trial in slots.values() if trial is not None), *waiting])
@@ -148,7 +164,13 @@ class DikePolicy:
         )
         for view in waiting:
             self._passed_over[view.id] = self._passed_over.get(view.id, 0) + 1
-        for trial, reason in self.first(waiting, worths, len(slots)).items():
+        longest = LONGEST_WAIT * len(worths)
+        late = [trial.id for trial in waiting if self._passed_over[trial.id] > longest]
+        named = dict.fromkeys(late, "has waited long") | self._named(trials, len(slots))
+        # Who is lost comes last, however long it has waited.
+        for trial, reason in named.items():
+            if worths.get(trial, (-math.inf, ""))[0] == -math.inf:
+                continue
             ranks |= {(trial, kind): (math.inf, False, -trial) for kind in kinds.values()}
             worths[trial] = (worths[trial][0], reason)
         runs: dict[int, Choice] = {}
@@ -168,19 +190,18 @@ class DikePolicy:
                     break
         return runs
 
-    def first(
-        self, waiting: Sequence[TrialView], worths: Mapping[int, tuple[float, str]], slots: int
-    ) -> dict[int, str]:
-        """Which trials come before all others, and why: patience has its end, but not for those that are lost.
-
-        Args:
-            waiting: the trials that can be given a slot.
-            worths: of these, and of those that run and may be replaced.
-            slots: how many are given out.
-        """
-        longest = LONGEST_WAIT * len(worths)
-        late = [trial.id for trial in waiting if self._passed_over[trial.id] > longest]
-        return {trial: "has waited long" for trial in late if worths[trial][0] > -math.inf}
+    def _named(self, trials: Sequence[TrialView], quanta: int) -> dict[int, str]:
+        """Whom the rungs name in so many quanta, and why; nobody before each trial has had a slice."""
+        sound = [trial for trial in trials if not self.progress[trial.id].is_lost]
+        if not sound or not all(trial.slices or trial.readings for trial in trials):
+            return {}
+        self._owed += self._rungs_share * quanta
+        named = {}
+        while self._owed >= 1:
+            self._owed -= 1
+            choice = self._rungs.start(max(sound, key=self._rungs.rank))
+            named[choice.trial] = choice.reason
+        return named
 
     def worths(self, trials: Sequence[TrialView]) -> dict[int, tuple[float, str]]:
         """Trial -> what a second of it is worth, and why; inf for those that never ran, -inf for those that are lost.
