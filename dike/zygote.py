@@ -39,6 +39,9 @@ TARGET_FDS = (1, 2, 3, 4)
 """Where a fork finds what comes with a request: its output, where it reports, and where it reads requests."""
 
 _FIRST_OWN_FD = 10
+_FORKABLE_THREADS = ("jemalloc_bg_thd",)
+"""Threads that a fork can do without. jemalloc, which comes with pyarrow and so with pandas and Keras, locks what its
+own hold before a fork and frees memory without them after it (its `background_thread_postfork_child`)."""
 
 Run = Callable[[Sequence[str]], NoReturn]
 """What a fork does: runs the script `argv[0]` with the arguments after it, and ends the process."""
@@ -148,9 +151,10 @@ def _import_aside(module: str) -> None:
 
 def _why_unfit() -> str:
     """Why a fork of this process would not work; empty if it would."""
-    threads = len(os.listdir("/proc/self/task")) - 1
-    if threads:
-        return f"{threads} threads run after the imports"
+    threads = set(os.listdir("/proc/self/task")) - {str(os.getpid())}
+    names = [Path(f"/proc/self/task/{thread}/comm").read_text(encoding="utf-8").rstrip() for thread in threads]
+    if lost := [name for name in names if name not in _FORKABLE_THREADS]:
+        return f"threads run after the imports: {', '.join(lost)}"
     for descriptor in os.listdir("/proc/self/fd"):
         try:
             target = os.readlink(f"/proc/self/fd/{descriptor}")

@@ -11,6 +11,6 @@ from tests.trial.slot import Slot, slot
 
 @pytest.fixture(scope="module")
 def plain_slot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slot]:
-    """A slot whose zygote has NumPy."""
-    with slot(tmp_path_factory.mktemp("slot"), ["numpy", "no_such_module"]) as plain:
+    """A slot whose zygote has NumPy, and pyarrow with the thread of its memory allocator."""
+    with slot(tmp_path_factory.mktemp("slot"), ["numpy", "pyarrow", "no_such_module"]) as plain:
         yield plain

@@ -24,7 +24,7 @@ from executor.zygote import PROGRAM, ForkRequest, Zygote
 from tests.executor.polled_zygote import poll_until
 
 DEADLINE_S = 180.0
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 
 Report = dict[str, Any]
 
@@ -162,7 +162,8 @@ class Slot:
 @contextmanager
 def slot(folder: Path, preload: Sequence[str] = ()) -> Iterator[Slot]:
     """A slot whose zygote has preloaded some modules; this process adopts the trials, as executors do."""
-    libc = ctypes.CDLL(None)
+    libc, before = ctypes.CDLL(None), ctypes.c_int()
+    libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     environment = {
         **os.environ,
@@ -179,4 +180,4 @@ def slot(folder: Path, preload: Sequence[str] = ()) -> Iterator[Slot]:
         yield Slot(folder, zygote)
     finally:
         zygote.close()
-        libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, before, 0, 0, 0)

@@ -9,10 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from executor.zygote import ForkRequest
-from tests.trial.slot import Slot, trial
+from tests.trial.slot import Slot, slot, trial
 from tests.waiting import is_alive, wait_until
 
 pytestmark = pytest.mark.integration
@@ -34,6 +35,21 @@ numpy.marked = True
 print("to stderr", file=sys.stderr)
 print(json.dumps(seen))
 dike.report(1, loss=0.5)
+"""
+
+ARROW = """
+import dike, pyarrow
+dike.report(1, loss=float(sum(pyarrow.array(range(100_000)).to_pylist())))
+"""
+THREADED = """
+import ctypes, threading
+begun = threading.Event()
+def work():
+    ctypes.CDLL(None).prctl(15, b"worker", 0, 0, 0)  # PR_SET_NAME
+    begun.set()
+    threading.Event().wait()
+threading.Thread(target=work, daemon=True).start()
+begun.wait()
 """
 
 
@@ -63,6 +79,27 @@ def test_what_a_trial_finds(plain_slot: Slot, tmp_path: Path) -> None:
     # What a script does not seed itself is seeded by its trial: runs of one draw alike.
     assert seen["random"] == again["random"]
     assert runs[0].reports[0] == {"type": "started"}
+
+
+def test_the_thread_of_a_memory_allocator_is_no_hindrance(plain_slot: Slot, tmp_path: Path) -> None:
+    """pyarrow's jemalloc has one as soon as it is imported: by pandas, and so by Keras."""
+    assert plain_slot.zygote is not None
+    assert psutil.Process(plain_slot.zygote.pid).num_threads() == 2
+    script = plain_slot.write("arrow.py", ARROW)
+    run = plain_slot.run(script, trial(tmp_path))
+    assert run.code == 0, run.output
+    assert run.reports[-1]["loss"] == 4_999_950_000
+
+
+def test_with_any_other_thread_it_is_not_forked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "threaded.py").write_text(THREADED)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with slot(tmp_path, ["threaded"]) as own:
+        script = own.write("look.py", "import sys, dike; dike.report(1, loss=float('threaded' in sys.modules))")
+        assert own.run(script, trial(tmp_path)).reports[-1]["loss"] == 0.0
+    assert "threaded, so every process imports them itself: threads run after the imports: worker" in caplog.messages
 
 
 def test_it_says_what_it_could_not_import(plain_slot: Slot) -> None:

@@ -69,9 +69,7 @@ class DikePolicy:
 
     name = "dike"
 
-    def __init__(
-        self, settings: PolicySettings, patience: float = PATIENCE, rungs_share: float = RUNGS_SHARE
-    ) -> None:
+    def __init__(self, settings: PolicySettings, patience: float = PATIENCE, rungs_share: float = RUNGS_SHARE) -> None:
         self.progress: dict[int, Progress] = {}
         """Of all trials there were."""
         self._quantum_s = settings.quantum_s
