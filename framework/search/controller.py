@@ -286,8 +286,9 @@ class SearchController:
         for slot in self._pool.slots:
             if slot.current is not None:
                 preemptible[slot.current.record.number] = self._is_preemptible(slot, slot.current)
-        views = [slot.view() for slot in usable.values()]
-        decision = self._policy.decide(now, self._trials.views(preemptible, self._refused(usable)), views)
+        homes = {key[0]: slot.id for slot in usable.values() for key in slot.paused if not self._is_stale(key)}
+        trials = self._trials.views(preemptible, self._refused(usable), homes)
+        decision = self._policy.decide(now, trials, [slot.view() for slot in usable.values()])
         self._wake_at_s = decision.wake_at_s
         for slot_id, choice in sorted(at_home(decision.runs, usable, self._trials.records).items()):
             slot = usable[slot_id]

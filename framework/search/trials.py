@@ -131,12 +131,15 @@ class TrialTracker:
             self._arrived_s.setdefault(record.number, now_s)
         return came
 
-    def views(self, preemptible: dict[int, bool], refused: Mapping[int, frozenset[int]]) -> list[TrialView]:
+    def views(
+        self, preemptible: Mapping[int, bool], refused: Mapping[int, frozenset[int]], homes: Mapping[int, int]
+    ) -> list[TrialView]:
         """What a policy sees of the open trials.
 
         Args:
             preemptible: trial that holds a slot -> whether it can be suspended.
             refused: trial -> slots it must not be given.
+            homes: trial -> the slot in which its process stands still.
         """
         return [
             TrialView(
@@ -147,6 +150,7 @@ class TrialTracker:
                 runnable=record.state is not TrialState.RUNNING,
                 preemptible=preemptible.get(record.number, True),
                 refused=refused.get(record.number, frozenset()),
+                home=homes.get(record.number),
                 batch_size=record.samples_per_step,
                 speeds=self.speeds.of(record),
             )

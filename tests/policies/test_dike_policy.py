@@ -175,6 +175,20 @@ def test_a_trial_moves_to_any_slot_that_is_free() -> None:
     assert {slot: choice.trial for slot, choice in decision.runs.items()} == {1: 2}
 
 
+def test_one_whose_process_stands_still_in_another_slot_must_be_worth_more_by_a_margin() -> None:
+    best, other = trial(0, 5.0, 2.0, 1.0), trial(1, 5.0, 2.0, 1.0005)
+    slots = [SlotView(0), SlotView(1)]
+    runs = DikePolicy(SETTINGS).decide(0.0, [best, other], slots).runs
+    worth = {choice.trial: choice.score or 0.0 for choice in runs.values()}
+    assert worth[1] < worth[0] < MARGIN * worth[1]
+    assert first_chosen(replace(best, home=1), replace(other, home=0)) == 1
+    assert first_chosen(replace(best, home=1), other) == 1
+    assert first_chosen(replace(best, home=1), replace(other, home=1)) == 0
+    assert first_chosen(replace(best, home=1), trial(1, 5.0, 4.0)) == 0
+    decision = DikePolicy(SETTINGS).decide(0.0, [replace(best, home=1), replace(other, home=0)], slots)
+    assert {slot: choice.trial for slot, choice in decision.runs.items()} == {0: 1, 1: 0}
+
+
 def test_one_that_reports_nothing_takes_its_turns() -> None:
     silent = PlannedTrial(lambda train_s: 1.0, 1e5, report_s=math.inf)
     for fall, share in ((0.0, 0.3), (1e-3, 0.002)):

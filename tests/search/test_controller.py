@@ -165,6 +165,29 @@ def test_a_trial_that_stays_in_memory_goes_on_there_and_its_slice_says_so(begin:
     assert (slot.wanted.run.key, slot.wanted.let_go, slot.wanted.likely) == ((1, 1), (), ((1, 0),))
 
 
+@pytest.mark.parametrize(("stays", "chosen"), [(True, 1), (False, 0)])
+def test_the_policy_hears_where_processes_stand_still(begin: Any, stays: bool, chosen: int) -> None:
+    stage = begin(trials=4, policy="dike")
+    slots = stage.offer(cpus=2)
+    for slot, loss in zip(slots, (2.0, 2.0005), strict=True):
+        slot.train()
+        slot.report(5, 5.0)
+        slot.report(10, loss)
+    stage.tick(QUANTUM_S + 0.1)
+    for slot in slots:
+        key = slot.key
+        slot.end("suspended", checkpoint=f"/c/run-{key[0]}-step-10", step=10)
+        if stays:
+            slot.say(paused=(key,))
+        slot.train()
+    first, second = slots
+    assert (first.key, second.key) == ((3, 0), (2, 0))
+    # Trial 0 is a little ahead, but its process stands still in the other slot.
+    second.end("finished")
+    assert second.wanted.run.key == (chosen, 1)
+    stage.tick()
+
+
 def test_a_process_that_nobody_will_go_on_with_is_let_go(begin: Any) -> None:
     stage = begin(trials=2, policy="rr", stop="threshold=3")
     first = stage.offer(cpus=1)[0]

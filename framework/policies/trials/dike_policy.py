@@ -49,6 +49,7 @@ class DikePolicy:
 
     * Trials are bound to no slot. At the end of a quantum the trial with the greatest worth takes the slot; one that
       replaces another has to be worth 1.3 times as much.
+    * So has a trial whose process stands still in another slot: there it goes on at once, here it has to be started.
     * On slots of several kinds a worth counts times the trial's relative speed in the slot, and running trials change
       places where that makes the sum over the slots greater (`Migration`).
     * A low loss early does not always say how low it ends. So once each trial has had a slice, the rungs of `asha` name
@@ -143,22 +144,25 @@ class DikePolicy:
             waiting: the trials that can be given a slot.
             trials: all there are.
         """
-        home = {trial.id: slot for slot, trial in slots.items() if trial is not None}
+        running = {trial.id: slot for slot, trial in slots.items() if trial is not None}
+        homes = running | {trial.id: trial.home for trial in waiting if trial.home is not None}
         worths = self.worths([*(trial for trial in slots.values() if trial is not None), *waiting])
         kinds = {slot: self._migration.kind(slot) for slot in slots}
-        ranks = {
-            (trial, kind): (
-                (worth * MARGIN if trial in home else worth) * self._migration.relative_speed(trial, kind),
-                trial in home,
-                -trial,
-            )
-            for trial, (worth, _) in worths.items()
-            for kind in ([kinds[home[trial]]] if trial in home else dict.fromkeys(kinds.values()))
-        }
+        # By the one slot that a trial needs not be started in, and by the kind of any other.
+        ranks: dict[tuple[int, int | str], tuple[float, bool, int]] = {}
+        for trial, (worth, _) in worths.items():
+            home = homes.get(trial)
+            if home in kinds:
+                share = MARGIN if trial in running else 1.0
+                ranks[trial, home] = (worth * share * self._migration.relative_speed(trial, kinds[home]), True, -trial)
+            if trial not in running:
+                share = 1.0 if home is None else 1 / MARGIN
+                for kind in dict.fromkeys(kinds.values()):
+                    ranks[trial, kind] = (worth * share * self._migration.relative_speed(trial, kind), False, -trial)
         refused = {trial.id: trial.refused for trial in waiting}
         # Those that are to lose their trial come last, so that the best trials run on.
         by_need = sorted(
-            slots, key=lambda slot: (-math.inf,) if (held := slots[slot]) is None else ranks[held.id, kinds[slot]]
+            slots, key=lambda slot: (-math.inf,) if (held := slots[slot]) is None else ranks[held.id, slot]
         )
         for view in waiting:
             self._passed_over[view.id] = self._passed_over.get(view.id, 0) + 1
@@ -166,18 +170,17 @@ class DikePolicy:
         late = [trial.id for trial in waiting if self._passed_over[trial.id] > longest]
         named = dict.fromkeys(late, "has waited long") | self._named(trials, len(slots))
         # Who is lost comes last, however long it has waited.
+        named = {trial: why for trial, why in named.items() if worths.get(trial, (-math.inf, ""))[0] > -math.inf}
         for trial, reason in named.items():
-            if worths.get(trial, (-math.inf, ""))[0] == -math.inf:
-                continue
-            ranks |= {(trial, kind): (math.inf, False, -trial) for kind in kinds.values()}
             worths[trial] = (worths[trial][0], reason)
+        ranks |= {place: (math.inf, False, -place[0]) for place in ranks if place[0] in named}
         runs: dict[int, Choice] = {}
         placed: set[int] = set()
-        for trial, kind in sorted(ranks, key=lambda pair: ranks[pair], reverse=True):
+        for trial, place in sorted(ranks, key=lambda pair: ranks[pair], reverse=True):
             if trial in placed:
                 continue
-            fitting = [home[trial]] if trial in home else (slot for slot in by_need if slot not in refused[trial])
-            slot = next((slot for slot in fitting if slot not in runs and kinds[slot] == kind), None)
+            fitting = (slot for slot in by_need if place in (slot, kinds[slot]))
+            slot = next((slot for slot in fitting if slot not in runs and slot not in refused.get(trial, ())), None)
             if slot is not None:
                 worth, reason = worths[trial]
                 placed.add(trial)

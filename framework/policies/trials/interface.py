@@ -46,6 +46,7 @@ class TrialView:
             one that is running.
         preemptible: whether it can be suspended; it is said of running trials and believed of others.
         refused: slots it must not be given: its process stands still in another, and no checkpoint holds it.
+        home: the slot in which its process stands still, and would go on at once; None if it has to be started.
         batch_size: samples of one of its steps; 1 where that is not known.
         speeds: kind of slot -> samples a second that it was measured to train there; kinds it never ran on are missing.
     """
@@ -57,6 +58,7 @@ class TrialView:
     runnable: bool = True
     preemptible: bool = True
     refused: frozenset[int] = frozenset()
+    home: int | None = None
     batch_size: float = 1.0
     speeds: Mapping[str, float] = field(default_factory=dict)
 
