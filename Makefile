@@ -33,7 +33,7 @@ suite: $(VENV)/.installed-test
 	$(PYTEST) 4
 
 test-fast: $(VENV)/.installed-test
-	$(PYTEST) 2 --dist worksteal --fast --hypothesis-profile fast
+	$(PYTEST) 2 --dist worksteal --fast
 
 test-thorough: lint
 	$(PYTEST) 4 --hypothesis-profile thorough

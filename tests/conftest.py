@@ -30,8 +30,7 @@ for name in ("DIKE_MASTER", "DIKE_STATE", "DIKE_STORAGE", "DIKE_SERVICE", "DIKE_
 # Each run tries the same examples, so that what fails for one fails for all; only a thorough run tries new ones.
 # A machine that stands still is no fault. `max_examples` is a share of a hundred: see `tests/properties.py`.
 _COMMON: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "database": None}
-settings.register_profile("fast", max_examples=10, derandomize=True, **_COMMON)
-settings.register_profile("standard", max_examples=15, derandomize=True, **_COMMON)
+settings.register_profile("standard", max_examples=10, derandomize=True, **_COMMON)
 settings.register_profile("thorough", max_examples=100, derandomize=False, print_blob=True, **_COMMON)
 settings.register_profile("fuzz", max_examples=400, derandomize=False, print_blob=True, **_COMMON)
 settings.load_profile("standard")

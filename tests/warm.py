@@ -23,7 +23,7 @@ import subprocess
 import sys
 import threading
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -149,6 +149,14 @@ def run(
             process.kill()
             raise
     return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+
+def in_tensorflow(function: Callable[..., None], *arguments: str, timeout: float = 60.0) -> None:
+    """Calls a function of a module in a process that has imported TensorFlow; what it asserts is asserted here."""
+    call = f"import sys; from {function.__module__} import {function.__name__} as call; call(*sys.argv[1:])"
+    root = Path(__file__).parents[1]
+    done = run([sys.executable, "-c", call, *arguments], timeout, WarmTensorFlow, cwd=root)
+    assert done.returncode == 0, done.stderr
 
 
 def _imports_alike(imported: str, environment: Mapping[str, str]) -> bool:

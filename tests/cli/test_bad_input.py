@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +28,13 @@ model.compile("sgd", "mse")
 model.fit(tf.zeros((8, 2)), tf.zeros((8, 1)))
 """
 PROFILE = made_up_profile({"dense/kernel": (2, 1), "dense/bias": (1,)}, api=Api.KERAS, flops=6)
+
+
+@pytest.fixture(scope="module")
+def mesos() -> Iterator[EmbeddedCluster]:
+    with EmbeddedCluster([AgentSpec(resources="cpus:4;mem:8192")]) as cluster:
+        cluster.wait_for_agents(60)
+        yield cluster
 
 
 @pytest.fixture
@@ -87,6 +94,7 @@ def test_an_interval_without_end(dike: Dike, script: Path) -> None:
     refused(dike("run", "--checkpoint-interval", "inf", script), "--checkpoint-interval inf cannot be")
 
 
+@pytest.mark.mesos
 @pytest.mark.tensorflow
 @pytest.mark.parametrize(
     ("content", "parts"),
@@ -102,9 +110,11 @@ def test_an_interval_without_end(dike: Dike, script: Path) -> None:
     ],
     ids=["syntax error", "never trains", "nothing to train"],
 )
-def test_a_script_that_cannot_be_planned(dike: Dike, tmp_path: Path, content: str, parts: tuple[str, ...]) -> None:
+def test_a_script_that_cannot_be_planned(
+    dike: Dike, mesos: EmbeddedCluster, tmp_path: Path, content: str, parts: tuple[str, ...]
+) -> None:
     (tmp_path / "train.py").write_text(content)
-    refused(dike("run", "train.py"), *parts)
+    refused(dike("run", "--master", mesos.master, "train.py"), *parts)
 
 
 def test_a_model_in_the_place_of_a_script(dike: Dike) -> None:
@@ -149,17 +159,14 @@ def test_a_checkpoint_folder_of_another_model(dike: Dike, script: Path, tmp_path
 
 
 @pytest.mark.mesos
-def test_a_wrong_secret(dike: Dike, script: Path, tmp_path: Path) -> None:
+def test_a_wrong_secret(dike: Dike, mesos: EmbeddedCluster, script: Path, tmp_path: Path) -> None:
     (tmp_path / "wrong").write_text("wrong\n")
     (tmp_path / "wrong").chmod(0o600)
     (tmp_path / "open").write_text("right\n")
     (tmp_path / "open").chmod(0o644)
     opened = dike("run", "--profile", "profile.json", "--principal", "dike", "--secret-file", "open", script)
     refused(opened, "secret file open; chmod 600 it")
-    agents = [AgentSpec(resources="cpus:4;mem:8192")]
-    with EmbeddedCluster(agents) as cluster:
-        cluster.wait_for_agents(60)
-        options = ("--profile", "profile.json", "--plan-only", "--master", cluster.master, "--principal", "dike")
-        refused(dike("run", *options, "--secret-file", "wrong", script), "--secret-file")
-        done = dike("run", *options, "--secret-file", cluster.access.secret_file, script)
-        assert done.returncode == 0, done.stderr
+    options = ("--profile", "profile.json", "--plan-only", "--master", mesos.master, "--principal", "dike")
+    refused(dike("run", *options, "--secret-file", "wrong", script), "--secret-file")
+    done = dike("run", *options, "--secret-file", mesos.access.secret_file, script)
+    assert done.returncode == 0, done.stderr

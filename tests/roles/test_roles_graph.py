@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import signal
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from dike import checkpoints
 from dike.profile import Api
 from dike.task import Role
 from tests.roles.roles_job import PATIENT, SCRIPTS, Job, step_of, wait_for
+from tests.warm import in_tensorflow
 
 pytestmark = pytest.mark.tensorflow
 
@@ -90,30 +93,42 @@ def test_asynchronous_training_places_saves_survives_and_resumes(tmp_path: Path)
         assert "is of another model: variable 'hidden/weights' differs" in job.chief.text
 
 
-def test_a_damaged_checkpoint_costs_no_more_than_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_checkpoint_costs_no_more_than_itself(tmp_path: Path) -> None:
+    in_tensorflow(save_and_damage, str(tmp_path))
+
+
+def save_and_damage(folder: str) -> None:
     import tensorflow as tf
 
+    def newest_whole() -> tuple[str | None, str]:
+        """And what is said of the others."""
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            return checkpoints.newest_whole(folder), said.getvalue()
+
+    tmp_path = Path(folder)
     value = tf.Variable(tf.zeros([1000]))
-    manager = tf.train.CheckpointManager(tf.train.Checkpoint(value=value), str(tmp_path), max_to_keep=3)
+    manager = tf.train.CheckpointManager(tf.train.Checkpoint(value=value), folder, max_to_keep=3)
     paths = [manager.save(checkpoint_number=number) for number in range(5)]
     for path in paths[2:]:
         checkpoints.seal(path)
-    assert checkpoints.newest_whole(str(tmp_path)) == paths[4]
-    assert not capsys.readouterr().err
+    assert newest_whole() == (paths[4], "")
     (data,) = tmp_path.glob("ckpt-4.data-*")
     data.write_bytes(data.read_bytes()[:-1] + b"x")
-    assert checkpoints.newest_whole(str(tmp_path)) == paths[3]
-    assert "ckpt-4' is damaged: ckpt-4.data-00000-of-00001 is not what was written" in capsys.readouterr().err
+    newest, said = newest_whole()
+    assert newest == paths[3]
+    assert "ckpt-4' is damaged: ckpt-4.data-00000-of-00001 is not what was written" in said
 
     # Without what Dike notes of them, TensorFlow's own checksums tell; without TensorFlow's list, the files' names.
     (tmp_path / checkpoints.SUMS).write_bytes(b"\xff")
     (tmp_path / "checkpoint").write_bytes(b"\xff")
     (tmp_path / "ckpt-3.index").unlink()
-    assert checkpoints.newest_whole(str(tmp_path)) == paths[2]
-    assert "ckpt-4' is damaged: " in capsys.readouterr().err
+    newest, said = newest_whole()
+    assert newest == paths[2]
+    assert "ckpt-4' is damaged: " in said
     (tmp_path / "ckpt-2.index").write_bytes(b"")
-    assert checkpoints.newest_whole(str(tmp_path)) is None
-    assert capsys.readouterr().err.endswith("; beginning anew.\n")
+    newest, said = newest_whole()
+    assert newest is None
+    assert said.endswith("; beginning anew.\n")
 
 
 def test_synchronous_training_ends(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_policies_see_kinds_and_speeds_and_slices_keep_them(tmp_path: Path, stor
         slot.train()
         slot.report(1, 1.0)
         slot.report(11, 0.5)
-    first, second = stage.tracker.views({}, {})
+    first, second = stage.tracker.views({}, {}, {})
     assert (first.batch_size, first.speeds) == (8.0, {"k80": pytest.approx(8.0)})
     assert (second.batch_size, second.speeds) == (16.0, {"v100": pytest.approx(16.0)})
     stage.played[0].end("finished")
@@ -122,7 +122,7 @@ def test_a_batch_size_that_only_the_process_knows_is_used_and_kept(begin: Any, s
     slot.say(batch_size=32.0)
     slot.report(1, 1.0)
     slot.report(3, 1.0)
-    (view,) = stage.tracker.views({}, {})
+    (view,) = stage.tracker.views({}, {}, {})
     assert (view.batch_size, view.speeds) == (32.0, {"fast": pytest.approx(32.0)})
     assert stored(storage)[0].batch_size == 32.0
 
@@ -142,7 +142,7 @@ def test_a_search_that_goes_on_knows_the_speeds(tmp_path: Path, storage: str) ->
     records = trials_to_resume(store.load_trials(), {})
     store.close()
     resumed = SearchStage(spec, storage, records=records)
-    first, second = resumed.tracker.views({}, {})
+    first, second = resumed.tracker.views({}, {}, {})
     assert first.speeds == {"k80": pytest.approx(8.0)}
     assert second.speeds == {"v100": pytest.approx(16.0)}
     assert all(piece.end_s is not None for piece in resumed.store.load_slices())

@@ -452,10 +452,10 @@ def test_a_module_finds_its_package_its_data_and_what_it_wrote_before_a_restart(
     ],
 )
 def test_what_the_tasks_would_miss_is_missed_when_the_model_is_read(
-    package: Path, spoil: Callable[[Path], object], options: tuple[str, ...], told: str
+    package: Path, mesos: EmbeddedCluster, spoil: Callable[[Path], object], options: tuple[str, ...], told: str
 ) -> None:
     spoil(package)
-    run = dike_run(package, *options, "-m", "trainer.task", "100")
+    run = dike_run(package, "--master", mesos.master, *options, "-m", "trainer.task", "100")
     run.result(exit_code=2)
     assert told in run.log.splitlines()[-1]
     assert "Traceback" in run.log

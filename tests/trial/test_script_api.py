@@ -17,6 +17,7 @@ from dike.exceptions import BadInputError
 from dike.trial import folders
 from dike.trial.export import choose, export
 from tests.trial.slot import Run, Slot, trial
+from tests.warm import in_tensorflow
 
 pytestmark = pytest.mark.integration
 
@@ -190,14 +191,18 @@ def test_outside_a_search_all_of_it_does_nothing() -> None:
 
 @pytest.mark.tensorflow
 def test_a_folder_on_a_file_system_of_tensorflow(tmp_path: Path) -> None:
-    path = f"file://{tmp_path}/remote/script"
+    in_tensorflow(fill_and_read, str(tmp_path / "remote" / "script"))
+
+
+def fill_and_read(local: str) -> None:
+    path = f"file://{local}"
     with folders.to_fill(path) as folder:
         Path(folder, "inner").mkdir()
         Path(folder, "inner", "weights").write_bytes(b"\x00\x01")
         Path(folder, "step").write_text("3")
-    assert (tmp_path / "remote" / "script" / "inner" / "weights").read_bytes() == b"\x00\x01"
+    assert Path(local, "inner", "weights").read_bytes() == b"\x00\x01"
     with folders.to_read(path) as folder:
-        assert not folder.startswith(str(tmp_path))
+        assert not folder.startswith(os.path.dirname(local))
         assert {str(file.relative_to(folder)) for file in Path(folder).rglob("*")} == {"inner", "inner/weights", "step"}
 
 
