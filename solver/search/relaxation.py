@@ -51,6 +51,7 @@ from solver.scenario import Scenario
 from solver.search.balance import balanced
 from solver.shards import Shards
 from solver.step_time import StepModel
+from solver.units import MIB
 
 Floats = NDArray[np.float64]
 
@@ -201,7 +202,11 @@ class _Arrays:
             self.high, self.low = np.concatenate([[0.0], np.cumsum(ordered[:most])]), fewest
         else:
             self.high = self.low = numbers * (float(ordered.mean()) if len(ordered) else 0.0)
-        ps_task = sizes.ps(rest[-1 if optimistic else 0] if len(rest) else 0)
+        held = rest[-1 if optimistic else 0] if len(rest) else 0
+        if len(rest) and self.counts.sum() == 1:
+            # One machine holds them all, whichever is which; each takes whole MiB.
+            held = max(0, sum(rest) // len(rest) - (MIB if optimistic else 0))
+        ps_task = sizes.ps(held)
         of_row = [kinds[row.kind] for row in rows]
         taken = [
             [
@@ -1080,8 +1085,12 @@ class _Search:
 
     def _arrays(self, ps: int, slowest: tuple[float, float] = ANY_TIME) -> _Arrays:
         if (ps, slowest) not in self._optimistic:
-            rows = [_Row(index, kind.count) for index, kind in enumerate(self._scenario.kinds)]
-            shards = self._scenario.shards(ps)
+            kinds, shards = self._scenario.kinds, self._scenario.shards(ps)
+            rows = [_Row(index, kind.count) for index, kind in enumerate(kinds)]
+            if len(kinds) == 1 and self._scenario.sizes.chief is not None:
+                # Of machines that are all alike one has the chief.
+                others = kinds[0].count - 1
+                rows = [_Row(0, 1, chief=True), *([_Row(0, others)] if others else [])]
             self._optimistic[ps, slowest] = _Arrays(self._space, rows, shards, optimistic=True, slowest=slowest)
         return self._optimistic[ps, slowest]
 
@@ -1320,13 +1329,16 @@ def _machines(
     ]
     slots: list[tuple[str, int, int]] = []
     workers: list[tuple[bool, float, str, WorkerShape]] = []
+    idle: list[tuple[str, _State]] = []
     chief = largest = None
     for state in found.states:
         row = arrays.rows[state.row]
         for _ in range(state.machines):
-            if not (state.ps or state.workers or row.chief or row.largest):
-                break
             name = next(names_of[state.row])
+            if not state.workers:
+                idle.append((name, state))
+            if not (state.ps or state.workers or row.chief or row.largest):
+                continue
             chief = name if row.chief else chief
             largest = name if row.largest else largest
             slots.append((name, state.ps, state.workers))
@@ -1339,6 +1351,8 @@ def _machines(
         return None
     if len(workers) > most:
         workers = sorted(workers, key=lambda entry: (-entry[1], not entry[0]))[:most]
+    elif arrays.are_few and not scenario.profile.synchronous:
+        workers += _others(space, arrays, idle, most - len(workers))
     # Where there is a choice, the larger shards go to machines with more workers.
     held: list[tuple[float, int, int, str, int]] = []
     mean = (arrays.total - float(arrays.base.sum())) / max(1, arrays.ps)
@@ -1368,6 +1382,32 @@ def _machines(
         return None
     usual = Counter(shapes).most_common(1)[0][0]
     return usual, on, Assignment(tuple(of_ps), on, chief, shapes)
+
+
+def _others(
+    space: WideSpace, arrays: _Arrays, idle: Sequence[tuple[str, _State]], left: int
+) -> Iterator[tuple[bool, float, str, WorkerShape]]:
+    """Workers for machines without any: a price for each worker may leave fewer of them than there may be.
+
+    Args:
+        space: the placements.
+        arrays: the machines.
+        idle: names of those without workers, and what is on them.
+        left: most workers.
+    """
+    made = []
+    for name, state in idle:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            each = np.nan_to_num(arrays.samples / arrays.work[state.row, state.ps])
+        room = arrays.room[state.row, state.ps]
+        choice = int((np.minimum(room, left) * each).argmax()) if len(room) else 0
+        if len(room) and room[choice]:
+            made.append((float(each[choice]), name, state, choice, int(room[choice])))
+    for _, name, state, choice, room in sorted(made, key=lambda entry: -entry[0]):
+        here = min(room, left)
+        left -= here
+        beside = state.ps > 0 or arrays.rows[state.row].largest
+        yield from [(beside, float(arrays.samples[choice]), name, _shape(space, arrays, state, choice))] * here
 
 
 def _shape(space: WideSpace, arrays: _Arrays, state: _State, choice: int) -> WorkerShape:

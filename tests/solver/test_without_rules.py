@@ -118,22 +118,32 @@ def test_a_plan_without_rules_on_workers_and_sharing_is_the_best_of_all(
     classes: list[NodeClass], model: ModelProfile
 ) -> None:
     cluster, rules = cluster_of(classes), frozenset({"cpu_gpu_ratio"})
-    speeds = [0.0]
-    for entry in option_space(model, cluster, rules).ranges:
-        for workers in range(1, 4):
-            for ps in range(1, min(3, len(model.variables)) + 1):
-                job, _ = job_of(model, cluster, entry.shapes[0], workers, shard(model, ps))
-                best = brute_force.best(dataclasses.replace(job, shapes=entry.shapes, ps_may_share=True), cluster.nodes)
-                speeds.append(0.0 if best is None else best.samples_per_s)
-    request = PlanRequest(model, cluster, max_workers=3, rules=rules)
-    if max(speeds) == 0.0:
+
+    def fastest(more: frozenset[WorkerShape] = frozenset()) -> float:
+        """By enumeration, with workers of these sizes, too."""
+        speeds = [0.0]
+        for entry in option_space(model, cluster, rules).ranges:
+            shapes = tuple(sorted({*entry.shapes, *more}))
+            for workers in range(1, 4):
+                for ps in range(1, min(3, len(model.variables)) + 1):
+                    job, _ = job_of(model, cluster, shapes[0], workers, shard(model, ps))
+                    best = brute_force.best(dataclasses.replace(job, shapes=shapes, ps_may_share=True), cluster.nodes)
+                    speeds.append(0.0 if best is None else best.samples_per_s)
+        return max(speeds)
+
+    best = fastest()
+    if best == 0.0:
         return
-    plan = make_plan(request)
-    # The enumeration stops at three parameter servers, the plan does not.
-    assert plan.samples_per_s >= max(speeds) * (1 - TIE) * (1 - CLOSE)
+    plan = make_plan(PlanRequest(model, cluster, max_workers=3, rules=rules))
+    # The enumeration stops at three parameter servers, the plan does not. One that is not proven may be worse by 2%:
+    # shards that differ count with their mean, and memory that is short by a MB leaves a worker out.
+    assert plan.samples_per_s >= best * (1 - (TIE if plan.optimal else 2 * TIE)) * (1 - CLOSE)
     if plan.option.ps <= 3 and len(model.variables) <= 3:
-        assert plan.samples_per_s <= max(speeds) * (1 + CLOSE)
-        assert plan.optimal
+        # On each machine workers without GPUs may have a share of the CPUs that is no option elsewhere.
+        own = frozenset(WorkerShape(task.gpus, task.cpus) for task in plan.tasks if task.role == "worker")
+        assert plan.samples_per_s <= fastest(own) * (1 + CLOSE)
+        # What is not proven is stated, and holds.
+        assert fastest(own) * (1 - plan.gap) * (1 - TIE) <= plan.samples_per_s * (1 + CLOSE)
 
 
 def test_too_many_ways_to_share_machines_are_refused() -> None:
