@@ -20,7 +20,7 @@ TITLE = "One plain task"
 SCRIPT = Path(__file__).parent / "start" / "scripts" / "two_epochs.py"
 DIKE = Path(sys.executable).with_name("dike")
 BATCH_SIZE = 32
-REPEATS = 3
+REPEATS = 7
 WARM_UP = 126
 """Steps that are not counted: they trace and fill caches."""
 TIMEOUT_S = 600
