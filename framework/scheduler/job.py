@@ -199,7 +199,7 @@ class Resizable(Protocol):
 
 @runtime_checkable
 class Scalable(Protocol):
-    """A job whose size somebody else may decide on (`framework.scheduler.allocator`)."""
+    """A job whose size somebody else may decide on (`framework.scheduler.job_sizes`)."""
 
     @property
     def is_scalable(self) -> bool:

@@ -32,7 +32,7 @@ from framework.scheduler.snapshot import Snapshot
 from framework.scheduler.task_tracker import TaskTracker
 
 if TYPE_CHECKING:
-    from framework.scheduler.allocator import Allocator
+    from framework.scheduler.job_sizes import JobSizes
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class Scheduler:
         reservations: decides for whom agents are kept.
         master: hears which master leads; None where nobody needs to know.
         background: where what takes long is done; None: at once.
-        allocator: decides on the sizes of elastic jobs; None: each decides for itself.
+        job_sizes: decides on the sizes of elastic jobs; None: each decides for itself.
         clock: seconds, monotonic.
 
     Attributes:
@@ -82,7 +82,7 @@ class Scheduler:
         reservations: Reservations | None = None,
         master: LeadingMaster | None = None,
         background: Background | None = None,
-        allocator: Allocator | None = None,
+        job_sizes: JobSizes | None = None,
         clock: Callable[[], float] = time.monotonic,
         pool: OfferPool | None = None,
     ) -> None:
@@ -93,7 +93,7 @@ class Scheduler:
         self._metrics = metrics or Metrics()
         self._master = master
         self._background = background or AtOnce()
-        self._allocator = allocator
+        self._job_sizes = job_sizes
         self._clock = clock
         self._connection = Connection(log)
         self._jobs: dict[str, JobHandle] = {}
@@ -163,8 +163,8 @@ class Scheduler:
         """
         handle = JobHandle(job_id, user, number, constraints, tasks, self._background)
         handle.job = make(handle)
-        if self._allocator is not None and isinstance(handle.job, Scalable):
-            handle.job.hold(self._scalable, self._allocator.sample_runs)
+        if self._job_sizes is not None and isinstance(handle.job, Scalable):
+            handle.job.hold(self._scalable, self._job_sizes.sample_runs)
         self._jobs[job_id] = handle
         self._tracker.assign(handle, tasks)
         if self._connection.connected:
@@ -274,8 +274,8 @@ class Scheduler:
                 handle.seen_generation = None
             self._matcher.revive()
         self._matcher.forget(now_s)
-        if self._allocator is not None:
-            self._allocator.review(self.jobs, self._queue.room(), self._background, self._isolated, now_s)
+        if self._job_sizes is not None:
+            self._job_sizes.review(self.jobs, self._queue.room(), self._background, self._isolated, now_s)
         self.snapshot = self._queue.snapshot(self.pool, now_s, connected=self._connection.connected)
 
     def _scalable(self) -> int:

@@ -18,10 +18,10 @@ from framework.mesos.driver import Driver
 from framework.mesos.master import LeadingMaster, leading_for_s
 from framework.project.run_folders import absolute_folder
 from framework.scheduler.agents import AgentDirectory, AllAgents, no_agent_meets
-from framework.scheduler.allocator import Allocator
 from framework.scheduler.background import Threads
 from framework.scheduler.constraints import parse_constraints
 from framework.scheduler.fair_share import FairQueue
+from framework.scheduler.job_sizes import JobSizes
 from framework.scheduler.mesos_access import MesosAccess, is_on_this_machine
 from framework.scheduler.session import drive
 from framework.search.optuna_study import load_optuna
@@ -170,12 +170,12 @@ def _serve_as_one_framework(
             network=request.network,
         )
         background = Threads(lambda: scheduler.events.put(events.WorkDone()))
-        allocator = None
+        job_sizes = None
         if request.allocation is not None:
             interval_s = request.allocation_interval_s
-            allocator = Allocator(request.allocation, interval_s, request.weight, request.sample_runs)
+            job_sizes = JobSizes(request.allocation, interval_s, request.weight, request.sample_runs)
             note(f"elastic jobs get their sizes by {request.allocation}, every {request.allocation_interval_s:g} s")
-        service = Service(context, driver, FairQueue(request.weight), directory, master, background, allocator)
+        service = Service(context, driver, FairQueue(request.weight), directory, master, background, job_sizes)
         if count := len(service.scheduler.jobs):
             note(f"going on with {count} {'job' if count == 1 else 'jobs'}")
         keeping = Keeping(request.keep_s, request.keep_checkpoints_s, Path(checkpoint_root))

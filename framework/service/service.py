@@ -15,10 +15,10 @@ from framework.mesos.connection import FrameworkRemovedError
 from framework.mesos.driver import MesosCalls
 from framework.mesos.master import LeadingMaster
 from framework.scheduler.agents import AgentDirectory
-from framework.scheduler.allocator import Allocator
 from framework.scheduler.background import Background
 from framework.scheduler.fair_share import FairQueue
 from framework.scheduler.job import CANCELLED, INTERRUPTED, Holder, JobHandle, Need, Outcome
+from framework.scheduler.job_sizes import JobSizes
 from framework.scheduler.journal import Journal, ServiceLeaseLostError, StorageUnavailableError
 from framework.scheduler.records import JobRecord, JobState, TaskRecord
 from framework.scheduler.scheduler import Scheduler
@@ -71,7 +71,7 @@ class Service:
         agents: knows the agents; None where nobody does.
         master: hears which master leads; None where nobody needs to know.
         background: where what takes long is done; None: at once.
-        allocator: decides on the sizes of elastic jobs; None: each decides for itself.
+        job_sizes: decides on the sizes of elastic jobs; None: each decides for itself.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Service:
         agents: AgentDirectory | None = None,
         master: LeadingMaster | None = None,
         background: Background | None = None,
-        allocator: Allocator | None = None,
+        job_sizes: JobSizes | None = None,
     ) -> None:
         self._context = context
         self._store = context.store
@@ -106,7 +106,7 @@ class Service:
             agents=agents,
             master=master,
             background=background,
-            allocator=allocator,
+            job_sizes=job_sizes,
         )
         tasks: dict[str, list[TaskRecord]] = {}
         for task in self._store.tasks(live_only=True):

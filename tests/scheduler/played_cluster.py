@@ -13,11 +13,11 @@ from framework.mesos.driver import CallRefusedError, MasterUnavailableError
 from framework.mesos.offers import MIB, AgentOffer
 from framework.mesos.tasks import executor_of
 from framework.scheduler.agents import REFRESH_S, AgentDirectory, AgentFacts
-from framework.scheduler.allocator import Allocator
 from framework.scheduler.background import Background
 from framework.scheduler.fair_share import FairQueue
 from framework.scheduler.feasibility import Fit, Nodes
 from framework.scheduler.job import Answer, Decline, JobHandle, Later, Launch, Message, Need, Outcome
+from framework.scheduler.job_sizes import JobSizes
 from framework.scheduler.journal import Journal
 from framework.scheduler.offer_pool import Offer, offer_id
 from framework.scheduler.records import JobState, TaskNeed, TaskRecord
@@ -57,7 +57,7 @@ class PlayedMaster(PlayedMesos):
         return self.agents[agent] - self.others.get(agent, 0.0) - held
 
     def next_offers(self) -> list[Offer]:
-        """What the allocator would send now."""
+        """What the allocator of Mesos would send now."""
         offers = []
         for agent in [] if self._suppressed else self.agents:
             spare = self.free(agent) - sum(cpus for where, cpus in self.offered.values() if where == agent)
@@ -281,7 +281,7 @@ class SchedulerStage:
         weight: Mapping[str, float] | None = None,
         reservations: Reservations | None = None,
         background: Background | None = None,
-        allocator: Allocator | None = None,
+        job_sizes: JobSizes | None = None,
     ) -> None:
         self.master = PlayedMaster(agents, others)
         self.journal = RecordingJournal()
@@ -305,7 +305,7 @@ class SchedulerStage:
             agents=self.directory,
             reservations=reservations,
             background=background,
-            allocator=allocator,
+            job_sizes=job_sizes,
             clock=lambda: self.master.now,
         )
         self.scheduler.handle(events.Subscribed("F", "127.0.0.1:5050"))

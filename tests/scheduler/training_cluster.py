@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from executor.elastic_messages import ElasticStatus, WantedProcess
 from executor.messages import LaunchOrder, Report
 from framework.mesos import events
-from framework.scheduler.allocator import Allocator
 from framework.scheduler.job import JobHandle
+from framework.scheduler.job_sizes import JobSizes
 from framework.service.serve import agents_for
 from framework.training.controller import TrainingJob
 from framework.training.planning import TrainingSizing
@@ -38,10 +38,10 @@ class TrainingCluster:
         sample_runs: int = 0,
     ) -> None:
         weights = dict(weight or {})
-        allocator = None
+        job_sizes = None
         if allocation is not None:
-            allocator = Allocator(allocation, interval_s, lambda user: weights.get(user, 1.0), sample_runs)
-        self.stage = SchedulerStage(agents, weight=weights, allocator=allocator)
+            job_sizes = JobSizes(allocation, interval_s, lambda user: weights.get(user, 1.0), sample_runs)
+        self.stage = SchedulerStage(agents, weight=weights, job_sizes=job_sizes)
         self.watcher = ElasticWatcher()
         self.watchers: dict[str, ElasticWatcher] = {}
         self.training: dict[str, TrainingJob] = {}

@@ -181,7 +181,7 @@ def test_a_policy_that_fails_leaves_all_as_it_is(
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("framework.scheduler.allocator.user_limits", broken)
+    monkeypatch.setattr("framework.scheduler.job_sizes.user_limits", broken)
     submit(made, 2)
     with caplog.at_level(logging.ERROR):
         made.run(2 * ROUND_S)

@@ -54,7 +54,7 @@ class _Round:
     views: Mapping[str, JobView]
 
 
-class Allocator:
+class JobSizes:
     """Gives the elastic jobs of a framework their sizes.
 
     Args:
