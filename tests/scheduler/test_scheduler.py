@@ -418,7 +418,7 @@ def test_what_was_lost_is_logged_in_words_and_a_normal_end_is_not(caplog: pytest
 
 
 @pytest.mark.slow
-def test_hundreds_of_queued_jobs_are_planned_once_for_each_kind_and_supply(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thousand_queued_jobs_are_planned_once_for_each_kind_and_supply(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = SchedulerStage({f"agent-{number}": 0.1 for number in range(5)})
     plans = 0
     search = planner._search
@@ -435,10 +435,10 @@ def test_hundreds_of_queued_jobs_are_planned_once_for_each_kind_and_supply(monke
         handle.sizing = TrainingSizing(job_spec)
         return TrainingJob(job_spec, JobObserver(), lambda: None, lambda: stage.master.now)
 
-    for number in range(300):
+    for number in range(1000):
         stage.scheduler.admit(f"job-{number}", f"user-{number % 3}", number, make)
     stage.run(20.0)
-    assert len(stage.scheduler.jobs) == 300
+    assert len(stage.scheduler.jobs) == 1000
     assert not stage.failed
     planned = plans
     # Each plan that fails takes up to two searches (with and without the rule `all_gpus_used`).

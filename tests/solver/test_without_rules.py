@@ -135,15 +135,15 @@ def test_a_plan_without_rules_on_workers_and_sharing_is_the_best_of_all(
     if best == 0.0:
         return
     plan = make_plan(PlanRequest(model, cluster, max_workers=3, rules=rules))
-    # The enumeration stops at three parameter servers, the plan does not. One that is not proven may be worse by 2%:
-    # shards that differ count with their mean, and memory that is short by a MB leaves a worker out.
-    assert plan.samples_per_s >= best * (1 - (TIE if plan.optimal else 2 * TIE)) * (1 - CLOSE)
+    # The enumeration stops at three parameter servers, the plan does not.
+    assert plan.samples_per_s >= best * (1 - TIE) * (1 - CLOSE)
     if plan.option.ps <= 3 and len(model.variables) <= 3:
         # On each machine workers without GPUs may have a share of the CPUs that is no option elsewhere.
         own = frozenset(WorkerShape(task.gpus, task.cpus) for task in plan.tasks if task.role == "worker")
-        assert plan.samples_per_s <= fastest(own) * (1 + CLOSE)
+        assert plan.samples_per_s <= (fastest_of_all := fastest(own)) * (1 + CLOSE)
         # What is not proven is stated, and holds.
-        assert fastest(own) * (1 - plan.gap) * (1 - TIE) <= plan.samples_per_s * (1 + CLOSE)
+        assert plan.gap < 0.25
+        assert fastest_of_all * (1 - plan.gap) * (1 - TIE) <= plan.samples_per_s * (1 + CLOSE)
 
 
 def test_too_many_ways_to_share_machines_are_refused() -> None:
