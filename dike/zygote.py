@@ -249,7 +249,7 @@ def _become(run: Run, request: dict[str, Any], descriptors: Sequence[int], go_be
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    _resize_thread_pools(os.environ.get("OMP_NUM_THREADS", ""))
+    _resize_thread_pools()
     own = os.getcwd()
     os.chdir(request["cwd"])
     # Python has made them absolute at its start; they mean the working folder.
@@ -259,12 +259,16 @@ def _become(run: Run, request: dict[str, Any], descriptors: Sequence[int], go_be
     run(request["argv"])
 
 
-def _resize_thread_pools(threads: str) -> None:
+def _resize_thread_pools() -> None:
     """Gives the libraries that have been imported with one thread as many as they would have made themselves."""
-    if threads.isdecimal() and threads != "1" and "numpy" in sys.modules:
+    openmp = os.environ.get("OMP_NUM_THREADS", "")
+    # In OpenBLAS' own order.
+    blas = os.environ.get("OPENBLAS_NUM_THREADS") or os.environ.get("GOTO_NUM_THREADS") or openmp
+    limits = {pool: int(count) for pool, count in (("openmp", openmp), ("blas", blas)) if count.isdecimal()}
+    if set(limits.values()) - {1} and "numpy" in sys.modules:
         import threadpoolctl  # only here: most forks have one thread
 
-        threadpoolctl.threadpool_limits(int(threads))
+        threadpoolctl.threadpool_limits(limits)
 
 
 if __name__ == "__main__":

@@ -18,10 +18,11 @@ ZYGOTES_VARIABLE = "DIKE_ZYGOTES"
 """Optional environment variable of an executor: socket of this machine's zygote server (`executor.zygote_server`)."""
 
 _SET_IN_FORKS = re.compile(
-    r"(MESOS|LIBPROCESS|DIKE)_\w+|OMP_NUM_THREADS|TF_NUM_INTRAOP_THREADS|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|PATH|TMPDIR|PWD"
-    r"|OLDPWD|SHLVL|_"
+    r"(MESOS|LIBPROCESS|DIKE)_\w+|(OMP|OPENBLAS|GOTO)_NUM_THREADS|TF_NUM_INTRAOP_THREADS|CUDA_(VISIBLE_DEVICES|DEVICE_ORDER)"
+    r"|PATH|TMPDIR|PWD|OLDPWD|SHLVL|_"
 )
-"""Variables that no library reads as it is imported; the others are the same in a zygote and in its forks."""
+"""Variables that no library reads as it is imported, or whose effect a fork gets from `dike.zygote`; the others are the
+same in a zygote and in its forks."""
 _NEED_NUMPY = {"tensorflow", "keras", "tf_keras", "scipy", "pandas", "sklearn", "matplotlib", "h5py"}
 """What imports it in any case: whether a script names it besides is no reason for another zygote."""
 

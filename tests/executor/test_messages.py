@@ -49,6 +49,11 @@ def test_scripts_that_import_numpy_besides_share_a_zygote() -> None:
     assert named.preload == ("sklearn.datasets",)
 
 
+def test_scripts_with_other_numbers_of_threads_share_a_zygote() -> None:
+    asked = ({}, {"OMP_NUM_THREADS": "2"}, {"OPENBLAS_NUM_THREADS": "4"})
+    assert len({Setup("dike.launch", ("numpy",), environment).kind({}) for environment in asked}) == 1
+
+
 @given(st.binary(), st.integers(0, 2**62), st.sampled_from(["stdout", "stderr"]), st.integers(0, 3))
 def test_a_log_chunk_survives(data: bytes, offset: int, stream: str, skipped: int) -> None:
     chunk = LogChunk("task", stream, offset, data, skipped)

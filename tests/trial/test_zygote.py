@@ -91,6 +91,24 @@ def test_the_thread_of_a_memory_allocator_is_no_hindrance(plain_slot: Slot, tmp_
     assert run.reports[-1]["loss"] == 4_999_950_000
 
 
+def test_a_fork_has_the_threads_that_it_asks_for(plain_slot: Slot, tmp_path: Path) -> None:
+    script = plain_slot.write(
+        "pools.py",
+        "import dike, numpy, threadpoolctl\n"
+        "[pool] = [pool for pool in threadpoolctl.threadpool_info() if pool['user_api'] == 'blas']\n"
+        "dike.report(1, loss=pool['num_threads'])\n",
+    )
+    for environment, threads in (
+        ({}, 1),
+        ({"OMP_NUM_THREADS": "2"}, 2),
+        ({"OMP_NUM_THREADS": "3", "OPENBLAS_NUM_THREADS": "2"}, 2),
+        ({"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "1"}, 1),
+    ):
+        run = plain_slot.run(script, trial(tmp_path), environment=environment)
+        assert run.code == 0, run.output
+        assert run.reports[-1]["loss"] == threads, environment
+
+
 def test_with_any_other_thread_it_is_not_forked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
