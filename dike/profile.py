@@ -104,12 +104,12 @@ class ModelProfile:
     longest_path_flops: float
     batch_size: int
     sample_bytes: int = 0
-    layers: dict[str, int] = field(default_factory=dict)
+    layers: dict[str, int] = field(default_factory=dict, hash=False)
     optimizer: str = ""
     optimizer_slots: int = 0
     dtype: str = "float32"
     synchronous: bool = False
-    uncounted_ops: dict[str, int] = field(default_factory=dict)
+    uncounted_ops: dict[str, int] = field(default_factory=dict, hash=False)
     why_alone: str = ""
 
     @property

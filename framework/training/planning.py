@@ -410,7 +410,13 @@ def plan_request(spec: JobSpec, nodes: Sequence[NodeClass], all_nodes: Sequence[
 def _make_plan(spec: JobSpec, nodes: Sequence[NodeClass], all_nodes: Sequence[NodeClass] = ()) -> Plan:
     request = plan_request(spec, nodes, all_nodes)
     limit_s = spec.planning.time_limit_s
-    return make_plan(request) if limit_s is None else plan_within(request, limit_s)
+    return planned(request) if limit_s is None else plan_within(request, limit_s)
+
+
+@functools.lru_cache(CACHE_SIZE)
+def planned(request: PlanRequest) -> Plan:
+    """The plan of a request. It is kept: jobs that are alike, or start again on the same machines, are planned once."""
+    return make_plan(request)
 
 
 class TrainingSizing:

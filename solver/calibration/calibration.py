@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,7 @@ class Calibration:
         left_out_worst: the largest of these.
     """
 
-    factors: Mapping[str, float]
+    factors: Mapping[str, float] = field(hash=False)
     not_identified: tuple[str, ...]
     overlap: bool
     rows: int

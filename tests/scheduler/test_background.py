@@ -145,7 +145,7 @@ def test_the_loop_of_a_job_without_a_service_goes_round_while_the_job_plans(monk
         wait_until(lambda: status in drivers[0].acknowledged, "the loop's next round")
         return make_plan(request)
 
-    monkeypatch.setattr("framework.training.planning.make_plan", planned)
+    monkeypatch.setattr("framework.training.planning.planned", planned)
     monkeypatch.setattr(standalone, "Driver", connected)
     job = StandaloneJob(
         "job",

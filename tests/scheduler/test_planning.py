@@ -33,7 +33,7 @@ from tests.waiting import DEADLINE_S, wait_until
 @pytest.fixture
 def planner(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldPlanner]:
     held = HeldPlanner()
-    monkeypatch.setattr("framework.training.planning.make_plan", held)
+    monkeypatch.setattr(planning, "planned", held)
     yield held
     held.may.set()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -12,10 +13,11 @@ from framework.mesos.offers import by_agent
 from framework.scheduler.offer_pool import SETTLE_S
 from framework.scheduler.records import JobKind, JobRecord
 from framework.service.requests import read_request, stored_request
+from framework.training import planning
 from framework.training.launch import place
 from framework.training.planning import TrainingSizing, check_ever_fits, plan_for
 from framework.training.spec import check_can_run
-from solver import Cluster, NodeClass, Plan, PlannedTask
+from solver import Cluster, NodeClass, Plan, PlannedTask, make_plan
 from solver.calibration import Measurement
 from solver.placement.naming import Assignment
 from solver.resources import WorkerShape
@@ -69,6 +71,21 @@ def test_a_plan_that_no_job_can_follow_is_refused(changed: dict[str, Any], said:
     other = dataclasses.replace(plan, variables={**plan.variables, "elsewhere": 0})
     with pytest.raises(BadInputError, match="no variable 'elsewhere'"):
         check_can_run(other)
+
+
+def test_jobs_that_are_alike_are_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = Mock(wraps=make_plan)
+    monkeypatch.setattr(planning, "make_plan", planned)
+    planning.planned.cache_clear()
+    offers = by_agent([PlayedMesos().offer(0)])
+    # They come with profiles of their own, which say the same.
+    plan, other = (plan_for(spec(job_id=name, profile=profile()), offers) for name in ("one", "other"))
+    assert plan == other
+    assert planned.call_count == 1
+    plan_for(spec(), by_agent([PlayedMesos().offer(0, cpus=3.0)]))
+    plan_for(spec(planning=PlanSettings(objective="traffic")), offers)
+    plan_for(spec(profile=dataclasses.replace(profile(), layers={"Dense": 99})), offers)
+    assert planned.call_count == 4
 
 
 def test_measurements_are_of_whole_machines_and_of_those_that_are_here() -> None:
