@@ -13,6 +13,7 @@ import fcntl
 import functools
 import gc
 import importlib
+import itertools
 import json
 import os
 import re
@@ -58,7 +59,7 @@ LOCK = ".lock"
 _FOR_FORKS = {
     "dike": re.compile(r"(DIKE|PYTEST)_\w+|XDG_CONFIG_HOME"),
     "tensorflow": re.compile(
-        r"(DIKE|PYTEST)_\w+|PYTHONPATH|OMP_NUM_THREADS|CUDA_VISIBLE_DEVICES|TF_(CPP|NUM|USE_LEGACY)_\w+"
+        r"(DIKE|PYTEST)_\w+|PYTHONPATH|OMP_NUM_THREADS|CUDA_VISIBLE_DEVICES|TF_(CPP|NUM|USE_LEGACY|FORCE)_\w+"
     ),
 }
 """Variables that no module reads as it is imported."""
@@ -105,7 +106,12 @@ class Warm(subprocess.Popen[Any]):
         pipes = others[:6]
         streams = [end if end != -1 else standard for standard, end in enumerate((pipes[0], pipes[3], pipes[5]))]
         arguments = [os.fspath(argument) for argument in args[1:]]
-        request = {"argv": arguments, "folder": os.fspath(cwd or os.getcwd()), "environment": environment}
+        request = {
+            "argv": arguments,
+            "folder": os.fspath(cwd or os.getcwd()),
+            "environment": environment,
+            "new_session": bool(others[11]),
+        }
         self._status, theirs = os.pipe()
         with _asking:
             server = _server(self.imported)
@@ -237,6 +243,8 @@ def _serve(listener: socket.socket, first: socket.socket) -> list[str] | None:
                     os.dup2(stream, standard)
                     os.close(stream)
                 request = json.loads(data)
+                if request["new_session"]:
+                    os.setsid()
                 os.environ.clear()
                 os.environ.update(request["environment"])
                 os.chdir(request["folder"])
@@ -250,8 +258,11 @@ def _serve(listener: socket.socket, first: socket.socket) -> list[str] | None:
 
 def _become(arguments: list[str]) -> None:
     """What Python does with its arguments."""
-    is_safe = arguments[0] == "-P"
-    how, *others = arguments[is_safe:]
+    own = list(itertools.takewhile(("-P", "-u").__contains__, arguments))
+    how, *others = arguments[len(own) :]
+    is_safe = "-P" in own
+    if "-u" in own:
+        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
     searched = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:1] = [os.path.abspath(path) for path in searched if path]
     if how == "-m":

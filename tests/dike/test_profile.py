@@ -15,6 +15,7 @@ from dike.profile import Api, ModelProfile, VariableSpec
 from framework.project import tensorflow_noise
 from framework.project.profiling import load_profile
 from tests.waiting import is_alive, wait_until
+from tests.warm import WarmTensorFlow
 
 pytestmark = pytest.mark.integration
 
@@ -32,6 +33,12 @@ PROFILE = ModelProfile(
     layers={"Dense": 1},
     uncounted_ops={"Strange": 2},
 )
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models are read in forks of a process that has imported TensorFlow, as those of jobs are."""
+    monkeypatch.setattr("framework.project.profiling.subprocess.Popen", WarmTensorFlow)
 
 
 def dike_profile(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -62,6 +69,7 @@ def test_a_script_among_files_named_like_our_packages(tmp_path: Path, capfd: pyt
 
 
 @pytest.mark.tensorflow
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
     ("example", "api", "batch_size", "slots"),
     [
@@ -151,6 +159,7 @@ def test_batch_size_must_be_above_zero() -> None:
 
 
 @pytest.mark.tensorflow
+@pytest.mark.usefixtures("forked")
 def test_unknown_keras_model_suggests_the_nearest() -> None:
     with pytest.raises(BadInputError, match=r"no model 'keras:resnet5'.*did you mean 'keras:ResNet50'\?"):
         load_profile("keras:resnet5", timeout_s=200)
