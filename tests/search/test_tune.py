@@ -34,8 +34,9 @@ OBSERVATION_S = 1.0
 """What it takes to ask a master on a busy machine for its state."""
 PAUSE_S = 0.05
 """What a trial's step takes at least."""
-LONG = 4000
-"""Steps of a trial that goes on until it is told to hurry."""
+LONG = 1000
+"""Steps of a trial that goes on until it is told to hurry, with pauses of `LONG_PAUSE_S`."""
+LONG_PAUSE_S = 0.2
 COUNTING = Path(__file__).parent / "scripts" / "counting.py"
 HELD_GPU = Path(__file__).parent / "scripts" / "held_gpu.py"
 SLOT = ("--slot-mem", "256", "--slot-cpus", "0.5")
@@ -125,7 +126,8 @@ def expected(lr: str, steps: int) -> dict[int, str]:
 
 
 def command(tune: Tune, *more: str | Path, lr: str = "0.1,0.2,0.05,0.02", steps: int = 30) -> list[str | Path]:
-    extra = ["--", "--steps", str(steps), "--diary", tune.diary]
+    pause_s = LONG_PAUSE_S if steps == LONG else PAUSE_S
+    extra = ["--", "--steps", str(steps), "--pause", str(pause_s), "--diary", tune.diary]
     if "--" in more:
         at = more.index("--")
         more, extra = more[:at], [*extra, *more[at + 1 :]]
@@ -444,7 +446,7 @@ def test_reading_takes_nothing_from_two_searches_on_one_database(tune: Tune, dat
     lrs, names, path = ("0.1", "0.05", "0.02"), ("one", "other"), tune.folder / database
     script = shutil.copy(COUNTING, tune.folder / "train.py")
     more = ("--policy", "fifo", "--slots", "2", "--checkpoint-interval", "1", "--storage", f"sqlite:///{database}")
-    given = ("--", "--steps", str(LONG), "--diary", tune.diary)
+    given = ("--", "--steps", str(LONG), "--pause", str(LONG_PAUSE_S), "--diary", tune.diary)
     searches = [
         tune.start("tune", script, "--param", f"lr={','.join(lrs)}", "--name", name, *SLOT, *more, *given)
         for name in names
