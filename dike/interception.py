@@ -6,11 +6,13 @@ so Dike must not import it ahead of the script.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 
 Action = Callable[[ModuleType], None]
@@ -77,5 +79,18 @@ class _Loader(importlib.abc.Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
-        self._loader.exec_module(module)
+        with _no_collections():
+            self._loader.exec_module(module)
         self._finder.loaded(module)
+
+
+@contextlib.contextmanager
+def _no_collections() -> Iterator[None]:
+    """For an import: nothing of it is garbage, and to look for some again and again takes a fifth of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
