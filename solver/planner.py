@@ -80,16 +80,20 @@ def make_plan(request: PlanRequest, on_progress: Callable[[PlanProgress], None] 
             raise _no_plain_task(request, scenario)
         return _plain_plan(request, scenario, plain, None, time.monotonic() - started)
     rules = default_rules(request.objective) if request.rules is None else request.rules
-    attempt, found = _search(request, scenario, rules, deadline, tell)
+    enough = 0.0 if plain is None else plain.samples_per_s
+    attempt, found = _search(request, scenario, rules, enough, deadline, tell)
     notes: tuple[str, ...] = ()
     if found is None and "all_gpus_used" in rules:
         rules -= {"all_gpus_used"}
-        attempt, found = _search(request, scenario, rules, deadline, tell)
+        attempt, found = _search(request, scenario, rules, enough, deadline, tell)
         notes = ("With all GPUs in use the other tasks fit nowhere, so the rule all_gpus_used is left out.",)
     kinds, hardware, prunings = scenario.kinds, scenario.hardware, attempt.prunings
     if plain is not None and (found is None or plain.samples_per_s >= found.best.samples_per_s * (1 - TIE)):
         other = None if found is None else _plan(request, scenario, attempt, found, 0.0)
         return _plain_plan(request, scenario, plain, other, time.monotonic() - started)
+    if attempt.search is not None and attempt.search.is_cut_short:
+        # One outside the rules is faster than the plain task all the same, and is compared with the best inside.
+        attempt, found = _search(request, scenario, rules, 0.0, deadline, tell)
     if found is None and request.min_workers > 1:
         raise InfeasibleError(
             f"The machines have no room for {request.min_workers} workers, the fewest wanted; add machines or ask for "
@@ -156,6 +160,7 @@ def _search(
     request: PlanRequest,
     scenario: Scenario,
     rules: frozenset[str],
+    enough: float,
     deadline: float,
     tell: _Tell,
 ) -> tuple[_Attempt, SearchResult | None]:
@@ -163,17 +168,19 @@ def _search(
     space = prunings[-1].space if prunings else raw
     known: tuple[Solved, ...] = ()
     if rules <= _WHOLE and request.objective == "throughput":
-        return _search_whole(request, scenario, rules, _Attempt(raw, space, prunings), deadline, tell)
+        return _search_whole(request, scenario, rules, _Attempt(raw, space, prunings), enough, deadline, tell)
     if not rules >= _ALIKE:
         # Whatever these two rules forbid takes longer to place: then there is something to compare it with.
         # What is proven of that part is not proven of the whole.
-        inside = _search(request, scenario, rules | _ALIKE, deadline, _unproven(tell))[0].search
+        inside = _search(request, scenario, rules | _ALIKE, enough, deadline, _unproven(tell))[0].search
         known = () if inside is None else inside.placed
 
     def on_better(found: SearchResult) -> None:
         tell(attempt, found)
 
-    search = OptionSearch(scenario, space, ps_may_share="task_counts" not in rules, known=known, on_better=on_better)
+    search = OptionSearch(
+        scenario, space, ps_may_share="task_counts" not in rules, known=known, enough=enough, on_better=on_better
+    )
     attempt = _Attempt(raw, space, prunings, search)
     return attempt, search.fastest(deadline) if request.objective == "throughput" else search.calmest(deadline)
 
@@ -188,6 +195,7 @@ def _search_whole(
     scenario: Scenario,
     rules: frozenset[str],
     whole: _Attempt,
+    enough: float,
     deadline: float,
     tell: _Tell,
 ) -> tuple[_Attempt, SearchResult | None]:
@@ -199,7 +207,7 @@ def _search_whole(
         wide, bound = space.best(0.0, deadline, starts)
     inside, found, known = None, None, 0.0
     if wide is None or _ceiling(request, scenario) >= wide.samples_per_s * (1 - TIE):
-        inside, found = _search(request, scenario, rules | _ALIKE, deadline, _unproven(tell))
+        inside, found = _search(request, scenario, rules | _ALIKE, enough, deadline, _unproven(tell))
         assert inside.search is not None
         known = max((solved.samples_per_s for solved in inside.search.placed), default=0.0)
     if wide is None:
@@ -286,7 +294,7 @@ def _plain_plan(
         request: what to plan.
         scenario: the model on the cluster.
         plain: the task.
-        other: the best with parameter servers; None if there is none, or none was looked for.
+        other: the best with parameter servers that was found; None if there is none, or none was looked for.
         solve_time_s: how long planning took.
     """
     node = next(kind for kind in scenario.kinds if plain.node in kind.names)

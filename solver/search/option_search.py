@@ -50,7 +50,11 @@ class SearchResult:
 
 
 class OptionSearch:
-    """Compares the options of one job on one cluster."""
+    """Compares the options of one job on one cluster.
+
+    Attributes:
+        is_cut_short: whether options were left out that are no faster than what is `enough`.
+    """
 
     def __init__(
         self,
@@ -59,6 +63,7 @@ class OptionSearch:
         *,
         ps_may_share: bool = False,
         known: Sequence[Solved] = (),
+        enough: float = 0.0,
         on_better: Callable[[SearchResult], None] | None = None,
     ) -> None:
         """Prepares the comparison.
@@ -68,6 +73,8 @@ class OptionSearch:
             space: the options.
             ps_may_share: whether a machine may have several parameter servers.
             known: options already placed, in a part of the space; others are compared with them.
+            enough: samples per second that the job reaches without any; of options that are no faster, the most
+                promising few are placed.
             on_better: told of every option that is better than all before.
         """
         self._scenario = scenario
@@ -77,6 +84,8 @@ class OptionSearch:
         self._placer = OptionPlacer(scenario, self._regions, ps_may_share=ps_may_share)
         self._solved: dict[tuple[int, tuple[WorkerShape, ...], int, int], Solved | None] = {}
         self._known = tuple(known)
+        self._enough = enough
+        self.is_cut_short = False
         self._on_better = on_better
         self._too_large: dict[Candidate, TooManyStatesError] = {}
         self._beaten = 0
@@ -237,6 +246,9 @@ class OptionSearch:
                 goal = (best[0] if last >= best[0] * (1 - TIE) else last) * (1 + ROUNDING)
             if candidate.samples_bound <= goal:
                 return None
+            if len(best) > ALTERNATIVES and max(best[0], candidate.samples_bound) <= self._enough:
+                self.is_cut_short = True
+                return candidate
             try:
                 if goal:
                     found = self._place_if_it_reaches(candidate, goal, deadline)

@@ -64,6 +64,37 @@ def test_a_plan_is_never_slower_than_one_plain_task(model: ModelProfile, machine
     assert Plan.loads(plan.dumps()) == plan
 
 
+@examples(60)
+@given(models, clusters)
+def test_where_it_wins_less_is_searched_and_nothing_else_changes(model: ModelProfile, machines: Cluster) -> None:
+    request = PlanRequest(model, machines, plain=None, time_limit_s=5.0)
+    try:
+        several = make_plan(dataclasses.replace(request, plain=False))
+    except InfeasibleError:
+        return
+    found = make_plan(request)
+    if found.option.ps:
+        assert (found.option, found.tasks, found.alternatives) == (several.option, several.tasks, several.alternatives)
+        return
+    assert several.samples_per_s <= found.samples_per_s / (1 - max(found.gap, 1e-6))
+    assert found.options.solved <= several.options.solved
+    assert found.alternatives[0].samples_per_s <= several.samples_per_s / (1 - max(several.gap, 1e-6))
+
+
+def test_what_the_others_would_reach_is_what_they_reach_when_they_are_asked_for() -> None:
+    fast, slow = (
+        NodeClass(name=model, count=2, cpus=cpus, mem_bytes=32 * GIB, gpus=2, gpu_model=model, network_gbps=gbps)
+        for model, cpus, gbps in (("V100", 8, 25.0), ("K80", 4, 1.0))
+    )
+    settings, cluster = PlanSettings(), Cluster((fast, slow))
+    found = make_plan(settings.request(profile([40 * MB] * 4, flops=2e8), cluster))
+    several = make_plan(settings.request(profile([40 * MB] * 4, flops=2e8), cluster, min_workers=1))
+    assert found.is_plain
+    assert found.optimal
+    assert found.alternatives[0].samples_per_s == several.samples_per_s
+    assert found.options.solved < several.options.solved / 2
+
+
 def test_a_loop_of_the_scripts_own_gets_the_fastest_machine_and_no_prediction() -> None:
     alone = dataclasses.replace(digits(), api=Api.LOOP, batch_size=0, why_alone="It has a loop of its own.")
     small, large = (
