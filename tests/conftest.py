@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 
 from framework.embedded.library import cached_library
 from tests.running import Dike, run_dike
-from tests.warm import FOLDER_VARIABLE, read_migrations_once
+from tests.warm import FOLDER_VARIABLE, GC_THRESHOLD, read_migrations_once
 
 # Nothing of what is imported and collected is garbage: to look for some again and again takes a fifth of the time.
 gc.disable()
@@ -128,6 +128,7 @@ def _turn(item: pytest.Item) -> tuple[int, bool]:
 def pytest_collection_finish(session: pytest.Session) -> None:
     # What has been imported and collected is there to the end: no collection goes through it.
     gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)
     gc.enable()
     if "tensorflow" in sys.modules:
         raise pytest.UsageError("A test module imports TensorFlow as it is collected, which takes seconds.")

@@ -52,6 +52,8 @@ MODULES = {
     "tensorflow": ("tensorflow", "keras", "tf_keras", "sklearn.datasets", "sklearn.model_selection"),
 }
 REQUEST_BYTES = 1 << 17
+GC_THRESHOLD = 10_000
+"""What commands have; tests have it, too."""
 FOLDER_VARIABLE = "DIKE_TESTS_WARM"
 """The environment variable with the folder of the sockets, the same for all processes that run tests."""
 LOCK = ".lock"
@@ -307,6 +309,7 @@ def _main() -> None:
         RDBStorage("sqlite://").engine.dispose()
     gc.collect()
     gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)
     if arguments := _serve(socket.socket(fileno=int(listener)), socket.socket(fileno=int(first))):
         _become(arguments)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import atexit
 import functools
+import gc
 import importlib
 import importlib.util
 import logging
@@ -35,6 +36,8 @@ __all__ = ["app", "main"]
 
 logger = logging.getLogger(__name__)
 
+GC_THRESHOLD = 10_000
+"""So many objects are allocated between two looks for garbage."""
 REPORTED = {"tensorflow": "TensorFlow", "keras": "Keras"}
 """Distribution -> its name: those whose versions a report of an error should name."""
 SCRIPTS_OWN = {"ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -187,6 +190,8 @@ def dike(
 
 def main() -> None:
     """Entry point of the `dike` console script. Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted."""
+    # Most of what a command allocates are modules, and no garbage: to look for some is up to a fifth of its start.
+    gc.set_threshold(GC_THRESHOLD)
     try:
         _run_command()
     except SystemExit as end:
