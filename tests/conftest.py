@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 
 from framework.embedded.library import cached_library
 from tests.running import Dike, run_dike
-from tests.warm import FOLDER_VARIABLE, GC_THRESHOLD, read_migrations_once
+from tests.warm import ENVIRONMENT, FOLDER_VARIABLE, GC_THRESHOLD, read_migrations_once
 
 # Nothing of what is imported and collected is garbage: to look for some again and again takes a fifth of the time.
 gc.disable()
@@ -52,6 +52,10 @@ _LONG = (
     "search/test_study.py",
 )
 """Files that take longest begin first, in this order, so that none is left alone at the end."""
+
+MEMORY = Path("/dev/shm")
+MEMORY_BYTES = 4 << 30
+"""The tests' files take a third of that at most."""
 
 _OPEN_MARKS = ("integration", "mesos", "tensorflow", "gpu")
 _CLOSED_EVENTS = (
@@ -98,9 +102,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # the processes that it starts have its environment
+        if "TMPDIR" not in os.environ and _has_room(MEMORY):
+            # No test looks at what a machine has lost that lost its power, and to write for that takes a fifth of all.
+            os.environ["TMPDIR"] = str(MEMORY)
+            tempfile.tempdir = None
         folder = tempfile.TemporaryDirectory(prefix="dike-tests-")
-        os.environ[FOLDER_VARIABLE] = folder.name
+        # What a test that fails has left stays where it is; all else goes.
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+        os.environ[FOLDER_VARIABLE] = os.environ["TMPDIR"] = tempfile.tempdir = folder.name
         config.add_cleanup(folder.cleanup)
+    ENVIRONMENT.update(os.environ)
+
+
+def _has_room(folder: Path) -> bool:
+    """Whether a file system can hold the files of all tests, and the programs that they start."""
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return False
+    found = os.statvfs(folder)
+    return not found.f_flag & os.ST_NOEXEC and found.f_bavail * found.f_frsize >= MEMORY_BYTES
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -72,8 +72,8 @@ _FOR_SERVERS = {
 }
 _FOR_IMPORTS = re.compile(r"PYTHON\w+|LD_\w+|TMPDIR|LANG|LC_\w+|TZ|COLUMNS|\w*(COLOR|TERM|TYPER)\w*|(TF|KERAS|XLA)_\w+")
 """Variables that one may read, or Python itself; what others are set meanwhile is for forks alone."""
-_ENVIRONMENT = dict(os.environ)
-"""As the tests begin: what they change later is for the processes that they start."""
+ENVIRONMENT: dict[str, str] = {}
+"""As the tests begin, by `tests/conftest.py`: what they change later is for the processes that they start."""
 _asking = threading.Lock()
 
 
@@ -168,9 +168,9 @@ def in_tensorflow(function: Callable[..., None], *arguments: str, timeout: float
 
 
 def _imports_alike(imported: str, environment: Mapping[str, str]) -> bool:
-    names = {*_ENVIRONMENT, *filter(_FOR_IMPORTS.fullmatch, environment)}
+    names = {*ENVIRONMENT, *filter(_FOR_IMPORTS.fullmatch, environment)}
     names = {name for name in names if not _FOR_FORKS[imported].fullmatch(name)}
-    return all(environment.get(name) == _ENVIRONMENT.get(name) for name in names)
+    return all(environment.get(name) == ENVIRONMENT.get(name) for name in names)
 
 
 @functools.cache
@@ -189,7 +189,7 @@ def _server(imported: str) -> socket.socket:
         with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             listener.bind(str(path))
             listener.listen()
-            kept = {name: value for name, value in _ENVIRONMENT.items() if not _FOR_FORKS[imported].fullmatch(name)}
+            kept = {name: value for name, value in ENVIRONMENT.items() if not _FOR_FORKS[imported].fullmatch(name)}
             subprocess.Popen(
                 [sys.executable, "-m", "tests.warm", str(listener.fileno()), str(theirs.fileno()), imported],
                 cwd=Path(__file__).parents[1],

@@ -6,7 +6,6 @@ import dataclasses
 import io
 import json
 import math
-import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from backports import tarfile  # Python's own has filters since 3.11.4; Debian 12 has 3.11.2
 
 from dike.trial import folders
 from executor.outputs import LIMIT_VARIABLE, Outputs
