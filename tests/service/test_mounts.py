@@ -210,7 +210,7 @@ def test_what_is_launched_has_its_volumes(tmp_path: Path, is_search: bool) -> No
         parse_volume("/data:/mnt/data:ro").to_mesos(),
         parse_volume(ROOT).to_mesos(),
     ]
-    stage.service.scheduler.cancel()
+    stage.service.cancel()
 
 
 def test_a_job_stays_where_its_checkpoints_are_should_the_root_change() -> None:

@@ -43,6 +43,7 @@ class Stage:
         self.store = ServiceStore(f"sqlite:///{folder}/service.db")
         self.mesos = PlayedMesos()
         self.inbox: Any = events.EventScheduler().events
+        self.services: list[Service] = []
         self.start()
 
     def start(self, checkpoint_root: str = "/checkpoints", **changes: Any) -> None:
@@ -50,6 +51,7 @@ class Stage:
         around = dataclasses.replace(played_context(self.store, checkpoint_root), **changes)
         self.mesos = PlayedMesos()
         self.service = Service(around, self.mesos)
+        self.services.append(self.service)
         self.service.handle(events.Subscribed("F-1", "127.0.0.1:5050", 1e6))
         self.service.tick()
 
@@ -137,6 +139,8 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     made = Stage(tmp_path)
     with contextlib.closing(made.store):
         yield made
+        for service in made.services:
+            service.cancel()
 
 
 @pytest.mark.slow
