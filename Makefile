@@ -62,6 +62,7 @@ bench-search: $(VENV)/.installed-bench
 $(VENV)/.installed-%: setup.cfg pyproject.toml $(wildcard compat/http_parser/*.* compat/http_parser/http_parser/*.py)
 	@echo "installing Dike and its '$*' needs into $(VENV)"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --upgrade pip
 	$(PIP) install --quiet ./compat/http_parser
 	$(PIP) install --quiet --editable ".[$*]"
 	touch $@
