@@ -30,13 +30,13 @@ test: $(VENV)/.installed-test
 	$(MAKE) --no-print-directory --jobs 2 lint suite
 
 suite: $(VENV)/.installed-test
-	$(PYTEST) 4
+	$(PYTEST) 5
 
 test-fast: $(VENV)/.installed-test
 	$(PYTEST) 2 --dist worksteal --fast
 
 test-thorough: lint
-	$(PYTEST) 4 --hypothesis-profile thorough
+	$(PYTEST) 5 --hypothesis-profile thorough
 
 fuzz: $(VENV)/.installed-test
 	$(PYTEST) 2 --timeout 0 --hypothesis-profile fuzz $(wildcard tests/*/test_*fuzz*.py)
