@@ -25,6 +25,10 @@ _SET_IN_FORKS = re.compile(
 same in a zygote and in its forks."""
 _NEED_NUMPY = {"tensorflow", "keras", "tf_keras", "scipy", "pandas", "sklearn", "matplotlib", "h5py"}
 """What imports it in any case: whether a script names it besides is no reason for another zygote."""
+_TENSORFLOW_AND_KERAS = ("tensorflow", "keras")
+"""Either imports the other, so a script that names one shares the zygote of one that names both."""
+_OTHER_KERAS = {"KERAS_BACKEND", "TF_USE_LEGACY_KERAS"}
+"""Unless one of these variables is set."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +93,12 @@ class Setup:
         values |= process_environment(self, {})
         kept = {name: value for name, value in values.items() if not _SET_IN_FORKS.fullmatch(name)}
         libraries = {name.partition(".")[0] for name in self.preload}
-        preload = tuple(name for name in self.preload if name != "numpy" or not libraries & _NEED_NUMPY)
-        return ZygoteKind(self.launcher, preload, tuple(sorted(kept.items())))
+        preload = [name for name in self.preload if name != "numpy" or not libraries & _NEED_NUMPY]
+        if not kept.keys() & _OTHER_KERAS and (named := [name for name in preload if name in _TENSORFLOW_AND_KERAS]):
+            place = preload.index(named[0])
+            others = [name for name in preload if name not in named]
+            preload = [*others[:place], *_TENSORFLOW_AND_KERAS, *others[place:]]
+        return ZygoteKind(self.launcher, tuple(preload), tuple(sorted(kept.items())))
 
 
 def process_environment(setup: Setup, base: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -49,6 +49,18 @@ def test_scripts_that_import_numpy_besides_share_a_zygote() -> None:
     assert named.preload == ("sklearn.datasets",)
 
 
+def test_scripts_that_import_tensorflow_or_keras_share_a_zygote() -> None:
+    def preloads(environment: dict[str, str]) -> set[tuple[str, ...]]:
+        asked = (("tensorflow",), ("keras",), ("keras", "tensorflow"), ("tensorflow", "keras"))
+        return {Setup("dike.launch", ("scipy", *each, "h5py"), environment).kind({}).preload for each in asked}
+
+    assert preloads({}) == {("scipy", "tensorflow", "keras", "h5py")}
+    # With another backend Keras does not import TensorFlow, nor does TensorFlow a Keras that it does not use.
+    for variable in ("KERAS_BACKEND", "TF_USE_LEGACY_KERAS"):
+        assert len(preloads({variable: "1"})) == 4
+    assert Setup("dike.launch", ("scipy", "keras.applications"), {}).kind({}).preload == ("scipy", "keras.applications")
+
+
 def test_scripts_with_other_numbers_of_threads_share_a_zygote() -> None:
     asked = ({}, {"OMP_NUM_THREADS": "2"}, {"OPENBLAS_NUM_THREADS": "4"})
     assert len({Setup("dike.launch", ("numpy",), environment).kind({}) for environment in asked}) == 1
