@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 LEAST_TRIALS = 5
 """With fewer finished trials there is nothing to compare."""
+_loading = threading.Lock()
+"""Of two threads that begin to load Optuna's part, neither may meet it half loaded."""
 
 
 def finished_trials(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
@@ -47,7 +50,10 @@ def importances(spec: SearchSpec, trials: Sequence[TrialRecord]) -> dict[str, fl
     if not names:
         return {}
     import optuna
-    import optuna.importance
+
+    # Where scikit-learn is installed this loads it, 100 MB that most services never need.
+    with _loading:
+        import optuna.importance
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)

@@ -343,9 +343,8 @@ def _suggest_one(trial: optuna.Trial, parameter: Parameter) -> Value:
 
 
 def load_optuna() -> None:
-    """Loads all that is used of Optuna, before there are threads: two that begin to can both meet it half loaded."""
+    """Loads what a search uses of Optuna, before there are threads: two that begin to can both meet it half loaded."""
     import optuna.exceptions
-    import optuna.importance
     import optuna.samplers
     import optuna.storages._rdb.models  # noqa: F401
 

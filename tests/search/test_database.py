@@ -194,6 +194,7 @@ study = Study.create(sys.argv[1], SPEC)
 study.ask()
 study.close()
 remove_study(sys.argv[1], SPEC.name)
+assert "sklearn" not in sys.modules, "100 MB that only the importance of parameters needs"
 sys.exit(repr({name for name in sys.modules if name.startswith("optuna")} - before or 0))
 """
     command = [sys.executable, "-c", script, f"sqlite:///{tmp_path}/s.db"]
