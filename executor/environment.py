@@ -93,11 +93,9 @@ class Setup:
         values |= process_environment(self, {})
         kept = {name: value for name, value in values.items() if not _SET_IN_FORKS.fullmatch(name)}
         libraries = {name.partition(".")[0] for name in self.preload}
-        preload = [name for name in self.preload if name != "numpy" or not libraries & _NEED_NUMPY]
-        if not kept.keys() & _OTHER_KERAS and (named := [name for name in preload if name in _TENSORFLOW_AND_KERAS]):
-            place = preload.index(named[0])
-            others = [name for name in preload if name not in named]
-            preload = [*others[:place], *_TENSORFLOW_AND_KERAS, *others[place:]]
+        shared = () if kept.keys() & _OTHER_KERAS else _TENSORFLOW_AND_KERAS
+        named = [name for name in self.preload if name != "numpy" or not libraries & _NEED_NUMPY]
+        preload = dict.fromkeys(each for name in named for each in (shared if name in shared else (name,)))
         return ZygoteKind(self.launcher, tuple(preload), tuple(sorted(kept.items())))
 
 

@@ -53,8 +53,8 @@ _LONG = (
 )
 """Files that take longest begin first, in this order, so that none is left alone at the end."""
 
-MEMORY = Path("/dev/shm")
-MEMORY_BYTES = 4 << 30
+_MEMORY = Path("/dev/shm")
+_MEMORY_BYTES = 4 << 30
 """The tests' files take a third of that at most."""
 
 _OPEN_MARKS = ("integration", "mesos", "tensorflow", "gpu")
@@ -102,13 +102,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # the processes that it starts have its environment
-        if "TMPDIR" not in os.environ and _has_room(MEMORY):
-            # No test looks at what a machine has lost that lost its power, and to write for that takes a fifth of all.
-            os.environ["TMPDIR"] = str(MEMORY)
-            tempfile.tempdir = None
-        folder = tempfile.TemporaryDirectory(prefix="dike-tests-")
+        # No test looks at what a machine has lost that lost its power, and to write for that takes a fifth of all.
+        root = str(_MEMORY) if "TMPDIR" not in os.environ and _has_room(_MEMORY) else tempfile.gettempdir()
+        folder = tempfile.TemporaryDirectory(prefix="dike-tests-", dir=root)
         # What a test that fails has left stays where it is; all else goes.
-        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", root)
         os.environ[FOLDER_VARIABLE] = os.environ["TMPDIR"] = tempfile.tempdir = folder.name
         config.add_cleanup(folder.cleanup)
     ENVIRONMENT.update(os.environ)
@@ -119,7 +117,7 @@ def _has_room(folder: Path) -> bool:
     if not os.access(folder, os.W_OK | os.X_OK):
         return False
     found = os.statvfs(folder)
-    return not found.f_flag & os.ST_NOEXEC and found.f_bavail * found.f_frsize >= MEMORY_BYTES
+    return not found.f_flag & os.ST_NOEXEC and found.f_bavail * found.f_frsize >= _MEMORY_BYTES
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
