@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import multiprocessing
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -12,10 +13,11 @@ from statistics import fmean, geometric_mean, median
 
 from threadpoolctl import threadpool_limits
 
-from benchmarks.search.learned import GaussianProcessPolicy, Library, ToldPolicy
+from benchmarks.search.learned import GaussianProcessPolicy, ToldPolicy, ended
 from benchmarks.search.simulated import DATA
 from dike.exceptions import BadInputError
 from framework.policies.trials.dike_policy import PATIENCE, RUNGS_SHARE, DikePolicy
+from framework.policies.trials.earlier_trials import EarlierTrials
 from framework.policies.trials.interface import Decision, Policy, PolicySettings, Reading, SlotView, TrialView
 from framework.simulation.bins import TARGET_SHARE, Bin, draw_bin
 from framework.simulation.comparison import (
@@ -39,11 +41,13 @@ CHOICE_SEEDS = range(200, 208)
 FEW_SEEDS = range(300, 304)
 FAMILY_SEED, CHOICE_FAMILY_SEED, ASIDE_SEED, LIBRARY_SEED = 1, 0, 3, 99
 LIBRARY_TRIALS = 1000
+EARLIER_TRIALS = 32
 
 OTHERS = ("fifo", "asha", "hermes")
 GP = "GP, as DyHPO"
 WITHOUT_RUNGS = "dike, without rungs"
 TOLD = "told the family"
+LEARNED = "dike, --learn-from"
 DIKES = ("dike", WITHOUT_RUNGS)
 PATIENCE_BEFORE = 16
 """Of the rule without rungs."""
@@ -152,7 +156,8 @@ def measure() -> Iterator[str]:
         yield f"trials, 4 of them good, on 4 GPUs, {len(SEEDS)} bins (seeds {SEEDS.start} to {SEEDS.stop - 1}), as in"
         yield f"[search.md](search.md). *{WITHOUT_RUNGS}*: as it was, with a patience of {PATIENCE_BEFORE}."
         yield "*GP, as DyHPO*: by a Gaussian process over the curves of this search. *Told the family*: knows the"
-        yield f"target and other curves of the set (of a family {LIBRARY_TRIALS:,}), so it is the price of not knowing."
+        yield f"target and {LIBRARY_TRIALS:,} other curves of the family, so it is the price of not knowing."
+        yield f"*{LEARNED}*: knows {EARLIER_TRIALS} of these, others for each bin, and not the target."
         yield "*By the best*: a time by that of the best of fifo, asha and hermes."
         yield ""
         yield "Families: `framework/simulation/families.py`; choices were made on seeds 0 to 2, here it is seed 1."
@@ -197,11 +202,11 @@ def _table(title: str, rows: Mapping[str, Times]) -> Iterator[str]:
     names = list(next(iter(rows.values())))
     yield f"## {title}"
     yield ""
-    yield f"| curves | {' | '.join(names)} | dike by the best | without rungs by the best |"
-    yield f"|---|{'---|' * (len(names) + 2)}"
+    yield f"| curves | {' | '.join(names)} | dike by the best |"
+    yield f"|---|{'---|' * (len(names) + 1)}"
     means = {name: geometric_mean(row[name] for row in rows.values()) for name in names}
     for text, row in (*rows.items(), ("geometric mean", means)):
-        yield f"| {text} | {_cells(row)} | {' | '.join(f'{row[name] / _best(row):.2f}' for name in DIKES)} |"
+        yield f"| {text} | {_cells(row)} | {row['dike'] / _best(row):.2f} |"
     yield ""
 
 
@@ -264,11 +269,16 @@ def _main_times(place: int) -> Times:
     scenario = resolve(curves, SimulationSettings(target_share=one.target_share))
     policies = _contenders()
     if one.is_aside:
-        others = curves if one.file else draw_family(one.family, LIBRARY_SEED, LIBRARY_TRIALS)
-        library = Library(others, scenario.target)
+        others = draw_family(one.family, LIBRARY_SEED, LIBRARY_TRIALS)
         policies[GP] = lambda _, settings: GaussianProcessPolicy(settings)
-        policies[TOLD] = lambda trials, settings: ToldPolicy(settings, library, trials.curves)
+        policies[TOLD] = lambda _, settings: ToldPolicy(settings, others, scenario.target)
+        policies[LEARNED] = lambda _, settings: DikePolicy(settings, earlier=_earlier(others, settings.seed))
     return _times(curves, scenario, policies, SEEDS)
+
+
+def _earlier(curves: Sequence[Curve], seed: int) -> EarlierTrials:
+    """What there is of an earlier search: few curves of the family, others for each bin."""
+    return EarlierTrials(ended(random.Random(seed).sample(curves, EARLIER_TRIALS)))  # noqa: S311
 
 
 def _setting_times(setting: str, place: int) -> Times | None:

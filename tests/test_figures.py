@@ -57,7 +57,7 @@ NOT_MEASURED = {
     "page.md": "2 s; 15 s",
     "policies.md": (
         "3%; 6 times; 40 times; 2.5%; 15%; 1.3 times; 3%; 6%; 15%; 1.3; 1.5; 30; 16; 12; 18; 1.5 times; 1.3 times; "
-        "1.3 times; 16; 20; 64"
+        "1.3 times; 32; 16; 20; 64"
     ),
     "roles.md": "5 s; 20 ms; 2 s",
     "search-database.md": "3 s; 15 s; 64 MiB; 2,000; 1,000",

@@ -15,6 +15,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
 from framework.policies.trials.dike_policy import DikePolicy
+from framework.policies.trials.earlier_trials import EarlierTrial, EarlierTrials
 from framework.policies.trials.interface import PolicySettings, TrialView
 from framework.simulation.curves import Curve
 
@@ -27,16 +28,7 @@ NEW_PAIRS = 8
 """Its kernel is fitted anew when there are so many more."""
 
 NEIGHBOURS = 20
-LOOKED_AT = {1.0: 4.0, 0.9: 1.0, 0.75: 1.0, 0.5: 1.0, 0.25: 0.5, 0.1: 0.25}
-"""Share of a trial's time -> weight of the difference there."""
-RETRIED = 1e-3
-"""What a trial of which all is known to be lost is worth, by the time it has had."""
-START = 0.1
-"""Quanta that it costs to put a trial into a slot."""
-AGES = 200
 _NORMAL = NormalDist()
-LOST = 1e6
-"""Stands for a loss that is NaN, infinite, or larger."""
 
 
 class GaussianProcessPolicy(DikePolicy):
@@ -124,50 +116,26 @@ class GaussianProcessPolicy(DikePolicy):
         return np.minimum(mean, 0.0), np.maximum(deviation, 1e-9)
 
 
-class Library:
-    """Curves of one family, ready to be compared with.
-
-    Args:
-        curves: all that are known.
-        target: the loss to reach.
-    """
-
-    def __init__(self, curves: Sequence[Curve], target: float) -> None:
-        self.curves = curves
-        self.reach_s = np.array([curve.time_to(target) for curve in curves])
-        self.length_s = np.array([curve.length_s for curve in curves])
-        self._ages_s = np.concatenate([[0.0], self.length_s.max() * np.geomspace(1e-4, 1.0, AGES)])
-        losses = np.array([[curve.loss_at(age_s) for age_s in self._ages_s] for curve in curves])
-        self._losses = np.minimum(np.where(np.isfinite(losses), losses, LOST), LOST)
-
-    def losses_at(self, age_s: float) -> Array:
-        """Of all curves."""
-        place = min(max(int(np.searchsorted(self._ages_s, age_s)), 1), AGES)
-        before_s, after_s = self._ages_s[place - 1 : place + 1]
-        share = min((age_s - before_s) / (after_s - before_s), 1.0)
-        return (1 - share) * self._losses[:, place - 1] + share * self._losses[:, place]
+def ended(curves: Sequence[Curve]) -> list[EarlierTrial]:
+    """Curves as the trials of an earlier search."""
+    return [EarlierTrial(*curve.points) for curve in curves]
 
 
 class ToldPolicy(DikePolicy):
-    """Knows other curves of the same family and the target: the greatest chance per second to reach it.
+    """Knows many other curves of the same family and the target: the greatest chance per second to reach it.
 
-    What may become of a trial is what became of those curves that were most alike so far. Of all stretches of time the
-    one with the greatest ratio of chance and time counts (the index of Gittins). Slots are given out as in `dike`.
+    Slots are given out as in `dike`.
 
     Args:
         settings: the length of a quantum.
-        library: the curves it knows.
-        own: the trials' curves, which it does not look at if they are among those.
+        known: other curves.
+        target: the loss to reach.
     """
 
-    def __init__(self, settings: PolicySettings, library: Library, own: Sequence[Curve]) -> None:
+    def __init__(self, settings: PolicySettings, known: Sequence[Curve], target: float) -> None:
         super().__init__(settings, rungs_share=0.0)
         self._unit_s = settings.quantum_s
-        self._library = library
-        hidden = {id(curve) for curve in own}
-        self._is_hidden = np.array([id(curve) in hidden for curve in library.curves])
-        self._known: dict[int, tuple[float, float]] = {}
-        """Trial -> how old it was when it was looked at, and its worth."""
+        self._known = EarlierTrials(ended(known), target, NEIGHBOURS)
 
     def worths(self, trials: Sequence[TrialView]) -> Worths:
         """See `DikePolicy`."""
@@ -178,32 +146,5 @@ class ToldPolicy(DikePolicy):
             elif not trial.readings:
                 found[trial.id] = (math.inf if not trial.slices else 0.0, "first slice")
             else:
-                age_s = trial.readings[-1].train_s
-                if self._known.get(trial.id, (-1.0, 0.0))[0] != age_s:
-                    self._known[trial.id] = (age_s, self._index(trial, age_s))
-                found[trial.id] = (self._known[trial.id][1], "most alike reached it")
+                found[trial.id] = (self._known.chance(trial, self._unit_s), "most alike reached it")
         return found
-
-    def _index(self, trial: TrialView, age_s: float) -> float:
-        library = self._library
-        times_s = [reading.train_s for reading in trial.readings]
-        losses = [min(reading.loss, LOST) if math.isfinite(reading.loss) else LOST for reading in trial.readings]
-        difference = np.zeros(len(library.curves))
-        for share, weight in LOOKED_AT.items():
-            own = float(np.interp(share * age_s, times_s, losses))
-            difference += weight * (library.losses_at(share * age_s) - own) ** 2
-        difference[self._is_hidden | (library.length_s <= age_s)] = math.inf
-        retried = RETRIED / (age_s + self._unit_s)
-        farthest = np.partition(difference, NEIGHBOURS)[NEIGHBOURS]
-        if not math.isfinite(farthest):
-            return retried
-        weights = np.exp(-2 * difference / max(farthest, 1e-300))
-        left_s = np.where(library.reach_s > age_s, library.reach_s - age_s, math.inf)
-        order = np.argsort(left_s)
-        left_s, weights = left_s[order], (weights / weights.sum())[order]
-        left_s, weights = left_s[np.isfinite(left_s)], weights[np.isfinite(left_s)]
-        if not len(left_s):
-            return retried
-        chances = np.cumsum(weights)
-        costs_s = np.cumsum(weights * left_s) + (1 - chances) * left_s + START * self._unit_s
-        return float(np.max(chances / costs_s)) + retried

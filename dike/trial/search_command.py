@@ -22,7 +22,7 @@ SpaceFunction = Callable[[Any], Mapping[str, Any] | None]
 """Asks an Optuna trial for parameters and returns them by name, or nothing where these are what it asked for."""
 
 COMMAND = (sys.executable, "-P", "-m", "framework", "tune")
-REPEATED = ("constraint", "env", "volume")
+REPEATED = ("constraint", "env", "learn_from", "volume")
 """Options that may be given several times: as a list, or as a mapping for NAME=VALUE."""
 OPTIONS = frozenset(
     {

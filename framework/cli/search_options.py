@@ -19,7 +19,7 @@ from dike.trial.pickled import FUNCTION_SUFFIX
 from framework.cli.mesos_options import MASTER_OPTIONS, MESOS_OPTIONS, PRIVATE_MESOS_OPTIONS
 from framework.cli.option_groups import is_given
 from framework.policies.trials.interface import Milestone, PolicySettings
-from framework.policies.trials.registry import make_policy
+from framework.policies.trials.registry import check_learning, make_policy
 from framework.project.entry_point import RUNS_FOLDER, environment_for_tasks, find_entry_point
 from framework.project.run_folders import absolute_folder, new_job_id
 from framework.project.script_facts import script_facts
@@ -111,6 +111,7 @@ def search_spec(
     stop: str,
     seed: int,
     policy: str,
+    learn_from: tuple[str, ...],
     quantum_s: float,
     jobs_per_slot: int,
     milestones: tuple[Milestone, ...],
@@ -152,6 +153,7 @@ def search_spec(
         quantum_s, jobs_per_slot, milestones, seed, move_s=DEFAULT_MOVE_S, quantum_growth=quantum_growth
     )
     make_policy(policy, settings)
+    check_learning(policy, learn_from)
     return SearchSpec(
         name=name,
         script=str(entry.script),
@@ -165,6 +167,7 @@ def search_spec(
         trial_count=trials or DEFAULT_TRIALS,
         seed=seed,
         policy=policy,
+        learn_from=learn_from,
         settings=settings,
         mode=mode,
         suspend=suspend,

@@ -78,7 +78,7 @@ PANELS = {
     "The script": ("module", "no_flags", "env", "outputs_limit"),
     "What is searched": ("param", "space", "trials", "sampler", "seed", "metric", "mode", "value"),
     "Which trials run first, and which are stopped": (
-        *("policy", "quantum", "jobs_per_gpu", "milestones", "quantum_growth", "stop", "timeout"),
+        *("policy", "learn_from", "quantum", "jobs_per_gpu", "milestones", "quantum_growth", "stop", "timeout"),
     ),
     "The search": ("name", "resume", "storage", "logdir", "on_failure", "output_format"),
     "Slots": ("slots", "slot_cpus", "slot_mem", "slot_gpus", "constraint", "volume", "blacklist_for"),
@@ -121,6 +121,14 @@ def tune(
             f"--stop is given. One of {', '.join(sorted(POLICIES))}."
         ),
     ] = "dike",
+    learn_from: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Name an earlier search of the same model: the trials that it trained to their end say which of these "
+            "are likely to come far (dike); repeatable.",
+        ),
+    ] = None,
     stop: Annotated[
         str,
         typer.Option(
@@ -286,6 +294,7 @@ def tune(
                 stop=stop,
                 seed=seed,
                 policy=policy,
+                learn_from=tuple(learn_from or ()),
                 quantum_s=quantum,
                 jobs_per_slot=jobs_per_gpu,
                 milestones=milestones_of(milestones),
@@ -379,8 +388,9 @@ def _hand_over(
     entry = spec.entry
     facts = script_facts(entry, [parameter.name for parameter in spec.space])
     more = {"constraints": list(constraints), "volumes": list(volumes)}
-    request = search_request(spec, entry.path, facts.preload, **more)
     with access.client() as client:
+        spec = dataclasses.replace(spec, learn_from=tuple(find_job(client, name).id for name in spec.learn_from))
+        request = search_request(spec, entry.path, facts.preload, **more)
         staying.after(client, client.submit_request(request, bundle.pack(entry.script, entry.folder)))
 
 

@@ -104,6 +104,7 @@ class SearchSpec:
         sampler_object: the sampler, pickled (`framework.search.samplers.own_object`); empty for the one that `sampler`
             names.
         space_function: a function that asks an Optuna trial for its parameters, pickled; empty for `space`.
+        learn_from: names of earlier searches in the same database, from whose trials the policy learns.
     """
 
     name: str
@@ -137,6 +138,7 @@ class SearchSpec:
     sampler_object: str = ""
     space_function: str = ""
     suspend: Suspend = "auto"
+    learn_from: tuple[str, ...] = ()
 
     @property
     def entry(self) -> EntryPoint:

@@ -16,7 +16,6 @@ from dike.checkpoints import make_private
 from dike.exceptions import BadInputError, InterruptedByUserError, JobFailedError
 from framework.mesos.containers import own_container
 from framework.mesos.master import LeadingMaster
-from framework.policies.trials.registry import make_policy
 from framework.project import bundle
 from framework.project.script_facts import script_facts
 from framework.scheduler.agents import admitted_agents
@@ -26,9 +25,9 @@ from framework.scheduler.session import sigterm_as_interrupt
 from framework.scheduler.standalone import StandaloneJob, run_standalone
 from framework.search.controller import SearchController
 from framework.search.database import database_files, default_storage, open_database, wait_for_server
-from framework.search.migration_cost import with_measured_migration_cost
 from framework.search.observer import SearchObserver
 from framework.search.optuna_study import Study
+from framework.search.policy import policy_of
 from framework.search.records import SearchResult, SearchSpec, trials_to_resume
 from framework.search.recovery import close_open_slices
 from framework.search.samplers import describe_sampler
@@ -128,8 +127,11 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
         if request.resume and not trials.open and not trials.unsampled:
             observer.notify(f"the search {spec.name} is complete; nothing is left to run")
             return SearchResult(spec.name, True, trials.all, spec.mode, spec.checkpoint_dir)
+        earlier = store.load_slices()
+        policy = policy_of(spec, store, earlier, resumed=request.resume)
         stops = f"; --stop {spec.stop} ends trials for good" if spec.stop else ""
-        how = f"policy {spec.policy}, {describe_sampler(spec)}{stops}"
+        learns = f" that learns from {' and '.join(spec.learn_from)}" if spec.learn_from else ""
+        how = f"policy {spec.policy}{learns}, {describe_sampler(spec)}{stops}"
         observer.notify(f"search {spec.name}: {spec.trial_count} trials, {how}")
         container = own_container(request.mesos.image, request.volumes, spec.checkpoint_dir)
         entry = spec.entry
@@ -139,8 +141,6 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
             )
         facts = script_facts(entry, [parameter.name for parameter in spec.space])
         archive = bundle.pack(entry.script, entry.folder, without=database_files(request.storage))
-        earlier = store.load_slices()
-        policy = make_policy(spec.policy, with_measured_migration_cost(spec.settings, earlier))
         if request.mesos.master is None:
             _make_folder(spec.checkpoint_dir)
         master = stack.enter_context(request.mesos.connect())

@@ -5,6 +5,7 @@ Only the process that runs a search writes it (`Store.lock`). Each method is one
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
 import functools
@@ -133,6 +134,17 @@ class Store:
                 )
         self._search_id, self._spec = row.id, read_spec(name, row.spec)
         return self._spec
+
+    def reading(self, name: str) -> Store:
+        """Another search of this database, to be read; it is closed with this one.
+
+        Raises:
+            BadInputError: if there is none of that name.
+        """
+        other = copy.copy(self)
+        other._lease = None
+        other.open_search(name)
+        return other
 
     def searches(self, *names: str) -> list[SearchSummary]:
         """All searches, or those of these names, oldest first."""

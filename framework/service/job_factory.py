@@ -13,7 +13,6 @@ from dike.exceptions import BadInputError, DikeError
 from framework.mesos import events
 from framework.mesos.containers import Volume
 from framework.mesos.offers import AgentOffer
-from framework.policies.trials.registry import make_policy
 from framework.scheduler.agents import AllAgents
 from framework.scheduler.demand import Demand
 from framework.scheduler.job import Answer, Job, JobHandle
@@ -21,8 +20,8 @@ from framework.scheduler.journal import LeaseLostError, StorageUnavailableError
 from framework.scheduler.lease import HEARTBEAT_S, STALE_S, Heartbeat
 from framework.scheduler.records import JobKind, JobRecord
 from framework.search.controller import SearchController
-from framework.search.migration_cost import with_measured_migration_cost
 from framework.search.optuna_study import Study
+from framework.search.policy import policy_of
 from framework.search.records import SearchSpec, TrialRecord, TrialState, trials_to_resume
 from framework.search.recovery import SearchState, close_open_slices
 from framework.search.slot_pool import SearchSizing, SlotLaunch
@@ -231,7 +230,7 @@ def make_search(record: JobRecord, handle: JobHandle, recorder: JobRecorder, con
             resources,
             store,
             launch,
-            make_policy(spec.policy, with_measured_migration_cost(spec.settings, slices)),
+            policy_of(spec, store, slices, resumed=not is_new),
             SearchRecorder(recorder),
             TrialTracker(spec, store, study, records),
             store,

@@ -23,7 +23,7 @@ from pydantic import (
 from dike.exceptions import BadInputError, DikeError
 from dike.profile import ModelProfile
 from framework.mesos.containers import parse_volumes
-from framework.policies.trials.registry import make_policy
+from framework.policies.trials.registry import check_learning, make_policy
 from framework.scheduler.constraints import parse_constraints
 from framework.scheduler.records import JobKind, JobRecord
 from framework.search.pruners import parse_stop
@@ -163,6 +163,7 @@ class _Search(_Bounds):
     suspend_timeout_s: Positive
     blacklist_s: NotNegative
     timeout_s: Positive | None
+    learn_from: Annotated[tuple[Name, ...], Field(max_length=MAX_PARAMETERS)]
     call: Annotated[int, Field(ge=0, lt=2**31)] | None
     environment: Environment
 
@@ -176,6 +177,7 @@ def check_search(spec: SearchSpec) -> None:
     """
     _Search.model_validate(spec)
     make_policy(spec.policy, spec.settings)
+    check_learning(spec.policy, spec.learn_from)
     if spec.sampler_object or spec.space_function:
         raise BadInputError("A service runs no Python objects of its users: name the sampler and list the space.")
     check_sampler(spec.sampler)

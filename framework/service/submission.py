@@ -14,6 +14,7 @@ from framework.mesos import events
 from framework.project.bundle import check, new_token
 from framework.project.run_folders import new_job_id
 from framework.scheduler.records import NEWEST, JobKind, JobRecord
+from framework.search.policy import earlier_trials
 from framework.search.records import SearchSpec
 from framework.search.recovery import SearchState
 from framework.search.store import Store
@@ -58,6 +59,8 @@ class Submissions:
         asked = request.to_spec() if isinstance(request, SearchJobRequest) else request
         if isinstance(asked, SearchSpec):
             self._check_trials(asked.trial_count, user)
+            if asked.learn_from:
+                earlier_trials(asked, Store(self.store.database.url, engine=self.store.database.engine))
         script, name = asked.script, asked.name
         check(bundle, script)
         self._mounts.check(request)

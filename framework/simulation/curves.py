@@ -67,6 +67,11 @@ class Curve:
         return self._losses[-1]
 
     @property
+    def points(self) -> tuple[Sequence[float], Sequence[float]]:
+        """Steps, ascending, and the losses after them."""
+        return self._steps, self._losses
+
+    @property
     def lowest_loss(self) -> float:
         """The least of its finite losses; infinite if there is none."""
         return min(filter(math.isfinite, self._losses), default=math.inf)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from framework.policies.trials.interface import Milestone, PolicySettings
 from framework.search.records import Parameter, SearchSpec, TrialRecord, TrialState
+from framework.search.store import Store
 
 SPEC = SearchSpec(
     name="digits",
@@ -46,6 +48,16 @@ FULL = TrialRecord(
     created_s=1.7e9,
     ended_s=1.7e9 + 60,
 )
+
+
+def add_search(store: Store, spec: SearchSpec, curves: Sequence[Sequence[float]]) -> None:
+    """Makes a search that has ended: a trial for each curve, which has a loss for each step."""
+    store.create_search(spec)
+    for number, losses in enumerate(curves):
+        trial = TrialRecord(number, {"lr": 0.1}, TrialState.FINISHED, runs=1, step=len(losses), loss=losses[-1])
+        store.save_trial(trial)
+        store.add_losses(number, 0, [report(step, loss) for step, loss in enumerate(losses, 1)])
+    store.finish_search()
 
 
 def report(step: int, loss: float | None = None, **others: Any) -> dict[str, Any]:

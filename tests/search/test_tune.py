@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import shutil
 import signal
@@ -21,9 +22,11 @@ from optuna.storages import RDBStorage
 
 from framework.embedded.agents import AgentSpec
 from framework.embedded.cluster import EmbeddedCluster
+from framework.search.store import Store
 from tests import task_processes, warm
 from tests.running import dike_command, dike_environment
 from tests.search.locks import locked_by
+from tests.search.stored_search import SPEC, add_search
 from tests.waiting import wait_until, whole_lines
 from tests.warm import Warm
 
@@ -183,10 +186,16 @@ def kinds_of_slices(tune: Tune) -> set[tuple[str, bool]]:
     return {(piece["process"], piece["run"] > 0) for piece in slices_of(tune)}
 
 
-@pytest.mark.parametrize("policy", ["dike", "hermes"])
-def test_every_policy_brings_all_trials_to_their_end(tune: Tune, policy: str) -> None:
-    result = tune.json(*command(tune, "--policy", policy, "--slots", "2", steps=12))
+@pytest.mark.parametrize("policy", [("dike", "--learn-from", "before"), ("hermes",)], ids=" ".join)
+def test_every_policy_brings_all_trials_to_their_end(tune: Tune, policy: tuple[str, ...]) -> None:
+    database = tune.folder / "dike-runs" / "searches.db"
+    database.parent.mkdir()
+    with contextlib.closing(Store(f"sqlite:///{database}")) as store:
+        losses = [[(1 - 0.05 * number) ** step for step in range(1, 13)] for number in range(8)]
+        add_search(store, dataclasses.replace(SPEC, name="before"), losses)
+    result = tune.json(*command(tune, "--policy", *policy, "--slots", "2", steps=12))
     assert result["complete"]
+    assert any(piece["reason"] == "best chance by earlier trials" for piece in slices_of(tune)) == (len(policy) > 1)
     assert tune.trajectories() == {lr: expected(lr, 12) for lr in ("0.1", "0.2", "0.05", "0.02")}
     # Whichever steps were told together: the value is the loss that was reported last.
     values = {str(trial["parameters"]["lr"]): trial["value"] for trial in result["trials"]}

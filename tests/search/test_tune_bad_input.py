@@ -48,6 +48,7 @@ def sentence(done: subprocess.CompletedProcess[str]) -> str:
         (("--space", "missing.yaml"), "missing.yaml"),
         (("--param", "lr=0.1", "--policy", "hermess"), "hermes"),
         (("--param", "lr=0.1", "--milestones", "half:20s"), "--milestones"),
+        (("--param", "lr=0.1", "--learn-from", "x", "--policy", "asha"), "--policy dike"),
         (("--param", "lr=0.1", "--storage", "nonsense://x"), "nonsense"),
         (("--param", "lr=0.1", "--storage", "sqlite:////no/such/folder/x.db"), "/no/such/folder"),
         (("--param", "lr=0.1", "--name", "a/b"), "a/b"),

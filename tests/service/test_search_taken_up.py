@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dike.exceptions import BadInputError
 from executor.trial_messages import Losses, RunEnd
 from framework.mesos import events
 from framework.scheduler.records import JobState
@@ -16,6 +17,7 @@ from framework.search.records import TrialState
 from framework.search.store import Store
 from framework.service.retention import remove_old_searches
 from tests.search.search_stage import search_spec
+from tests.search.stored_search import add_search
 from tests.service.searches_stage import Stage
 
 LONG_AFTER_S = 1e10
@@ -53,6 +55,22 @@ def test_a_search_made_by_others_is_not_taken_for_the_jobs(stage: Stage, tmp_pat
         # It outlives the job.
         assert remove_old_searches(stage.store, LONG_AFTER_S) == ["s"]
         assert store.open_search("s") == spec
+
+
+def test_a_search_learns_from_one_that_the_service_knows_and_goes_on_when_that_is_gone(
+    stage: Stage, tmp_path: Path
+) -> None:
+    with contextlib.closing(Store(stage.store.database.url)) as store:
+        add_search(store, search_spec(tmp_path, name="before"), [[3.0, 2.0 - 0.1 * number] for number in range(8)])
+        asked = search_spec(tmp_path, policy="dike", learn_from=("before",))
+        with pytest.raises(BadInputError, match="There is no search 'later' here"):
+            stage.submit(dataclasses.replace(asked, learn_from=("later",)))
+        stage.submit(asked)
+        stage.launch("s")
+        store.delete_search()
+    stage.service.cancel()
+    stage.start()
+    assert stage.job("s").state is JobState.RUNNING, stage.job("s").failure
 
 
 @pytest.mark.slow

@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from statistics import median
+from typing import TYPE_CHECKING
 
 from framework.policies.trials.asha import AshaPolicy
 from framework.policies.trials.bound import Turn
 from framework.policies.trials.interface import Choice, Decision, PolicySettings, SlotView, TrialView
 from framework.policies.trials.migration import Migration
 from framework.policies.trials.progress import Progress
+
+if TYPE_CHECKING:  # Its numpy takes longer to import than all that a command needs to print its help.
+    from framework.policies.trials.earlier_trials import EarlierTrials
 
 AHEAD = 0.03
 """So far below the best loss we expect the goal, as a share of what the best trial has come down."""
@@ -61,20 +65,30 @@ class DikePolicy:
     * Nobody else starves: a trial that has been passed over 40 times for each trial there is runs a quantum, which
       takes 2.5% of the slots at most.
     * One that cannot be suspended goes on.
+    * Where trials of an earlier search are known the worth is the geometric mean of that above and of the chance that
+      these give to the trial (`EarlierTrials`).
 
     Args:
         settings: the length of a quantum.
         patience: with trials that stand still.
         rungs_share: of so many quanta the rungs name the trial.
+        earlier: trials of an earlier search; None for none.
     """
 
     name = "dike"
 
-    def __init__(self, settings: PolicySettings, patience: float = PATIENCE, rungs_share: float = RUNGS_SHARE) -> None:
+    def __init__(
+        self,
+        settings: PolicySettings,
+        patience: float = PATIENCE,
+        rungs_share: float = RUNGS_SHARE,
+        earlier: EarlierTrials | None = None,
+    ) -> None:
         self.progress: dict[int, Progress] = {}
         """Of all trials there were."""
         self._quantum_s = settings.quantum_s
         self._patience = patience
+        self._earlier = earlier
         self._rungs = AshaPolicy(settings)
         self._rungs_share = rungs_share
         self._owed = 0.0
@@ -221,7 +235,11 @@ class DikePolicy:
             elif not trial.slices and not trial.readings:
                 worths[trial.id] = (math.inf, "first slice")
             else:
-                worths[trial.id] = self._worth(trial, first, best, mean_distance)
+                worth, reason = self._worth(trial, first, best, mean_distance)
+                if self._earlier is not None and trial.readings:
+                    chance = self._earlier.chance(trial, self._quantum_s)
+                    worth, reason = math.sqrt(worth * chance), "best chance by earlier trials"
+                worths[trial.id] = worth, reason
         return worths
 
     def _worth(self, trial: TrialView, first: float, best: float, mean_distance: float) -> tuple[float, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from dike.exceptions import BadInputError
 from framework.policies.trials.asha import AshaPolicy
@@ -33,3 +33,19 @@ def make_policy(name: str, settings: PolicySettings) -> Policy:
         hint = f"did you mean {near[0]}? " if near else ""
         raise BadInputError(f"There is no policy '{name}'; {hint}choose one of {', '.join(sorted(POLICIES))}.")
     return POLICIES[name](settings)
+
+
+def check_learning(name: str, learn_from: Sequence[str]) -> None:
+    """Refuses a policy that is to learn from other searches and cannot.
+
+    Args:
+        name: of the policy.
+        learn_from: names of searches.
+
+    Raises:
+        BadInputError: if it is one.
+    """
+    if learn_from and name != DikePolicy.name:
+        raise BadInputError(
+            f"--learn-from is for --policy {DikePolicy.name}; '{name}' looks at the trials of its own search alone."
+        )

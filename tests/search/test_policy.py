@@ -1,0 +1,115 @@
+"""What a search's policy is told from the database."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dike.exceptions import BadInputError
+from framework.policies.trials.dike_policy import DikePolicy
+from framework.policies.trials.earlier_trials import FEWEST
+from framework.policies.trials.interface import SlotView, TrialView
+from framework.search.objective import Objective
+from framework.search.policy import earlier_trials, policy_of
+from framework.search.records import SearchSpec, TrialRecord, TrialState
+from framework.search.store import Store
+from tests.search.search_stage import search_spec
+from tests.search.stored_search import add_search, report
+
+STEPS = 20
+
+
+def falls_late(step: int) -> float:
+    return 3.0 if step <= STEPS / 2 else 0.5
+
+
+def flattens(step: int) -> float:
+    return max(1.5, 2.9 - 0.2 * step)
+
+
+def curve(falls: Any, steps: int = STEPS) -> list[float]:
+    return [falls(step) for step in range(1, steps + 1)]
+
+
+CURVES = [curve(falls) for falls, count in ((falls_late, 3), (flattens, FEWEST - 3)) for _ in range(count)]
+
+
+@pytest.fixture
+def store(storage: str) -> Iterator[Store]:
+    with contextlib.closing(Store(storage)) as store:
+        yield store
+
+
+def learning(tmp_path: Path, *names: str, **changes: Any) -> SearchSpec:
+    return search_spec(tmp_path, name="new", policy="dike", learn_from=names, **changes)
+
+
+def chosen(store: Store, spec: SearchSpec, *, resumed: bool = False) -> int:
+    """Of a trial that will fall late and one that has flattened the one that gets the slot."""
+    objective = Objective(spec.metric, spec.mode, spec.value)
+    trials = []
+    for number, losses in enumerate((curve(falls_late, 9), curve(flattens, 9))):
+        readings = [objective.reading(report(step, loss, value=loss)) for step, loss in enumerate(losses, 1)]
+        trials.append(TrialView(number, 0.0, [reading for reading in readings if reading is not None], [0]))
+    policy = policy_of(spec, store, [], resumed=resumed)
+    assert isinstance(policy, DikePolicy)
+    return policy.decide(0.0, trials, [SlotView(0)]).runs[0].trial
+
+
+def test_a_search_learns_from_trials_of_one_before(store: Store, tmp_path: Path) -> None:
+    add_search(store, search_spec(tmp_path, name="before"), CURVES)
+    store.create_search(learning(tmp_path, "before"))
+    assert chosen(store, learning(tmp_path)) == 1
+    assert chosen(store, learning(tmp_path, "before")) == 0
+    assert store.spec.name == "new"
+
+
+def test_only_trials_that_were_trained_to_their_end_say_anything(store: Store, tmp_path: Path) -> None:
+    add_search(store, search_spec(tmp_path, name="before"), CURVES)
+    for number, state in enumerate((TrialState.STOPPED, TrialState.FAILED, TrialState.SUSPENDED), len(CURVES)):
+        store.save_trial(TrialRecord(number, {}, state))
+        store.add_losses(number, 0, [report(1, 0.1)])
+    # One that has reported nothing, or nothing but its beginning.
+    store.save_trial(TrialRecord(len(CURVES) + 3, {}, TrialState.FINISHED))
+    store.save_trial(TrialRecord(len(CURVES) + 4, {}, TrialState.FINISHED))
+    store.add_losses(len(CURVES) + 4, 0, [report(0, 0.1)])
+    assert [one.losses for one in earlier_trials(learning(tmp_path, "before"), store)] == CURVES
+
+
+def test_several_searches_count_together_and_each_once(store: Store, tmp_path: Path) -> None:
+    for name, curves in (("one", CURVES[:3]), ("two", CURVES[3:])):
+        add_search(store, search_spec(tmp_path, name=name), curves)
+    assert len(earlier_trials(learning(tmp_path, "one", "two", "one"), store)) == len(CURVES)
+    with pytest.raises(BadInputError, match=f"3 trials of one were trained to their end; .* takes {FEWEST}"):
+        earlier_trials(learning(tmp_path, "one"), store)
+
+
+def test_trials_are_compared_by_samples(store: Store, tmp_path: Path) -> None:
+    add_search(store, search_spec(tmp_path, name="before"), CURVES)
+    store.save_trial(TrialRecord(0, {"batch_size": 32}, TrialState.FINISHED))
+    one = earlier_trials(learning(tmp_path, "before"), store)[0]
+    assert list(one.samples) == [32.0 * step for step in range(1, STEPS + 1)]
+
+
+def test_a_search_for_something_else_is_refused(store: Store, tmp_path: Path) -> None:
+    add_search(store, search_spec(tmp_path, name="before"), CURVES)
+    asked = learning(tmp_path, "before", metric="accuracy", mode="max")
+    with pytest.raises(BadInputError, match="'before' was for the least loss, and this one is for the greatest acc"):
+        policy_of(asked, store, [], resumed=False)
+
+
+def test_one_that_is_not_there_is_refused_at_first_and_done_without_later(store: Store, tmp_path: Path) -> None:
+    add_search(store, search_spec(tmp_path, name="before"), CURVES)
+    with pytest.raises(BadInputError, match="There is no search 'befor' here; did you mean 'before'"):
+        policy_of(learning(tmp_path, "befor"), store, [], resumed=False)
+    assert chosen(store, learning(tmp_path, "befor"), resumed=True) == 1
+    assert chosen(store, learning(tmp_path, "befor", "before"), resumed=True) == 0
+
+
+def test_a_policy_that_cannot_learn_is_refused(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match="--learn-from is for --policy dike; 'fifo' looks at"):
+        policy_of(search_spec(tmp_path, learn_from=("before",)), store, [], resumed=False)
