@@ -119,7 +119,7 @@ class Plan:
         gap: by how much at most (share of the best possible) a better plan could be better.
         solve_time_s: how long planning took.
         options: counts of options.
-        alternatives: the next best options.
+        alternatives: the next best of the options that were placed.
         why: short sentences for the user.
         formulation: the exact form of the placement program, and why that one.
         method: who planned: `dike`, or one of the baselines.

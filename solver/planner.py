@@ -91,9 +91,6 @@ def make_plan(request: PlanRequest, on_progress: Callable[[PlanProgress], None] 
     if plain is not None and (found is None or plain.samples_per_s >= found.best.samples_per_s * (1 - TIE)):
         other = None if found is None else _plan(request, scenario, attempt, found, 0.0)
         return _plain_plan(request, scenario, plain, other, time.monotonic() - started)
-    if attempt.search is not None and attempt.search.is_cut_short:
-        # One outside the rules is faster than the plain task all the same, and is compared with the best inside.
-        attempt, found = _search(request, scenario, rules, 0.0, deadline, tell)
     if found is None and request.min_workers > 1:
         raise InfeasibleError(
             f"The machines have no room for {request.min_workers} workers, the fewest wanted; add machines or ask for "
@@ -207,11 +204,17 @@ def _search_whole(
         wide, bound = space.best(0.0, deadline, starts)
     inside, found, known = None, None, 0.0
     if wide is None or _ceiling(request, scenario) >= wide.samples_per_s * (1 - TIE):
-        inside, found = _search(request, scenario, rules | _ALIKE, enough, deadline, _unproven(tell))
-        assert inside.search is not None
-        known = max((solved.samples_per_s for solved in inside.search.placed), default=0.0)
-    if wide is None:
-        wide, bound = space.best(known, deadline, starts)
+        # At first the most promising few, for the relaxation to begin with.
+        inside, found = _search(request, scenario, rules | _ALIKE, math.inf, deadline, _unproven(tell))
+        search = inside.search
+        assert search is not None
+        if wide is None:
+            wide, bound = space.best(search.speed, deadline, starts)
+        if search.is_cut_short:
+            # Then those that can be the best of all.
+            search.enough = max(enough, 0.0 if wide is None else wide.samples_per_s * (1 - TIE))
+            found = search.fastest(deadline)
+        known = search.speed
     if wide is not None and (found is None or wide.samples_per_s * (1 - TIE) > found.best.samples_per_s):
         others = () if found is None else (found.best, *found.others)
         found = SearchResult(_solved(wide, bound), others, 1.0, 1 if found is None else found.placed + 1)
@@ -219,8 +222,8 @@ def _search_whole(
         assert inside is not None
         return inside, None
     gap = 1 - max(known, 0.0 if wide is None else wide.samples_per_s) / max(known, bound)
-    search = None if inside is None else inside.search
-    return dataclasses.replace(whole, search=search), dataclasses.replace(found, gap=gap if gap > TIE else 0.0)
+    whole = dataclasses.replace(whole, search=None if inside is None else inside.search)
+    return whole, dataclasses.replace(found, gap=gap if gap > TIE else 0.0)
 
 
 def _ceiling(request: PlanRequest, scenario: Scenario) -> float:

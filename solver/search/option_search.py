@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -53,7 +54,9 @@ class OptionSearch:
     """Compares the options of one job on one cluster.
 
     Attributes:
-        is_cut_short: whether options were left out that are no faster than what is `enough`.
+        enough: samples per second that the job reaches without any; of options that are no faster, the most promising
+            few are placed.
+        is_cut_short: whether others were left out for that.
     """
 
     def __init__(
@@ -84,7 +87,7 @@ class OptionSearch:
         self._placer = OptionPlacer(scenario, self._regions, ps_may_share=ps_may_share)
         self._solved: dict[tuple[int, tuple[WorkerShape, ...], int, int], Solved | None] = {}
         self._known = tuple(known)
-        self._enough = enough
+        self.enough = enough
         self.is_cut_short = False
         self._on_better = on_better
         self._too_large: dict[Candidate, TooManyStatesError] = {}
@@ -101,6 +104,11 @@ class OptionSearch:
         """Every option that has been placed."""
         return (*self._known, *(entry for entry in self._solved.values() if entry is not None))
 
+    @property
+    def speed(self) -> float:
+        """Samples per second of the fastest option that has been placed; 0 before."""
+        return max((solved.samples_per_s for solved in self.placed), default=0.0)
+
     def shards(self, ps: int) -> Shards:
         """The variables on that many parameter servers."""
         return self._scenario.shards(ps)
@@ -116,7 +124,8 @@ class OptionSearch:
             None if no option fits.
         """
         self._deadline = deadline
-        table = self._table()
+        self.is_cut_short = False
+        table = self._table
         cut_off = self._place_fastest(table, deadline)
         solved = self.placed
         if not solved:
@@ -125,8 +134,10 @@ class OptionSearch:
         fastest = max(entry.samples_per_s for entry in solved)
         floor = fastest * (1 - TIE)
         best = min((entry for entry in solved if entry.samples_per_s >= floor), key=self._key)
-        for candidate in table.by_traffic(floor):
-            if cut_off is not None or candidate.key(candidate.traffic_bound, self._total) >= self._key(best):
+        # Whoever has enough without the fastest does not ask which of the equals it is.
+        is_asked = cut_off is None or (self.is_cut_short and fastest > self.enough)
+        for candidate in table.by_traffic(floor) if is_asked else ():
+            if candidate.key(candidate.traffic_bound, self._total) >= self._key(best):
                 break
             try:
                 found = self._place_if_it_reaches(candidate, floor, deadline)
@@ -147,7 +158,7 @@ class OptionSearch:
         """
         solved = sorted(self._known, key=self._key)
         least_possible = math.inf
-        for candidate in self._table().by_traffic():
+        for candidate in self._table.by_traffic():
             bound = candidate.key(candidate.traffic_bound, self._total)
             if len(solved) > ALTERNATIVES and bound >= self._key(solved[ALTERNATIVES]):
                 break
@@ -246,7 +257,7 @@ class OptionSearch:
                 goal = (best[0] if last >= best[0] * (1 - TIE) else last) * (1 + ROUNDING)
             if candidate.samples_bound <= goal:
                 return None
-            if len(best) > ALTERNATIVES and max(best[0], candidate.samples_bound) <= self._enough:
+            if len(best) > ALTERNATIVES and max(best[0], candidate.samples_bound) <= self.enough:
                 self.is_cut_short = True
                 return candidate
             try:
@@ -268,6 +279,7 @@ class OptionSearch:
         if self._on_better is not None:
             self._on_better(self._result(found, max(0.0, gap), self._key))
 
+    @functools.cached_property
     def _table(self) -> CandidateTable:
         scenario, cheapest = self._scenario, self._scenario.cluster.costs().cheapest
 

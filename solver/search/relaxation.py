@@ -25,6 +25,7 @@ real shards, are rated by `solver.evaluation`, and where they are few improved b
 
 from __future__ import annotations
 
+import copy
 import functools
 import heapq
 import itertools
@@ -167,27 +168,18 @@ ANY_TIME = (0.0, math.inf)
 class _Arrays:
     """What machines with 0, 1, 2, ... ps can have beside them; arrays are rows x ps x choices of workers."""
 
-    def __init__(
-        self,
-        space: WideSpace,
-        rows: Sequence[_Row],
-        shards: Shards,
-        *,
-        optimistic: bool,
-        slowest: tuple[float, float] = ANY_TIME,
-    ) -> None:
-        """Fills the arrays.
+    def __init__(self, space: WideSpace, rows: Sequence[_Row], shards: Shards, *, optimistic: bool) -> None:
+        """Fills the arrays; `limited` makes them ready for use.
 
         Args:
             space: the placements.
             rows: the machines.
             shards: what each ps holds.
             optimistic: whether each machine has the shards that suit it best.
-            slowest: what the slowest ps machine takes to send what it holds, at least and at most
-                (`solver.async_rates`).
         """
         sizes, kinds = space.scenario.sizes, space.scenario.kinds
         self.rows, self.total, self._within = rows, float(shards.total), space.within_bytes_per_s
+        self.is_optimistic = optimistic
         has_largest = any(row.largest for row in rows)
         self.largest = float(shards.sizes[0]) if optimistic and not has_largest else 0.0
         self.counts = np.array([row.count for row in rows])
@@ -197,9 +189,9 @@ class _Arrays:
         most = min(self.ps, math.floor(room_cpus + CLOSE))
         numbers = np.arange(most + 1)
         ordered = np.array(rest, dtype=np.float64)
-        fewest = np.concatenate([[0.0], np.cumsum(ordered[::-1][:most])])
+        self._fewest = np.concatenate([[0.0], np.cumsum(ordered[::-1][:most])])
         if optimistic:
-            self.high, self.low = np.concatenate([[0.0], np.cumsum(ordered[:most])]), fewest
+            self.high, self.low = np.concatenate([[0.0], np.cumsum(ordered[:most])]), self._fewest
         else:
             self.high = self.low = numbers * (float(ordered.mean()) if len(ordered) else 0.0)
         held = rest[-1 if optimistic else 0] if len(rest) else 0
@@ -223,11 +215,25 @@ class _Arrays:
         free = have[:, None, :] - numbers[None, :, None] * np.array(_amounts(ps_task))
         self.fits = (free >= 0).all(axis=2)
         self.cards = np.array([kind.network_bytes_per_s for kind in of_row])[:, None, None]
-        self._waited_s = slowest[0]
-        self.fits &= (self.base[:, None] + fewest) / self.cards[:, :, 0] <= slowest[1] * (1 + CLOSE)
+        self._waited_s = 0.0
         self._choices(space, of_row, free)
-        if not self.are_few:
-            self._join()
+
+    def limited(self, slowest: tuple[float, float]) -> _Arrays:
+        """The same where the slowest ps machine takes so long to send what it holds; these are left as they are.
+
+        Args:
+            slowest: seconds, at least and at most (`solver.async_rates`).
+        """
+        arrays = copy.copy(self)
+        for name in _CACHED:
+            arrays.__dict__.pop(name, None)
+        arrays._waited_s = slowest[0]
+        in_time = (self.base[:, None] + self._fewest) / self.cards[:, :, 0] <= slowest[1] * (1 + CLOSE)
+        arrays.fits = self.fits & in_time
+        arrays.room = np.where(arrays.fits[:, :, None], self.room, 0)
+        if not arrays.are_few:
+            arrays._join()
+        return arrays
 
     def _choices(self, space: WideSpace, of_row: Sequence[NodeKind], free: Ints) -> None:
         """Fills in rooms, work, samples and CPUs of each choice: the sizes with GPUs, then shares of the CPUs."""
@@ -261,7 +267,6 @@ class _Arrays:
         self.work = np.stack(works, axis=2) if works else np.zeros(shape_of)
         self.cpus = np.stack(cpus, axis=2) if cpus else np.zeros(shape_of)
         self.samples = np.array(samples, dtype=np.float64)
-        self.room[~self.fits] = 0
 
     def _join(self) -> None:
         """Makes one row of machines that differ only in what is left over."""
@@ -340,6 +345,9 @@ class _Arrays:
         ]
         with np.errstate(divide="ignore"):
             return np.where(self.room > 0, 1 / (self.work + np.minimum.reduce(transfer)), 0.0)
+
+
+_CACHED = [name for name, value in vars(_Arrays).items() if isinstance(value, functools.cached_property)]
 
 
 @dataclass(frozen=True)
@@ -908,6 +916,8 @@ class _Search:
         self._scenario = space.scenario
         self._optimistic: dict[tuple[int, tuple[float, float]], _Arrays] = {}
         self._real: dict[tuple[int, tuple[float, float]], list[_Arrays]] = {}
+        self._unlimited: dict[tuple[int, bool], list[_Arrays]] = {}
+        """By number of ps, and whether they are the real ones."""
         self._loads: dict[int, float] = {}
         self._works: Floats = np.zeros(0)
         self._cards = sum(kind.count * kind.network_bytes_per_s for kind in self._scenario.kinds)
@@ -1085,13 +1095,16 @@ class _Search:
 
     def _arrays(self, ps: int, slowest: tuple[float, float] = ANY_TIME) -> _Arrays:
         if (ps, slowest) not in self._optimistic:
-            kinds, shards = self._scenario.kinds, self._scenario.shards(ps)
-            rows = [_Row(index, kind.count) for index, kind in enumerate(kinds)]
-            if len(kinds) == 1 and self._scenario.sizes.chief is not None:
-                # Of machines that are all alike one has the chief.
-                others = kinds[0].count - 1
-                rows = [_Row(0, 1, chief=True), *([_Row(0, others)] if others else [])]
-            self._optimistic[ps, slowest] = _Arrays(self._space, rows, shards, optimistic=True, slowest=slowest)
+            if (ps, False) not in self._unlimited:
+                kinds, shards = self._scenario.kinds, self._scenario.shards(ps)
+                rows = [_Row(index, kind.count) for index, kind in enumerate(kinds)]
+                if len(kinds) == 1 and self._scenario.sizes.chief is not None:
+                    # Of machines that are all alike one has the chief.
+                    others = kinds[0].count - 1
+                    rows = [_Row(0, 1, chief=True), *([_Row(0, others)] if others else [])]
+                self._unlimited[ps, False] = [_Arrays(self._space, rows, shards, optimistic=True)]
+            (unlimited,) = self._unlimited[ps, False]
+            self._optimistic[ps, slowest] = unlimited.limited(slowest)
         return self._optimistic[ps, slowest]
 
     def _first_bound(self, case: _Case | _Steps) -> float:
@@ -1232,8 +1245,14 @@ class _Search:
 
     def _real_arrays(self, ps: int, slowest: tuple[float, float] = ANY_TIME) -> list[_Arrays]:
         """One for each choice of the chief's machine and the one of a far larger shard."""
-        if (ps, slowest) in self._real:
-            return self._real[ps, slowest]
+        if (ps, slowest) not in self._real:
+            if (ps, True) not in self._unlimited:
+                self._unlimited[ps, True] = list(self._unlimited_real(ps))
+            found = [arrays.limited(slowest) for arrays in self._unlimited[ps, True]]
+            self._real[ps, slowest] = [one for one in found if one.is_optimistic or one.fits[:, 0].all()]
+        return self._real[ps, slowest]
+
+    def _unlimited_real(self, ps: int) -> Iterator[_Arrays]:
         scenario, shards = self._scenario, self._scenario.shards(ps)
         kinds = scenario.kinds
         by_room = sorted(range(len(kinds)), key=lambda i: (kinds[i].gpus, -kinds[i].cpu_millis))
@@ -1242,7 +1261,6 @@ class _Search:
         is_far_larger = bool(rest) and shards.sizes[0] > FAR_LARGER * sum(rest) / len(rest)
         # Of few shards that differ none may be near the mean; then the best one for each machine is hoped for.
         is_unlike = len(shards.sizes) <= FEW_SHARDS and shards.sizes[0] > FAR_LARGER * shards.sizes[-1]
-        found = []
         for chief in hosts if scenario.sizes.chief is not None else [None]:
             for largest in hosts if is_far_larger else [None]:
                 rows: list[_Row] = []
@@ -1262,13 +1280,9 @@ class _Search:
                     if kind.count > len(special):
                         rows.append(_Row(index, kind.count - len(special)))
                 if rows:
-                    arrays = _Arrays(self._space, rows, shards, optimistic=False, slowest=slowest)
-                    if arrays.fits[:, 0].all():
-                        found.append(arrays)
+                    yield _Arrays(self._space, rows, shards, optimistic=False)
                     if is_unlike:
-                        found.append(_Arrays(self._space, rows, shards, optimistic=True, slowest=slowest))
-        self._real[ps, slowest] = found
-        return found
+                        yield _Arrays(self._space, rows, shards, optimistic=True)
 
     def _rate(self, ps: int, arrays: _Arrays, found: _Found, most: int) -> None:
         if (id(arrays), found.states) in self._seen:

@@ -89,10 +89,12 @@ def test_what_the_others_would_reach_is_what_they_reach_when_they_are_asked_for(
     settings, cluster = PlanSettings(), Cluster((fast, slow))
     found = make_plan(settings.request(profile([40 * MB] * 4, flops=2e8), cluster))
     several = make_plan(settings.request(profile([40 * MB] * 4, flops=2e8), cluster, min_workers=1))
+    inside = make_plan(PlanSettings(rules="paper").request(profile([40 * MB] * 4, flops=2e8), cluster, min_workers=1))
     assert found.is_plain
     assert found.optimal
     assert found.alternatives[0].samples_per_s == several.samples_per_s
-    assert found.options.solved < several.options.solved / 2
+    # Whoever asks for the paper's rules has all placed that can be the best of those.
+    assert max(found.options.solved, several.options.solved) < inside.options.solved / 2
 
 
 def test_a_loop_of_the_scripts_own_gets_the_fastest_machine_and_no_prediction() -> None:
