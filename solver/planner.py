@@ -66,8 +66,14 @@ def make_plan(request: PlanRequest, on_progress: Callable[[PlanProgress], None] 
     deadline = started + (DEFAULT_TIME_LIMIT_S if request.time_limit_s is None else request.time_limit_s)
     scenario = scenario_of(request)
 
+    told = 0.0
+
     def tell(attempt: _Attempt, found: SearchResult) -> None:
-        if on_progress is not None:
+        nonlocal told
+        # One part of a search may come to what another has told already.
+        is_better = request.objective != "throughput" or found.best.samples_per_s > told
+        if on_progress is not None and is_better:
+            told = found.best.samples_per_s
             plan = _plan(request, scenario, attempt, found, time.monotonic() - started)
             on_progress(PlanProgress(plan, found.placed))
 
@@ -160,6 +166,8 @@ def _search(
     enough: float,
     deadline: float,
     tell: _Tell,
+    *,
+    few: bool = False,
 ) -> tuple[_Attempt, SearchResult | None]:
     raw, prunings = _pruned(request, scenario, rules)
     space = prunings[-1].space if prunings else raw
@@ -179,7 +187,9 @@ def _search(
         scenario, space, ps_may_share="task_counts" not in rules, known=known, enough=enough, on_better=on_better
     )
     attempt = _Attempt(raw, space, prunings, search)
-    return attempt, search.fastest(deadline) if request.objective == "throughput" else search.calmest(deadline)
+    if request.objective == "throughput":
+        return attempt, search.fastest(deadline, few=few)
+    return attempt, search.calmest(deadline)
 
 
 def _unproven(tell: _Tell) -> _Tell:
@@ -205,15 +215,15 @@ def _search_whole(
     inside, found, known = None, None, 0.0
     if wide is None or _ceiling(request, scenario) >= wide.samples_per_s * (1 - TIE):
         # At first the most promising few, for the relaxation to begin with.
-        inside, found = _search(request, scenario, rules | _ALIKE, math.inf, deadline, _unproven(tell))
+        inside, found = _search(request, scenario, rules | _ALIKE, enough, deadline, _unproven(tell), few=True)
         search = inside.search
         assert search is not None
         if wide is None:
             wide, bound = space.best(search.speed, deadline, starts)
-        if search.is_cut_short:
-            # Then those that can be the best of all.
-            search.enough = max(enough, 0.0 if wide is None else wide.samples_per_s * (1 - TIE))
-            found = search.fastest(deadline)
+        if wide is not None:
+            tell(whole, SearchResult(_solved(wide, bound), (), 1 - wide.samples_per_s / max(bound, search.speed), 1))
+            search.enough = max(enough, wide.samples_per_s * (1 - TIE))
+        found = search.fastest(deadline)
         known = search.speed
     if wide is not None and (found is None or wide.samples_per_s * (1 - TIE) > found.best.samples_per_s):
         others = () if found is None else (found.best, *found.others)

@@ -125,8 +125,8 @@ def tune(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Name an earlier search of the same model: the trials that it trained to their end say which of these "
-            "are likely to come far (dike); repeatable.",
+            help="Name an earlier search of the same model: the trials that it trained to their end say which trials "
+            "of this one are likely to come far (dike); repeatable.",
         ),
     ] = None,
     stop: Annotated[

@@ -127,11 +127,10 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
         if request.resume and not trials.open and not trials.unsampled:
             observer.notify(f"the search {spec.name} is complete; nothing is left to run")
             return SearchResult(spec.name, True, trials.all, spec.mode, spec.checkpoint_dir)
-        earlier = store.load_slices()
-        policy = policy_of(spec, store, earlier, resumed=request.resume)
+        slices = store.load_slices()
+        policy = policy_of(spec, store, slices, resumed=request.resume, notify=observer.notify)
         stops = f"; --stop {spec.stop} ends trials for good" if spec.stop else ""
-        learns = f" that learns from {' and '.join(spec.learn_from)}" if spec.learn_from else ""
-        how = f"policy {spec.policy}{learns}, {describe_sampler(spec)}{stops}"
+        how = f"policy {spec.policy}, {describe_sampler(spec)}{stops}"
         observer.notify(f"search {spec.name}: {spec.trial_count} trials, {how}")
         container = own_container(request.mesos.image, request.volumes, spec.checkpoint_dir)
         entry = spec.entry
@@ -160,7 +159,7 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
             container=container,
             hand_out_gpus=is_on_this_machine(master),
         )
-        first_slot = max((piece.slot for piece in earlier), default=-1) + 1
+        first_slot = max((piece.slot for piece in slices), default=-1) + 1
         agents = functools.partial(admitted_agents, master, request.constraints)
         elsewhere = "" if request.storage == default_storage() else f" --storage {shlex.quote(request.storage)}"
         job = StandaloneJob(

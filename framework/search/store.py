@@ -135,7 +135,7 @@ class Store:
         self._search_id, self._spec = row.id, read_spec(name, row.spec)
         return self._spec
 
-    def reading(self, name: str) -> Store:
+    def other_search(self, name: str) -> Store:
         """Another search of this database, to be read; it is closed with this one.
 
         Raises:

@@ -226,12 +226,13 @@ def make_search(record: JobRecord, handle: JobHandle, recorder: JobRecorder, con
             hand_out_gpus=context.hand_out_gpus,
         )
         handle.sizing = SearchSizing(spec)
+        observer = SearchRecorder(recorder)
         search = ServiceSearch(
             resources,
             store,
             launch,
-            policy_of(spec, store, slices, resumed=not is_new),
-            SearchRecorder(recorder),
+            policy_of(spec, store, slices, resumed=not is_new, notify=observer.notify),
+            observer,
             TrialTracker(spec, store, study, records),
             store,
             context.agents(record.constraints),

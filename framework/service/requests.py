@@ -107,6 +107,8 @@ Environment = Annotated[dict[Text, Text], Field(max_length=1000), AfterValidator
 
 
 MAX_TRIALS = 100 * MAX_ITEMS
+MAX_EARLIER = 20
+"""Searches that another learns from."""
 Positive = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Measured = Annotated[float, Field(ge=1e-7, le=1e9, allow_inf_nan=False)]
@@ -163,7 +165,7 @@ class _Search(_Bounds):
     suspend_timeout_s: Positive
     blacklist_s: NotNegative
     timeout_s: Positive | None
-    learn_from: Annotated[tuple[Name, ...], Field(max_length=MAX_PARAMETERS)]
+    learn_from: Annotated[tuple[Name, ...], Field(max_length=MAX_EARLIER)]
     call: Annotated[int, Field(ge=0, lt=2**31)] | None
     environment: Environment
 

@@ -54,9 +54,8 @@ class OptionSearch:
     """Compares the options of one job on one cluster.
 
     Attributes:
-        enough: samples per second that the job reaches without any; of options that are no faster, the most promising
-            few are placed.
-        is_cut_short: whether others were left out for that.
+        enough: samples per second that the job reaches without any; of options that are no faster, only the most
+            promising few and the fastest are of interest.
     """
 
     def __init__(
@@ -76,8 +75,7 @@ class OptionSearch:
             space: the options.
             ps_may_share: whether a machine may have several parameter servers.
             known: options already placed, in a part of the space; others are compared with them.
-            enough: samples per second that the job reaches without any; of options that are no faster, the most
-                promising few are placed.
+            enough: see the attribute.
             on_better: told of every option that is better than all before.
         """
         self._scenario = scenario
@@ -88,7 +86,6 @@ class OptionSearch:
         self._solved: dict[tuple[int, tuple[WorkerShape, ...], int, int], Solved | None] = {}
         self._known = tuple(known)
         self.enough = enough
-        self.is_cut_short = False
         self._on_better = on_better
         self._too_large: dict[Candidate, TooManyStatesError] = {}
         self._beaten = 0
@@ -117,16 +114,18 @@ class OptionSearch:
         """Step times of workers of that shape."""
         return self._scenario.model(shape)
 
-    def fastest(self, deadline: float) -> SearchResult | None:
+    def fastest(self, deadline: float, *, few: bool = False) -> SearchResult | None:
         """The fastest option; of those within 1% of it the one with least traffic, then with fewest tasks.
+
+        Args:
+            deadline: on `time.monotonic`'s clock.
+            few: whether to place only the few that promise most; another call goes on from there.
 
         Returns:
             None if no option fits.
         """
         self._deadline = deadline
-        self.is_cut_short = False
-        table = self._table
-        cut_off = self._place_fastest(table, deadline)
+        cut_off = self._place_fastest(deadline, few=few)
         solved = self.placed
         if not solved:
             self._raise_if_too_large()
@@ -134,9 +133,8 @@ class OptionSearch:
         fastest = max(entry.samples_per_s for entry in solved)
         floor = fastest * (1 - TIE)
         best = min((entry for entry in solved if entry.samples_per_s >= floor), key=self._key)
-        # Whoever has enough without the fastest does not ask which of the equals it is.
-        is_asked = cut_off is None or (self.is_cut_short and fastest > self.enough)
-        for candidate in table.by_traffic(floor) if is_asked else ():
+        # Which of the equals it is matters only where it can be the plan.
+        for candidate in self._table.by_traffic(floor) if cut_off is None and fastest > self.enough else ():
             if candidate.key(candidate.traffic_bound, self._total) >= self._key(best):
                 break
             try:
@@ -241,25 +239,26 @@ class OptionSearch:
         self._solved[candidate.identity] = found
         return found
 
-    def _place_fastest(self, table: CandidateTable, deadline: float) -> Candidate | None:
-        """Places options, best bound first, until no bound beats the best few; returns where time cut it off.
+    def _place_fastest(self, deadline: float, *, few: bool) -> Candidate | None:
+        """Places options, best bound first, until no bound beats the best few; returns where that was cut off.
 
         Of the few, those within 1% of the fastest are as good: then only a faster option is of interest.
         """
         speeds: dict[Label, float] = {}
         for entry in self._known:
             speeds[entry.candidate.label] = max(speeds.get(entry.candidate.label, 0.0), entry.samples_per_s)
-        for candidate in table.by_speed():
+        for candidate in self._table.by_speed():
             best = sorted(speeds.values(), reverse=True)
             goal = 0.0
             if len(best) > ALTERNATIVES:
                 last = best[ALTERNATIVES]
                 goal = (best[0] if last >= best[0] * (1 - TIE) else last) * (1 + ROUNDING)
+                if few:
+                    return candidate
+                if max(best[0], candidate.samples_bound) <= self.enough:
+                    goal = best[0] * (1 + ROUNDING)
             if candidate.samples_bound <= goal:
                 return None
-            if len(best) > ALTERNATIVES and max(best[0], candidate.samples_bound) <= self.enough:
-                self.is_cut_short = True
-                return candidate
             try:
                 if goal:
                     found = self._place_if_it_reaches(candidate, goal, deadline)

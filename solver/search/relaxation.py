@@ -219,14 +219,12 @@ class _Arrays:
         self._choices(space, of_row, free)
 
     def limited(self, slowest: tuple[float, float]) -> _Arrays:
-        """The same where the slowest ps machine takes so long to send what it holds; these are left as they are.
+        """The same where the slowest ps machine takes so long to send what it holds, for use; these are not used.
 
         Args:
             slowest: seconds, at least and at most (`solver.async_rates`).
         """
         arrays = copy.copy(self)
-        for name in _CACHED:
-            arrays.__dict__.pop(name, None)
         arrays._waited_s = slowest[0]
         in_time = (self.base[:, None] + self._fewest) / self.cards[:, :, 0] <= slowest[1] * (1 + CLOSE)
         arrays.fits = self.fits & in_time
@@ -345,9 +343,6 @@ class _Arrays:
         ]
         with np.errstate(divide="ignore"):
             return np.where(self.room > 0, 1 / (self.work + np.minimum.reduce(transfer)), 0.0)
-
-
-_CACHED = [name for name, value in vars(_Arrays).items() if isinstance(value, functools.cached_property)]
 
 
 @dataclass(frozen=True)
@@ -916,8 +911,8 @@ class _Search:
         self._scenario = space.scenario
         self._optimistic: dict[tuple[int, tuple[float, float]], _Arrays] = {}
         self._real: dict[tuple[int, tuple[float, float]], list[_Arrays]] = {}
-        self._unlimited: dict[tuple[int, bool], list[_Arrays]] = {}
-        """By number of ps, and whether they are the real ones."""
+        self._unlimited: dict[int, _Arrays] = {}
+        self._unlimited_real: dict[int, list[_Arrays]] = {}
         self._loads: dict[int, float] = {}
         self._works: Floats = np.zeros(0)
         self._cards = sum(kind.count * kind.network_bytes_per_s for kind in self._scenario.kinds)
@@ -1095,16 +1090,15 @@ class _Search:
 
     def _arrays(self, ps: int, slowest: tuple[float, float] = ANY_TIME) -> _Arrays:
         if (ps, slowest) not in self._optimistic:
-            if (ps, False) not in self._unlimited:
+            if ps not in self._unlimited:
                 kinds, shards = self._scenario.kinds, self._scenario.shards(ps)
                 rows = [_Row(index, kind.count) for index, kind in enumerate(kinds)]
                 if len(kinds) == 1 and self._scenario.sizes.chief is not None:
                     # Of machines that are all alike one has the chief.
                     others = kinds[0].count - 1
                     rows = [_Row(0, 1, chief=True), *([_Row(0, others)] if others else [])]
-                self._unlimited[ps, False] = [_Arrays(self._space, rows, shards, optimistic=True)]
-            (unlimited,) = self._unlimited[ps, False]
-            self._optimistic[ps, slowest] = unlimited.limited(slowest)
+                self._unlimited[ps] = _Arrays(self._space, rows, shards, optimistic=True)
+            self._optimistic[ps, slowest] = self._unlimited[ps].limited(slowest)
         return self._optimistic[ps, slowest]
 
     def _first_bound(self, case: _Case | _Steps) -> float:
@@ -1246,13 +1240,13 @@ class _Search:
     def _real_arrays(self, ps: int, slowest: tuple[float, float] = ANY_TIME) -> list[_Arrays]:
         """One for each choice of the chief's machine and the one of a far larger shard."""
         if (ps, slowest) not in self._real:
-            if (ps, True) not in self._unlimited:
-                self._unlimited[ps, True] = list(self._unlimited_real(ps))
-            found = [arrays.limited(slowest) for arrays in self._unlimited[ps, True]]
+            if ps not in self._unlimited_real:
+                self._unlimited_real[ps] = list(self._make_real(ps))
+            found = [arrays.limited(slowest) for arrays in self._unlimited_real[ps]]
             self._real[ps, slowest] = [one for one in found if one.is_optimistic or one.fits[:, 0].all()]
         return self._real[ps, slowest]
 
-    def _unlimited_real(self, ps: int) -> Iterator[_Arrays]:
+    def _make_real(self, ps: int) -> Iterator[_Arrays]:
         scenario, shards = self._scenario, self._scenario.shards(ps)
         kinds = scenario.kinds
         by_room = sorted(range(len(kinds)), key=lambda i: (kinds[i].gpus, -kinds[i].cpu_millis))

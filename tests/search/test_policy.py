@@ -48,14 +48,16 @@ def learning(tmp_path: Path, *names: str, **changes: Any) -> SearchSpec:
     return search_spec(tmp_path, name="new", policy="dike", learn_from=names, **changes)
 
 
-def chosen(store: Store, spec: SearchSpec, *, resumed: bool = False) -> int:
+def chosen(store: Store, spec: SearchSpec, *, resumed: bool = False, told: list[str] | None = None) -> int:
     """Of a trial that will fall late and one that has flattened the one that gets the slot."""
     objective = Objective(spec.metric, spec.mode, spec.value)
     trials = []
     for number, losses in enumerate((curve(falls_late, 9), curve(flattens, 9))):
         readings = [objective.reading(report(step, loss, value=loss)) for step, loss in enumerate(losses, 1)]
         trials.append(TrialView(number, 0.0, [reading for reading in readings if reading is not None], [0]))
-    policy = policy_of(spec, store, [], resumed=resumed)
+    policy = policy_of(
+        spec, store, [], resumed=resumed, notify=lambda text: None if told is None else told.append(text)
+    )
     assert isinstance(policy, DikePolicy)
     return policy.decide(0.0, trials, [SlotView(0)]).runs[0].trial
 
@@ -88,28 +90,35 @@ def test_several_searches_count_together_and_each_once(store: Store, tmp_path: P
         earlier_trials(learning(tmp_path, "one"), store)
 
 
-def test_trials_are_compared_by_samples(store: Store, tmp_path: Path) -> None:
+def test_batch_sizes_are_known(store: Store, tmp_path: Path) -> None:
     add_search(store, search_spec(tmp_path, name="before"), CURVES)
     store.save_trial(TrialRecord(0, {"batch_size": 32}, TrialState.FINISHED))
     one = earlier_trials(learning(tmp_path, "before"), store)[0]
-    assert list(one.samples) == [32.0 * step for step in range(1, STEPS + 1)]
+    assert (list(one.steps), one.batch_size) == (list(range(1, STEPS + 1)), 32.0)
 
 
 def test_a_search_for_something_else_is_refused(store: Store, tmp_path: Path) -> None:
     add_search(store, search_spec(tmp_path, name="before"), CURVES)
     asked = learning(tmp_path, "before", metric="accuracy", mode="max")
     with pytest.raises(BadInputError, match="'before' was for the least loss, and this one is for the greatest acc"):
-        policy_of(asked, store, [], resumed=False)
+        policy_of(asked, store, [], resumed=False, notify=print)
 
 
 def test_one_that_is_not_there_is_refused_at_first_and_done_without_later(store: Store, tmp_path: Path) -> None:
     add_search(store, search_spec(tmp_path, name="before"), CURVES)
-    with pytest.raises(BadInputError, match="There is no search 'befor' here; did you mean 'before'"):
-        policy_of(learning(tmp_path, "befor"), store, [], resumed=False)
-    assert chosen(store, learning(tmp_path, "befor"), resumed=True) == 1
-    assert chosen(store, learning(tmp_path, "befor", "before"), resumed=True) == 0
+    with pytest.raises(BadInputError, match="There is no search 'befor' to learn from here; did you mean 'before'"):
+        policy_of(learning(tmp_path, "befor"), store, [], resumed=False, notify=print)
+    told: list[str] = []
+    assert chosen(store, learning(tmp_path, "befor"), resumed=True, told=told) == 1
+    assert "goes on without learning from befor: There is no search 'befor'" in told[0]
+    assert chosen(store, learning(tmp_path, "before"), resumed=True, told=told) == 0
+    assert told[1:] == [f"learns from {len(CURVES)} trials of before"]
+    # Somebody has made another search of that name.
+    other = learning(tmp_path, "before", metric="accuracy", mode="max")
+    assert chosen(store, other, resumed=True, told=told) == 0
+    assert "was for the least loss" in told[-1]
 
 
 def test_a_policy_that_cannot_learn_is_refused(store: Store, tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="--learn-from is for --policy dike; 'fifo' looks at"):
-        policy_of(search_spec(tmp_path, learn_from=("before",)), store, [], resumed=False)
+        policy_of(search_spec(tmp_path, learn_from=("before",)), store, [], resumed=False, notify=print)

@@ -10,6 +10,7 @@ from hypothesis import given
 from dike.exceptions import BadInputError, InfeasibleError
 from dike.profile import Api, ModelProfile
 from solver import Cluster, NodeClass, Plan, PlanRequest, make_plan, smallest_job
+from solver.options import PAPER
 from solver.plain import can_be_plain, fastest_plain
 from solver.request import scenario_of
 from solver.resources import CPU_STEP, WorkerShape
@@ -79,6 +80,22 @@ def test_where_it_wins_less_is_searched_and_nothing_else_changes(model: ModelPro
     assert several.samples_per_s <= found.samples_per_s / (1 - max(found.gap, 1e-6))
     assert found.options.solved <= several.options.solved
     assert found.alternatives[0].samples_per_s <= several.samples_per_s / (1 - max(several.gap, 1e-6))
+
+
+@examples(60)
+@given(models, clusters)
+def test_what_the_papers_rules_would_reach_is_known_and_what_is_told_meanwhile_gets_better(
+    model: ModelProfile, machines: Cluster
+) -> None:
+    request = PlanRequest(model, machines, plain=False, time_limit_s=5.0)
+    told: list[float] = []
+    try:
+        found = make_plan(request, lambda progress: told.append(progress.plan.samples_per_s))
+    except InfeasibleError:
+        return
+    assert told == sorted(set(told))
+    inside = make_plan(dataclasses.replace(request, rules=PAPER))
+    assert max(entry.samples_per_s for entry in (found, *found.alternatives)) >= inside.samples_per_s * (1 - 1e-9)
 
 
 def test_what_the_others_would_reach_is_what_they_reach_when_they_are_asked_for() -> None:

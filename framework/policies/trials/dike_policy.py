@@ -236,16 +236,18 @@ class DikePolicy:
                 worths[trial.id] = (math.inf, "first slice")
             else:
                 worth, reason = self._worth(trial, first, best, mean_distance)
-                if self._earlier is not None and trial.readings:
-                    chance = self._earlier.chance(trial, self._quantum_s)
+                if self._earlier is not None:
+                    chance = self._earlier.chance(trial, self._quantum_s, self._had_s(trial))
                     worth, reason = math.sqrt(worth * chance), "best chance by earlier trials"
                 worths[trial.id] = worth, reason
         return worths
 
-    def _worth(self, trial: TrialView, first: float, best: float, mean_distance: float) -> tuple[float, str]:
-        progress = self.progress[trial.id]
+    def _had_s(self, trial: TrialView) -> float:
         quanta = 1 if trial.readings else max(len(trial.slices), self._quanta.get(trial.id, 0))
-        had_s = max(progress.train_s, self._quantum_s * quanta)
+        return max(self.progress[trial.id].train_s, self._quantum_s * quanta)
+
+    def _worth(self, trial: TrialView, first: float, best: float, mean_distance: float) -> tuple[float, str]:
+        progress, had_s = self.progress[trial.id], self._had_s(trial)
         if mean_distance <= 0:
             return 1 / (self._patience * had_s), "least trained"
         loss = first if progress.first_loss is None else progress.loss
