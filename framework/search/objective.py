@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from framework.policies.trials.interface import Reading
@@ -53,6 +53,15 @@ class Objective:
             return Reading(train_s, step, self._sign * float(report["loss"]), low, high, max(1, int(report["count"])))
         except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"malformed progress report: {error!r}") from error
+
+    def readings(self, reports: Iterable[Mapping[str, Any]]) -> list[Reading]:
+        """A policy's readings of `progress` reports, without what a run repeats after going back to a checkpoint."""
+        found: list[Reading] = []
+        for report in reports:
+            reading = self.reading(report)
+            if reading is not None and (not found or reading.step > found[-1].step):
+                found.append(reading)
+        return found
 
     def take(self, record: TrialRecord, report: Mapping[str, Any]) -> None:
         """Takes a `progress` report into a trial's record.

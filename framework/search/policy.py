@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Sequence
 
 from dike.exceptions import BadInputError
@@ -69,12 +68,9 @@ def earlier_trials(spec: SearchSpec, store: Store) -> Sequence[EarlierTrial]:
     """
     found: list[EarlierTrial] = []
     objective = Objective(spec.metric, spec.mode, spec.value)
-    known = [search.spec.name for search in store.searches()]
     for name in dict.fromkeys(spec.learn_from):
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean '{near[0]}'?" if near else "`dike trials` lists the searches there are."
-            raise BadInputError(f"There is no search '{name}' to learn from here; {hint}")
+        if not store.has_search(name):
+            raise BadInputError(f"There is no search '{name}' to learn from here; {store.hint(name)}")
         other = store.other_search(name)
         if (other.spec.metric, other.spec.mode) != (spec.metric, spec.mode):
             raise BadInputError(
@@ -83,8 +79,7 @@ def earlier_trials(spec: SearchSpec, store: Store) -> Sequence[EarlierTrial]:
             )
         losses = other.load_losses(limit=MOST_LOSSES)
         for trial in other.load_trials(readings=False):
-            read = (objective.reading(report) for report in losses.get(trial.number, ()))
-            readings = [reading for reading in read if reading is not None]
+            readings = objective.readings(losses.get(trial.number, ()))
             if trial.state is TrialState.FINISHED and readings and readings[-1].step:
                 steps, values = ([getattr(one, name) for one in readings] for name in ("step", "loss"))
                 found.append(EarlierTrial(steps, values, trial.samples_per_step))

@@ -125,15 +125,24 @@ class Store:
         """
         with self._reading() as connection:
             row = connection.execute(select(SEARCHES.c.id, SEARCHES.c.spec).where(SEARCHES.c.name == name)).first()
-            if row is None:
-                near = difflib.get_close_matches(name, connection.execute(select(SEARCHES.c.name)).scalars(), n=1)
-                hint = f"did you mean '{near[0]}'?" if near else "`dike trials` lists the searches there are."
-                raise BadInputError(
-                    f"There is no search '{name}' here; {hint} A service's is shown by dike jobs {name}, and goes on "
-                    f"by dike tune --resume {name} --detach."
-                )
+        if row is None:
+            raise BadInputError(
+                f"There is no search '{name}' here; {self.hint(name)} A service's is shown by dike jobs {name}, and "
+                f"goes on by dike tune --resume {name} --detach."
+            )
         self._search_id, self._spec = row.id, read_spec(name, row.spec)
         return self._spec
+
+    def has_search(self, name: str) -> bool:
+        """Whether there is one of that name."""
+        with self._reading() as connection:
+            return connection.execute(select(SEARCHES.c.id).where(SEARCHES.c.name == name)).first() is not None
+
+    def hint(self, name: str) -> str:
+        """What to say to whom names a search that is not there."""
+        with self._reading() as connection:
+            near = difflib.get_close_matches(name, connection.execute(select(SEARCHES.c.name)).scalars(), n=1)
+        return f"did you mean '{near[0]}'?" if near else "`dike trials` lists the searches there are."
 
     def other_search(self, name: str) -> Store:
         """Another search of this database, to be read; it is closed with this one.
@@ -450,10 +459,7 @@ def read_trial(
     values = _known(row, _TRIAL_COLUMNS)
     texts = {name: json.loads(row[name]) for name in ("parameters", "metrics")}
     record = TrialRecord(**{**values, **texts, "state": TrialState(row["state"])})
-    for report in reports:
-        reading = objective.reading(report)
-        if reading is not None and (not record.readings or reading.step > record.readings[-1].step):
-            record.readings.append(reading)
+    record.readings = objective.readings(reports)
     steps = [reading.step for reading in record.readings]
     for step in from_steps:
         record.slices.append(max([bisect_right(steps, step), *record.slices[-1:]]))

@@ -130,7 +130,7 @@ class OptionSearch:
         if not solved:
             self._raise_if_too_large()
             return None
-        fastest = max(entry.samples_per_s for entry in solved)
+        fastest = self.speed
         floor = fastest * (1 - TIE)
         best = min((entry for entry in solved if entry.samples_per_s >= floor), key=self._key)
         # Which of the equals it is matters only where it can be the plan.

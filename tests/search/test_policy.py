@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,23 @@ def test_several_searches_count_together_and_each_once(store: Store, tmp_path: P
     assert len(earlier_trials(learning(tmp_path, "one", "two", "one"), store)) == len(CURVES)
     with pytest.raises(BadInputError, match=f"3 trials of one were trained to their end; .* takes {FEWEST}"):
         earlier_trials(learning(tmp_path, "one"), store)
+
+
+def test_what_a_run_repeats_after_going_back_counts_once(store: Store, tmp_path: Path) -> None:
+    add_search(store, search_spec(tmp_path, name="before"), CURVES)
+    store.add_losses(0, 1, [report(step, 0.25) for step in (STEPS - 2, STEPS - 1, STEPS, STEPS + 1)])
+    one = earlier_trials(learning(tmp_path, "before"), store)[0]
+    assert list(one.steps) == list(range(1, STEPS + 2))
+    assert list(one.losses) == [*CURVES[0], 0.25]
+
+
+def test_a_search_of_another_version_is_in_nobodys_way(store: Store, tmp_path: Path) -> None:
+    store.create_search(search_spec(tmp_path, name="strange"))
+    store.change_search(dataclasses.replace(store.spec, mode="other"), {})  # type: ignore[arg-type]
+    add_search(store, search_spec(tmp_path, name="before"), CURVES)
+    assert len(earlier_trials(learning(tmp_path, "before"), store)) == len(CURVES)
+    with pytest.raises(BadInputError, match="'strange' in this database was written by another version"):
+        earlier_trials(learning(tmp_path, "strange"), store)
 
 
 def test_batch_sizes_are_known(store: Store, tmp_path: Path) -> None:
