@@ -17,6 +17,7 @@ from dike import process
 from dike.checkpoints import has_checkpoints
 from dike.interception import after_import
 from dike.process import EXIT_CODE_OTHER_LAYOUT, end_process
+from dike.profile import Api
 from dike.reporting import reporter
 from dike.roles import fencing, planned_model
 from dike.task import TaskSpec
@@ -50,6 +51,8 @@ class JobRuntime(TrialRuntime):
             )
         )
         self._task = task
+        # A script with a loop or a strategy of its own does with them what it likes.
+        self.gpus = task.gpus if task.api is Api.KERAS else 1
         self._batch_size = task.batch_size
         self._rated: tuple[int, float] | None = None
 

@@ -92,6 +92,7 @@ class ModelProfile:
         synchronous: whether the script aggregates the workers' gradients before each update.
         uncounted_ops: types of ops in the graph whose FLOPs are not known -> count.
         why_alone: why the script cannot be distributed and is one plain task, as a sentence; empty where it can be.
+        can_mirror: whether the GPUs of one machine can share the batches of its `fit`.
     """
 
     name: str
@@ -111,6 +112,7 @@ class ModelProfile:
     synchronous: bool = False
     uncounted_ops: dict[str, int] = field(default_factory=dict, hash=False)
     why_alone: str = ""
+    can_mirror: bool = False
 
     @property
     def is_measurable(self) -> bool:

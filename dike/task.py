@@ -53,6 +53,7 @@ class TaskSpec:
         batch_size: samples per step that were planned for; 0 where that is not known.
         replicas: gradients that make one step of a synchronous job, whatever its number of workers, so that the global
             batch stays the same when that number changes; None: one of each worker.
+        gpus: GPUs that it was given.
         report_fd: file descriptor to which `dike.reporting` writes JSON lines; None to report nothing.
     """
 
@@ -69,6 +70,7 @@ class TaskSpec:
     kept_batch_size: int | None = None
     batch_size: int = 0
     replicas: int | None = None
+    gpus: int = 0
     report_fd: int | None = None
 
     @property

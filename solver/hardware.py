@@ -38,6 +38,7 @@ class ApiCosts:
     Attributes:
         latency_s: seconds it adds to every step of a worker, however many workers there are.
         plain_s: seconds of Python in every step of a job's only task; None where no such job is run.
+        further_gpu_s: seconds that each further GPU adds to those.
         dispatch_s: seconds of the separate chief for each worker's step, one after the other; 0 without one.
         source: where the figures come from.
     """
@@ -47,6 +48,8 @@ class ApiCosts:
     source: str
     plain_s: float | None = None
     plain_source: str = ""
+    further_gpu_s: float = 0.0
+    further_gpu_source: str = ""
 
 
 @dataclass(frozen=True)

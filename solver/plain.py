@@ -54,12 +54,13 @@ def can_be_plain(profile: ModelProfile, hardware: Hardware) -> bool:
     return hardware.apis[profile.api].plain_s is not None and not profile.synchronous
 
 
-def fastest_plain(scenario: Scenario, max_gpus: int | None) -> PlainOption | None:
+def fastest_plain(scenario: Scenario, max_gpus: int = 1) -> PlainOption | None:
     """The fastest machine and size for one plain task; None if it fits nowhere, or the script cannot be one.
 
     Args:
         scenario: the model on the cluster.
-        max_gpus: most GPUs it can use; None for one, as a script without a strategy of its own uses one.
+        max_gpus: most GPUs it may have. Those that share a `fit` have equal parts of its batch; a script of which
+            nobody knows what it computes gets as many as a machine has.
     """
     profile = scenario.profile
     if not can_be_plain(profile, scenario.hardware):
@@ -72,14 +73,25 @@ def fastest_plain(scenario: Scenario, max_gpus: int | None) -> PlainOption | Non
     return _fastest(scenario, max_gpus)
 
 
-def _fastest(scenario: Scenario, max_gpus: int | None) -> PlainOption | None:
-    fastest: tuple[float, NodeKind, int] | None = None
+def _fastest(scenario: Scenario, max_gpus: int) -> PlainOption | None:
+    found = []
     for kind in scenario.kinds:
-        for gpus in range(min(kind.gpus, max_gpus or 1, 1) + 1):
-            option = _option(scenario, kind, WorkerShape(gpus, kind.cpus))
-            if option is not None and (fastest is None or option.samples_per_s > fastest[0]):
-                fastest = option.samples_per_s, kind, gpus
-    return None if fastest is None else _with_fewest_cpus(scenario, *fastest)
+        for gpus in range(min(kind.gpus, max_gpus) + 1):
+            if gpus < 2 or can_share(scenario.profile, gpus):
+                option = _option(scenario, kind, WorkerShape(gpus, kind.cpus))
+                if option is not None:
+                    found.append((option.samples_per_s, kind, gpus))
+    if not found:
+        return None
+    most = max(speed for speed, _, _ in found)
+    # More GPUs that gain nothing are others'.
+    _, kind, gpus = min((each for each in found if each[0] >= most * (1 - TIE)), key=lambda each: (each[2], -each[0]))
+    return _with_fewest_cpus(scenario, most, kind, gpus)
+
+
+def can_share(profile: ModelProfile, gpus: int) -> bool:
+    """Whether so many GPUs, two at least, can train the script in one task."""
+    return not profile.is_measurable or (profile.can_mirror and profile.batch_size % gpus == 0)
 
 
 def _with_fewest_cpus(scenario: Scenario, most: float, kind: NodeKind, gpus: int) -> PlainOption:
@@ -101,8 +113,12 @@ def _option(scenario: Scenario, kind: NodeKind, shape: WorkerShape) -> PlainOpti
     model, resources = scenario.model(shape), scenario.sizes.plain(shape)
     if kind.room_for(resources) < 1 or (shape.gpus and not model.fits_gpu(kind)):
         return None
-    latency_s = model.python_s(scenario.hardware.apis[scenario.profile.api].plain_s or 0.0)
-    total_s = model.busy_s(kind) + latency_s
-    terms = (model.compute_s(kind), model.input_s, latency_s)
-    time = StepTime(*terms, transfer=0, network=0, update=0, dispatch=0, total=total_s)
+    costs, gpus = scenario.hardware.apis[scenario.profile.api], max(1, shape.gpus)
+    # The step's batch stays what it is; a worker of several GPUs would have one of each.
+    compute_s, input_s = model.arithmetic_s(kind) / gpus, model.input_s / gpus
+    if scenario.profile.is_measurable:
+        compute_s += model.exchange_s
+    latency_s = model.python_s((costs.plain_s or 0.0) + (gpus - 1) * costs.further_gpu_s)
+    total_s = latency_s + (max(compute_s, input_s) if shape.gpus else compute_s + input_s)
+    time = StepTime(compute_s, input_s, latency_s, transfer=0, network=0, update=0, dispatch=0, total=total_s)
     return PlainOption(kind.names[0], resources, time, scenario.profile.batch_size / total_s)

@@ -80,7 +80,7 @@ def make_plan(request: PlanRequest, on_progress: Callable[[PlanProgress], None] 
     plain = None
     # One task causes no traffic at all; that objective is for those who want several.
     if request.plain or (request.plain is None and request.objective == "throughput"):
-        plain = fastest_plain(scenario, request.max_gpus_per_worker)
+        plain = fastest_plain(scenario, request.max_gpus_per_task)
     if request.plain:
         if plain is None:
             raise _no_plain_task(request, scenario)
@@ -123,7 +123,7 @@ def smallest_job(request: PlanRequest) -> list[tuple[str, TaskResources]]:
     check_request(request)
     scenario = scenario_of(request)
     if request.plain is not False:
-        plain = fastest_plain(scenario, request.max_gpus_per_worker)
+        plain = fastest_plain(scenario, request.max_gpus_per_task)
         if plain is not None or request.plain:
             shape = WorkerShape(0 if plain is None else plain.resources.gpus, CPU_STEP)
             return [("task", scenario.sizes.plain(shape))]

@@ -30,12 +30,13 @@ class PlanRequest:
         objective: `throughput` for the shortest step, `traffic` for the least of the paper's Eq. 1 alone.
         max_workers: at most so many workers.
         time_limit_s: stop improving after so long; the first placement found is always finished.
-        max_gpus_per_worker: most GPUs one worker can use; a script without its own `MirroredStrategy` uses one.
+        max_gpus_per_worker: most GPUs one worker can use.
         rules: names of the pruning rules that apply (`solver.options.RULES`); None for the objective's default.
         sharding: how the variables are dealt out to the parameter servers.
         calibration: what measurements say of the speeds; None for the table's.
         min_workers: at least so many workers.
         plain: whether the job is one plain task without parameter servers; None: whichever is faster.
+        max_gpus_per_task: most GPUs one plain task may have.
         notes: sentences for the user about the request, for the plan's reasons.
     """
 
@@ -50,6 +51,7 @@ class PlanRequest:
     calibration: Calibration | None = None
     min_workers: int = 1
     plain: bool | None = False
+    max_gpus_per_task: int = 1
     notes: tuple[str, ...] = ()
 
 
@@ -57,7 +59,7 @@ def check_request(request: PlanRequest) -> None:
     """Raises `BadInputError` if the request makes no sense."""
     if request.objective not in ("throughput", "traffic"):
         raise BadInputError(f"'{request.objective}' is not an objective; say throughput or traffic.")
-    for name in ("min_workers", "max_workers", "max_gpus_per_worker"):
+    for name in ("min_workers", "max_workers", "max_gpus_per_worker", "max_gpus_per_task"):
         limit = getattr(request, name)
         if limit is not None and limit < 1:
             raise BadInputError(f"'{name}' is {limit}; it must be at least 1.")

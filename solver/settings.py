@@ -24,6 +24,7 @@ LONGEST_LIVE_S = 60.0
 """The longest time limit of a job that runs: offers are locked for it meanwhile, and not for ever."""
 GPUS_PER_WORKER = 1
 """What a worker of a job that runs can use: a step of a parameter server's worker is computed by one device."""
+ONE_GPU = "Several GPUs can share the batches of Keras' fit only, and not of every model; one plain task has one GPU."
 CACHE_SIZE = 8
 """Calibrations remembered: a job may be planned again and again, on whatever is free."""
 
@@ -40,6 +41,7 @@ class PlanSettings:
             `TIME_LIMIT_S`, which the planner keeps by itself, roughly.
         measurements: measured steps, to calibrate the prediction with.
         network: what is known of the links besides what the machines say; None for nothing.
+        gpus_per_task: most GPUs one plain task may have.
     """
 
     objective: Objective = "throughput"
@@ -48,6 +50,7 @@ class PlanSettings:
     time_limit_s: float | None = None
     measurements: tuple[Measurement, ...] = ()
     network: Network | None = None
+    gpus_per_task: int = 1
 
     def check(self) -> None:
         """Raises `BadInputError` if there is no such rule."""
@@ -100,6 +103,8 @@ class PlanSettings:
         notes: list[str] = []
         if gpus_per_worker > GPUS_PER_WORKER:
             notes.append(what_if_note(gpus_per_worker))
+        if self.gpus_per_task > 1 and profile.is_measurable and not profile.can_mirror:
+            notes.append(ONE_GPU)
         self.check_tasks(profile, min_workers)
         if plain is None and (min_workers is not None or self.rules != "default"):
             plain = False
@@ -122,6 +127,7 @@ class PlanSettings:
             calibration=calibration,
             min_workers=min_workers or 1,
             plain=plain,
+            max_gpus_per_task=self.gpus_per_task,
             notes=tuple(notes),
         )
 

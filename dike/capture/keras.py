@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from dike.capture import coordinator
 from dike.capture.sink import Sink
 from dike.exceptions import BadInputError
-from dike.keras3.model import check_distributable
+from dike.keras3.model import check_distributable, why_not_mirrored
 from dike.profile import Api
 from dike.profiling.keras_profile import has_forward_pass, keras_profile
 
@@ -82,4 +82,16 @@ def _read(sink: Sink, api: Api, model: Any, batch: Any) -> Any:
     if coordinator.script_has_strategy():
         # The script brings strategy and cluster of its own; TF_CONFIG is all it needs.
         api = Api.COORDINATOR
-    return keras_profile(sink.script, api, model, batch, sink.batch_size)
+    profile = keras_profile(sink.script, api, model, batch, sink.batch_size)
+    can_mirror = api is Api.KERAS and not why_not_mirrored(model) and _has_parts(batch)
+    return dataclasses.replace(profile, can_mirror=can_mirror)
+
+
+def _has_parts(batch: Any) -> bool:
+    """Whether a batch is of tensors that all have its samples along their first axis."""
+    import tensorflow as tf
+
+    tensors = [part for part in tf.nest.flatten(batch) if part is not None]
+    return all(isinstance(part, tf.Tensor) and part.shape.rank for part in tensors) and (
+        len({part.shape[0] for part in tensors}) == 1
+    )

@@ -11,6 +11,9 @@ from typing import Any
 
 from dike.exceptions import BadInputError
 
+_ON_GPU = "@gpu"
+"""Between a variable's name and the number of the GPU whose own value it is."""
+
 
 def named_variables(model: Any) -> list[tuple[str, Any]]:
     """Each variable of a Keras or tf_keras model with its unique name, in the order of `model.variables`.
@@ -77,6 +80,28 @@ def check_distributable(model: Any) -> None:
             )
 
 
+def why_not_mirrored(model: Any) -> str:
+    """Why several GPUs cannot share the batches of a compiled model's `fit`, as a clause; empty where they can."""
+    import tensorflow as tf
+    from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+
+    if type(model).train_step is not TensorFlowTrainer.train_step:
+        return "the model has a train_step of its own"
+    for name, is_so in (
+        ("run_eagerly=True", model.run_eagerly),
+        ("jit_compile=True", model.jit_compile),
+        ("steps_per_execution", model.steps_per_execution > 1),
+        ("gradient_accumulation_steps", any(each.gradient_accumulation_steps for each in optimizers_of(model))),
+    ):
+        if is_so:
+            return f"the model is compiled with {name}"
+    for layer in model._flatten_layers():
+        own = [name for name, value in vars(layer).items() if isinstance(value, tf.Variable)]
+        if own:
+            return f"'{own[0]}' of '{layer.name}' is a variable that Keras does not know"
+    return ""
+
+
 def named_values(model: Any) -> dict[str, Any]:
     """Name -> variable, all that `values_of` reads; in one order in all processes that build the same model.
 
@@ -99,7 +124,19 @@ def values_of(model: Any) -> dict[str, Any]:
     """Name -> array."""
     import numpy as np
 
-    return {name: np.asarray(variable) for name, variable in named_values(model).items()}
+    return {name: np.asarray(variable) for name, variable in {**named_values(model), **_parts(model)}.items()}
+
+
+def _parts(model: Any) -> dict[str, Any]:
+    """Name -> variable, of those that each of several GPUs has for itself: metrics, averages of batches, seeds."""
+    alike = [*model.trainable_variables, *(each for one in optimizers_of(model) for each in one.variables)]
+    known = {id(variable) for variable in alike}
+    return {
+        f"{name}{_ON_GPU}{index}": part
+        for name, variable in named_values(model).items()
+        if id(variable) not in known
+        for index, part in enumerate(getattr(getattr(variable, "value", None), "values", ()))
+    }
 
 
 def restore_values(model: Any, values: Mapping[str, Any], path: str) -> None:
@@ -120,7 +157,7 @@ def restore_values(model: Any, values: Mapping[str, Any], path: str) -> None:
     variables = named_values(model)
     variables = {name: value for name, value in variables.items() if name in values or name != GLOBAL_SEED_GENERATOR}
     shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
-    saved = {name: tuple(value.shape) for name, value in values.items()}
+    saved = {name: tuple(value.shape) for name, value in values.items() if _ON_GPU not in name}
     if shapes != saved:
         name = next(name for name in {**shapes, **saved} if shapes.get(name) != saved.get(name))
         raise BadInputError(
@@ -129,6 +166,10 @@ def restore_values(model: Any, values: Mapping[str, Any], path: str) -> None:
         )
     for name, variable in variables.items():
         variable.assign(values[name])
+    parts = _parts(model)
+    # With another number of GPUs than before each of them begins with the whole.
+    for name, part in parts.items() if parts.keys() == {name for name in values if _ON_GPU in name} else ():
+        part.assign(values[name])
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import inspect
 
 from dike.exceptions import BadInputError
+from dike.keras3.model import why_not_mirrored
 from dike.profile import Api, ModelProfile
 from dike.profiling.keras_profile import keras_profile
 
@@ -36,4 +38,5 @@ def application_profile(name: str, batch_size: int | None = None) -> ModelProfil
     model.optimizer.build(model.trainable_variables)
     size = batch_size or _BATCH_SIZE
     batch = (tf.TensorSpec((size, *model.input_shape[1:])), tf.TensorSpec((size,), tf.int32))
-    return keras_profile(f"keras:{name}", Api.KERAS, model, batch)
+    profile = keras_profile(f"keras:{name}", Api.KERAS, model, batch)
+    return dataclasses.replace(profile, can_mirror=not why_not_mirrored(model))

@@ -107,6 +107,7 @@ class TrialRuntime:
         keep_best: called when the script has reported the best value so far, to keep the model as it is; None where
             nothing can be kept.
         standing: what its numbers come to.
+        gpus: how many share its batches.
     """
 
     def __init__(self, spec: TrialSpec, clock: Callable[[], float] = time.monotonic) -> None:
@@ -115,6 +116,7 @@ class TrialRuntime:
         self.save_at_end: Callable[[], object] | None = None
         self.keep_best: Callable[[], object] | None = None
         self.standing = Standing()
+        self.gpus = 1
         self._clock = clock
         self._reporter = Reporter(spec.report_fd)
         self._step = 0

@@ -265,7 +265,8 @@ class TrainingRequest(BaseModel):
         name: the job's id; None to make one up.
         constraints: see `JobRecord`.
         volumes: folders of the agents for its containers (`framework.mesos.containers.parse_volume`).
-        objective, rules, sharding, time_limit_s, measurements: how it is planned (`solver.settings.PlanSettings`).
+        objective, rules, sharding, gpus_per_task, time_limit_s, measurements: how it is planned
+            (`solver.settings.PlanSettings`).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -294,6 +295,7 @@ class TrainingRequest(BaseModel):
     isolate_tasks: bool = False
     rules: Text = "default"
     sharding: Literal["optimus", "greedy", "round_robin"] = "greedy"
+    gpus_per_task: Annotated[int, Field(ge=1, le=MAX_ITEMS)] = 1
     time_limit_s: Annotated[float, Field(gt=0, le=LONGEST_LIVE_S)] | None = None
     measurements: Annotated[list[MeasuredStep], Field(max_length=MAX_MEASUREMENTS)] = []
 
@@ -348,6 +350,7 @@ class TrainingRequest(BaseModel):
                 time_limit_s=self.time_limit_s,
                 measurements=tuple(step.to_measurement() for step in self.measurements),
                 network=network,
+                gpus_per_task=self.gpus_per_task,
             ),
             "min_workers": self.min_workers,
             "max_workers": self.max_workers,
@@ -454,6 +457,7 @@ _NEWS: dict[str, Any] = {
     "profile_is_kept": False,
     "rules": "default",
     "sharding": "greedy",
+    "gpus_per_task": 1,
     "time_limit_s": None,
     "measurements": [],
     "min_workers": None,
@@ -472,6 +476,7 @@ def planning_fields(planning: PlanSettings) -> dict[str, Any]:
         "objective": planning.objective,
         "rules": planning.rules,
         "sharding": planning.sharding,
+        "gpus_per_task": planning.gpus_per_task,
         "time_limit_s": planning.time_limit_s,
         "measurements": [MeasuredStep.of(row).model_dump(exclude_none=True) for row in planning.measurements],
     }

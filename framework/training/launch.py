@@ -188,6 +188,7 @@ def task_spec(
         batch_size=spec.profile.batch_size,
         kept_batch_size=spec.profile.batch_size if spec.profile_is_kept else None,
         replicas=spec.replicas,
+        gpus=planned.gpus,
     )
 
 

@@ -17,6 +17,7 @@ from framework.mesos.containers import Container
 from framework.mesos.tasks import TaskState
 from framework.project.last_words import last_words, same_again
 from solver import Plan, PlannedTask
+from solver.plain import can_share
 from solver.settings import GPUS_PER_WORKER, PlanSettings
 
 logger = logging.getLogger(__name__)
@@ -116,7 +117,7 @@ def check_can_run(plan: Plan) -> None:
     """
     for task in plan.tasks:
         most = GPUS_PER_WORKER if task.role == Role.WORKER else 0
-        if task.gpus > most:
+        if task.gpus > most and not (task.is_plain and can_share(plan.profile, task.gpus)):
             raise BadInputError(
                 f"This plan cannot be run: {task.name} has {task.gpus} GPU{'s' if task.gpus > 1 else ''} in it and can "
                 f"use {most}; make one with dike plan without --gpus-per-worker."

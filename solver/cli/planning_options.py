@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from solver.network import Network
     from solver.settings import PlanSettings
 
-PLANNING = ("objective", "rules", "sharding", "time_limit", "measurements")
+PLANNING = ("objective", "rules", "sharding", "gpus_per_task", "time_limit", "measurements")
 """Names of the parameters of `plan_settings`."""
 
 
@@ -57,6 +57,9 @@ def plan_settings(
     sharding: Annotated[
         Sharding, typer.Option(help="How variables are distributed over the parameter servers.")
     ] = "greedy",
+    gpus_per_task: Annotated[
+        int, typer.Option(min=1, help="One plain task may have N GPUs: they share the batches of Keras' fit.")
+    ] = 1,
     time_limit: Annotated[
         float | None, typer.Option(help="Plan for at most X seconds.", show_default="30, kept roughly")
     ] = None,
@@ -78,6 +81,6 @@ def plan_settings(
         from solver.calibration import read_measurements
 
         rows = read_measurements(measurements)
-    settings = PlanSettings(objective, rules, sharding, time_limit, rows)
+    settings = PlanSettings(objective, rules, sharding, time_limit, rows, gpus_per_task=gpus_per_task)
     settings.check()
     return settings

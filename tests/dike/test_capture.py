@@ -800,6 +800,15 @@ def test_what_no_cluster_does_but_one_process_is_read_and_one_plain_task(capture
     assert "run_eagerly=True" in captured.profile.why_alone
 
 
+@pytest.mark.parametrize(
+    ("captured", "can_mirror"),
+    [("keras_arrays", True), ("keras_dataset", True), ("keras_eagerly", False), ("train_step_with_tape", False)],
+    indirect=["captured"],
+)
+def test_gpus_may_share_the_batches_where_keras_makes_the_steps(captured: Captured, can_mirror: bool) -> None:
+    assert captured.profile.can_mirror is can_mirror
+
+
 @pytest.mark.parametrize("captured", ["slots_before_fit", "train_step_with_tape"], indirect=True)
 def test_other_uses_of_tapes_and_optimizers_are_let_through(captured: Captured) -> None:
     assert captured.profile.parameters == 650

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import given
 
 from dike.exceptions import BadInputError, InfeasibleError
 from dike.profile import Api, ModelProfile
+from framework.training.spec import check_can_run
 from solver import Cluster, NodeClass, Plan, PlanRequest, make_plan, smallest_job
 from solver.options import PAPER
 from solver.plain import can_be_plain, fastest_plain
@@ -26,7 +28,7 @@ from tests.solver.test_plan import clusters, models
 @given(models, clusters)
 def test_no_machine_and_no_number_of_cpus_is_faster(model: ModelProfile, machines: Cluster) -> None:
     scenario = scenario_of(PlanRequest(model, machines))
-    found = fastest_plain(scenario, None)
+    found = fastest_plain(scenario)
     speeds = []
     for kind in scenario.kinds:
         for gpus in (0, 1) if kind.gpus else (0,):
@@ -53,7 +55,7 @@ def test_no_machine_and_no_number_of_cpus_is_faster(model: ModelProfile, machine
 @given(models, clusters)
 def test_a_plan_is_never_slower_than_one_plain_task(model: ModelProfile, machines: Cluster) -> None:
     request = PlanRequest(model, machines, plain=None, time_limit_s=5.0)
-    alone = fastest_plain(scenario_of(request), None)
+    alone = fastest_plain(scenario_of(request))
     try:
         plan = make_plan(request)
     except InfeasibleError:
@@ -127,6 +129,9 @@ def test_a_loop_of_the_scripts_own_gets_the_fastest_machine_and_no_prediction() 
     assert Plan.loads(found.dumps()) == found
     with_gpu = make_plan(PlanSettings().request(alone, Cluster((*k80(1).nodes, large))))
     assert with_gpu.option.worker.gpus == 1
+    several = make_plan(PlanSettings(gpus_per_task=3).request(alone, Cluster((*k80(1).nodes, large))))
+    assert (several.option.worker.gpus, several.samples_per_s) == (3, 0.0)
+    check_can_run(several)
     for several in ({"min_workers": 1}, {"plain": False}):
         with pytest.raises(BadInputError, match=r"It has a loop of its own\.$"):
             make_plan(PlanSettings().request(alone, Cluster((large,)), **several))
@@ -147,6 +152,55 @@ def test_it_wins_on_one_machine_and_says_what_the_others_would_reach() -> None:
     distributed = make_plan(PlanSettings().request(digits(), cluster, min_workers=1))
     assert distributed.option.ps == 1
     assert not any("plain task" in sentence for sentence in distributed.why)
+
+
+@pytest.mark.parametrize(
+    ("changes", "most", "gpus"),
+    [
+        ({}, 1, 1),
+        ({}, 2, 2),
+        ({}, 8, 4),
+        # Three would have unequal parts of 32.
+        ({}, 3, 2),
+        ({"batch_size": 31}, 8, 1),
+        ({"can_mirror": False}, 8, 1),
+        ({"flops_step_per_sample": 1e3}, 8, 0),
+        ({"api": Api.GRAPH}, 8, 1),
+    ],
+)
+def test_gpus_of_one_machine_share_the_batches_of_a_fit(changes: dict[str, Any], most: int, gpus: int) -> None:
+    model = dataclasses.replace(profile([100 * MB], flops=8e9, api=Api.KERAS), can_mirror=True, batch_size=32)
+    if changes.get("api") is Api.GRAPH:
+        changes = {**changes, "can_mirror": False}
+    model = dataclasses.replace(model, **changes)
+    settings = PlanSettings(gpus_per_task=most)
+    plan = make_plan(settings.request(model, k80(1), plain=True))
+    (task,) = plan.tasks
+    assert (task.gpus, task.is_plain) == (gpus, True)
+    check_can_run(Plan.loads(plan.dumps()))
+    assert any("one plain task has one GPU" in said for said in plan.why) == (most > 1 and not model.can_mirror)
+    alone = make_plan(PlanSettings().request(model, k80(1), plain=True))
+    if gpus > 1:
+        # The batch stays what it is: each GPU computes its part, and they add up their gradients.
+        part, whole = plan.step_time_s, alone.step_time_s
+        exchange_s = 2 * (gpus - 1) / gpus * 100 * MB / 8e9
+        assert part.compute == pytest.approx(whole.compute / gpus + exchange_s)
+        assert part.input == pytest.approx(32 * model.sample_bytes / (task.cpus * 1.5e8))
+        assert part.latency == pytest.approx(whole.latency + (gpus - 1) * 0.0004)
+        assert plan.samples_per_s == pytest.approx(32 / part.total)
+        assert plan.samples_per_s > alone.samples_per_s
+        with pytest.raises(BadInputError, match=r"worker:0 has . GPUs in it and can use 1"):
+            check_can_run(dataclasses.replace(plan, profile=dataclasses.replace(model, can_mirror=False)))
+
+
+def test_several_gpus_in_one_task_beat_parameter_servers_whose_updates_take_long() -> None:
+    model = dataclasses.replace(profile([100 * MB], flops=2e10, api=Api.KERAS), can_mirror=True)
+    machines = Cluster((NodeClass(name="here", cpus=16, mem_bytes=64 * GIB, gpus=4, gpu_model="V100"),))
+    plan = make_plan(PlanSettings(gpus_per_task=4).request(model, machines))
+    assert [(task.gpus, task.is_plain) for task in plan.tasks] == [(4, True)]
+    assert all(other.relative < 1 for other in plan.alternatives)
+    several = make_plan(PlanSettings(gpus_per_task=4).request(model, machines, min_workers=1))
+    assert several.samples_per_s < plan.samples_per_s
 
 
 def test_many_gpus_win_against_it() -> None:

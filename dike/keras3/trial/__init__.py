@@ -46,11 +46,13 @@ def install(runtime: TrialRuntime) -> None:
         keras.Model.fit = reporting_fit(keras.Model.fit, KerasReports(runtime), keras.callbacks.Callback)
         return
     # These modules import Keras' innermost at their top.
-    from dike.keras3 import data
+    from dike.keras3 import data, mirrored
     from dike.keras3.trial.fit import KerasScript
 
     script = KerasScript(runtime)
     own = trainer.TensorFlowTrainer
+    if runtime.gpus > 1:
+        mirrored.install(runtime.gpus)
     trainer.TFEpochIterator = data.Batches
     own.fit = _resumable(own.fit, script, reporting_fit(own.fit, script.reports, keras.callbacks.Callback))
     own.train_on_batch = _reporting_step(own.train_on_batch, script)
@@ -58,6 +60,7 @@ def install(runtime: TrialRuntime) -> None:
 
 def _resumable(own_fit: Callable[..., Any], script: Any, reporting: Callable[..., Any]) -> Callable[..., Any]:
     """A `fit` that can be suspended; `reporting` does where that is not possible."""
+    from dike.keras3 import mirrored
     from dike.keras3.data import handing_to
     from dike.keras3.trial import fit as fits
 
@@ -70,9 +73,9 @@ def _resumable(own_fit: Callable[..., Any], script: Any, reporting: Callable[...
             # A part of the step or the callback that calls it.
             with handing_to(lambda batches: None):
                 return own_fit(self, *args, **kwargs)
-        if self._distribute_strategy is not None:
-            return reporting(self, *args, **kwargs)
         self._assert_compile_called("fit")
+        if self._distribute_strategy is not None and not mirrored.shares(self):
+            return reporting(self, *args, **kwargs)
         is_fitting = True
         try:
             return fits.Fit(script, self, arguments_of(own_fit, self, args, kwargs)).run(own_fit)
