@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +12,23 @@ import numpy as np
 from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
 from benchmarks.pollux_traces import FORMS, MODELS, Form, Trace, large_placements, small_placements
+from dike.profile import ModelProfile
+from solver import Cluster, NodeClass, make_plan
 from solver.calibration.nnls import Floats
 from solver.drawing.figure_files import new_figure, save_figure
 from solver.hardware import known_hardware
+from solver.settings import PlanSettings
+from solver.units import GIB
 
 TITLE = "Step times: predicted against recorded"
 SEED = 7
 PICTURE = Path(__file__).parent / "results" / "step_time.png"
 RESNET50_STEP_FLOPS = 23.3e9
+SHARING_GPUS = (1, 2, 4)
+SHARED = ((81, 40, 20), (115, 57, 28), (163, 81, 40))
+"""Samples for each of 1, 2 and 4 GPUs, about the same batch in each row."""
 RESNET50 = Path(__file__).parent / "data" / "throughput" / "resnet50.csv"
+PROFILES = Path(__file__).parent / "data" / "profiles"
 DRAWN = "bytes, sum"
 
 
@@ -85,6 +94,8 @@ def measure() -> Iterator[str]:
     yield f"The picture: {splits[-1].name[0].lower()}{splits[-1].name[1:]}, form '{DRAWN}'."
     yield from ("", _two_machines(), "", "## Speeds of GPUs: the table against records", "")
     yield from _table_speeds()
+    yield from ("", "## Several GPUs of one machine that share a batch", "")
+    yield from _shared_batches()
 
 
 def _splits() -> tuple[Split, ...]:
@@ -194,6 +205,40 @@ def _table_speeds() -> Iterator[str]:
     yield ""
     mean, median = np.mean(errors), np.median(errors)
     yield f"Of the {len(errors)} not fitted to the mean error is {mean:.0%}, the median {median:.0%}."
+
+
+def _shared_batches() -> Iterator[str]:
+    """What one plain task on 2 and 4 GPUs is foretold, against recorded steps of as many in one machine."""
+    trace = small_placements("imagenet")
+    profile = ModelProfile.loads((PROFILES / "resnet50.json").read_text(encoding="utf-8"))
+    resnet50 = dataclasses.replace(profile, can_mirror=True, sample_bytes=0)
+    machine = NodeClass(name="t4", cpus=48, mem_bytes=192 * GIB, gpus=4, gpu_model="T4")
+    yield "ResNet50 with one batch that 1, 2 and 4 T4 of one machine share (AWS g4dn; Pollux, PyTorch, all-reduce), and"
+    yield "the planner's one plain task (`dike plan keras:ResNet50 --gpus-per-task N`, 64 Gb/s between the GPUs, input"
+    yield "left out). Batches are those nearest to each other that were recorded."
+    yield ""
+    yield "| GPUs x samples | recorded images/s | predicted | error | recorded, to one GPU | predicted |"
+    yield "|---|---|---|---|---|---|"
+    errors: list[float] = []
+    for row in SHARED:
+        alone: tuple[float, float] | None = None
+        for gpus, samples in zip(SHARING_GPUS, row, strict=True):
+            is_it = (trace.nodes == 1) & (trace.gpus == gpus) & (trace.batch == samples)
+            recorded = gpus * samples / float(np.mean(trace.seconds[is_it]))
+            model = resnet50.with_batch_size(gpus * samples)
+            settings = PlanSettings(gpus_per_task=gpus)
+            plan = make_plan(settings.request(model, Cluster((machine,)), plain=True))
+            assert [task.gpus for task in plan.tasks] == [gpus], "all of them pay"
+            speeds = recorded, plan.samples_per_s
+            alone = alone or speeds
+            errors.append(abs(speeds[1] / speeds[0] - 1))
+            ratios = " | ".join(f"{speed / first:.2f}" for speed, first in zip(speeds, alone, strict=True))
+            error = f"{speeds[1] / speeds[0] - 1:+.0%}"
+            yield f"| {gpus} x {samples} | {speeds[0]:,.0f} | {speeds[1]:,.0f} | {error} | {ratios} |"
+    yield ""
+    yield f"The mean error is {np.mean(errors):.0%}. A recorded step has a constant part that shrinks with no number of"
+    yield "GPUs, and the planner knows none for a GPU; so the smaller the parts, the more it promises. No step of Keras"
+    yield "on several GPUs has been measured."
 
 
 def _draw(split: Split, predicted: dict[str, Floats]) -> None:

@@ -150,6 +150,7 @@ def _offers() -> list[AgentOffer]:
         pytest.param({}, False, marks=pytest.mark.slow),
         ({"objective": "traffic"}, True),
         ({"rules": "all", "sharding": "round_robin"}, False),
+        ({"gpus_per_task": 2}, False),
         pytest.param({"sharding": "optimus"}, False, marks=pytest.mark.slow),
         pytest.param({"measurements": True}, True, marks=pytest.mark.slow),
         pytest.param({"time_limit": 60.0}, False, marks=pytest.mark.integration),
