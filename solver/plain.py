@@ -89,7 +89,7 @@ def _fastest(scenario: Scenario, max_gpus: int) -> PlainOption | None:
     return _with_fewest_cpus(scenario, most, kind, gpus)
 
 
-def can_share(profile: ModelProfile, gpus: int) -> bool:
+def can_share(profile: ModelProfile, gpus: int = 2) -> bool:
     """Whether so many GPUs, two at least, can train the script in one task."""
     return not profile.is_measurable or (profile.can_mirror and profile.batch_size % gpus == 0)
 

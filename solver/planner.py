@@ -14,7 +14,7 @@ from solver.evaluation import evaluate, planned_tasks
 from solver.hardware import Hardware
 from solver.nodes import NodeKind
 from solver.options import OptionSpace, Pruning, default_rules, prune, raw_space
-from solver.plain import NONE, PlainOption, can_be_plain, fastest_plain
+from solver.plain import NONE, PlainOption, can_be_plain, can_share, fastest_plain
 from solver.plan import Alternative, Option, OptionCounts, Plan
 from solver.reasons import count_of, guesses, reasons
 from solver.request import PlanRequest, check_request, scenario_of
@@ -314,6 +314,8 @@ def _plain_plan(
     why = "One plain task: the script in one process, without parameter servers, as python runs it."
     if request.profile.why_alone:
         why += f" {request.profile.why_alone}"
+    if plain.resources.gpus == request.max_gpus_per_task == 1 < node.gpus and can_share(request.profile):
+        why += f" It has one of the machine's {node.gpus} GPUs; --gpus-per-task asks for more."
     gap = 0.0
     if other is not None:
         tasks = f"{count_of(other.option.workers, 'worker')} and {count_of(other.option.ps, 'parameter server')}"

@@ -180,6 +180,8 @@ def test_gpus_of_one_machine_share_the_batches_of_a_fit(changes: dict[str, Any],
     check_can_run(Plan.loads(plan.dumps()))
     assert any("one plain task has one GPU" in said for said in plan.why) == (most > 1 and not model.can_mirror)
     alone = make_plan(PlanSettings().request(model, k80(1), plain=True))
+    could_have_more = alone.option.worker.gpus and model.can_mirror and model.batch_size % 2 == 0
+    assert any("one of the machine's 4 GPUs; --gpus-per-task" in said for said in alone.why) == bool(could_have_more)
     if gpus > 1:
         # The batch stays what it is: each GPU computes its part, and they add up their gradients.
         part, whole = plan.step_time_s, alone.step_time_s
