@@ -109,7 +109,8 @@ def make_plan(request: PlanRequest, on_progress: Callable[[PlanProgress], None] 
     calibrated = () if request.calibration is None else request.calibration.sentences()
     plan = _plan(request, scenario, attempt, found, time.monotonic() - started)
     if plain is not None:
-        alone = f"One plain task without parameter servers would reach {plain.samples_per_s / plan.samples_per_s:.0%}."
+        share = plain.samples_per_s / plan.samples_per_s
+        alone = f"One plain task without parameter servers would reach {share:.0%} (--max-workers 1 asks for it)."
         why = (*why, alone)
     return dataclasses.replace(plan, why=(*notes, *why, *calibrated, *request.notes))
 
@@ -314,7 +315,10 @@ def _plain_plan(
     why = "One plain task: the script in one process, without parameter servers, as python runs it."
     if request.profile.why_alone:
         why += f" {request.profile.why_alone}"
-    if plain.resources.gpus == request.max_gpus_per_task == 1 < node.gpus and can_share(request.profile):
+    gpus = plain.resources.gpus
+    if gpus > 1:
+        why += f" Its {gpus} GPUs share each batch." if request.profile.is_measurable else f" It sees {gpus} GPUs."
+    elif gpus == request.max_gpus_per_task < node.gpus and can_share(request.profile):
         why += f" It has one of the machine's {node.gpus} GPUs; --gpus-per-task asks for more."
     gap = 0.0
     if other is not None:

@@ -131,6 +131,7 @@ def test_a_loop_of_the_scripts_own_gets_the_fastest_machine_and_no_prediction() 
     assert with_gpu.option.worker.gpus == 1
     several = make_plan(PlanSettings(gpus_per_task=3).request(alone, Cluster((*k80(1).nodes, large))))
     assert (several.option.worker.gpus, several.samples_per_s) == (3, 0.0)
+    assert "It sees 3 GPUs." in several.why[0]
     check_can_run(several)
     for several in ({"min_workers": 1}, {"plain": False}):
         with pytest.raises(BadInputError, match=r"It has a loop of its own\.$"):
@@ -182,6 +183,7 @@ def test_gpus_of_one_machine_share_the_batches_of_a_fit(changes: dict[str, Any],
     alone = make_plan(PlanSettings().request(model, k80(1), plain=True))
     could_have_more = alone.option.worker.gpus and model.can_mirror and model.batch_size % 2 == 0
     assert any("one of the machine's 4 GPUs; --gpus-per-task" in said for said in alone.why) == bool(could_have_more)
+    assert any(f"Its {gpus} GPUs share each batch" in said for said in plan.why) == (gpus > 1)
     if gpus > 1:
         # The batch stays what it is: each GPU computes its part, and they add up their gradients.
         part, whole = plan.step_time_s, alone.step_time_s
