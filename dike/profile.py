@@ -92,7 +92,7 @@ class ModelProfile:
         synchronous: whether the script aggregates the workers' gradients before each update.
         uncounted_ops: types of ops in the graph whose FLOPs are not known -> count.
         why_alone: why the script cannot be distributed and is one plain task, as a sentence; empty where it can be.
-        can_mirror: whether the GPUs of one machine can share the batches of its `fit`.
+        why_one_gpu: why the GPUs of one machine cannot share its batches, as a clause; empty where they can.
     """
 
     name: str
@@ -112,12 +112,17 @@ class ModelProfile:
     synchronous: bool = False
     uncounted_ops: dict[str, int] = field(default_factory=dict, hash=False)
     why_alone: str = ""
-    can_mirror: bool = False
+    why_one_gpu: str = "its profile does not say that it can be"
 
     @property
     def is_measurable(self) -> bool:
         """Whether it says what a step computes, so that its speed can be predicted."""
         return self.api is not Api.LOOP
+
+    @property
+    def can_mirror(self) -> bool:
+        """Whether the GPUs of one machine can share its batches."""
+        return not self.why_one_gpu
 
     @property
     def longest_path_share(self) -> float:

@@ -124,7 +124,8 @@ def smallest_job(request: PlanRequest) -> list[tuple[str, TaskResources]]:
     check_request(request)
     scenario = scenario_of(request)
     if request.plain is not False:
-        plain = fastest_plain(scenario, request.max_gpus_per_task)
+        # It may have more GPUs, and does without.
+        plain = fastest_plain(scenario)
         if plain is not None or request.plain:
             shape = WorkerShape(0 if plain is None else plain.resources.gpus, CPU_STEP)
             return [("task", scenario.sizes.plain(shape))]

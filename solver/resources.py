@@ -94,11 +94,10 @@ class TaskSizes:
     def worker(self, shape: WorkerShape) -> TaskResources:
         """A worker: variables and gradients, batches read ahead, and on CPUs the activations."""
         if shape not in self._workers:
-            self._workers[shape] = self._worker(shape)
+            self._workers[shape] = self._worker(shape, self.profile.batch_size * max(1, shape.gpus))
         return self._workers[shape]
 
-    def _worker(self, shape: WorkerShape) -> TaskResources:
-        samples = self.profile.batch_size * max(1, shape.gpus)
+    def _worker(self, shape: WorkerShape, samples: int) -> TaskResources:
         held = 2 * self.variable_bytes + PREFETCHED_BATCHES * samples * self.profile.sample_bytes
         if shape.gpus:
             base = GPU_WORKER_BASE_MIB + FURTHER_GPU_MIB * (shape.gpus - 1)
@@ -111,8 +110,11 @@ class TaskSizes:
         return TaskResources(shape.cpus, base + _mib(held), disk, shape.gpus)
 
     def plain(self, shape: WorkerShape) -> TaskResources:
-        """A job's only task: a worker that holds the optimizer's slots as well, and writes the checkpoints."""
-        worker = self.worker(shape)
+        """A job's only task: a worker that holds the optimizer's slots as well, and writes the checkpoints.
+
+        Its GPUs share a batch.
+        """
+        worker = self._worker(shape, self.profile.batch_size)
         held = self.profile.optimizer_slots * self.variable_bytes
         return TaskResources(shape.cpus, worker.mem_mb + _mib(held), 128 + self._checkpoints_mib, shape.gpus)
 

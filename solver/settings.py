@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dike.exceptions import BadInputError
-from dike.profile import ModelProfile
+from dike.profile import Api, ModelProfile
 from solver.choices import Objective, Sharding
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ LONGEST_LIVE_S = 60.0
 """The longest time limit of a job that runs: offers are locked for it meanwhile, and not for ever."""
 GPUS_PER_WORKER = 1
 """What a worker of a job that runs can use: a step of a parameter server's worker is computed by one device."""
-ONE_GPU = "Several GPUs can share the batches of Keras' fit only, and not of every model; one plain task has one GPU."
 CACHE_SIZE = 8
 """Calibrations remembered: a job may be planned again and again, on whatever is free."""
 
@@ -103,13 +102,16 @@ class PlanSettings:
         notes: list[str] = []
         if gpus_per_worker > GPUS_PER_WORKER:
             notes.append(what_if_note(gpus_per_worker))
-        if self.gpus_per_task > 1 and profile.is_measurable and not profile.can_mirror:
-            notes.append(ONE_GPU)
         self.check_tasks(profile, min_workers)
         if plain is None and (min_workers is not None or self.rules != "default"):
             plain = False
         elif plain is None and profile.why_alone:
             plain = True
+        if self.gpus_per_task > 1 and (plain is False or self.objective != "throughput"):
+            notes.append("--gpus-per-task is for one plain task, and what else was asked for is a plan of several.")
+        elif self.gpus_per_task > 1 and profile.is_measurable and not profile.can_mirror:
+            why = profile.why_one_gpu if profile.api is Api.KERAS else "only those of Keras 3's fit can be"
+            notes.append(f"A batch of this script cannot be shared by several GPUs: {why}.")
         cluster = self.cluster(machines)
         if self.measurements:
             calibration, left_out = self._calibration(profile, cluster, all_machines)

@@ -13,9 +13,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from benchmarks.search.slot import slot_environment
 from framework.search.store import Store
@@ -75,6 +77,7 @@ class SearchRun:
         epochs: configuration -> the epochs it was trained for, in their order.
         suspend_s: seconds from each request to suspend to the slot being free.
         resume_s: seconds from each decision to go on with a trial to its first step.
+        cpu_s: seconds of processors that the whole machine was busy meanwhile, whatever with.
     """
 
     begun_s: float
@@ -82,6 +85,7 @@ class SearchRun:
     epochs: dict[str, list[Epoch]]
     suspend_s: tuple[float, ...] = ()
     resume_s: tuple[float, ...] = ()
+    cpu_s: float = math.nan
 
     def reached_s(self, configuration: str, target: float) -> float:
         """When the loss of a configuration came down to a target; infinity if it was stopped before."""
@@ -108,7 +112,15 @@ def run_search(kind: str, task: Task, seed: int) -> SearchRun:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / DIARIES).mkdir()
-        return _run_dike(kind, task, space, seed, folder) if kind in OWN else _run_other(kind, task, space, folder)
+        busy_s = _busy_s()
+        run = _run_dike(kind, task, space, seed, folder) if kind in OWN else _run_other(kind, task, space, folder)
+        return replace(run, cpu_s=_busy_s() - busy_s)
+
+
+def _busy_s() -> float:
+    """Processor seconds since the machine has begun; those of Mesos' and Ray's daemons are nobody's child's."""
+    times = psutil.cpu_times()
+    return float(times.user + times.system)
 
 
 def shuffled(space: Space, seed: int) -> Space:

@@ -10,6 +10,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+import psutil
+
 from benchmarks.search.contenders import KINDS, OWN, QUANTUM_S, SLOTS, SearchRun, Task, run_search
 from benchmarks.tables import RESULTS
 
@@ -70,6 +72,7 @@ def measure(repeats: int = REPEATS) -> Iterator[str]:
     yield "first epoch's training loss to its own last. *trained*: to its end. *never*: it was stopped before. *whole*:"
     yield "the search has ended (Dike's Mesos, too; Ray's own processes end later). Policies suspend trials and train"
     yield "them all to their end; `--stop` and the other two libraries stop trials for good, and so train fewer epochs."
+    yield f"*processors*: seconds that the machine's {psutil.cpu_count()} were busy during the search, whatever with."
     yield "All have their defaults; Ray and Optuna's Hyperband are told how many epochs a trial has. Ray's HyperBand"
     yield "pauses trials, too: they go on from the Keras model that was saved at the end of an epoch, and shuffle the"
     yield "samples anew. Ray reuses its processes and Optuna has two for all trials, so that TensorFlow is imported"
@@ -111,13 +114,14 @@ def _table(task: Task, runs: Runs) -> Iterator[str]:
     yield f"**{task.script}**: {task.words} ({sizes}), {task.epochs} epochs each. Best is"
     yield f"{goal.best.replace(',', ', ')} with a training loss of {goal.final:.4f}; found: {goal.target:.3f}."
     yield ""
-    yield "| search | first step | found | trained | whole | epochs trained | best loss | suspensions |"
-    yield "|---|---|---|---|---|---|---|---|"
+    yield "| search | first step | found | trained | whole | processors | epochs trained | best loss | suspensions |"
+    yield "|---|---|---|---|---|---|---|---|---|"
     measures: Sequence[Callable[[SearchRun], float]] = (
         lambda run: run.begun_s,
         lambda run: run.reached_s(goal.best, goal.target),
         lambda run: run.finished_s(goal.best, task.epochs),
         lambda run: run.ended_s,
+        lambda run: run.cpu_s,
     )
     for kind in KINDS:
         cells = [_cell(runs[kind], reference, value) for value in measures]

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from dike.capture import coordinator
 from dike.capture.sink import Sink
 from dike.exceptions import BadInputError
-from dike.keras3.model import check_distributable, why_not_mirrored
+from dike.keras3.model import check_distributable
 from dike.profile import Api
 from dike.profiling.keras_profile import has_forward_pass, keras_profile
 
@@ -82,9 +82,19 @@ def _read(sink: Sink, api: Api, model: Any, batch: Any) -> Any:
     if coordinator.script_has_strategy():
         # The script brings strategy and cluster of its own; TF_CONFIG is all it needs.
         api = Api.COORDINATOR
-    profile = keras_profile(sink.script, api, model, batch, sink.batch_size)
-    can_mirror = api is Api.KERAS and not why_not_mirrored(model) and _has_parts(batch)
-    return dataclasses.replace(profile, can_mirror=can_mirror)
+    if api is not Api.KERAS:
+        return keras_profile(sink.script, api, model, batch, sink.batch_size)
+    from dike.keras3 import mirrored
+
+    # The step is traced for its FLOPs.
+    uneven: list[str] = []
+    end = mirrored.watch_losses(uneven.append)
+    try:
+        profile = keras_profile(sink.script, api, model, batch, sink.batch_size)
+    finally:
+        end()
+    reasons = (mirrored.why_not(model), "" if _has_parts(batch) else "a batch is not of tensors alike in length")
+    return dataclasses.replace(profile, why_one_gpu=next(filter(None, (*reasons, *uneven)), ""))
 
 
 def _has_parts(batch: Any) -> bool:

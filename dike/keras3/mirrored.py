@@ -10,14 +10,26 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
+import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import core, optimizer, trainer
-from tensorflow.python.distribute.values import PerReplica
+from keras.src.losses import loss as losses
+from tensorflow.python.distribute.values import DistributedVariable, PerReplica
 
 from dike.exceptions import BadInputError
-from dike.keras3.model import why_not_mirrored
+from dike.keras3.model import optimizers_of
+
+_OWN = ("train_step", "compute_loss", "compute_metrics", "make_train_function")
+_PER_GPU = (
+    "gradient_accumulation_steps",
+    "clipnorm",
+    "global_clipnorm",
+    "clipvalue",
+    "ema_overwrite_frequency",
+)
+"""What an optimizer does on each GPU, to gradients that are not added up yet, or cannot do there."""
 
 
 class Mirrored(tf.distribute.MirroredStrategy):
@@ -36,8 +48,10 @@ class Mirrored(tf.distribute.MirroredStrategy):
         return super().run(fn, tf.nest.map_structure(self._parts, args), kwargs, options)
 
     def _parts(self, batch: Any) -> Any:
+        if batch is None:
+            return None
         if not isinstance(batch, tf.Tensor):
-            return batch  # None, where there are no labels or weights
+            _refuse("its data are ragged or sparse")
         count = self.num_replicas_in_sync
         size = batch.shape[0] or tf.shape(batch)[0]
         return PerReplica([batch[size * part // count : size * (part + 1) // count] for part in range(count)])
@@ -71,6 +85,68 @@ def install(gpus: int) -> None:
     ):
         setattr(owner, method, scoped(getattr(owner, method)))
     trainer.TensorFlowTrainer._maybe_symbolic_build = _build
+    watch_losses(_refuse_loss)
+    # Scripts print `float(optimizer.learning_rate)`, which other variables can do.
+    DistributedVariable.__float__ = lambda variable: float(variable.numpy())
+    DistributedVariable.__int__ = lambda variable: int(variable.numpy())
+
+
+def why_not(model: Any) -> str:
+    """Why several GPUs cannot share the batches of a compiled model's `fit`, as a clause; empty where they can."""
+    for name in _OWN:
+        if getattr(type(model), name) is not getattr(keras.Model, name):
+            return f"the model has a {name} of its own"
+    found = [
+        ("run_eagerly", model.run_eagerly),
+        # Where it is left to Keras, that is no harm: under a strategy it is off.
+        ("jit_compile", model.jit_compile and not model._resolve_auto_jit_compile()),
+        ("steps_per_execution", model.steps_per_execution > 1),
+    ]
+    for one in optimizers_of(model):
+        for each in (one, getattr(one, "inner_optimizer", one)):
+            found += [(name, getattr(each, name, None)) for name in _PER_GPU]
+    for name, is_so in found:
+        if is_so:
+            return f"the model is compiled with {name}"
+    for layer in model._flatten_layers():
+        if getattr(layer, "stateful", False):
+            return f"the layer '{layer.name}' is stateful"
+        own = [name for name, value in vars(layer).items() if isinstance(value, tf.Variable)]
+        if own:
+            return f"'{own[0]}' of '{layer.name}' is a variable that Keras does not know"
+    return ""
+
+
+def watch_losses(tell: Callable[[str], object]) -> Callable[[], None]:
+    """Has `tell` called with a clause where a batch's loss is not the mean of its parts' losses.
+
+    Returns:
+        What ends that.
+    """
+    own = losses.reduce_weighted_values
+
+    @functools.wraps(own)
+    def reduce(
+        values: Any,
+        sample_weight: Any = None,
+        mask: Any = None,
+        reduction: Any = "sum_over_batch_size",
+        dtype: Any = None,
+    ) -> Any:
+        shape = values.shape
+        if (shape.rank if isinstance(shape, tf.TensorShape) else len(shape)) == 0:
+            tell("a loss is one number for the whole batch")
+        elif mask is not None:
+            tell("a loss leaves out what is masked")
+        elif reduction == "mean_with_sample_weight":
+            tell("a loss is divided by the samples' weights")
+        return own(values, sample_weight, mask, reduction, dtype)
+
+    def end() -> None:
+        losses.reduce_weighted_values = own
+
+    losses.reduce_weighted_values = reduce
+    return end
 
 
 def shares(model: Any) -> bool:
@@ -81,19 +157,28 @@ def shares(model: Any) -> bool:
     """
     if not isinstance(model._distribute_strategy, Mirrored):
         return False
-    if why := why_not_mirrored(model):
-        raise BadInputError(f"Several GPUs cannot share this fit: {why}. Run the job with --gpus-per-task 1.")
+    if why := why_not(model):
+        _refuse(why)
     return True
+
+
+def _refuse(why: str) -> NoReturn:
+    raise BadInputError(f"Several GPUs cannot share a batch: {why}. Run the job with --gpus-per-task 1.")
+
+
+def _refuse_loss(why: str) -> None:
+    if isinstance(tf.distribute.get_strategy(), Mirrored):
+        _refuse(why)
 
 
 def _strategy(gpus: int) -> Mirrored | None:
     devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
+    kind = devices[0].device_type
     if len(devices) < gpus:
-        print(
-            f"dike: this task has {gpus} GPUs, and TensorFlow sees {len(devices)} {devices[0].device_type}.",
-            file=sys.stderr,
-            flush=True,
-        )
+        said = f"this task has {gpus} GPUs, and TensorFlow sees {len(devices)} {kind}"
+    else:
+        said = f"{gpus} {kind}s share each batch of fit"
+    print(f"dike: {said}.", file=sys.stderr, flush=True)
     return Mirrored([device.name for device in devices[:gpus]]) if len(devices) > 1 else None
 
 

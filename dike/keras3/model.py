@@ -80,28 +80,6 @@ def check_distributable(model: Any) -> None:
             )
 
 
-def why_not_mirrored(model: Any) -> str:
-    """Why several GPUs cannot share the batches of a compiled model's `fit`, as a clause; empty where they can."""
-    import tensorflow as tf
-    from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
-
-    if type(model).train_step is not TensorFlowTrainer.train_step:
-        return "the model has a train_step of its own"
-    for name, is_so in (
-        ("run_eagerly=True", model.run_eagerly),
-        ("jit_compile=True", model.jit_compile),
-        ("steps_per_execution", model.steps_per_execution > 1),
-        ("gradient_accumulation_steps", any(each.gradient_accumulation_steps for each in optimizers_of(model))),
-    ):
-        if is_so:
-            return f"the model is compiled with {name}"
-    for layer in model._flatten_layers():
-        own = [name for name, value in vars(layer).items() if isinstance(value, tf.Variable)]
-        if own:
-            return f"'{own[0]}' of '{layer.name}' is a variable that Keras does not know"
-    return ""
-
-
 def named_values(model: Any) -> dict[str, Any]:
     """Name -> variable, all that `values_of` reads; in one order in all processes that build the same model.
 
@@ -124,19 +102,24 @@ def values_of(model: Any) -> dict[str, Any]:
     """Name -> array."""
     import numpy as np
 
-    return {name: np.asarray(variable) for name, variable in {**named_values(model), **_parts(model)}.items()}
+    values = {name: np.asarray(variable) for name, variable in named_values(model).items()}
+    for name, parts in _parts(model).items():
+        each = [np.asarray(part) for part in parts]
+        if not all(np.array_equal(one, values[name], equal_nan=one.dtype.kind == "f") for one in each):
+            values |= {f"{name}{_ON_GPU}{index}": one for index, one in enumerate(each)}
+    return values
 
 
-def _parts(model: Any) -> dict[str, Any]:
-    """Name -> variable, of those that each of several GPUs has for itself: metrics, averages of batches, seeds."""
+def _parts(model: Any) -> dict[str, list[Any]]:
+    """Name -> what each of several GPUs has for itself: of metrics, averages over batches, seeds."""
     alike = [*model.trainable_variables, *(each for one in optimizers_of(model) for each in one.variables)]
     known = {id(variable) for variable in alike}
-    return {
-        f"{name}{_ON_GPU}{index}": part
+    parts = {
+        name: list(getattr(getattr(variable, "value", None), "values", ()))
         for name, variable in named_values(model).items()
         if id(variable) not in known
-        for index, part in enumerate(getattr(getattr(variable, "value", None), "values", ()))
     }
+    return {name: each for name, each in parts.items() if each}
 
 
 def restore_values(model: Any, values: Mapping[str, Any], path: str) -> None:
@@ -166,10 +149,12 @@ def restore_values(model: Any, values: Mapping[str, Any], path: str) -> None:
         )
     for name, variable in variables.items():
         variable.assign(values[name])
-    parts = _parts(model)
-    # With another number of GPUs than before each of them begins with the whole.
-    for name, part in parts.items() if parts.keys() == {name for name in values if _ON_GPU in name} else ():
-        part.assign(values[name])
+    for name, parts in _parts(model).items():
+        saved_parts = [key for key in values if key.startswith(f"{name}{_ON_GPU}")]
+        # With another number of GPUs than before each of them begins with the whole.
+        if len(saved_parts) == len(parts):
+            for index, part in enumerate(parts):
+                part.assign(values[f"{name}{_ON_GPU}{index}"])
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:

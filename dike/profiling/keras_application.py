@@ -7,7 +7,6 @@ import difflib
 import inspect
 
 from dike.exceptions import BadInputError
-from dike.keras3.model import why_not_mirrored
 from dike.profile import Api, ModelProfile
 from dike.profiling.keras_profile import keras_profile
 
@@ -21,6 +20,8 @@ def application_profile(name: str, batch_size: int | None = None) -> ModelProfil
         BadInputError: if there is no such model; the nearest name is suggested.
     """
     import tensorflow as tf
+
+    from dike.keras3.mirrored import why_not
 
     models = {
         key: value
@@ -39,4 +40,4 @@ def application_profile(name: str, batch_size: int | None = None) -> ModelProfil
     size = batch_size or _BATCH_SIZE
     batch = (tf.TensorSpec((size, *model.input_shape[1:])), tf.TensorSpec((size,), tf.int32))
     profile = keras_profile(f"keras:{name}", Api.KERAS, model, batch)
-    return dataclasses.replace(profile, can_mirror=not why_not_mirrored(model))
+    return dataclasses.replace(profile, why_one_gpu=why_not(model))

@@ -120,7 +120,7 @@ def check_can_run(plan: Plan) -> None:
         if task.gpus > most and not (task.is_plain and can_share(plan.profile, task.gpus)):
             raise BadInputError(
                 f"This plan cannot be run: {task.name} has {task.gpus} GPU{'s' if task.gpus > 1 else ''} in it and can "
-                f"use {most}; make one with dike plan without --gpus-per-worker."
+                f"use {most}; make one with dike plan without --gpus-per-worker and --gpus-per-task."
             )
     if unknown := plan.variables.keys() - {variable.name for variable in plan.profile.variables}:
         raise BadInputError(

@@ -81,6 +81,13 @@ def _adapted() -> Floats:
     return [*model.fit(X, Y, **ORDERED).history["loss"], *model.predict(X[:33], verbose=0).ravel()]
 
 
+def _read_by_a_callback() -> Floats:
+    rate = _Rate()
+    rate.seen = []
+    _model().fit(X, Y, callbacks=[rate], **ORDERED)
+    return rate.seen
+
+
 CASES: dict[str, Callable[[], Floats]] = {
     "arrays": lambda: _model().fit(X, Y, **ORDERED).history["loss"],
     "shuffled": lambda: _model().fit(X, Y, epochs=2, verbose=0).history["loss"],
@@ -92,12 +99,22 @@ CASES: dict[str, Callable[[], Floats]] = {
     "two_inputs": _two_inputs,
     "adapted": _adapted,
     "saved": _saved,
-    "decay": lambda: (
-        _model(keras.optimizers.AdamW(0.01, clipnorm=1.0, use_ema=True)).fit(X, Y, **ORDERED).history["loss"]
-    ),
+    "of_one_size": lambda: _compiled(keras.Input((8,), batch_size=32)).fit(X, Y, **ORDERED).history["loss"],
+    "read_by_a_callback": _read_by_a_callback,
+    "decay": lambda: _model(keras.optimizers.AdamW(0.01, use_ema=True)).fit(X, Y, **ORDERED).history["loss"],
     "layer_norm": lambda: _model("sgd", layers.LayerNormalization()).fit(X, Y, **ORDERED).history["loss"],
     "lstm": lambda: _model("sgd", layers.Reshape((4, 4)), layers.LSTM(8)).fit(X, Y, **ORDERED).history["loss"],
 }
+
+
+class _Rate(keras.callbacks.Callback):  # type: ignore[misc]
+    """Reads scalars as scripts do."""
+
+    seen: list[float]
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        optimizer = self.model.optimizer
+        self.seen += [float(optimizer.learning_rate), int(optimizer.iterations)]
 
 
 class _OwnStep(keras.Sequential):  # type: ignore[misc]
@@ -105,14 +122,73 @@ class _OwnStep(keras.Sequential):  # type: ignore[misc]
         return super().train_step(data)
 
 
-def _refused() -> str:
-    model = _OwnStep([layers.Dense(4)])
-    model.compile("sgd", LOSS)
+class _OwnLoss(keras.Sequential):  # type: ignore[misc]
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        return keras.ops.mean(super().compute_loss(*args, **kwargs))
+
+
+def _compiled(*added: Any, kind: Any = keras.Sequential, optimizer: Any = "sgd", **how: Any) -> Any:
+    model = kind([*added, layers.Dense(4)])
+    model.compile(optimizer, **{"loss": LOSS, **how})
+    return model
+
+
+def _mean(truth: Any, guess: Any) -> Any:
+    return keras.ops.mean(keras.losses.sparse_categorical_crossentropy(truth, guess, from_logits=True))
+
+
+REFUSED: dict[str, Callable[[], Any]] = {
+    "a train_step of its own": lambda: _compiled(kind=_OwnStep),
+    "a compute_loss of its own": lambda: _compiled(kind=_OwnLoss),
+    "compiled with run_eagerly": lambda: _compiled(run_eagerly=True),
+    "compiled with jit_compile": lambda: _compiled(jit_compile=True),
+    "compiled with steps_per_execution": lambda: _compiled(steps_per_execution=4),
+    "compiled with clipnorm": lambda: _compiled(optimizer=keras.optimizers.SGD(clipnorm=1.0)),
+    "compiled with clipvalue": lambda: _compiled(
+        optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(clipvalue=1.0))
+    ),
+    "compiled with ema_overwrite_frequency": lambda: _compiled(
+        optimizer=keras.optimizers.SGD(use_ema=True, ema_overwrite_frequency=2)
+    ),
+    "is stateful": lambda: _compiled(layers.Reshape((4, 2)), layers.LSTM(4, stateful=True)),
+    "one number for the whole batch": lambda: _compiled(loss=_mean),
+    "what is masked": lambda: _compiled(
+        layers.Reshape((4, 2)),
+        layers.Masking(),
+        layers.LSTM(4, return_sequences=True),
+        loss=lambda _, guess: keras.ops.mean(guess * guess, axis=-1),
+    ),
+    "divided by the samples' weights": lambda: _compiled(
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight")
+    ),
+}
+
+
+def _refused() -> dict[str, str]:
+    """Of each the error of a `fit` that several devices are to share."""
+    said = {}
+    for name, make in REFUSED.items():
+        model = make()
+        try:
+            mirrored.shares(model)
+            model.fit(X, Y, verbose=0, sample_weight=np.ones(len(X)) if "weights" in name else None)
+            said[name] = "nothing"
+        except BadInputError as error:
+            said[name] = str(error)
+    return said
+
+
+def _with_a_gpu_where_it_is_read() -> str:
+    """Why not, of a plain model that is compiled where TensorFlow sees a GPU."""
+    own = tf.config.list_physical_devices
+    gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+    tf.config.list_physical_devices = lambda *_: [*own(), gpu]
     try:
-        mirrored.shares(model)
-    except BadInputError as error:
-        return str(error)
-    return ""
+        model = _compiled()
+        assert model.jit_compile, "Keras would have it compiled"
+        return mirrored.why_not(model)
+    finally:
+        tf.config.list_physical_devices = own
 
 
 def _run() -> dict[str, list[float]]:
@@ -128,11 +204,12 @@ def main() -> None:
     """Prints the losses of each case on one device and on two, and the sentence for what cannot be shared."""
     (processor,) = tf.config.list_physical_devices("CPU")
     tf.config.set_logical_device_configuration(processor, [tf.config.LogicalDeviceConfiguration()] * 2)
+    seen_by_a_gpu = _with_a_gpu_where_it_is_read()
     alone = _run()
     mirrored.install(2)
     both = _run()
     replicas = _model()._distribute_strategy.num_replicas_in_sync
-    print(json.dumps({"alone": alone, "both": both, "replicas": replicas, "refused": _refused()}))
+    print(json.dumps({"alone": alone, "both": both, "replicas": replicas, "refused": _refused(), "gpu": seen_by_a_gpu}))
 
 
 if __name__ == "__main__":

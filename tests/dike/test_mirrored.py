@@ -27,11 +27,17 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_losses_are_those_of_one_device(said: dict[str, Any]) -> None:
     assert said["replicas"] == 2
-    assert len(said["alone"]) == 13
+    assert len(said["alone"]) == 15
     for name, losses in said["alone"].items():
         assert said["both"][name] == pytest.approx(losses, rel=1e-3), name
 
 
-def test_a_step_of_its_own_is_refused_and_the_way_out_named(said: dict[str, Any]) -> None:
-    assert "the model has a train_step of its own" in said["refused"]
-    assert "--gpus-per-task 1" in said["refused"]
+def test_what_would_train_otherwise_is_refused_and_the_way_out_named(said: dict[str, Any]) -> None:
+    assert len(said["refused"]) == 12
+    for why, sentence in said["refused"].items():
+        assert why in sentence
+        assert sentence.endswith("Run the job with --gpus-per-task 1.")
+
+
+def test_a_model_read_where_there_is_a_gpu_is_shared_all_the_same(said: dict[str, Any]) -> None:
+    assert said["gpu"] == ""

@@ -15,7 +15,7 @@ from solver import Cluster, NodeClass, Plan, PlanRequest, make_plan, smallest_jo
 from solver.options import PAPER
 from solver.plain import can_be_plain, fastest_plain
 from solver.request import scenario_of
-from solver.resources import CPU_STEP, WorkerShape
+from solver.resources import CPU_STEP, FURTHER_GPU_MIB, WorkerShape
 from solver.search.option_search import TIE
 from solver.settings import PlanSettings
 from solver.units import GIB
@@ -164,22 +164,22 @@ def test_it_wins_on_one_machine_and_says_what_the_others_would_reach() -> None:
         # Three would have unequal parts of 32.
         ({}, 3, 2),
         ({"batch_size": 31}, 8, 1),
-        ({"can_mirror": False}, 8, 1),
+        ({"why_one_gpu": "it has a step of its own"}, 8, 1),
         ({"flops_step_per_sample": 1e3}, 8, 0),
         ({"api": Api.GRAPH}, 8, 1),
     ],
 )
 def test_gpus_of_one_machine_share_the_batches_of_a_fit(changes: dict[str, Any], most: int, gpus: int) -> None:
-    model = dataclasses.replace(profile([100 * MB], flops=8e9, api=Api.KERAS), can_mirror=True, batch_size=32)
+    model = dataclasses.replace(profile([100 * MB], flops=8e9, api=Api.KERAS), why_one_gpu="", batch_size=32)
     if changes.get("api") is Api.GRAPH:
-        changes = {**changes, "can_mirror": False}
+        changes = {**changes, "why_one_gpu": "as before"}
     model = dataclasses.replace(model, **changes)
     settings = PlanSettings(gpus_per_task=most)
     plan = make_plan(settings.request(model, k80(1), plain=True))
     (task,) = plan.tasks
     assert (task.gpus, task.is_plain) == (gpus, True)
     check_can_run(Plan.loads(plan.dumps()))
-    assert any("one plain task has one GPU" in said for said in plan.why) == (most > 1 and not model.can_mirror)
+    assert any("cannot be shared by several GPUs: " in said for said in plan.why) == (most > 1 and not model.can_mirror)
     alone = make_plan(PlanSettings().request(model, k80(1), plain=True))
     could_have_more = alone.option.worker.gpus and model.can_mirror and model.batch_size % 2 == 0
     assert any("one of the machine's 4 GPUs; --gpus-per-task" in said for said in alone.why) == bool(could_have_more)
@@ -194,11 +194,32 @@ def test_gpus_of_one_machine_share_the_batches_of_a_fit(changes: dict[str, Any],
         assert plan.samples_per_s == pytest.approx(32 / part.total)
         assert plan.samples_per_s > alone.samples_per_s
         with pytest.raises(BadInputError, match=r"worker:0 has . GPUs in it and can use 1"):
-            check_can_run(dataclasses.replace(plan, profile=dataclasses.replace(model, can_mirror=False)))
+            check_can_run(
+                dataclasses.replace(plan, profile=dataclasses.replace(model, why_one_gpu="it has a step of its own"))
+            )
+
+
+@pytest.mark.parametrize("changes", [{"rules": "all"}, {"objective": "traffic"}])
+def test_a_plan_of_several_tasks_says_that_it_is_no_place_for_several_gpus(changes: dict[str, Any]) -> None:
+    settings = PlanSettings(gpus_per_task=4, **changes)
+    plan = make_plan(settings.request(profile([100 * MB], flops=2e10, api=Api.KERAS), k80(2)))
+    assert max(task.gpus for task in plan.tasks) == 1
+    assert any(said.startswith("--gpus-per-task is for one plain task") for said in plan.why)
+
+
+def test_gpus_that_share_a_batch_need_memory_for_one_and_the_smallest_job_has_one() -> None:
+    model = dataclasses.replace(profile([100 * MB], flops=2e10, api=Api.KERAS), why_one_gpu="", sample_bytes=600_000)
+    settings, sizes = PlanSettings(gpus_per_task=4), []
+    for most in (1, 4):
+        plan = make_plan(PlanSettings(gpus_per_task=most).request(model, k80(1), plain=True))
+        sizes.append(plan.option.worker)
+    assert (sizes[1].gpus, sizes[1].mem_mb - sizes[0].mem_mb) == (4, 3 * FURTHER_GPU_MIB)
+    ((name, least),) = smallest_job(settings.request(model, k80(1)))
+    assert (name, least.gpus) == ("task", 1)
 
 
 def test_several_gpus_in_one_task_beat_parameter_servers_whose_updates_take_long() -> None:
-    model = dataclasses.replace(profile([100 * MB], flops=2e10, api=Api.KERAS), can_mirror=True)
+    model = dataclasses.replace(profile([100 * MB], flops=2e10, api=Api.KERAS), why_one_gpu="")
     machines = Cluster((NodeClass(name="here", cpus=16, mem_bytes=64 * GIB, gpus=4, gpu_model="V100"),))
     plan = make_plan(PlanSettings(gpus_per_task=4).request(model, machines))
     assert [(task.gpus, task.is_plain) for task in plan.tasks] == [(4, True)]
