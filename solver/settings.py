@@ -107,7 +107,7 @@ class PlanSettings:
             plain = False
         elif plain is None and profile.why_alone:
             plain = True
-        if self.gpus_per_task > 1 and (plain is False or self.objective != "throughput"):
+        if self.gpus_per_task > 1 and (plain is False or (plain is None and self.objective != "throughput")):
             notes.append("--gpus-per-task is for one plain task, and what else was asked for is a plan of several.")
         elif self.gpus_per_task > 1 and profile.is_measurable and not profile.can_mirror:
             why = profile.why_one_gpu if profile.api is Api.KERAS else "only those of Keras 3's fit can be"

@@ -12,6 +12,7 @@ from dike.capture import coordinator
 from dike.capture.sink import Sink
 from dike.exceptions import BadInputError
 from dike.keras3.model import check_distributable
+from dike.main_script import one_line
 from dike.profile import Api
 from dike.profiling.keras_profile import has_forward_pass, keras_profile
 
@@ -93,7 +94,10 @@ def _read(sink: Sink, api: Api, model: Any, batch: Any) -> Any:
         profile = keras_profile(sink.script, api, model, batch, sink.batch_size)
     finally:
         end()
-    reasons = (mirrored.why_not(model), "" if _has_parts(batch) else "a batch is not of tensors alike in length")
+    try:
+        reasons = [mirrored.why_not(model), "" if _has_parts(batch) else "a batch is not of tensors alike in length"]
+    except Exception as error:  # what models do may be odd, and who has one GPU does not mind
+        reasons = [f"nobody can tell ({one_line(error)})"]
     return dataclasses.replace(profile, why_one_gpu=next(filter(None, (*reasons, *uneven)), ""))
 
 

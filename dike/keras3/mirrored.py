@@ -21,13 +21,15 @@ from tensorflow.python.distribute.values import DistributedVariable, PerReplica
 from dike.exceptions import BadInputError
 from dike.keras3.model import optimizers_of
 
-_OWN = ("train_step", "compute_loss", "compute_metrics", "make_train_function")
+_OWN = ("train_step", "compute_loss", "compute_metrics")
+_KERAS = {name: getattr(keras.Model, name) for name in _OWN}
 _PER_GPU = (
     "gradient_accumulation_steps",
     "clipnorm",
     "global_clipnorm",
     "clipvalue",
     "ema_overwrite_frequency",
+    "inner_optimizer",
 )
 """What an optimizer does on each GPU, to gradients that are not added up yet, or cannot do there."""
 
@@ -45,16 +47,29 @@ class Mirrored(tf.distribute.MirroredStrategy):
 
     def run(self, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
         """As `MirroredStrategy.run`, with tensors of samples in `args`."""
-        return super().run(fn, tf.nest.map_structure(self._parts, args), kwargs, options)
+        trains = getattr(fn, "__func__", fn) is trainer.TensorFlowTrainer.train_step
+        parts = functools.partial(self._parts, is_none_empty=trains)
+        return super().run(fn, tf.nest.map_structure(parts, args), kwargs, options)
 
-    def _parts(self, batch: Any) -> Any:
+    def _parts(self, batch: Any, *, is_none_empty: bool) -> Any:
+        """The parts of a batch.
+
+        Args:
+            batch: a tensor, samples first.
+            is_none_empty: whether samples may be in two parts, where there are fewer of them than parts: averages over
+                the batch, which layers keep, would be NaN for a part without any.
+        """
         if batch is None:
             return None
         if not isinstance(batch, tf.Tensor):
             _refuse("its data are ragged or sparse")
         count = self.num_replicas_in_sync
         size = batch.shape[0] or tf.shape(batch)[0]
-        return PerReplica([batch[size * part // count : size * (part + 1) // count] for part in range(count)])
+        bounds = [(size * part // count, size * (part + 1) // count) for part in range(count)]
+        if is_none_empty:
+            least, most = (min, max) if isinstance(size, int) else (tf.minimum, tf.maximum)
+            bounds = [(least(start, size - 1), most(end, least(start, size - 1) + 1)) for start, end in bounds]
+        return PerReplica([batch[start:end] for start, end in bounds])
 
 
 def install(gpus: int) -> None:
@@ -84,7 +99,27 @@ def install(gpus: int) -> None:
         (trainer.TensorFlowTrainer, "__init__"),
     ):
         setattr(owner, method, scoped(getattr(owner, method)))
-    trainer.TensorFlowTrainer._maybe_symbolic_build = _build
+    own_build, own_make = trainer.TensorFlowTrainer._maybe_symbolic_build, trainer.TensorFlowTrainer.make_train_function
+
+    @functools.wraps(own_build)
+    def build(model: Any, iterator: Any = None, data_batch: Any = None) -> None:
+        if iterator is None or not is_shared(model):
+            own_build(model, iterator=iterator, data_batch=data_batch)
+        else:
+            # Without taking a batch for it, as Keras does.
+            own_build(model, data_batch=iterator._distributed_dataset.element_spec)
+
+    @functools.wraps(own_make)
+    def make_train_function(model: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_shared(model):
+            if why := why_not(model):
+                _refuse(why)
+            # As Keras has it under a strategy, unless a model was saved where it was on.
+            model.jit_compile = False
+        return own_make(model, *args, **kwargs)
+
+    trainer.TensorFlowTrainer._maybe_symbolic_build = build
+    trainer.TensorFlowTrainer.make_train_function = make_train_function
     watch_losses(_refuse_loss)
     # Scripts print `float(optimizer.learning_rate)`, which other variables can do.
     DistributedVariable.__float__ = lambda variable: float(variable.numpy())
@@ -94,27 +129,31 @@ def install(gpus: int) -> None:
 def why_not(model: Any) -> str:
     """Why several GPUs cannot share the batches of a compiled model's `fit`, as a clause; empty where they can."""
     for name in _OWN:
-        if getattr(type(model), name) is not getattr(keras.Model, name):
+        if getattr(getattr(model, name), "__func__", None) is not _KERAS[name]:
             return f"the model has a {name} of its own"
-    found = [
-        ("run_eagerly", model.run_eagerly),
-        # Where it is left to Keras, that is no harm: under a strategy it is off.
-        ("jit_compile", model.jit_compile and not model._resolve_auto_jit_compile()),
-        ("steps_per_execution", model.steps_per_execution > 1),
-    ]
+    found = [("run_eagerly", model.run_eagerly), ("steps_per_execution", model.steps_per_execution > 1)]
     for one in optimizers_of(model):
-        for each in (one, getattr(one, "inner_optimizer", one)):
-            found += [(name, getattr(each, name, None)) for name in _PER_GPU]
+        found += [(name, getattr(one, name, None)) for name in _PER_GPU]
     for name, is_so in found:
         if is_so:
             return f"the model is compiled with {name}"
+    compiled = getattr(model._compile_loss, "_user_loss", None)
+    if any(type(one).__call__ is not losses.Loss.__call__ for one in _flat(compiled) if isinstance(one, losses.Loss)):
+        return "a loss has a __call__ of its own"
     for layer in model._flatten_layers():
         if getattr(layer, "stateful", False):
             return f"the layer '{layer.name}' is stateful"
+        if layer._non_trainable_variables and not type(layer).__module__.startswith("keras."):
+            return f"the layer '{layer.name}' has variables that are not trained"
         own = [name for name, value in vars(layer).items() if isinstance(value, tf.Variable)]
         if own:
             return f"'{own[0]}' of '{layer.name}' is a variable that Keras does not know"
     return ""
+
+
+def _flat(structure: Any) -> list[Any]:
+    flat: list[Any] = tf.nest.flatten(structure)
+    return flat
 
 
 def watch_losses(tell: Callable[[str], object]) -> Callable[[], None]:
@@ -123,7 +162,14 @@ def watch_losses(tell: Callable[[str], object]) -> Callable[[], None]:
     Returns:
         What ends that.
     """
-    own = losses.reduce_weighted_values
+    own, own_add_loss = losses.reduce_weighted_values, keras.layers.Layer.add_loss
+
+    @functools.wraps(own_add_loss)
+    def add_loss(layer: Any, loss: Any) -> None:
+        # That of an activity regularizer is divided by the samples.
+        if layer.activity_regularizer is None:
+            tell(f"the layer '{layer.name}' adds a loss")
+        own_add_loss(layer, loss)
 
     @functools.wraps(own)
     def reduce(
@@ -133,33 +179,25 @@ def watch_losses(tell: Callable[[str], object]) -> Callable[[], None]:
         reduction: Any = "sum_over_batch_size",
         dtype: Any = None,
     ) -> Any:
-        shape = values.shape
+        shape = getattr(values, "shape", ())
         if (shape.rank if isinstance(shape, tf.TensorShape) else len(shape)) == 0:
             tell("a loss is one number for the whole batch")
-        elif mask is not None:
+        elif mask is not None and reduction != "sum":
             tell("a loss leaves out what is masked")
-        elif reduction == "mean_with_sample_weight":
+        elif sample_weight is not None and reduction == "mean_with_sample_weight":
             tell("a loss is divided by the samples' weights")
         return own(values, sample_weight, mask, reduction, dtype)
 
     def end() -> None:
-        losses.reduce_weighted_values = own
+        losses.reduce_weighted_values, keras.layers.Layer.add_loss = own, own_add_loss
 
-    losses.reduce_weighted_values = reduce
+    losses.reduce_weighted_values, keras.layers.Layer.add_loss = reduce, add_loss
     return end
 
 
-def shares(model: Any) -> bool:
-    """Whether GPUs share the batches of the model's `fit`.
-
-    Raises:
-        BadInputError: if they are to, and cannot.
-    """
-    if not isinstance(model._distribute_strategy, Mirrored):
-        return False
-    if why := why_not(model):
-        _refuse(why)
-    return True
+def is_shared(model: Any) -> bool:
+    """Whether GPUs share the model's batches."""
+    return isinstance(model._distribute_strategy, Mirrored)
 
 
 def _refuse(why: str) -> NoReturn:
@@ -180,13 +218,3 @@ def _strategy(gpus: int) -> Mirrored | None:
         said = f"{gpus} {kind}s share each batch of fit"
     print(f"dike: {said}.", file=sys.stderr, flush=True)
     return Mirrored([device.name for device in devices[:gpus]]) if len(devices) > 1 else None
-
-
-def _build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
-    """Makes what a model still lacks, as Keras does under a strategy, without taking a batch for it."""
-    if self._distribute_strategy is None:
-        return
-    if iterator is not None:
-        data_batch = iterator._distributed_dataset.element_spec
-    with self._distribute_strategy.scope():
-        self._symbolic_build(data_batch=data_batch)

@@ -122,6 +122,12 @@ def _parts(model: Any) -> dict[str, list[Any]]:
     return {name: each for name, each in parts.items() if each}
 
 
+def _is_part(name: str, values: Mapping[str, Any]) -> bool:
+    """Whether it is one GPU's own value of another variable."""
+    whole, between, number = name.rpartition(_ON_GPU)
+    return bool(between) and number.isdigit() and whole in values
+
+
 def restore_values(model: Any, values: Mapping[str, Any], path: str) -> None:
     """Gives the model, built and compiled, the values that `values_of` read.
 
@@ -140,7 +146,7 @@ def restore_values(model: Any, values: Mapping[str, Any], path: str) -> None:
     variables = named_values(model)
     variables = {name: value for name, value in variables.items() if name in values or name != GLOBAL_SEED_GENERATOR}
     shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
-    saved = {name: tuple(value.shape) for name, value in values.items() if _ON_GPU not in name}
+    saved = {name: tuple(value.shape) for name, value in values.items() if not _is_part(name, values)}
     if shapes != saved:
         name = next(name for name in {**shapes, **saved} if shapes.get(name) != saved.get(name))
         raise BadInputError(
@@ -150,7 +156,7 @@ def restore_values(model: Any, values: Mapping[str, Any], path: str) -> None:
     for name, variable in variables.items():
         variable.assign(values[name])
     for name, parts in _parts(model).items():
-        saved_parts = [key for key in values if key.startswith(f"{name}{_ON_GPU}")]
+        saved_parts = [key for key in values if key.startswith(f"{name}{_ON_GPU}") and _is_part(key, values)]
         # With another number of GPUs than before each of them begins with the whole.
         if len(saved_parts) == len(parts):
             for index, part in enumerate(parts):

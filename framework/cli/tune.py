@@ -138,7 +138,7 @@ def tune(
     ] = "",
     quantum: Annotated[float, typer.Option(min=0.1, help="Seconds between two decisions on a slot.")] = 10.0,
     jobs_per_gpu: Annotated[
-        int, typer.Option(min=1, help="Trials bound to one slot (hermes, hermes2, fifo, rr, slaq).")
+        int, typer.Option(min=1, help="Trials for each slot by turns: bound to it, or asked of a sampler that learns.")
     ] = 4,
     milestones: Annotated[
         str,

@@ -14,6 +14,7 @@ from keras import layers
 
 from dike.exceptions import BadInputError
 from dike.keras3 import mirrored
+from keras.src.losses import loss as losses
 
 Floats = Any
 X = np.random.default_rng(0).normal(size=(320, 8)).astype("f")
@@ -99,6 +100,8 @@ CASES: dict[str, Callable[[], Floats]] = {
     "two_inputs": _two_inputs,
     "adapted": _adapted,
     "saved": _saved,
+    "jit_compile": lambda: _compiled(jit_compile=True).fit(X, Y, **ORDERED).history["loss"],
+    "activity": lambda: _compiled(layers.Dense(8, activity_regularizer="l2")).fit(X, Y, **ORDERED).history["loss"],
     "of_one_size": lambda: _compiled(keras.Input((8,), batch_size=32)).fit(X, Y, **ORDERED).history["loss"],
     "read_by_a_callback": _read_by_a_callback,
     "decay": lambda: _model(keras.optimizers.AdamW(0.01, use_ema=True)).fit(X, Y, **ORDERED).history["loss"],
@@ -122,6 +125,26 @@ class _OwnStep(keras.Sequential):  # type: ignore[misc]
         return super().train_step(data)
 
 
+class _Adding(layers.Layer):  # type: ignore[misc]
+    def call(self, inputs: Any) -> Any:
+        self.add_loss(keras.ops.sum(inputs**2))
+        return inputs
+
+
+class _Counting(layers.Layer):  # type: ignore[misc]
+    def build(self, _: Any) -> None:
+        self.calls = self.add_weight(shape=(), trainable=False)
+
+    def call(self, inputs: Any) -> Any:
+        self.calls.assign_add(1.0)
+        return inputs
+
+
+class _OwnCall(keras.losses.Loss):  # type: ignore[misc]
+    def __call__(self, truth: Any, guess: Any, sample_weight: Any = None) -> Any:
+        return keras.ops.mean(LOSS.call(truth, guess))
+
+
 class _OwnLoss(keras.Sequential):  # type: ignore[misc]
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         return keras.ops.mean(super().compute_loss(*args, **kwargs))
@@ -141,12 +164,15 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "a train_step of its own": lambda: _compiled(kind=_OwnStep),
     "a compute_loss of its own": lambda: _compiled(kind=_OwnLoss),
     "compiled with run_eagerly": lambda: _compiled(run_eagerly=True),
-    "compiled with jit_compile": lambda: _compiled(jit_compile=True),
     "compiled with steps_per_execution": lambda: _compiled(steps_per_execution=4),
     "compiled with clipnorm": lambda: _compiled(optimizer=keras.optimizers.SGD(clipnorm=1.0)),
-    "compiled with clipvalue": lambda: _compiled(
-        optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(clipvalue=1.0))
+    "compiled with clipvalue": lambda: _compiled(optimizer=keras.optimizers.SGD(clipvalue=1.0)),
+    "compiled with inner_optimizer": lambda: _compiled(
+        optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
     ),
+    "adds a loss": lambda: _compiled(_Adding()),
+    "has variables that are not trained": lambda: _compiled(_Counting()),
+    "a loss has a __call__ of its own": lambda: _compiled(loss=_OwnCall()),
     "compiled with ema_overwrite_frequency": lambda: _compiled(
         optimizer=keras.optimizers.SGD(use_ema=True, ema_overwrite_frequency=2)
     ),
@@ -170,11 +196,29 @@ def _refused() -> dict[str, str]:
     for name, make in REFUSED.items():
         model = make()
         try:
-            mirrored.shares(model)
+            if "clip" in name:
+                model.train_on_batch(X[:32], Y[:32])
             model.fit(X, Y, verbose=0, sample_weight=np.ones(len(X)) if "weights" in name else None)
             said[name] = "nothing"
         except BadInputError as error:
             said[name] = str(error)
+    return said
+
+
+def _fewer_samples_than_devices() -> list[float]:
+    """Of a model with averages over batches, the last of which is one sample."""
+    model = _model("adam", layers.BatchNormalization())
+    found = model.fit(X[:161], Y[:161], batch_size=40, validation_data=(X, Y), **ORDERED).history
+    return [*found["val_loss"], *(float(value) for each in model.get_weights() for value in each.ravel())]
+
+
+def _odd_losses() -> list[str]:
+    """What is said of losses that are no tensors."""
+    said: list[str] = []
+    end = mirrored.watch_losses(said.append)
+    losses.reduce_weighted_values(0.0)
+    losses.reduce_weighted_values([0.0, 1.0])
+    end()
     return said
 
 
@@ -208,8 +252,9 @@ def main() -> None:
     alone = _run()
     mirrored.install(2)
     both = _run()
+    few = _fewer_samples_than_devices()
     replicas = _model()._distribute_strategy.num_replicas_in_sync
-    print(json.dumps({"alone": alone, "both": both, "replicas": replicas, "refused": _refused(), "gpu": seen_by_a_gpu}))
+    print(json.dumps({"alone": alone, "both": both, "replicas": replicas, "refused": _refused(), "gpu": seen_by_a_gpu, "few": few, "odd": _odd_losses()}))
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def _resumable(own_fit: Callable[..., Any], script: Any, reporting: Callable[...
             with handing_to(lambda batches: None):
                 return own_fit(self, *args, **kwargs)
         self._assert_compile_called("fit")
-        if self._distribute_strategy is not None and not mirrored.shares(self):
+        if self._distribute_strategy is not None and not mirrored.is_shared(self):
             return reporting(self, *args, **kwargs)
         is_fitting = True
         try:
