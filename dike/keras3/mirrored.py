@@ -106,14 +106,14 @@ def install(gpus: int) -> None:
         if iterator is None or not is_shared(model):
             own_build(model, iterator=iterator, data_batch=data_batch)
         else:
+            _check(model)
             # Without taking a batch for it, as Keras does.
             own_build(model, data_batch=iterator._distributed_dataset.element_spec)
 
     @functools.wraps(own_make)
     def make_train_function(model: Any, *args: Any, **kwargs: Any) -> Any:
         if is_shared(model):
-            if why := why_not(model):
-                _refuse(why)
+            _check(model)  # which has its layers now
             # As Keras has it under a strategy, unless a model was saved where it was on.
             model.jit_compile = False
         return own_make(model, *args, **kwargs)
@@ -200,12 +200,18 @@ def is_shared(model: Any) -> bool:
     return isinstance(model._distribute_strategy, Mirrored)
 
 
+def _check(model: Any) -> None:
+    if why := why_not(model):
+        _refuse(why)
+
+
 def _refuse(why: str) -> NoReturn:
     raise BadInputError(f"Several GPUs cannot share a batch: {why}. Run the job with --gpus-per-task 1.")
 
 
 def _refuse_loss(why: str) -> None:
-    if isinstance(tf.distribute.get_strategy(), Mirrored):
+    context = tf.distribute.get_replica_context()  # there is none while a model is built
+    if context is not None and isinstance(context.strategy, Mirrored):
         _refuse(why)
 
 

@@ -11,10 +11,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers
+from keras.src.losses import loss as losses
 
 from dike.exceptions import BadInputError
 from dike.keras3 import mirrored
-from keras.src.losses import loss as losses
 
 Floats = Any
 X = np.random.default_rng(0).normal(size=(320, 8)).astype("f")
@@ -34,7 +34,7 @@ def _batches() -> Any:
         yield X[start : start + 32], Y[start : start + 32]
 
 
-class _Batches(keras.utils.PyDataset):  # type: ignore[misc]
+class Batches(keras.utils.PyDataset):  # type: ignore[misc]
     def __len__(self) -> int:
         return 10
 
@@ -83,7 +83,7 @@ def _adapted() -> Floats:
 
 
 def _read_by_a_callback() -> Floats:
-    rate = _Rate()
+    rate = Rate()
     rate.seen = []
     _model().fit(X, Y, callbacks=[rate], **ORDERED)
     return rate.seen
@@ -93,7 +93,7 @@ CASES: dict[str, Callable[[], Floats]] = {
     "arrays": lambda: _model().fit(X, Y, **ORDERED).history["loss"],
     "shuffled": lambda: _model().fit(X, Y, epochs=2, verbose=0).history["loss"],
     "generator": lambda: _model().fit(_batches(), steps_per_epoch=10, **ORDERED).history["loss"],
-    "py_dataset": lambda: _model().fit(_Batches(), **ORDERED).history["loss"],
+    "py_dataset": lambda: _model().fit(Batches(), **ORDERED).history["loss"],
     "data_set": _of_a_data_set,
     "validated": _validated,
     "weighted": _weighted,
@@ -110,7 +110,7 @@ CASES: dict[str, Callable[[], Floats]] = {
 }
 
 
-class _Rate(keras.callbacks.Callback):  # type: ignore[misc]
+class Rate(keras.callbacks.Callback):  # type: ignore[misc]
     """Reads scalars as scripts do."""
 
     seen: list[float]
@@ -120,18 +120,18 @@ class _Rate(keras.callbacks.Callback):  # type: ignore[misc]
         self.seen += [float(optimizer.learning_rate), int(optimizer.iterations)]
 
 
-class _OwnStep(keras.Sequential):  # type: ignore[misc]
+class OwnStep(keras.Sequential):  # type: ignore[misc]
     def train_step(self, data: Any) -> Any:
         return super().train_step(data)
 
 
-class _Adding(layers.Layer):  # type: ignore[misc]
+class Adding(layers.Layer):  # type: ignore[misc]
     def call(self, inputs: Any) -> Any:
         self.add_loss(keras.ops.sum(inputs**2))
         return inputs
 
 
-class _Counting(layers.Layer):  # type: ignore[misc]
+class Counting(layers.Layer):  # type: ignore[misc]
     def build(self, _: Any) -> None:
         self.calls = self.add_weight(shape=(), trainable=False)
 
@@ -140,12 +140,12 @@ class _Counting(layers.Layer):  # type: ignore[misc]
         return inputs
 
 
-class _OwnCall(keras.losses.Loss):  # type: ignore[misc]
+class OwnCall(keras.losses.Loss):  # type: ignore[misc]
     def __call__(self, truth: Any, guess: Any, sample_weight: Any = None) -> Any:
         return keras.ops.mean(LOSS.call(truth, guess))
 
 
-class _OwnLoss(keras.Sequential):  # type: ignore[misc]
+class OwnLoss(keras.Sequential):  # type: ignore[misc]
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         return keras.ops.mean(super().compute_loss(*args, **kwargs))
 
@@ -161,8 +161,8 @@ def _mean(truth: Any, guess: Any) -> Any:
 
 
 REFUSED: dict[str, Callable[[], Any]] = {
-    "a train_step of its own": lambda: _compiled(kind=_OwnStep),
-    "a compute_loss of its own": lambda: _compiled(kind=_OwnLoss),
+    "a train_step of its own": lambda: _compiled(kind=OwnStep),
+    "a compute_loss of its own": lambda: _compiled(kind=OwnLoss),
     "compiled with run_eagerly": lambda: _compiled(run_eagerly=True),
     "compiled with steps_per_execution": lambda: _compiled(steps_per_execution=4),
     "compiled with clipnorm": lambda: _compiled(optimizer=keras.optimizers.SGD(clipnorm=1.0)),
@@ -170,9 +170,9 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "compiled with inner_optimizer": lambda: _compiled(
         optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
     ),
-    "adds a loss": lambda: _compiled(_Adding()),
-    "has variables that are not trained": lambda: _compiled(_Counting()),
-    "a loss has a __call__ of its own": lambda: _compiled(loss=_OwnCall()),
+    "adds a loss": lambda: _compiled(Adding()),
+    "has variables that are not trained": lambda: _compiled(Counting()),
+    "a loss has a __call__ of its own": lambda: _compiled(loss=OwnCall()),
     "compiled with ema_overwrite_frequency": lambda: _compiled(
         optimizer=keras.optimizers.SGD(use_ema=True, ema_overwrite_frequency=2)
     ),
@@ -254,7 +254,19 @@ def main() -> None:
     both = _run()
     few = _fewer_samples_than_devices()
     replicas = _model()._distribute_strategy.num_replicas_in_sync
-    print(json.dumps({"alone": alone, "both": both, "replicas": replicas, "refused": _refused(), "gpu": seen_by_a_gpu, "few": few, "odd": _odd_losses()}))
+    print(
+        json.dumps(
+            {
+                "alone": alone,
+                "both": both,
+                "replicas": replicas,
+                "refused": _refused(),
+                "gpu": seen_by_a_gpu,
+                "few": few,
+                "odd": _odd_losses(),
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

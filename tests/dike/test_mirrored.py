@@ -37,7 +37,8 @@ def test_what_would_train_otherwise_is_refused_and_the_way_out_named(said: dict[
     assert len(said["refused"]) == 15
     for why, sentence in said["refused"].items():
         assert why in sentence
-        assert sentence.endswith("Run the job with --gpus-per-task 1.")
+        assert "Several GPUs cannot share a batch: " in sentence
+        assert "Run the job with --gpus-per-task 1." in sentence
 
 
 def test_a_model_read_where_there_is_a_gpu_is_shared_all_the_same(said: dict[str, Any]) -> None:
