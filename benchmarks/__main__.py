@@ -3,13 +3,14 @@
 `NAME.json` beside it has its tables as values.
 
 A part of the solver's or the search's document can be run alone, and `job_plots` of `jobs`; it is then only printed.
-`wild` needs `--scripts`, and is left out of "all of them" without it.
+`wild` needs `--scripts`, and `suspend_gpu` a GPU; they are left out of "all of them" without it.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 from pathlib import Path
 
 from benchmarks import tables
@@ -17,6 +18,7 @@ from benchmarks.jobs import PARTS as JOBS_PARTS
 from benchmarks.machine import describe_machine
 from benchmarks.search import PARTS as SEARCH_PARTS
 from benchmarks.solver import PARTS as SOLVER_PARTS
+from framework.embedded.machine import gpu_models
 
 NAMES = (
     "command_line",
@@ -38,6 +40,7 @@ NAMES = (
     "chaos_tensorflow",
     "start",
     "plain_task",
+    "suspend_gpu",
     "claims",
     "wild",
 )
@@ -64,12 +67,15 @@ def main() -> None:
     parser.add_argument("--only", action="append", default=[], metavar="SCRIPT", help="wild: this one; only printed")
     arguments = parser.parse_args()
     names = [name.replace("-", "_") for name in arguments.names]
-    names = names or [name for name in NAMES if name != "wild" or arguments.scripts]
+    lacking = {"wild": not arguments.scripts, "suspend_gpu": not gpu_models()}
+    names = names or [name for name in NAMES if not lacking.get(name)]
     for name in names:
         if name not in MODULES:
             parser.error(f"there is no benchmark '{name}'; there are {known}")
-    if "wild" in names and not arguments.scripts:
+    if "wild" in names and lacking["wild"]:
         parser.error("name the folders with copies of the scripts by --scripts")
+    if "suspend_gpu" in names and lacking["suspend_gpu"]:
+        parser.error("suspend_gpu needs a GPU that NVIDIA's management library finds")
     if arguments.repeats is not None and arguments.repeats < 1:
         parser.error(f"--repeats is {arguments.repeats}: it has to be 1 or more")
     repeats = {name: arguments.repeats or usual for name, usual in REPEATS.items()}
@@ -78,16 +84,11 @@ def main() -> None:
     for name in names:
         module = importlib.import_module(MODULES[name])
         measured = module.measure(*options.get(name, ()))
-        lines = [
-            f"# {module.TITLE}",
-            "",
-            f"    python -m benchmarks {name}",
-            "",
-            f"Machine: {describe_machine()}.",
-            "",
-            *measured,
-        ]
-        print("\n".join(lines))
+        title = (f"# {module.TITLE}", "", f"    python -m benchmarks {name}", "", f"Machine: {describe_machine()}.", "")
+        lines = []
+        for line in itertools.chain(title, measured):
+            print(line, flush=True)
+            lines.append(line)
         if name in NAMES and not is_printed.get(name):
             path = tables.RESULTS / f"{name}.md"
             path.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -31,13 +31,15 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     torch.manual_seed(arguments.seed)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     digits = load_digits()
-    images = torch.tensor(digits.data / 16.0, dtype=torch.float32)
-    labels = torch.tensor(digits.target)
+    images = torch.tensor(digits.data / 16.0, dtype=torch.float32, device=device)
+    labels = torch.tensor(digits.target, device=device)
     train, test = slice(None, 1500), slice(1500, None)
     steps_per_epoch = len(images[train]) // arguments.batch_size
 
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Dropout(arguments.dropout), nn.Linear(128, 10))
+    model.to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=0.9)
     order = torch.empty(0, dtype=torch.int64)  # of the epoch's samples
 
@@ -47,7 +49,7 @@ def main() -> None:
 
     def restore(folder: str) -> None:
         nonlocal order
-        state = torch.load(Path(folder, "state.pt"), weights_only=True)
+        state = torch.load(Path(folder, "state.pt"), map_location="cpu", weights_only=True)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         order = state["order"]

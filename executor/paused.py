@@ -49,10 +49,12 @@ class PausedRuns:
 
     Attributes:
         likely: those that the framework has said may go on, the likeliest first.
+        refused: whether the GPUs' driver has ever failed to move what one of them holds.
     """
 
     def __init__(self) -> None:
         self.likely: Sequence[RunKey] = ()
+        self.refused = False
         self._paused: dict[RunKey, _Paused] = {}
         self._dying: dict[int, psutil.Process] = {}
 
@@ -122,6 +124,7 @@ class PausedRuns:
             if paused.run.off_gpu:
                 cuda_checkpoint.to_gpu(paused.run.off_gpu)
         except CudaCheckpointError as error:
+            self.refused = True
             self._let_go(key, str(error))
             return False
         return True
@@ -166,12 +169,12 @@ class PausedRuns:
                 del self._dying[pid]
 
     def has_room(self, limit_bytes: int, used_bytes: int, run_bytes: int) -> bool:
-        """Whether a run may be suspended that no checkpoint holds: another as large still fits beside it.
+        """Whether a run may be suspended: the next one still fits beside it, and beside those that no checkpoint holds.
 
         Args:
             limit_bytes: the slot's memory.
             used_bytes: what is used of it beside the suspended runs, the run included.
-            run_bytes: what the run, or the one that follows, has for itself.
+            run_bytes: what the next run may have for itself, and what the run brings from its GPUs.
         """
         unsaved_bytes = sum(each.bytes for each in self._paused.values() if each.run.reports.is_unsaved)
         memory = psutil.virtual_memory()

@@ -25,6 +25,8 @@ class SlotOrder:
         cpus: CPUs that Mesos gave to the slot; sizes thread pools.
         gpu_devices: device indices for `CUDA_VISIBLE_DEVICES`; None where Mesos isolates GPUs itself.
         suspend_timeout_s: how long a trial may take to save and end before it is killed.
+        suspend: `auto`, `memory` or `checkpoint`. In memory, unless it is `auto` and a new process is expected to be
+            sooner; `Wanted.memory_bytes` says whether processes may stay at all.
     """
 
     search: str
@@ -35,6 +37,7 @@ class SlotOrder:
     cpus: float = 1.0
     gpu_devices: tuple[int, ...] | None = None
     suspend_timeout_s: float = 30.0
+    suspend: str = "auto"
 
     @property
     def setup(self) -> Setup:

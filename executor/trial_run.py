@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from dike.trial import spec as specs
+from executor import cuda_checkpoint
 from executor.forked import ForkedProcess
 from executor.monitor import RunMonitor
 from executor.outputs import OUTPUT_DIR_VARIABLE, Outputs, Stamp
@@ -38,21 +40,26 @@ class Background:
 
     Args:
         work: what.
+
+    Attributes:
+        begin_s, over_s: when it began and when it was over, on the monotonic clock; `over_s` is None before.
     """
 
     def __init__(self, work: Callable[[], None]) -> None:
+        self.begin_s = time.monotonic()
+        self.over_s: float | None = None
         self._work = work
-        self._error: OSError | None = None
-        self._thread = threading.Thread(target=self._do, name="files of a run", daemon=True)
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._do, name="work for a run", daemon=True)
         self._thread.start()
 
     def is_over(self) -> bool:
         """Whether it is done.
 
         Raises:
-            OSError: if that is how it ended.
+            Exception: if that is how it ended.
         """
-        if self._thread.is_alive():
+        if self.over_s is None:
             return False
         if self._error is not None:
             raise self._error
@@ -61,8 +68,9 @@ class Background:
     def _do(self) -> None:
         try:
             self._work()
-        except OSError as error:
+        except Exception as error:
             self._error = error
+        self.over_s = time.monotonic()
 
 
 class SlotRun:
@@ -83,7 +91,8 @@ class SlotRun:
         reports: what it has reported.
         printed: what it has printed.
         asked_s: when it was first asked to end; None before.
-        off_gpu: its processes whose GPU memory is on the host meanwhile.
+        off_gpu: its processes whose GPU memory is on the host meanwhile, or on its way there.
+        offload: brings it there; None before.
     """
 
     def __init__(self, order: TrialRun, sandbox: Path, monitor: RunMonitor, before: SlotRun | None = None) -> None:
@@ -92,6 +101,7 @@ class SlotRun:
         self.reports = RunReports(order.trial)
         self.asked_s: float | None = None
         self.off_gpu: tuple[int, ...] = ()
+        self.offload: Background | None = None
         self.is_continued = before is not None
         self._order = order
         self._workspace = sandbox / f"trial-{order.trial.number}"
@@ -105,6 +115,7 @@ class SlotRun:
         self._reason = ""
         self._failure = ""
         self._since_s = time.monotonic()
+        self._begin_s: float | None = None
         self._outputs: Outputs | None = None
         self._process: ForkedProcess | None = None
         if before is not None:
@@ -122,6 +133,7 @@ class SlotRun:
         self._outputs, self._process = before._outputs, before._process
         self._report_reader, self._control_writer = before._report_reader, before._control_writer
         self._log, self.printed = before._log, RunLog(before._log, before.printed.end)
+        self._begin_s = before.begin_s
 
     def __str__(self) -> str:
         return "trial {}, run {}".format(*self.key)
@@ -134,6 +146,11 @@ class SlotRun:
     def pid(self) -> int | None:
         """Its process, which leads its process group; None while it waits."""
         return None if self._process is None else self._process.pid
+
+    @property
+    def begin_s(self) -> float:
+        """Seconds from the start of its process to its first step, or so far."""
+        return time.monotonic() - self._since_s if self._begin_s is None else self._begin_s
 
     @property
     def over_s(self) -> float | None:
@@ -256,6 +273,8 @@ class SlotRun:
             self._can_report = False
         except BlockingIOError:
             pass  # that is all for now
+        if self._begin_s is None and self.reports.last:
+            self._begin_s = time.monotonic() - self._since_s
         if self._outputs is not None and self.reports.checkpoint != checkpoint:
             self._outputs.save_soon()
         if self.reports.paused and process.over_s is None:
@@ -277,6 +296,15 @@ class SlotRun:
         self._reason = f"it did not save and end within {timeout_s:g} s of the request to suspend"
         with contextlib.suppress(BrokenPipeError):
             os.write(self._control_writer, b"pause\n" if stays else b"suspend\n")
+
+    def leave_gpus(self, pids: Collection[int]) -> None:
+        """It is suspended; what its processes hold on GPUs is brought to the host's memory, in a thread.
+
+        Args:
+            pids: those processes.
+        """
+        self.off_gpu = tuple(pids)
+        self.offload = Background(functools.partial(cuda_checkpoint.to_host, self.off_gpu))
 
     def leave_memory(self) -> None:
         """It is suspended, and its process does not stay after all."""

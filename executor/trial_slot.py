@@ -34,6 +34,14 @@ PIECES_LIMIT = 8
 """So many pieces of a run's output are sent at a heartbeat."""
 KILL_GRACE_S = 1.0
 """Between SIGTERM and SIGKILL; what a trial wants to keep is in its checkpoints."""
+MOVE_S_PER_GIB = 1.0
+"""To bring GPU memory to the host and back, before that is measured: of an H100 (benchmarks/results/suspend_gpu.md)."""
+BOTH_WAYS = 1.5
+"""The way to the host and back takes so many times as long as the way there, by the same."""
+OFFLOAD_TIMEOUT_S = 120.0
+"""A GPU's driver that needs longer to bring GPU memory to the host is not waited for."""
+LEAST_MOVED_BYTES = 1 << 28
+"""Of less than that the time says nothing about more."""
 KNOWN_TIMEOUT_S = 1.0
 """How long a slot that is to leave waits for the framework to know its ends, which its last status update holds too."""
 
@@ -58,7 +66,9 @@ class TrialSlot(ZygoteSlot[Wanted]):
         self._is_pausable = False
         """Whether the run, which cannot be saved, has room to be suspended in memory."""
         self._most_bytes = 0
-        """The most memory that a run has had for itself when it was suspended."""
+        """The most memory that a run has had for itself when it was suspended, GPU memory aside."""
+        self._move_s_per_byte = MOVE_S_PER_GIB / (1 << 30)
+        """What it costs to bring GPU memory to the host and back, as last seen."""
         self._empty_s = time.monotonic()
         self._ends: list[RunEnd] = []
         self._ended: set[RunKey] = set()
@@ -130,7 +140,8 @@ class TrialSlot(ZygoteSlot[Wanted]):
             self._is_pausable = False
             if run.is_paused:
                 own = self._paused.add(run, descendants.processes(zygote.pid, self._paused.pids))
-                self._most_bytes = max(self._most_bytes, own)
+                from_gpus = (run.monitor.peak.gpu_mem_bytes or 0) if run.off_gpu else 0
+                self._most_bytes = max(self._most_bytes, own - from_gpus)
                 if self._wanted.memory_bytes == 0:
                     self._paused.let_all_go()
             self._empty_s = time.monotonic()
@@ -140,7 +151,7 @@ class TrialSlot(ZygoteSlot[Wanted]):
         if run.pid is None and not run.is_over:
             self._start(run, zygote)
         if run.pid is not None and not run.is_over:
-            self._press(run)
+            self._press(run, zygote)
         return None
 
     def _fill(self, zygote: Zygote) -> TaskEnd | None:
@@ -198,21 +209,48 @@ class TrialSlot(ZygoteSlot[Wanted]):
 
         One with which that fails is ended: its checkpoint is written.
         """
-        assert run.over_s is not None
+        if run.offload is None:
+            pids = {process.pid for process in descendants.processes(zygote.pid, self._paused.pids)}
+            # In a container the driver's list may have other ids; then it is the trial's own process.
+            run.leave_gpus(pids & self._gpus.bytes_by_process().keys() or {run.pid or 0})
+        assert run.offload is not None
         try:
-            if not run.off_gpu:
-                pids = {process.pid for process in descendants.processes(zygote.pid, self._paused.pids)}
-                # In a container the driver's list may have other ids; then it is the trial's own process.
-                run.off_gpu = tuple(pids & self._gpus.bytes_by_process().keys()) or (run.pid or 0,)
-                cuda_checkpoint.to_host(run.off_gpu)
+            if self._kill_grace_s is not None:
+                raise CudaCheckpointError("its slot was killed")
+            if not run.offload.is_over():
+                if time.monotonic() - run.offload.begin_s >= OFFLOAD_TIMEOUT_S:
+                    raise CudaCheckpointError("its GPU memory does not come to the host")
+                return False
+            assert run.offload.over_s is not None
             if run.monitor.gpus_free():
+                moved_s = BOTH_WAYS * (run.offload.over_s - run.offload.begin_s)
+                self._move_s_per_byte = moved_s / max(run.monitor.peak.gpu_mem_bytes or 0, LEAST_MOVED_BYTES)
                 return True
-            if time.monotonic() - run.over_s >= GPU_RELEASE_TIMEOUT_S:
+            if time.monotonic() - run.offload.over_s >= GPU_RELEASE_TIMEOUT_S:
                 raise CudaCheckpointError("its GPU memory is not seen free")
         except CudaCheckpointError as error:
             logger.warning("%s leaves memory, its checkpoint stays: %s", run, error)
+            self._paused.refused = True
             run.leave_memory()
         return False
+
+    def _stays(self, run: SlotRun, zygote: Zygote) -> bool:
+        """Whether the process of a run that is to make place stays in the slot.
+
+        What it holds on GPUs has to fit into the host's memory. Unless it was asked for, it has to be back sooner than
+        a new process would take its first step, too, and the driver must not have failed yet.
+        """
+        if not self._may_stay or not self._gpus:
+            return self._may_stay
+        processes = descendants.processes(zygote.pid, self._paused.pids)
+        run.monitor.look(processes)
+        held = run.monitor.now.gpu_mem_bytes or 0
+        is_sooner = held * self._move_s_per_byte < run.begin_s and not self._paused.refused
+        if self._order.suspend == "auto" and not is_sooner:
+            return False
+        own = sum(map(own_bytes, processes))
+        next_bytes = held + max(own, self._most_bytes)
+        return self._paused.has_room(self._wanted.memory_bytes, own + _shared_bytes(zygote), next_bytes)
 
     def _look(self, run: SlotRun, zygote: Zygote) -> None:
         """Looks what a run uses, and whether memory is short."""
@@ -251,7 +289,7 @@ class TrialSlot(ZygoteSlot[Wanted]):
             if is_asked_next and descendants.clear(zygote.pid, self._paused.pids):
                 zygote.ask(*run.request(self._order.script))
 
-    def _press(self, run: SlotRun) -> None:
+    def _press(self, run: SlotRun, zygote: Zygote) -> None:
         """Makes a run end that is to make place. One that cannot be suspended is left alone as long as that may be."""
         reports = run.reports
         if self._kill_grace_s is not None:
@@ -260,8 +298,10 @@ class TrialSlot(ZygoteSlot[Wanted]):
             run.terminate(KILL_GRACE_S, "its slot had to end, and it cannot be suspended")
         elif self._wanted.stop and not reports.preemptible and not self._is_wanted(run):
             run.terminate(KILL_GRACE_S, "its trial is stopped, and it cannot be suspended")
-        elif self._wanted.leave or ((reports.preemptible or self._is_pausable) and not self._is_wanted(run)):
-            run.suspend(self._order.suspend_timeout_s, stays=self._may_stay)
+        elif run.asked_s is None and (
+            self._wanted.leave or ((reports.preemptible or self._is_pausable) and not self._is_wanted(run))
+        ):
+            run.suspend(self._order.suspend_timeout_s, stays=self._stays(run, zygote))
         run.kill_if_due()
 
     def _is_saved(self, run: SlotRun) -> bool:

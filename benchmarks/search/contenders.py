@@ -118,9 +118,9 @@ def run_search(kind: str, task: Task, seed: int) -> SearchRun:
 
 
 def _busy_s() -> float:
-    """Processor seconds since the machine has begun; those of Mesos' and Ray's daemons are nobody's child's."""
+    """Processor seconds since the machine has begun: Mesos' and Ray's daemons are nobody's child, Ray's are nice."""
     times = psutil.cpu_times()
-    return float(times.user + times.system)
+    return float(times.user + times.nice + times.system)
 
 
 def shuffled(space: Space, seed: int) -> Space:

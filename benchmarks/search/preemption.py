@@ -18,7 +18,7 @@ _EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @dataclass(frozen=True)
-class _Script:
+class Script:
     """A training that is suspended and resumed."""
 
     name: str
@@ -27,29 +27,35 @@ class _Script:
 
 
 @dataclass(frozen=True)
-class _Costs:
+class Costs:
     """What was measured of it, in seconds.
 
     Attributes:
         begin_s: from the request to the zygote to the first step of a trial that begins.
-        suspend_s: from the request to suspend to the slot being free.
+        stay_s, suspend_s: from the request to suspend to the slot being free; where the process stays in memory, and
+            where it ends.
         cold_s, zygote_s, memory_s: from the request to the first step of a trial that goes on.
         checkpoint_bytes: size of a checkpoint.
+        gpu_bytes: what the trial held on its GPUs.
+        refusals: what their driver has said when it could not move it.
     """
 
     begin_s: list[float]
+    stay_s: list[float]
     suspend_s: list[float]
     cold_s: list[float]
     zygote_s: list[float]
     memory_s: list[float]
     checkpoint_bytes: int
+    gpu_bytes: int
+    refusals: list[str]
 
 
 INTERRUPTED = (
-    _Script("digits CNN, Keras", _EXAMPLES / "digits_cnn.py", ("--epochs", "100000")),
-    _Script("digits CNN, v1", _EXAMPLES / "digits_v1.py", ("--steps", "10000000")),
-    _Script("dense, 100 MB, Keras", SCRIPTS / "dense_keras.py"),
-    _Script("dense, 100 MB, v1", SCRIPTS / "dense_v1.py"),
+    Script("digits CNN, Keras", _EXAMPLES / "digits_cnn.py", ("--epochs", "100000")),
+    Script("digits CNN, v1", _EXAMPLES / "digits_v1.py", ("--steps", "10000000")),
+    Script("dense, 100 MB, Keras", SCRIPTS / "dense_keras.py"),
+    Script("dense, 100 MB, v1", SCRIPTS / "dense_v1.py"),
 )
 TURN_TAKERS = (
     ("Keras, epochs of 250 steps", "turns_keras.py", ("--epoch-steps", "250")),
@@ -72,42 +78,58 @@ def measure() -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|---|---|---|"
     with tempfile.TemporaryDirectory() as name:
         for number, script in enumerate(INTERRUPTED):
-            costs = _interrupt(script, Path(name) / str(number))
-            suspend_s = statistics.median(costs.suspend_s)
+            costs = interrupt(script, Path(name) / str(number), REPETITIONS)
+            suspends_s = [*costs.stay_s, *costs.suspend_s]
+            suspend_s = statistics.median(suspends_s)
             yield (
-                f"| {script.name} | {costs.checkpoint_bytes / 1e6:.1f} | {_seconds(costs.suspend_s)} "
-                f"| {_seconds(costs.begin_s)} | {_seconds(costs.memory_s)} "
-                f"| {suspend_s + statistics.median(costs.memory_s):.2f} | {_seconds(costs.zygote_s)} "
-                f"| {suspend_s + statistics.median(costs.zygote_s):.2f} | {_seconds(costs.cold_s)} "
+                f"| {script.name} | {costs.checkpoint_bytes / 1e6:.1f} | {in_seconds(suspends_s)} "
+                f"| {in_seconds(costs.begin_s)} | {in_seconds(costs.memory_s)} "
+                f"| {suspend_s + statistics.median(costs.memory_s):.2f} | {in_seconds(costs.zygote_s)} "
+                f"| {suspend_s + statistics.median(costs.zygote_s):.2f} | {in_seconds(costs.cold_s)} "
                 f"| {suspend_s + statistics.median(costs.cold_s):.2f} |"
             )
         yield ""
         yield from _overhead(Path(name))
 
 
-def _interrupt(script: _Script, folder: Path) -> _Costs:
-    """Begins a trial, suspends it, and resumes it in memory, by the zygote and cold, again and again."""
+def interrupt(script: Script, folder: Path, repetitions: int, gpus: Sequence[int] = (), *, cold: bool = True) -> Costs:
+    """Begins a trial, suspends it, and resumes it in memory, by the zygote and cold, again and again.
+
+    Args:
+        script: the trial's.
+        folder: for its files; is made.
+        repetitions: how often.
+        gpus: those of its slot.
+        cold: whether it is resumed in a new Python, too.
+    """
     begin_s: list[float] = []
+    stay_s: list[float] = []
     suspend_s: list[float] = []
     cold_s: list[float] = []
     zygote_s: list[float] = []
     memory_s: list[float] = []
-    with slot_for(script.path, script.arguments, folder) as slot:
-        for _ in range(REPETITIONS):
+    gpu_bytes = 0
+    with slot_for(script.path, script.arguments, folder, gpus) as slot:
+        for _ in range(repetitions):
             checkpoint = None
-            for seconds in (begin_s, memory_s, zygote_s, cold_s):
-                if seconds is memory_s:
-                    run, taken_s = slot.go_on(checkpoint)
-                else:
-                    run, taken_s = slot.start(checkpoint, cold=seconds is cold_s)
-                seconds.append(taken_s)
-                end = slot.suspend(run, stays=seconds is begin_s)
+            for taken in (begin_s, memory_s, zygote_s, *((cold_s,) if cold else ())):
+                cold_start = taken is cold_s
+                started = slot.go_on(checkpoint) if taken is memory_s else slot.start(checkpoint, cold=cold_start)
+                if started is None:
+                    continue
+                run, taken_s = started
+                taken.append(taken_s)
+                gpu_bytes = max(gpu_bytes, slot.gpu_bytes(run))
+                stays = taken is begin_s
+                refusals = len(slot.refusals)
+                end = slot.suspend(run, stays=stays)
                 assert end.suspend_s is not None
-                suspend_s.append(end.suspend_s)
+                if len(slot.refusals) == refusals:
+                    (stay_s if stays else suspend_s).append(end.suspend_s)
                 checkpoint = end.checkpoint
     assert checkpoint is not None
     size = sum(file.stat().st_size for file in Path(checkpoint).rglob("*") if file.is_file())
-    return _Costs(begin_s, suspend_s, cold_s, zygote_s, memory_s, size)
+    return Costs(begin_s, stay_s, suspend_s, cold_s, zygote_s, memory_s, size, gpu_bytes, slot.refusals)
 
 
 def _overhead(folder: Path) -> Iterator[str]:
@@ -130,7 +152,8 @@ def _overhead(folder: Path) -> Iterator[str]:
         yield f"| {name} | {step_ms:.2f} | {by_clock} | {by_cpu} |"
 
 
-def _seconds(values: Sequence[float]) -> str:
+def in_seconds(values: Sequence[float]) -> str:
+    """Median, and the greatest in brackets."""
     return f"{statistics.median(values):.2f} ({max(values):.2f})"
 
 

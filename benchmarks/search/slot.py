@@ -11,8 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
+import psutil
+
 from dike.trial.spec import TrialSpec
 from executor import descendants
+from executor.cuda_checkpoint import CudaCheckpointError
 from executor.environment import Setup, process_environment
 from executor.forked import adopt_orphans
 from executor.monitor import Gpus, RunMonitor
@@ -24,6 +27,7 @@ from executor.trial_run import CONTROL_FD, REPORT_FD, SlotRun
 from executor.zygote import PROGRAM, ForkRequest, Zygote
 from framework.project.entry_point import EntryPoint
 from framework.project.script_facts import script_facts
+from framework.search.slot_pool import GROWING
 
 DEADLINE_S = 120.0
 STILL_S = 1.0
@@ -34,13 +38,14 @@ _OUT_OF_THE_WAY = 10
 """File descriptors from here on are none that a trial expects to find."""
 
 
-def slot_environment(variables: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
+def slot_environment(variables: Mapping[str, str] = MappingProxyType({}), gpus: Sequence[int] = ()) -> dict[str, str]:
     """The environment of the processes of a slot with one CPU, for whatever is compared with it, too.
 
     Args:
         variables: besides.
+        gpus: the slot's.
     """
-    return process_environment(Setup(LAUNCHER, (), variables, gpu_devices=()))
+    return process_environment(Setup(LAUNCHER, (), {**(GROWING if gpus else {}), **variables}, gpu_devices=gpus))
 
 
 class BenchmarkSlot:
@@ -51,13 +56,22 @@ class BenchmarkSlot:
         arguments: its arguments.
         folder: for checkpoints and output.
         zygote: has imported what the script needs.
+        gpus: the slot's.
+
+    Attributes:
+        refusals: what the GPU's driver has said when it could not move a run's memory.
     """
 
-    def __init__(self, script: Path, arguments: Sequence[str], folder: Path, zygote: Zygote) -> None:
+    def __init__(
+        self, script: Path, arguments: Sequence[str], folder: Path, zygote: Zygote, gpus: Sequence[int] = ()
+    ) -> None:
         self._script = script
         self._arguments = tuple(arguments)
         self._folder = folder
         self._zygote = zygote
+        self._devices = tuple(gpus)
+        self._gpus = Gpus(self._devices)
+        self.refusals: list[str] = []
         self._paused = PausedRuns()
         self._runs = 0
 
@@ -71,29 +85,33 @@ class BenchmarkSlot:
         Raises:
             RuntimeError: if it does not come that far.
         """
-        run = SlotRun(self._order(checkpoint), self._folder, RunMonitor(Gpus(())))
+        run = SlotRun(self._order(checkpoint), self._folder, RunMonitor(self._gpus))
         self._wait(None, lambda: run.is_prepared(self._script.parent, {}, {}))
         request, descriptors = run.request(self._script.name)
         begin_s = time.monotonic()
-        run.started(_spawn(request, descriptors) if cold else self._fork(request, descriptors))
+        run.started(_spawn(request, descriptors, self._devices) if cold else self._fork(request, descriptors))
         self._wait(run, lambda: run.reports.last)
         return run, time.monotonic() - begin_s
 
-    def go_on(self, checkpoint: str | None) -> tuple[SlotRun, float]:
-        """As `start`, in the process that has stayed in memory.
+    def go_on(self, checkpoint: str | None) -> tuple[SlotRun, float] | None:
+        """As `start`, in the process that has stayed in memory; None if the driver has refused, and it is gone.
 
         Args:
             checkpoint: what it has written last.
 
         Raises:
-            RuntimeError: as `start`, and if the process is not there any more.
+            RuntimeError: as `start`.
         """
-        order, monitor = self._order(checkpoint), RunMonitor(Gpus(()))
+        order, monitor = self._order(checkpoint), RunMonitor(self._gpus)
         time.sleep(STILL_S)
         begin_s = time.monotonic()
+        was_kept = bool(self._paused)
         run = self._paused.take(order, monitor)
         if run is None:
-            raise RuntimeError(f"no process of {self._script.name} stands still at {checkpoint}")
+            if was_kept:
+                self.refusals.append("it does not get its GPU memory back")
+            self._wait(None, self._is_clear)
+            return None
         self._wait(run, lambda: run.reports.last)
         return run, time.monotonic() - begin_s
 
@@ -107,7 +125,7 @@ class BenchmarkSlot:
 
         Args:
             run: which.
-            stays: whether its process stays in memory.
+            stays: whether its process stays in memory, if the driver can bring what it holds on GPUs to the host.
 
         Raises:
             RuntimeError: if it ends in another way.
@@ -117,7 +135,21 @@ class BenchmarkSlot:
         run.suspend(DEADLINE_S, stays=stays)
         self._wait(run, lambda: run.is_over)
         processes = None
-        while (processes := descendants.stop(self._zygote.pid)) is None if stays else not self._is_clear():
+        if stays and self._gpus:
+            run.leave_gpus(self._gpus.bytes_by_process().keys() & {one.pid for one in self._processes})
+        try:
+            while stays and (processes := self._stopped(run)) is None:
+                time.sleep(_CLEAR_POLL_S)
+        except CudaCheckpointError as error:
+            self.refusals.append(str(error))
+            run.leave_memory()
+            while not run.has_died:
+                run.kill_if_due()
+                run.poll()
+                time.sleep(_CLEAR_POLL_S)
+        while processes is None and not self._is_clear():
+            time.sleep(_CLEAR_POLL_S)
+        while not run.monitor.gpus_free():
             time.sleep(_CLEAR_POLL_S)
         while not run.is_saved():
             time.sleep(_CLEAR_POLL_S)
@@ -127,6 +159,20 @@ class BenchmarkSlot:
         if end.outcome != "suspended":
             raise RuntimeError(f"a run of {self._script.name} has {end.outcome}: {end.message}\n{end.tail}")
         return end
+
+    @property
+    def _processes(self) -> list[psutil.Process]:
+        return descendants.processes(self._zygote.pid)
+
+    def _stopped(self, run: SlotRun) -> list[psutil.Process] | None:
+        """The processes of a suspended run, when they stand still and what they held on GPUs is on the host."""
+        is_off_gpus = run.offload is None or run.offload.is_over()
+        return descendants.stop(self._zygote.pid) if is_off_gpus else None
+
+    def gpu_bytes(self, run: SlotRun) -> int:
+        """What a run holds on the slot's GPUs."""
+        run.monitor.look(self._processes)
+        return run.monitor.now.gpu_mem_bytes or 0
 
     def _is_clear(self) -> bool:
         return descendants.clear(self._zygote.pid)
@@ -157,14 +203,14 @@ class BenchmarkSlot:
 
 
 @contextlib.contextmanager
-def slot_for(script: Path, arguments: Sequence[str], folder: Path) -> Iterator[BenchmarkSlot]:
+def slot_for(script: Path, arguments: Sequence[str], folder: Path, gpus: Sequence[int] = ()) -> Iterator[BenchmarkSlot]:
     """A slot whose zygote is ready for a script. This process becomes the parent of its orphans, as executors do."""
     adopt_orphans()
     folder.mkdir()
     preload = script_facts(EntryPoint(script, script.parent), ()).preload
-    zygote = Zygote(preload, slot_environment(), folder / "zygote.out", (*PROGRAM, LAUNCHER))
+    zygote = Zygote(preload, slot_environment(gpus=gpus), folder / "zygote.out", (*PROGRAM, LAUNCHER))
     try:
-        slot = BenchmarkSlot(script, arguments, folder, zygote)
+        slot = BenchmarkSlot(script, arguments, folder, zygote, gpus)
         slot.wait_until_ready()
         yield slot
     finally:
@@ -173,7 +219,7 @@ def slot_for(script: Path, arguments: Sequence[str], folder: Path) -> Iterator[B
             time.sleep(_CLEAR_POLL_S)
 
 
-def _spawn(request: ForkRequest, descriptors: Sequence[int]) -> int:
+def _spawn(request: ForkRequest, descriptors: Sequence[int], gpus: Sequence[int]) -> int:
     """Starts what a zygote would fork as a process of its own; returns its id."""
     changes = {name: value for name, value in request.environment.items() if value is not None}
     targets = (1, 2, REPORT_FD, CONTROL_FD)
@@ -183,7 +229,7 @@ def _spawn(request: ForkRequest, descriptors: Sequence[int]) -> int:
         return os.posix_spawn(
             sys.executable,
             [sys.executable, "-P", "-m", "dike.trial.launch", str(request.folder / request.script), *request.arguments],
-            {**slot_environment(), **changes},
+            {**slot_environment(gpus=gpus), **changes},
             file_actions=[(os.POSIX_SPAWN_DUP2, *pair) for pair in zip(moved, targets, strict=True)],
             setsid=True,
         )

@@ -159,8 +159,8 @@ def tune(
     resume: Annotated[str | None, typer.Option(help="Resume the search of this name.")] = None,
     storage: StorageOption = None,
     slots: Annotated[int | None, typer.Option(min=1, help="Use at most N slots.")] = None,
-    slot_cpus: Annotated[float, typer.Option(min=0.1, help="CPUs of a slot.")] = 1.0,
-    slot_mem: Annotated[float, typer.Option(min=64, help="Memory of a slot, MiB.")] = 2048.0,
+    slot_cpus: Annotated[float, typer.Option(min=0.1, help="CPUs of a slot. With GPUs: at least.")] = 1.0,
+    slot_mem: Annotated[float, typer.Option(min=64, help="Memory of a slot, MiB. With GPUs: at least.")] = 2048.0,
     slot_gpus: Annotated[
         int | None, typer.Option(min=0, help="GPUs of a slot.", show_default="1 where agents have GPUs")
     ] = None,
@@ -172,7 +172,7 @@ def tune(
         Suspend,
         typer.Option(
             help="Whether the process of a trial that gives its slot back stays in memory beside its checkpoint, or "
-            "ends (checkpoint). auto: it stays where slots have no GPU; memory: with GPUs, too, if the driver can."
+            "ends (checkpoint). With GPUs, auto: whichever is expected to be sooner; memory: it stays, if the driver can."
         ),
     ] = Suspend.AUTO,
     suspend_timeout: Annotated[

@@ -18,7 +18,23 @@ from dike.trial.pickled import names_in_function
 from framework.project.entry_point import EntryPoint
 
 _TENSORFLOW = ("tensorflow", "keras", "tf_keras")
-PRELOADED = (*_TENSORFLOW, "numpy", "scipy", "pandas", "sklearn", "torch", "torchvision", "matplotlib", "PIL", "h5py")
+PRELOADED = (
+    *_TENSORFLOW,
+    *(
+        "numpy",
+        "scipy",
+        "pandas",
+        "sklearn",
+        "torch",
+        "torchvision",
+        "jax",
+        "flax",
+        "optax",
+        "matplotlib",
+        "PIL",
+        "h5py",
+    ),
+)
 """Libraries that are slow to import, and whose import starts no thread that a fork would lose and touches no GPU."""
 _DIKES_OWN = frozenset({"tune", "grid_search", "report", "checkpoint", "params"})
 """What scripts ask of `dike` that is not TensorFlow's."""

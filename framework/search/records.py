@@ -84,14 +84,15 @@ class SearchSpec:
         settings: what it is told.
         metric, mode: the objective; `loss` is the training loss.
         value: whether a trial's value is what it reported of the objective last, or the best of it.
-        slot_cpus, slot_mem_mib: what a slot gets; on agents with GPUs the CPUs are a GPU's share of them at least.
+        slot_cpus, slot_mem_mib: what a slot gets; on agents with GPUs a GPU's share at least, of memory only where
+            processes may stay in it.
         slot_gpus: GPUs of a slot; 0 where slots are shares of CPUs. None: 1 on agents that have GPUs, else 0.
         max_slots: at most this many slots; None for as many as there is use and room for.
         checkpoint_dir: folder for the trials' folders; the same path on all agents.
         checkpoint_interval_s: seconds between periodic checkpoints.
         suspend_timeout_s: how long a trial may take to give its slot back before it is stopped.
         suspend: whether the process of a trial that has given its slot back stays in memory beside its checkpoint
-            (`memory`) or ends (`checkpoint`); `auto`: it stays where slots have no GPU.
+            (`memory`) or ends (`checkpoint`); `auto`: it stays, unless it holds GPU memory and a new one is sooner.
         blacklist_s: how long an agent is left out after a trial has failed twice.
         on_failure: whether one failed trial ends the search.
         timeout_s: end of the search after this time, trials suspended; None for none.

@@ -47,7 +47,7 @@ class SearchState:
             "ending": self.ending,
             "cancelled": self.cancelled,
             "slots": [
-                {name: _plain(getattr(slot, name)) for name in (*_SLOT_FIELDS, _IS_OUTDATED)} for slot in self.slots
+                {name: _plain(getattr(slot, name)) for name in (*_SLOT_FIELDS, *_LATER_FIELDS)} for slot in self.slots
             ],
             "first_slot_s": self.first_slot_s,
         }
@@ -83,8 +83,8 @@ _SLOT_FIELDS = (
     "leaving",
     "has_trained",
 )
-_IS_OUTDATED = "is_outdated"
-"""Of a slot; earlier versions do not say."""
+_LATER_FIELDS = {"is_outdated": True, "memory_bytes": 0}
+"""Those that earlier versions do not write, and what holds of their slots."""
 
 
 def _plain(value: Any) -> Any:
@@ -93,9 +93,9 @@ def _plain(value: Any) -> Any:
 
 def _slot(values: Mapping[str, Any]) -> Slot:
     known = {name: values[name] for name in _SLOT_FIELDS}
+    known |= {name: values.get(name, default) for name, default in _LATER_FIELDS.items()}
     devices = tuple(int(device) for device in known["gpu_devices"])
-    others = {"gpu_devices": devices, "state": TaskState(known["state"]), _IS_OUTDATED: values.get(_IS_OUTDATED, True)}
-    return Slot(**{**known, **others}, inherited=True)
+    return Slot(**{**known, "gpu_devices": devices, "state": TaskState(known["state"])}, inherited=True)
 
 
 def close_open_slices(store: Store, last_sign_s: float | None, live_slots: Collection[int] = ()) -> None:

@@ -108,8 +108,6 @@ class SlotPool:
         self._clock = clock
         self._patient = patient
         self._slots = {slot.task_id: slot for slot in slots}
-        for slot in self._slots.values():
-            slot.memory_bytes = memory_of(self._spec, slot.gpu_devices)
         self._new: list[Slot] = []
         self._connection = Connection(observer.notify)
         self._exclusions = Exclusions(self._spec.blacklist_s)
@@ -395,27 +393,31 @@ def slots_on(
         The slots, and Mesos' LAUNCH operation for them.
     """
     pool = agent.pool
-    cpus = cpus_of_slot(launch.spec, pool, gpus)
+    spec = launch.spec
+    stays = spec.suspend != "checkpoint"
+    cpus = _at_least(spec.slot_cpus, "cpus", pool, gpus)
+    # What trials hold on a GPU goes to the host's memory while they are suspended.
+    mem_mib = _at_least(spec.slot_mem_mib, "mem", pool, gpus) if stays else spec.slot_mem_mib
     used = set(used_devices)
     slots: list[Slot] = []
     infos = []
     while len(slots) < limit:
         number = first_id + len(slots)
         try:
-            own, rest = take_resources(pool, cpus=cpus, mem_mib=launch.spec.slot_mem_mib, gpus=gpus)
+            own, rest = take_resources(pool, cpus=cpus, mem_mib=mem_mib, gpus=gpus)
             devices, pieces = take_devices(pool, gpus, used)
         except ValueError:
             break
         used.update(devices)
         slot = Slot(
             id=number,
-            task_id=f"{launch.spec.name}.slot-{number}",
+            task_id=f"{spec.name}.slot-{number}",
             agent_id=agent.agent_id,
             node=agent.node,
             address=agent.address,
             gpu_devices=devices,
             kind=kind_of(agent.attributes, gpus),
-            memory_bytes=memory_of(launch.spec, devices),
+            memory_bytes=int(mem_mib * MIB) if stays else 0,
         )
         slots.append(slot)
         hands_out = launch.hand_out_gpus or pool.announces_gpu_devices
@@ -423,19 +425,13 @@ def slots_on(
     return slots, {"type": "LAUNCH", "launch": {"task_infos": infos}}
 
 
-def memory_of(spec: SearchSpec, gpu_devices: Sequence[int]) -> int:
-    """The memory of a slot, in bytes, if processes of suspended trials stay in it; else 0."""
-    stay = spec.suspend == "memory" or (spec.suspend == "auto" and not gpu_devices)
-    return int(spec.slot_mem_mib * MIB) if stay else 0
-
-
-def cpus_of_slot(spec: SearchSpec, pool: ResourcePool, gpus: int) -> float:
-    """A slot's CPUs: a GPU's even share of those on offer, if that is more than what was asked for."""
+def _at_least(asked: float, name: str, pool: ResourcePool, gpus: int) -> float:
+    """A slot's CPUs or memory: its GPUs' even share of what is on offer, if that is more than what was asked for."""
     offered = pool.scalar("gpus")
     if not gpus or offered < gpus:
-        return spec.slot_cpus
-    share = math.floor(100 * pool.scalar("cpus") * gpus / offered) / 100
-    return max(spec.slot_cpus, share)
+        return asked
+    share = math.floor(100 * pool.scalar(name) * gpus / offered) / 100
+    return max(asked, share)
 
 
 def check_ever_fits(spec: SearchSpec, gpus: int, nodes: Sequence[NodeClass] | None) -> None:
@@ -480,6 +476,7 @@ def _task_info(
         # Where Mesos isolates GPUs a slot sees its own; one without any must not see others'.
         gpu_devices=slot.gpu_devices if hand_out_gpus or not slot.gpu_devices else None,
         suspend_timeout_s=spec.suspend_timeout_s,
+        suspend=spec.suspend,
     )
     return {
         "name": f"{spec.name} slot {slot.id}",

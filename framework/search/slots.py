@@ -75,7 +75,7 @@ class Slot:
         heard_s: when that was, on the search's clock.
         inherited: whether it was launched by a service before this one, and has not been heard of since.
         is_outdated: whether that was of an earlier version, so that its executor refuses what it does not know.
-        memory_bytes: its memory, if processes of suspended trials stay in it; else 0.
+        memory_bytes: its memory, if processes of suspended trials may stay in it; else 0.
         likely: the runs that stay in it, the likeliest to go on first.
     """
 

@@ -1,13 +1,16 @@
 """In a slot's process without a GPU: what NVIDIA's driver and its management library would say of one.
 
 Every process of a trial holds memory on it, unless the driver has brought that to the host. What the driver is asked
-for is written to `$PLAYED_GPU`, a line each; `$PLAYED_GPU_FAILS` names what it refuses.
+for is written to `$PLAYED_GPU`, a line each; `$PLAYED_GPU_FAILS` names what it refuses, `$PLAYED_GPU_HANGS` what it
+never ends. `$PLAYED_GPU_BYTES` is what each process holds.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -31,8 +34,16 @@ class PlayedGpus(Gpus):
         return bool(self._devices)
 
     def bytes_by_process(self) -> dict[int, int]:
-        trials = (one for one in psutil.Process().children() if any("trial_script" in part for part in one.cmdline()))
-        return {one.pid: 1 << 30 for one in trials if _states.get(one.pid) != "checkpointed"}
+        held = int(os.environ["PLAYED_GPU_BYTES"])
+        pids = [child.pid for child in psutil.Process().children() if _is_trial(child.pid)]
+        return {pid: held for pid in pids if _states.get(pid) != "checkpointed"}
+
+
+def _is_trial(pid: int) -> bool:
+    """Whether its output goes where a trial's does; not of one that has just gone."""
+    with contextlib.suppress(FileNotFoundError):
+        return Path(os.readlink(f"/proc/{pid}/fd/1")).name.startswith("trial-")
+    return False
 
 
 class Process:
@@ -65,6 +76,8 @@ class Process:
         assert self.state == before
         if os.environ.get("PLAYED_GPU_FAILS") == what:
             raise RuntimeError(f"{what} is refused")
+        if os.environ.get("PLAYED_GPU_HANGS") == what:
+            threading.Event().wait()
         _states[self._pid] = after
         with Path(os.environ["PLAYED_GPU"]).open("a", encoding="utf-8") as diary:
             diary.write(f"{what}\n")

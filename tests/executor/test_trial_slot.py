@@ -327,13 +327,24 @@ class GpuSlot(SlotProcess):
 
     Args:
         folder, order: as `SlotProcess`.
-        fails: what its driver refuses.
+        fails, hangs: what its driver refuses, and what it never ends.
+        held_bytes: GPU memory of each trial.
+        suspend: as asked for.
     """
 
-    def __init__(self, folder: Path, order: SlotOrder, fails: str = "") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        order: SlotOrder,
+        fails: str = "",
+        hangs: str = "",
+        held_bytes: int = 1 << 30,
+        suspend: str = "memory",
+    ) -> None:
         self._diary = folder / "driver.txt"
-        played = {"PLAYED_GPU": str(self._diary), "PLAYED_GPU_FAILS": fails}
-        super().__init__(folder, dataclasses.replace(order, gpu_devices=(0,)), environment=played)
+        played = {"PLAYED_GPU": str(self._diary), "PLAYED_GPU_FAILS": fails, "PLAYED_GPU_HANGS": hangs}
+        played["PLAYED_GPU_BYTES"] = str(held_bytes)
+        super().__init__(folder, dataclasses.replace(order, gpu_devices=(0,), suspend=suspend), environment=played)
 
     @property
     def asked(self) -> list[str]:
@@ -352,7 +363,8 @@ def give_way(gpu_slot: GpuSlot, way: str) -> tuple[psutil.Process, RunEnd]:
 
 @pytest.fixture
 def gpu_slot(tmp_path: Path, order: SlotOrder, request: pytest.FixtureRequest) -> Iterator[GpuSlot]:
-    process = GpuSlot(tmp_path, order, getattr(request, "param", ""))
+    given = getattr(request, "param", {})
+    process = GpuSlot(tmp_path, order, **(given if isinstance(given, dict) else {"fails": given}))
     yield process
     process.close()
 
@@ -389,6 +401,54 @@ def test_a_driver_that_cannot_do_it_leaves_checkpoints(gpu_slot: GpuSlot) -> Non
     assert gpu_slot.end_of(0).exit_code == 75
     assert gpu_slot.asked == []
     assert "not in memory: the driver is too old" in (gpu_slot.sandbox.parent / "slot.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("gpu_slot", "stays"),
+    [({"suspend": "auto", "held_bytes": 1 << 20}, True), ({"suspend": "auto", "held_bytes": 1 << 40}, False)],
+    indirect=["gpu_slot"],
+)
+def test_gpu_memory_is_moved_where_that_is_sooner_than_a_new_process(gpu_slot: GpuSlot, stays: bool) -> None:
+    gpu_slot.wants(trial(0, "train"), memory_bytes=MEMORY_BYTES)
+    gpu_slot.trains(0)
+    gpu_slot.status_when(lambda status: status.usage.gpu_mem_bytes)
+    gpu_slot.wants(trial(1, "train"), memory_bytes=MEMORY_BYTES)
+    assert gpu_slot.end_of(0).exit_code == (None if stays else 75)
+    assert gpu_slot.asked == (["lock", "checkpoint"] if stays else [])
+
+
+@pytest.mark.parametrize("gpu_slot", [{"suspend": "auto", "held_bytes": 1 << 20, "fails": "checkpoint"}], indirect=True)
+def test_gpu_memory_is_not_moved_again_where_the_driver_has_failed(gpu_slot: GpuSlot) -> None:
+    _, first = give_way(gpu_slot, "train")
+    assert (first.outcome, gpu_slot.asked) == ("suspended", ["lock"])
+    gpu_slot.trains(1)
+    gpu_slot.wants(trial(0, "train", 1, first.checkpoint), known=((0, 0),), memory_bytes=MEMORY_BYTES)
+    assert gpu_slot.end_of(1).exit_code == 75
+    assert gpu_slot.asked == ["lock"]
+
+
+def test_gpu_memory_that_has_no_room_on_the_host_stays_with_its_process(gpu_slot: GpuSlot) -> None:
+    gpu_slot.wants(trial(0, "train"), memory_bytes=1 << 30)
+    gpu_slot.trains(0)
+    gpu_slot.status_when(lambda status: status.usage.gpu_mem_bytes == 1 << 30)
+    gpu_slot.wants(trial(1, "train"), memory_bytes=1 << 30)
+    assert gpu_slot.end_of(0).exit_code == 75
+    assert gpu_slot.asked == []
+
+
+@pytest.mark.parametrize("gpu_slot", [{"hangs": "checkpoint"}], indirect=True)
+def test_a_slot_beats_while_gpu_memory_is_moved_and_can_be_killed(gpu_slot: GpuSlot) -> None:
+    gpu_slot.wants(trial(0, "train"), memory_bytes=MEMORY_BYTES)
+    gpu_slot.trains(0)
+    gpu_slot.wants(trial(1, "train"), memory_bytes=MEMORY_BYTES)
+    gpu_slot.wait_for(lambda: gpu_slot.asked == ["lock"], lambda: gpu_slot.asked)
+    beats = len(gpu_slot.statuses)
+    gpu_slot.wait_for(lambda: len(gpu_slot.statuses) > beats + 1, lambda: gpu_slot.statuses[-1])
+    gpu_slot.say("kill 1")
+    state, status = gpu_slot.task_end()
+    assert state == "TASK_KILLED"
+    (end,) = status.ends
+    assert (end.outcome, end.checkpoint) == ("suspended", f"{CHECKPOINTS}/0/run-0-step-{end.step}")
 
 
 def test_a_process_that_stands_still_is_let_go_where_nobody_goes_on_with_it(slot: SlotProcess) -> None:

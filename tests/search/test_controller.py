@@ -210,7 +210,8 @@ def test_a_process_that_nobody_will_go_on_with_is_let_go(begin: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("suspend", "gpus", "stays"), [("checkpoint", 0, False), ("auto", 1, False), ("memory", 1, True)]
+    ("suspend", "gpus", "stays"),
+    [("checkpoint", 0, False), ("checkpoint", 1, False), ("auto", 1, True), ("memory", 1, True)],
 )
 def test_slots_are_told_whether_suspended_processes_stay(begin: Any, suspend: str, gpus: int, stays: bool) -> None:
     stage = begin(suspend=suspend)

@@ -1,19 +1,26 @@
-"""A search on a real GPU: one trial at a time, its memory gone before the next one comes, and told as NVML tells it."""
+"""A search on a real GPU: one trial at a time, its memory gone before the next one comes, and told as NVML tells it.
+
+Its trials have the same losses however they are suspended, and whatever is killed leaves nothing on the GPU.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from collections import defaultdict
 from pathlib import Path
 
+import psutil
 import pynvml
 import pytest
 
 from executor.cuda_checkpoint import why_not
 from executor.monitor import RELEASED_BYTES
 from framework.embedded.machine import gpu_models
-from tests.running import run_dike
+from tests.running import Running, run_dike
+from tests.task_processes import SLOT
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.gpu,
@@ -24,6 +31,7 @@ pytestmark = [
 
 MIB = 1 << 20
 SCRIPT = Path(__file__).parent / "scripts" / "gpu.py"
+TORCH_TRIAL = Path(__file__).parents[2] / "examples" / "torch_trial.py"
 HELD_MIB = (256, 512, 1024, 2048)
 SLOT_MIB = {"checkpoint": 512, "memory": 8192}
 """With room on the host for what all trials hold on the GPU."""
@@ -45,13 +53,10 @@ def used_bytes() -> int:
         pynvml.nvmlShutdown()
 
 
-@pytest.mark.parametrize(
-    "suspend",
-    [
-        "checkpoint",
-        pytest.param("memory", marks=pytest.mark.skipif(bool(why_not()), reason=why_not() or "the driver can do it")),
-    ],
-)
+in_memory = pytest.mark.skipif(bool(why_not()), reason=why_not() or "the driver can do it")
+
+
+@pytest.mark.parametrize("suspend", ["checkpoint", pytest.param("memory", marks=in_memory)])
 def test_trials_share_a_gpu_one_after_the_other(tmp_path: Path, suspend: str) -> None:
     at_first = used_bytes()
     diary = tmp_path / "diary.jsonl"
@@ -91,3 +96,62 @@ def test_trials_share_a_gpu_one_after_the_other(tmp_path: Path, suspend: str) ->
     utilisations = [one["gpu_utilisation"] for one in slices if one["gpu_utilisation"] is not None]
     assert utilisations
     assert all(0 <= utilisation <= 1 for utilisation in utilisations)
+
+
+@in_memory
+def test_pytorch_trials_train_the_same_however_they_are_suspended(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    losses = {}
+    for name, policy, suspend in (
+        ("alone", "fifo", "checkpoint"),
+        ("anew", "rr", "checkpoint"),
+        ("memory", "rr", "memory"),
+        ("sooner", "rr", "auto"),
+    ):
+        text = dike(
+            tmp_path,
+            *("tune", TORCH_TRIAL, "--param", "lr=0.05,0.02", "--name", name, "--policy", policy, "--quantum", "2"),
+            *("--slots", "1", "--suspend", suspend, "--format", "json", "--", "--epochs", "200"),
+        )
+        figures = ("step", "value", "best_value", "best_step")
+        losses[name] = [[trial[figure] for figure in figures] for trial in json.loads(text)["trials"]]
+        slices = json.loads(dike(tmp_path, "slices", name, "--format", "json"))["slices"]
+        assert (len(slices) > 2) == (policy == "rr")
+        if name == "memory":
+            assert {one["process"] for one in slices} == {"new", "continued"}
+    assert all(each == losses["alone"] for each in losses.values())
+
+
+def standing(ancestor: int) -> list[psutil.Process]:
+    """Processes of trials that stand still."""
+    found = []
+    for process in psutil.Process(ancestor).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.name().startswith("dike trial") and process.status() == psutil.STATUS_STOPPED:
+                found.append(process)
+    return found
+
+
+@in_memory
+@pytest.mark.parametrize("what", ["trial", "slot"])
+def test_what_is_killed_while_trials_stand_still_leaves_nothing_on_the_gpu(tmp_path: Path, what: str) -> None:
+    at_first = used_bytes()
+    running = Running(
+        tmp_path,
+        *("tune", SCRIPT, "--param", "mib=256,512,1024", "--name", "gpu", "--format", "json", "--slots", "1"),
+        *("--policy", "rr", "--quantum", "2", "--suspend", "memory"),
+        *("--", "--steps", str(STEPS), "--diary", tmp_path / "diary.jsonl"),
+    )
+
+    stopped = running.wait_for(
+        lambda: found if len(found := standing(running.process.pid)) >= 2 else None, "two trials that stand still"
+    )
+    slot = stopped[0].parent()
+    assert slot is not None
+    assert slot.name() == SLOT
+    (stopped[0] if what == "trial" else slot).kill()
+    result = running.result()
+    assert result["complete"]
+    assert [trial["step"] for trial in result["trials"]] == [STEPS] * 3
+    assert not any(one.is_running() for one in stopped)
+    wait_until(lambda: used_bytes() <= at_first + RELEASED_BYTES, "the GPU to be free")

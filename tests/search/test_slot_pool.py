@@ -40,14 +40,20 @@ def test_max_slots_bounds_them(begin: Any) -> None:
     assert len(stage.offer(agents=2)) == 1
 
 
-def test_a_slot_is_a_gpu_where_there_are_any_with_its_share_of_the_cpus(begin: Any) -> None:
-    stage = begin(nodes=[node("agent-0", 8, 2)], trials=4)
+@pytest.mark.parametrize(("suspend", "mem_share"), [("checkpoint", 0.125), ("auto", 0.5)])
+def test_a_slot_is_a_gpu_where_there_are_any_with_its_share_of_the_rest(
+    begin: Any, suspend: str, mem_share: float
+) -> None:
+    stage = begin(nodes=[node("agent-0", 8, 2)], trials=4, suspend=suspend)
     slots = stage.offer(cpus=8, gpus=2)
     assert len(slots) == 2
     for info, slot in zip(stage.mesos.accepted, slots, strict=True):
         pieces = info["resources"] + info["executor"]["resources"]
-        amounts = {name: sum(p["scalar"]["value"] for p in pieces if p["name"] == name) for name in ("cpus", "gpus")}
-        assert amounts == {"cpus": pytest.approx(4), "gpus": 1}
+        amounts = {
+            name: sum(p["scalar"]["value"] for p in pieces if p["name"] == name) for name in ("cpus", "mem", "gpus")
+        }
+        # Only trials that stay in memory need more of that than they have asked for.
+        assert amounts == {"cpus": pytest.approx(4), "mem": pytest.approx(mem_share * 8192), "gpus": 1}
         # This Mesos isolates GPUs by itself: the slot uses whatever it sees.
         assert SlotOrder.decode(info["data"]).gpu_devices is None
         assert slot.slot.gpu_devices

@@ -10,6 +10,7 @@ import pytest
 from tests.trial.slot import Run, Slot, slot, trial
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
+pytestmark = pytest.mark.integration
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "torch_trial.py"
 STEPS_PER_EPOCH = 23

@@ -1,0 +1,67 @@
+"""What it costs to take a GPU from one trial and give it to another: its memory brought to the host, or a new process.
+
+It needs a GPU, PyTorch, JAX and the extra `cuda`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pynvml
+
+from benchmarks.search.overhead import SCRIPTS
+from benchmarks.search.preemption import Script, in_seconds, interrupt
+from framework.embedded.machine import gpu_models
+
+TITLE = "Suspended trials on a GPU, measured"
+REPETITIONS = 3
+TRIALS = (
+    Script("convolutions, PyTorch", SCRIPTS / "torch_held.py"),
+    Script("perceptron, JAX", SCRIPTS / "jax_held.py"),
+    Script("convolutions, PyTorch, 8 GiB more", SCRIPTS / "torch_held.py", ("--mib", "8192")),
+)
+
+
+def measure() -> Iterator[str]:
+    """Lines of Markdown: seconds to give a GPU back and to go on, in memory and by a new process."""
+    yield f"GPU: {gpu_models()[0]}, driver {_driver()}; *GiB*: what the trial holds on it."
+    yield ""
+    yield f"Medians of {REPETITIONS} (slowest in brackets), seconds. *give back*: from the request to suspend to the"
+    yield "GPU being seen free, the checkpoint written; *memory*: its memory brought to the host, the process stopped;"
+    yield "*end*: the process ended. *go on*: from the request to the next step; *memory*: GPU memory brought back;"
+    yield "*new*: a process forked from one that has imported what can be. *ratio*: a turn by a new process (*end* and"
+    yield "*new*) to one in memory. *begin*: a new process to its first step, nothing to restore. *refused*: of so many"
+    yield "moves to the host and back, those that the driver could not make; the trial then goes on by a new process."
+    yield ""
+    yield "| trial | GiB | begin | give back, memory | give back, end | go on, memory | go on, new | ratio | refused |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    refusals: list[str] = []
+    with tempfile.TemporaryDirectory() as name:
+        for number, script in enumerate(TRIALS):
+            costs = interrupt(script, Path(name) / str(number), REPETITIONS, gpus=(0,), cold=False)
+            anew_s = statistics.median(costs.suspend_s) + statistics.median(costs.zygote_s)
+            is_moved = bool(costs.memory_s)
+            ratio = anew_s / (statistics.median(costs.stay_s) + statistics.median(costs.memory_s)) if is_moved else 0.0
+            yield (
+                f"| {script.name} | {costs.gpu_bytes / 2**30:.1f} | {in_seconds(costs.begin_s)} "
+                f"| {in_seconds(costs.stay_s)} | {in_seconds(costs.suspend_s)} "
+                f"| {in_seconds(costs.memory_s) if is_moved else '-'} | {in_seconds(costs.zygote_s)} "
+                f"| {f'{ratio:.2f}' if is_moved else '-'} | {len(costs.refusals)} of {REPETITIONS} |"
+            )
+            refusals += (f"{script.name}: {refusal}" for refusal in costs.refusals)
+    if refusals:
+        yield ""
+        yield "What the driver has said:"
+        yield ""
+        yield from (f"* {refusal}" for refusal in refusals)
+
+
+def _driver() -> str:
+    pynvml.nvmlInit()
+    try:
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    finally:
+        pynvml.nvmlShutdown()
