@@ -172,7 +172,7 @@ def tune(
         Suspend,
         typer.Option(
             help="Whether the process of a trial that gives its slot back stays in memory beside its checkpoint, or "
-            "ends (checkpoint). With GPUs, auto: whichever is expected to be sooner; memory: it stays, if the driver can."
+            "ends (checkpoint). On GPUs, auto: whichever is expected to be sooner; memory: it stays, if the driver can."
         ),
     ] = Suspend.AUTO,
     suspend_timeout: Annotated[
