@@ -43,13 +43,13 @@ def measure() -> Iterator[str]:
         for number, script in enumerate(TRIALS):
             costs = interrupt(script, Path(name) / str(number), REPETITIONS, gpus=(0,), cold=False)
             anew_s = statistics.median(costs.suspend_s) + statistics.median(costs.zygote_s)
-            is_moved = bool(costs.memory_s)
-            ratio = anew_s / (statistics.median(costs.stay_s) + statistics.median(costs.memory_s)) if is_moved else 0.0
+            ratio = "-"
+            if costs.stay_s and costs.memory_s:
+                ratio = f"{anew_s / (statistics.median(costs.stay_s) + statistics.median(costs.memory_s)):.2f}"
             yield (
                 f"| {script.name} | {costs.gpu_bytes / 2**30:.1f} | {in_seconds(costs.begin_s)} "
-                f"| {in_seconds(costs.stay_s)} | {in_seconds(costs.suspend_s)} "
-                f"| {in_seconds(costs.memory_s) if is_moved else '-'} | {in_seconds(costs.zygote_s)} "
-                f"| {f'{ratio:.2f}' if is_moved else '-'} | {len(costs.refusals)} of {REPETITIONS} |"
+                f"| {in_seconds(costs.stay_s)} | {in_seconds(costs.suspend_s)} | {in_seconds(costs.memory_s)} "
+                f"| {in_seconds(costs.zygote_s)} | {ratio} | {len(costs.refusals)} of {REPETITIONS} |"
             )
             refusals += (f"{script.name}: {refusal}" for refusal in costs.refusals)
     if refusals:

@@ -134,12 +134,17 @@ class RunMonitor:
         self.peak = _greatest(self.peak, Usage(max_rss_bytes, cpu))
 
     def gpus_free(self) -> bool:
-        """Whether the run, whose processes are gone, is seen to hold no GPU memory."""
+        """Whether the run, whose processes are gone or have their memory on the host, is seen to hold no GPU memory."""
         if not self._gpus:
             return True
         if self._listed:
             return not self._pids & self._gpus.bytes_by_process().keys()
         return (self._more_than_before() or 0) <= RELEASED_BYTES
+
+    def gpu_bytes(self, processes: Iterable[psutil.Process]) -> int:
+        """What the run's processes hold on the GPUs now; 0 if nobody can tell."""
+        self._pids |= {process.pid for process in processes}
+        return self._gpu_bytes() or 0
 
     def _gpu_bytes(self) -> int | None:
         if not self._gpus:

@@ -77,6 +77,11 @@ class PausedRuns:
         return frozenset((*kept, *self._dying))
 
     @property
+    def has_dying(self) -> bool:
+        """Whether processes that were let go are not gone yet."""
+        return bool(self._dying)
+
+    @property
     def watched(self) -> tuple[int, ...]:
         """File descriptors that can be read when there is something to `poll`."""
         return tuple(descriptor for each in self._paused.values() for descriptor in each.run.watched)
@@ -115,7 +120,10 @@ class PausedRuns:
         return None
 
     def _wake(self, key: RunKey) -> bool:
-        """Continues the processes of a run, which then wait for the word to go on; whether that has succeeded."""
+        """Continues the processes of a run, which then wait for the word to go on; whether that has succeeded.
+
+        A GPU's driver that hangs in it costs the slot, which is not heard of meanwhile.
+        """
         paused = self._paused[key]
         for process in paused.processes:
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -25,8 +25,8 @@ class SlotOrder:
         cpus: CPUs that Mesos gave to the slot; sizes thread pools.
         gpu_devices: device indices for `CUDA_VISIBLE_DEVICES`; None where Mesos isolates GPUs itself.
         suspend_timeout_s: how long a trial may take to save and end before it is killed.
-        suspend: `auto`, `memory` or `checkpoint`. In memory, unless it is `auto` and a new process is expected to be
-            sooner; `Wanted.memory_bytes` says whether processes may stay at all.
+        always_stay: whether processes of suspended trials stay where a new one is expected to be sooner, too;
+            `Wanted.memory_bytes` says whether they may stay at all.
     """
 
     search: str
@@ -37,7 +37,7 @@ class SlotOrder:
     cpus: float = 1.0
     gpu_devices: tuple[int, ...] | None = None
     suspend_timeout_s: float = 30.0
-    suspend: str = "auto"
+    always_stay: bool = False
 
     @property
     def setup(self) -> Setup:
@@ -48,7 +48,10 @@ class SlotOrder:
 
     def encode(self) -> str:
         """The order as base64 text, the form of bytes in Mesos' JSON."""
-        return encode({"kind": "slot", **dataclasses.asdict(self)})
+        values = dataclasses.asdict(self)
+        if not self.always_stay:  # earlier versions do not know it
+            del values["always_stay"]
+        return encode({"kind": "slot", **values})
 
     @classmethod
     def decode(cls, data: str) -> SlotOrder:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from dike.trial import spec as specs
 from executor import cuda_checkpoint
+from executor.cuda_checkpoint import CudaCheckpointError
 from executor.forked import ForkedProcess
 from executor.monitor import RunMonitor
 from executor.outputs import OUTPUT_DIR_VARIABLE, Outputs, Stamp
@@ -49,7 +50,7 @@ class Background:
         self.begin_s = time.monotonic()
         self.over_s: float | None = None
         self._work = work
-        self._error: Exception | None = None
+        self._error: OSError | CudaCheckpointError | None = None
         self._thread = threading.Thread(target=self._do, name="work for a run", daemon=True)
         self._thread.start()
 
@@ -57,7 +58,7 @@ class Background:
         """Whether it is done.
 
         Raises:
-            Exception: if that is how it ended.
+            OSError, CudaCheckpointError: if that is how it ended.
         """
         if self.over_s is None:
             return False
@@ -68,9 +69,10 @@ class Background:
     def _do(self) -> None:
         try:
             self._work()
-        except Exception as error:
+        except (OSError, CudaCheckpointError) as error:
             self._error = error
-        self.over_s = time.monotonic()
+        finally:
+            self.over_s = time.monotonic()
 
 
 class SlotRun:
@@ -91,6 +93,7 @@ class SlotRun:
         reports: what it has reported.
         printed: what it has printed.
         asked_s: when it was first asked to end; None before.
+        begin_s: seconds from the start of its process to the first report; None before that.
         off_gpu: its processes whose GPU memory is on the host meanwhile, or on its way there.
         offload: brings it there; None before.
     """
@@ -100,6 +103,7 @@ class SlotRun:
         self.monitor = monitor
         self.reports = RunReports(order.trial)
         self.asked_s: float | None = None
+        self.begin_s: float | None = None
         self.off_gpu: tuple[int, ...] = ()
         self.offload: Background | None = None
         self.is_continued = before is not None
@@ -115,7 +119,6 @@ class SlotRun:
         self._reason = ""
         self._failure = ""
         self._since_s = time.monotonic()
-        self._begin_s: float | None = None
         self._outputs: Outputs | None = None
         self._process: ForkedProcess | None = None
         if before is not None:
@@ -133,7 +136,7 @@ class SlotRun:
         self._outputs, self._process = before._outputs, before._process
         self._report_reader, self._control_writer = before._report_reader, before._control_writer
         self._log, self.printed = before._log, RunLog(before._log, before.printed.end)
-        self._begin_s = before.begin_s
+        self.begin_s = before.begin_s
 
     def __str__(self) -> str:
         return "trial {}, run {}".format(*self.key)
@@ -148,9 +151,9 @@ class SlotRun:
         return None if self._process is None else self._process.pid
 
     @property
-    def begin_s(self) -> float:
-        """Seconds from the start of its process to its first step, or so far."""
-        return time.monotonic() - self._since_s if self._begin_s is None else self._begin_s
+    def age_s(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self._since_s
 
     @property
     def over_s(self) -> float | None:
@@ -273,8 +276,8 @@ class SlotRun:
             self._can_report = False
         except BlockingIOError:
             pass  # that is all for now
-        if self._begin_s is None and self.reports.last:
-            self._begin_s = time.monotonic() - self._since_s
+        if self.begin_s is None and self.reports.last and not self.is_continued:
+            self.begin_s = self.age_s
         if self._outputs is not None and self.reports.checkpoint != checkpoint:
             self._outputs.save_soon()
         if self.reports.paused and process.over_s is None:
@@ -310,7 +313,8 @@ class SlotRun:
         """It is suspended, and its process does not stay after all."""
         assert self._process is not None
         self._paused_s = None
-        self._process.terminate(0.0)
+        if not self.has_died:
+            self._process.terminate(0.0)
 
     def go_on(self) -> None:
         """Has the process go on as this run, once it is continued."""

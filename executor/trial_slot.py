@@ -34,14 +34,10 @@ PIECES_LIMIT = 8
 """So many pieces of a run's output are sent at a heartbeat."""
 KILL_GRACE_S = 1.0
 """Between SIGTERM and SIGKILL; what a trial wants to keep is in its checkpoints."""
-MOVE_S_PER_GIB = 1.0
-"""To bring GPU memory to the host and back, before that is measured: of an H100 (benchmarks/results/suspend_gpu.md)."""
-BOTH_WAYS = 1.5
-"""The way to the host and back takes so many times as long as the way there, by the same."""
+MOVE_S_PER_BYTE = 1.0 / (1 << 30)
+"""To bring GPU memory to the host and back, as seen on an H100 (benchmarks/results/suspend_gpu.md)."""
 OFFLOAD_TIMEOUT_S = 120.0
 """A GPU's driver that needs longer to bring GPU memory to the host is not waited for."""
-LEAST_MOVED_BYTES = 1 << 28
-"""Of less than that the time says nothing about more."""
 KNOWN_TIMEOUT_S = 1.0
 """How long a slot that is to leave waits for the framework to know its ends, which its last status update holds too."""
 
@@ -67,8 +63,9 @@ class TrialSlot(ZygoteSlot[Wanted]):
         """Whether the run, which cannot be saved, has room to be suspended in memory."""
         self._most_bytes = 0
         """The most memory that a run has had for itself when it was suspended, GPU memory aside."""
-        self._move_s_per_byte = MOVE_S_PER_GIB / (1 << 30)
-        """What it costs to bring GPU memory to the host and back, as last seen."""
+        self._has_gpus = order.gpu_devices is None or bool(order.gpu_devices)
+        self._begin_s = 0.0
+        """Seconds from the start of the last new process to its first report."""
         self._empty_s = time.monotonic()
         self._ends: list[RunEnd] = []
         self._ended: set[RunKey] = set()
@@ -94,6 +91,8 @@ class TrialSlot(ZygoteSlot[Wanted]):
     def _due_s(self, zygote: Zygote) -> float:
         run = self._run
         due_s = [self._beat_s + HEARTBEAT_S]
+        if run is None and self._gpus and self._paused.has_dying:
+            return time.monotonic() + CLEAR_POLL_S
         if run is None and self._wanted.leave:
             due_s.append(self._empty_s + KNOWN_TIMEOUT_S)
         if run is not None:
@@ -138,6 +137,7 @@ class TrialSlot(ZygoteSlot[Wanted]):
             self._ends.append(dataclasses.replace(end, output=run.printed.size) if self._sends_output else end)
             self._ended.add(run.key)
             self._is_pausable = False
+            self._begin_s = run.begin_s or self._begin_s
             if run.is_paused:
                 own = self._paused.add(run, descendants.processes(zygote.pid, self._paused.pids))
                 from_gpus = (run.monitor.peak.gpu_mem_bytes or 0) if run.off_gpu else 0
@@ -169,7 +169,8 @@ class TrialSlot(ZygoteSlot[Wanted]):
         if wanted.run is not None and wanted.run.key not in self._ended:
             monitor = RunMonitor(self._gpus)
             self._run = self._paused.take(wanted.run, monitor)
-            if self._run is None:
+            # One that did not get its GPU memory back may still hold some.
+            if self._run is None and not (self._gpus and self._paused.has_dying):
                 if self._paused:
                     self._paused.make_room(self._wanted.memory_bytes, self._most_bytes + _shared_bytes(zygote))
                 self._run = SlotRun(wanted.run, self._channel.sandbox, monitor)
@@ -180,12 +181,13 @@ class TrialSlot(ZygoteSlot[Wanted]):
     def _may_stay(self) -> bool:
         """Whether processes of suspended runs may stay in the slot."""
         wanted = self._wanted
-        return wanted.memory_bytes > 0 and not (wanted.leave or wanted.stop) and (not self._gpus or self._can_offload)
+        is_wanted = wanted.memory_bytes > 0 and not (wanted.leave or wanted.stop) and self._kill_grace_s is None
+        return is_wanted and (not self._has_gpus or self._can_offload)
 
     @property
     def _can_offload(self) -> bool:
         if self._has_driver is None:
-            why_not = cuda_checkpoint.why_not()
+            why_not = cuda_checkpoint.why_not() if self._gpus else "NVIDIA's library does not show the slot's GPUs"
             if why_not:
                 logger.warning("suspended trials go by their checkpoints, not in memory: %s", why_not)
             self._has_driver = not why_not
@@ -207,24 +209,26 @@ class TrialSlot(ZygoteSlot[Wanted]):
     def _is_off_gpus(self, run: SlotRun, zygote: Zygote) -> bool:
         """Whether a run that is suspended in memory is seen to hold no GPU memory; to be called until that is so.
 
-        One with which that fails is ended: its checkpoint is written.
+        One with which that fails, and one that is not to stay any more, is ended: its checkpoint is written.
         """
+        if run.has_died or not self._may_stay:
+            run.leave_memory()
+            return False
         if run.offload is None:
+            if run.monitor.gpus_free():
+                return True
             pids = {process.pid for process in descendants.processes(zygote.pid, self._paused.pids)}
             # In a container the driver's list may have other ids; then it is the trial's own process.
             run.leave_gpus(pids & self._gpus.bytes_by_process().keys() or {run.pid or 0})
         assert run.offload is not None
         try:
-            if self._kill_grace_s is not None:
-                raise CudaCheckpointError("its slot was killed")
             if not run.offload.is_over():
                 if time.monotonic() - run.offload.begin_s >= OFFLOAD_TIMEOUT_S:
-                    raise CudaCheckpointError("its GPU memory does not come to the host")
+                    self._has_driver = False
+                    raise CudaCheckpointError("the driver does not end; it is not asked again")
                 return False
             assert run.offload.over_s is not None
             if run.monitor.gpus_free():
-                moved_s = BOTH_WAYS * (run.offload.over_s - run.offload.begin_s)
-                self._move_s_per_byte = moved_s / max(run.monitor.peak.gpu_mem_bytes or 0, LEAST_MOVED_BYTES)
                 return True
             if time.monotonic() - run.offload.over_s >= GPU_RELEASE_TIMEOUT_S:
                 raise CudaCheckpointError("its GPU memory is not seen free")
@@ -237,26 +241,37 @@ class TrialSlot(ZygoteSlot[Wanted]):
     def _stays(self, run: SlotRun, zygote: Zygote) -> bool:
         """Whether the process of a run that is to make place stays in the slot.
 
-        What it holds on GPUs has to fit into the host's memory. Unless it was asked for, it has to be back sooner than
-        a new process would take its first step, too, and the driver must not have failed yet.
+        What it holds on GPUs has to fit into the host's memory, for which others are let go. Unless it was asked for,
+        it has to be back sooner than a new process would report, too, and the driver must not have failed yet.
         """
-        if not self._may_stay or not self._gpus:
+        if not self._may_stay or not self._has_gpus:
             return self._may_stay
         processes = descendants.processes(zygote.pid, self._paused.pids)
-        run.monitor.look(processes)
-        held = run.monitor.now.gpu_mem_bytes or 0
-        is_sooner = held * self._move_s_per_byte < run.begin_s and not self._paused.refused
-        if self._order.suspend == "auto" and not is_sooner:
+        held = run.monitor.gpu_bytes(processes)
+        own, limit = sum(map(own_bytes, processes)), self._wanted.memory_bytes
+        used, next_bytes = own + _shared_bytes(zygote), held + max(own, self._most_bytes)
+        begin_s = max(run.age_s, self._begin_s) if run.begin_s is None else run.begin_s
+        why_not = ""
+        if held and not self._order.always_stay:
+            if self._paused.refused:
+                why_not = "the GPU's driver has failed before"
+            elif held * MOVE_S_PER_BYTE > begin_s:
+                why_not = (
+                    f"it holds {held / (1 << 30):.1f} GiB on GPUs, and a new process reports after {begin_s:.1f} s"
+                )
+        if not why_not and not self._paused.has_room(limit, used, next_bytes):
+            why_not = "there is no room"
+        if why_not:
+            logger.info("%s does not stay in memory: %s", run, why_not)
             return False
-        own = sum(map(own_bytes, processes))
-        next_bytes = held + max(own, self._most_bytes)
-        return self._paused.has_room(self._wanted.memory_bytes, own + _shared_bytes(zygote), next_bytes)
+        self._paused.make_room(limit, used + next_bytes)
+        return True
 
     def _look(self, run: SlotRun, zygote: Zygote) -> None:
         """Looks what a run uses, and whether memory is short."""
         processes = descendants.processes(zygote.pid, self._paused.pids)
         run.monitor.look(processes)
-        may_pause = self._may_stay and run.reports.training and not (run.reports.preemptible or self._gpus)
+        may_pause = self._may_stay and run.reports.training and not (run.reports.preemptible or self._has_gpus)
         if self._paused or may_pause:  # to ask for a process' own memory takes milliseconds
             own, limit = sum(map(own_bytes, processes)), self._wanted.memory_bytes
             used = own + _shared_bytes(zygote)

@@ -118,7 +118,7 @@ def run_search(kind: str, task: Task, seed: int) -> SearchRun:
 
 
 def _busy_s() -> float:
-    """Processor seconds since the machine has begun: Mesos' and Ray's daemons are nobody's child, Ray's are nice."""
+    """Processor seconds since the machine has begun: Mesos' and Ray's daemons are nobody's child, Ray's are niced."""
     times = psutil.cpu_times()
     return float(times.user + times.nice + times.system)
 

@@ -153,7 +153,9 @@ def _overhead(folder: Path) -> Iterator[str]:
 
 
 def in_seconds(values: Sequence[float]) -> str:
-    """Median, and the greatest in brackets."""
+    """Median, and the greatest in brackets; of nothing `-`."""
+    if not values:
+        return "-"
     return f"{statistics.median(values):.2f} ({max(values):.2f})"
 
 

@@ -134,28 +134,23 @@ class BenchmarkSlot:
         self._wait(run, lambda: run.reports.step > first)
         run.suspend(DEADLINE_S, stays=stays)
         self._wait(run, lambda: run.is_over)
-        processes = None
         if stays and self._gpus:
-            run.leave_gpus(self._gpus.bytes_by_process().keys() & {one.pid for one in self._processes})
+            pids = self._gpus.bytes_by_process().keys() & {one.pid for one in self._processes}
+            run.leave_gpus(pids or {run.pid or 0})
         try:
-            while stays and (processes := self._stopped(run)) is None:
-                time.sleep(_CLEAR_POLL_S)
+            self._until(lambda: not stays or self._is_still(run))
         except CudaCheckpointError as error:
             self.refusals.append(str(error))
             run.leave_memory()
-            while not run.has_died:
-                run.kill_if_due()
-                run.poll()
-                time.sleep(_CLEAR_POLL_S)
-        while processes is None and not self._is_clear():
-            time.sleep(_CLEAR_POLL_S)
-        while not run.monitor.gpus_free():
-            time.sleep(_CLEAR_POLL_S)
-        while not run.is_saved():
-            time.sleep(_CLEAR_POLL_S)
+            run.kill_if_due()
+            stays = False
+        self._until(lambda: stays or self._is_clear())
+        run.poll()
+        self._until(run.monitor.gpus_free)
+        self._until(run.is_saved)
         end = run.end()
-        if processes is not None:
-            self._paused.add(run, processes)
+        if stays:
+            self._paused.add(run, self._processes)
         if end.outcome != "suspended":
             raise RuntimeError(f"a run of {self._script.name} has {end.outcome}: {end.message}\n{end.tail}")
         return end
@@ -164,10 +159,10 @@ class BenchmarkSlot:
     def _processes(self) -> list[psutil.Process]:
         return descendants.processes(self._zygote.pid)
 
-    def _stopped(self, run: SlotRun) -> list[psutil.Process] | None:
-        """The processes of a suspended run, when they stand still and what they held on GPUs is on the host."""
+    def _is_still(self, run: SlotRun) -> bool:
+        """Whether the processes of a suspended run stand still, and what they held on GPUs is on the host."""
         is_off_gpus = run.offload is None or run.offload.is_over()
-        return descendants.stop(self._zygote.pid) if is_off_gpus else None
+        return is_off_gpus and descendants.stop(self._zygote.pid) is not None
 
     def gpu_bytes(self, run: SlotRun) -> int:
         """What a run holds on the slot's GPUs."""
@@ -188,6 +183,13 @@ class BenchmarkSlot:
         if not isinstance(answer, int):
             raise RuntimeError(f"the zygote has forked nothing: {answer}")
         return answer
+
+    def _until(self, condition: Callable[[], object]) -> None:
+        end_s = time.monotonic() + DEADLINE_S
+        while not condition():
+            if time.monotonic() > end_s:
+                raise RuntimeError(f"the slot of {self._script.name} is not free after {DEADLINE_S:g} s")
+            time.sleep(_CLEAR_POLL_S)
 
     def _wait(self, run: SlotRun | None, condition: Callable[[], object]) -> None:
         end_s = time.monotonic() + DEADLINE_S

@@ -9,7 +9,7 @@ import ast
 import importlib.util
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,23 +18,9 @@ from dike.trial.pickled import names_in_function
 from framework.project.entry_point import EntryPoint
 
 _TENSORFLOW = ("tensorflow", "keras", "tf_keras")
-PRELOADED = (
-    *_TENSORFLOW,
-    *(
-        "numpy",
-        "scipy",
-        "pandas",
-        "sklearn",
-        "torch",
-        "torchvision",
-        "jax",
-        "flax",
-        "optax",
-        "matplotlib",
-        "PIL",
-        "h5py",
-    ),
-)
+_JAX = ("jax", "flax", "optax")
+_OTHERS = ("numpy", "scipy", "pandas", "sklearn", "torch", "torchvision", "matplotlib", "PIL", "h5py")
+PRELOADED = (*_TENSORFLOW, *_JAX, *_OTHERS)
 """Libraries that are slow to import, and whose import starts no thread that a fork would lose and touches no GPU."""
 _DIKES_OWN = frozenset({"tune", "grid_search", "report", "checkpoint", "params"})
 """What scripts ask of `dike` that is not TensorFlow's."""
@@ -42,6 +28,8 @@ _LATE_SETTING = r"TF_CONFIG|TF_CPP_\w+|TF_FORCE_GPU_ALLOW_GROWTH|TF_GPU_ALLOCATO
 """Environment variables that TensorFlow reads later, or that only say how much it logs."""
 _TENSORFLOW_SETTING = re.compile(rf"(?!({_LATE_SETTING})$)TF_[A-Z0-9_]+|KERAS_BACKEND|KERAS_HOME|XLA_FLAGS")
 """Environment variables that TensorFlow or Keras reads as it is imported; a script that sets one must do so first."""
+_JAX_SETTING = re.compile(r"(JAX|XLA)_[A-Z0-9_]+")
+"""Those of JAX."""
 
 
 @dataclass(frozen=True)
@@ -76,15 +64,18 @@ def script_facts(entry: EntryPoint, names: Sequence[str]) -> ScriptFacts:
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
-    sets_up_tensorflow = any(map(_TENSORFLOW_SETTING.fullmatch, literals))
+    set_up = _set_up_by(literals)
     modules = dict.fromkeys(name for tree in trees for name in _preloadable(tree))
     preload = [
-        name
-        for name in modules
-        if not _files_of(name.partition(".")[0], entry.root)
-        and not (sets_up_tensorflow and name.partition(".")[0] in _TENSORFLOW)
+        name for name in modules if not _files_of(top := name.partition(".")[0], entry.root) and top not in set_up
     ]
     return ScriptFacts({name: _flag(name, literals) for name in names}, tuple(preload))
+
+
+def _set_up_by(texts: Iterable[str]) -> set[str]:
+    """The libraries that must not be imported before the script, which names settings of theirs."""
+    settings = ((_TENSORFLOW_SETTING, _TENSORFLOW), (_JAX_SETTING, _JAX))
+    return {name for setting, names in settings if any(map(setting.fullmatch, texts)) for name in names}
 
 
 def imported_libraries(entry: EntryPoint) -> list[str]:
@@ -170,8 +161,7 @@ def _preloadable_of_function(entry: EntryPoint) -> tuple[str, ...]:
     tops = {text.partition(".")[0] for text in named}
     if "dike" in tops and "keras" in named:
         tops.add("tensorflow")
-    if any(map(_TENSORFLOW_SETTING.fullmatch, named)):
-        tops.difference_update(_TENSORFLOW)
+    tops -= _set_up_by(named)
     return tuple(top for top in PRELOADED if top in tops and _is_installed(top) and not _files_of(top, entry.root))
 
 

@@ -2,7 +2,7 @@
 
 Every process of a trial holds memory on it, unless the driver has brought that to the host. What the driver is asked
 for is written to `$PLAYED_GPU`, a line each; `$PLAYED_GPU_FAILS` names what it refuses, `$PLAYED_GPU_HANGS` what it
-never ends. `$PLAYED_GPU_BYTES` is what each process holds.
+never ends. `$PLAYED_GPU_BYTES` is what each process holds. With `$PLAYED_GPU_UNSEEN` no library shows the GPU.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class PlayedGpus(Gpus):
         self._devices = devices
 
     def __bool__(self) -> bool:
-        return bool(self._devices)
+        return bool(self._devices) and not os.environ["PLAYED_GPU_UNSEEN"]
 
     def bytes_by_process(self) -> dict[int, int]:
         held = int(os.environ["PLAYED_GPU_BYTES"])
-        pids = [child.pid for child in psutil.Process().children() if _is_trial(child.pid)]
+        pids = [child.pid for child in psutil.Process().children() if held and _is_trial(child.pid)]
         return {pid: held for pid in pids if _states.get(pid) != "checkpointed"}
 
 

@@ -329,7 +329,8 @@ class GpuSlot(SlotProcess):
         folder, order: as `SlotProcess`.
         fails, hangs: what its driver refuses, and what it never ends.
         held_bytes: GPU memory of each trial.
-        suspend: as asked for.
+        always_stay: see `SlotOrder`.
+        is_seen: whether NVIDIA's library shows the GPU.
     """
 
     def __init__(
@@ -339,12 +340,19 @@ class GpuSlot(SlotProcess):
         fails: str = "",
         hangs: str = "",
         held_bytes: int = 1 << 30,
-        suspend: str = "memory",
+        always_stay: bool = True,
+        is_seen: bool = True,
     ) -> None:
         self._diary = folder / "driver.txt"
         played = {"PLAYED_GPU": str(self._diary), "PLAYED_GPU_FAILS": fails, "PLAYED_GPU_HANGS": hangs}
         played["PLAYED_GPU_BYTES"] = str(held_bytes)
-        super().__init__(folder, dataclasses.replace(order, gpu_devices=(0,), suspend=suspend), environment=played)
+        played["PLAYED_GPU_UNSEEN"] = "" if is_seen else "1"
+        own = dataclasses.replace(order, gpu_devices=(0,), always_stay=always_stay)
+        super().__init__(folder, own, environment=played)
+
+    @property
+    def log(self) -> str:
+        return (self.sandbox.parent / "slot.log").read_text()
 
     @property
     def asked(self) -> list[str]:
@@ -400,31 +408,52 @@ def test_a_driver_that_cannot_do_it_leaves_checkpoints(gpu_slot: GpuSlot) -> Non
     gpu_slot.wants(None, memory_bytes=MEMORY_BYTES)
     assert gpu_slot.end_of(0).exit_code == 75
     assert gpu_slot.asked == []
-    assert "not in memory: the driver is too old" in (gpu_slot.sandbox.parent / "slot.log").read_text()
+    assert "not in memory: the driver is too old" in gpu_slot.log
 
 
 @pytest.mark.parametrize(
     ("gpu_slot", "stays"),
-    [({"suspend": "auto", "held_bytes": 1 << 20}, True), ({"suspend": "auto", "held_bytes": 1 << 40}, False)],
+    [({"always_stay": False, "held_bytes": 1 << 20}, True), ({"always_stay": False, "held_bytes": 1 << 40}, False)],
     indirect=["gpu_slot"],
 )
 def test_gpu_memory_is_moved_where_that_is_sooner_than_a_new_process(gpu_slot: GpuSlot, stays: bool) -> None:
-    gpu_slot.wants(trial(0, "train"), memory_bytes=MEMORY_BYTES)
-    gpu_slot.trains(0)
-    gpu_slot.status_when(lambda status: status.usage.gpu_mem_bytes)
-    gpu_slot.wants(trial(1, "train"), memory_bytes=MEMORY_BYTES)
-    assert gpu_slot.end_of(0).exit_code == (None if stays else 75)
-    assert gpu_slot.asked == (["lock", "checkpoint"] if stays else [])
-
-
-@pytest.mark.parametrize("gpu_slot", [{"suspend": "auto", "held_bytes": 1 << 20, "fails": "checkpoint"}], indirect=True)
-def test_gpu_memory_is_not_moved_again_where_the_driver_has_failed(gpu_slot: GpuSlot) -> None:
     _, first = give_way(gpu_slot, "train")
-    assert (first.outcome, gpu_slot.asked) == ("suspended", ["lock"])
-    gpu_slot.trains(1)
-    gpu_slot.wants(trial(0, "train", 1, first.checkpoint), known=((0, 0),), memory_bytes=MEMORY_BYTES)
-    assert gpu_slot.end_of(1).exit_code == 75
-    assert gpu_slot.asked == ["lock"]
+    assert first.exit_code == (None if stays else 75)
+    assert gpu_slot.asked == (["lock", "checkpoint"] if stays else [])
+    assert ("and a new process reports after" in gpu_slot.log) == (not stays)
+
+
+@pytest.mark.parametrize("gpu_slot", [{"held_bytes": 0}], indirect=True)
+def test_a_process_that_holds_no_gpu_memory_stays_without_the_driver(gpu_slot: GpuSlot) -> None:
+    process, first = give_way(gpu_slot, "train")
+    assert (first.exit_code, gpu_slot.asked) == (None, [])
+    assert is_still(process)
+
+
+@pytest.mark.parametrize("gpu_slot", [{"held_bytes": 0, "is_seen": False}], indirect=True)
+def test_no_process_stays_on_a_gpu_that_nobody_sees(gpu_slot: GpuSlot) -> None:
+    _, first = give_way(gpu_slot, "train")
+    assert (first.exit_code, gpu_slot.asked) == (75, [])
+    assert "does not show the slot's GPUs" in gpu_slot.log
+
+
+@pytest.mark.parametrize(
+    "gpu_slot",
+    [{"always_stay": False, "held_bytes": 1 << 20, "fails": fails} for fails in ("checkpoint", "restore")],
+    indirect=True,
+)
+def test_gpu_memory_is_not_moved_again_where_the_driver_has_failed(gpu_slot: GpuSlot) -> None:
+    process, first = give_way(gpu_slot, "finish")
+    gpu_slot.end_of(1)
+    gpu_slot.wants(trial(0, "train", 1, first.checkpoint), known=((0, 0), (1, 0)), memory_bytes=MEMORY_BYTES)
+    status = gpu_slot.status_when(lambda status: status.run == (0, 1) and status.training and status.step)
+    assert not status.continued
+    assert not process.is_running()
+    before = gpu_slot.asked
+    gpu_slot.wants(trial(2, "train"), memory_bytes=MEMORY_BYTES)
+    assert gpu_slot.end_of(0, 1).exit_code == 75
+    assert gpu_slot.asked == before
+    assert "the GPU's driver has failed before" in gpu_slot.log
 
 
 def test_gpu_memory_that_has_no_room_on_the_host_stays_with_its_process(gpu_slot: GpuSlot) -> None:
@@ -436,19 +465,39 @@ def test_gpu_memory_that_has_no_room_on_the_host_stays_with_its_process(gpu_slot
     assert gpu_slot.asked == []
 
 
-@pytest.mark.parametrize("gpu_slot", [{"hangs": "checkpoint"}], indirect=True)
-def test_a_slot_beats_while_gpu_memory_is_moved_and_can_be_killed(gpu_slot: GpuSlot) -> None:
+def begin_to_move(gpu_slot: GpuSlot) -> psutil.Process:
+    """Trial 0 gives way to trial 1, and its GPU memory is on its way to the host for ever; its process."""
     gpu_slot.wants(trial(0, "train"), memory_bytes=MEMORY_BYTES)
     gpu_slot.trains(0)
+    (process,) = gpu_slot.children("trial-0")
     gpu_slot.wants(trial(1, "train"), memory_bytes=MEMORY_BYTES)
     gpu_slot.wait_for(lambda: gpu_slot.asked == ["lock"], lambda: gpu_slot.asked)
+    return process
+
+
+@pytest.mark.parametrize("gpu_slot", [{"hangs": "checkpoint"}], indirect=True)
+@pytest.mark.parametrize("leave", [False, True])
+def test_a_slot_beats_while_gpu_memory_is_moved_and_can_be_ended(gpu_slot: GpuSlot, leave: bool) -> None:
+    process = begin_to_move(gpu_slot)
     beats = len(gpu_slot.statuses)
     gpu_slot.wait_for(lambda: len(gpu_slot.statuses) > beats + 1, lambda: gpu_slot.statuses[-1])
-    gpu_slot.say("kill 1")
+    if leave:
+        gpu_slot.wants(None, leave=True, memory_bytes=MEMORY_BYTES)
+    else:
+        gpu_slot.say("kill 1")
     state, status = gpu_slot.task_end()
-    assert state == "TASK_KILLED"
+    assert state == ("TASK_FINISHED" if leave else "TASK_KILLED")
     (end,) = status.ends
     assert (end.outcome, end.checkpoint) == ("suspended", f"{CHECKPOINTS}/0/run-0-step-{end.step}")
+    assert not process.is_running()
+
+
+@pytest.mark.parametrize("gpu_slot", [{"hangs": "checkpoint"}], indirect=True)
+def test_a_process_that_dies_while_its_gpu_memory_is_moved_costs_nothing_more(gpu_slot: GpuSlot) -> None:
+    begin_to_move(gpu_slot).kill()
+    end = gpu_slot.end_of(0)
+    assert (end.outcome, end.checkpoint) == ("suspended", f"{CHECKPOINTS}/0/run-0-step-{end.step}")
+    assert gpu_slot.trains(1).paused == ()
 
 
 def test_a_process_that_stands_still_is_let_go_where_nobody_goes_on_with_it(slot: SlotProcess) -> None:
@@ -519,7 +568,8 @@ def test_a_killed_slot_takes_along_what_stands_still(slot: SlotProcess) -> None:
     family = family_of(slot, 0)
     slot.wants(trial(1, "train"), memory_bytes=MEMORY_BYTES)
     slot.end_of(0)
-    (zygote,) = slot.children("zygote")
+    # Its forks begin as it does.
+    zygote = min(slot.children("zygote"), key=psutil.Process.create_time)
     # The zygote's death is nothing to it.
     zygote.kill()
     slot.trains(1)

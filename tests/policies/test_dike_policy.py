@@ -200,27 +200,6 @@ def test_to_be_started_in_another_slot_counts_by_its_share_of_a_quantum(switch_s
     assert decision.runs[0].trial == chosen
 
 
-def test_one_waits_for_the_slot_where_its_process_stands_still_if_it_goes_on_sooner_there() -> None:
-    settings = replace(SETTINGS, switch_s=2.0)
-
-    def chosen(soon_s: float, *others: TrialView, falls_to: float = 4.0) -> int | None:
-        """Who takes slot 0 when the turn of a trial in slot 1 is over in so many seconds."""
-        policy = DikePolicy(settings)
-        held = running(trial(0, 5.0, falls_to))
-        policy.decide(0.0, [held], [SlotView(1, trial=0)])
-        trials = [held, trial(1, 5.0, 2.0, 1.0), *others]
-        trials[1] = replace(trials[1], home=1)
-        choice = policy.decide(SETTINGS.quantum_s - soon_s, trials, [SlotView(0), SlotView(1, trial=0)]).runs.get(0)
-        return None if choice is None else choice.trial
-
-    worse = trial(2, 5.0, 4.0)
-    assert chosen(3.0, worse) == 1
-    assert chosen(1.5, worse) == 2
-    # Who runs there is too good to be replaced, or nobody else is there for this slot.
-    assert chosen(1.5, worse, falls_to=0.5) == 1
-    assert chosen(1.5) == 1
-
-
 def test_one_that_reports_nothing_takes_its_turns() -> None:
     silent = PlannedTrial(lambda train_s: 1.0, 1e5, report_s=math.inf)
     for fall, share in ((0.0, 0.3), (1e-3, 0.002)):

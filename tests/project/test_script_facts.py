@@ -119,6 +119,16 @@ def test_what_the_script_imports_can_be_preloaded(tmp_path: Path, source: str, m
     assert preload(tmp_path, source) == modules
 
 
+def test_jax_is_not_imported_before_a_script_that_sets_it_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "installed").mkdir()
+    (tmp_path / "installed" / "jax.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path / "installed")
+    (tmp_path / "own").mkdir()
+    assert preload(tmp_path / "own", "import jax\nimport numpy") == ("jax", "numpy")
+    set_up = "import os\nos.environ['JAX_ENABLE_X64'] = '1'\nimport jax\nimport numpy"
+    assert preload(tmp_path / "own", set_up) == ("numpy",)
+
+
 def test_a_module_beside_the_script_hides_an_installed_one(tmp_path: Path) -> None:
     (tmp_path / "pandas.py").write_text("")
     (tmp_path / "numpy").mkdir()

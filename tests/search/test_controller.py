@@ -683,6 +683,16 @@ def test_a_slot_of_an_earlier_version_leaves_where_it_could_not_read_its_orders(
     assert wanted is not None
     assert wanted.leave == (leaves and is_outdated)
     assert (wanted.run is None) == wanted.leave
+    assert wanted.memory_bytes == 1024 * 2**20
+
+
+def test_processes_do_not_stay_in_slots_of_a_version_that_has_not_noted_their_memory(begin: Any) -> None:
+    stage = begin(trials=1)
+    stage.offer(cpus=1)
+    state = stage.search.to_state()
+    del state["slots"][0]["memory_bytes"]
+    (slot,) = SearchState.from_json(state).slots
+    assert slot.memory_bytes == 0
 
 
 def test_a_stopped_trial_that_is_still_in_its_slot_is_told_again_after_a_restart(begin: Any, storage: str) -> None:

@@ -53,8 +53,8 @@ class DikePolicy:
 
     * Trials are bound to no slot. At the end of a quantum the trial with the greatest worth takes the slot; one that
       replaces another has to be worth 1.3 times as much.
-    * So has a trial whose process stands still in another slot, and more, by the share of a quantum that it takes to
-      start it here: there it goes on at once. It waits for that slot if it would get it before it had been started.
+    * A trial whose process stands still in a slot goes on there at once; in any other it has to be started. So its
+      worth there is divided by 1.3, and by 1 + the time of a start / the quantum.
     * On slots of several kinds a worth counts times the trial's relative speed in the slot, and running trials change
       places where that makes the sum over the slots greater (`Migration`).
     * A low loss early does not always say how low it ends. So once each trial has had a slice, the rungs of `asha` name
@@ -88,9 +88,9 @@ class DikePolicy:
         self.progress: dict[int, Progress] = {}
         """Of all trials there were."""
         self._quantum_s = settings.quantum_s
-        self._switch_s = settings.switch_s
-        self._away = settings.quantum_s / (settings.quantum_s + settings.switch_s) / MARGIN
-        """A trial's worth where its process does not stand still counts so many times: it has to be started there."""
+        self._away = 1 / (MARGIN * (1 + settings.switch_s / settings.quantum_s))
+        """What a trial's worth is multiplied by in a slot where it has to be started, if its process stands still in
+        another."""
         self._patience = patience
         self._earlier = earlier
         self._rungs = AshaPolicy(settings)
@@ -131,10 +131,7 @@ class DikePolicy:
         waiting = {trial.id: trial for trial in trials if trial.runnable}
         runs = self._migration.arrive(open_slots, waiting)
         if open_slots:
-            soon_s = now_s + self._switch_s
-            others = {slot: turn for slot, turn in turns.items() if slot not in open_slots}
-            soon = {slot: by_id[turn.trial] for slot, turn in others.items() if turn.ends_s <= soon_s}
-            runs |= self._fill(open_slots, soon, list(waiting.values()), trials)
+            runs |= self._fill(open_slots, list(waiting.values()), trials)
         is_due = (runs or open_slots) and self._migration.is_due
         suspends = self._migrate(now_s, by_id, slots, runs) if is_due else frozenset()
         runs = {slot: choice for slot, choice in runs.items() if slot not in suspends}
@@ -156,26 +153,18 @@ class DikePolicy:
         return self._migration.plan({trial: slot for slot, trial in held.items()}, movable, worths)
 
     def _fill(
-        self,
-        slots: Mapping[int, TrialView | None],
-        soon: Mapping[int, TrialView],
-        waiting: Sequence[TrialView],
-        trials: Sequence[TrialView],
+        self, slots: Mapping[int, TrialView | None], waiting: Sequence[TrialView], trials: Sequence[TrialView]
     ) -> dict[int, Choice]:
         """Gives out slots, the best trial first: the slot it has, else an empty one, else that of the worst.
 
         Args:
             slots: slot -> the trial that runs there and may be replaced, None if it is empty.
-            soon: slot -> the trial that runs there, of others whose turn is over before a trial would be started.
             waiting: the trials that can be given a slot.
             trials: all there are.
         """
         running = {trial.id: slot for slot, trial in slots.items() if trial is not None}
         homes = running | {trial.id: trial.home for trial in waiting if trial.home is not None}
         worths = self.worths([*(trial for trial in slots.values() if trial is not None), *waiting])
-        # As long as others can have these.
-        for trial in self._awaited(soon, waiting, worths)[: max(0, len(worths) - len(slots))]:
-            del worths[trial]
         kinds = {slot: self._migration.kind(slot) for slot in slots}
         # By the one slot that a trial needs not be started in, and by the kind of any other.
         ranks: dict[tuple[int, int | str], tuple[float, bool, int]] = {}
@@ -219,25 +208,6 @@ class DikePolicy:
                 if len(runs) == len(slots):
                     break
         return runs
-
-    def _awaited(
-        self, soon: Mapping[int, TrialView], waiting: Sequence[TrialView], worths: Mapping[int, tuple[float, str]]
-    ) -> list[int]:
-        """The trials that would take over the slots where their processes stand still.
-
-        Args:
-            soon: see `_fill`.
-            waiting: see `_fill`.
-            worths: of the waiting.
-        """
-        held = self.worths([trial for trial in soon.values() if trial.preemptible])
-        awaited = []
-        for slot, running in soon.items():
-            at_home = [trial.id for trial in waiting if trial.home == slot]
-            best = max(at_home, key=lambda trial: (worths[trial][0], -trial), default=None)
-            if best is not None and running.id in held and worths[best][0] > MARGIN * held[running.id][0]:
-                awaited.append(best)
-        return awaited
 
     def _named(self, trials: Sequence[TrialView], quanta: int) -> dict[int, str]:
         """Whom the rungs name in so many quanta, and why; nobody before each trial has had a slice."""
