@@ -144,7 +144,8 @@ class RunMonitor:
     def gpu_bytes(self, processes: Iterable[psutil.Process]) -> int:
         """What the run's processes hold on the GPUs now; 0 if nobody can tell."""
         self._pids |= {process.pid for process in processes}
-        return self._gpu_bytes() or 0
+        self._take(dataclasses.replace(self.now, gpu_mem_bytes=self._gpu_bytes()))
+        return self.now.gpu_mem_bytes or 0
 
     def _gpu_bytes(self) -> int | None:
         if not self._gpus:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -57,6 +58,7 @@ class PausedRuns:
         self.refused = False
         self._paused: dict[RunKey, _Paused] = {}
         self._dying: dict[int, psutil.Process] = {}
+        self._let_go_s = 0.0
 
     def __bool__(self) -> bool:
         return bool(self._paused)
@@ -76,10 +78,9 @@ class PausedRuns:
         kept = (process.pid for each in self._paused.values() for process in each.processes)
         return frozenset((*kept, *self._dying))
 
-    @property
-    def has_dying(self) -> bool:
-        """Whether processes that were let go are not gone yet."""
-        return bool(self._dying)
+    def has_dying(self, within_s: float) -> bool:
+        """Whether processes that were let go within so many seconds are not gone yet."""
+        return bool(self._dying) and time.monotonic() - self._let_go_s < within_s
 
     @property
     def watched(self) -> tuple[int, ...]:
@@ -147,7 +148,7 @@ class PausedRuns:
         """Ends all of them."""
         self.let_go(self.keys)
 
-    def make_room(self, limit_bytes: int, used_bytes: int) -> None:
+    def make_room(self, limit_bytes: int, used_bytes: int, coming_bytes: int = 0, kept: RunKey | None = None) -> None:
         """Lets some go, the least likely to go on first, if memory is short or they are too many.
 
         Those that no checkpoint holds go last, and not for their number.
@@ -155,14 +156,21 @@ class PausedRuns:
         Args:
             limit_bytes: the slot's memory.
             used_bytes: what is used of it beside them.
+            coming_bytes: what will be used besides.
+            kept: the one that is to go on next, which is not let go.
         """
         saved = len(self._paused) - len(self.unsaved)
-        self._shed(min(saved, len(self._paused) - MOST_PAUSED), "there are too many of them")
-        while self and used_bytes + self.bytes > FULL_SHARE * limit_bytes:
-            self._shed(1, "its slot's memory is short")
+        for _ in range(min(saved, len(self._paused) - MOST_PAUSED)):
+            self._shed("there are too many of them", kept)
+        while used_bytes + coming_bytes + self.bytes > FULL_SHARE * limit_bytes:
+            if not self._shed("its slot's memory is short", kept):
+                break
         memory = psutil.virtual_memory()
-        if self and memory.available < MACHINE_FREE_SHARE * memory.total:
-            self._shed(1, "the machine's memory is short")
+        # What is let go is free in a moment.
+        before = self.bytes
+        while memory.available + before - self.bytes - coming_bytes < MACHINE_FREE_SHARE * memory.total:
+            if not self._shed("the machine's memory is short", kept):
+                break
 
     def poll(self) -> None:
         """Takes in the end of those that somebody else has killed, and reaps what has been let go."""
@@ -176,35 +184,41 @@ class PausedRuns:
             if not process.is_running():
                 del self._dying[pid]
 
-    def has_room(self, limit_bytes: int, used_bytes: int, run_bytes: int) -> bool:
-        """Whether a run may be suspended: the next one still fits beside it, and beside those that no checkpoint holds.
+    def has_room(self, limit_bytes: int, used_bytes: int, coming_bytes: int, kept: RunKey | None = None) -> bool:
+        """Whether a run may be suspended: what follows fits beside it, and beside those that are not let go for it.
 
         Args:
             limit_bytes: the slot's memory.
             used_bytes: what is used of it beside the suspended runs, the run included.
-            run_bytes: what the next run may have for itself, and what the run brings from its GPUs.
+            coming_bytes: what the next run may have for itself, and what the run brings from its GPUs.
+            kept: the one that is to go on next.
         """
-        unsaved_bytes = sum(each.bytes for each in self._paused.values() if each.run.reports.is_unsaved)
+        stay = [each for key, each in self._paused.items() if key == kept or each.run.reports.is_unsaved]
+        staying = sum(each.bytes for each in stay)
         memory = psutil.virtual_memory()
-        fits = used_bytes + unsaved_bytes + run_bytes <= FULL_SHARE * limit_bytes
+        available = memory.available + self.bytes - staying
         return (
-            fits
+            used_bytes + staying + coming_bytes <= FULL_SHARE * limit_bytes
             and len(self.unsaved) < MOST_PAUSED
-            and memory.available - run_bytes > MACHINE_FREE_SHARE * memory.total
+            and available - coming_bytes > MACHINE_FREE_SHARE * memory.total
         )
 
-    def _shed(self, count: int, why: str) -> None:
+    def _shed(self, why: str, kept: RunKey | None) -> bool:
+        """Lets the one go that is least likely to go on; whether there was one."""
         # One of which nothing has been said has just had to give its slot back.
         unsaid = [key for key in self._paused if key not in self.likely]
         by_use = [*reversed(unsaid), *(key for key in reversed(self.likely) if key in self._paused)]
         order = sorted(by_use, key=lambda key: self._paused[key].run.reports.is_unsaved)
-        for key in order[: max(0, count)]:
+        key = next((key for key in order if key != kept), None)
+        if key is not None:
             self._let_go(key, why)
+        return key is not None
 
     def _let_go(self, key: RunKey, why: str) -> None:
         paused = self._paused.pop(key)
         rest = "nothing of it is saved" if paused.run.reports.is_unsaved else "its checkpoint stays"
         logger.info("%s leaves memory, %s: %s", paused.run, rest, why)
+        self._let_go_s = time.monotonic()
         for process in paused.processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from dike.trial import spec as specs
 from executor import cuda_checkpoint
-from executor.cuda_checkpoint import CudaCheckpointError
 from executor.forked import ForkedProcess
 from executor.monitor import RunMonitor
 from executor.outputs import OUTPUT_DIR_VARIABLE, Outputs, Stamp
@@ -50,7 +49,7 @@ class Background:
         self.begin_s = time.monotonic()
         self.over_s: float | None = None
         self._work = work
-        self._error: OSError | CudaCheckpointError | None = None
+        self._error: Exception | None = None
         self._thread = threading.Thread(target=self._do, name="work for a run", daemon=True)
         self._thread.start()
 
@@ -58,7 +57,7 @@ class Background:
         """Whether it is done.
 
         Raises:
-            OSError, CudaCheckpointError: if that is how it ended.
+            Exception: if that is how it ended.
         """
         if self.over_s is None:
             return False
@@ -69,7 +68,7 @@ class Background:
     def _do(self) -> None:
         try:
             self._work()
-        except (OSError, CudaCheckpointError) as error:
+        except Exception as error:
             self._error = error
         finally:
             self.over_s = time.monotonic()
@@ -114,6 +113,7 @@ class SlotRun:
         self._can_report = True
         self._given_up_s: float | None = None
         self._paused_s: float | None = None
+        self._leaves_memory = False
         self._terminated = False
         self._stopped = False
         self._reason = ""
@@ -280,7 +280,7 @@ class SlotRun:
             self.begin_s = self.age_s
         if self._outputs is not None and self.reports.checkpoint != checkpoint:
             self._outputs.save_soon()
-        if self.reports.paused and process.over_s is None:
+        if self.reports.paused and process.over_s is None and not self._leaves_memory:
             self._paused_s = time.monotonic()
             process.relieve()
 
@@ -313,6 +313,8 @@ class SlotRun:
         """It is suspended, and its process does not stay after all."""
         assert self._process is not None
         self._paused_s = None
+        self._leaves_memory = True
+        self._reason = "its process does not stay in memory after all"
         if not self.has_died:
             self._process.terminate(0.0)
 

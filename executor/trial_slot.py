@@ -91,7 +91,7 @@ class TrialSlot(ZygoteSlot[Wanted]):
     def _due_s(self, zygote: Zygote) -> float:
         run = self._run
         due_s = [self._beat_s + HEARTBEAT_S]
-        if run is None and self._gpus and self._paused.has_dying:
+        if run is None and self._gpus_await_end:
             return time.monotonic() + CLEAR_POLL_S
         if run is None and self._wanted.leave:
             due_s.append(self._empty_s + KNOWN_TIMEOUT_S)
@@ -169,13 +169,17 @@ class TrialSlot(ZygoteSlot[Wanted]):
         if wanted.run is not None and wanted.run.key not in self._ended:
             monitor = RunMonitor(self._gpus)
             self._run = self._paused.take(wanted.run, monitor)
-            # One that did not get its GPU memory back may still hold some.
-            if self._run is None and not (self._gpus and self._paused.has_dying):
+            if self._run is None and not self._gpus_await_end:
                 if self._paused:
                     self._paused.make_room(self._wanted.memory_bytes, self._most_bytes + _shared_bytes(zygote))
                 self._run = SlotRun(wanted.run, self._channel.sandbox, monitor)
                 self._start(self._run, zygote)
         return None
+
+    @property
+    def _gpus_await_end(self) -> bool:
+        """Whether a process that did not get its GPU memory back, and may still hold some, is not gone yet."""
+        return bool(self._gpus) and self._paused.has_dying(GPU_RELEASE_TIMEOUT_S)
 
     @property
     def _may_stay(self) -> bool:
@@ -211,12 +215,19 @@ class TrialSlot(ZygoteSlot[Wanted]):
 
         One with which that fails, and one that is not to stay any more, is ended: its checkpoint is written.
         """
+        if run.has_died and run.offload is not None:
+            logger.warning("%s has died while its GPU memory was brought to the host; its checkpoint stays", run)
+            self._paused.refused = True
         if run.has_died or not self._may_stay:
             run.leave_memory()
             return False
         if run.offload is None:
-            if run.monitor.gpus_free():
+            if self._gpus.used_bytes() is not None and run.monitor.gpus_free():
                 return True
+            # It may hold more by now than when it was asked.
+            if not self._has_place(run, zygote):
+                run.leave_memory()
+                return False
             pids = {process.pid for process in descendants.processes(zygote.pid, self._paused.pids)}
             # In a container the driver's list may have other ids; then it is the trial's own process.
             run.leave_gpus(pids & self._gpus.bytes_by_process().keys() or {run.pid or 0})
@@ -225,6 +236,7 @@ class TrialSlot(ZygoteSlot[Wanted]):
             if not run.offload.is_over():
                 if time.monotonic() - run.offload.begin_s >= OFFLOAD_TIMEOUT_S:
                     self._has_driver = False
+                    self._paused.let_all_go()
                     raise CudaCheckpointError("the driver does not end; it is not asked again")
                 return False
             assert run.offload.over_s is not None
@@ -238,8 +250,8 @@ class TrialSlot(ZygoteSlot[Wanted]):
             run.leave_memory()
         return False
 
-    def _stays(self, run: SlotRun, zygote: Zygote) -> bool:
-        """Whether the process of a run that is to make place stays in the slot.
+    def _has_place(self, run: SlotRun, zygote: Zygote) -> bool:
+        """Whether the process of a run that makes place, and can be saved, stays in the slot.
 
         What it holds on GPUs has to fit into the host's memory, for which others are let go. Unless it was asked for,
         it has to be back sooner than a new process would report, too, and the driver must not have failed yet.
@@ -249,8 +261,10 @@ class TrialSlot(ZygoteSlot[Wanted]):
         processes = descendants.processes(zygote.pid, self._paused.pids)
         held = run.monitor.gpu_bytes(processes)
         own, limit = sum(map(own_bytes, processes)), self._wanted.memory_bytes
-        used, next_bytes = own + _shared_bytes(zygote), held + max(own, self._most_bytes)
-        begin_s = max(run.age_s, self._begin_s) if run.begin_s is None else run.begin_s
+        next_run = self._wanted.run
+        kept = next((key for key in self._paused.keys if next_run and key[0] == next_run.trial.number), None)
+        used, coming = own + _shared_bytes(zygote), held + (0 if kept else max(own, self._most_bytes))
+        begin_s = run.begin_s or max(self._begin_s, 0.0 if run.is_continued else run.age_s)
         why_not = ""
         if held and not self._order.always_stay:
             if self._paused.refused:
@@ -259,12 +273,12 @@ class TrialSlot(ZygoteSlot[Wanted]):
                 why_not = (
                     f"it holds {held / (1 << 30):.1f} GiB on GPUs, and a new process reports after {begin_s:.1f} s"
                 )
-        if not why_not and not self._paused.has_room(limit, used, next_bytes):
+        if not why_not and not self._paused.has_room(limit, used, coming, kept):
             why_not = "there is no room"
         if why_not:
             logger.info("%s does not stay in memory: %s", run, why_not)
             return False
-        self._paused.make_room(limit, used + next_bytes)
+        self._paused.make_room(limit, used, coming, kept)
         return True
 
     def _look(self, run: SlotRun, zygote: Zygote) -> None:
@@ -316,7 +330,7 @@ class TrialSlot(ZygoteSlot[Wanted]):
         elif run.asked_s is None and (
             self._wanted.leave or ((reports.preemptible or self._is_pausable) and not self._is_wanted(run))
         ):
-            run.suspend(self._order.suspend_timeout_s, stays=self._stays(run, zygote))
+            run.suspend(self._order.suspend_timeout_s, stays=self._has_place(run, zygote))
         run.kill_if_due()
 
     def _is_saved(self, run: SlotRun) -> bool:

@@ -144,8 +144,10 @@ class BenchmarkSlot:
             run.leave_memory()
             run.kill_if_due()
             stays = False
+        while not stays and not run.has_died:
+            run.poll()
+            time.sleep(_CLEAR_POLL_S)
         self._until(lambda: stays or self._is_clear())
-        run.poll()
         self._until(run.monitor.gpus_free)
         self._until(run.is_saved)
         end = run.end()

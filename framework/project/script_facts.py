@@ -28,8 +28,8 @@ _LATE_SETTING = r"TF_CONFIG|TF_CPP_\w+|TF_FORCE_GPU_ALLOW_GROWTH|TF_GPU_ALLOCATO
 """Environment variables that TensorFlow reads later, or that only say how much it logs."""
 _TENSORFLOW_SETTING = re.compile(rf"(?!({_LATE_SETTING})$)TF_[A-Z0-9_]+|KERAS_BACKEND|KERAS_HOME|XLA_FLAGS")
 """Environment variables that TensorFlow or Keras reads as it is imported; a script that sets one must do so first."""
-_JAX_SETTING = re.compile(r"(JAX|XLA)_[A-Z0-9_]+")
-"""Those of JAX."""
+_JAX_SETTING = re.compile(r"(JAX|FLAX|XLA)_(?!PYTHON_CLIENT_)[A-Z0-9_]+")
+"""Those of JAX and Flax; what begins with XLA_PYTHON_CLIENT is read later."""
 
 
 @dataclass(frozen=True)

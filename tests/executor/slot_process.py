@@ -3,7 +3,7 @@
 Standard input, a line each: `wanted BASE64`, `kill SECONDS`. Standard output, a JSON object a line: what the slot tells
 its driver, and at last how its task ended. What its processes write to their standard output is in SANDBOX/stdout.
 
-STOP_GRACE_S and KNOWN_TIMEOUT_S in the environment stand in for the product's own.
+STOP_GRACE_S, KNOWN_TIMEOUT_S and OFFLOAD_TIMEOUT_S in the environment stand in for the product's own.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ def make_slot(channel: TaskChannel, order: str, zygote: list[str]) -> Slot:
     for module in (attempt, output):
         assert hasattr(module, "DRAIN_S")
         module.DRAIN_S = DRAIN_S
+    trial_slot.OFFLOAD_TIMEOUT_S = float(os.environ.get("OFFLOAD_TIMEOUT_S", trial_slot.OFFLOAD_TIMEOUT_S))
     trial_slot.KNOWN_TIMEOUT_S = float(os.environ.get("KNOWN_TIMEOUT_S", trial_slot.KNOWN_TIMEOUT_S))
     job_slot.STOP_GRACE_S = float(os.environ.get("STOP_GRACE_S", job_slot.STOP_GRACE_S))
     decoded = decode_order(order)

@@ -331,6 +331,7 @@ class GpuSlot(SlotProcess):
         held_bytes: GPU memory of each trial.
         always_stay: see `SlotOrder`.
         is_seen: whether NVIDIA's library shows the GPU.
+        offload_timeout_s: in the place of the product's.
     """
 
     def __init__(
@@ -342,11 +343,14 @@ class GpuSlot(SlotProcess):
         held_bytes: int = 1 << 30,
         always_stay: bool = True,
         is_seen: bool = True,
+        offload_timeout_s: float | None = None,
     ) -> None:
         self._diary = folder / "driver.txt"
         played = {"PLAYED_GPU": str(self._diary), "PLAYED_GPU_FAILS": fails, "PLAYED_GPU_HANGS": hangs}
         played["PLAYED_GPU_BYTES"] = str(held_bytes)
         played["PLAYED_GPU_UNSEEN"] = "" if is_seen else "1"
+        if offload_timeout_s is not None:
+            played["OFFLOAD_TIMEOUT_S"] = str(offload_timeout_s)
         own = dataclasses.replace(order, gpu_devices=(0,), always_stay=always_stay)
         super().__init__(folder, own, environment=played)
 
@@ -413,7 +417,7 @@ def test_a_driver_that_cannot_do_it_leaves_checkpoints(gpu_slot: GpuSlot) -> Non
 
 @pytest.mark.parametrize(
     ("gpu_slot", "stays"),
-    [({"always_stay": False, "held_bytes": 1 << 20}, True), ({"always_stay": False, "held_bytes": 1 << 40}, False)],
+    [({"always_stay": False, "held_bytes": 1}, True), ({"always_stay": False, "held_bytes": 1 << 40}, False)],
     indirect=["gpu_slot"],
 )
 def test_gpu_memory_is_moved_where_that_is_sooner_than_a_new_process(gpu_slot: GpuSlot, stays: bool) -> None:
@@ -439,7 +443,7 @@ def test_no_process_stays_on_a_gpu_that_nobody_sees(gpu_slot: GpuSlot) -> None:
 
 @pytest.mark.parametrize(
     "gpu_slot",
-    [{"always_stay": False, "held_bytes": 1 << 20, "fails": fails} for fails in ("checkpoint", "restore")],
+    [{"always_stay": False, "held_bytes": 1, "fails": fails} for fails in ("checkpoint", "restore")],
     indirect=True,
 )
 def test_gpu_memory_is_not_moved_again_where_the_driver_has_failed(gpu_slot: GpuSlot) -> None:
@@ -490,6 +494,17 @@ def test_a_slot_beats_while_gpu_memory_is_moved_and_can_be_ended(gpu_slot: GpuSl
     (end,) = status.ends
     assert (end.outcome, end.checkpoint) == ("suspended", f"{CHECKPOINTS}/0/run-0-step-{end.step}")
     assert not process.is_running()
+
+
+@pytest.mark.parametrize("gpu_slot", [{"hangs": "checkpoint", "offload_timeout_s": 0.5}], indirect=True)
+def test_a_driver_that_does_not_end_is_not_asked_again(gpu_slot: GpuSlot) -> None:
+    process = begin_to_move(gpu_slot)
+    assert gpu_slot.end_of(0).outcome == "suspended"
+    assert not process.is_running()
+    gpu_slot.trains(1)
+    gpu_slot.wants(trial(2, "train"), memory_bytes=MEMORY_BYTES)
+    assert gpu_slot.end_of(1).exit_code == 75
+    assert gpu_slot.asked == ["lock"]
 
 
 @pytest.mark.parametrize("gpu_slot", [{"hangs": "checkpoint"}], indirect=True)
