@@ -58,6 +58,8 @@ class PausedRuns:
         self.refused = False
         self._paused: dict[RunKey, _Paused] = {}
         self._dying: dict[int, psutil.Process] = {}
+        self._dying_bytes = 0
+        """What is free when they are gone."""
         self._let_go_s = 0.0
 
     def __bool__(self) -> bool:
@@ -166,9 +168,7 @@ class PausedRuns:
             if not self._shed("its slot's memory is short", kept):
                 break
         memory = psutil.virtual_memory()
-        # What is let go is free in a moment.
-        before = self.bytes
-        while memory.available + before - self.bytes - coming_bytes < MACHINE_FREE_SHARE * memory.total:
+        while memory.available + self._dying_bytes - coming_bytes < MACHINE_FREE_SHARE * memory.total:
             if not self._shed("the machine's memory is short", kept):
                 break
 
@@ -176,13 +176,15 @@ class PausedRuns:
         """Takes in the end of those that somebody else has killed, and reaps what has been let go."""
         for key, paused in list(self._paused.items()):
             paused.run.poll()
-            if paused.run.has_died:
+            if paused.run.has_died and key in self._paused:
                 self._let_go(key, "its process was killed")
         for pid, process in list(self._dying.items()):
             with contextlib.suppress(ChildProcessError):  # as long as its own parent is there, or it is reaped
                 os.waitpid(pid, os.WNOHANG)
             if not process.is_running():
                 del self._dying[pid]
+        if not self._dying:
+            self._dying_bytes = 0
 
     def has_room(self, limit_bytes: int, used_bytes: int, coming_bytes: int, kept: RunKey | None = None) -> bool:
         """Whether a run may be suspended: what follows fits beside it, and beside those that are not let go for it.
@@ -196,7 +198,7 @@ class PausedRuns:
         stay = [each for key, each in self._paused.items() if key == kept or each.run.reports.is_unsaved]
         staying = sum(each.bytes for each in stay)
         memory = psutil.virtual_memory()
-        available = memory.available + self.bytes - staying
+        available = memory.available + self._dying_bytes + self.bytes - staying
         return (
             used_bytes + staying + coming_bytes <= FULL_SHARE * limit_bytes
             and len(self.unsaved) < MOST_PAUSED
@@ -219,6 +221,7 @@ class PausedRuns:
         rest = "nothing of it is saved" if paused.run.reports.is_unsaved else "its checkpoint stays"
         logger.info("%s leaves memory, %s: %s", paused.run, rest, why)
         self._let_go_s = time.monotonic()
+        self._dying_bytes += paused.bytes
         for process in paused.processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()

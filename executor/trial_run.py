@@ -219,14 +219,18 @@ class SlotRun:
     def is_saved(self) -> bool:
         """Whether what it has written is brought back, after its end; to be called until that is so."""
         if self._preparation is not None:
-            with contextlib.suppress(OSError):  # told already
+            with contextlib.suppress(Exception):  # told already
                 if not self._preparation.is_over():
                     return False
         if self._process is None or self._outputs is None:
             return True
         if self._saving is None:
             self._saving = Background(self._outputs.save)
-        return self._saving.is_over()
+        try:
+            return self._saving.is_over()
+        except Exception:
+            logger.exception("what %s has written is not brought back", self)
+            return True
 
     def request(self, script: str) -> tuple[ForkRequest, tuple[int, int, int, int]]:
         """What a zygote is to be asked for, and the file descriptors that go with it.

@@ -140,8 +140,8 @@ class TrialSlot(ZygoteSlot[Wanted]):
             self._begin_s = run.begin_s or self._begin_s
             if run.is_paused:
                 own = self._paused.add(run, descendants.processes(zygote.pid, self._paused.pids))
-                from_gpus = (run.monitor.peak.gpu_mem_bytes or 0) if run.off_gpu else 0
-                self._most_bytes = max(self._most_bytes, own - from_gpus)
+                if not run.off_gpu:
+                    self._most_bytes = max(self._most_bytes, own)
                 if self._wanted.memory_bytes == 0:
                     self._paused.let_all_go()
             self._empty_s = time.monotonic()
@@ -171,10 +171,17 @@ class TrialSlot(ZygoteSlot[Wanted]):
             self._run = self._paused.take(wanted.run, monitor)
             if self._run is None and not self._gpus_await_end:
                 if self._paused:
-                    self._paused.make_room(self._wanted.memory_bytes, self._most_bytes + _shared_bytes(zygote))
+                    self._paused.make_room(self._wanted.memory_bytes, _shared_bytes(zygote), self._most_bytes)
                 self._run = SlotRun(wanted.run, self._channel.sandbox, monitor)
                 self._start(self._run, zygote)
         return None
+
+    @property
+    def _going_on(self) -> RunKey | None:
+        """The suspended run whose process is to go on next; None if that is none of those here."""
+        wanted = self._wanted.run
+        last = None if wanted is None else (wanted.trial.number, wanted.trial.run - 1)
+        return last if last in self._paused.keys else None
 
     @property
     def _gpus_await_end(self) -> bool:
@@ -222,7 +229,7 @@ class TrialSlot(ZygoteSlot[Wanted]):
             run.leave_memory()
             return False
         if run.offload is None:
-            if self._gpus.used_bytes() is not None and run.monitor.gpus_free():
+            if self._is_seen_free(run):
                 return True
             # It may hold more by now than when it was asked.
             if not self._has_place(run, zygote):
@@ -240,7 +247,7 @@ class TrialSlot(ZygoteSlot[Wanted]):
                     raise CudaCheckpointError("the driver does not end; it is not asked again")
                 return False
             assert run.offload.over_s is not None
-            if run.monitor.gpus_free():
+            if self._is_seen_free(run):
                 return True
             if time.monotonic() - run.offload.over_s >= GPU_RELEASE_TIMEOUT_S:
                 raise CudaCheckpointError("its GPU memory is not seen free")
@@ -249,6 +256,9 @@ class TrialSlot(ZygoteSlot[Wanted]):
             self._paused.refused = True
             run.leave_memory()
         return False
+
+    def _is_seen_free(self, run: SlotRun) -> bool:
+        return self._gpus.used_bytes() is not None and run.monitor.gpus_free()
 
     def _has_place(self, run: SlotRun, zygote: Zygote) -> bool:
         """Whether the process of a run that makes place, and can be saved, stays in the slot.
@@ -261,9 +271,9 @@ class TrialSlot(ZygoteSlot[Wanted]):
         processes = descendants.processes(zygote.pid, self._paused.pids)
         held = run.monitor.gpu_bytes(processes)
         own, limit = sum(map(own_bytes, processes)), self._wanted.memory_bytes
-        next_run = self._wanted.run
-        kept = next((key for key in self._paused.keys if next_run and key[0] == next_run.trial.number), None)
-        used, coming = own + _shared_bytes(zygote), held + (0 if kept else max(own, self._most_bytes))
+        self._most_bytes = max(self._most_bytes, own)
+        kept = self._going_on
+        used, coming = own + _shared_bytes(zygote), held + (0 if kept else self._most_bytes)
         begin_s = run.begin_s or max(self._begin_s, 0.0 if run.is_continued else run.age_s)
         why_not = ""
         if held and not self._order.always_stay:
@@ -290,7 +300,7 @@ class TrialSlot(ZygoteSlot[Wanted]):
             own, limit = sum(map(own_bytes, processes)), self._wanted.memory_bytes
             used = own + _shared_bytes(zygote)
             if self._paused:
-                self._paused.make_room(limit, used)
+                self._paused.make_room(limit, used, kept=self._going_on)
             self._is_pausable = may_pause and self._paused.has_room(limit, used, max(own, self._most_bytes))
 
     def _start(self, run: SlotRun, zygote: Zygote) -> None:
@@ -311,7 +321,7 @@ class TrialSlot(ZygoteSlot[Wanted]):
         else:
             try:
                 is_prepared = run.is_prepared(self._folder, self._given, self._order.environment)
-            except OSError as error:
+            except Exception as error:
                 run.not_started(f"its working folder could not be made: {error}", failed=True)
                 return
             is_asked_next = is_prepared and zygote.ready and not zygote.asked

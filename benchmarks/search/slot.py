@@ -144,9 +144,7 @@ class BenchmarkSlot:
             run.leave_memory()
             run.kill_if_due()
             stays = False
-        while not stays and not run.has_died:
-            run.poll()
-            time.sleep(_CLEAR_POLL_S)
+        self._until(lambda: stays or _has_died(run))
         self._until(lambda: stays or self._is_clear())
         self._until(run.monitor.gpus_free)
         self._until(run.is_saved)
@@ -204,6 +202,11 @@ class BenchmarkSlot:
             self._zygote.poll()
             if run is not None:
                 run.poll()
+
+
+def _has_died(run: SlotRun) -> bool:
+    run.poll()
+    return run.has_died
 
 
 @contextlib.contextmanager

@@ -26,15 +26,16 @@ def machine(monkeypatch: pytest.MonkeyPatch, available: int) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=available, total=10_000))
 
 
-def add(runs: PausedRuns, trial: int, held: int, *, is_unsaved: bool = False) -> None:
+def add(runs: PausedRuns, trial: int, held: int, *, is_unsaved: bool = False, has_died: bool = False) -> None:
     run: Any = SimpleNamespace(
         key=(trial, 0),
         reports=SimpleNamespace(is_unsaved=is_unsaved),
         close=lambda: None,
         poll=lambda: None,
-        has_died=False,
+        has_died=has_died,
     )
-    process: Any = SimpleNamespace(pid=-1, held=held, kill=lambda: None, is_running=lambda: False)
+    # No process has such an id; nor is it gone at once.
+    process: Any = SimpleNamespace(pid=(1 << 30) + trial, held=held, kill=lambda: None, is_running=lambda: True)
     runs.add(run, [process])
 
 
@@ -59,6 +60,13 @@ def test_room_counts_those_that_are_not_let_go(runs: PausedRuns) -> None:
     assert not runs.has_room(LIMIT, used_bytes=100, coming_bytes=501, kept=(1, 0))
     add(runs, 2, 100, is_unsaved=True)
     assert not runs.has_room(LIMIT, used_bytes=100, coming_bytes=401, kept=(1, 0))
+
+
+def test_all_that_have_died_leave_at_once(runs: PausedRuns) -> None:
+    for trial in range(3):
+        add(runs, trial, 100, has_died=trial > 0)
+    runs.poll()
+    assert runs.keys == ((0, 0),)
 
 
 def test_the_machine_keeps_a_twentieth_free(runs: PausedRuns, monkeypatch: pytest.MonkeyPatch) -> None:
