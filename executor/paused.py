@@ -57,9 +57,8 @@ class PausedRuns:
         self.likely: Sequence[RunKey] = ()
         self.refused = False
         self._paused: dict[RunKey, _Paused] = {}
-        self._dying: dict[int, psutil.Process] = {}
-        self._dying_bytes = 0
-        """What is free when they are gone."""
+        self._dying: list[_Paused] = []
+        """Those that were let go and are not gone yet, in that order."""
         self._let_go_s = 0.0
 
     def __bool__(self) -> bool:
@@ -77,8 +76,7 @@ class PausedRuns:
     @property
     def pids(self) -> frozenset[int]:
         """Ids of their processes, and of those that are about to be gone."""
-        kept = (process.pid for each in self._paused.values() for process in each.processes)
-        return frozenset((*kept, *self._dying))
+        return frozenset(process.pid for each in (*self._paused.values(), *self._dying) for process in each.processes)
 
     def has_dying(self, within_s: float) -> bool:
         """Whether processes that were let go within so many seconds are not gone yet."""
@@ -92,7 +90,7 @@ class PausedRuns:
     @property
     def bytes(self) -> int:
         """Memory that is free again when they are gone."""
-        return sum(each.bytes for each in self._paused.values())
+        return _bytes(self._paused.values())
 
     def add(self, run: SlotRun, processes: Sequence[psutil.Process]) -> int:
         """Keeps a run that is over, and whose processes stand still; returns the memory that is theirs alone, bytes."""
@@ -168,7 +166,7 @@ class PausedRuns:
             if not self._shed("its slot's memory is short", kept):
                 break
         memory = psutil.virtual_memory()
-        while memory.available + self._dying_bytes - coming_bytes < MACHINE_FREE_SHARE * memory.total:
+        while memory.available + _bytes(self._dying) - coming_bytes < MACHINE_FREE_SHARE * memory.total:
             if not self._shed("the machine's memory is short", kept):
                 break
 
@@ -178,13 +176,10 @@ class PausedRuns:
             paused.run.poll()
             if paused.run.has_died and key in self._paused:
                 self._let_go(key, "its process was killed")
-        for pid, process in list(self._dying.items()):
+        for process in [process for each in self._dying for process in each.processes if process.is_running()]:
             with contextlib.suppress(ChildProcessError):  # as long as its own parent is there, or it is reaped
-                os.waitpid(pid, os.WNOHANG)
-            if not process.is_running():
-                del self._dying[pid]
-        if not self._dying:
-            self._dying_bytes = 0
+                os.waitpid(process.pid, os.WNOHANG)
+        self._dying = [each for each in self._dying if any(process.is_running() for process in each.processes)]
 
     def has_room(self, limit_bytes: int, used_bytes: int, coming_bytes: int, kept: RunKey | None = None) -> bool:
         """Whether a run may be suspended: what follows fits beside it, and beside those that are not let go for it.
@@ -196,9 +191,9 @@ class PausedRuns:
             kept: the one that is to go on next.
         """
         stay = [each for key, each in self._paused.items() if key == kept or each.run.reports.is_unsaved]
-        staying = sum(each.bytes for each in stay)
+        staying = _bytes(stay)
         memory = psutil.virtual_memory()
-        available = memory.available + self._dying_bytes + self.bytes - staying
+        available = memory.available + _bytes(self._dying) + self.bytes - staying
         return (
             used_bytes + staying + coming_bytes <= FULL_SHARE * limit_bytes
             and len(self.unsaved) < MOST_PAUSED
@@ -221,10 +216,13 @@ class PausedRuns:
         rest = "nothing of it is saved" if paused.run.reports.is_unsaved else "its checkpoint stays"
         logger.info("%s leaves memory, %s: %s", paused.run, rest, why)
         self._let_go_s = time.monotonic()
-        self._dying_bytes += paused.bytes
+        self._dying.append(paused)
         for process in paused.processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-            self._dying[process.pid] = process
         paused.run.close()
         self.poll()
+
+
+def _bytes(runs: Iterable[_Paused]) -> int:
+    return sum(each.bytes for each in runs)

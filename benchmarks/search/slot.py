@@ -166,8 +166,7 @@ class BenchmarkSlot:
 
     def gpu_bytes(self, run: SlotRun) -> int:
         """What a run holds on the slot's GPUs."""
-        run.monitor.look(self._processes)
-        return run.monitor.now.gpu_mem_bytes or 0
+        return run.monitor.gpu_bytes(self._processes)
 
     def _is_clear(self) -> bool:
         return descendants.clear(self._zygote.pid)
