@@ -99,6 +99,10 @@ def _run_script(task: TaskSpec, argv: Sequence[str]) -> int:
         run_as_main(argv[0], argv[1:])
     except SystemExit as exit_request:
         code = exit_code_of(exit_request)
+        if code in process.OWN_EXIT_CODES:
+            # The framework would take it for what Dike says by it.
+            print(f"dike: the script has ended itself with exit code {code}; it counts as 1.", file=sys.stderr)
+            code = 1
     except ScriptFailedError:
         code = 1
     except KeyboardInterrupt:

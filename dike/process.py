@@ -17,6 +17,7 @@ EXIT_CODE_OTHER_MODEL = 77
 EXIT_CODE_OTHER_LAYOUT = 78
 """Of a chief whose checkpoint folder is that of a job with parameter servers, and it has none, or the other way
 round."""
+OWN_EXIT_CODES = (EXIT_CODE_FENCED, EXIT_CODE_OTHER_MODEL, EXIT_CODE_OTHER_LAYOUT)
 SAVE_TIMEOUT_S = 5.0
 """How long a chief has after SIGTERM to end its step and save."""
 

@@ -20,7 +20,7 @@ ABOUT = """\
 What each command's `--help` says; `python docs/commands.py` writes this page.
 
 * MODEL is a script, `keras:NAME` (a model of `keras.applications`) or a profile saved by `dike profile -o`.
-* Every command that prints a table takes `--format json`.
+* Every command that prints a table takes `--format json`, but for `dike logs`.
 * Exit codes: 0 done, 1 the job failed, 2 bad input (one sentence says what, where and what to do), 130 interrupted.
 * `dike --install-completion` makes bash, zsh or fish complete commands, options and their values.
 * How long a command takes to answer: [benchmarks/results/command_line.md](../benchmarks/results/command_line.md).

@@ -103,8 +103,8 @@ def _blocks(url: str) -> Iterator[bytes]:
             if response.length:
                 raise http.client.IncompleteRead(b"", response.length)
     except (OSError, http.client.HTTPException) as error:
-        # In the midst of an answer it gives up, too.
-        may_pass = isinstance(error, TimeoutError | http.client.HTTPException)
+        # In the midst of an answer it gives up, too; and a service that is started anew is away for a moment.
+        may_pass = isinstance(error, TimeoutError | ConnectionError | http.client.HTTPException)
         raise _NotSentError(
             f"the script's bundle could not be fetched from the framework: {error}", may_pass=may_pass
         ) from error

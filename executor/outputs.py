@@ -381,9 +381,11 @@ def _restore(task: _Task, state: _State, store: _Store) -> None:
             state.left[path] = f"could not be removed again: {error.strerror or error}"
     for path, stamp in sorted(record.kept.items()):
         target = task.workspace / path
-        there = state.given.get(path)
-        if there is not None and there[0] > stamp[0]:
-            continue
+        try:
+            if target.lstat().st_mtime_ns > stamp[0]:
+                continue
+        except OSError:
+            pass  # it is not there
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             partial = target.with_name(f".{target.name}.dike")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,9 +13,6 @@ import numpy as np
 
 from dike.arrays import dump_arrays, load_arrays
 
-_LIMIT_BYTES = 1 << 26
-"""A larger array is taken for data that the script reads again."""
-
 _ARRAY, _TUPLE, _DICT, _SCALAR = "array", "tuple", "dict", "scalar"
 
 
@@ -22,29 +20,30 @@ class NotPlainError(TypeError):
     """The value is, or holds, something else."""
 
 
-def pack(value: Any, arrays: list[Any]) -> Any:
+def pack(value: Any, arrays: list[Any], limit_bytes: float = math.inf) -> Any:
     """The value as JSON values.
 
     Args:
         value: the value.
         arrays: gets the arrays that it holds, which the result refers to by number.
+        limit_bytes: of an array.
 
     Raises:
-        NotPlainError: if it is, or holds, anything that is not plain.
+        NotPlainError: if it is, or holds, anything that is not plain, or an array that is larger.
     """
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, np.ndarray | np.generic):
-        if value.dtype.hasobject or value.nbytes > _LIMIT_BYTES:
+        if value.dtype.hasobject or value.nbytes > limit_bytes:
             raise NotPlainError("an array of objects, or a large one")
         arrays.append(np.array(value))
         return {_ARRAY if isinstance(value, np.ndarray) else _SCALAR: len(arrays) - 1}
     if type(value) is list:
-        return [pack(part, arrays) for part in value]
+        return [pack(part, arrays, limit_bytes) for part in value]
     if type(value) is tuple:
-        return {_TUPLE: [pack(part, arrays) for part in value]}
+        return {_TUPLE: [pack(part, arrays, limit_bytes) for part in value]}
     if type(value) is dict:
-        return {_DICT: [[pack(key, arrays), pack(part, arrays)] for key, part in value.items()]}
+        return {_DICT: [[pack(each, arrays, limit_bytes) for each in item] for item in value.items()]}
     raise NotPlainError(type(value).__name__)
 
 
@@ -64,11 +63,11 @@ def unpack(packed: Any, arrays: list[Any]) -> Any:
     return {unpack(key, arrays): unpack(part, arrays) for key, part in content}
 
 
-def digest(value: Any) -> str | None:
-    """Differs for values that differ; None for one that is not plain."""
+def digest(value: Any, limit_bytes: float = math.inf) -> str | None:
+    """Differs for values that differ; None for one that `pack` refuses."""
     arrays: list[Any] = []
     try:
-        text = json.dumps(pack(value, arrays))
+        text = json.dumps(pack(value, arrays, limit_bytes))
     except NotPlainError:
         return None
     found = hashlib.blake2b(text.encode())
@@ -83,17 +82,19 @@ class Attributes:
 
     Args:
         target: the object, as the script has made it.
+        limit_bytes: a larger array is taken for data that the script reads again.
     """
 
-    def __init__(self, target: Any) -> None:
+    def __init__(self, target: Any, limit_bytes: float = math.inf) -> None:
         self._target = target
-        self._before = {name: digest(value) for name, value in vars(target).items()}
+        self._limit_bytes = limit_bytes
+        self._before = {name: digest(value, limit_bytes) for name, value in vars(target).items()}
 
     def save(self, arrays: list[Any]) -> dict[str, Any]:
         """What has changed since this was made, packed."""
         changed = {}
         for name, value in vars(self._target).items():
-            now = digest(value)
+            now = digest(value, self._limit_bytes)
             if now is not None and (name not in self._before or now != self._before[name]):
                 changed[name] = pack(value, arrays)
         return changed

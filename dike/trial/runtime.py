@@ -393,6 +393,12 @@ class TrialRuntime:
         if self.spec.metric not in values and known.best is not None and value not in (known.last, known.best):
             # A number without a name that none of the epochs had is something else: it alone counts.
             self.standing, self._is_restated = Standing(is_reported=True), True
+            print(
+                f"dike: the number that the function returned counts as its {self.spec.metric}, not what training has "
+                "reported until now, by which trials were compared; give it a name of its own: metric='NAME'.",
+                file=sys.stderr,
+                flush=True,
+            )
         self.standing.take(self._step, value, self.spec.mode)
         self._tell({"type": "result", "value": value, "values": dict(values), **self._best()})
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dike.exceptions import BadInputError, DikeError, JobFailedError
+from dike.exceptions import BadInputError, DikeError, InterruptedByUserError, JobFailedError
 from dike.main_script import own_program
 from dike.trial import pickled
 
@@ -40,7 +40,7 @@ OPTIONS = frozenset(
 _PREFIX = "dike: "
 FRAME_PREFIX = "dike-frame: "
 """Before what a notebook is to show in the place of what it showed last: MIME type -> text, as JSON."""
-_DEFAULTS = {"metric": "loss", "mode": "min"}
+_DEFAULTS = {"metric": "loss"}
 """What `dike.tune` says without having been told."""
 
 
@@ -72,8 +72,13 @@ def search(
         code, message = _run([*COMMAND, *arguments], output)
         if code == BadInputError.exit_code:
             raise BadInputError(message or "The search was refused; the reason is above.")
-        if code < 0 or code == 128 + signal.SIGINT:
+        if code in (-signal.SIGINT, InterruptedByUserError.exit_code):
             raise KeyboardInterrupt
+        if code < 0:
+            raise JobFailedError(
+                f"The search's process was killed (signal {-code}); every trial is saved up to its last checkpoint: "
+                "dike tune --resume NAME goes on."
+            )
         if code:
             raise JobFailedError(message or f"The search ended with exit code {code}; the reason is above.")
         document: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
@@ -213,12 +218,14 @@ def _notebook() -> Any:
     return importlib.import_module("IPython.display") if hasattr(shell, "kernel") else None
 
 
-def outcome_of(error: DikeError) -> dict[str, Any]:
+def outcome_of(error: DikeError | KeyboardInterrupt) -> dict[str, Any]:
     """A call that failed, as `earlier` lists it."""
-    return {"error": str(error), "exit_code": error.exit_code}
+    return {"error": str(error), "exit_code": getattr(error, "exit_code", InterruptedByUserError.exit_code)}
 
 
 def raise_again(outcome: Mapping[str, Any]) -> None:
     """Raises what a call that failed raised, if this one did."""
+    if outcome.get("exit_code") == InterruptedByUserError.exit_code:
+        raise KeyboardInterrupt
     if "error" in outcome:
         raise (BadInputError if outcome["exit_code"] == BadInputError.exit_code else JobFailedError)(outcome["error"])

@@ -7,9 +7,12 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 VARIABLE = "DIKE_TRIAL"
+EARLIER_RESULTS = ".dike-earlier-results.json"
+"""File that travels with a script that calls `dike.tune` more than once: it may be too long for a variable."""
 
 Value = bool | int | float | str
 """A hyper-parameter's value."""
@@ -36,7 +39,7 @@ class TrialSpec:
         metric: the objective: `loss` for the training loss, or the name of another metric.
         mode: `min` or `max`: whether the least or the greatest value is best.
         call: which call of `dike.tune` in the script this trial belongs to, from 0; None if the whole script is it.
-        earlier_results: what the calls before that one returned, as JSON values.
+        earlier_results: what the calls before that one returned, as JSON values; read from `EARLIER_RESULTS`.
         report_fd: file descriptor to which reports are written; None to report nothing.
         control_fd: file descriptor from which requests are read, one a line; None for none. `suspend`: save and end;
             `pause`: save, and wait for `continue N`, as run N.
@@ -95,6 +98,12 @@ def step_of_checkpoint(path: str) -> int:
 
 
 def current(environ: Mapping[str, str] = os.environ) -> TrialSpec | None:
-    """The trial this process is a run of, or None when it is none."""
+    """The trial this process is a run of, or None when it is none; to be asked first before the script runs."""
     text = environ.get(VARIABLE)
-    return TrialSpec.loads(text) if text else None
+    if not text:
+        return None
+    spec = TrialSpec.loads(text)
+    if not spec.call:
+        return spec
+    earlier = json.loads(Path(EARLIER_RESULTS).read_text(encoding="utf-8"))
+    return dataclasses.replace(spec, earlier_results=tuple(earlier))

@@ -33,7 +33,7 @@ def tune(
     space: Mapping[str, Any] | SpaceFunction,
     *,
     metric: str = "loss",
-    mode: str = "min",
+    mode: str | None = None,
     trials: int | None = None,
     **options: object,
 ) -> SearchResult:
@@ -44,8 +44,10 @@ def tune(
         space: name -> list of values, or range `(low, high)`, `(low, high, "log")`, `(low, high, "int")`; a range of
             two whole numbers holds whole numbers only. Or a function of an Optuna trial that asks it for parameters
             (`trial.suggest_float("lr", 1e-5, 0.1, log=True)`) and returns them by name; trials may have different ones.
-        metric: the objective: `loss` for the training loss or the number that `train_fn` returns; or another name.
-        mode: `min` or `max`.
+        metric: the objective: `loss` for the training loss, or another name. A number that `train_fn` returns counts as
+            the metric, whatever its name; give it a name of its own where training has a loss as well, as policies
+            compare trials by what is called so while they train.
+        mode: `min` or `max`; None for `min`, if the metric is not called like an accuracy.
         trials: how many; None for all points where the space is lists only.
         options: `sampler`, a name or an object of `optuna.samplers`; `stop`, which ends trials for good; any other
             option of `dike tune`, spelled with '_': `policy`, `name`, `master`, `storage`, `quantum`,
@@ -66,7 +68,12 @@ def tune(
 
 
 def grid_search(
-    train_fn: TrainFunction, grid: Mapping[str, Any], *, metric: str = "loss", mode: str = "min", **options: object
+    train_fn: TrainFunction,
+    grid: Mapping[str, Any],
+    *,
+    metric: str = "loss",
+    mode: str | None = None,
+    **options: object,
 ) -> SearchResult:
     """Tries every combination of values; like `tune`, with a list of values for each parameter."""
     own = {"metric": metric, "mode": mode, "sampler": "grid"}
@@ -84,6 +91,9 @@ def _tune(
         return _in_trial(trial, train_fn)
     try:
         outcome = _search(train_fn, space, to_yaml(space), options)
+    except KeyboardInterrupt as interrupt:
+        _outcomes.append(search_command.outcome_of(interrupt))
+        raise
     except DikeError as error:
         _outcomes.append(search_command.outcome_of(error))
         _show_users_frames_only()

@@ -31,6 +31,8 @@ from framework.search.space import check_space, parse_parameter, read_space
 
 DEFAULT_TRIALS = 20
 _MILESTONE = re.compile(r"(?P<percent>\d+(\.\d+)?)%:(?P<length>\d+(\.\d+)?)(?P<unit>[sx]?)")
+_GAIN = re.compile(r"acc(uracy)?$|acc_|auc|f1|precision|recall|reward|score", re.IGNORECASE)
+"""Metrics that nobody wants the least of."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}")
 
 
@@ -116,7 +118,8 @@ def search_spec(
     jobs_per_slot: int,
     milestones: tuple[Milestone, ...],
     quantum_growth: float,
-    mode: Mode,
+    metric: str,
+    mode: Mode | None,
     name: str | None,
     use_flags: bool,
     checkpoint_dir: str | None,
@@ -132,6 +135,12 @@ def search_spec(
     """
     if name is not None:
         check_name(name)
+    if mode is None and _GAIN.search(metric):
+        raise BadInputError(
+            f"More of the metric {metric} seems to be better; say --mode max, or --mode min if the least is best."
+        )
+    if mode == "max" and metric == "loss" and others.get("call") is None:
+        raise BadInputError("--mode max would look for the greatest training loss; name another figure by --metric.")
     if script is None:
         raise BadInputError("The script is missing; write dike tune SCRIPT, or dike tune --resume NAME.")
     entry = find_entry_point(script, is_module=is_module)
@@ -169,10 +178,11 @@ def search_spec(
         policy=policy,
         learn_from=learn_from,
         settings=settings,
-        mode=mode,
+        metric=metric,
+        mode=mode or "min",
         suspend=suspend,
         slot_gpus=slot_gpus,
-        checkpoint_dir=absolute_folder(checkpoint_dir or f"{RUNS_FOLDER}/{name}"),
+        checkpoint_dir=absolute_folder(f"{(checkpoint_dir or RUNS_FOLDER).rstrip('/')}/{name}"),
         environment={
             **environment_for_tasks(entry, on_this_machine=on_this_machine),
             **entry.environment,

@@ -132,7 +132,7 @@ def tune(
     stop: Annotated[
         str,
         typer.Option(
-            help="End trials for good that promise little: asha, median, patience=N or threshold=X, counted in epochs "
+            help="End trials for good that promise little: asha, asha=N, median, patience=N or threshold=X, in epochs "
             "or reports. Nothing is stopped by default."
         ),
     ] = "",
@@ -151,7 +151,10 @@ def tune(
         ),
     ] = QUANTUM_GROWTH,
     metric: Annotated[str, typer.Option(help="The metric to optimise; loss is the training loss.")] = "loss",
-    mode: Annotated[Mode, typer.Option(help="Whether the least or the greatest value is best.")] = Mode.MIN,
+    mode: Annotated[
+        Mode | None,
+        typer.Option(help="Whether the least or the greatest value is best. Without: min; an accuracy asks for it."),
+    ] = None,
     value: Annotated[
         ValueKind, typer.Option(help="Judge a trial by the last value of the metric that it reports, or by its best.")
     ] = ValueKind.LAST,
@@ -165,7 +168,8 @@ def tune(
         int | None, typer.Option(min=0, help="GPUs of a slot.", show_default="1 where agents have GPUs")
     ] = None,
     checkpoint_dir: Annotated[
-        str | None, typer.Option(help="Folder for the trials' checkpoints; the same path on all agents.")
+        str | None,
+        typer.Option(help="Folder for checkpoints, each search in one of its name there; the same path on all agents."),
     ] = None,
     checkpoint_interval: Annotated[float, typer.Option(min=1, help="Seconds between a trial's checkpoints.")] = 60.0,
     suspend: Annotated[
@@ -280,6 +284,9 @@ def tune(
             logdir = Path(remembered["logdir"]) if "logdir" in remembered else None
         else:
             remembered = run_options(context, {})
+            if mesos.master is None and not detach:
+                # As in `dike run`.
+                outputs_limit = outputs_limit or "none"
             spec = search_spec(
                 script=script,
                 is_module=module,
@@ -300,7 +307,7 @@ def tune(
                 milestones=milestones_of(milestones),
                 quantum_growth=quantum_growth,
                 metric=metric,
-                mode=mode.value,
+                mode=None if mode is None else mode.value,
                 value=value.value,
                 name=name,
                 use_flags=not no_flags and function_call is None,

@@ -19,10 +19,10 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 import pathspec
@@ -67,6 +67,7 @@ def pack(
     *,
     size_limit_bytes: int = SIZE_LIMIT_BYTES,
     without: Collection[Path] = (),
+    besides: Mapping[str, bytes] = MappingProxyType({}),
 ) -> bytes:
     """Packs the folder that travels with a script as a gzipped tar archive.
 
@@ -78,6 +79,7 @@ def pack(
         folder: what travels; None for the script's own folder. The script is in it.
         size_limit_bytes: of all files together, before they are compressed.
         without: real paths of files that are not even opened, as those of a database in use.
+        besides: name -> content of files that are not in the folder, and come to lie in it.
 
     Raises:
         BadInputError: if the files are larger than that, or more than executors unpack, or one cannot be read.
@@ -113,6 +115,10 @@ def pack(
             # It lies in dike-runs, of which nothing else travels.
             archive.add(script, script.relative_to(folder).as_posix(), recursive=False)
             found = True
+        for name, content in besides.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
     if not found:
         raise BadInputError(
             f"The script {script} itself does not travel: {files.reason(script)}; take that out, or move the script."

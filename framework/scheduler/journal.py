@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,6 +36,8 @@ class LeaseLostError(JobFailedError):
 
 class ServiceLeaseLostError(LeaseLostError):
     """What was taken over is the service, and with it all its jobs."""
+
+    exit_code = os.EX_TEMPFAIL
 
 
 class StorageUnavailableError(BadInputError):

@@ -86,12 +86,12 @@ class JobRecord:
     state_data: dict[str, Any] | None = None
 
     @property
-    def claims_as(self) -> str:
-        """What a training job's chiefs claim its checkpoint folder as.
+    def folder_name(self) -> str:
+        """What its checkpoint folder is called, and what a training job's chiefs claim that as.
 
         Checkpoints outlive their jobs' records: those of an earlier job of its name are none of this one's.
         """
-        if self.request.get("name") is None:
+        if self.kind is JobKind.TRAINING and self.request.get("name") is None:
             return self.id
         return f"{self.id}-{datetime.fromtimestamp(self.submitted_s, UTC):%Y%m%d-%H%M%S}"
 

@@ -108,6 +108,9 @@ class SearchController:
         self._cancelled = left.cancelled
         self._failure = ""
         self.done = False
+        if ended := trials.take_ended_before():
+            # A policy keeps what it has seen of trials that have ended, and this one has just been made.
+            policy.decide(clock(), ended, ())
         self._take_over(left)
 
     @property

@@ -63,7 +63,10 @@ def parse_url(url: str) -> URL:
     try:
         parsed = make_url(url)
     except ArgumentError:
-        raise BadInputError(f"The storage '{url}' is not a database URL, such as {_EXAMPLES}.") from None
+        # What is before the last @ may hold a password.
+        raise BadInputError(
+            f"The storage '{url.rpartition('@')[2]}' is not a database URL, such as {_EXAMPLES}."
+        ) from None
     if parsed.drivername in ("postgresql", "postgres"):
         return parsed.set(drivername="postgresql+psycopg")
     return parsed

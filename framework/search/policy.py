@@ -67,6 +67,7 @@ def earlier_trials(spec: SearchSpec, store: Store) -> Sequence[EarlierTrial]:
         BadInputError: if there is no such search, it has another objective, or too few of its trials have ended.
     """
     found: list[EarlierTrial] = []
+    silent = 0
     objective = Objective(spec.metric, spec.mode, spec.value)
     for name in dict.fromkeys(spec.learn_from):
         if not store.has_search(name):
@@ -74,25 +75,26 @@ def earlier_trials(spec: SearchSpec, store: Store) -> Sequence[EarlierTrial]:
         other = store.other_search(name)
         if (other.spec.metric, other.spec.mode) != (spec.metric, spec.mode):
             raise BadInputError(
-                f"The search '{name}' was for the {_goal(other.spec)}, and this one is for the {_goal(spec)}; learn "
+                f"The search '{name}' was for the {other.spec.goal}, and this one is for the {spec.goal}; learn "
                 "from one with the same --metric and --mode."
             )
         losses = other.load_losses(limit=MOST_LOSSES)
         for trial in other.load_trials(readings=False):
+            if trial.state is not TrialState.FINISHED:
+                continue
             readings = objective.readings(losses.get(trial.number, ()))
-            if trial.state is TrialState.FINISHED and readings and readings[-1].step:
+            if not readings or not readings[-1].step:
+                silent += 1
+            else:
                 steps, values = ([getattr(one, name) for one in readings] for name in ("step", "loss"))
                 found.append(EarlierTrial(steps, values, trial.samples_per_step))
     if len(found) < FEWEST:
+        others = f", {silent} more reported no {spec.metric} on the way" if silent else ""
         raise BadInputError(
-            f"{len(found)} trials of {_named(spec)} were trained to their end; to learn from them takes {FEWEST}."
+            f"{len(found)} trials of {_named(spec)} were trained to their end{others}; to learn takes {FEWEST}."
         )
     return found
 
 
 def _named(spec: SearchSpec) -> str:
     return " and ".join(dict.fromkeys(spec.learn_from))
-
-
-def _goal(spec: SearchSpec) -> str:
-    return f"{'least' if spec.mode == 'min' else 'greatest'} {spec.metric}"

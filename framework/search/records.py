@@ -142,6 +142,11 @@ class SearchSpec:
     learn_from: tuple[str, ...] = ()
 
     @property
+    def goal(self) -> str:
+        """What is looked for, in words."""
+        return f"{'least' if self.mode == 'min' else 'greatest'} {self.metric}"
+
+    @property
     def entry(self) -> EntryPoint:
         """The script and what travels with it."""
         script = Path(self.script)
@@ -358,11 +363,16 @@ class SearchResult:
 
     @property
     def best(self) -> TrialRecord | None:
-        """The finished trial with the best value; if none has finished, the best of the others."""
-        finished = [trial for trial in self.trials if trial.state is TrialState.FINISHED]
+        """The finished trial with the best value; if none has finished with a number, the best of the others."""
+        finished = (trial for trial in self.trials if trial.state is TrialState.FINISHED)
+        return self._best_of(finished) or self._best_of(
+            trial for trial in self.trials if trial.state is not TrialState.FAILED
+        )
+
+    def _best_of(self, trials: Iterable[TrialRecord]) -> TrialRecord | None:
         best: TrialRecord | None = None
-        for trial in finished or self.trials:
-            if trial.state is not TrialState.FAILED and trial.beats(best, self.mode):
+        for trial in trials:
+            if trial.beats(best, self.mode):
                 best = trial
         return best
 

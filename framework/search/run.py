@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import logging
 import shlex
 import tempfile
@@ -14,6 +15,7 @@ from typing import Any
 
 from dike.checkpoints import make_private
 from dike.exceptions import BadInputError, InterruptedByUserError, JobFailedError
+from dike.trial.spec import EARLIER_RESULTS
 from framework.mesos.containers import own_container
 from framework.mesos.master import LeadingMaster
 from framework.project import bundle
@@ -104,7 +106,7 @@ def _run_locked(request: SearchRequest, store: Store, observer: SearchObserver) 
         except StorageUnavailableError:
             raise
         except BadInputError:
-            if not request.resume and not any(record.readings for record in store.load_trials()):
+            if not request.resume and not any(one.readings or one.value is not None for one in store.load_trials()):
                 # The same name is free for the next attempt.
                 if study is not None:
                     study.delete()
@@ -130,7 +132,7 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
         slices = store.load_slices()
         policy = policy_of(spec, store, slices, resumed=request.resume, notify=observer.notify)
         stops = f"; --stop {spec.stop} ends trials for good" if spec.stop else ""
-        how = f"policy {spec.policy}, {describe_sampler(spec)}{stops}"
+        how = f"policy {spec.policy}, {describe_sampler(spec)}, for the {spec.goal}{stops}"
         observer.notify(f"search {spec.name}: {spec.trial_count} trials, {how}")
         container = own_container(request.mesos.image, request.volumes, spec.checkpoint_dir)
         entry = spec.entry
@@ -139,7 +141,10 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
                 f"There is no script {entry.script} any more, and the search {spec.name} is not complete."
             )
         facts = script_facts(entry, [parameter.name for parameter in spec.space])
-        archive = bundle.pack(entry.script, entry.folder, without=database_files(request.storage))
+        earlier = {EARLIER_RESULTS: json.dumps(spec.earlier_results).encode()} if spec.call else {}
+        archive = bundle.pack(entry.script, entry.folder, without=database_files(request.storage), besides=earlier)
+        if not request.resume:
+            _refuse_others_trials(spec.checkpoint_dir)
         if request.mesos.master is None:
             _make_folder(spec.checkpoint_dir)
         master = stack.enter_context(request.mesos.connect())
@@ -175,6 +180,19 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
         search = run_standalone(job, request.mesos, master)
         store.finish_search(search.result.failure)
         return search.result
+
+
+def _refuse_others_trials(path: str) -> None:
+    """Sees to it that a new search does not take another's trials for its own, as far as that can be seen from here.
+
+    Raises:
+        BadInputError: if trials have saved something in the folder.
+    """
+    if next(Path(path).glob("trial-*/*run-*-step-*"), None) is not None:
+        raise BadInputError(
+            f"{path} holds trials of another search, which this one would overwrite; choose another --name or "
+            "--checkpoint-dir, or remove that folder."
+        )
 
 
 def _make_folder(path: str) -> None:

@@ -81,8 +81,10 @@ class TrialTracker:
         self._output_received: dict[int, int] = {}
         """Trial -> up to where the output of its newest run has come, written down or not."""
         self._unsaved_output: list[TrialOutput] = []
+        self._ended_before: list[TrialView] = []
         for record in self.records.values():
             if record.state.has_ended():
+                self._ended_before.append(dataclasses.replace(self._view(record), readings=tuple(record.readings)))
                 # Its process may have been killed before the study heard of it.
                 self._tell_study(record)
 
@@ -142,20 +144,31 @@ class TrialTracker:
             homes: trial -> the slot in which its process stands still.
         """
         return [
-            TrialView(
-                id=record.number,
-                arrived_s=self._arrived_s.get(record.number, 0.0),
-                readings=record.readings,
-                slices=record.slices,
-                runnable=record.state is not TrialState.RUNNING,
+            dataclasses.replace(
+                self._view(record),
                 preemptible=preemptible.get(record.number, True),
                 refused=refused.get(record.number, frozenset()),
                 home=homes.get(record.number),
-                batch_size=record.samples_per_step,
-                speeds=self.speeds.of(record),
             )
             for record in self.open
         ]
+
+    def take_ended_before(self) -> list[TrialView]:
+        """What a policy would have seen of the trials that had ended when the search was taken up; only once."""
+        ended, self._ended_before = self._ended_before, []
+        return ended
+
+    def _view(self, record: TrialRecord) -> TrialView:
+        is_free = record.state is not TrialState.RUNNING and not record.state.has_ended()
+        return TrialView(
+            id=record.number,
+            arrived_s=self._arrived_s.get(record.number, 0.0),
+            readings=record.readings,
+            slices=record.slices,
+            runnable=is_free,
+            batch_size=record.samples_per_step,
+            speeds=self.speeds.of(record),
+        )
 
     def start(self, record: TrialRecord, slot: int, agent: str, score: float | None, kind: str = "") -> int:
         """Writes down that a trial is about to be started, before anything happens; returns the number of its run.
@@ -439,13 +452,13 @@ def _study_attributes(record: TrialRecord) -> dict[str, Any]:
 
 def trial_arguments(spec: SearchSpec, trial: TrialRecord) -> tuple[str, ...]:
     """The script's arguments in a trial: those that all trials get, then its parameters behind their flags."""
-    flags = [
-        part
-        for name, value in trial.parameters.items()
-        if name in spec.flags
-        for part in (spec.flags[name], str(value).lower() if isinstance(value, bool) else str(value))
-    ]
-    return (*spec.arguments, *flags)
+    parts = list(spec.arguments)
+    for name, value in trial.parameters.items():
+        if name in spec.flags:
+            flag, text = spec.flags[name], str(value).lower() if isinstance(value, bool) else str(value)
+            # argparse takes -3e-05 for a flag.
+            parts += [f"{flag}={text}"] if text.startswith("-") and flag.startswith("--") else [flag, text]
+    return tuple(parts)
 
 
 def trial_run(spec: SearchSpec, trial: TrialRecord, run: int) -> TrialRun:
@@ -461,7 +474,6 @@ def trial_run(spec: SearchSpec, trial: TrialRecord, run: int) -> TrialRun:
         metric=spec.metric,
         mode=spec.mode,
         call=spec.call,
-        earlier_results=spec.earlier_results,
         every_value=bool(spec.stop),
     )
     return TrialRun(order, trial_arguments(spec, trial))

@@ -85,7 +85,7 @@ def make_job(record: JobRecord, handle: JobHandle, recorder: JobRecorder, contex
 def _training(record: JobRecord, handle: JobHandle, recorder: JobRecorder, context: JobContext) -> TrainingJob:
     request = stored_request(record)
     assert isinstance(request, TrainingRequest)
-    never_before = record.claims_as
+    never_before = record.folder_name
     # Where it has checkpoints already it stays, should this service have another root.
     folder = request.checkpoint_dir or stored_checkpoint_dir(record.state_data)
     folder = folder or f"{context.checkpoint_root.rstrip('/')}/{never_before}"
@@ -190,7 +190,7 @@ def make_search(record: JobRecord, handle: JobHandle, recorder: JobRecorder, con
     assert isinstance(request, SearchJobRequest)
     with _still_understood():
         spec = request.to_spec()
-    folder = spec.checkpoint_dir or f"{context.checkpoint_root.rstrip('/')}/{record.id}"
+    folder = spec.checkpoint_dir or f"{context.checkpoint_root.rstrip('/')}/{record.folder_name}"
     spec = dataclasses.replace(spec, checkpoint_dir=folder)
     state = _state(record, handle)
     live_slots = [] if state is None else [slot.id for slot in state.slots]

@@ -34,7 +34,7 @@ EVERY_S = 3600.0
 END_S = 10.0
 """How long a removal that goes on is waited for at the end; the next service takes it up where it was."""
 _SUBMITTED = re.compile(r"-\d{8}-\d{6}")
-"""What `JobRecord.claims_as` adds to a name."""
+"""What `JobRecord.folder_name` adds to a name."""
 
 
 @dataclass(frozen=True)
@@ -157,17 +157,18 @@ class Checkpoints:
             How many bytes; None if there were none to remove.
         """
         spec = searches.spec
-        if self._own_folder(record) is None or spec.checkpoint_dir.rstrip("/") != f"{self._root}/{record.id}":
+        folder = Path(spec.checkpoint_dir).name
+        if folder not in self._own_folders(record) or spec.checkpoint_dir.rstrip("/") != f"{self._root}/{folder}":
             return None
         try:
-            there = set(self._folders.parts(record.id))
+            there = set(self._folders.parts(folder))
         except OSError as error:
             logger.warning("the checkpoints of job %s are not removed: %s", record.id, error)
             return None
         trials = searches.load_trials(readings=False)
         result = SearchResult(spec.name, False, trials, spec.mode, spec.checkpoint_dir)
         sizes = [
-            self._remove_if_old(record.id, f"trial-{trial.number}")
+            self._remove_if_old(folder, f"trial-{trial.number}")
             for trial in result.dispensable(may_go_on=may_go_on)
             if f"trial-{trial.number}" in there
         ]
@@ -178,20 +179,21 @@ class Checkpoints:
         """The old job that the service has made a folder for; None if there is none, or it is not old."""
         for job_id in dict.fromkeys((name, _SUBMITTED.sub("", name))):
             record = self._store.old_job(job_id, self._before_s)
-            if record is not None and self._own_folder(record) == name:
+            if record is not None and name in self._own_folders(record):
                 return record
         return None
 
-    def _own_folder(self, record: JobRecord) -> str | None:
-        """What the folder is called that the service has chosen for a job, below this root; None if it has not."""
+    def _own_folders(self, record: JobRecord) -> tuple[str, ...]:
+        """What the folder may be called that the service has chosen for a job, below this root."""
+        name = record.folder_name
         if record.kind is JobKind.SEARCH:
-            return None if (record.request.get("spec") or {}).get("checkpoint_dir") else record.id
-        name = record.claims_as
+            # An earlier version called it as the job.
+            return () if (record.request.get("spec") or {}).get("checkpoint_dir") else (name, record.id)
         chosen = stored_checkpoint_dir(record.state_data)
-        return name if not record.request.get("checkpoint_dir") and chosen == f"{self._root}/{name}" else None
+        return (name,) if not record.request.get("checkpoint_dir") and chosen == f"{self._root}/{name}" else ()
 
     def _remove_job(self, record: JobRecord) -> int | None:
-        name = record.claims_as
+        name = record.folder_name
         if self._folders.claimed_by(name) not in (None, name):
             return None  # Somebody has gone on with them.
         return self._remove_if_old(name)

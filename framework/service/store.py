@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 _JSON_COLUMNS = ("request", "constraints", "result", "state_data")
 _LONG_COLUMNS = ("request", "result", "state_data")
 _SEARCHES_AT_A_TIME = 1000
+DELETED_AT_ONCE = 50
+"""Jobs in a transaction."""
 
 
 class ServiceStore:
@@ -201,11 +203,17 @@ class ServiceStore:
             How many.
         """
         may_go = and_(_is_old(ended_before_s), or_(JOBS.c.kind != str(JobKind.SEARCH), JOBS.c.id.in_(searches)))
-        old = select(JOBS.c.id).where(may_go)
-        with self.database.transaction() as connection:
-            for table in (BUNDLES, TASKS, EVENTS, OUTPUT, RECEIVED, PROGRESS):
-                connection.execute(delete(table).where(table.c.job_id.in_(old)))
-            return int(connection.execute(delete(JOBS).where(may_go)).rowcount)
+        count = 0
+        while True:
+            # A few at a time: the service's other writes wait for each transaction.
+            with self.database.transaction() as connection:
+                old = connection.scalars(select(JOBS.c.id).where(may_go).limit(DELETED_AT_ONCE)).all()
+                for table in (BUNDLES, TASKS, EVENTS, OUTPUT, RECEIVED, PROGRESS):
+                    connection.execute(delete(table).where(table.c.job_id.in_(old)))
+                connection.execute(delete(JOBS).where(JOBS.c.id.in_(old)))
+            count += len(old)
+            if len(old) < DELETED_AT_ONCE:
+                return count
 
     def _check_open_jobs(self, connection: Connection, user: str) -> None:
         limit = self.limits(user).open_jobs

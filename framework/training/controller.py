@@ -343,10 +343,13 @@ class TrainingJob:
         return None
 
     def _gone_with(self, task: JobTask) -> list[JobTask]:
-        """The others that have ended with a task's executor, as Mesos is about to say of each of them."""
-        if not task.executor_has_ended or task.missed_executor:
+        """The others that have ended with a task's executor or agent, as Mesos is about to say of each of them."""
+        if task.agent_has_gone:
+            mates = [other for other in self._run.members if other.agent_id == task.agent_id]
+        elif task.executor_has_ended and not task.missed_executor:
+            mates = [other for other in self._run.members if other.executor_id == task.executor_id]
+        else:
             return []
-        mates = [other for other in self._run.members if other.executor_id == task.executor_id]
         return [other for other in mates if not other.state.is_terminal()]
 
     def _script_has_ended(self) -> bool:

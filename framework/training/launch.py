@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from dike.checkpoints import fingerprint
+from dike.process import SAVE_TIMEOUT_S, SAVE_TIMEOUT_VARIABLE
 from dike.task import Role, TaskSpec
 from executor.messages import LaunchOrder
 from framework.mesos.offers import AgentOffer
@@ -19,6 +20,7 @@ from solver import Plan, PlannedTask
 
 Executors = Mapping[str, Mapping[str, Any]]
 """Id -> Mesos' ExecutorInfo."""
+KILL_MARGIN_S = 3.0
 NO_EXECUTORS: Executors = MappingProxyType({})
 
 
@@ -257,4 +259,14 @@ def _order(spec: JobSpec, task: JobTask, process: TaskSpec, *, standby: bool, ha
         elastic=spec.elastic is not None,
         standby=standby,
         preload=spec.preload,
+        kill_grace_s=kill_grace_s(spec.environment),
     )
+
+
+def kill_grace_s(environment: Mapping[str, str]) -> float:
+    """Seconds between SIGTERM and SIGKILL: what a chief may take to end its step and save, and a little more."""
+    try:
+        save_s = float(environment.get(SAVE_TIMEOUT_VARIABLE, SAVE_TIMEOUT_S))
+    except ValueError:
+        save_s = SAVE_TIMEOUT_S  # the process itself says what is wrong with it
+    return save_s + KILL_MARGIN_S

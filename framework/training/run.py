@@ -26,12 +26,14 @@ from framework.scheduler.session import sigterm_as_interrupt
 from framework.scheduler.standalone import StandaloneJob, run_standalone
 from framework.training.controller import TrainingJob
 from framework.training.elastic.options import elastic_notes
+from framework.training.launch import kill_grace_s
 from framework.training.observer import JobObserver
 from framework.training.spec import JobResult, JobSpec, Stragglers
 from solver import Plan
 from solver.settings import PlanSettings
 
-CANCEL_TIMEOUT_S = 20.0
+CANCEL_MARGIN_S = 12.0
+"""How much longer than its processes a job may take to end after Ctrl-C."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +187,7 @@ def _run(
     job = StandaloneJob(
         job_id=spec.job_id,
         make=make,
-        cancel_timeout_s=CANCEL_TIMEOUT_S,
+        cancel_timeout_s=kill_grace_s(spec.environment) + CANCEL_MARGIN_S,
         subscribed=lambda _: _notify_before_start(request, spec, observer),
         interrupted=lambda: observer.notify("interrupted: ending all tasks (Ctrl-C again leaves that to Mesos)"),
         constraints=request.constraints,

@@ -219,10 +219,19 @@ class JobTask:
         return self.adopted and self.state in (TaskState.STAGING, TaskState.STARTING)
 
     @property
+    def is_lost(self) -> bool:
+        """Whether it ended by the end of something around it, if `reason` says so."""
+        return self.state in (TaskState.FAILED, TaskState.LOST)
+
+    @property
     def executor_has_ended(self) -> bool:
         """Whether it ended with its executor, and so with all tasks of that."""
-        is_lost = self.state in (TaskState.FAILED, TaskState.LOST)
-        return is_lost and self.reason.startswith(("REASON_EXECUTOR_", "REASON_CONTAINER_"))
+        return self.is_lost and self.reason.startswith(("REASON_EXECUTOR_", "REASON_CONTAINER_"))
+
+    @property
+    def agent_has_gone(self) -> bool:
+        """Whether it ended with its agent, and so with all tasks there."""
+        return self.is_lost and self.reason.startswith("REASON_AGENT_")
 
     @property
     def missed_executor(self) -> bool:

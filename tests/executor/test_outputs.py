@@ -382,3 +382,17 @@ def test_an_output_is_opened_only_where_no_link_leads_elsewhere(run: Run, tmp_pa
     (tmp_path / "other/outputs").symlink_to(place)
     with pytest.raises(FileNotFoundError):
         open_output(str(tmp_path / "other"), "logs/a", "job")
+
+
+def test_a_newer_file_in_the_same_working_folder_stays(run: Run) -> None:
+    given = dict(local_files(run.workspace))
+    run.outputs.restore(given)
+    run.write("log.csv", "1")
+    run.outputs.save()
+    run.write("log.csv", "1, 2")
+    after = (run.workspace / "log.csv").stat()
+    os.utime(run.workspace / "log.csv", ns=(after.st_mtime_ns + 10**9, after.st_mtime_ns + 10**9))
+    run.outputs.restore(given)
+    assert (run.workspace / "log.csv").read_text() == "1, 2"
+    run.outputs.save()
+    assert run.brought_back == {"log.csv": "1, 2"}

@@ -67,6 +67,15 @@ def test_of_the_runs_a_pickled_function_is_packed_and_nothing_else(project: Path
     assert packed == ["dike-runs/first/function/train.function"]
 
 
+def test_what_is_packed_besides_lies_in_the_folder(project: Path) -> None:
+    packed = bundle.pack(project / "train.py", besides={".more.json": b"[1]"})
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        more = archive.extractfile(".more.json")
+        assert more is not None
+        assert more.read() == b"[1]"
+    bundle.check(packed, "train.py")
+
+
 def test_links_out_of_the_folder_are_not_followed(project: Path) -> None:
     (project / "leak").symlink_to(project.parent / "secret")
     (project / "inside").symlink_to(project / "data.bin")
@@ -165,13 +174,31 @@ def test_nothing_else_is_served(project: Path, path: str) -> None:
 
 
 @pytest.mark.integration
-def test_a_wrong_token_is_refused_in_words(project: Path, tmp_path: Path) -> None:
+def test_a_wrong_token_is_refused_in_words(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with bundle.BundleServer({TOKEN: bundle.pack(project / "train.py")}.get, "127.0.0.1") as server:
         with pytest.raises(executor_bundle.BundleError, match="HTTP 404"):
             executor_bundle.fetch(server.url(TOKEN) + "x", tmp_path / "sandbox")
         url = server.url(TOKEN)
+    monkeypatch.setattr(executor_bundle, "PATIENCE_S", 0.0)
     with pytest.raises(executor_bundle.BundleError, match="could not be fetched"):
         executor_bundle.fetch(url, tmp_path / "sandbox")
+
+
+@pytest.mark.integration
+def test_an_executor_comes_again_where_the_service_is_started_anew(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    (block,) = reserve_blocks(1)
+    request.addfinalizer(block.claim.close)
+    archive = bundle.pack(project / "train.py")
+    with contextlib.ExitStack() as stack:
+
+        def pause(pause_s: float) -> None:
+            stack.enter_context(bundle.BundleServer({TOKEN: archive}.get, "127.0.0.1", block.first))
+
+        monkeypatch.setattr(executor_bundle, "time", types.SimpleNamespace(monotonic=time.monotonic, sleep=pause))
+        executor_bundle.fetch(f"http://127.0.0.1:{block.first}/bundle/{TOKEN}", tmp_path / "sandbox")
+    assert (tmp_path / "sandbox" / "train.py").is_file()
 
 
 @pytest.mark.integration

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,11 @@ from executor.trial_messages import Losses, RunEnd, RunKey, SlotStatus, TrialRun
 from framework.policies.trials.interface import Choice
 from framework.search.controller import MAX_BARREN
 from framework.search.optuna_study import Study
-from framework.search.records import MAX_FAILURES, TrialRecord, TrialState, trials_to_resume
+from framework.search.records import MAX_FAILURES, SearchResult, TrialRecord, TrialState, trials_to_resume
 from framework.search.recovery import SearchState, restore_runs
 from framework.search.slots import ActiveRun, Slot, at_home
 from framework.search.store import Store
-from framework.search.trials import MAX_LOSSES, TrialTracker
+from framework.search.trials import MAX_LOSSES, TrialTracker, trial_arguments
 from tests.search.search_stage import QUANTUM_S, PlayedSlot, SearchStage, fail, node, search_spec, stored
 
 
@@ -767,3 +769,39 @@ def test_a_trial_that_is_stopped_before_its_turn_in_a_slot_leaves_it(begin: Any)
     assert stage.trials[1].slot is None
     stage.tick(QUANTUM_S)
     assert slot.train() == (0, 1)
+
+
+def test_small_negative_values_reach_argparse() -> None:
+    flags = {"lr": "--lr", "shift": "--shift", "s": "-s"}
+    spec = dataclasses.replace(search_spec(Path("/project")), flags=flags)
+    trial = TrialRecord(0, {"lr": 0.1, "shift": -3e-05, "s": -2})
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs")
+    for flag in flags.values():
+        parser.add_argument(flag, type=float)
+    assert vars(parser.parse_args(trial_arguments(spec, trial))) == {"epochs": "2", "lr": 0.1, "shift": -3e-05, "s": -2}
+
+
+def test_one_that_has_finished_without_a_number_is_not_the_best() -> None:
+    trials = [
+        TrialRecord(0, {}, TrialState.FINISHED, value=math.nan),
+        TrialRecord(1, {}, TrialState.STOPPED, value=2.0),
+        TrialRecord(2, {}, TrialState.FAILED, value=1.0),
+    ]
+    assert SearchResult("s", True, trials, "min", "").best is trials[1]
+
+
+def test_a_policy_that_begins_anew_hears_of_the_trials_that_have_ended(
+    begin: Any, tmp_path: Path, storage: str
+) -> None:
+    stage = begin(trials=3, policy="dike")
+    slot = stage.offer(cpus=1)[0]
+    slot.train()
+    slot.report(8, 9.0)
+    slot.report(9, 1.0)
+    slot.end("finished", last={"step": 9, "train_s": 9.0, "value": 1.0})
+    spec = search_spec(tmp_path, trials=3, policy="dike")
+    resumed = SearchStage(spec, storage, records=trials_to_resume(list(stored(storage).values()), {}))
+    progress = resumed.search._policy.progress
+    assert {trial: one.loss for trial, one in progress.items()} == {0: 1.0}
+    assert resumed.tracker.take_ended_before() == []

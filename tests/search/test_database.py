@@ -54,6 +54,7 @@ sys.exit(repr(errors) if errors else 0)
     ("storage", "message"),
     [
         ("searches.db", "not a database URL"),
+        ("postgresql:/u:secret@db/x", "The storage 'db/x' is not a database URL"),
         ("unknown://x/y", "of a kind that SQLAlchemy does not know"),
         ("sqlite://", "not kept in memory"),
         ("sqlite:///FOLDER/none/searches.db", "/none of the database does not exist"),

@@ -140,3 +140,11 @@ def test_one_that_is_not_there_is_refused_at_first_and_done_without_later(store:
 def test_a_policy_that_cannot_learn_is_refused(store: Store, tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="--learn-from is for --policy dike; 'fifo' looks at"):
         policy_of(search_spec(tmp_path, learn_from=("before",)), store, [], resumed=False, notify=print)
+
+
+def test_trials_that_reported_nothing_on_the_way_are_named(store: Store, tmp_path: Path) -> None:
+    add_search(store, search_spec(tmp_path, name="before"), CURVES[:1])
+    for number in (1, 2):
+        store.save_trial(TrialRecord(number, {}, TrialState.FINISHED, value=1.0))
+    with pytest.raises(BadInputError, match=r"1 trials of before were .* end, 2 more reported no loss on the way"):
+        earlier_trials(learning(tmp_path, "before"), store)

@@ -47,6 +47,8 @@ def sentence(done: subprocess.CompletedProcess[str]) -> str:
         ((), "--param"),
         (("--space", "missing.yaml"), "missing.yaml"),
         (("--param", "lr=0.1", "--policy", "hermess"), "hermes"),
+        (("--param", "lr=0.1", "--metric", "val_accuracy"), "--mode max"),
+        (("--param", "lr=0.1", "--mode", "max"), "--metric"),
         (("--param", "lr=0.1", "--milestones", "half:20s"), "--milestones"),
         (("--param", "lr=0.1", "--learn-from", "x", "--policy", "asha"), "--policy dike"),
         (("--param", "lr=0.1", "--storage", "nonsense://x"), "nonsense"),
@@ -100,6 +102,20 @@ def test_checkpoints_that_cannot_be_written(tune: Tune, tmp_path: Path) -> None:
     assert "file/x" in sentence(tune(COUNTING, "--param", "lr=0.1", "--checkpoint-dir", "file/x"))
 
 
+@pytest.mark.mesos
+def test_searches_that_share_a_folder_for_checkpoints(tune: Tune, tmp_path: Path) -> None:
+    one = ("--param", "lr=0.1", "--slot-mem", "256", "--name", "one", "--checkpoint-dir", "shared")
+    steps = ("--", "--steps", "5")
+    assert tune(COUNTING, *one, *steps).returncode == 0
+    folder = tmp_path / "shared" / "one"
+    kept = {path: path.read_bytes() for path in folder.glob("trial-0/run-*/**/*") if path.is_file()}
+    assert kept
+    text = sentence(tune(COUNTING, *one, "--storage", "sqlite:///other.db", *steps))
+    assert f"{folder} holds trials of another search" in text
+    assert tune(COUNTING, *one[:-3], "two", *one[-2:], *steps).returncode == 0
+    assert {path: path.read_bytes() for path in kept} == kept
+
+
 def test_two_processes_do_not_run_one_search(tune: Tune, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/s.db"
     store = Store(url)
@@ -122,7 +138,7 @@ def test_a_flag_that_the_script_does_not_know_shows_its_usage(tune: Tune) -> Non
 
 @pytest.mark.mesos
 def test_a_metric_that_is_never_reported_is_named_with_those_that_are(tune: Tune) -> None:
-    options = ("--slot-mem", "256", "--policy", "fifo", "--metric", "f1")
+    options = ("--slot-mem", "256", "--policy", "fifo", "--metric", "f1", "--mode", "max")
     text = sentence(tune(COUNTING, "--param", "lr=0.1,0.2", *options, "--", "--steps", "5"))
     assert "'f1'" in text
     assert "accuracy" in text

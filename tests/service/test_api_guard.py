@@ -175,9 +175,10 @@ def test_headers_without_end_are_not_kept(stage: ApiStage) -> None:
     assert sent < 32 * 2**20
 
 
-def test_a_body_without_a_token_is_not_waited_for(stage: ApiStage) -> None:
-    head = b"POST /api/v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000000\r\nConnection: close\r\n\r\n"
-    assert raw(stage, head).startswith(b"HTTP/1.1 401 ")
+@pytest.mark.parametrize("path", ["jobs", "jobs/any/resume"])
+def test_a_body_without_a_token_is_not_waited_for(stage: ApiStage, path: str) -> None:
+    head = f"POST /api/v1/{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\nConnection: close\r\n\r\n"
+    assert raw(stage, head.encode()).startswith(b"HTTP/1.1 401 ")
 
 
 def test_answers_tell_browsers_to_be_careful(stage: ApiStage, alice: httpx.Client) -> None:

@@ -367,7 +367,7 @@ def test_what_a_script_has_written_is_handed_out_to_its_owner(
     (workspace / "logs").mkdir(parents=True)
     record = stage.store.job(job_id)
     assert record is not None
-    brought = Outputs(workspace, str(tmp_path / "run"), record.claims_as, 0, {LIMIT_VARIABLE: "1K"})
+    brought = Outputs(workspace, str(tmp_path / "run"), record.folder_name, 0, {LIMIT_VARIABLE: "1K"})
     brought.restore()
     (workspace / "model.keras").write_bytes(bytes(range(256)))
     (workspace / "logs" / "a b").write_text("1")
@@ -417,7 +417,7 @@ def test_the_model_of_a_job_is_handed_out_to_its_owner(
     (folder / "run-0-step-10").symlink_to("/etc")
     (folder / "run-0-step-11").mkdir()
     assert "has kept no model" in detail(alice.get(path), 404)
-    Outputs(workspace, str(folder), record.claims_as, 1, {}).save()
+    Outputs(workspace, str(folder), record.folder_name, 1, {}).save()
     with tarfile.open(fileobj=io.BytesIO(alice.get(path).content)) as archive:
         archive.extractall(tmp_path / "got", filter="data")
     got = tmp_path / "got" / "run-0-step-9"

@@ -17,6 +17,7 @@ from framework.scheduler.records import JobState
 from framework.search.records import SliceRecord, TrialRecord, TrialState
 from framework.search.store import Store
 from framework.service.api import backend
+from framework.service.users import Users
 from tests.search.stored_search import SPEC
 from tests.service.api_stage import DEADLINE_S, ApiStage, api_stage, form
 from tests.waiting import wait_until
@@ -126,6 +127,18 @@ def test_a_follower_of_a_deleted_job_ends(stage: ApiStage) -> None:
     end_job(stage, job_id)
     stage.store.delete_jobs(2e9)
     assert follower.end()[-1] in ({"ended": "finished"}, {"ended": None})
+
+
+def test_a_follower_whose_token_is_taken_away_reads_no_more(stage: ApiStage) -> None:
+    job_id = stage.submit()
+    stage.store.history.add_output(job_id, [("worker:0", "stdout", "before")])
+    follower = Follower(stage, job_id)
+    wait_until(lambda: follower.text == "before", "the text")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Users, "signed_in", lambda users, token: None)
+        stage.store.history.add_output(job_id, [("worker:0", "stdout", "after")])
+        assert [line["text"] for line in follower.end()] == ["before"]
+    end_job(stage, job_id)
 
 
 @pytest.fixture

@@ -194,3 +194,15 @@ def test_who_has_been_silent_for_long_is_not_asked_again(monkeypatch: pytest.Mon
         silent.setblocking(False)
         with pytest.raises(BlockingIOError):
             silent.accept()
+
+
+@pytest.mark.integration
+def test_a_request_that_may_have_arrived_is_not_said_to_be_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_http, "TIMEOUT", httpx.Timeout(0.3))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        client = client_http.ServiceHttp(f"http://127.0.0.1:{silent.getsockname()[1]}", None)
+        with pytest.raises(ServiceUnavailableError, match="may have done what it was asked for: look at dike jobs"):
+            client.post("/jobs", dict, json={})
+    with pytest.raises(ServiceUnavailableError, match="No Dike service answers"):
+        client.post("/jobs", dict, json={})
+    client.close()

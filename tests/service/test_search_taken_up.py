@@ -41,7 +41,7 @@ def test_under_another_checkpoint_root_it_goes_on_where_its_checkpoints_are(
     stage.service.cancel()
     stage.start(checkpoint_root="/elsewhere")
     assert stage.job("s").state is (JobState.RUNNING if is_launched else JobState.QUEUED), stage.job("s").failure
-    assert stage.search("s").result.checkpoint_dir == "/checkpoints/s"
+    assert stage.search("s").result.checkpoint_dir == f"/checkpoints/{stage.job('s').folder_name}"
     assert [slot.task_id for slot in stage.search("s").slots] == slots
     assert not stage.mesos.killed
 

@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import os
 import queue
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -106,7 +107,9 @@ def open_files(folder: Path) -> int:
 
 def stored_spec(stage: Stage, spec: SearchSpec) -> SearchSpec:
     """As the service keeps it."""
-    return dataclasses.replace(spec, script="train.py", checkpoint_dir=f"/checkpoints/{spec.name}")
+    folder = stage.job(spec.name).folder_name
+    assert re.fullmatch(rf"{spec.name}-\d{{8}}-\d{{6}}", folder)
+    return dataclasses.replace(spec, script="train.py", checkpoint_dir=f"/checkpoints/{folder}")
 
 
 def test_it_is_made_where_the_service_keeps_its_jobs(stage: Stage, tmp_path: Path) -> None:

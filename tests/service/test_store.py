@@ -17,7 +17,7 @@ from dike.exceptions import BadInputError
 from framework.scheduler.records import JobKind, JobRecord, JobState, ProgressPoint, TaskRecord
 from framework.search.database import open_database
 from framework.service import history, queries
-from framework.service.store import ServiceStore
+from framework.service.store import DELETED_AT_ONCE, ServiceStore
 from framework.service.users import NO_LIMITS, Limits, OverLimitError
 
 
@@ -340,7 +340,9 @@ def test_old_jobs_go_with_all_that_is_kept_of_them(store: ServiceStore) -> None:
         store.history.add_events(name, [("note", "a")])
         store.history.add_output(name, [("chief:0", "stdout", "x")], {(f"{name}-task", "stdout"): 1})
         store.history.add_progress(name, [ProgressPoint(1, 1.0)])
-    assert store.delete_jobs(20.0) == 1
+    for number in range(DELETED_AT_ONCE):
+        store.add_job(job(f"old-{number}", ended_s=10.0), b"x")
+    assert store.delete_jobs(20.0) == DELETED_AT_ONCE + 1
     assert [one.id for one in store.jobs()] == ["open", "new"]
     assert {each.job_id for each in store.tasks()} == {"open", "new"}
     assert not store.history.events("old")

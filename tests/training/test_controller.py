@@ -674,6 +674,18 @@ def test_the_workers_of_a_removed_agent_do_not_wait_for_it() -> None:
     assert not stage.job.done
 
 
+def test_the_tasks_of_an_agent_that_is_started_anew_are_one_failure() -> None:
+    stage = Stage(spec(max_restarts=1))
+    tasks = stage.start()
+    stage.step(tasks["worker:0"], 10)
+    for name in ("worker:1", "ps:0", "worker:0"):
+        stage.update(tasks[name], "TASK_LOST", reason="REASON_AGENT_DISCONNECTED")
+    assert stage.job.result.restarts == 1
+    stage.end_killed()
+    assert not stage.job.done
+    assert set(stage.start()) == set(tasks)
+
+
 def test_a_worker_whose_place_is_not_offered_again_restarts_the_job() -> None:
     stage = Stage(spec())
     tasks = stage.start(agents=2)

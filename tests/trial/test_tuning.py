@@ -19,8 +19,9 @@ import pytest
 from optuna.samplers import RandomSampler
 
 from dike.exceptions import BadInputError, JobFailedError
-from dike.trial import search_command, search_space
+from dike.trial import search_command, search_space, tuning
 from dike.trial.search_result import SearchResult
+from dike.trial.spec import EARLIER_RESULTS
 from dike.trial.train_function import arguments_for
 from dike.trial.tuning import grid_search, tune
 from framework.cli.tune import tune as command
@@ -139,7 +140,7 @@ def test_samplers_and_spaces_that_are_objects_travel_as_files(monkeypatch: pytes
     echo = "import json, sys; print(json.dumps({'arguments': sys.argv[1:]}))"
     monkeypatch.setattr(search_command, "COMMAND", (sys.executable, "-c", echo))
     monkeypatch.setattr(search_command, "own_program", lambda: ("train.py", ""))
-    own = {"sampler": RandomSampler(seed=1), "metric": "loss", "mode": "min"}
+    own = {"sampler": RandomSampler(seed=1), "metric": "loss", "mode": None}
     arguments = search_command.search(print, lambda trial: {}, own, ())["arguments"]
     assert arguments[arguments.index("--sampler") + 1] == "RandomSampler"
     assert {"--sampler-object", "--space-function"} < set(arguments)
@@ -234,7 +235,8 @@ print("never")
 
 
 def in_second_call(slot: Slot, folder: Path, body: str, **spec: Any) -> Any:
-    values = {"call": 1, "earlier_results": (RESULT,), "parameters": {"lr": 0.1, "other": 5}, **spec}
+    values = {"call": 1, "parameters": {"lr": 0.1, "other": 5}, **spec}
+    slot.write(EARLIER_RESULTS, json.dumps([RESULT]))
     return slot.run(slot.write("two.py", TWO_CALLS.replace("BODY", body)), trial(folder, **values))
 
 
@@ -297,14 +299,30 @@ import dike
 from dike.exceptions import JobFailedError
 try:
     dike.tune(print, {"lr": [0.1]})
-except JobFailedError as error:
+except (JobFailedError, KeyboardInterrupt) as error:
     print(error)
 dike.tune(lambda lr: lr, {"lr": [0.1]})
 """
-    failed = search_command.outcome_of(JobFailedError("No trial has succeeded."))
-    spec = trial(tmp_path, call=1, earlier_results=(failed,), parameters={"lr": 0.1})
-    run = plain_slot.run(plain_slot.write("again.py", source), spec)
-    assert (run.code, run.output) == (0, "No trial has succeeded.\n")
+    for error, said in (
+        (JobFailedError("No trial has succeeded."), "No trial has succeeded."),
+        (KeyboardInterrupt(), ""),
+    ):
+        plain_slot.write(EARLIER_RESULTS, json.dumps([search_command.outcome_of(error)]))
+        spec = trial(tmp_path, call=1, parameters={"lr": 0.1})
+        run = plain_slot.run(plain_slot.write("again.py", source), spec)
+        assert (run.code, run.output) == (0, f"{said}\n")
+
+
+@pytest.mark.parametrize(("end", "kind"), [("SIGKILL", JobFailedError), ("SIGINT", KeyboardInterrupt)])
+def test_how_a_search_is_ended_from_outside(
+    monkeypatch: pytest.MonkeyPatch, end: str, kind: type[BaseException]
+) -> None:
+    dies = f"import os, signal; signal.signal(signal.SIGINT, signal.SIG_DFL); os.kill(os.getpid(), signal.{end})"
+    monkeypatch.setattr(search_command, "COMMAND", (sys.executable, "-c", dies))
+    monkeypatch.setattr(tuning, "_outcomes", [])
+    with pytest.raises(kind, match="--resume" if end == "SIGKILL" else None):
+        tune(lambda x: x, {"x": [1]})
+    assert [outcome["exit_code"] for outcome in tuning._outcomes] == [1 if end == "SIGKILL" else 130]
 
 
 SEARCH = """
@@ -312,7 +330,7 @@ import sys
 import dike
 from dike.exceptions import BadInputError
 
-def train(lr, steps=3):
+def train(lr, steps=3, text=""):
     start = dike.checkpoint(lambda folder: None, lambda folder: None)
     for step in range(start + 1, steps + 1):
         dike.report(step, loss=lr / step)
@@ -323,7 +341,7 @@ try:
     dike.grid_search(train, {"lr": [1]}, name="wrong", policy="fiffo")
 except BadInputError as error:
     print(error)
-found = dike.grid_search(train, {"lr": [0.3, 0.1, 0.2]}, name="grid", **options)
+found = dike.grid_search(train, {"lr": [0.3, 0.1, 0.2], "text": ["x" * 50_000]}, name="grid", **options)
 best = found.best_params["lr"]
 finer = dike.tune(train, {"lr": (best / 2, best)}, trials=2, name="finer", mode="max", **options)
 print(found.complete, best, found.best_value, len(finer.trials))

@@ -160,6 +160,15 @@ async def _signed_in(
     return user
 
 
+async def may_still(request: Request, job: JobRecord) -> bool:
+    """Whether who has sent a request that is being answered may still do so with a job: tokens are taken away."""
+    try:
+        user = await _signed_in(request, _backend(request), await _BEARER(request))
+    except HTTPException:
+        return False
+    return is_of(job, user)
+
+
 def _unknown(detail: str) -> HTTPException:
     """A 401 that says more than that there is no token, or nobody's; clients are to show it."""
     return HTTPException(401, detail, {"WWW-Authenticate": 'Bearer error="invalid_token"'})

@@ -78,8 +78,20 @@ class ServiceHttp:
         return None if answer.status_code == HTTPStatus.NOT_FOUND else self._read(answer, form)
 
     def post(self, path: str, form: type[Answer], **content: Any) -> Answer:
-        """What a request is answered with; it is made once."""
-        return self._read(self._send("POST", path, **content), form)
+        """What a request is answered with; it is made once.
+
+        Raises:
+            ServiceUnavailableError: if there is no answer; says whether the service may have got the request.
+        """
+        try:
+            return self._read(self._send("POST", path, **content), form)
+        except ServiceUnavailableError as error:
+            if isinstance(error.__cause__, httpx.ReadError | httpx.ReadTimeout | httpx.RemoteProtocolError):
+                raise ServiceUnavailableError(
+                    f"The service at {self.url} has not answered ({type(error.__cause__).__name__}), and may have done "
+                    "what it was asked for: look at dike jobs before you try again."
+                ) from error
+            raise
 
     def lines(self, path: str, wanted: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """A stream of JSON objects, one a line, as they come; empty ones are signs of life."""

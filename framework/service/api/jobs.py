@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from pydantic_core import from_json
 from starlette.datastructures import UploadFile
 
@@ -80,6 +82,7 @@ _MULTIPART = {
         },
     }
 }
+_RESUMPTION = {"requestBody": {"content": {"application/json": {"schema": Resumption.model_json_schema()}}}}
 
 
 @router.post("/jobs", status_code=201, openapi_extra=_MULTIPART)
@@ -144,10 +147,21 @@ def resubmit_job(service: Service, user: SignedIn, record: OwnJob) -> Submitted:
     return _submit(service, user, _renamed(service, record.request), _bundle(service, record))
 
 
-@router.post("/jobs/{job_id}/resume")
-def resume_search(service: Service, user: SignedIn, record: OwnJob, asked: Resumption | None = None) -> Submitted:
+@router.post("/jobs/{job_id}/resume", openapi_extra=_RESUMPTION)
+async def resume_search(request: Request, service: Service, user: SignedIn, record: OwnJob) -> Submitted:
     """Goes on with a search that was killed or has failed: the same job, with its trials and their checkpoints."""
-    service.submissions.resume(record, user.name, None if asked is None else asked.constraints)
+    # Read here, as above.
+    text = await request.body()
+    try:
+        constraints = Resumption.model_validate_json(text).constraints if text else None
+    except ValidationError as error:
+        found = [{**each, "loc": ("body", *each["loc"])} for each in error.errors(include_url=False)]
+        raise RequestValidationError(found) from None
+    return await run_in_threadpool(_resume, service, user, record, constraints)
+
+
+def _resume(service: Backend, user: User, record: JobRecord, constraints: list[str] | None) -> Submitted:
+    service.submissions.resume(record, user.name, constraints)
     reopened = find_job(service, record.id)
     return _submitted(service, user, reopened, can_ever_fit(stored_request(reopened), service.snapshot()))
 

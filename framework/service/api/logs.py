@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated
 
-from fastapi import APIRouter, Header, HTTPException, Query
+from fastapi import APIRouter, Header, HTTPException, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -16,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from framework.scheduler.records import JobRecord, JobState, OutputChunk
 from framework.search.records import TrialState
 from framework.service import queries
-from framework.service.api.backend import Backend, OwnJob, Service
+from framework.service.api.backend import Backend, OwnJob, Service, may_still
 from framework.service.api.jobs import Number
 from framework.service.api.searches import opened_search
 from framework.service.requests import SearchJobRequest, stored_request
@@ -38,6 +39,7 @@ router = APIRouter(tags=["jobs"])
     },
 )
 async def get_logs(
+    request: Request,
     service: Service,
     record: OwnJob,
     task: Annotated[str | None, Query(max_length=64, pattern=r"^[^\x00]*$", description="Only of this one.")] = None,
@@ -56,7 +58,8 @@ async def get_logs(
     if follow and not service.followers.acquire(blocking=False):
         raise HTTPException(503, "Too many clients follow outputs; try again later.", {"Retry-After": "10"})
     is_json = NDJSON in accept
-    stream = _Stream(service, source, after, follow=follow, is_json=is_json)
+    may_go_on = functools.partial(may_still, request, record) if follow else None
+    stream = _Stream(service, source, after, may_go_on, is_json=is_json)
     kind = _Following if follow else StreamingResponse
     response = kind(stream.lines(), media_type=NDJSON if is_json else "text/plain; charset=utf-8")
     # nginx, where there is one, would otherwise gather lines for a while.
@@ -111,16 +114,36 @@ def _of_trial(service: Backend, record: JobRecord, trial: int) -> Source:
 
 
 class _Stream:
-    def __init__(self, service: Backend, source: Source, after: int, *, follow: bool, is_json: bool) -> None:
+    """Output as it comes.
+
+    Args:
+        service: it ends with that.
+        source: what is read.
+        after: the number of the piece before the first.
+        may_go_on: whether its reader may still read, if it goes on until the end; None for what there is now.
+        is_json: a JSON object a line in the place of text.
+    """
+
+    def __init__(
+        self,
+        service: Backend,
+        source: Source,
+        after: int,
+        may_go_on: Callable[[], Awaitable[bool]] | None,
+        *,
+        is_json: bool,
+    ) -> None:
         self._service = service
         self._source = source
         self._after = after
-        self._follow = follow
+        self._may_go_on = may_go_on
         self._is_json = is_json
 
     async def lines(self) -> AsyncIterator[str]:
         said_s = time.monotonic()
         while True:
+            if self._may_go_on is not None and not await self._may_go_on():
+                return
             state, chunks = await run_in_threadpool(self._source, self._after)
             for chunk in chunks:
                 yield self._line(chunk)
@@ -129,7 +152,7 @@ class _Stream:
                 # There may be more at once; and what was written before the end is read before it is believed.
                 said_s = time.monotonic()
                 continue
-            if not self._follow or self._service.closing.is_set():
+            if self._may_go_on is None or self._service.closing.is_set():
                 return
             if state is None or state.has_ended():
                 if self._is_json:

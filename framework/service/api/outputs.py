@@ -197,4 +197,4 @@ def _runs(record: JobRecord, folder: str) -> Iterator[tuple[str, str]]:
 
 def _owner(record: JobRecord) -> str:
     """Who writes a job's outputs: users can name any folder, and are handed none but their own files."""
-    return record.id if record.kind is JobKind.SEARCH else record.claims_as
+    return record.id if record.kind is JobKind.SEARCH else record.folder_name
