@@ -35,7 +35,7 @@ from framework.simulation.world import World
 
 TITLE = "Policies on curves they were not made on"
 PROCESSES = 2
-SEEDS = range(300, 312)
+SEEDS = range(300, 348)
 """Bins that nothing was chosen on."""
 CHOICE_SEEDS = range(200, 208)
 FEW_SEEDS = range(300, 304)

@@ -107,6 +107,7 @@ class SearchController:
         """Trial and run -> since when its end waits for reports."""
         self._cancelled = left.cancelled
         self._failure = ""
+        self._last_words = ""
         self.done = False
         if ended := trials.take_ended_before():
             # A policy keeps what it has seen of trials that have ended, and this one has just been made.
@@ -128,6 +129,7 @@ class SearchController:
             mode=self._spec.mode,
             checkpoint_dir=self._spec.checkpoint_dir,
             failure=self._failure,
+            last_words=self._last_words,
         )
 
     def wanted_tasks(self) -> Set[str]:
@@ -532,7 +534,7 @@ class SearchController:
             self._end_slice(run, "lost")
             self._trials.run_lost(run.record, slot.failure(), self._wall())
             if run.record.state is TrialState.FAILED:
-                self._trial_failed(run.record, slot.failure())
+                self._trial_failed(run.record, f": {slot.failure()}")
         slot.current = slot.next = None
         if slot.state is not TaskState.FAILED or slot.has_trained:
             return
@@ -556,7 +558,7 @@ class SearchController:
             # Its steps, or its saves, take longer than a slice and the time to suspend: it would never get on.
             self._too_slow.add(record.number)
             self._observer.notify(f"trial {record.number} did not get to a checkpoint; it will run to its end")
-        why = f" ({end.message})" if end.message else ""
+        why = f" ({end.message})" if end.message and not self._observer.is_public else ""
         self._observer.notify(
             f"trial {record.number} was stopped{why}; it goes on from its last checkpoint, step "
             f"{record.checkpoint_step}"
@@ -564,7 +566,7 @@ class SearchController:
 
     def _report_failed(self, record: TrialRecord, slot: Slot, end: RunEnd, why_hopeless: str) -> None:
         where = (
-            f"trial {record.number} failed on {slot.node}: {end.message}; its output: dike logs {self._spec.name} "
+            f"trial {record.number} failed on {slot.node}{self._said(end)}; its output: dike logs {self._spec.name} "
             f"--trial {record.number}{self._storage_option}{f'; its end is kept in {end.log}' if end.log else ''}"
         )
         if record.state is not TrialState.FAILED:
@@ -572,11 +574,17 @@ class SearchController:
             return
         self._observer.output(end.tail)
         self._observer.notify(f"{where}; it is not tried again{f': {why_hopeless}' if why_hopeless else ''}")
-        self._trial_failed(record, end.message)
+        self._trial_failed(record, self._said(end))
+        if self._observer.is_public and self._spec.on_failure == "abort":
+            self._last_words = end.message
 
-    def _trial_failed(self, record: TrialRecord, message: str) -> None:
+    def _said(self, end: RunEnd) -> str:
+        """What the script has said, where only its user reads it."""
+        return "" if self._observer.is_public else f": {end.message}"
+
+    def _trial_failed(self, record: TrialRecord, said: str) -> None:
         if self._spec.on_failure == "abort":
-            self._give_up(f"trial {record.number} failed: {message}")
+            self._give_up(f"trial {record.number} failed{said}")
 
     # Time slices: which run held which slot, when, and how fast it trained.
 

@@ -12,7 +12,12 @@ class SearchObserver:
     """Hears of everything worth showing; this base class ignores it all.
 
     All methods are called on the search's thread and must return soon.
+
+    Attributes:
+        is_public: whether others than the search's user read it: what a script says of its end is not for them.
     """
+
+    is_public = False
 
     def waiting(self, reason: str) -> None:
         """No slot can start yet; `reason` says what is missing."""

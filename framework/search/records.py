@@ -352,6 +352,7 @@ class SearchResult:
         mode: whether the least or the greatest value is best.
         checkpoint_dir: where the checkpoints are.
         failure: why the search ended early; empty if it did not.
+        last_words: what the script said of that, if it is not in `failure`, which others may read.
     """
 
     name: str
@@ -360,6 +361,7 @@ class SearchResult:
     mode: Mode
     checkpoint_dir: str
     failure: str = ""
+    last_words: str = ""
 
     @property
     def best(self) -> TrialRecord | None:
@@ -397,6 +399,7 @@ class SearchResult:
             "name": self.name,
             "complete": self.complete,
             "failure": self.failure,
+            "last_words": self.last_words,
             "checkpoint_dir": self.checkpoint_dir,
             "best": None if self.best is None else self.best.to_json(),
             "trials": [trial.to_json() for trial in self.trials],

@@ -263,8 +263,7 @@ def _ending_with(spec: SearchSpec, state: SearchState | None, records: Iterable[
     failed = next((one for one in records if one.state is TrialState.FAILED and (one.ended_s or 0.0) >= since_s), None)
     if failed is None:
         return state
-    reason, _, _ = failed.error.partition("\n")
-    return dataclasses.replace(state, ending=f"trial {failed.number} failed: {reason}")
+    return dataclasses.replace(state, ending=f"trial {failed.number} failed")
 
 
 def _open(store: Store, spec: SearchSpec, record: JobRecord) -> bool:

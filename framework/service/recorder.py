@@ -158,6 +158,8 @@ class SearchRecorder(SearchObserver):
         recorder: where it goes.
     """
 
+    is_public = True
+
     def __init__(self, recorder: JobRecorder) -> None:
         self._recorder = recorder
 

@@ -119,7 +119,7 @@ def test_a_trial_that_has_ended_the_search_once_does_not_end_it_again(stage: Res
     slot = stage.launch("s")
     stage.run_ends(slot, 0, "bad_input")
     stage.slot_ends(slot)
-    assert stage.job("s").failure == "trial 0 failed: no"
+    assert stage.job("s").failure == "trial 0 failed"
     stage.resume()
     stage.deliver()
     slot = stage.launch("s")
@@ -229,3 +229,18 @@ def test_two_who_ask_at_once_get_one_search(stage: ResumingStage, tmp_path: Path
     stage.service.handle(events.JobSubmitted("s"))
     stage.deliver()
     assert [handle.job_id for handle in stage.service.scheduler.jobs] == ["s"]
+
+
+def test_what_a_failing_script_says_is_for_its_owner_only(stage: ResumingStage, tmp_path: Path) -> None:
+    stage.submit(search_spec(tmp_path, max_slots=1, on_failure="abort", checkpoint_dir=""))
+    slot = stage.launch("s")
+    stage.say(slot, run=(0, 0), training=True, preemptible=True)
+    stage.send(slot, Losses(slot.task_id, 0, 0, (REPORT,)).encode())
+    end = RunEnd(0, 0, "bad_input", 2, step=1, message="a secret path", tail="", reports=1)
+    stage.say(slot, ends=(end,))
+    stage.service.tick()
+    stage.slot_ends(slot)
+    job = stage.job("s")
+    assert (job.state, job.failure) == (JobState.FAILED, "trial 0 failed")
+    assert (job.result or {})["last_words"] == "a secret path"
+    assert "secret" not in " ".join(event.text for event in stage.store.history.events("s"))

@@ -121,7 +121,7 @@ def test_a_trial_that_failed_ends_the_search_even_if_the_service_was_killed_at_t
     stage.update(slot, "TASK_FINISHED")
     stage.service.tick()
     assert stage.job("s").state is JobState.FAILED
-    assert stage.job("s").failure == "trial 0 failed: lr is too small"
+    assert stage.job("s").failure == "trial 0 failed"
     assert [trial.runs for trial in stage.trials("s")] == [1, 0, 0]
 
 
