@@ -22,8 +22,6 @@ from tensorflow.python.ops import gen_dataset_ops
 from dike import randomness
 from dike.keras3.plain_values import Attributes
 
-DATA_BYTES = 1 << 26
-"""A larger array of a `PyDataset` is taken for data that it reads again."""
 _ITERATOR = "iterator"
 
 
@@ -136,7 +134,7 @@ class Batches(TFEpochIterator):
         self._is_counted = True
         self._watcher = watcher
         if self._is_py_dataset:
-            self._attributes = Attributes(self.data_adapter.py_dataset, DATA_BYTES)
+            self._attributes = Attributes(self.data_adapter.py_dataset)
 
     def position(self, batch: int, arrays: list[Any]) -> DataPosition:
         """Where it is, between two steps or two epochs.

@@ -16,8 +16,16 @@ from dike.arrays import dump_arrays, load_arrays
 _ARRAY, _TUPLE, _DICT, _SCALAR = "array", "tuple", "dict", "scalar"
 
 
+DATA_BYTES = 1 << 26
+"""A larger array that is there at the beginning is taken for data that the script reads again."""
+
+
 class NotPlainError(TypeError):
     """The value is, or holds, something else."""
+
+
+class LargeArrayError(NotPlainError):
+    """It is, or holds, a large array."""
 
 
 def pack(value: Any, arrays: list[Any], limit_bytes: float = math.inf) -> Any:
@@ -29,13 +37,16 @@ def pack(value: Any, arrays: list[Any], limit_bytes: float = math.inf) -> Any:
         limit_bytes: of an array.
 
     Raises:
-        NotPlainError: if it is, or holds, anything that is not plain, or an array that is larger.
+        NotPlainError: if it is, or holds, anything that is not plain.
+        LargeArrayError: if it is, or holds, an array that is larger.
     """
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, np.ndarray | np.generic):
-        if value.dtype.hasobject or value.nbytes > limit_bytes:
-            raise NotPlainError("an array of objects, or a large one")
+        if value.dtype.hasobject:
+            raise NotPlainError("an array of objects")
+        if value.nbytes > limit_bytes:
+            raise LargeArrayError("a large array")
         arrays.append(np.array(value))
         return {_ARRAY if isinstance(value, np.ndarray) else _SCALAR: len(arrays) - 1}
     if type(value) is list:
@@ -64,37 +75,49 @@ def unpack(packed: Any, arrays: list[Any]) -> Any:
 
 
 def digest(value: Any, limit_bytes: float = math.inf) -> str | None:
-    """Differs for values that differ; None for one that `pack` refuses."""
+    """Differs for values that differ; None for one that is not plain.
+
+    Raises:
+        LargeArrayError: see `pack`.
+    """
     arrays: list[Any] = []
     try:
         text = json.dumps(pack(value, arrays, limit_bytes))
+    except LargeArrayError:
+        raise
     except NotPlainError:
         return None
     found = hashlib.blake2b(text.encode())
     for array in arrays:
         found.update(f"{array.dtype}{array.shape}".encode())
-        found.update(array.tobytes())
+        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
     return found.hexdigest()
 
 
 class Attributes:
-    """Those attributes of an object that are plain, and change.
+    """Those attributes of an object that are plain, and change; data that it was given are not looked at.
 
     Args:
         target: the object, as the script has made it.
-        limit_bytes: a larger array is taken for data that the script reads again.
     """
 
-    def __init__(self, target: Any, limit_bytes: float = math.inf) -> None:
+    def __init__(self, target: Any) -> None:
         self._target = target
-        self._limit_bytes = limit_bytes
-        self._before = {name: digest(value, limit_bytes) for name, value in vars(target).items()}
+        self._data: set[str] = set()
+        self._before: dict[str, str | None] = {}
+        for name, value in vars(target).items():
+            try:
+                self._before[name] = digest(value, DATA_BYTES)
+            except LargeArrayError:
+                self._data.add(name)
 
     def save(self, arrays: list[Any]) -> dict[str, Any]:
         """What has changed since this was made, packed."""
         changed = {}
         for name, value in vars(self._target).items():
-            now = digest(value, self._limit_bytes)
+            if name in self._data:
+                continue
+            now = digest(value)
             if now is not None and (name not in self._before or now != self._before[name]):
                 changed[name] = pack(value, arrays)
         return changed

@@ -40,7 +40,7 @@ OPTIONS = frozenset(
 _PREFIX = "dike: "
 FRAME_PREFIX = "dike-frame: "
 """Before what a notebook is to show in the place of what it showed last: MIME type -> text, as JSON."""
-_DEFAULTS = {"metric": "loss"}
+_DEFAULTS = {"metric": "loss", "mode": "min"}
 """What `dike.tune` says without having been told."""
 
 

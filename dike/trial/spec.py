@@ -105,5 +105,5 @@ def current(environ: Mapping[str, str] = os.environ) -> TrialSpec | None:
     spec = TrialSpec.loads(text)
     if not spec.call:
         return spec
-    earlier = json.loads(Path(EARLIER_RESULTS).read_text(encoding="utf-8"))
+    earlier = json.loads(Path(environ.get("DIKE_OUTPUT_DIR", ""), EARLIER_RESULTS).read_text(encoding="utf-8"))
     return dataclasses.replace(spec, earlier_results=tuple(earlier))

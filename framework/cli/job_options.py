@@ -219,7 +219,7 @@ def outputs_limit_option() -> Any:
     return typer.Option(
         metavar="SIZE",
         help="Most that is brought back of the files the script writes, such as 500M, 20G or none.",
-        show_default="1G; none if the Mesos is private",
+        show_default="1G; none of dike run and dike tune on a private Mesos",
     )
 
 

@@ -31,7 +31,7 @@ from framework.search.space import check_space, parse_parameter, read_space
 
 DEFAULT_TRIALS = 20
 _MILESTONE = re.compile(r"(?P<percent>\d+(\.\d+)?)%:(?P<length>\d+(\.\d+)?)(?P<unit>[sx]?)")
-_GAIN = re.compile(r"acc(uracy)?$|acc_|auc|f1|precision|recall|reward|score", re.IGNORECASE)
+_GAIN = re.compile(r"accuracy|(^|_)acc(\d|_|$)|auc|(^|_)f1|precision|recall|reward|score", re.IGNORECASE)
 """Metrics that nobody wants the least of."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}")
 

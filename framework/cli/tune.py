@@ -153,7 +153,9 @@ def tune(
     metric: Annotated[str, typer.Option(help="The metric to optimise; loss is the training loss.")] = "loss",
     mode: Annotated[
         Mode | None,
-        typer.Option(help="Whether the least or the greatest value is best. Without: min; an accuracy asks for it."),
+        typer.Option(
+            help="Whether the least or the greatest value is best; it need not be said for a loss.  [default: min]"
+        ),
     ] = None,
     value: Annotated[
         ValueKind, typer.Option(help="Judge a trial by the last value of the metric that it reports, or by its best.")

@@ -6,9 +6,11 @@ import contextlib
 import functools
 import json
 import logging
+import posixpath
 import shlex
+import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,6 +85,11 @@ def run_search(request: SearchRequest, observer: SearchObserver) -> SearchResult
             store.open_search(spec.name)
         else:
             store.create_search(spec, request.options)
+            try:
+                _refuse_others_trials(spec.checkpoint_dir)
+            except BadInputError:
+                store.delete_search()
+                raise
         wait_for_server(engine, observer.notify)
         try:
             return _run_locked(request, store, observer)
@@ -111,6 +118,8 @@ def _run_locked(request: SearchRequest, store: Store, observer: SearchObserver) 
                 if study is not None:
                     study.delete()
                 store.delete_search()
+                for path in _saved_by_trials(spec.checkpoint_dir):
+                    shutil.rmtree(path, ignore_errors=True)
             raise
         except KeyboardInterrupt:
             raise InterruptedByUserError(
@@ -134,7 +143,8 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
         stops = f"; --stop {spec.stop} ends trials for good" if spec.stop else ""
         how = f"policy {spec.policy}, {describe_sampler(spec)}, for the {spec.goal}{stops}"
         observer.notify(f"search {spec.name}: {spec.trial_count} trials, {how}")
-        container = own_container(request.mesos.image, request.volumes, spec.checkpoint_dir)
+        folder = posixpath.dirname(spec.checkpoint_dir.rstrip("/"))  # which trials may have to make
+        container = own_container(request.mesos.image, request.volumes, folder)
         entry = spec.entry
         if not entry.script.is_file():
             raise BadInputError(
@@ -143,8 +153,6 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
         facts = script_facts(entry, [parameter.name for parameter in spec.space])
         earlier = {EARLIER_RESULTS: json.dumps(spec.earlier_results).encode()} if spec.call else {}
         archive = bundle.pack(entry.script, entry.folder, without=database_files(request.storage), besides=earlier)
-        if not request.resume:
-            _refuse_others_trials(spec.checkpoint_dir)
         if request.mesos.master is None:
             _make_folder(spec.checkpoint_dir)
         master = stack.enter_context(request.mesos.connect())
@@ -182,13 +190,17 @@ def _run(request: SearchRequest, store: Store, study: Study, observer: SearchObs
         return search.result
 
 
+def _saved_by_trials(path: str) -> Iterator[Path]:
+    return Path(path).glob("trial-*/*run-*-step-*")
+
+
 def _refuse_others_trials(path: str) -> None:
     """Sees to it that a new search does not take another's trials for its own, as far as that can be seen from here.
 
     Raises:
         BadInputError: if trials have saved something in the folder.
     """
-    if next(Path(path).glob("trial-*/*run-*-step-*"), None) is not None:
+    if next(_saved_by_trials(path), None) is not None:
         raise BadInputError(
             f"{path} holds trials of another search, which this one would overwrite; choose another --name or "
             "--checkpoint-dir, or remove that folder."

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 EVERY_S = 3600.0
 END_S = 10.0
 """How long a removal that goes on is waited for at the end; the next service takes it up where it was."""
-_SUBMITTED = re.compile(r"-\d{8}-\d{6}")
+_SUBMITTED = re.compile(r"-\d{8}-\d{6}$")
 """What `JobRecord.folder_name` adds to a name."""
 
 

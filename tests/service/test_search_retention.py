@@ -153,16 +153,19 @@ def test_a_study_that_is_not_ours_is_kept(store: ServiceStore) -> None:
     assert [summary.study_name for summary in optuna.get_all_study_summaries(store.database.url)] == ["theirs"]
 
 
-def add_trials(store: ServiceStore, root: Path, name: str, states: Sequence[TrialState]) -> Store:
+def add_trials(
+    store: ServiceStore, root: Path, name: str, states: Sequence[TrialState], folder: str | None = None
+) -> Store:
     """A search that ended ten days ago, its trials each worse than the one before, and their checkpoints."""
     ended_s = NOW_S - 10 * DAY_S
     add_job(store, name, ended_s)
+    folder = folder or name
     searches = Store(store.database.url, engine=store.database.engine)
-    searches.create_search(dataclasses.replace(spec(name), checkpoint_dir=f"{root}/{name}"))
+    searches.create_search(dataclasses.replace(spec(name), checkpoint_dir=f"{root}/{folder}"))
     for number, state in enumerate(states):
         searches.save_trial(TrialRecord(number, {}, state, value=float(number)))
         for file in (f"run-0-step-{number}/dike-trial.json", "outputs/model", "run-0.log"):
-            path = root / name / f"trial-{number}" / file
+            path = root / folder / f"trial-{number}" / file
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(bytes(1000))
             os.utime(path, (ended_s, ended_s))
@@ -198,6 +201,20 @@ def test_checkpoints_of_trials_go_but_the_best_one_s_and_what_may_go_on(store: S
     # It is as old as before. Once nobody can go on with it any more, only the best trial's are kept.
     assert remove_old_searches(store, NOW_S - 7 * DAY_S, old) == ["old"]
     assert with_checkpoints(tmp_path, "old") == [1, 9]
+
+
+@pytest.mark.parametrize("name", ["digits", "train-20231101-062803-76eec0"])
+def test_a_search_s_folder_has_the_time_in_its_name(store: ServiceStore, tmp_path: Path, name: str) -> None:
+    add_job(store, "before", NOW_S - 10 * DAY_S)
+    submitted = store.job("before")
+    assert submitted is not None
+    folder = submitted.folder_name.replace("before", name)
+    add_trials(store, tmp_path, name, (FINISHED, FINISHED), folder)
+    record = store.job(name)
+    assert record is not None
+    assert record.folder_name == folder
+    Checkpoints(store, tmp_path, NOW_S - 5 * DAY_S).remove_old(lambda: False)
+    assert with_checkpoints(tmp_path, folder) == [0]
 
 
 def test_checkpoints_of_a_search_that_is_used_or_is_not_the_job_s_stay(store: ServiceStore, tmp_path: Path) -> None:

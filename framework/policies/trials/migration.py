@@ -35,7 +35,7 @@ class Migration:
         """Takes in what has happened since the last call."""
         self._kinds = {slot.id: slot.kind for slot in slots}
         self._names = list(dict.fromkeys(self._kinds.values()))
-        if len(self._names) > 1:
+        if len(self._names) != 1:  # without slots it hears of trials that have ended before
             self._speeds.update(trials.values())
         running = {slot.trial: slot.id for slot in slots if slot.trial is not None and not slot.busy}
         possible = self._kinds.keys() - running.values()
